@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_ready import PROBLEM, SM90
+from tests.runtime.test_ready import PROBLEM, SM90
 from transconv.__main__ import main
 from transconv.backend_triton.launch import compile_records
 from transconv.conv import Prop, compiler

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.passes.test_operands_behind_sums import RESIDUAL, layer
-from tests.test_result_boxes import BYTES, GLUON
+from tests.schedule.test_result_boxes import BYTES, GLUON
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, result_boxes, why_not

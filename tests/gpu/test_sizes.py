@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_sized_boxes import LAYERS as BOXED
-from tests.test_sized_boxes import NAMES, STEPPED, built
-from tests.test_sized_weights import KERNELS
+from tests.runtime.test_sized_boxes import LAYERS as BOXED
+from tests.runtime.test_sized_boxes import NAMES, STEPPED, built
+from tests.runtime.test_sized_weights import KERNELS
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import TensorError

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import transconv
-from tests.test_ready import Processes
+from tests.runtime.test_ready import Processes
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from tests.expressions import Draw
+from tests.passes.test_explicit import CASES as EXPLICIT
+from tests.passes.test_explicit import ROLE
 from tests.stages import PHASES, small_schedules
 from tests.strategies import problems
-from tests.test_explicit import CASES as EXPLICIT
-from tests.test_explicit import ROLE
 from transconv import ir
 from transconv.compute import Compute
 from transconv.conv import Epilogue, compiler, computes

@@ -36,7 +36,7 @@ TREE = FOLDER / "tree"  # where tests are recorded
 PLANTED = FOLDER / "planted"  # where mutants are tried
 # Tests of other things than numbers and kernels, or of several processes.
 NOT_RUN = ("tests/docs", "tests/bench", "tests/report", "tests/gpu", "tests/distributed",
-           "tests/test_release.py", "tests/test_readme.py", "tests/verify/test_mutants.py",
+           "tests/test_release.py", "tests/docs/test_readme.py", "tests/verify/test_mutants.py",
            "tests/mutation")
 ROOMS = ("ir", "simplify", "compute", "conv", "schedule", "passes", "backend_triton", "graph", "kernel",
          "functional", "torch_ops", "runtime", "calls", "verify")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.passes.test_explicit import ROLE, answer
 from tests.reference import convolve, integers
 from tests.stages import SM90, shapes
-from tests.test_explicit import ROLE, answer
 from transconv import ir
 from transconv.__main__ import main
 from transconv.conv import CompiledDirection, ConvWorkload, Epilogue, compiler, marked

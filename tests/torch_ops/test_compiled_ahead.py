@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import transconv
-from tests.test_ready import Processes
+from tests.runtime.test_ready import Processes
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.offline import worker
 from transconv.conv import compiler

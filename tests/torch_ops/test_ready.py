@@ -13,7 +13,7 @@ import torch
 
 import transconv
 import transconv.functional as TF
-from tests.test_ready import Processes
+from tests.runtime.test_ready import Processes
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported

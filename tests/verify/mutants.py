@@ -47,7 +47,7 @@ class Subject:
 
 
 def _keys(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/test_keys.py::test_{name}" for name in names)
+    return tuple(f"tests/runtime/test_keys.py::test_{name}" for name in names)
 
 
 CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
@@ -71,7 +71,7 @@ SUBJECTS = (
             _keys("shortlists", "shortlists_where_rows_were_tuned")),
     Subject("transconv.disk_cache.records", "Drawer.path", _keys("records")),
     Subject("transconv.disk_cache.records", "_checksum", _keys("records")),
-    Subject("transconv.schedule.schedule", "Schedule._text", ("tests/test_words.py",)),
+    Subject("transconv.schedule.schedule", "Schedule._text", ("tests/schedule/test_words.py",)),
 )
 FREE = {
     **dict.fromkeys(("digest without digest_size=16", "_key without digest_size=16",

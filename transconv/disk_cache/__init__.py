@@ -16,5 +16,5 @@ from transconv.disk_cache.files import (
 from transconv.disk_cache.memory_cache import Cache, forget_all
 from transconv.disk_cache.records import Content, Drawer
 
-__all__ = ["Cache", "Content", "Drawer", "forget_all", "leave_text", "read_named",
-           "records", "replace_data", "replace_named", "seals", "why_foreign", "why_untrusted", "why_unwritable"]
+__all__ = ["Cache", "Content", "Drawer", "forget_all", "leave_text", "read_named", "records",
+           "replace_data", "replace_named", "seals", "why_foreign", "why_untrusted", "why_unwritable"]

@@ -32,7 +32,7 @@ from transconv.disk_cache.records import Drawer
 from transconv.runtime import check_records
 from transconv.target.records import TARGETS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DRAWER = Drawer("sums", 1)
 is_root = os.geteuid() == 0
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from tests.tuning_workers import time_of
+from tests.tuning.workers import time_of
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.legality.check import why_not

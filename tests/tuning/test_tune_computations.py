@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tuning_workers import time_of
+from tests.tuning.workers import time_of
 from transconv import runtime
 from transconv.__main__ import main
 from transconv.cli import computations
@@ -45,7 +45,7 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
     log = log_of(tmp_path / "trials.csv")
     made = Session([TuningJob(Alone(c), {"layer": c.name}) for c in (ROWS, CHAIN)], SM90,
                    Limits(trials=6, trial_s=30.0, jobs=1), log, {"device": "made up", "torch": "0"},
-                   say=lambda line: None, workers="tests.tuning_workers")
+                   say=lambda line: None, workers="tests.tuning.workers")
     found = made.run()
     assert [r.problem for r in found] == [str(ROWS), str(CHAIN)]
     for row in found:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import transconv
-from tests.test_ready import Processes
+from tests.runtime.test_ready import Processes
 from transconv.__main__ import main
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.cli.arguments.options import each_described

@@ -1,8 +1,9 @@
 """README.md as a reader uses it: commands and programs are executed as they stand, what it shows is made
-anew and compared (``pytest tests/test_readme.py --update-golden`` rewrites it), its links lead somewhere.
+anew and compared (``--update-golden`` rewrites it), its links lead somewhere.
 
 Recipes of the Makefile are only looked up (``make -n``): they build environments or run this suite;
-tests/test_cli.py runs the demo on a small network, and tests/test_tune_session.py the command that tunes.
+tests/cli/test_cli.py runs the demo on a small network, and tests/tuning/test_tune_session.py the command
+that tunes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import pytest
 from transconv import knobs
 from transconv.verify import pool
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROBLEMS = [f"mb1ic{c}ih{size}oc8oh{size}kh3ph1" for c in range(8, 48) for size in range(5, 12)]
 COMMANDS = {
     "check": ["--dir=FWD_D", "--json=out.json", "--workers=0", *PROBLEMS],

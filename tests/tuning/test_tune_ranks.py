@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from tests.distributed.processes import ports
+from tests.docs.test_readme import TUNE
 from tests.shown import ROOT
-from tests.test_readme import TUNE
-from tests.test_tune_session import SM90, job
-from tests.tuning_workers import time_of
+from tests.tuning.test_tune_session import SM90, job
+from tests.tuning.workers import time_of
 from transconv.selection.tuning_db import store
 from transconv.tuning import ranks
 from transconv.tuning.ranks import Ranks, meet
@@ -48,7 +48,7 @@ class Dies(dealing.Server):
 if __name__ == "__main__":
     dealing.Server = Dies
     with meet({"machine": "one"}, 1, 30) as between:
-        dealing.serve(groups(1, "tests.tuning_workers"), between)
+        dealing.serve(groups(1, "tests.tuning.workers"), between)
 """
 
 
@@ -72,7 +72,7 @@ def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
 def served(between: Ranks) -> Any:
     """Rank 1."""
     with between:
-        return ranks.serve(groups(1, "tests.tuning_workers"), between)
+        return ranks.serve(groups(1, "tests.tuning.workers"), between)
 
 
 def tuned(tmp_path: Path, between: Ranks) -> Session:
@@ -82,7 +82,7 @@ def tuned(tmp_path: Path, between: Ranks) -> Session:
         time.sleep(0.02)
     session = Session([job()], SM90, Limits(trials=TRIALS, jobs=1), log_of(tmp_path / "trials.csv"),
                       {"device": "made up", "torch": "0"}, say=lambda line: None,
-                      workers="tests.tuning_workers", pool=partial(ranks.Dealer, ranks=between))
+                      workers="tests.tuning.workers", pool=partial(ranks.Dealer, ranks=between))
     between.end("", [{"schedule": row.schedule} for row in session.run()])
     return session
 
@@ -97,7 +97,7 @@ def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
     assert 2 <= ran <= TRIALS - 2
     alone = Session([job()], SM90, Limits(trials=TRIALS, jobs=2), log_of(tmp_path / "alone.csv"),
                     {"device": "made up", "torch": "0"}, say=lambda line: None,
-                    workers="tests.tuning_workers")
+                    workers="tests.tuning.workers")
     assert alone.run() == session.winners() == of_log(session.log.rows)
     assert found == [{"schedule": row.schedule} for row in session.winners()]
     assert {x["schedule"] for x in alone.log.rows} == {x["schedule"] for x in session.log.rows}

@@ -35,7 +35,7 @@ from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.draw import legal_schedules
 
-PAGE = Path(__file__).parent.parent / "docs" / "guide_schedules.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide_schedules.md"
 BEGIN, END = "<!-- table:words -->\n", "\n<!-- end:words -->"
 SM90 = Target.parse("sm_90")
 PROBLEM = ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=f16 tag=nhwc")
@@ -46,7 +46,7 @@ PLAIN = Schedule.parse("mb.oh.ow:32 oc:32 ic:16 | mma | stages=2 warps=4")
 # -- the table ------------------------------------------------------------------------------------
 
 def test_the_table_of_the_guide(request: pytest.FixtureRequest) -> None:
-    """``pytest tests/test_words.py --update-golden`` rewrites it."""
+    """``pytest tests/schedule/test_words.py --update-golden`` rewrites it."""
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)
     shown, after = rest.split(END)

@@ -15,7 +15,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.problem.lists import iter_problems, read_problems
 from transconv.errors import ProblemError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SUITE = Path(os.environ.get("TRANSCONV_SUITE", ROOT / "../shared/suite")) / "benchdnn"
 OWN = sorted((ROOT / "bench/problems").glob("*.txt"))
 A, B = "mb3ic4ih5oc4oh3kh3", "ic4iw5oc4ow3kw3"

@@ -1,6 +1,6 @@
 """Wrong inputs as people give them, and the sentence that each gets: tests/golden/wrong_inputs.txt.
 
-``pytest tests/test_wrong_inputs.py --update-golden`` writes the file, which is to be read then: each
+``pytest tests/cli/test_wrong_inputs.py --update-golden`` writes the file, which is to be read then: each
 message says what was asked, what is wrong with it, and the cure.
 """
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.passes.test_explicit import kernels, right_in_any_order
 from tests.stages import SM90
-from tests.test_explicit import kernels, right_in_any_order
 from transconv import ir
 from transconv.backend_triton.offline.compilation import Resources, compile_offline
 from transconv.conv import Epilogue, compiler

@@ -38,7 +38,7 @@ from transconv.runtime.compilation import async_compile, compile_child, recompil
 from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SM90 = Target.parse("sm_90")
 PROBLEM = ConvProblem.parse("mb2ic16ih6oc16oh6kh1ph0 dt=f16 tag=nhwc")
 

@@ -1,5 +1,5 @@
 """docs/walkthrough.md shows what the project prints: every block is made anew and compared.
-``pytest tests/test_walkthrough.py --update-golden`` rewrites them; their diff is read as code."""
+``pytest tests/docs/test_walkthrough.py --update-golden`` rewrites them; their diff is read as code."""
 
 from __future__ import annotations
 

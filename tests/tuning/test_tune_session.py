@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import TUNE
-from tests.tuning_workers import time_of
+from tests.docs.test_readme import TUNE
+from tests.tuning.workers import time_of
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -32,7 +32,7 @@ def session(tmp_path: Path, *jobs: TuningJob, said: list[str] | None = None,
     bounds = Limits(**{"trials": 8, "trial_s": 5.0, "jobs": 2} | limits)  # type: ignore[arg-type]
     return Session(jobs, SM90, bounds, log, {"device": "made up", "torch": "0"},
                    say=(said if said is not None else []).append,
-                   workers="tests.tuning_workers"), log
+                   workers="tests.tuning.workers"), log
 
 
 def job(problem: ConvProblem = DENSE, prop: Prop = Prop.FWD, epilogue: str = "") -> TuningJob:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.schedule.test_piles import ALL, IDS, planned
 from tests.stages import launches_of
-from tests.test_piles import ALL, IDS, planned
 from transconv.conv.problem.conv_problem import Prop
 from transconv.ir import Const, Expr, FuncCall, Kernel, Lane, Put, SlotTile, SmemRing, find
 from transconv.schedule.legality import box_dimensions

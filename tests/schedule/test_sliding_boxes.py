@@ -11,8 +11,8 @@ from statistics import mean
 
 import pytest
 
+from tests.passes.test_explicit import BWD_D, BWD_W, FWD, ROLE, kernels, right_in_any_order
 from tests.stages import SM90
-from tests.test_explicit import BWD_D, BWD_W, FWD, ROLE, kernels, right_in_any_order
 from transconv import ir
 from transconv.backend_triton.emitters.kernel_text import emit
 from transconv.conv.dynamic_sizes import any_size
@@ -24,7 +24,7 @@ from transconv.schedule.legality import words
 from transconv.target import versions
 from transconv.verify.case import ProblemCase
 
-MEASURED = Path(__file__).parent.parent / "bench" / "results" / "h200_slide_trials.csv"
+MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h200_slide_trials.csv"
 H = f"{ROLE} order=kw.ic.kh slide=kh"
 TILE = "oh:8 ow:8 oc:16 ic:16 |"
 CASES = [  # with the rows of a slot, and the tiles of the other operand

@@ -21,7 +21,7 @@ from transconv.cli.diagnosis.findings import Finding, guarded, size
 from transconv.disk_cache import files as keep
 from transconv.target import TARGETS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
 
 
