@@ -8,8 +8,8 @@ import pytest
 
 from transconv.conv import Prop
 from transconv.distributed.halo import RowRange, SpatialAxis, exchange, planned, shards
-from transconv.distributed.placing import splits
-from transconv.distributed.sharded import apart
+from transconv.distributed.placements import splits
+from transconv.distributed.sharded_convolution import apart
 
 
 def drawn(seed: int) -> tuple[SpatialAxis, int]:

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_dev
 
 import transconv
 from tests.distributed import processes
-from transconv.distributed import recording
-from transconv.distributed.recording import Captured
+from transconv.distributed import step_capture
+from transconv.distributed.step_capture import Captured
 
 
 def network() -> nn.Module:
@@ -162,8 +162,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Graph]]:
     for name, fake in {"Stream": Stream, "current_stream": Stream, "stream": lambda _: nullcontext(),
                        "CUDAGraph": Graph, "graph": graph, "synchronize": lambda: None}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(recording, "_why_not", lambda _: "")
-    monkeypatch.setattr(recording, "gathered", lambda _, what: [(0, what)])
+    monkeypatch.setattr(step_capture, "_why_not", lambda _: "")
+    monkeypatch.setattr(step_capture, "gathered", lambda _, what: [(0, what)])
     yield made
 
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_recorded_is_said(device: list[Graph]) -> None:
 def test_kernels_that_are_compiled_are_waited_for(device: list[Graph],
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([0, 1, 1, 3, 3, 3, 0, 0])  # before and behind each eager call, then of the recording
-    monkeypatch.setattr(recording, "_torchs", lambda _: next(counts))
+    monkeypatch.setattr(step_capture, "_torchs", lambda _: next(counts))
 
     def step() -> None:
         if device:

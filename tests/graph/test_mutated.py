@@ -12,8 +12,8 @@ from torch import fx
 from tests.graph.meant import by_meaning
 from tests.graph.networks import Residual
 from transconv.graph import backend, report
+from transconv.graph.graph_report import KernelRow
 from transconv.graph.regions import saved_tensors
-from transconv.graph.reporting import KernelRow
 
 Tensor = torch.Tensor
 

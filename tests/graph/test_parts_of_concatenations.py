@@ -14,8 +14,8 @@ from tests.graph.meant import by_meaning, compare
 from transconv.errors import Unsupported
 from transconv.graph import GraphReport, backend, report
 from transconv.graph.fusion import concat_views
+from transconv.graph.graph_report import TorchRow
 from transconv.graph.regions import region_calls
-from transconv.graph.reporting import TorchRow
 
 Tensor = torch.Tensor
 X, W, V = torch.randn(2, 16, 6, 6), torch.randn(16, 16, 3, 3) / 12, torch.randn(8, 32, 1, 1) / 6

@@ -15,7 +15,7 @@ import transconv
 from tests.graph.meant import by_meaning
 from transconv import knobs
 from transconv.graph import backend
-from transconv.graph.reporting import TorchRow
+from transconv.graph.graph_report import TorchRow
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

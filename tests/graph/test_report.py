@@ -16,8 +16,8 @@ from transconv.compute import Alone, parse
 from transconv.cost import estimate
 from transconv.graph import TorchRow, backend, report
 from transconv.graph.fusion.groups import FusionGroup
+from transconv.graph.graph_report import GraphReport, Report
 from transconv.graph.lowerings.table import ROWS
-from transconv.graph.reporting import GraphReport, Report
 from transconv.selection import shortlist
 from transconv.target import TARGETS
 

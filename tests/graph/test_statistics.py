@@ -12,8 +12,8 @@ from torch import nn
 from tests.graph.meant import by_meaning, compare
 from transconv.compute import parse
 from transconv.graph import backend, report
+from transconv.graph.graph_report import GraphReport
 from transconv.graph.regions import region_runner
-from transconv.graph.reporting import GraphReport
 
 Tensor = torch.Tensor
 

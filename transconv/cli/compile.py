@@ -7,7 +7,7 @@ import argparse
 from transconv.backend_triton import compile_offline
 from transconv.cli import computations
 from transconv.cli.arguments import options
-from transconv.cli.compiled import TEXTS, printed
+from transconv.cli.compile_report import TEXTS, printed
 from transconv.target import Target
 from transconv.verify.matrix.cases import jobs_of
 

@@ -10,7 +10,7 @@ from os.path import isfile
 from pathlib import Path
 
 from transconv.cli.arguments import options
-from transconv.cli.compiled import printed
+from transconv.cli.compile_report import printed
 from transconv.cli.execute import device, executable
 from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
 from transconv.conv import ConvProblem, any_size, marked

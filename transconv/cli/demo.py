@@ -11,7 +11,7 @@ from typing import Any
 from transconv.backend_triton import CompileFailure, compile_offline
 from transconv.cli import execute, run, show
 from transconv.cli.arguments import options
-from transconv.cli.compiled import table
+from transconv.cli.compile_report import table
 from transconv.conv import ConvProblem, Prop, read_problems
 from transconv.errors import ProblemError
 from transconv.passes import EMIT, NAIVE

@@ -10,7 +10,7 @@ from typing import Any
 from transconv import knobs
 from transconv.backend_triton import CompileFailure, CompileJob, compile_offline
 from transconv.cli.arguments import options
-from transconv.cli.compiled import TEXTS, table
+from transconv.cli.compile_report import TEXTS, table
 from transconv.errors import KernelError
 from transconv.ir import type_named
 from transconv.kernel import Group, KernelFunction

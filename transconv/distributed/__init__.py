@@ -8,7 +8,7 @@ from transconv.distributed import rules as rules
 from transconv.distributed.certificate import Certificate as Certificate
 from transconv.distributed.certificate import verify as verify
 from transconv.distributed.models import parallelize as parallelize
-from transconv.distributed.recording import Captured as Captured
-from transconv.distributed.recording import captured as captured
+from transconv.distributed.step_capture import Captured as Captured
+from transconv.distributed.step_capture import captured as captured
 
 __all__ = ["Captured", "Certificate", "captured", "parallelize", "verify"]

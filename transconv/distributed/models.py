@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from transconv.calls import stats
 from transconv.distributed import rules
 from transconv.distributed.modules import border_padding, rowwise
-from transconv.distributed.placing import dealt, part
+from transconv.distributed.placements import dealt, part
 from transconv.torch_ops.conversion import convert, module_swap
 
 Tensor = torch.Tensor

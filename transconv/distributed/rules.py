@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from transconv.distributed import sharded
+from transconv.distributed import sharded_convolution
 from transconv.distributed.modules import border_padding, norms, upsampling
 from transconv.errors import Unsupported
 from transconv.runtime import torch_internals
@@ -50,7 +50,8 @@ def _check(*tensors: Any) -> None:
 def forward(input: Any, weight: Any, bias: Any, *numbers: Any) -> DTensor:
     """aten.convolution of DTensors."""
     _check(input, weight, bias)
-    return sharded.forward(input, weight, bias, operators.resolve(input, weight, bias, numbers))
+    params = operators.resolve(input, weight, bias, numbers)
+    return sharded_convolution.forward(input, weight, bias, params)
 
 
 @torch.no_grad()
@@ -58,7 +59,8 @@ def backward(grad: Any, input: Any, weight: Any, *rest: Any) -> tuple[DTensor | 
     """The gradients of input, weight and bias that the mask, the last of ``rest``, asks for."""
     *numbers, mask = rest
     _check(grad, input, weight)
-    return sharded.backward(grad, input, weight, operators.resolve(input, weight, None, numbers), mask)
+    params = operators.resolve(input, weight, None, numbers)
+    return sharded_convolution.backward(grad, input, weight, params, mask)
 
 
 def _aten_backward(grad: Any, input: Any, weight: Any, _bias_sizes: Any,

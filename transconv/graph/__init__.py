@@ -3,8 +3,8 @@
 In: graphs of torch's compiler. Out: regions that run as launches of kernels, and a report of what became
 of each operation. Knows: the torch border, the functions, and everything below them."""
 
+from transconv.graph.graph_report import GraphReport, KernelRow, Report, TorchRow, report
 from transconv.graph.optimization import Optimization, optimize
-from transconv.graph.reporting import GraphReport, KernelRow, Report, TorchRow, report
 from transconv.graph.torch_compile import backend
 
 __all__ = ["GraphReport", "KernelRow", "Optimization", "Report", "TorchRow", "backend", "optimize",

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from transconv.calls.settings import settings
-from transconv.graph import reporting
+from transconv.graph import graph_report
 from transconv.graph.torch_compile import backend
 from transconv.torch_ops.conversion import convert, module_swap
 from transconv.torch_ops.conversion.inference import Inference
@@ -304,8 +304,8 @@ class ModelTrial:
                                     *_tensors(self.given)))
         return next((d for d in found if d.type != "cpu"), torch.device("cpu"))
 
-    def graphs(self) -> tuple[reporting.GraphReport, ...]:
-        return reporting.report(self.calls[OURS]).graphs
+    def graphs(self) -> tuple[graph_report.GraphReport, ...]:
+        return graph_report.report(self.calls[OURS]).graphs
 
     def gaps(self) -> int:
         """Regions that torch computes."""
@@ -316,9 +316,10 @@ class ModelTrial:
         if self.given is None:
             return "expected: transconv.graph.report tells it after the first call, which compiles"
         kernels = [k for g in self.graphs() for k in g.kernels]
+        many = graph_report.many
         return (f"expected: {sum(k.us for k in kernels):.4g} us (estimated) in "
-                f"{reporting.many(len(kernels), 'kernel')} for {sum(len(k.operations) for k in kernels)} "
-                f"operations; {reporting.many(self.gaps(), 'region')} of torch")
+                f"{many(len(kernels), 'kernel')} for {sum(len(k.operations) for k in kernels)} "
+                f"operations; {many(self.gaps(), 'region')} of torch")
 
 
 def trial_of(model: nn.Module, example: Any, training: bool,

@@ -20,11 +20,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transconv.calls import stats
 from transconv.calls.settings import settings
 from transconv.errors import TransconvError
-from transconv.graph import (
-    reporting,
-    translate,  # noqa: F401  # its tables have entered their rows
-)
+from transconv.graph import graph_report
+from transconv.graph import translate as translate  # its tables have entered their rows
 from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantized_convolutions
 from transconv.graph.lowerings.small_images import UPSAMPLING
 from transconv.graph.lowerings.table import ROWS
@@ -32,7 +31,6 @@ from transconv.graph.regions import saved_tensors
 from transconv.graph.regions.cudagraphs import Captures
 from transconv.graph.regions.partition import is_size
 from transconv.graph.regions.region_runner import Parts, Setting, unseen
-from transconv.graph.reporting import Made, owner
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall
 from transconv.runtime import (
@@ -81,7 +79,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
         stats.announce("device:cpu", NO_CPU, "whole graphs")
-        made.graphs.append(reporting.GraphReport("whole", (), (), NO_CPU))
+        made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))
         return _marked(_whole(gm, example_inputs, rest), made)
 
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
@@ -262,10 +260,10 @@ class _Way:
         """The values of nodes that are sizes."""
         return {n.name: self.symbols.numbered(n.meta["val"], values) for n in self.sizes}
 
-    def report(self) -> reporting.GraphReport:
+    def report(self) -> graph_report.GraphReport:
         """What it runs."""
-        held = [reporting.peak_of(found) for found in self.parts.launches()]
-        return reporting.GraphReport(
+        held = [graph_report.peak_of(found) for found in self.parts.launches()]
+        return graph_report.GraphReport(
             self.graph.phase, tuple(self.parts.rows()), self.parts.edges(),
             whole=self.whole, sizes=self.symbols.known.said(), peak=max(held, default=0),
             compared=len(self.graph.checks.sizes.seen), remarks=self.graph.checks.remarks())

@@ -54,7 +54,7 @@ from transconv.schedule import (
 )
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.tile_shapes import too_long
-from transconv.selection.proposals.warp_specialized import also_fetching
+from transconv.selection.proposals.warp_specialization import also_fetching
 from transconv.selection.tuning_db import store, transfer
 from transconv.selection.tuning_db.record import (
     TuningRecord,

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from transconv.distributed import halo
 from transconv.distributed.halo import Exchange, HaloRows, RowRange, exchange, shards
 from transconv.distributed.modules.rowwise import exchanged
-from transconv.distributed.placing import dealt, part
+from transconv.distributed.placements import dealt, part
 from transconv.torch_ops import functional
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from transconv.distributed.placing import dealt, part
+from transconv.distributed.placements import dealt, part
 from transconv.functional import norms
 
 Tensor = torch.Tensor

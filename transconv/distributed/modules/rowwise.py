@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transconv.conv import Prop
 from transconv.distributed import halo
 from transconv.distributed.halo import Exchange, RowRange, SpatialAxis, planned, shards
-from transconv.distributed.placing import dealt
+from transconv.distributed.placements import dealt
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor

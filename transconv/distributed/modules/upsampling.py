@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from transconv.distributed import halo
 from transconv.distributed.halo import Exchange, RowRange, exchange, shards
-from transconv.distributed.placing import dealt, part
+from transconv.distributed.placements import dealt, part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor

@@ -24,7 +24,7 @@ from transconv.compute import kernels as kernels_of
 from transconv.conv import ConvProblem, Prop, Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.calls.compiled_launch import deterministic, program
-from transconv.graph import reporting
+from transconv.graph import graph_report
 from transconv.graph.fusion.concat_views import slices
 from transconv.graph.fusion.epilogue_reductions import weighed, why_again
 from transconv.graph.fusion.fusion_cost import Price
@@ -51,7 +51,7 @@ from transconv.target import Target
 from transconv.torch_ops.conversion.convert import aten
 
 Tensor = torch.Tensor
-Row = reporting.KernelRow | reporting.TorchRow
+Row = graph_report.KernelRow | graph_report.TorchRow
 log = logging.getLogger("transconv.graph")
 unseen: Any = _disable_current_modes  # by tracers and other modes
 
@@ -290,10 +290,10 @@ class RunnableRegion:
         if self.instead is not None:
             return self.instead.rows()
         if self.launches is not None:
-            return reporting.kernel_rows(self.launches, self.setting.rates)
+            return graph_report.kernel_rows(self.launches, self.setting.rates)
         said = names(self.region.nodes)
         by = self.setting.rest if self.torch.compiles else "eager"
-        return [reporting.TorchRow(by, said, tuple(dict.fromkeys(self.why)))]
+        return [graph_report.TorchRow(by, said, tuple(dict.fromkeys(self.why)))]
 
 
 def _announce(reason: str, message: str, what: str) -> None:

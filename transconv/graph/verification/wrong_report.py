@@ -23,7 +23,7 @@ from transconv import knobs
 from transconv.calls.settings import settings
 from transconv.compute import parse
 from transconv.errors import TransconvError
-from transconv.graph.reporting import Report, found
+from transconv.graph.graph_report import Report, found
 from transconv.graph.torch_compile import backend
 from transconv.graph.verification.agreement import TIMES, near
 from transconv.runtime import build_compute, cache_bundle

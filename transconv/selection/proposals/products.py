@@ -48,7 +48,7 @@ from transconv.selection.proposals.tile_shapes import (
     summed_rows,
     tilings,
 )
-from transconv.selection.proposals.warp_specialized import explicit
+from transconv.selection.proposals.warp_specialization import explicit
 from transconv.target import Target
 
 FEW_FEATURES, SHORT = 16, 64

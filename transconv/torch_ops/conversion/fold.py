@@ -30,7 +30,7 @@ from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.conversion.mutation_analysis import is_hooked, stays
 from transconv.torch_ops.fused import fused_functional
 from transconv.torch_ops.quantization.quantized_modules import Quantised
-from transconv.torch_ops.quantized import quantized_fused
+from transconv.torch_ops.quantized import quantized_epilogue
 
 IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
             "ilshift", "irshift", "imatmul")
@@ -159,9 +159,9 @@ FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or act
     torch.nn.Conv1d: fused_functional.FusedConv1d, modules.Conv1d: fused_functional.FusedConv1d,
     torch.nn.Conv2d: fused_functional.FusedConv2d, modules.Conv2d: fused_functional.FusedConv2d,
     torch.nn.Conv3d: fused_functional.FusedConv3d, modules.Conv3d: fused_functional.FusedConv3d,
-    **quantized_fused.FUSED,
+    **quantized_epilogue.FUSED,
 }
-_ACTIVATES = (fused_functional.Activates, *quantized_fused.FUSED.values())
+_ACTIVATES = (fused_functional.Activates, *quantized_epilogue.FUSED.values())
 _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
@@ -216,7 +216,7 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
     def extends(last: fx.Node | None) -> bool:
         return last is not None and stays(traced, read, node, last, chain)
 
-    quantised = type(conv) in quantized_fused.FUSED
+    quantised = type(conv) in quantized_epilogue.FUSED
     norm = None if quantised else norm_after(traced, node, conv)
     if norm and extends(norm):
         chain.append(norm)
@@ -345,10 +345,10 @@ def _quantise_results(traced: fx.GraphModule) -> None:
     for node in traced.graph.nodes:
         made = _module(traced, node)
         readers = [(u, _module(traced, u)) for u in node.users]
-        if type(made) in quantized_fused.FUSED and readers and all(
-                type(m) in quantized_fused.FUSED and u.args[0] is node and node not in u.args[1:]
+        if type(made) in quantized_epilogue.FUSED and readers and all(
+                type(m) in quantized_epilogue.FUSED and u.args[0] is node and node not in u.args[1:]
                 and not is_hooked(m) for u, m in readers):
-            quantized_fused.quantises_for(made, [m for _, m in readers])
+            quantized_epilogue.quantises_for(made, [m for _, m in readers])
 
 
 def _module(traced: fx.GraphModule, node: fx.Node) -> Any:

@@ -30,9 +30,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from transconv.calls.settings import settings
 from transconv.conv import Prop
-from transconv.distributed import agreement, halo, placing
+from transconv.distributed import agreement, halo, placements
 from transconv.distributed.halo import RowRange, SpatialAxis, Travelling, Window, planned, shards
-from transconv.distributed.placing import Choice, WholeShapes, produced, splits
+from transconv.distributed.placements import Choice, WholeShapes, produced, splits
 from transconv.runtime import Cache
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
@@ -132,13 +132,13 @@ class Problem:
         laid = " ".join(f"{name}{list(t.shape)}{t.placements}" for name, t in given.items())
         agreement.agree(self.mesh, f"{laid} {self.p} {self.channels_last} {given['weight'].dtype}")
         rows = splits(len(self.lines), self.p.transposed, self.p.groups > 1)
-        found = placing.choose(self.mesh, given, rows, WholeShapes(self.shapes, self.p.groups))
+        found = placements.choose(self.mesh, given, rows, WholeShapes(self.shapes, self.p.groups))
         return _choices.keep(key, found)
 
     def local(self, name: str, choice: Choice) -> tuple[int, ...]:
         """The shape of this rank's part of a tensor."""
         places = [produced(split, name) for split in choice]
-        return placing.local_shape(self.mesh, self.shapes[name], places)
+        return placements.local_shape(self.mesh, self.shapes[name], places)
 
     def extend(self, local: Tensor, choice: Choice, has: str, wants: str) -> Halo:
         """This rank's part of the tensor ``has`` with the rows of other ranks that its part of ``wants``
@@ -174,15 +174,15 @@ class Problem:
         """The tensor of which every rank has its part."""
         shape = torch.Size(self.shapes[name])
         strides = shapes.result_strides(shape, self.channels_last and len(shape) > 1)
-        return placing.dealt(local, self.mesh, places, shape, strides)
+        return placements.dealt(local, self.mesh, places, shape, strides)
 
 
 def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) -> DTensor:
     """The result of a checked, batched call."""
     problem = Problem(input, weight, p)
     choice = problem.choose(input=input, weight=weight, bias=bias)
-    x, w = placing.brought(input, "input", choice), placing.brought(weight, "weight", choice)
-    b = None if bias is None else placing.brought(bias, "bias", choice)
+    x, w = placements.brought(input, "input", choice), placements.brought(weight, "weight", choice)
+    b = None if bias is None else placements.brought(bias, "bias", choice)
     places = [produced(split, "result") for split in choice]
     if any(place.is_partial() and problem.mesh.get_local_rank(at) for at, place in enumerate(places)):
         b = None  # of the parts of a sum, the first has the bias
@@ -203,14 +203,14 @@ def backward(grad: DTensor, input: DTensor, weight: DTensor, p: Params,
     """Gradients of input, weight and bias of a checked, batched call; None where ``mask`` is False."""
     problem = Problem(input, weight, p)
     choice = problem.choose(result=grad, input=input, weight=weight)
-    g = placing.brought(grad, "result", choice)
+    g = placements.brought(grad, "result", choice)
     found: list[DTensor | None] = [None, None, None]
     if mask[2]:
         total = g.sum([0, *range(2, g.dim())])
         places = [_of_bias(split) for split in choice]
         found[2] = problem.whole(total, "bias", places)
     if mask[0] or mask[1]:
-        x, w = placing.brought(input, "input", choice), placing.brought(weight, "weight", choice)
+        x, w = placements.brought(input, "input", choice), placements.brought(weight, "weight", choice)
         parts = _gradients(problem, problem.extend(g, choice, "result", "input"), x, w, mask)
         for at, name in enumerate(("input", "weight")):
             if parts[at] is not None:
