@@ -75,7 +75,7 @@ def cases(c: Const, arithmetic: bool, at: str = "") -> Iterator[tuple[tuple[Stmt
         yield (read,), tile + c * three
         yield (), c * three
         yield (), -c
-        yield (read,), ir.minimum(tile, c)
+        yield (read,), ir.minimum(tile + one, c)  # which zero is least is not said
         yield (), ir.Max(one, c)
         yield (), Select(ir.eq(c, c), one, three)
         yield (read,), Select(tile * c < c, one, three)

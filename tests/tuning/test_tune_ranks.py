@@ -35,20 +35,20 @@ TRIALS = 12
 
 OTHER = """
 import os, sys
-from transconv.tuning import dealing
+from transconv.tuning import ranks
 from transconv.tuning.ranks import meet
 from transconv.tuning.session import groups
 
-class Dies(dealing.Server):
+class Dies(ranks.Server):
     def tell(self, task, row):
         if self.told >= 3:
             os._exit(9)
         super().tell(task, row)
 
 if __name__ == "__main__":
-    dealing.Server = Dies
+    ranks.Server = Dies
     with meet({"machine": "one"}, 1, 30) as between:
-        dealing.serve(groups(1, "tests.tuning.workers"), between)
+        ranks.serve(groups(1, "tests.tuning.workers"), between)
 """
 
 
