@@ -42,7 +42,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from transconv import knobs
-from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.offline import fake_tensors
 from transconv.disk_cache import Cache, Content, Drawer, records
 from transconv.disk_cache import files as keep
@@ -388,7 +387,7 @@ def _expected() -> None:
     with suppress(Exception):
         importlib.import_module("triton.compiler")
         threading.Thread(target=_driver, daemon=True, name="transconv-driver").start()
-        compile_records.remember()
+        remember()
 
 
 def _driver() -> None:

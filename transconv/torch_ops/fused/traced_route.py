@@ -35,7 +35,6 @@ from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue
 from transconv.torch_ops.calls.select_impl import compile_route, make_forward
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.fused import traced_route
 from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
 
 Tensor = torch.Tensor
@@ -289,7 +288,7 @@ def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: An
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
                           parsed[1], parsed[3], False, parsed[2], parsed[4])
     dispatch.check_types(input, weight, bias)
-    return traced_route.call(input, weight, bias, operands, text, *p)
+    return call(input, weight, bias, operands, text, *p)
 
 
 def _one_operator(given: list[Any]) -> bool:
