@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from transconv.cli.arguments.options import one_line
+from transconv.cli.arguments.printable import one_line
 from transconv.cli.diagnosis import findings, installation
 from transconv.errors import StageError, TransconvError
 from transconv.version import __version__

@@ -223,7 +223,8 @@ def test_run_goes_on_after_errors_and_tells(capsys: Output, tmp_path: Path,
         return honest(workload, *others, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runtime, "plan", plan)
-    monkeypatch.setattr(judgement, "convolve", _off_by_one(judgement.convolve))
+    for answer in ("convolve", "convolve_in_torch"):  # which are compared with one another
+        monkeypatch.setattr(judgement, answer, _off_by_one(getattr(judgement, answer)))
     page = printed(capsys, "run", str(problems), code=1)
     assert "0 of 3 right" in page and "2 wrong, 1 with errors" in page
     assert "ERROR   RuntimeError: the compiler tripped" in page

@@ -16,7 +16,7 @@ import torch
 
 from transconv import knobs
 from transconv.__main__ import main
-from transconv.cli.diagnosis import installation, machine
+from transconv.cli.diagnosis import installation, machine, storage
 from transconv.cli.diagnosis.findings import Finding, guarded, size
 from transconv.disk_cache import files as keep
 from transconv.target import TARGETS
@@ -148,7 +148,7 @@ def test_no_variable() -> None:
 
 
 def looked_at(at: Path, strict: bool = True) -> Finding:
-    return installation.folder("cache", at, installation.OURS, installation.OWN, strict)
+    return storage.folder("cache", at, storage.OURS, storage.OWN, strict)
 
 
 def test_a_cache_that_is_not_there_yet(cache: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_cache_that_others_can_write_to(cache: Path) -> None:
 
 def test_a_cache_that_is_read_only(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir(mode=0o700)
-    monkeypatch.setattr(installation, "why_unwritable", lambda path: "Read-only file system")
+    monkeypatch.setattr(storage, "why_unwritable", lambda path: "Read-only file system")
     found = looked_at(cache)
     assert found.state == "bad" and "cannot be written to (Read-only file system)" in found.found
 
@@ -188,8 +188,8 @@ def test_a_cache_that_cannot_be_made_or_found(tmp_path: Path, monkeypatch: pytes
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(installation.knobs, "cache", homeless)
-    assert "cannot be found (Could not determine home" in only(installation.caches(), "bad", "cache").found
+    monkeypatch.setattr(storage.knobs, "cache", homeless)
+    assert "cannot be found (Could not determine home" in only(storage.caches(), "bad", "cache").found
 
 
 # -- the tuned table -------------------------------------------------------------------------------
@@ -197,20 +197,20 @@ def test_a_cache_that_cannot_be_made_or_found(tmp_path: Path, monkeypatch: pytes
 
 def test_tuned_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     h200 = TARGETS["sm_90"]
-    found = only(installation.tuned(h200), "ok", "tuned").found
+    found = only(storage.tuned(h200), "ok", "tuned").found
     assert re.match(r"[1-9]\d+ rows of the package's tuned_h200.csv, 0 rows of your cache", found)
-    assert "tune FILE" in only(installation.tuned(TARGETS["sm_80"]), "note", "tuned").todo
-    assert "needs none" in only(installation.tuned(TARGETS["interpreter"]), "ok", "tuned").found
+    assert "tune FILE" in only(storage.tuned(TARGETS["sm_80"]), "note", "tuned").todo
+    assert "needs none" in only(storage.tuned(TARGETS["interpreter"]), "ok", "tuned").found
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
-    assert "the estimate alone" in only(installation.tuned(h200), "note", "tuned").found
+    assert "the estimate alone" in only(storage.tuned(h200), "note", "tuned").found
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "rows.csv"))
-    assert "no row of tuned schedules" in only(installation.tuned(h200), "bad", "tuned").found
+    assert "no row of tuned schedules" in only(storage.tuned(h200), "bad", "tuned").found
 
 
 def test_rows_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transconv.selection.tuning_db.record.triton_version", lambda: "9.9")
-    assert "another version of Triton" in only(installation.tuned(TARGETS["sm_90"]), "note", "tuned").found
+    assert "another version of Triton" in only(storage.tuned(TARGETS["sm_90"]), "note", "tuned").found
 
 
 # -- the chip --------------------------------------------------------------------------------------

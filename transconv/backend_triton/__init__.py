@@ -3,7 +3,7 @@
 In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
 """
 
-from transconv.backend_triton import torch_internals
+from transconv.backend_triton import torch_internals as torch_internals
 from transconv.backend_triton.emitters.kernel_text import (
     emit,
     function_name,
@@ -33,5 +33,5 @@ __all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
            "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",
            "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
            "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
-           "spelled_lines", "torch_internals", "torch_module", "triton_version", "unspecialised",
+           "spelled_lines", "torch_module", "triton_version", "unspecialised",
            "write"]

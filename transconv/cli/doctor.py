@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from transconv import knobs
 from transconv.cli import execute
 from transconv.cli.arguments import options
-from transconv.cli.diagnosis import installation, machine
-from transconv.cli.diagnosis import machine as tests
+from transconv.cli.diagnosis import installation, machine, storage
 from transconv.cli.diagnosis.findings import BAD, Finding, guarded, printed
 from transconv.errors import Unsupported
 from transconv.target import Target, detect
@@ -52,10 +51,10 @@ def findings() -> Iterator[Finding]:
     yield from guarded("software", installation.software)
     yield from guarded("chip", machine.chip)
     yield from guarded("settings", lambda: installation.settings(given))
-    yield from guarded("cache", installation.caches)
-    yield from guarded("tuned", lambda: installation.tuned(_target()))
+    yield from guarded("cache", storage.caches)
+    yield from guarded("tuned", lambda: storage.tuned(_target()))
     if where:
-        yield from guarded("self-test", lambda: tests.selftest(where))
+        yield from guarded("self-test", lambda: machine.selftest(where))
     else:
         yield Finding("self-test", BAD, "not tried: torch cannot be imported or its GPU not be used",
                       "see the lines above")

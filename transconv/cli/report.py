@@ -16,7 +16,7 @@ from pathlib import Path
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, compile_offline
 from transconv.cli import computations
 from transconv.cli.arguments import options
-from transconv.cli.arguments.options import one_line
+from transconv.cli.arguments.printable import one_line
 from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems

@@ -3,7 +3,7 @@
 In: a workload, a target. Out: a plan whose first result was checked. Knows: everything below.
 """
 
-from transconv.backend_triton import torch_internals
+from transconv.backend_triton import torch_internals as torch_internals
 from transconv.disk_cache import Cache
 from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation.async_compile import (
@@ -112,8 +112,7 @@ __all__ = [
     "register_reader",
     "replan",
     "state",
-    "torch_internals",
-    "unpack",
+        "unpack",
     "withdraw",
     "Waiting",
     "Wanted",

@@ -5,8 +5,6 @@ Argument types of the command line: numbers in a range, words of a list, files t
 Each is for ``type=`` of an option: it returns the value, or raises ArgumentTypeError, one line that
 argparse prints with the option's name.
 
-Text that is safe to print on one line of a terminal.
-
 FILE:NAME on the command line: what a user's Python file defines.
 """
 
@@ -24,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from transconv.cli.arguments.printable import one_line
 from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
 from transconv.disk_cache import why_unwritable
 from transconv.errors import ProblemError, Unsupported
@@ -257,12 +256,6 @@ def folder(text: str) -> Path:
     if reason:
         raise ArgumentTypeError(f"no file can be written in '{text}': {reason}")
     return path
-
-
-def one_line(text: str) -> str:
-    """The text with unprintable characters escaped, not longer than a screen."""
-    told = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return told if len(told) <= 2000 else f"{told[:1500]} ... {told[-400:]}"
 
 
 def loaded(text: str) -> tuple[ModuleType, str]:
