@@ -323,7 +323,6 @@ def test_a_search_at_first_calls_waits_for_kernels(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
     with monkeypatch.context() as patch:
         patch.setattr(transconv.config, "compile", "auto")
-        patch.setattr(torch.backends.cudnn, "benchmark", False)
         assert transconv.config.mode == "background"
-        patch.setattr(torch.backends.cudnn, "benchmark", True)
-        assert transconv.config.mode == "now"
+        with torch.backends.cudnn.flags(benchmark=True):
+            assert transconv.config.mode == "now"

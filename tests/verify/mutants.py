@@ -62,8 +62,6 @@ SUBJECTS = (
     Subject("transconv.calls.guard", "deterministic", _keys("entries")),
     Subject("transconv.torch_ops.calls.call_entries", "switches",
             _keys("entries_ask_for_the_switches_that_kernels_obey")),
-    Subject("transconv.runtime.compiler", "plan",
-            _keys("plans", "the_same_kernels_do_for_the_same_bits")),
     Subject("transconv.runtime.check_records", "digest", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.check_records", "variant", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),

@@ -45,7 +45,7 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Pa
     if not p.symmetric:
         x, padding = _one_sided(x, p)
     args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
-    original = ORIGINALS.get(x.device.type)
+    original = ORIGINALS.get(x.device.type) if x.device.type in replaced else None
     if original is not None and not dual:
         made: torch.Tensor = original.forward.call_boxed(original.keys, *args)
         return made
@@ -63,7 +63,7 @@ def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Param
     channels = w.shape[1] * p.groups if p.transposed else w.shape[0]  # of no input grad has none
     args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
             p.transposed, p.output_padding, p.groups, list(mask))
-    original = ORIGINALS.get(x.device.type)
+    original = ORIGINALS.get(x.device.type) if x.device.type in replaced else None
     if original is not None and not dual:
         dx, dw, db = original.backward.call_boxed(original.keys, *args)
     else:
