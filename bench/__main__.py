@@ -12,16 +12,14 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from transconv.cli.arguments import variables
-from transconv.cli.arguments.options import (
-    Parser,
+from transconv.cli.arguments.options import Parser, check_variables, refusal
+from transconv.cli.arguments.ranges import (
     at_least,
     folder,
     gigabytes,
     limit,
     milliseconds,
     processes,
-    refusal,
     seconds,
     some_of,
 )
@@ -154,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def run(words: Sequence[str] | None) -> int:
     """``main`` without the messages for errors."""
     module, options = understood(list(sys.argv[1:] if words is None else words))
-    variables.check()
+    check_variables()
     ended: int = module.main(options)
     return ended
 

@@ -21,7 +21,7 @@ from bench.ablation_table import document
 from bench.check import verdict
 from bench.graph_models import MODELS
 from transconv import knobs
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
@@ -192,16 +192,16 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--props", default="fwd,bwd_d,bwd_w")
     made.add_argument("--dtype", default="bf16")
     made.add_argument("--layout", default="nhwc")
-    made.add_argument("--mb", type=options.at_least(0), default=0, help="reduce larger batches to this")
-    made.add_argument("--workers", type=options.processes, default=max(1, (os.cpu_count() or 2) - 2))
-    made.add_argument("--limit", type=options.limit, default=60, help="seconds for one variant")
-    made.add_argument("--time-budget", type=options.seconds, default=540)
-    made.add_argument("--budget-ms", type=options.milliseconds, default=60, help="timing of one pair")
-    made.add_argument("--graphs", type=options.some_of(*MODELS), default=None, help="models")
-    made.add_argument("--together", type=options.processes, default=8,
+    made.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
+    made.add_argument("--workers", type=ranges.processes, default=max(1, (os.cpu_count() or 2) - 2))
+    made.add_argument("--limit", type=ranges.limit, default=60, help="seconds for one variant")
+    made.add_argument("--time-budget", type=ranges.seconds, default=540)
+    made.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one pair")
+    made.add_argument("--graphs", type=ranges.some_of(*MODELS), default=None, help="models")
+    made.add_argument("--together", type=ranges.processes, default=8,
                       help="graphs that are compiled at the same time")
     made.add_argument("--cache", default="", help="folder of compiled kernels")
-    made.add_argument("--docs", type=options.output, default=None, help="also write the document here")
+    made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
 
 
 def main(options: Namespace) -> int:

@@ -25,7 +25,7 @@ import transconv
 from bench import environment, epochs, reference
 from bench.issues import short
 from bench.size_calls import switched
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.machine import device, synchronize
 from transconv.verify.pool import Pool, Task, WorkerTask
@@ -45,9 +45,9 @@ Forward = Callable[[], torch.Tensor]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=(*COUNTS, ""), default="", help="one of the cases")
-    parser.add_argument("--seconds", type=options.seconds, default=40,
+    parser.add_argument("--seconds", type=ranges.seconds, default=40,
                         help="of one side's calls (default: 40)")
-    parser.add_argument("--limit", type=options.seconds, default=120, help="seconds in all (default: 120)")
+    parser.add_argument("--limit", type=ranges.seconds, default=120, help="seconds in all (default: 120)")
     parser.add_argument("--quick", action="store_true", help="a small layer, for Triton's interpreter")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.environment import ROOT, at_hand, device_name, versions, worker_environment
 from bench.tables import markdown, two_digits
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable, Row, number
 
 NAMES = ("unet3d", "wan", "weather", "volume")
@@ -33,15 +33,15 @@ KEY = ("model", "side", "ranks")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", type=options.some_of(*NAMES), default=",".join(NAMES))
-    parser.add_argument("--ranks", type=options.at_least(2, 64), default=2, help="of the sharded rows")
-    parser.add_argument("--sides", type=options.some_of(*SIDES), default=",".join(SIDES))
+    parser.add_argument("--models", type=ranges.some_of(*NAMES), default=",".join(NAMES))
+    parser.add_argument("--ranks", type=ranges.at_least(2, 64), default=2, help="of the sharded rows")
+    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES))
     parser.add_argument("--mesh-of-one", action="store_true", help="also the sharded sides over one rank")
     parser.add_argument("--small", action="store_true", help="a small size of every network")
     parser.add_argument("--device", type=at_hand, default=at_hand())
-    parser.add_argument("--seconds", type=options.seconds, default=3.0, help="timing of one network")
-    parser.add_argument("--limit", type=options.limit, default=100, help="seconds for one row")
-    parser.add_argument("--time-budget", type=options.seconds, default=540,
+    parser.add_argument("--seconds", type=ranges.seconds, default=3.0, help="timing of one network")
+    parser.add_argument("--limit", type=ranges.limit, default=100, help="seconds for one row")
+    parser.add_argument("--time-budget", type=ranges.seconds, default=540,
                         help="seconds; then no new row begins")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import ROOT, versions, worker_environment
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.session import Progress
 
 COUNTS = ("passed", "rounded", "failed", "fell_back")
@@ -28,11 +28,11 @@ COUNTS = ("passed", "rounded", "failed", "fell_back")
 def arguments(parser: argparse.ArgumentParser) -> None:
     cores = max(1, (os.cpu_count() or 2) - 2)
     parser.add_argument("tests", nargs="*", default=["tests/gpu"], help="files or folders")
-    parser.add_argument("-n", "--processes", type=options.processes, default=min(12, cores))
+    parser.add_argument("-n", "--processes", type=ranges.processes, default=min(12, cores))
     parser.add_argument("-k", "--match", default="", help="only tests that match (pytest's -k)")
-    parser.add_argument("--time-budget", type=options.seconds, default=520,
+    parser.add_argument("--time-budget", type=ranges.seconds, default=520,
                         help="seconds; then no new test starts")
-    parser.add_argument("--limit", type=options.limit, default=200, help="seconds for one test")
+    parser.add_argument("--limit", type=ranges.limit, default=200, help="seconds for one test")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 

@@ -27,7 +27,7 @@ from bench import faked_launches
 from bench.environment import at_hand, versions
 from bench.issues import short
 from bench.size_calls import Call, host_us, switched
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import conv_routes
 from transconv.tuning.table import CsvTable
@@ -46,9 +46,9 @@ LATER = 4  # calls that follow; the last counts
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--sizes", type=options.at_least(2), default=40,
+    parser.add_argument("--sizes", type=ranges.at_least(2), default=40,
                         help="new sizes of each (default: 40)")
-    parser.add_argument("--layers", type=options.some_of(*LAYERS), default=",".join(LAYERS))
+    parser.add_argument("--layers", type=ranges.some_of(*LAYERS), default=",".join(LAYERS))
 
 
 def main(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from bench.environment import at_hand, versions
 from bench.issues import short
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
 COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "check_s", "second_ms", "compared",
@@ -33,12 +33,12 @@ CHECKS = {"on": "", "off": "never"}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--models", type=options.some_of(*MODELS), default=",".join(MODELS),
+    parser.add_argument("--models", type=ranges.some_of(*MODELS), default=",".join(MODELS),
                         help="torchvision's")
-    parser.add_argument("--what", type=options.some_of("inference", "training"),
+    parser.add_argument("--what", type=ranges.some_of("inference", "training"),
                         default="inference,training")
-    parser.add_argument("--turns", type=options.at_least(1), default=2, help="processes of each kind")
-    parser.add_argument("--side", type=options.at_least(32), default=224, help="of an image, in pixels")
+    parser.add_argument("--turns", type=ranges.at_least(1), default=2, help="processes of each kind")
+    parser.add_argument("--side", type=ranges.at_least(32), default=224, help="of an image, in pixels")
 
 
 def main(options: argparse.Namespace) -> int:

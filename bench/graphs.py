@@ -16,7 +16,7 @@ from bench.environment import at_hand, versions, worker_environment
 from bench.graph_measures import LAYOUTS, STEPS, Row
 from bench.graph_models import MODELS
 from bench.graph_table import SIDES, graphs_table
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 from transconv.verify.pool import Pool
 
@@ -29,24 +29,24 @@ ONE = ("max-autotune", "transconv", "cudagraphs")  # sides that are measured in 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", type=options.some_of(*MODELS), default=",".join(MODELS))
-    parser.add_argument("--sides", type=options.some_of(*SIDES), default=",".join(SIDES[:4]),
+    parser.add_argument("--models", type=ranges.some_of(*MODELS), default=",".join(MODELS))
+    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES[:4]),
                         help="reduce-overhead and cudagraphs: torch's compiler and ours, recorded as CUDA "
                              f"graphs (default: {','.join(SIDES[:4])})")
-    parser.add_argument("--layouts", type=options.some_of(*LAYOUTS), default=",".join(LAYOUTS),
+    parser.add_argument("--layouts", type=ranges.some_of(*LAYOUTS), default=",".join(LAYOUTS),
                         help="max-autotune and transconv are measured in the first alone")
     parser.add_argument("--quick", action="store_true", help="a small size of every model")
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--pages", action="store_true",
                         help="write reports of the kernels, with their times, beside the table")
-    parser.add_argument("--seconds", type=options.seconds, default=2.0, help="timing of one model")
-    parser.add_argument("--steps", type=options.at_least(0), default=STEPS,
+    parser.add_argument("--seconds", type=ranges.seconds, default=2.0, help="timing of one model")
+    parser.add_argument("--steps", type=ranges.at_least(0), default=STEPS,
                         help="of training, whose losses are compared")
-    parser.add_argument("--together", type=options.processes, default=1,
+    parser.add_argument("--together", type=ranges.processes, default=1,
                         help="rows that are compiled at the same time, before they are timed one by one; "
                         "they divide the cores and GPUs")
-    parser.add_argument("--limit", type=options.limit, default=600, help="seconds to compile one row")
-    parser.add_argument("--time-budget", type=options.seconds, default=540,
+    parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds to compile one row")
+    parser.add_argument("--time-budget", type=ranges.seconds, default=540,
                         help="seconds; then everything ends")
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")

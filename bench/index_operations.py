@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from transconv import ir
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.relation import computes
 from transconv.errors import TransconvError
@@ -56,7 +56,7 @@ MEANING: dict[type[Expr], Any] = {
 
 
 def arguments(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--n", type=options.at_least(0), default=500, help="drawn problems (default: 500)")
+    to.add_argument("--n", type=ranges.at_least(0), default=500, help="drawn problems (default: 500)")
     to.add_argument("--side", default="after", help="a name for this version of the source")
 
 

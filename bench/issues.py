@@ -18,7 +18,7 @@ from typing import Any
 from bench import environment
 from bench.issue_cases import CASES, IssueCase
 from bench.issue_table import issues_table
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.pool import Pool, Task, WorkerTask
@@ -38,11 +38,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="only cases with one of these words, joined by commas, in their names or "
                              "calls: pytorch#75747,conv3d")
     parser.add_argument("--small", action="store_true", help="at sizes for Triton's interpreter")
-    parser.add_argument("--time-budget", type=options.seconds, default=110,
+    parser.add_argument("--time-budget", type=ranges.seconds, default=110,
                         help="seconds; then no new case starts (default: 110)")
-    parser.add_argument("--limit", type=options.limit, default=45, help="seconds for one case")
-    parser.add_argument("--compile-limit", type=options.limit, default=40, help="seconds for one compile")
-    parser.add_argument("--workers", type=options.processes, default=cores, help="processes that compile")
+    parser.add_argument("--limit", type=ranges.limit, default=45, help="seconds for one case")
+    parser.add_argument("--compile-limit", type=ranges.limit, default=40, help="seconds for one compile")
+    parser.add_argument("--workers", type=ranges.processes, default=cores, help="processes that compile")
     parser.add_argument("--retry", default="", help="run rows again whose result of ours begins so: "
                                                     "wrong,raises,timeout,...")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")

@@ -21,7 +21,7 @@ from bench import models
 from bench.environment import at_hand, versions, worker_environment
 from bench.network_measures import STEPS
 from bench.network_setting import LAYOUTS, PRECISIONS, Row
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable
 from transconv.verify.pool import Pool, Task, WorkerTask
@@ -41,11 +41,11 @@ Case = tuple[str, str, str]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     cores = max(1, (os.cpu_count() or 2) - 4)
-    parser.add_argument("--models", type=options.some_of(*models.NAMES), default=",".join(models.NAMES))
-    parser.add_argument("--precisions", type=options.some_of(*PRECISIONS),
+    parser.add_argument("--models", type=ranges.some_of(*models.NAMES), default=",".join(models.NAMES))
+    parser.add_argument("--precisions", type=ranges.some_of(*PRECISIONS),
                         default=",".join(PRECISIONS),
                         help="bf16 (autocast), tf32, ieee (both float32)")
-    parser.add_argument("--layouts", type=options.some_of(*LAYOUTS), default=",".join(LAYOUTS))
+    parser.add_argument("--layouts", type=ranges.some_of(*LAYOUTS), default=",".join(LAYOUTS))
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--compiled", action="store_true", help="times under torch.compile")
     ways.add_argument("--graphs", action="store_true",
@@ -53,11 +53,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--device", type=at_hand, default=at_hand())
-    parser.add_argument("--processes", type=options.processes, default=4, help="that share the GPU")
-    parser.add_argument("--workers", type=options.processes, default=cores, help="that compile")
-    parser.add_argument("--limit", type=options.limit, default=540,
+    parser.add_argument("--processes", type=ranges.processes, default=4, help="that share the GPU")
+    parser.add_argument("--workers", type=ranges.processes, default=cores, help="that compile")
+    parser.add_argument("--limit", type=ranges.limit, default=540,
                         help="seconds for one setting, waiting for the GPU included")
-    parser.add_argument("--time-budget", type=options.seconds, default=540)
+    parser.add_argument("--time-budget", type=ranges.seconds, default=540)
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 

@@ -22,7 +22,7 @@ from bench.environment import at_hand, versions, worker_environment
 from bench.graph_models import MODELS
 from bench.optimized_table import SIDES, optimized_table
 from bench.zoo_models import ZOO, arranged
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.graph.optimization import ModelTrial, trial_of
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.pool import Pool
@@ -37,13 +37,13 @@ _held: dict[str, tuple[ModelTrial, Any]] = {}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", type=options.some_of(*NAMES), default=",".join(NAMES))
+    parser.add_argument("--models", type=ranges.some_of(*NAMES), default=",".join(NAMES))
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--quick", action="store_true", help="those of graphs, in sizes for a CPU")
-    parser.add_argument("--together", type=options.processes, default=5,
+    parser.add_argument("--together", type=ranges.processes, default=5,
                         help="models that are compiled at the same time; they divide the cores")
-    parser.add_argument("--limit", type=options.limit, default=180, help="seconds to compile one model")
-    parser.add_argument("--time-budget", type=options.seconds, default=460,
+    parser.add_argument("--limit", type=ranges.limit, default=180, help="seconds to compile one model")
+    parser.add_argument("--time-budget", type=ranges.seconds, default=460,
                         help="seconds; then everything ends")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 

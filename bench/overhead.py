@@ -23,7 +23,7 @@ from bench import overhead_functional
 from bench.environment import at_hand, versions
 from bench.overhead_functional import MODES
 from bench.overhead_parts import parts
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
 COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", "device",
@@ -174,8 +174,8 @@ def measure_generated(table: CsvTable, name: str) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=at_hand, default=at_hand())
-    parser.add_argument("--calls", type=options.at_least(1), default=400, help="calls in a burst")
-    parser.add_argument("--bursts", type=options.at_least(1), default=15)
+    parser.add_argument("--calls", type=ranges.at_least(1), default=400, help="calls in a burst")
+    parser.add_argument("--bursts", type=ranges.at_least(1), default=15)
     parser.add_argument("--match", default="",
                         help="only cases with this in their name; the parts of a call are `parts`")
 

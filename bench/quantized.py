@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from bench.environment import versions
 from bench.quantized_models import COLUMNS, FUSED, KINDS, SETTINGS, inference, trained
-from transconv.cli.arguments.options import some_of
+from transconv.cli.arguments.ranges import some_of
 
 PARTS = ("resnet50", "sdxl", "train")
 TRAIN = ("step", "fp8", "bf16", "device", "torch", "triton", "commit")

@@ -23,7 +23,7 @@ from bench import environment
 from bench.issues import short
 from bench.size_layers import LAYOUTS, Size, allowed, chosen, chunks, drawn, order
 from bench.size_table import models_table, sizes_table
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS
 from transconv.runtime.compilation.async_compile import compiles
 from transconv.tuning.table import CsvTable, Row
@@ -49,27 +49,27 @@ MODELS_S = 90.0  # kept for the sides of models, at most a quarter of the limit
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     cores = max(1, (os.cpu_count() or 2) - 2)
-    parser.add_argument("--count", type=options.at_least(1), default=0,
+    parser.add_argument("--count", type=ranges.at_least(1), default=0,
                         help="sizes for each layer (default: 200, with --quick 3)")
-    parser.add_argument("--seed", type=options.at_least(0), default=1, help="of the draws")
-    parser.add_argument("--timed", type=options.at_least(0), default=40,
+    parser.add_argument("--seed", type=ranges.at_least(0), default=1, help="of the draws")
+    parser.add_argument("--timed", type=ranges.at_least(0), default=40,
                         help="how many of the sizes are timed, beside cuDNN (default: 40)")
-    parser.add_argument("--share", type=options.at_least(0), default=8,
+    parser.add_argument("--share", type=ranges.at_least(0), default=8,
                         help="how many of these beside a kernel of their own and cuDNN's benchmark")
     parser.add_argument("--only", default="", metavar="WORDS", help="only layers with one of these words, "
                         "joined by commas, in their names; models: the models alone, or one of them: "
                         "ocr, dynamic")
-    parser.add_argument("--props", type=options.some_of(*DIRECTIONS), default=",".join(DIRECTIONS))
+    parser.add_argument("--props", type=ranges.some_of(*DIRECTIONS), default=",".join(DIRECTIONS))
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc",
                         help="the order of all tensors, cuDNN's too: nhwc (channels last; 1D layers, for "
                         "which torch has none, in nchw), or nchw (torch's own; without 1D layers and "
                         "models, whose rows nhwc has). Default: nhwc")
     parser.add_argument("--quick", action="store_true", help="small layers, for Triton's interpreter")
-    parser.add_argument("--limit", type=options.seconds, default=480, help="seconds in all (default: 480)")
-    parser.add_argument("--chunk", type=options.at_least(1), default=20, help="sizes of one task")
-    parser.add_argument("--task-limit", type=options.limit, default=90, help="seconds for one task")
-    parser.add_argument("--budget-ms", type=options.milliseconds, default=6, help="timing of one side")
-    parser.add_argument("--workers", type=options.processes, default=cores, help="processes that compile")
+    parser.add_argument("--limit", type=ranges.seconds, default=480, help="seconds in all (default: 480)")
+    parser.add_argument("--chunk", type=ranges.at_least(1), default=20, help="sizes of one task")
+    parser.add_argument("--task-limit", type=ranges.limit, default=90, help="seconds for one task")
+    parser.add_argument("--budget-ms", type=ranges.milliseconds, default=6, help="timing of one side")
+    parser.add_argument("--workers", type=ranges.processes, default=cores, help="processes that compile")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 

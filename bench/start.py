@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from bench import environment, models
 from bench.issues import short
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument("--log", action="store_true", help="also write a file for each row with what the "
                     "package logs: what was compiled, waited for and checked, and when")
     to.add_argument("--small", action="store_true", help="sizes for a CPU, where torch computes")
-    to.add_argument("--limit", type=options.seconds, default=600, help="seconds in all (default: 600)")
+    to.add_argument("--limit", type=ranges.seconds, default=600, help="seconds in all (default: 600)")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.tables import geometric_mean, markdown
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, ConvProblem, ConvWorkload, Epilogue, Prop, from_problems
 from transconv.cost import estimate
 from transconv.disk_cache import replace_named
@@ -228,7 +228,7 @@ def target_of(found: Iterable[Row]) -> Target:
 
 def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("logs", nargs="+", help="logs of tune, or sweeps")
-    made.add_argument("--docs", type=options.output, default=None, help="also write the document here")
+    made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
 
 
 def main(options: Namespace) -> int:

@@ -16,7 +16,7 @@ from bench.environment import at_hand, versions, worker_environment
 from bench.zoo_measures import SIDES, Row
 from bench.zoo_models import ZOO
 from bench.zoo_table import zoo_table
-from transconv.cli.arguments import options
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 from transconv.verify.pool import Pool
 
@@ -29,15 +29,15 @@ WORK = "bench.zoo_measures:work"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", type=options.some_of(*ZOO), default=",".join(ZOO))
-    parser.add_argument("--sides", type=options.some_of(*SIDES), default=",".join(SIDES),
+    parser.add_argument("--models", type=ranges.some_of(*ZOO), default=",".join(ZOO))
+    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES),
                         help="what is timed; without inductor its compiler does not run")
     parser.add_argument("--device", type=at_hand, default=at_hand())
-    parser.add_argument("--images", type=options.at_least(0), default=0, help="of a batch; 0: 32, clips 4")
-    parser.add_argument("--together", type=options.processes, default=5,
+    parser.add_argument("--images", type=ranges.at_least(0), default=0, help="of a batch; 0: 32, clips 4")
+    parser.add_argument("--together", type=ranges.processes, default=5,
                         help="models that are compiled at the same time; they divide the cores and GPUs")
-    parser.add_argument("--limit", type=options.limit, default=120, help="seconds to compile one model")
-    parser.add_argument("--time-budget", type=options.seconds, default=460,
+    parser.add_argument("--limit", type=ranges.limit, default=120, help="seconds to compile one model")
+    parser.add_argument("--time-budget", type=ranges.seconds, default=460,
                         help="seconds; then everything ends")
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")

@@ -55,14 +55,13 @@ def _without(error: ImportError, given: Sequence[str]) -> int:
 
 
 def _run(words: argparse.Namespace) -> int:
-    from transconv.cli.arguments import variables
-    from transconv.cli.arguments.options import refusal
+    from transconv.cli.arguments.options import check_variables, refusal
     from transconv.verify.pool import code, terminable
 
     try:
         with terminable():
             if words.verb != "doctor":  # which reports wrong variables among its findings
-                variables.check()
+                check_variables()
             return int(words.action(words))
     except StageError as error:
         print(error, file=sys.stderr)

@@ -200,3 +200,23 @@ def test_the_backend_is_known_by_name(first: str) -> None:
     """Without an installed package, and without an import of torch's compiler."""
     done = programs.run(["-c", KNOWN.format(first=first, early=["none"] if first else [])], cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_graph_that_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch,
+                                                       caplog: pytest.LogCaptureFixture) -> None:
+    seconds = {"transconv": 2.0, "transconv, CUDA graphs": 1.0}
+    with by_meaning():
+        trial = optimization.trial_of(network().eval(), X, False)
+        assert trial.prepare()
+        monkeypatch.setattr(optimization.ModelTrial, "gaps", lambda self: 0)
+        monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: seconds[name])
+        monkeypatch.setattr(optimization.ModelTrial, "run", lambda self, name: [])
+        assert trial.recorded_is_faster()
+        seconds["transconv"] = 0.5
+        assert not trial.recorded_is_faster()
+
+        def run(self: object, name: str) -> None:
+            raise torch.OutOfMemoryError("no memory for a pool")
+        monkeypatch.setattr(optimization.ModelTrial, "run", run)
+        assert not trial.recorded_is_faster()
+    assert "runs without CUDA graphs: OutOfMemoryError: no memory for a pool" in caplog.text

@@ -119,16 +119,16 @@ def test_any_statement(s: ir.Stmt, notes: tuple[str, ...]) -> None:
 
 EACH = [ir.Const(-3, ir.index), ir.as_expr(0.5), A, M, *(node(A, B) for node in BINARY), ir.Neg(A),
         ir.Not(A), ir.Select(A, B, X), ir.Cast(A, ir.f16), ir.Load(T, A, B, 1.5), ir.Reduce("sum", A, M),
-        ir.Spread(A, (M, N)), ir.BoxLoad(T, (A,), (), ()), ir.Call("exp", (A,)), ir.Piece(RING, A, B, ()),
-        ir.Piece(RING, A, B, (Y,))]
+        ir.Spread(A, (M, N)), ir.BoxLoad(T, (A,), (), ()), ir.Call("exp", (A,)),
+        ir.SlotTile(RING, A, B, ()), ir.SlotTile(RING, A, B, (Y,))]
 AROUND = [(lambda e, node=node: node(e, X), lambda e, node=node: node(X, e)) for node in BINARY] + [
     (ir.Neg, ir.Not, lambda e: ir.Cast(e, ir.f16), lambda e: ir.Reduce("sum", e, M),
      lambda e: ir.Spread(e, (N,)), lambda e: ir.Call("fma", (e, X))),
     (lambda e: ir.Select(e, X, Y), lambda e: ir.Select(X, e, Y), lambda e: ir.Select(X, Y, e)),
     (lambda e: ir.Load(T, e, X), lambda e: ir.Load(T, X, e), lambda e: ir.BoxLoad(T, (e, X), (), ()),
      lambda e: ir.BoxLoad(T, (), (X, e), ())),
-    (lambda e: ir.Piece(RING, e, X, ()), lambda e: ir.Piece(RING, X, e, ()),
-     lambda e: ir.Piece(RING, X, e, (Y,)), lambda e: ir.Piece(RING, X, Y, (e,)))]
+    (lambda e: ir.SlotTile(RING, e, X, ()), lambda e: ir.SlotTile(RING, X, e, ()),
+     lambda e: ir.SlotTile(RING, X, e, (Y,)), lambda e: ir.SlotTile(RING, X, Y, (e,)))]
 
 
 @pytest.mark.parametrize("around", AROUND)

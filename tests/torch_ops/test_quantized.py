@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -305,11 +306,17 @@ def test_results_without_values_have_a_shape() -> None:
 
 
 @interpreted
-def test_results_have_the_class_that_torch_s_have() -> None:
+@pytest.mark.parametrize("enabled_before", [False, True])
+def test_results_have_the_class_that_torch_s_have(enabled_before: bool) -> None:
     class Other(torch.Tensor):
         pass
 
     transconv.config.cpu = "interpret"
+    over = threading.Event()
+    if enabled_before:  # beside another thread, so that what was put in front of aten stays there, unused
+        threading.Thread(target=over.wait, daemon=True).start()
+        with transconv.use("cpu"):
+            pass
     x, w = (torch.randint(-9, 9, shape).char() for shape in ((1, 16, 5, 4), (8, 16, 3, 3)))
     want = F.conv2d(x.double(), w.double())
     for classes in itertools.product((torch.Tensor, Other), repeat=2):
@@ -317,4 +324,5 @@ def test_results_have_the_class_that_torch_s_have() -> None:
         made = quantized.conv2d(a, b)
         assert type(made) is type(F.conv2d(a.float(), b.float()))
         assert torch.equal(made.as_subclass(torch.Tensor).double(), want)
+    over.set()
     assert transconv.stats(reset=True).native == {"fwd": 1}, "a kernel computes those of torch's own class"

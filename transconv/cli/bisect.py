@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Compute
 from transconv.verify import any_size
 from transconv.verify.bisect.stage_search import PARTS, Blame, blame, blame_compute
@@ -36,9 +36,9 @@ def add_to(verbs: object) -> None:
     made.add_argument("--epilogue", default="", metavar="E",
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     options.add_schedule(made)
-    made.add_argument("--seed", type=options.at_least(0), default=0,
+    made.add_argument("--seed", type=ranges.at_least(0), default=0,
                       help="the seed of the data (default: 0)")
-    made.add_argument("--limit", type=options.at_least(1), default=PRODUCTS, metavar="N",
+    made.add_argument("--limit", type=ranges.at_least(1), default=PRODUCTS, metavar="N",
                       help="replace a problem of more multiplications by a smaller one "
                            f"(default: {PRODUCTS})")
     made.add_argument("--parts", default=",".join(PARTS), metavar="P",

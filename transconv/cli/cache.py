@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from transconv import knobs, runtime
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.target import Target, detect
 
 
@@ -21,7 +21,7 @@ def add_to(verbs: object) -> None:
         ("cache info", "cache pack kernels.zip", "cache unpack kernels.zip --target sm_90",
          "cache --verify"), run)
     made.add_argument("what", nargs="?", choices=("info", "pack", "unpack"))
-    made.add_argument("file", nargs="?", type=options.output, metavar="FILE")
+    made.add_argument("file", nargs="?", type=ranges.output, metavar="FILE")
     made.add_argument("--verify", action="store_true",
                       help="choose and lower each kept plan again, and list what differs")
     made.add_argument("--target", default="", metavar="T",

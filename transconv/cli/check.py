@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
 from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import ComputeError
@@ -76,18 +76,18 @@ def parser() -> argparse.ArgumentParser:
     add("--schedules", "--configs", dest="schedules", type=_schedules, default="best",
         metavar="best|N|all",
         help="check the plan that a user gets, the N best schedules, or all that may be chosen")
-    add("--json", type=options.output, metavar="FILE", help="write all results as JSON")
+    add("--json", type=ranges.output, metavar="FILE", help="write all results as JSON")
     add("--strict", action="store_true", help="exit with 1 also if a problem was not checked")
     add("--quiet", action="store_true", help="do not print problems that passed")
-    add("--workers", type=options.at_least(0, options.PROCESSES), default=None, metavar="N",
+    add("--workers", type=ranges.at_least(0, ranges.PROCESSES), default=None, metavar="N",
         help="worker processes (default: 8 on a GPU, none in the interpreter)")
-    add("--limit", type=options.limit, default=120, metavar="S",
+    add("--limit", type=ranges.limit, default=120, metavar="S",
         help="seconds for one problem in a worker")
-    add("--time-budget", type=options.seconds, default=float("inf"), metavar="S",
+    add("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
         help="seconds for the whole run; remaining problems are SKIPPED")
-    add("--memory", type=options.gigabytes, default=60, metavar="GB",
+    add("--memory", type=ranges.gigabytes, default=60, metavar="GB",
         help="GPU memory that all workers share")
-    add("--shard", type=options.part, default=(0, 1), metavar="I/N",
+    add("--shard", type=ranges.part, default=(0, 1), metavar="I/N",
         help="check every N-th problem, beginning with number I (counted from 0)")
     return made
 
@@ -138,7 +138,7 @@ def _computations(texts: Sequence[str]) -> list[Compute]:
 def _schedules(text: str) -> str:
     if text not in ("best", "all"):
         try:
-            options.at_least(1, 10**6)(text)
+            ranges.at_least(1, 10**6)(text)
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{error}, nor best or all") from None
     return text

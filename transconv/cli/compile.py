@@ -6,7 +6,7 @@ import argparse
 
 from transconv.backend_triton import compile_offline
 from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.cli.compile_report import TEXTS, printed
 from transconv.target import Target
 from transconv.verify.matrix.cases import jobs_of
@@ -26,7 +26,7 @@ def add_to(verbs: object) -> None:
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
                       help=f"also print this form of each kernel: {', '.join(TEXTS)}")
-    made.add_argument("--timeout", type=options.limit, default=120, metavar="S",
+    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
                       help="seconds to compile one kernel (default: 120)")
     options.add_schedule(made)
 

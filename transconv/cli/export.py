@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.conv import build
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule
@@ -36,9 +36,9 @@ def add_to(verbs: object) -> None:
     made.add_argument("--aot", action="store_true",
                       help="also write machine code (cubin, hsaco), a C header and source, and a Python "
                            "launcher")
-    made.add_argument("--timeout", type=options.limit, default=120, metavar="S",
+    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
                       help="seconds to compile one kernel (default: 120)")
-    made.add_argument("--workers", type=options.processes, default=1, metavar="N",
+    made.add_argument("--workers", type=ranges.processes, default=1, metavar="N",
                       help="worker processes that compile (default: 1)")
     made.add_argument("--force", action="store_true",
                       help="allow a folder that is not empty, and replace files of the same names")

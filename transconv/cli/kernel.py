@@ -9,7 +9,7 @@ from typing import Any
 
 from transconv import knobs
 from transconv.backend_triton import CompileFailure, CompileJob, compile_offline
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.cli.compile_report import TEXTS, table
 from transconv.errors import KernelError
 from transconv.ir import type_named
@@ -34,9 +34,9 @@ def add_to(verbs: object) -> None:
     made.add_argument("--group", default="", metavar="SIZES",
                       help="the work: 64 or 64x1000; not where the kernel declares it")
     made.add_argument("--shape", default="", metavar="SIZES", help="a hint for a group's shape: 1x128")
-    made.add_argument("--warps", type=options.at_least(1, 32), metavar="N",
+    made.add_argument("--warps", type=ranges.at_least(1, 32), metavar="N",
                       help="a hint: warps of a group")
-    made.add_argument("--stages", type=options.at_least(1, 8), metavar="N",
+    made.add_argument("--stages", type=ranges.at_least(1, 8), metavar="N",
                       help="a hint: iterations whose loads are in flight")
     made.add_argument("--set", nargs="*", default=[], metavar="NAME=N", help="values of tunable numbers")
     made.add_argument("--args", nargs="*", default=[], metavar="ARG",
@@ -45,13 +45,13 @@ def add_to(verbs: object) -> None:
     made.add_argument("--stage", default="", metavar="STAGE",
                       help="print this stage alone: written, the name of a pass, or emit")
     made.add_argument("--compile", action="store_true", help="compile for the chip, print resources")
-    made.add_argument("--tune", type=options.seconds, metavar="S",
+    made.add_argument("--tune", type=ranges.seconds, metavar="S",
                       help="tune for at most S seconds, on arrays of random numbers of this machine's GPU")
-    made.add_argument("--trials", type=options.at_least(1, 10**4), default=32, metavar="N",
+    made.add_argument("--trials", type=ranges.at_least(1, 10**4), default=32, metavar="N",
                       help="with --tune, candidates at most (default: 32)")
     made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
                       help=f"with --compile, print this form too: {', '.join(TEXTS)}")
-    made.add_argument("--timeout", type=options.limit, default=120, metavar="S",
+    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
                       help="seconds to compile (default: 120)")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from transconv.backend_triton import BACKENDS, Answer, compile_offline, triton_version
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.disk_cache import replace_named
 from transconv.errors import ScheduleError
 from transconv.target import TARGETS, Target
@@ -38,31 +38,31 @@ def add_to(verbs: object) -> None:
     made.add_argument("--targets", default="", metavar="T[,T...]", help="chips (default: all)")
     made.add_argument("--problems", default="", metavar="N[,N...]",
                       help=f"golden problems (default: all): {' '.join(CASES)}")
-    made.add_argument("--share", type=options.part, default=(0, 1), metavar="I/N",
+    made.add_argument("--share", type=ranges.part, default=(0, 1), metavar="I/N",
                       help="compile only part I of N of all pairs of problem and chip")
     made.add_argument("--triton", default=INSTALLED, metavar="PATH[,PATH...]",
                       help="folders with one Triton each (pip install --target); 'installed': the "
                            "Triton of this environment")
-    made.add_argument("--jobs", type=options.processes, default=os.cpu_count() or 1, metavar="N",
+    made.add_argument("--jobs", type=ranges.processes, default=os.cpu_count() or 1, metavar="N",
                       help="child processes (default: one per core)")
-    made.add_argument("--timeout", type=options.limit, default=180, metavar="S",
+    made.add_argument("--timeout", type=ranges.limit, default=180, metavar="S",
                       help="seconds to compile one kernel (default: 180)")
     made.add_argument("--record", type=Path, default=RECORD, metavar="FILE",
                       help="the CSV file to compare with (default: the repository's)")
     made.add_argument("--update", action="store_true", help="write the results into the record")
-    made.add_argument("--json", type=options.output, metavar="FILE", help="also write results as JSON")
-    made.add_argument("--csv", type=options.output, metavar="FILE", help="also write results as CSV")
+    made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write results as JSON")
+    made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write results as CSV")
     made.add_argument("--page", type=_page, metavar="FILE",
                       help="write the pages of the documentation from the record, FILE and one beside it "
                            "about kernels; nothing is compiled but for --update, --json or --csv")
 
 
 def _page(text: str) -> Path:
-    path = options.output(text)
+    path = ranges.output(text)
     if path.suffix != ".md":
         raise argparse.ArgumentTypeError(f"'{text}' is no Markdown file, such as docs/targets.md: "
                                          "a second page is written beside it")
-    options.output(str(record.beside(path)))
+    ranges.output(str(record.beside(path)))
     return path
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from transconv import knobs
 from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Alone
 from transconv.conv import ConvProblem, Epilogue, LayerRegistry, Prop, compiler, iter_problems
 from transconv.disk_cache import replace_named
@@ -35,9 +35,9 @@ def add_to(verbs: object) -> None:
     options.add_props(made, "all")
     made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
     made.add_argument("--epilogue", default="", metavar="E", help="of convolutions: bias+relu, ...")
-    made.add_argument("--workers", type=options.processes, default=cores(), metavar="N",
+    made.add_argument("--workers", type=ranges.processes, default=cores(), metavar="N",
                       help="processes (default: one per core)")
-    made.add_argument("--json", type=options.output, metavar="FILE", help="also write the report")
+    made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write the report")
 
 
 def run(words: argparse.Namespace) -> int:

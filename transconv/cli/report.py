@@ -15,7 +15,7 @@ from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, compile_offline
 from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.cli.arguments.printable import one_line
 from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
@@ -45,7 +45,7 @@ def add_to(verbs: object) -> None:
          "report bench/results/h200_layers_bf16_nhwc.csv --limit 3 -o layers.html"), report)
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
-    made.add_argument("-o", "--out", required=True, type=options.output, metavar="FILE.html",
+    made.add_argument("-o", "--out", required=True, type=ranges.output, metavar="FILE.html",
                       help="the page to write; replaced only when the new page is complete")
     made.add_argument("--target", default="",
                       help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
@@ -53,10 +53,10 @@ def add_to(verbs: object) -> None:
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--times", type=_times, default=None, metavar="CSV",
                       help="measured times of these problems, a file of `python -m bench time`")
-    made.add_argument("--limit", type=options.at_least(1, 50), default=MOST, metavar="N",
+    made.add_argument("--limit", type=ranges.at_least(1, 50), default=MOST, metavar="N",
                       help=f"the most problems of a list to show, up to 50 (default: {MOST})")
     made.add_argument("--no-compile", action="store_true", help="omit the machine code")
-    made.add_argument("--timeout", type=options.limit, default=120, metavar="S",
+    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
                       help="seconds to compile one kernel (default: 120)")
     options.add_schedule(made)
 

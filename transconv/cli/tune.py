@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transconv import knobs
 from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Alone, Compute
 from transconv.conv import (
     DIRECTIONS,
@@ -62,30 +62,30 @@ def add_to(verbs: object) -> None:
                       help="such as bias+relu; layer: each layer's own (not for bwd_w)")
     made.add_argument("--match", default="", help="only layers whose name matches (regex)")
     made.add_argument("--kinds", default="", help="only dense,depthwise,grouped,first,last layers")
-    made.add_argument("--mb", type=options.at_least(0), default=0, help="reduce larger batches to this")
-    made.add_argument("--trials", type=options.at_least(1, 10**6), default=16, metavar="N",
+    made.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
+    made.add_argument("--trials", type=ranges.at_least(1, 10**6), default=16, metavar="N",
                       help="schedules of each problem and direction (default: 16)")
     made.add_argument("--explore", choices=("near", "spread"), default="near",
                       help="the last 40%% of the trials: close to the best so far, or spread over "
                            "the ranking (to fit the estimate to)")
-    made.add_argument("--jobs", type=options.processes, metavar="J",
+    made.add_argument("--jobs", type=ranges.processes, metavar="J",
                       default=max(1, ranks.own_share(os.cpu_count() or 2) - 2),
                       help="worker processes that compile, of each rank (default: its cores - 2)")
-    made.add_argument("--limit", type=options.limit, default=30, metavar="S",
+    made.add_argument("--limit", type=ranges.limit, default=30, metavar="S",
                       help="seconds for one measurement (default: 30)")
-    made.add_argument("--compile-limit", type=options.limit, default=60, metavar="S",
+    made.add_argument("--compile-limit", type=ranges.limit, default=60, metavar="S",
                       help="seconds for one compile (default: 60)")
-    made.add_argument("--time-budget", type=options.seconds, default=float("inf"), metavar="S",
+    made.add_argument("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
                       help="seconds after which no trial starts; results so far are kept")
-    made.add_argument("--budget-ms", type=options.milliseconds, default=30, metavar="MS",
+    made.add_argument("--budget-ms", type=ranges.milliseconds, default=30, metavar="MS",
                       help="milliseconds of timing for one schedule (default: 30)")
-    made.add_argument("--gone-after", type=options.limit, default=30, metavar="S",
+    made.add_argument("--gone-after", type=ranges.limit, default=30, metavar="S",
                       help="seconds of silence after which the trials of a rank are dealt again "
                            "(default: 30)")
-    made.add_argument("--db", type=options.output, metavar="FILE",
+    made.add_argument("--db", type=ranges.output, metavar="FILE",
                       help="save results in this CSV file (tuned.csv) instead of the user's cache, and "
                            "every trial beside it (tuned.trials.csv)")
-    made.add_argument("--log", type=options.output, metavar="FILE",
+    made.add_argument("--log", type=ranges.output, metavar="FILE",
                       help="write every trial to this CSV file")
 
 

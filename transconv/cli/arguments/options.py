@@ -1,9 +1,5 @@
-"""Options that several verbs share: problems, directions, schedules and targets.
-
-Argument types of the command line: numbers in a range, words of a list, files that can be written.
-
-Each is for ``type=`` of an option: it returns the value, or raises ArgumentTypeError, one line that
-argparse prints with the option's name.
+"""Options that several verbs share: problems, directions, schedules and targets; the variables of the
+environment, which are checked before a verb starts.
 
 FILE:NAME on the command line: what a user's Python file defines.
 """
@@ -14,20 +10,21 @@ import argparse
 import importlib.util
 import sys
 import traceback
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from os.path import exists  # unlike Path.exists, it takes a name of any length
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from transconv import knobs
 from transconv.cli.arguments.printable import one_line
 from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
-from transconv.disk_cache import why_unwritable
 from transconv.errors import ProblemError, Unsupported
 from transconv.schedule import Schedule
-from transconv.target import Target, detect
+from transconv.selection import schedule_of_user
+from transconv.target import Target, detect, why_no_switches
 
 EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
 PROPS = [p.value for p in Prop]
@@ -169,95 +166,6 @@ def chip(name: str) -> Target:
     return found if name or found.backend != "interpreter" else Target.parse("sm_90")
 
 
-LARGEST = 2**63 - 1
-PROCESSES = 1024  # more are a mistake
-
-
-def at_least(least: int, most: int = LARGEST) -> Callable[[str], int]:
-    """A whole number that is not smaller, and not larger than ``most``."""
-    def whole(text: str) -> int:
-        digits = text.removeprefix("-")
-        if digits.isascii() and digits.isdecimal() and len(digits) < 30 and least <= int(text) <= most:
-            return int(text)
-        upto = f" to {most}" if most < LARGEST else ""
-        raise ArgumentTypeError(f"'{text}' is no whole number from {least}{upto}")
-    return whole
-
-
-def number(above: float, most: float, what: str) -> Callable[[str], float]:
-    """A number larger than ``above`` and at most ``most``; ``what``: its unit in words."""
-    def read(text: str) -> float:
-        try:
-            if above < (found := float(text)) <= most:
-                return found
-        except ValueError:
-            pass
-        raise ArgumentTypeError(f"'{text}' is no number of {what} above {above:g}, at most {most:g}")
-    return read
-
-
-processes = at_least(1, PROCESSES)
-limit = number(0, 1e6, "seconds")
-milliseconds = number(0, 1e6, "milliseconds")
-gigabytes = number(0, 1e6, "gigabytes")
-
-
-def seconds(text: str) -> float:
-    """A time that may be 0 or endless (``inf``)."""
-    try:
-        if (found := float(text)) >= 0:
-            return found
-    except ValueError:
-        pass
-    raise ArgumentTypeError(f"'{text}' is no number of seconds from 0")
-
-
-def fraction(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        if 0 <= (found := float(text)) <= 1:
-            return found
-    except ValueError:
-        pass
-    raise ArgumentTypeError(f"'{text}' is no number from 0 to 1")
-
-
-def part(text: str) -> tuple[int, int]:
-    """``I/N``, the I-th of N parts, counted from 0."""
-    first, _, parts = text.partition("/")
-    try:
-        count = at_least(1)(parts)
-        return at_least(0, count - 1)(first), count
-    except ArgumentTypeError:
-        raise ArgumentTypeError(f"'{text}' is no I/N with I from 0 to N-1") from None
-
-
-def some_of(*legal: str) -> Callable[[str], str]:
-    """Some of these words, joined by commas."""
-    def words(text: str) -> str:
-        if unknown := [w for w in text.split(",") if w not in legal]:
-            raise ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(legal)}")
-        return text
-    return words
-
-
-def output(text: str) -> Path:
-    """A file to write; whether it can be written is checked before the work begins."""
-    path = Path(text)
-    if not text or (reason := why_unwritable(path)):
-        raise ArgumentTypeError(f"'{text}' cannot be written: {reason if text else 'it has no name'}")
-    return path
-
-
-def folder(text: str) -> Path:
-    """A folder to write files in, made at the first file."""
-    path = Path(text)
-    reason = "it is a file" if path.exists() and not path.is_dir() else why_unwritable(path / "x")
-    if reason:
-        raise ArgumentTypeError(f"no file can be written in '{text}': {reason}")
-    return path
-
-
 def loaded(text: str) -> tuple[ModuleType, str]:
     """The module that a file is, and the name behind the colon. The file can import others of its folder.
     Raises ValueError where there is no file, and where running it fails, with its line."""
@@ -284,3 +192,15 @@ def _line(error: Exception, path: Path) -> str:
         return f", line {error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
+
+
+def check_variables() -> None:
+    """Raises ValueError for a variable of the environment with an invalid value (knobs.py), ScheduleError
+    for unknown features and schedule words; one that nothing reads is named."""
+    knobs.name_unknown()
+    for knob in knobs.KNOBS:
+        with suppress(OSError, RuntimeError):  # an unreachable cache, which disk_cache reports
+            knob.checked()
+    if reason := why_no_switches():
+        raise ValueError(reason)
+    schedule_of_user()

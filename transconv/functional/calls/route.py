@@ -103,7 +103,7 @@ class FunctionCall(Route):
         """A function of single operands, without checks, to the results; a single one alone. With
         ``saves`` of autograd's context before them, which keeps what gradients need. None before the first
         launch, and while another device is the current one."""
-        if self.only_on not in (None, current_device()):
+        if self.only_on is not None and self.only_on != current_device():
             return None
         bound, step, found = self.bound, self.step, self.functions.get(saves)
         if found is None and bound is not None and step is not None and (begun := step.begun()):

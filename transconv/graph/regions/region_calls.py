@@ -408,7 +408,8 @@ class RegionLaunches:
 
     def here(self) -> AbstractContextManager[object]:
         """The device as the current one."""
-        return NOTHING if self.device.index in (None, current_device()) else on_device(self.device)
+        index = self.device.index
+        return NOTHING if index is None or index == current_device() else on_device(self.device)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory on the device."""
