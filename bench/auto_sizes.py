@@ -1,11 +1,11 @@
 """``python -m bench auto-sizes``: who answers a program whose sizes change, with default settings.
 
 A 3x3 layer at 24 drawn sizes and a training step of a detection model at 16, forward and backward, from
-empty caches: each call is waited for, and told who answered. The sizes come again and again for
-``--seconds``; the first three passes and the last one have a row for each call, those between only for
-calls above ``SLOW_MS``. At the end each size is timed as it is then answered (``us``), those of the layer
-also with kernels of their own (``own_us``). torch runs beside it with cuDNN's benchmark off and on. Rows
-are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are missing.
+empty caches: the host waits for each call, and a row says who answered it. The sizes come again and
+again for ``--seconds``; the first three passes and the last one have a row for each call, those between
+only for calls above ``SLOW_MS``. At the end each size is timed as it is then answered (``us``), those of
+the layer also with kernels of their own (``own_us``). torch runs beside it with cuDNN's benchmark off and
+on. Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are missing.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def main(options: argparse.Namespace) -> int:
             payload = {"case": case, "side": side, "quick": options.quick, "seconds": min(seconds, left)}
             for _, answer in Pool({case: group}).run([Task(case, payload, left)], left):
                 failed += "error" in answer
-                print(f"{case}, {side}: {answer.get('error') or told(answer['rows'])}", flush=True)
+                print(f"{case}, {side}: {answer.get('error') or describe(answer['rows'])}", flush=True)
                 for row in answer.get("rows", ()):
                     table.add({**about, **row})
     print(f"{len(table.rows)} rows are in {table.path}", file=sys.stderr)
     return int(bool(failed))
 
 
-def told(rows: list[Row]) -> str:
+def describe(rows: list[Row]) -> str:
     """The slowest calls, who answered at the end, and what a choice costs beside kernels of its own."""
     calls = [(float(r["forward_ms"]), float(r["backward_ms"])) for r in rows]
     late = [r for r in rows if float(r["at_s"]) > SETTLED_S]

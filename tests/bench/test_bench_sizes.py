@@ -219,6 +219,6 @@ def test_calls_with_default_settings_have_rows() -> None:
     assert all({*r} < {*auto_sizes.COLUMNS} for r in rows)
     for row, slow_ms, at_s in zip(rows, (7.0, 9.0), (1.0, 31.0), strict=False):
         row.update(forward_ms=slow_ms, at_s=at_s, kernels=3, waiting=1, us=3.0, own_us=2.0)
-    told = auto_sizes.told(rows[:2])
+    told = auto_sizes.describe(rows[:2])
     assert told == ("slowest of ten first calls 9.0 ms, of others 0.0 ms; after 30 s 75.0% by kernels; "
                     "time over that of own kernels at most 1.500")

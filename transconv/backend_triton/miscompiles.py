@@ -60,7 +60,8 @@ text.
 
 **Products that are dropped.** The check needs the PTX text.
 
-Finds conversions of two 8-bit floats for which ptxas took the number of a constant in its own tables.
+Also here: finds conversions of two 8-bit floats for which ptxas took the number of a constant in its own
+tables.
 
 Triton converts four 8-bit floats as two halves of a register:
 
@@ -80,8 +81,8 @@ What is loaded where a mask does not hold is 0, so that a right conversion of a 
 drawn kernels of 8-bit floats one has such an instruction beside the first that was seen: there the other
 factor is 0, too.
 
-Finds NVIDIA machine code that copies boxes and has branches of whole warps on a condition about which
-threads may disagree.
+Also here: finds NVIDIA machine code that copies boxes and has branches of whole warps on a condition
+about which threads may disagree.
 
     @P1 BRA.U `(.L_x_17)        P1 = R5 >= 3, and R5 is the row of a thread
     ..
@@ -97,7 +98,7 @@ warp takes it only where all of its threads do. The code computes the place of t
 that text is not there: without ``programs`` the same kernel has neither and is right, and none of 91 other
 kernels has one. ptxas of CUDA 12.8, 12.9 and 13.0 makes it. Code that copies no box has no place of a box.
 
-Finds products that ptxas has dropped.
+Also here: finds products that ptxas has dropped.
 
 A sum of the matrix unit begins with 0. Where all that reads it is a choice between it and 0, and the loop
 around the products has so few steps that all are written out, the ptxas of CUDA 12.8 takes the sum for 0
@@ -111,7 +112,7 @@ so that all elements are 0, as those of the gradient of a ReLU behind a product 
 steps all products are dropped, of 36 none. An operation of floats between the sum and the choice, even the
 addition of 0, keeps them; an operation of bits does not.
 
-Finds stores of the lowest bits of a float that ptxas makes conversions of.
+Also here: finds stores of the lowest bits of a float that ptxas makes conversions of.
 
 PTX has one kind of registers for numbers of 32 bits, and a store of 8 bits keeps their lowest 8. But ptxas
 remembers whether an operation of floats has made the number, and then stores what the number is as an
@@ -126,7 +127,7 @@ CUDA 12.8 (sm_80, 89, 90) and 12.9 (sm_100) do so, with floats of 16 bits stored
 as 32 or fewer, too. They do not where an operation of integers or bits stands between, or the number comes
 from memory or from two branches.
 
-Finds sums in loops whose elements Triton's ``optimize-thread-locality`` puts into other rows.
+Also here: finds sums in loops whose elements Triton's ``optimize-thread-locality`` puts into other rows.
 
 The pass lets each thread sum its own elements of a row across the steps of a loop. To that end it gives
 the tile an axis more, with a reshape that may reorder a thread's registers:

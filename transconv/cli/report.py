@@ -1,6 +1,6 @@
 """``report``: an HTML page about a problem's kernels.
 
-Measured times for ``report``: the rows of a CSV file that ``python -m bench time`` wrote.
+Also here: measured times for ``report``: the rows of a CSV file that ``python -m bench time`` wrote.
 """
 
 from __future__ import annotations

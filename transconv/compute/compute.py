@@ -11,7 +11,7 @@ unit can compute a sum of products of two reads, ``sum(a*b; k)``; the kind of ea
 follows from which of the reads and stores mention it. The compiler uses a computation's properties (``a``,
 ``b``, ``c``, ``sum``); text/format.py prints and parses it, semantics/evaluation.py executes it in NumPy.
 
-The product of a computation: its factors, the reads behind them, and the kind of each axis.
+Also here: the product of a computation: its factors, the reads behind them, and the kind of each axis.
 """
 
 from __future__ import annotations

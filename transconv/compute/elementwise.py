@@ -4,7 +4,7 @@ The form of an expression determines the text of kernels, which tests/golden com
 those of torch, also at points where a function has none: 0 for relu at 0, one half each for equal operands
 of a maximum.
 
-Elementwise operations: one row each, from which every list of operations is derived.
+Also here: elementwise operations: one row each, from which every list of operations is derived.
 
 A row has the meaning of an operation (an expression of the IR), the equivalent function of torch, its
 derivative, and where it may be used. The rows of this package are in elementwise.py; ``register`` adds
@@ -12,7 +12,7 @@ others:
 
     register(Op("cube", 1, lambda x: x * x * x, torch="mypackage.cube", activation=True))
 
-``argmax`` and ``argmin``: one row each. Each expands to two reductions.
+Also here: ``argmax`` and ``argmin``: one row each. Each expands to two reductions.
 
     let i = argmax(x; k)        expands to        let i_top = max(x; k)
                                                   let i = min(where(x == i_top or x != x, k, 768); k)

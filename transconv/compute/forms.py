@@ -1,6 +1,6 @@
 """Builds computations of common forms: a sum of products of two views, a sum of one view, a copy.
 
-A computation of several examples at once: the same, over one axis more.
+Also here: a computation of several examples at once: the same, over one axis more.
 
     read  x = X[m, k]                     read  x = X[example, m, k]
     read  w = W[k]                        read  w = W[k]                   the same for all examples

@@ -1,7 +1,7 @@
 """What a computation is made of: axes, and the steps over them.
 
-Dependencies of a computation's names: the axes of each, the reads that a ``where`` chooses from, and
-the values in coordinates.
+Also here: dependencies of a computation's names: the axes of each, the reads that a ``where`` chooses
+from, and the values in coordinates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A computation whose sizes are arguments: its form for given sizes, and what is refused of it.
 
-The line of a computation's text that names the sizes that are arguments of its kernels.
+Also here: the line of a computation's text that names the sizes that are arguments of its kernels.
 
     sizes  N=8 in 1..64, H in 1..4096, W in 1..4096, C=64 in 8..512, C % 8 == 0, N*H*W*C < 2147483648
 

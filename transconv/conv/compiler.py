@@ -1,6 +1,6 @@
 """From a direction of a convolution problem to a plan; wraps the compiler for any workload.
 
-Plans of convolutions: launches on src, wei and dst, cleared blocked padding, torch's settings.
+Also here: plans of convolutions: launches on src, wei and dst, cleared blocked padding, torch's settings.
 """
 
 from __future__ import annotations

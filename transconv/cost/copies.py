@@ -1,6 +1,7 @@
 """What the copies of a schedule with the word ``pack`` take, before and after its main kernel.
 
-Estimated time of additions to memory: stores that add, split sums that meet in place, and statistics.
+Also here: estimated time of additions to memory: stores that add, split sums that meet in place, and
+statistics.
 
     additions  = clearing the result + max(bytes added / second cache, additions to one place / clock)
     statistics = tiles * (instructions + shuffles + exchange of warps) + bytes of the parts / bandwidth
@@ -10,8 +11,8 @@ matrix unit eight groups of lanes, and each warp, have rows of their own, and th
 columns: a reduction over rows shuffles every column three times and meets in shared memory, one over
 columns every row twice. A chip's record has the rates; no figure of statistics is measured here yet.
 
-Counts of the maps behind a sum: what they read, what they store beside the sum's own result, and the
-functions that they call.
+Also here: counts of the maps behind a sum: what they read, what they store beside the sum's own result,
+and the functions that they call.
 
 In explicit kernels, tensors as large as the result are read by loads of the consumers, whose registers are
 laid out for products, or in boxes that the producer fetches (the word ``behind``); other results leave as

@@ -5,8 +5,8 @@ file is written and read). Records whose content is executed, or names what is, 
 the others carry a checksum, which finds damage alone, and are choices. The readers of both check the
 content (``records.py``).
 
-Fields of records, judged as they are read: types, ranges and names. Each function gives the value, or
-raises ValueError with what was expected of it.
+Also here: fields of records, judged as they are read: types, ranges and names. Each function gives the
+value, or raises ValueError with what was expected of it.
 
 Python's bool is an int, and JSON's numbers have any size: neither passes for what it is not.
 """

@@ -3,7 +3,7 @@
 A choice of a schedule follows from the computation, the chip, the versions, the environment and the tuned
 rows. Ranks whose rows differ take those of the mesh's first rank; whatever else differs is an error.
 
-Names the ranks that a GPU waits for in vain, before NCCL ends the process, which names none.
+Also here: names the ranks that a GPU waits for in vain, before NCCL ends the process, which names none.
 
 On a GPU the stream waits for rows, not the host: no call of torch can raise the error. A thread looks at
 an event behind each exchange once a second, and writes to standard error if one is late.

@@ -5,7 +5,7 @@ interval of each. What it needs of the other tensor is the range of the relation
 interval and all taps; what it then computes is a convolution of these intervals, with a padding of its
 own.
 
-Moves rows of an image between the ranks of one mesh dim, as a plan says.
+Also here: moves rows of an image between the ranks of one mesh dim, as a plan says.
 """
 
 from __future__ import annotations

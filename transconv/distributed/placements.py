@@ -1,6 +1,6 @@
 """Chooses along which axis each mesh dim splits a convolution, and brings the operands there.
 
-Along which axes of a convolution its tensors can be split over ranks, from its views.
+Also here: along which axes of a convolution its tensors can be split over ranks, from its views.
 
 Ranks that split an axis each compute a part of it. A tensor whose view has the axis is sharded along that
 dim, any other operand is whole on every rank, and a result without the axis is a sum over the ranks.

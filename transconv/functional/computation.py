@@ -1,6 +1,7 @@
 """``transconv.computation(text)``: the text of a computation as a function of tensors.
 
-The operator ``transconv::compute`` under autograd and torch's transforms: derivatives are texts too.
+Also here: the operator ``transconv::compute`` under autograd and torch's transforms: derivatives are
+texts too.
 
     gradients   the texts of ``transconv.compute.differentiate``
     tangents    the gradients of those texts: they are linear in the gradients of the results, and the

@@ -1,6 +1,7 @@
 """Norms with the signatures of torch.nn.functional: layer, rms, group, instance and batch.
 
-The parts of a norm whose rows are in several places, as functions of tensors: library/parts.py.
+Also here: the parts of a norm whose rows are in several places, as functions of tensors:
+library/parts.py.
 
 Images are f16, bf16, f32 or f64; their moments and factors are f32, of f64 images f64.
 """

@@ -1,7 +1,8 @@
 """Functions that only move elements, with the signatures of torch: pad, flip, cat, interpolate,
 pixel_shuffle, pixel_unshuffle, unfold, fold.
 
-index_select, gather and embedding, with the signatures of torch: reads at indices from a tensor.
+Also here: index_select, gather and embedding, with the signatures of torch: reads at indices from a
+tensor.
 
 An index out of range is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else it reads 0 and
 no other memory. Gradients are summed in place, in no fixed order: under

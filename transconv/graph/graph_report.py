@@ -1,11 +1,11 @@
 """What a compiled model became: its kernels with what they cost, what torch computes, and why.
 
-From what torch.compile returned to the calls of the backend that it made.
+Also here: from what torch.compile returned to the calls of the backend that it made.
 
 torch's compiler leaves them in code that is kept by code of Python: of a function, of what continues one
 behind a graph break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
 
-Microseconds of a kernel on the device.
+Also here: microseconds of a kernel on the device.
 """
 
 from __future__ import annotations

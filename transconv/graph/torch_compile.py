@@ -1,7 +1,7 @@
 """``torch.compile(model, backend="transconv")``: graphs of AOTAutograd, their regions, how they run.
 
-How AOTAutograd writes graphs: torch's decompositions, but for operations that rows translate whole, and
-its division into forward and backward, which keeps nothing that costs nothing to have again.
+Also here: how AOTAutograd writes graphs: torch's decompositions, but for operations that rows translate
+whole, and its division into forward and backward, which keeps nothing that costs nothing to have again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An expression that mentions lanes is a tile. Its shape has the extents of the lanes, ordered by their
 ``axis``; operands are broadcast along lanes that they do not mention.
 
-Converts Python's and NumPy's scalars to constants of expressions.
+Also here: converts Python's and NumPy's scalars to constants of expressions.
 """
 
 from __future__ import annotations

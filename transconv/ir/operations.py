@@ -1,9 +1,9 @@
 """Expressions without a Python operator: selections, casts and calls.
 
-Expressions without a Python operator: equality, extrema, choices; masks as lists of conditions, sums as
-lists of addends.
+Also here: expressions without a Python operator: equality, extrema, choices; masks as lists of
+conditions, sums as lists of addends.
 
-Expressions that remove, add or rename lanes of a tile.
+Also here: expressions that remove, add or rename lanes of a tile.
 """
 
 from __future__ import annotations

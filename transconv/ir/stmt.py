@@ -1,7 +1,7 @@
 """Statements: what a kernel does, in order. A variable bound by a ``Let`` or ``Alloc`` is visible in
 the statements after it in the same sequence, and inside them.
 
-Functions that a statement can call for their effect. The verifier checks their arguments, the
+Also here: functions that a statement can call for their effect. The verifier checks their arguments, the
 interpreter executes them and the emitters spell them.
 """
 

@@ -2,7 +2,8 @@
 to elements of an array that no other one comes between, and random numbers from a place and a seed:
 nothing is stored, and every engine has the same.
 
-Functions with several bodies: one for each scope, and intrinsics of a chip. Which one a call gets.
+Also here: functions with several bodies: one for each scope, and intrinsics of a chip. Which one a call
+gets.
 
     intrinsics of the scope, then those of every scope: the first one that gives a builder
     the body for the scope, with the group, sub-group or work-item as its first argument

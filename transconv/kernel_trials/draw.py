@@ -4,8 +4,9 @@ Comparisons and indices are of exact values alone, so that engines that round ot
 values stay small, so that roundings do. Arrays are empty, smaller and larger than tiles; groups reach
 beyond the work.
 
-Statements that say the same of all groups: whole numbers of narrow types over their whole range, loads
-with padding, indices from the end, sums over loops; plain NumPy computes them on whole arrays at once.
+Also here: statements that say the same of all groups: whole numbers of narrow types over their whole
+range, loads with padding, indices from the end, sums over loops; plain NumPy computes them on whole
+arrays at once.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ for the whole work where they say the same of all groups.
 The group, its items and its arrays are those of this file; neither the simulator nor the front end takes
 part. An index that is a tile counts from the end below 0, as in NumPy.
 
-Values of a drawn kernel in plain NumPy: elements in NumPy's own types, and which of them are active.
+Also here: values of a drawn kernel in plain NumPy: elements in NumPy's own types, and which of them are
+active.
 
 Nothing here is shared with the simulator or the front end of kernels: types are those that NumPy's
 functions give, sums are of 64 bits, and what is active follows docs/kernel_masks.md.

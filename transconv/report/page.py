@@ -1,6 +1,6 @@
 """The page: subjects rendered through the templates into one text that needs no other file.
 
-A page of tables in the style of the other pages: one text that needs no other file.
+Also here: a page of tables in the style of the other pages: one text that needs no other file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every stage of the compiler with the lines that it added and removed; unchanged lines are folded.
 
-Lines of kernel and machine texts, those that multiply and move data marked and counted.
+Also here: lines of kernel and machine texts, those that multiply and move data marked and counted.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ step of the sum) handles. Axes without a block have extent 1: M, N and B positio
 positions separate steps. ``Schedule.parse(str(c)) == c``. words.py, and ``python -m transconv words``,
 give the meaning and the values of each word; legality/check.py says which schedules are legal.
 
-Scheduled: a computation with its schedule and target. Derives on demand the computation with its groups
-merged, the computation of the main kernel, and those that copy its operands.
+Also here: scheduled: a computation with its schedule and target. Derives on demand the computation with
+its groups merged, the computation of the main kernel, and those that copy its operands.
 """
 
 from __future__ import annotations

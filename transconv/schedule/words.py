@@ -3,7 +3,7 @@
 The package's words are the rows of ``WORDS``; ``register`` adds others, in this process. ``words()`` has
 all of them.
 
-Word: one row of the table of schedule words, with its values, its meaning and its rules.
+Also here: word: one row of the table of schedule words, with its values, its meaning and its rules.
 """
 
 from __future__ import annotations

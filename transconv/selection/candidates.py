@@ -6,7 +6,7 @@ tensors and values, the target, this package's files, and the tuned rows, with t
 any. Equal computations of a graph are thus ranked once. A schedule that is read back must be legal, like
 that of any row, and its kernel is checked like any other.
 
-Schedules that say only ``red=`` or ``row=``: fills in a tile that satisfies these words.
+Also here: schedules that say only ``red=`` or ``row=``: fills in a tile that satisfies these words.
 
     red=block row=held           ->   n:4 k:4096 | fma | red=block row=held stages=1 warps=8
     k:1024 | fma | red=split     ->   k:1024 | fma | split_k=16 red=split

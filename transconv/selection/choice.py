@@ -8,7 +8,7 @@ if the schedule that won there was estimated to take 1.2 times the best estimate
 these layouts, the schedule of the same workload with features innermost is tried over copies (``pack``).
 ``TRANSCONV_SCHEDULE`` overrides all of this.
 
-Schedules of kernels whose sizes are arguments, ranked by their estimates for several sizes.
+Also here: schedules of kernels whose sizes are arguments, ranked by their estimates for several sizes.
 
 Tiles that fit the sizes of an example leave no lane idle there; for most other sizes they do, each tile
 for others. So the example's best schedules with each tile are ranked again, by the mean over sizes around
@@ -16,7 +16,8 @@ it:
 
     MB=8 IH=56 IW=56    at    MB=5 IH=91 IW=34    MB=13 IH=58 IW=77    ...
 
-The choice of a schedule in words: the reason, the parts of its estimate, and refused schedules.
+Also here: the choice of a schedule in words: the reason, the parts of its estimate, and refused
+schedules.
 
     tuned      tuned for this problem on sm_90x132: 20.4 us, the fastest of 16 tried
     estimate   24.1 us: 784 tiles on 132 multiprocessors are 5.94 waves, 1% of the last one idle;

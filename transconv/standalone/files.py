@@ -1,9 +1,9 @@
 """Writes the files of plans: a Python file for each, and on request a folder of machine code.
 
-A package's machine code as a folder: the code of each kernel, launchers in C and in Python, and a JSON
-that says what every launch passes.
+Also here: a package's machine code as a folder: the code of each kernel, launchers in C and in Python,
+and a JSON that says what every launch passes.
 
-Writes a folder of files, all of them or none.
+Also here: writes a folder of files, all of them or none.
 """
 
 from __future__ import annotations

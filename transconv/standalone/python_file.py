@@ -1,10 +1,11 @@
 """A package as one Python file that needs only torch and Triton.
 
-The self-check of an exported file against torch: numbers and names for its text.
+Also here: the self-check of an exported file against torch: numbers and names for its text.
 
-Joins the sources of several kernels in one module: imports once, distinct names for distinct texts.
+Also here: joins the sources of several kernels in one module: imports once, distinct names for distinct
+texts.
 
-Translates the steps of a computation to torch, for the self-check of an exported file.
+Also here: translates the steps of a computation to torch, for the self-check of an exported file.
 
 Every value is a tensor with one dimension for each axis, of size 1 along those that it does not depend
 on, in f64 (whole numbers in 64 bits). Axes that nothing reduces are sampled by the file where all their

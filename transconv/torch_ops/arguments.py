@@ -3,7 +3,7 @@
 The eager path, the registered operators and their fakes all come through here, so a wrong call gets
 the same exception class and sentence everywhere. Shapes may hold symbolic integers.
 
-The casts that torch's autocast makes for convolutions.
+Also here: the casts that torch's autocast makes for convolutions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 There is no collective: a rank that is gone shows no sign of life, and nobody waits for it.
 
-Deals trials over ranks: rank 0 searches, deals and writes; all ranks run trials.
+Also here: deals trials over ranks: rank 0 searches, deals and writes; all ranks run trials.
 
 Each rank has a pool of processes. A trial goes to the rank with the fewest unfinished ones, and what it
 found comes back as soon as it ends. The unfinished trials of a rank that is gone are dealt again. Without

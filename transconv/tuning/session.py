@@ -4,7 +4,7 @@ Compiles run in several processes, measurements in one, each with a time limit. 
 are tuned at a time, so that there is always something to compile while a workload's next trials wait
 for its first results. Trials in the log are not measured again.
 
-Progress of a run: a bar on a terminal, a line from time to time in a log.
+Also here: progress of a run: a bar on a terminal, a line from time to time in a log.
 """
 
 from __future__ import annotations

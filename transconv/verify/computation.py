@@ -5,7 +5,7 @@ same bits as the answer in f64 after one rounding, unless an operation of it (ex
 Float data are bounded by the rounding of the result and by what that of sums becomes in the steps behind
 them (compute/semantics/error_bounds.py), and as a whole as judgement.py says.
 
-Compares the gradients of a computation with differences of its results, both in f64.
+Also here: compares the gradients of a computation with differences of its results, both in f64.
 
     <v, f(x + h u) - f(x - h u)> / 2h  =  <gradient, u>        along a random direction u of each tensor,
                                                                for random gradients v of the results

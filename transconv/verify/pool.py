@@ -4,7 +4,7 @@ Workers are grouped: a group has a function, a number of processes, and their en
 may name a task that follows it (compile, then time), which joins its group's queue when the first
 has answered, with a result or an exception; after one that hung or crashed it is dropped.
 
-Stops a long run cleanly on Ctrl-C or SIGTERM.
+Also here: stops a long run cleanly on Ctrl-C or SIGTERM.
 
 Whoever catches KeyboardInterrupt to say what was done so far ends with ``code`` of it.
 """

@@ -4,7 +4,7 @@ Gluon is Triton's dialect in which shared memory, barriers and layouts are named
 function; the kernel itself reserves the rings and starts the roles. As in ``emit_tl`` there is no
 algebra here. Names that differ between Triton's versions are looked up once, above the functions.
 
-Where tiles are in a Gluon kernel: layouts of shared memory and of registers, as Gluon text.
+Also here: where tiles are in a Gluon kernel: layouts of shared memory and of registers, as Gluon text.
 
 A layout says how a tile's elements are distributed over the registers of warps or over shared memory.
 The rings of buffers and the barriers that all roles share are allocated before the roles begin.

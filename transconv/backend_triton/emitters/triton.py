@@ -4,8 +4,8 @@ Emission is one-to-one: there is no algebra here. A let becomes an assignment, a
 lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are spelled in
 emitters/arithmetic.py and emitters/expressions.py.
 
-The text of expressions of a lanewise kernel: beside arithmetic, tiles that are loaded, reduced, and
-seen in another shape.
+Also here: the text of expressions of a lanewise kernel: beside arithmetic, tiles that are loaded,
+reduced, and seen in another shape.
 """
 
 from __future__ import annotations

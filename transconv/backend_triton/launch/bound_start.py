@@ -4,7 +4,7 @@ and the descriptors of boxes, which are encoded once for an address and kept.
     KernelStart    a kernel that takes addresses, descriptors and sizes; a plan's text is written around
                    several (runtime/plans.py)
 
-Overlapping launches (feature ``early``): CUDA's programmatic dependent launch.
+Also here: overlapping launches (feature ``early``): CUDA's programmatic dependent launch.
 
 A kernel may be made ready, its programs placed and its barriers laid out, while the one before it in the
 stream ends. Every kernel begins by waiting until all before it have ended and their writes are visible.

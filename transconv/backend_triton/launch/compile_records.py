@@ -4,7 +4,8 @@ A record names the folder of Triton's cache with a kernel's machine code; that t
 checked. A kernel with a missing or stale record counts as not compiled; a wrong record costs time only.
 With what else a record has, the kernel is read without Triton's front end (launch/binary_reload.py).
 
-Stage 11a for a kernel that another process compiled: its machine code, without Triton's front end.
+Also here: Stage 11a for a kernel that another process compiled: its machine code, without Triton's front
+end.
 
 Triton finds a kernel in its cache by a key for which it reads its own files, and parses the kernel's text.
 Where a record (launch/compile_records.py) names the folder, the kernel is read from there. Whatever
@@ -12,15 +13,15 @@ differs from the time of the record has None for an answer, and Triton decides: 
 change what it compiles, its hooks, the rules for known miscompiles, the chip. Damaged machine code is
 compiled anew.
 
-Triton's fingerprint of itself, remembered between processes.
+Also here: Triton's fingerprint of itself, remembered between processes.
 
 Triton names what it has compiled by a hash of its own files, some hundred megabytes, which takes each
 process about half a second before its first kernel. The hash is kept in the cache beside the sizes and
 times of change of those files, and computed again when one of them differs.
 
-What the first kernel of a process waits for, begun before it: Triton's fingerprint of itself, and the
-C code with which Triton talks to the driver and starts kernels, which a C compiler makes once for a
-cache.
+Also here: what the first kernel of a process waits for, begun before it: Triton's fingerprint of itself,
+and the C code with which Triton talks to the driver and starts kernels, which a C compiler makes once for
+a cache.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A child reads a JSON line per job and answers with one. It serves many jobs, to spread the cost of its
 start. It is started by its module's name and never runs the program's own main module.
 
-Stage 11c. A pool of child processes that exist while there is work and end with the program.
+Also here: Stage 11c. A pool of child processes that exist while there is work and end with the program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Options that several verbs share: problems, directions, schedules and targets; the variables of the
 environment, which are checked before a verb starts.
 
-FILE:NAME on the command line: what a user's Python file defines.
+Also here: FILE:NAME on the command line: what a user's Python file defines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """``doctor``: the chip, its clock and power limits, and the features that kernels use.
 
-``doctor``: a convolution and a map, generated, run and compared; none starts after three seconds.
+Also here: ``doctor``: a convolution and a map, generated, run and compared; none starts after three
+seconds.
 
 Data are small integers: products and sums are exact, so the result of a right kernel equals the answer.
 """

@@ -1,6 +1,6 @@
 """The role of each axis of a computation, derived from its views alone.
 
-The strides of a computation's views along its axes, for estimates and tile choices.
+Also here: the strides of a computation's views along its axes, for estimates and tile choices.
 """
 
 from __future__ import annotations

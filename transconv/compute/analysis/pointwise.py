@@ -7,8 +7,8 @@
 From this list follow the IR's expression and the derivative; text/pointwise.py reads and writes texts,
 semantics/pointwise_values.py has the values of tensors.
 
-The texts of functions of elements, in Python: arithmetic, comparisons, and calls of the table's
-operations, whose last arguments may be numbers.
+Also here: the texts of functions of elements, in Python: arithmetic, comparisons, and calls of the
+table's operations, whose last arguments may be numbers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 One coordinate is inverted for one axis (autodiff/view_inverse.py), or is a mixed-radix number whose digits
 are several.
 
-Inverts the coordinates of a view: which positions of an axis a coordinate maps to a given index.
+Also here: inverts the coordinates of a view: which positions of an axis a coordinate maps to a given
+index.
 
     x[i*2 + 1]              element p is read at       i = (p - 1) // 2     if (p - 1) % 2 == 0
     x[i // 3]                                          i = p*3 + turn       for 3 turns

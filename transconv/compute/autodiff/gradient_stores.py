@@ -9,7 +9,8 @@ Where a reduction is in the way of an inverse, a tensor has the flows, and is re
 
 Gradients that need no matrix product are stored by one text, all others by one each.
 
-The gradient of what a view shows several times, by the view's inverse, without a tensor between.
+Also here: the gradient of what a view shows several times, by the view's inverse, without a tensor
+between.
 
     let   dx = sum(dy*w; n)               the flow of x = X[i*2 + k - 1], at every (i, k)
     ->

@@ -13,11 +13,11 @@ evenly among equal elements, as torch.amax does; that of a product is multiplied
 other elements, which one zero does not spoil. Values and sums are in the type of arithmetic.
 autodiff/gradient_stores.py stores the flows of reads.
 
-Which names and results of a computation depend on its tensors in a way that has a derivative.
+Also here: which names and results of a computation depend on its tensors in a way that has a derivative.
 
-A computation's steps with others behind them, of which none is made twice.
+Also here: a computation's steps with others behind them, of which none is made twice.
 
-Partial derivatives of an expression with respect to its parts, from the table of operations.
+Also here: partial derivatives of an expression with respect to its parts, from the table of operations.
 
     x * sigmoid(x)        is silu(x): the derivative of its row
     a * b                 is mul(a, b)

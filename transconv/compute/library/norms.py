@@ -4,10 +4,11 @@ The variance is the mean of squared deviations from the mean: that takes a secon
 large numbers. ``W`` and ``B`` scale and shift; either may be missing. Gradients need the mean ``M`` of
 each row and ``R``, one over its deviation, which are stored in the type of arithmetic.
 
-batch_norm: each feature is normalised over all other dims; the statistics are stored for gradients.
+Also here: batch_norm: each feature is normalised over all other dims; the statistics are stored for
+gradients.
 
-The parts of a norm whose rows are in several places: moments of the rows that are here, and what is
-made of each element once those of all rows are known.
+Also here: the parts of a norm whose rows are in several places: moments of the rows that are here, and
+what is made of each element once those of all rows are known.
 
 x [n, c, ...] is normalised over the dims after c; moments and factors are [n, c], in the type of
 arithmetic.

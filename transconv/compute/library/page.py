@@ -13,8 +13,8 @@
 Dims of one name become one axis if the strides of every tensor allow it. Texts thus have few axes, and
 different shapes often have the same text. Texts by ``sized`` also have a form for any size: any_size.py.
 
-Formula, the result of a library function: the text of a computation, the texts of its gradients, and
-how torch's tensors map to the tensors in the texts.
+Also here: formula, the result of a library function: the text of a computation, the texts of its
+gradients, and how torch's tensors map to the tensors in the texts.
 """
 
 from __future__ import annotations

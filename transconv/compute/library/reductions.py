@@ -7,7 +7,7 @@ Results have torch's shapes; values are computed in f32, or in f64 if a tensor i
 ``sum mean prod amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax
 and argmin.
 
-softmax, log_softmax, normalize and cross_entropy of rows.
+Also here: softmax, log_softmax, normalize and cross_entropy of rows.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A sum's own error is a fraction of the sum of its absolute terms. Later steps ar
 plus and minus its error, so functions with steep slopes need no constants; semantics/rounding_errors.py
 has the errors of their own operations.
 
-The rounding error of evaluating an expression, operation by operation.
+Also here: the rounding error of evaluating an expression, operation by operation.
 
     x*0.5*(1 + erf(x*c))     1 + erf is off by half a unit in the last place of 1, also where it is 1e-6
 

@@ -7,7 +7,7 @@ so that kernels can be compared with it.
 It also computes the error that a correct kernel may have (``error``): the rounding errors of sums and
 values are propagated by evaluating each later step with every name moved by its error.
 
-The meaning of stores that share places: what all points leave in one place, in NumPy.
+Also here: the meaning of stores that share places: what all points leave in one place, in NumPy.
 """
 
 from __future__ import annotations

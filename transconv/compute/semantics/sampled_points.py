@@ -5,7 +5,7 @@ that these points read are gathered, on the device of the tensors, so that no te
 does not grow with them. The allowed error follows from the rounding of each step
 (semantics/error_bounds.py).
 
-Compares sums that several points add to one place with their f64 values, at sampled places.
+Also here: compares sums that several points add to one place with their f64 values, at sampled places.
 
     store dX[i, k] += g         with i = I[n]
 

@@ -1,6 +1,7 @@
 """Python expressions in a computation's text, read into the IR.
 
-Views in a computation's text: coordinates, their masks, and sizes of tensors that no line declares.
+Also here: views in a computation's text: coordinates, their masks, and sizes of tensors that no line
+declares.
 """
 
 from __future__ import annotations

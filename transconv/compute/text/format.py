@@ -15,9 +15,9 @@ tensor (``+=``), which is 0 at first. Expressions are Python's, with the operati
 ``max=``, ``min=`` and ``squares=`` (analysis/statistics.py). Two semicolons also end a line, so that
 ``one_line`` can write a text without line ends.
 
-Parses the lines of a computation's text; text/format.py describes the format.
+Also here: parses the lines of a computation's text; text/format.py describes the format.
 
-Parses the lines of a computation's text that are steps: reads, lets and stores.
+Also here: parses the lines of a computation's text that are steps: reads, lets and stores.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ between), and another the third, once for each position of the result. Both are 
 alone: its axes, and the mask of its first operand. What shifts of operands take from it
 (quantization/u8_shift.py) is subtracted in the same way.
 
-Operands of u8 as s8: what matrix units multiply, and Triton 3.6 has a dot for.
+Also here: operands of u8 as s8: what matrix units multiply, and Triton 3.6 has a dot for.
 
 An element less 128 is one of s8. The product is that of the shifted elements, where what lies outside of a
 tensor is 128, so that it becomes 0; what the shifts take from it is subtracted with that of zero points,
@@ -24,7 +24,8 @@ which the shifts are taken from (quantization/compensation.py):
 with 128 for r and s of operands of u8 and 0 for those of s8. Shifts are for products of matrices; where
 groups have few channels, elements are multiplied one by one as they are.
 
-Which integer operands have zero points: words of an epilogue, tensors, and when they can be subtracted.
+Also here: which integer operands have zero points: words of an epilogue, tensors, and when they can be
+subtracted.
 
     zero:src    zero:dst:per_oc    zero:wei:per_oc    zero:src:known:2x2x2x2
 

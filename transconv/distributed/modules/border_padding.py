@@ -3,7 +3,7 @@
 A padded row is a row of the image. A rank gets those that its rows of the result read, in their order,
 from the ranks that own them: there are no other padded rows. It convolves them without a border.
 
-Constant padding of DTensors whose rows are on several ranks: aten's operator, below autograd.
+Also here: constant padding of DTensors whose rows are on several ranks: aten's operator, below autograd.
 
 A padded image is dealt anew: a rank gets those rows of the image that its rows are, the others are border.
 The gradient is the same with borders of negative widths.

@@ -2,7 +2,7 @@
 those that a model's owner names, such as a norm of each pixel's channels. A rank computes its own rows, as
 plain tensors: no rule of DTensor's is asked.
 
-Forwards of torch.nn's modules on sharded rows: pools, batch and instance norms.
+Also here: forwards of torch.nn's modules on sharded rows: pools, batch and instance norms.
 
 A pool's windows are those of a convolution: the same rows are exchanged, and their gradients go back.
 Batch and instance norms are group norms of an image seen otherwise, whose moments are summed over ranks.

@@ -7,7 +7,7 @@ all have in common. So values that a convolution reads or makes, and those that 
 concatenations connect with such ones, lie with features last, whatever torch says; what is handed out
 keeps its order, but for what only the backward graph sees (regions/saved_tensors.py).
 
-Which maps write their result over an operand that nothing needs behind them.
+Also here: which maps write their result over an operand that nothing needs behind them.
 
     z = silu(y * scale + shift)      an element of y is read by the program that writes that of z
 

@@ -6,7 +6,7 @@
 
 Each edge between two kernels has the reason why it is one.
 
-Reductions and products of a plan: each joins a group, or begins one of its own.
+Also here: reductions and products of a plan: each joins a group, or begins one of its own.
 """
 
 from __future__ import annotations

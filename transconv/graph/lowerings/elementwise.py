@@ -1,9 +1,10 @@
 """Rows of operations element by element: those that the table of operations names torch's functions of,
 and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored.
 
-Pieces in another type, and what was there before they were cast to a wider one.
+Also here: pieces in another type, and what was there before they were cast to a wider one.
 
-Rows of tensors that are made of no other ones: of one number, of any numbers, and of counted ones.
+Also here: rows of tensors that are made of no other ones: of one number, of any numbers, and of counted
+ones.
 """
 
 from __future__ import annotations

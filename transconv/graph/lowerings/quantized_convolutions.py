@@ -5,7 +5,8 @@ which are fused with what follows, such as the quantisation of the next convolut
     * (input_scale*weight_scale) [+ bias] [+ residual] [activation] [* (1/output_scale)] [+ zero point],
     rounded once
 
-Convolutions of dequantised tensors, as PT2E writes them, become products of the integers themselves:
+Also here: convolutions of dequantised tensors, as PT2E writes them, become products of the integers
+themselves:
 
     dequantize(q), dequantize(w) -> convolution [-> relu] [-> quantize]
     ->  transconv::quantized_convolution(q, w, ...)

@@ -1,6 +1,7 @@
 """Rows of operations that only move elements: each is a function of coordinates.
 
-The row of concatenations: one of several values by the position, or one whose ends are repeated.
+Also here: the row of concatenations: one of several values by the position, or one whose ends are
+repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kernels of a compiled region, called with its sizes and inputs.
 
-How a region runs: one function of Python, written out for its kernels, in which every tensor is a local
-variable.
+Also here: how a region runs: one function of Python, written out for its kernels, in which every tensor
+is a local variable.
 
     def run(given):
         a0, a1 = given

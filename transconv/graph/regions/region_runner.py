@@ -1,6 +1,7 @@
 """How the regions of a graph run, one after another: each by kernels, or by torch.
 
-The kernels of a region of a graph: planned, written as texts, and weighed until nothing changes.
+Also here: the kernels of a region of a graph: planned, written as texts, and weighed until nothing
+changes.
 """
 
 from __future__ import annotations

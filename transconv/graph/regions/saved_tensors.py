@@ -8,7 +8,7 @@
 Only the two graphs see such values. torch's compiler is told how those lie whose order is not torch's, and
 hands the backward graph examples that lie so.
 
-Inputs that a graph writes to: running statistics, caches.
+Also here: inputs that a graph writes to: running statistics, caches.
 
 AOTAutograd writes them at a graph's end, ``copy_(input, value)``. The values become results, and all
 inputs are written by one call behind the graph: a launch for each takes the host longer than the kernels.

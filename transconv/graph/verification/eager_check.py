@@ -11,7 +11,7 @@ the first call. The check is none of a warm call's: one whose sizes were seen
 runs what it ran before. It draws no random numbers, and is over before a CUDA graph is captured.
 TRANSCONV_TRUST=never switches it off.
 
-A result that is not torch's, as a folder: the operations and what they were handed.
+Also here: a result that is not torch's, as a folder: the operations and what they were handed.
 
     case.py       computed(...): the operations, on the nearest operands that are known; calls: the inputs
     inputs.pt     the tensors of the calls

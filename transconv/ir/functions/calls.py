@@ -3,7 +3,7 @@
 The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
 ``triton`` or ``gluon``. For a function that these languages lack the row has its source text.
 
-``x * y + z`` with one rounding, in NumPy.
+Also here: ``x * y + z`` with one rounding, in NumPy.
 """
 
 from __future__ import annotations

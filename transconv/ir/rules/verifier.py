@@ -4,11 +4,11 @@ A rule is a generator function: it takes a ``Site`` and yields a sentence for ea
 by its name, with dashes. ``RULES`` hold for every tree, ``LEVELS`` also for kernels of a level
 (rules/levels.py). To add a rule, write the function and add it to one of these.
 
-Well-formedness of names: what is bound, allocated, reserved or a parameter before it is used.
+Also here: well-formedness of names: what is bound, allocated, reserved or a parameter before it is used.
 
 Each rule has the signature ``verify.Rule``.
 
-Well-formedness rules of each level, from the loop nest to warp-specialized kernels.
+Also here: well-formedness rules of each level, from the loop nest to warp-specialized kernels.
 
     nest       one loop for each axis, or one in each sweep over a reduced axis; scalars
     tiles      one grid; tiles are loops, the sum is a loop of steps

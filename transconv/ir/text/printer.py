@@ -4,7 +4,7 @@ Different nodes have different texts, and ``Kernel.parse`` reads a kernel's text
 defined once: variables where they are bound, all else in the kernel's header (text/header.py). The text of
 an expression alone has no header.
 
-The header of a kernel's text: abbreviations of names that the text repeats.
+Also here: the header of a kernel's text: abbreviations of names that the text repeats.
 
     kernel scale(x: f16, y: f16):
         sizes M=8 in 1..99, N=64 in 8..4096, N % 8 == 0    arguments: example, range, requirements

@@ -1,8 +1,9 @@
 """Loops and branches: those that Python decides are written out, the others run at run time.
 
-Names that a block at run time changes: how they are carried through it, and what holds behind it.
+Also here: names that a block at run time changes: how they are carried through it, and what holds behind
+it.
 
-Names that change inside of a loop or branch that runs at run time.
+Also here: names that change inside of a loop or branch that runs at run time.
 
 Such a name becomes one of the kernel that is assigned again: with one type and one shape. Its mask is the
 same in all iterations, or grows by conditions that do not depend on the iteration (``acc += a @ b``: those

@@ -1,7 +1,7 @@
 """What lines of a kernel do to arrays: loads, stores, and which accesses there are.
 
-Refuses kernels that read what they write, but for the same elements before it, as ``x = x + 1`` reads.
-Threads of a group would need a barrier between, and groups run in no order.
+Also here: refuses kernels that read what they write, but for the same elements before it, as ``x = x +
+1`` reads. Threads of a group would need a barrier between, and groups run in no order.
 """
 
 from __future__ import annotations

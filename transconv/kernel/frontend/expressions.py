@@ -1,6 +1,7 @@
 """Expressions of a kernel's source, evaluated: what Python knows becomes its value, the rest tiles.
 
-Operators of a kernel's source: those on what Python knows are computed, the others are of tiles.
+Also here: operators of a kernel's source: those on what Python knows are computed, the others are of
+tiles.
 """
 
 from __future__ import annotations

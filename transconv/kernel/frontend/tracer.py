@@ -1,6 +1,6 @@
 """Statements of a kernel's source, read into a kernel of the IR, at the level of lanes.
 
-Assignments of a kernel's source: to names, and to elements of tiles and arrays.
+Also here: assignments of a kernel's source: to names, and to elements of tiles and arrays.
 """
 
 from __future__ import annotations

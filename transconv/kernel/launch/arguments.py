@@ -1,6 +1,6 @@
 """The arguments of a call: arrays as torch tensors, and what a kernel is compiled for.
 
-Results of a kernel: arrays that a call leaves out, allocates, and returns.
+Also here: results of a kernel: arrays that a call leaves out, allocates, and returns.
 
     @kernel(work_shape=N, results="Y")
     def doubled(group, X: Buffer[N], Y: Buffer[N]): ...

@@ -1,8 +1,8 @@
 """What ``group.`` offers in the simulator, and the sub-groups and work-items of a group.
 
-Loads and stores by a mapping in the simulator, and arrays with a layout.
+Also here: loads and stores by a mapping in the simulator, and arrays with a layout.
 
-Items of a group in lockstep: each runs to its end, or to a barrier, before the next one does.
+Also here: items of a group in lockstep: each runs to its end, or to a barrier, before the next one does.
 
 The first item runs in the calling thread. Only if it reaches a barrier the others get threads of their
 own, of which one runs at a time; so the order is the same in every simulation, and a debugger stops where

@@ -2,8 +2,8 @@
 
 The function stays as it is; it finds what also takes tiles under the same names.
 
-What an intrinsic builds with in the simulator, where a function has no body in Python: all that is no
-text of a chip.
+Also here: what an intrinsic builds with in the simulator, where a function has no body in Python: all
+that is no text of a chip.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile, and activate elements.
 
-Products that are written in a sum, ``x + a * b`` or ``(a * b).sum()``, which is rounded once.
+Also here: products that are written in a sum, ``x + a * b`` or ``(a * b).sum()``, which is rounded once.
 
 A compiled kernel sees the source; in the simulator a product notes the instruction of Python that made it.
 It is written in the sum if the same function is executing, and has stored nothing to a name since.

@@ -3,7 +3,8 @@
 Inactive elements, and lanes beyond the tile's end, take part as the reduction's neutral element. A result
 is active where at least one element is, as in numpy.ma. Sums of 16-bit floats are computed in float32.
 
-Reductions over few elements, written out: in a thread's registers, without exchange between threads.
+Also here: reductions over few elements, written out: in a thread's registers, without exchange between
+threads.
 
     x = load(X, row*3 + col)                   x_0 = load(X, row*3);  x_1 = load(X, row*3 + 1);  ..
     d = x[row] - y[page]             ->        d_0 = x_0[row] - y_0[page];  ..

@@ -12,15 +12,15 @@
 ``sides`` splits the axes, ``tails`` masks what a partly filled block has too much. The grid has one
 dimension: others are limited.
 
-The sides of a tile: the axes of one kind (B, M, N or K), split into blocks and lanes.
+Also here: the sides of a tile: the axes of one kind (B, M, N or K), split into blocks and lanes.
 
 Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, what
 depends on the block gets the mask ``position < size``, one of the side's tails.
 
-Tail masks: no position beyond the end of an axis is read, written or summed.
+Also here: tail masks: no position beyond the end of an axis is read, written or summed.
 
-Counts of tiles, and positions unpacked from one index. A count is a number, or an expression of sizes
-that are arguments.
+Also here: counts of tiles, and positions unpacked from one index. A count is a number, or an expression
+of sizes that are arguments.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ memory. Where positions are remainders of sizes that are arguments, it sees none
 dimension. Were that the features, each lane would store to a sector of its own, and each thread would hold
 the places of all positions of the tile: with Triton 3.6 such kernels spilled thousands of bytes.
 
-What a compiler sees of how a tile lies in memory: along which lanes elements follow one another, and
-along which lane they are closest.
+Also here: what a compiler sees of how a tile lies in memory: along which lanes elements follow one
+another, and along which lane they are closest.
 
 The first follows the analysis of axes in Triton: numbers are known, sizes that are arguments are not.
 """

@@ -3,7 +3,8 @@
 Everything is evaluated from the coordinates and masks of the computation's views. An element has a phase
 where the coordinate moves by more than one for each step of an axis of the result: stride phases.
 
-A plane as a picture: cells in the colours of their phases, what is outside of the tensor hatched.
+Also here: a plane as a picture: cells in the colours of their phases, what is outside of the tensor
+hatched.
 """
 
 from __future__ import annotations

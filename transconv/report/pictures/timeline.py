@@ -5,7 +5,7 @@ A role goes on when the barrier that it waits for completes. How long copies, pr
 follows from their bytes and the rates that the estimate uses, so the order is the kernel's own and the
 lengths are estimates.
 
-The timeline of roles as a picture: a row for each role and for each slot of the buffers.
+Also here: the timeline of roles as a picture: a row for each role and for each slot of the buffers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ First the value of each word is checked, then the rules, in the order of ``ASKED
 those before it. The rule of one word is in the row of that word (words.py); rules about blocks and about
 several words are here.
 
-When a schedule may leave parts of statistics (tiles/partial_results.py).
+Also here: when a schedule may leave parts of statistics (tiles/partial_results.py).
 """
 
 from __future__ import annotations

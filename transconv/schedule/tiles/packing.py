@@ -29,8 +29,8 @@ The factor of merged groups is copied with the zeros around its blocks, so that 
 
     B[f, c % 4] where c//4 == f//4 % 16  -- pack_blocks16_B -->  B_packed16[f, kh, kw, c]
 
-Copies whose rows are summed positions, as the matrix unit reads operands of 8 bits: those that a window
-sees, once for each of its columns.
+Also here: copies whose rows are summed positions, as the matrix unit reads operands of 8 bits: those that
+a window sees, once for each of its columns.
 
     A[n, c, h + kh - 1, w + kw - 1]   -- pack_rows_A -->   A_rows[n, c, h + kh - 1, kw, w]
 

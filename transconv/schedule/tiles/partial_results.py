@@ -9,7 +9,7 @@ is not kept of them. If all tiles have the same places, each persistent program 
 and leaves one part (``carried``). Squared deviations are combined with those of the parts' means, which
 the partial sums tell. Parts are combined in a fixed order, so results are the same in every run.
 
-The kernels that combine the parts of statistics (tiles/partial_results.py), as computations.
+Also here: the kernels that combine the parts of statistics (tiles/partial_results.py), as computations.
 
     parts[n, h_part, w_part, o]     ->     M[n, o] = sum of parts over h_part w_part o_in
 

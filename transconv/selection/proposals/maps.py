@@ -7,7 +7,8 @@
     c:64 h.w:16 | fma | late=1 stages=1         rows with a stride: lanes along contiguous c
     n.h.w.c:512 | fma | unroll=1                windows of a few elements, written out
 
-Proposed schedules without the matrix unit: elementwise products, sums of partial sums, and copies.
+Also here: proposed schedules without the matrix unit: elementwise products, sums of partial sums, and
+copies.
 
     n.h.w:32 g:64 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
 """

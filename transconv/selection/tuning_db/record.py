@@ -8,7 +8,8 @@ A row is one line of a CSV file, or one object of a record in the user's cache:
 with its number of multiprocessors. The schedule of a row is parsed, checked by ``why_not`` and its result
 verified like any other, so a damaged or malicious row can cost speed but not correctness.
 
-What records on disk are found by: texts of computations and chips, and a digest of this package.
+Also here: what records on disk are found by: texts of computations and chips, and a digest of this
+package.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a schedule of a database's row, or of a user. Out: those that correspond to it here.
 
-The tuned rows whose workloads are most similar to a given one, with distances.
+Also here: the tuned rows whose workloads are most similar to a given one, with distances.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exports the kernels of a model's convolutions, with an index of which module uses which.
 
-The convolutions that a model calls, as torch's operator sees them: whichever module or function they
-come from, after padding modes, autocast and parametrizations.
+Also here: the convolutions that a model calls, as torch's operator sees them: whichever module or
+function they come from, after padding modes, autocast and parametrizations.
 """
 
 from __future__ import annotations

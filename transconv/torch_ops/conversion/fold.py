@@ -1,6 +1,6 @@
 """``fold``: fuses convolution, batch norm, residual and activation of a model for inference.
 
-torch.fx's trace of a model, with the writes that fx itself loses.
+Also here: torch.fx's trace of a model, with the writes that fx itself loses.
 
     y = x
     y += conv(x)        fx writes an addition with a result of its own, and x keeps its value;

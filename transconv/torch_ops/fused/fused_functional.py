@@ -6,12 +6,12 @@ One kernel where the compiler has it as an epilogue, in training too if the acti
 computed from the result alone (relu and its kind); others are composed of the unfused calls when
 gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py).
 
-Derivatives of fused calls whose activation's gradient follows from its result.
+Also here: derivatives of fused calls whose activation's gradient follows from its result.
 
     transconv::fused_convolution    the operator, for calls that are traced, compiled or watched
     function_of(route, bound)       the short way past it, for eager calls
 
-Modules of the fused calls: a convolution with its activation, whose forward takes a residual.
+Also here: modules of the fused calls: a convolution with its activation, whose forward takes a residual.
 """
 
 from __future__ import annotations

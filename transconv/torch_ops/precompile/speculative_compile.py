@@ -11,7 +11,7 @@ A guess may be wrong, as the model's own code is not looked at. That costs proce
 ask for what they need. A wrong one takes back what no process has begun, and the second ends guessing for
 the model.
 
-The sizes of the results of torch's pools and pads, by arithmetic.
+Also here: the sizes of the results of torch's pools and pads, by arithmetic.
 
 torch tells them for tensors without data, too, but imports SymPy for some of these modules, which takes as
 long as compiling a kernel.

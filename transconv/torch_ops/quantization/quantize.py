@@ -4,7 +4,8 @@ In the manner of torchao's function of that name, but for convolutions alone. Mo
 those of quantization/quantized_modules.py; a subclass of torch's gets a class of both, as `convert_` makes
 it.
 
-What ``quantize_`` folds into convolutions, in place: batch norms in eval mode, modules of activations.
+Also here: what ``quantize_`` folds into convolutions, in place: batch norms in eval mode, modules of
+activations.
 
     conv -> norm -> relu    a convolution with the norm in its weight, then relu, in one call
 

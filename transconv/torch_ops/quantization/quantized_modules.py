@@ -5,13 +5,13 @@ have the scale that calibration found, or one of their own in every call. Result
 and no gradients. The modules are subclasses of torch's with the weight as a buffer, so that the forward of
 a subclass that ends in `_conv_forward` or `super().forward` goes on.
 
-Convolutions of floats by weights of integers: what makes floats of the weights.
+Also here: convolutions of floats by weights of integers: what makes floats of the weights.
 
 A kernel before the product writes them as floats, once in a call, or that of the product makes floats in
 its registers, for every tile that reads them. Rates of the device tell which takes less time. Weights of 4
 bits are always written: a byte has two of them.
 
-Weights of 4 bits, with a scale for every few input channels.
+Also here: weights of 4 bits, with a scale for every few input channels.
 
     byte[f, k.., c // 2]     8 + q of the even channel c, and 16 times 8 + q of the odd one; q is -8..7
     weight[f, c, k..]        q * scale[f, c // size], in the type of the input

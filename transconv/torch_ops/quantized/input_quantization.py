@@ -3,7 +3,8 @@
 torch needs a kernel for each of the operations (quantization/schemes.py), which here are the meaning, and
 what computes where no kernel does: tensors on a CPU, traced calls. Tensors with gaps in memory are copied.
 
-Whether ``input_zero_sums`` are those of a weight and a zero point: compared once, and after a change.
+Also here: whether ``input_zero_sums`` are those of a weight and a zero point: compared once, and after a
+change.
 
 A kernel that reads the sums gives wrong results with those of another weight or zero point. They are
 computed again and compared when these three tensors come together for the first time, or one of them has

@@ -1,6 +1,6 @@
 """The scales and zero points of a quantised call, and the words of an epilogue for them.
 
-The checks of a quantised call's arguments.
+Also here: the checks of a quantised call's arguments.
 """
 
 from __future__ import annotations

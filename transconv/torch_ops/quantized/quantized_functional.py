@@ -9,7 +9,8 @@ transposed convolution's input. These functions have no gradients. What has no k
 in wider types, as far as ``transconv.config.fallback`` allows. A kind of call that was seen before is
 found by its key, like those of the other functions (calls/route_cache.py).
 
-Entries of repeated quantised calls: found by their weight, checked by one guard (calls/guard.py).
+Also here: entries of repeated quantised calls: found by their weight, checked by one guard
+(calls/guard.py).
 
 An entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity, the
 properties of all tensors by torch's guard. Calls whose input is quantised first have entries of their own,

@@ -2,7 +2,8 @@
 
 A quantity is a tensor, or where there is None a number; both in the order of ``QUANTITIES``.
 
-The gradient of a convolution's weight in 32 bits, from an input and a result's gradient of fewer.
+Also here: the gradient of a convolution's weight in 32 bits, from an input and a result's gradient of
+fewer.
 """
 
 from __future__ import annotations

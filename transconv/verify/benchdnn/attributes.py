@@ -4,7 +4,7 @@
     PO       := sum[:SCALE[:ZERO[:DT]]] | FUNCTION[:ALPHA[:BETA[:SCALE]]] | OP:DT[:MASK[:TAG]] | ...
     scales   := ARG:MASK[:SCALE][:DT] { "+" ... }
 
-benchdnn's post-op ``dw``: a depthwise convolution behind a convolution, in one primitive.
+Also here: benchdnn's post-op ``dw``: a depthwise convolution behind a convolution, in one primitive.
 
     dw:k3s1p1[:TYPE]     older: dw_k3s1p1
 

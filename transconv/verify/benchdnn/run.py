@@ -4,7 +4,7 @@ Every plan that the job names is built, run on fresh data between guards, and ju
 how many there were and which of them failed. What the compiler refuses is UNIMPLEMENTED with its
 reason; a plan whose kernels gave wrong sums before is a failure, although users never get it.
 
-The outcome of a run of requests: lines, a summary, a report in JSON.
+Also here: the outcome of a run of requests: lines, a summary, a report in JSON.
 
 The words and the last line are benchdnn's. A failure is followed by the command that repeats it.
 """

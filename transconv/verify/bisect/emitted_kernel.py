@@ -3,7 +3,7 @@
 The text runs under Triton's interpreter, in a process of its own where this one compiles kernels;
 then, on a GPU, as it is compiled.
 
-Finds an index of a kernel that overflows 32 bits.
+Also here: finds an index of a kernel that overflows 32 bits.
 
 Tensors of more than 2^31 elements are too large to interpret, but their indices need no tensors: every
 index expression of the kernel is computed at corners and random points of the loops and lanes, once

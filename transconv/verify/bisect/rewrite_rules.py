@@ -4,7 +4,7 @@ A witness (see ``simplify/fixpoint.py``) is shown every rewrite of a pass that i
 nodes first, and computes both sides at points that the facts allow (see ``bisect/points.py``). So the
 first unsound step is found, not what later steps made of it.
 
-Points that satisfy given facts, and the values of expressions there.
+Also here: points that satisfy given facts, and the values of expressions there.
 
 All points are tried where they are few, else corners and random ones. Integers are unbounded for the
 simplifier; here they are 64 bits wide, and points stay small.

@@ -3,7 +3,7 @@
 A convolution is a workload as any other; what is special to it is the oracle that says what is right,
 which knows no kernels, and how it is made smaller (workload_shrinker.py).
 
-Replaces a workload too large to interpret by a smaller one of the same kind.
+Also here: replaces a workload too large to interpret by a smaller one of the same kind.
 
 Sizes are halved, the axis with the most tiles first, while the schedule stays legal: the small workload
 then has the same stages, masks and tails as the large one.

@@ -6,7 +6,7 @@ compilers see short programs; what is drawn are difficult cases: sizes that bloc
 filters larger than images, negative padding, strides and dilations without a common divisor, padded
 pitches.
 
-Draws what happens to the sums of a small random convolution: post-ops, scales and zero points.
+Also here: draws what happens to the sums of a small random convolution: post-ops, scales and zero points.
 """
 
 from __future__ import annotations

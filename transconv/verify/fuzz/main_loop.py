@@ -6,7 +6,7 @@ replaced; its trial has failed. What failed is shrunk by asking the same workers
 trials, and printed as lines that repeat it. The report is updated during the run: it is complete when
 the run is stopped by its time budget, Ctrl-C or SIGTERM, and names the next trial.
 
-The corpus: fuzzer trials that have failed, as lines in the files of the folder ``corpus``.
+Also here: the corpus: fuzzer trials that have failed, as lines in the files of the folder ``corpus``.
 
 A file holds lines of convolutions (see fuzz/conv_trial.py) and of computations (see
 fuzz/compute_trial.py), each after a comment that says what was wrong. Every run of the fuzzer begins with

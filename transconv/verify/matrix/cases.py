@@ -5,12 +5,12 @@ is legal; where it is not, and where there is none, the chip's heuristics choose
 user who has tuned nothing. So one case compares chips at one tile, another shows what each chip's
 heuristics choose.
 
-What a kernel's machine code must contain, derived from its schedule and its chip.
+Also here: what a kernel's machine code must contain, derived from its schedule and its chip.
 
 One table of rules. A rule says when it holds and names words of which at least one must occur (see
 ``backend_triton.resources`` for what they mean). No rule knows a problem by name.
 
-From a plan to what the offline compiler has to know of each of its launches.
+Also here: from a plan to what the offline compiler has to know of each of its launches.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The record is a budget. A kernel may use less, and never spills more. While its 
 recorded one it may use a few registers more, because Triton's allocation varies with every change of a
 text.
 
-The pages about chips in the documentation, written from the record alone: one of all chips, and one
-of every kernel of each chip beside it.
+Also here: the pages about chips in the documentation, written from the record alone: one of all chips,
+and one of every kernel of each chip beside it.
 """
 
 from __future__ import annotations
