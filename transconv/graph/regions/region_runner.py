@@ -75,8 +75,8 @@ class Rest:
         """The first call, by torch's operators where Inductor's results have other types than theirs."""
         self.run = self.dynamic() if self.sized else self.compiled(given)
         found: Sequence[Any] = self.run(*given)
-        wanted = [n.meta["val"].dtype if isinstance(n, fx.Node) and isinstance(n.meta["val"], Tensor)
-                  else None for n in self.gm.graph.output_node().args[0]]
+        ends: Any = self.gm.graph.output_node().args[0]
+        wanted = [getattr(n.meta["val"], "dtype", None) if isinstance(n, fx.Node) else None for n in ends]
         wrong = [f"{t.dtype}, expected {dtype}" for t, dtype in zip(found, wanted, strict=True)
                  if dtype is not None and t.dtype != dtype]
         if wrong:
