@@ -2,8 +2,8 @@
 
 CUDA loads each of torch's kernels when it is first launched, cuBLAS its own, and the check of a first
 result (conv/spotcheck.py) launches some forty of them. Where kernels are compiled in the background, the
-first one that is taken over would wait for that in the middle of a program: it is done when a model is
-converted, or when the first call is refused, at the start, where torch loads what the model needs.
+first one that is made ready would wait for that: it is done when a model is converted, or when the first
+call is refused, by the thread that makes kernels ready.
 """
 
 from __future__ import annotations
@@ -13,27 +13,18 @@ import functools
 import torch
 
 from transconv.conv import ConvProblem, Epilogue, Prop, examine
+from transconv.runtime import hand_over
 from transconv.torch_ops.calls import lower_call
 
 # Short sums, whose points are checked one by one, and sums so long that rows and columns are gathered.
 CHECKS = (("mb2ic16ih8oc16oh8kh3ph1", Prop.BWD_D), ("mb1ic2048ih8oc16oh8kh3ph1", Prop.FWD))
 
 
-def expect(device: torch.device, dtype: torch.dtype) -> None:
-    """Load what checks of results of a type need on a GPU, once. Does nothing while a CUDA graph is
-    captured."""
-    if device.type == "cuda" and dtype in lower_call.DTYPES and not lower_call.capturing(device):
-        load(device, dtype)
-
-
 @functools.cache
-def load(device: torch.device, dtype: torch.dtype) -> None:
-    """``expect`` outside of a capture."""
-    try:
-        with torch.cuda.device(device):
-            check(device, dtype)
-    except Exception as error:  # such as no memory; the first check meets it if it is about that
-        lower_call.log.debug("the first check was not prepared: %s", error, exc_info=True)
+def expect(device: torch.device, dtype: torch.dtype) -> None:
+    """Have what checks of results of a type need loaded on a GPU, once."""
+    if device.type == "cuda" and dtype in lower_call.DTYPES:
+        hand_over.thread.add(device, functools.partial(check, device, dtype))
 
 
 def check(device: torch.device, dtype: torch.dtype) -> list[int]:
