@@ -4,9 +4,10 @@ A 3x3 layer at 24 drawn sizes and a training step of a detection model at 16, fo
 empty caches: the host waits for each call, and a row says who answered it and which work it did besides
 (``phases``, see call_phases.py). The sizes come again and again for ``--seconds``; the first three passes
 and the last one have a row for each call, those between only for calls above ``SLOW_MS``, which are also
-printed. At the end each size is timed as it is then answered (``us``), those of the layer also with kernels
-of their own (``own_us``), as many as there is time for. torch runs beside it with cuDNN's benchmark off and
-on. Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are missing.
+printed. At the end each size is timed as it is then answered (``us``), those of the layer also with
+kernels of their own (``own_us``), as many as there is time for. torch runs beside it with cuDNN's
+benchmark off and on. Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are
+missing.
 """
 
 from __future__ import annotations
@@ -98,10 +99,11 @@ def describe(rows: list[Row]) -> str:
 
 def slow(rows: Sequence[Row]) -> Iterator[str]:
     """Lines about slow calls behind the first pass."""
-    found = [r for r in rows if int(r["pass"]) > 1 and max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
+    found = [r for r in rows
+             if int(r["pass"]) > 1 and max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
     for r in found[:MOST_LINES]:
-        yield (f"  {r['at_s']:8.3f} s  {r['size']:>9}  {r['forward_ms']:8.2f} + {r['backward_ms']:8.2f} ms  "
-               f"{r['answered']}  {r['phases']}")
+        yield (f"  {r['at_s']:8.3f} s  {r['size']:>9}  {r['forward_ms']:8.2f} + {r['backward_ms']:8.2f} ms"
+               f"  {r['answered']}  {r['phases']}")
     if len(found) > MOST_LINES:
         yield f"  and {len(found) - MOST_LINES} more"
 

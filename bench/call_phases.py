@@ -4,10 +4,10 @@
         call()
         phases.take()      {"read": 3.1, "check": 12.0, "beside:load": 1.9, "gc": 0.4}, in milliseconds
 
-Functions of the package that run where something is new are replaced by ones that take the time: warm calls
-run none of them, so that watching costs them nothing. A phase has the time of those within it taken out.
-``beside:`` is before those of the thread that makes kernels ready, which took place meanwhile. Pauses of the
-interpreter's garbage collector are told by its own hook.
+Functions of the package that run where something is new are replaced by ones that take the time: warm
+calls run none of them, so that watching costs them nothing. A phase has the time of those within it taken
+out. ``beside:`` is before those of the thread that makes kernels ready, which took place meanwhile. Pauses
+of the interpreter's garbage collector are told by its own hook.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
+
+from transconv.runtime import rehearsal_thread
 
 CALL, LAUNCH = "transconv.torch_ops.calls", "transconv.backend_triton.launch"
 PHASES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -36,14 +38,14 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "compile": ((f"{LAUNCH}.launcher", "Launcher._compiled"),),
     "load": ((f"{LAUNCH}.launcher", "Launcher.starting"),),
     "check": (("transconv.runtime.first_run_check", "_launch_and_look"),
-              ("transconv.torch_ops.precompile.first_check", "check")),
+              (f"{CALL}.lower_call", "check_zeros")),
     "compare": (("transconv.functional.calls.first_call_check", "_hold"),),
     "verdict": (("transconv.runtime.first_run_check", "note"),),
     "entry": ((f"{CALL}.call_entries", "written"),
               ("transconv.functional.calls.call_entries", "written")),
     "torch": (("transconv.torch_ops.conversion.aten_convolutions", "aten_forward"),
               ("transconv.torch_ops.conversion.aten_convolutions", "aten_backward"))}
-BESIDE = "transconv-hand-over"  # the thread's name
+BESIDE = rehearsal_thread.NAME
 OTHERS = "transconv-"  # threads whose work no call waits for
 
 

@@ -7,6 +7,7 @@ import gc
 import json
 import subprocess
 import sys
+import threading
 import time
 from math import prod
 from pathlib import Path
@@ -14,7 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import auto_sizes, call_phases, environment, reference, size_layers, size_measures, size_models
+from bench import (
+    auto_sizes,
+    call_phases,
+    environment,
+    reference,
+    size_layers,
+    size_measures,
+    size_models,
+)
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
@@ -220,7 +229,8 @@ def test_calls_with_default_settings_have_rows() -> None:
     assert [r["size"] for r in rows[-2:]] == ["a", "b"] and rows[-1]["pass"] == rows[-2]["pass"] > 4
     assert all({*r} < {*auto_sizes.COLUMNS} for r in rows)
     for row, slow_ms, at_s in zip(rows, (7.0, 9.0), (1.0, 31.0), strict=False):
-        row.update(forward_ms=slow_ms, backward_ms=1.0, at_s=at_s, kernels=3, waiting=1, us=3.0, own_us=2.0)
+        row.update(forward_ms=slow_ms, backward_ms=1.0, at_s=at_s, kernels=3, waiting=1, us=3.0,
+                   own_us=2.0)
     told = auto_sizes.describe(rows[:2])
     assert told == ("slowest of ten first calls 9.0 ms, of others 0.0 ms; after 30 s 75.0% by kernels; "
                     "time over that of own kernels at most 1.500")
@@ -231,20 +241,19 @@ def test_calls_with_default_settings_have_rows() -> None:
 
 def test_a_call_tells_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the time of those within it taken out; what a thread did beside the call has its own."""
-    from transconv.runtime import compiler, plan_cache
-    from transconv.runtime.compilation import hand_over
+    from transconv.runtime import compiler, plan_cache, rehearsal_thread
 
-    monkeypatch.setattr(hand_over, "START_S", 0.0)
+    monkeypatch.setattr(rehearsal_thread, "START_S", 0.0)
     monkeypatch.setattr(plan_cache, "read", lambda: (time.sleep(0.02), compiler.build()))
     monkeypatch.setattr(compiler, "build", lambda: time.sleep(0.03))
-    thread = hand_over.HandOver()
+    thread, done = rehearsal_thread.RehearsalThread(), threading.Event()
     with call_phases.watched() as phases:
         plan_cache.read()
         found = phases.take()
         assert set(found) - {"gc"} == {"read", "generate"}
         assert 20 <= found["read"] < 30 <= found["generate"]
-        thread.add(torch.device("cpu"), lambda: plan_cache.read())
-        thread.wait()
+        thread.add(torch.device("cpu"), lambda: plan_cache.read(), done.set)
+        assert done.wait(60.0)
         gc.collect()
         found = phases.take()
         assert set(found) == {"beside:read", "beside:generate", "gc"} and phases.take() == {}

@@ -16,12 +16,12 @@ import transconv
 import transconv.functional as TF
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.backend_triton.launch.side_stream import aside
 from transconv.calls import size_policy
 from transconv.conv import compiler
 from transconv.runtime import check_records, first_run_check, plan_cache
 from transconv.runtime import compiler as compiler_
-from transconv.runtime.compilation import async_compile, hand_over
+from transconv.runtime.compilation import async_compile, rehearsal_thread
+from transconv.runtime.compilation.rehearsal_thread import aside
 
 pytestmark = pytest.mark.gpu
 
@@ -121,7 +121,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **named: Any) -> Any:
-            seen[name, threading.current_thread().name == "transconv-hand-over"] += 1
+            seen[name, threading.current_thread().name == rehearsal_thread.NAME] += 1
             return function(*given, **named)
         return counted
 
@@ -136,7 +136,6 @@ def processes_end() -> None:
     while not all(asked.done for asked in list(async_compile._asked.values())):
         assert time.monotonic() < end
         time.sleep(0.05)
-    hand_over.thread.wait()
 
 
 def test_the_calls_that_take_kernels_over_read_load_and_check_nothing(
@@ -176,7 +175,6 @@ def test_kernels_are_made_ready_beside_what_a_program_does() -> None:
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert torch.equal(torch.cuda.get_rng_state(), before)
     assert (fixed == fixed[0]).all() and fixed[0].item() % 50 == 0 and fixed[0].item() > 0
-    hand_over.thread.wait()
     torch.testing.assert_close(transconv.conv2d(x, w, padding=1), torch.conv2d(x, w, padding=1),
                                rtol=2e-2, atol=1e-1)
     assert transconv.stats(reset=True).native == {"fwd": 1}

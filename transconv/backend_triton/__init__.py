@@ -17,7 +17,6 @@ from transconv.backend_triton.launch.bound_start import Bind, KernelStart, torch
 from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write
 from transconv.backend_triton.launch.launcher import Launcher, numbers_of, programs
-from transconv.backend_triton.launch.side_stream import aside
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.backend_triton.offline.compilation import (
     BACKENDS,
@@ -32,7 +31,7 @@ from transconv.backend_triton.offline.worker import Child, Compilers, reason_of,
 
 __all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
            "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",
-           "aside", "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
+           "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
            "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
            "spelled_lines", "torch_module", "triton_version", "unspecialised",
            "write"]

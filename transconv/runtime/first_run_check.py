@@ -14,8 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from functools import cache
-from importlib.metadata import version
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -137,8 +135,8 @@ def _fitting(plan: Plan, sizes: Sequence[int], room: int) -> Plan | None:
         each = [plan]
     else:
         asked = plan.required.sizes
-        told = [dict(zip(asked.names, sizes, strict=True)) if sizes else asked.like, asked.like, _small(asked)]
-        each = [plan.at(n) for n in told if not asked.why_not(n)]
+        told = [dict(zip(asked.names, sizes, strict=True))] if sizes else []
+        each = [plan.at(n) for n in (*told, asked.like, _small(asked)) if not asked.why_not(n)]
     return next((p for p in each if sum(w.span * w.elements.itemsize for w in p.operands()) <= room), None)
 
 
@@ -323,9 +321,4 @@ def note(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool, dev
         check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,
                         function=step.launcher.function, problem=str(plan.workload),
                         schedule=str(step.schedule), device=name, transconv=__version__,
-                        torch=_torch_version())
-
-
-@cache
-def _torch_version() -> str:
-    return version("torch")
+                        torch=torch_module().__version__)

@@ -67,8 +67,8 @@ class Wanted:
 
 
     def varied(self, device: Any, seed: int, behind: int, is_index: bool) -> Any:
-        """Such a tensor of random numbers: normal ones, or small whole ones, and as ``draw`` where there is
-        one; of zeros if they are indices. It begins so many elements ``behind`` a multiple of 16 bytes."""
+        """Such a tensor of random numbers: normal ones, or small whole ones, and as ``draw`` where there
+        is one; of zeros if they are indices. It begins so many elements ``behind`` a multiple of 16."""
         import torch
 
         memory = torch.zeros(self.span + behind, dtype=self.elements, device=device)
@@ -79,18 +79,10 @@ class Wanted:
             if memory.is_floating_point() and memory.itemsize > 1:
                 memory.normal_(generator=own)
             else:
-                memory.copy_(torch.randint(*_few(memory), memory.shape, generator=own, device=device))
+                least = -8 if memory.is_floating_point() or memory.dtype.is_signed else 0
+                memory.copy_(torch.randint(least, 9, memory.shape, generator=own, device=device))
         return (memory[behind:] if self.strides is None else
                 memory.as_strided(self.shape, self.strides, behind))
-
-
-def _few(like: Any) -> tuple[int, int]:
-    """Some whole numbers that a type has, from the first to behind the last."""
-    import torch
-
-    if like.dtype is torch.bool:
-        return 0, 2
-    return (-8 if like.is_floating_point() or like.dtype.is_signed else 0), 9
 
 
 def draw(memory: Any, seed: int) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from transconv import knobs
 from transconv.backend_triton import BACKENDS, Compilers
@@ -34,7 +34,7 @@ from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, first_run_check, plan_cache
-from transconv.runtime.compilation import hand_over
+from transconv.runtime.compilation import rehearsal_thread
 from transconv.runtime.compilation.plan_request import (
     COMPILING,
     NEVER,
@@ -48,9 +48,6 @@ from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
 from transconv.target import Target
-
-if TYPE_CHECKING:
-    import torch
 
 MODULE = "transconv.runtime.compilation.compile_child"
 START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
@@ -79,7 +76,7 @@ class _PendingRequest:
     died: bool = False
     early: bool = False
     hurried: bool = False
-    device: torch.device | None = None
+    device: Any = None
     kind: type[Plan] = Plan
     sizes: tuple[int, ...] = ()
     fit: bool = False
@@ -149,7 +146,7 @@ def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int, hurr
                 log.debug("compiling ahead: %s", question)
                 _submit(question, _PendingRequest(
                     early=True, hurried=hurried, kind=kind,
-                    device=None if hurried else hand_over.device_of(question.target)), workers)
+                    device=None if hurried else rehearsal_thread.device_of(question.target)), workers)
 
 
 def begin_processes(like: PlanRequest | Target, workers: int) -> None:
@@ -237,7 +234,8 @@ def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...]) -> M
     with _lock:
         asked = _asked.get(question)
         if asked is None:
-            asked = _PendingRequest(kind=kind, sizes=sizes, device=hand_over.device_of(question.target))
+            asked = _PendingRequest(
+                kind=kind, sizes=sizes, device=rehearsal_thread.device_of(question.target))
             log.info("compiling in the background: %s", question)
             _submit(question, asked)
     if not asked.done:
@@ -291,14 +289,15 @@ def _answered(question: PlanRequest, answer: dict[str, Any]) -> None:
     if reason or asked.device is None:
         _end(asked, reason)
     else:
-        hand_over.thread.add(asked.device, partial(_make_ready, question, asked), partial(_end, asked))
+        rehearsal_thread.thread.add(
+            asked.device, partial(_make_ready, question, asked), partial(_end, asked))
 
 
 def _make_ready(question: PlanRequest, asked: _PendingRequest) -> None:
     """Do for a compiled request what its first call would."""
     began = time.perf_counter()
     plan = there(question, asked.kind)
-    if plan is not None and asked.device is not None:
+    if plan is not None:
         asked.fit = first_run_check.rehearse(plan, asked.device, question.aligned, asked.sizes)
         log.debug("made ready in %.3f s: %s", time.perf_counter() - began, question)
 
@@ -339,15 +338,17 @@ def forget() -> None:
 
 
 def _forked() -> None:
-    """After a fork, the processes belong to the parent."""
+    """After a fork, the processes and the thread belong to the parent."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
     for asked in _asked.values():
         asked.done = True
     _asked.clear()
+    rehearsal_thread.thread.begin_anew()
 
 
 atexit.register(close)
+atexit.register(lambda: rehearsal_thread.thread.close())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 

@@ -13,16 +13,23 @@ import pytest
 import torch
 
 import transconv
+from tests.runtime.test_rehearsal import done
 from tests.torch_ops.test_auto_sizes import CALLS, SIDES, answers, auto, image  # noqa: F401  (a fixture)
 from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (fixtures)
 from transconv.backend_triton.launch import launcher
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.runtime import Plan, PlanRequest, check_records, compiler, first_run_check, plan_cache
-from transconv.runtime.compilation import async_compile, hand_over
+from transconv.runtime import (
+    Plan,
+    PlanRequest,
+    check_records,
+    compiler,
+    first_run_check,
+    plan_cache,
+)
+from transconv.runtime.compilation import async_compile, rehearsal_thread
 from transconv.selection import files_digest
 
 CPU = torch.device("cpu")
-THREAD = "transconv-hand-over"
 Home = tuple[Any, str]
 WORK: dict[str, Home] = {
     "lower": (compiler, "lower"), "emit": (compiler, "launched"), "read": (plan_cache, "read"),
@@ -49,11 +56,11 @@ class Work:
         compiler.forget()  # this process has to read it
         self.machine.processes.answer(kernels=1, seconds=0.0)
         if waits:
-            hand_over.thread.wait()
+            done(rehearsal_thread.thread)
 
     def counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **named: Any) -> Any:
-            aside = threading.current_thread().name == THREAD
+            aside = threading.current_thread().name == rehearsal_thread.NAME
             (self.beside if aside else self.calls)[name] += 1
             if aside and name == "check":
                 self.begun.set()
@@ -68,15 +75,15 @@ def work(auto: Machine, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # plans are kept on disk
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
-    monkeypatch.setattr(hand_over, "START_S", 0.0)
-    monkeypatch.setattr(hand_over, "thread", hand_over.HandOver())
-    monkeypatch.setattr(hand_over, "device_of", lambda target: CPU)
+    monkeypatch.setattr(rehearsal_thread, "START_S", 0.0)
+    monkeypatch.setattr(rehearsal_thread, "thread", rehearsal_thread.RehearsalThread())
+    monkeypatch.setattr(rehearsal_thread, "device_of", lambda target: CPU)
     check_records.forget()
     files_digest()
     made = Work(auto, monkeypatch)
     yield made
     made.go.set()
-    hand_over.close()
+    rehearsal_thread.thread.close()
     check_records.forget()
 
 
@@ -133,7 +140,7 @@ def test_torch_answers_while_a_kernel_is_made_ready(auto: Machine, work: Work) -
     assert work.begun.wait(60.0)
     assert call("conv2d", SIDES[0], 3) == {"torch": 3} and not work.calls
     work.go.set()
-    hand_over.thread.wait()
+    done(rehearsal_thread.thread)
     assert call("conv2d", SIDES[0]) == {"fwd": 1} and not work.calls
 
 
@@ -182,5 +189,5 @@ def test_only_what_the_call_has_to_check_itself_begins_a_pause(
 def test_a_process_that_failed_has_nothing_made_ready(auto: Machine, work: Work) -> None:  # noqa: F811
     call("conv2d", SIDES[0])
     auto.processes.answer(reason="ptxas died")
-    assert hand_over.thread.thread is None
+    assert rehearsal_thread.thread.thread is None
     assert not work.beside

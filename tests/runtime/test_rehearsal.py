@@ -16,8 +16,8 @@ from transconv.compute import Alone, parse
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.conv.dynamic_sizes import every
 from transconv.runtime import Plan, check_records, first_run_check
-from transconv.runtime.compilation import hand_over
-from transconv.runtime.compilation.hand_over import HandOver
+from transconv.runtime.compilation import rehearsal_thread
+from transconv.runtime.compilation.rehearsal_thread import RehearsalThread
 from transconv.runtime.operands import Wanted
 from transconv.target import TARGETS
 
@@ -26,10 +26,17 @@ TARGET = TARGETS["interpreter"]
 PROBLEM = ConvProblem.parse("mb2ic4ih6oc8oh6kh3ph1 dt=f32 tag=nhwc")
 
 
+def done(thread: RehearsalThread) -> None:
+    """Waits until all is done that the thread was given before."""
+    ended = threading.Event()
+    thread.add(CPU, lambda: None, ended.set)
+    assert ended.wait(60.0)
+
+
 @pytest.fixture
-def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandOver]:
-    monkeypatch.setattr(hand_over, "START_S", 0.0)
-    made = HandOver()
+def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[RehearsalThread]:
+    monkeypatch.setattr(rehearsal_thread, "START_S", 0.0)
+    made = RehearsalThread()
     yield made
     made.close()
 
@@ -52,62 +59,63 @@ def plan_of(prop: Prop = Prop.FWD, epilogue: str = "bias", sized: bool = False) 
     return runtime.plan(workload, TARGET, None, False, CompiledDirection)
 
 
-def test_pieces_are_done_in_their_order_beside_the_program(thread: HandOver) -> None:
-    done: list[tuple[str, bool, str]] = []
+def test_tasks_are_done_in_their_order_beside_the_program(thread: RehearsalThread) -> None:
+    seen: list[tuple[str, bool, str]] = []
     numbers = torch.get_rng_state()
 
     def told(name: str) -> None:
-        done.append((name, torch.is_grad_enabled(), threading.current_thread().name))
+        seen.append((name, torch.is_grad_enabled(), threading.current_thread().name))
 
     for name in "abc":
         thread.add(CPU, lambda name=name: told(name))  # type: ignore[misc]
-    thread.wait()
-    assert done == [(name, False, "transconv-hand-over") for name in "abc"]
+    done(thread)
+    assert seen == [(name, False, rehearsal_thread.NAME) for name in "abc"]
     assert torch.is_grad_enabled() and torch.equal(numbers, torch.get_rng_state())
 
 
-def test_a_piece_that_fails_has_ended_too(thread: HandOver) -> None:
+def test_a_task_that_fails_has_ended_too(thread: RehearsalThread) -> None:
     ended = threading.Event()
     thread.add(CPU, lambda: 1 / 0, ended.set)
-    thread.wait()
+    done(thread)
     assert ended.is_set()
 
 
-def test_it_ends_without_work_and_begins_again(thread: HandOver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_over, "IDLE_S", 0.0)
-    done: list[int] = []
+def test_it_ends_without_work_and_begins_again(thread: RehearsalThread,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal_thread, "IDLE_S", 0.0)
+    seen: list[int] = []
     for n in range(2):
-        thread.add(CPU, lambda n=n: done.append(n))  # type: ignore[misc]
-        thread.wait()
+        thread.add(CPU, lambda n=n: seen.append(n))  # type: ignore[misc]
+        done(thread)
         while thread.thread is not None:
             pass
-    assert done == [0, 1]
+    assert seen == [0, 1]
 
 
-def test_the_end_waits_for_what_has_begun_and_drops_the_rest(thread: HandOver) -> None:
-    begun, go, done = threading.Event(), threading.Event(), list[str]()
+def test_the_end_waits_for_what_has_begun_and_drops_the_rest(thread: RehearsalThread) -> None:
+    begun, go, seen = threading.Event(), threading.Event(), list[str]()
 
     def first() -> None:
         begun.set()
         go.wait()
-        done.append("first")
+        seen.append("first")
 
     thread.add(CPU, first)
-    thread.add(CPU, lambda: done.append("second"))
+    thread.add(CPU, lambda: seen.append("second"))
     begun.wait()
     threading.Timer(0.05, go.set).start()
     thread.close()
-    thread.add(CPU, lambda: done.append("late"))
-    assert done == ["first"]
+    thread.add(CPU, lambda: seen.append("late"))
+    assert seen == ["first"]
 
 
 def test_kernels_for_another_machine_are_made_ready_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hand_over.device_of(TARGETS["interpreter"]) is None
+    assert rehearsal_thread.device_of(TARGETS["interpreter"]) is None
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     for here in ("sm_90", "sm_100"):
-        monkeypatch.setattr(hand_over, "detect", lambda device, here=here: TARGETS[here])
-        found = hand_over.device_of(TARGETS["sm_90"])
+        monkeypatch.setattr(rehearsal_thread, "detect", lambda device, here=here: TARGETS[here])
+        found = rehearsal_thread.device_of(TARGETS["sm_90"])
         assert found == (torch.device("cuda", 1) if here == "sm_90" else None)
 
 
