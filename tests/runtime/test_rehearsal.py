@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,35 @@ def test_kernels_for_another_machine_are_made_ready_nowhere(monkeypatch: pytest.
         monkeypatch.setattr(rehearsal_thread, "detect", lambda device, here=here: TARGETS[here])
         found = rehearsal_thread.device_of(TARGETS["sm_90"])
         assert found == (torch.device("cuda", 1) if here == "sm_90" else None)
+
+
+def test_on_a_gpu_it_works_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made by the driver once for a GPU; whose captures concern the thread is as before afterwards."""
+    told: list[str] = []
+
+    @contextmanager
+    def entered(of: object) -> Iterator[None]:
+        told.append(str(of))
+        yield
+
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(rehearsal_thread, "_call", lambda name, *_: told.append(name))
+    for name, made in (("device", entered), ("stream", entered), ("mem_get_info", lambda _: (8, 8)),
+                       ("ExternalStream", lambda at, device: f"a stream of {device}")):
+        monkeypatch.setattr(torch.cuda, name, made)
+    rehearsal_thread._stream.cache_clear()
+    for _ in range(2):
+        with rehearsal_thread.aside(gpu):
+            told.append("work")
+    rehearsal_thread._stream.cache_clear()
+    modes = ["cuThreadExchangeStreamCaptureMode", "work", "cuThreadExchangeStreamCaptureMode"]
+    again = ["cuda:0", "a stream of cuda:0", *modes]
+    assert told == ["cuda:0", "cuStreamCreateWithPriority", "a stream of cuda:0", *modes, *again]
+
+
+def test_what_the_driver_does_not_have_is_told() -> None:
+    with pytest.raises(RuntimeError, match="cuNoSuchFunction: "):
+        rehearsal_thread._call("cuNoSuchFunction")
 
 
 # -- what is done for a kernel ------------------------------------------------------------------------
