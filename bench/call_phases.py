@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -53,7 +53,7 @@ class CallPhases:
     """The times so far, by phase."""
 
     def __init__(self) -> None:
-        self.spent = Counter[str]()
+        self.spent = defaultdict[str, float](float)
         self.local = threading.local()
         self.began = 0.0  # of a pause
 
@@ -84,8 +84,9 @@ class CallPhases:
 
     def take(self) -> dict[str, float]:
         """The milliseconds of each phase since the last time, those that took any."""
-        found, self.spent = self.spent, Counter()
-        return {name: round(ms, 2) for name, ms in found.most_common() if ms >= 0.005}
+        found, self.spent = self.spent, defaultdict(float)
+        longest = sorted(found.items(), key=lambda item: -item[1])
+        return {name: round(ms, 2) for name, ms in longest if ms >= 0.005}
 
 
 @contextmanager

@@ -35,7 +35,7 @@ REST_S = 0.1  # the longest pause behind a task
 IDLE_S = 20.0  # the thread ends after this time without tasks
 CLOSING_S = 10.0  # how long the end of the program waits for a task that has begun
 log = logging.getLogger("transconv.ready")
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class RehearsalTask(NamedTuple):
