@@ -25,7 +25,7 @@ from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.precompile import first_check, precompile_backward
+from transconv.torch_ops.precompile import precompile_backward
 from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
     """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
     route.refuse(error)
     if route.over is not None:
-        first_check.expect(x.device, x.dtype)
+        lower_call.expect_checks(x.device, x.dtype)
 
 
 def like(tensor: torch.Tensor) -> lower_call.Like:

@@ -16,12 +16,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from transconv.calls.settings import settings
-from transconv.conv import ConvProblem, Prop
+from transconv.conv import CompiledDirection, ConvProblem, Prop
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.precompile import first_check
 
 if TYPE_CHECKING:
     from transconv.runtime import PlanRequest
@@ -88,7 +87,7 @@ def expect(model: torch.nn.Module) -> None:
             like = ConvProblem.parse(LIKE)
             begin_processes(lower_call.question(like, Prop.FWD, some.device, "", True, False), workers)
     if mode == "background":
-        first_check.expect(some.device, some.dtype)
+        lower_call.expect_checks(some.device, some.dtype)
 
 
 @contextmanager
@@ -103,8 +102,6 @@ def quietly() -> Iterator[None]:
 
 def compile_ahead(questions: Iterable[PlanRequest], workers: int, hurried: bool = True) -> None:
     """Hand questions of convolutions to processes, once each; ``hurried``: calls may wait for them."""
-    from transconv.conv import CompiledDirection
-
     ahead(questions, CompiledDirection, workers, hurried)
 
 
