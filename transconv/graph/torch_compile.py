@@ -280,14 +280,17 @@ ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
         "addcdiv", "linalg_vector_norm", "std", "glu", "hardsigmoid", "mish", "native_dropout_backward")
 
 
-@functools.lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
-    """The decompositions, by operation."""
+    """The decompositions, by operation: of those that no row translates now."""
+    return {op: how for op, how in _decompositions().items() if op not in ROWS}
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
     more = torch_internals.get_decompositions(also)
-    found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
-    return {op: how for op, how in found.items() if op not in ROWS}
+    return {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
