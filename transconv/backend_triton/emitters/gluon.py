@@ -170,7 +170,7 @@ class GluonEmitter(TlEmitter):
         return [f"send_box({box_name(s.tensor.name)}, [{corner}], {piece})"]
 
     def call_wait(self, s: FuncCall) -> list[str]:
-        barrier, _, phase = s.args
+        _, _, phase = s.args
         return [f"mbarrier.wait({self.gate(s)}, {self.argument(phase)})"]
 
     def call_expect(self, s: FuncCall) -> list[str]:
