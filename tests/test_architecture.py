@@ -253,8 +253,8 @@ def test_every_module_says_its_place() -> None:
 
 
 # What says where a thing stands, or that it is one, before it is said what it is.
-FILLING = re.compile(r"(This|Also|Beside|Stage \d+|A (module|file|class|function) (that|which|for)|Helpers?|"
-                     r"Utilit(y|ies)|Various|Contains|Provides)\b")
+FILLING = re.compile(r"(This|Also|Beside|Stage \d+|A (module|file|class|function) (that|which|for)|"
+                     r"Helpers?|Utilit(y|ies)|Various|Contains|Provides)\b")
 
 
 def test_docstrings_of_modules_begin_with_the_thing() -> None:
