@@ -282,15 +282,17 @@ ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
 
 def table() -> dict[Any, Callable[..., Any]]:
     """The decompositions, by operation: of those that no row translates now."""
-    return {op: how for op, how in _decompositions().items() if op not in ROWS}
+    return _table(frozenset(ROWS))
 
 
-@functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+@functools.lru_cache(maxsize=1)
+def _table(rows: frozenset[Any]) -> dict[Any, Callable[..., Any]]:
+    """``table`` where these operations have rows."""
     aten = torch.ops.aten
     also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
     more = torch_internals.get_decompositions(also)
-    return {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
+    found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
+    return {op: how for op, how in found.items() if op not in ROWS}
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
