@@ -97,9 +97,10 @@ def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
     from transconv.torch_ops.calls import call_attributes, conv_routes
 
     n = x.dim() - 2
-    numbers = [tuple((kwargs.get(k, d),) * n) for k, d in (("stride", 1), ("padding", 0),
-                                                           ("dilation", 1))]
-    req = call_attributes.request("", 0, *numbers, transposed, (0,) * n, kwargs.get("groups", 1))
+    stride, padding, dilation = (tuple((kwargs.get(k, d),) * n) for k, d in (
+        ("stride", 1), ("padding", 0), ("dilation", 1)))
+    req = call_attributes.request("", 0, stride, padding, dilation, transposed, (0,) * n,
+                                  kwargs.get("groups", 1))
     route = conv_routes.forward_route(req, x, w, None, "now")
     if route.compiled is None:
         return {}

@@ -16,6 +16,7 @@ from bench.size_reference import exact_sums
 from transconv.conv import (
     CompiledDirection,
     ConvProblem,
+    ConvWorkload,
     Epilogue,
     LayerRegistry,
     ListedLayer,
@@ -88,8 +89,13 @@ def _registry(name: str, direction: str, quick: bool, layout: str = "nhwc") -> L
     return _registries[about]
 
 
+def _workload(question: PlanRequest) -> ConvWorkload:
+    assert isinstance(question.workload, ConvWorkload)
+    return question.workload
+
+
 def _plans(registry: LayerRegistry) -> list[CompiledDirection]:
-    registry.choose([16] * len(registry.questions[0].workload.open), "now")
+    registry.choose([16] * len(_workload(registry.questions[0]).open), "now")
     return [k.plan for k in registry.there.values()]
 
 
@@ -102,7 +108,7 @@ def _first_uses(subject: Subject, registry: LayerRegistry) -> None:
         return
     _used.add(about)
     for question in registry.questions:
-        like = question.workload.problem
+        like = _workload(question).problem
         p = subject.layer.problem(_dtype(), order(subject.layer, subject.layout))
         p = p.at(like.mb, like.i, like.o)
         if device() == "cuda":

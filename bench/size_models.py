@@ -75,7 +75,8 @@ def dynamic(side: str, quick: bool, workers: int) -> Row:
     reference.settings(tf32=True, benchmark=False)
     images = [i for n, i in enumerate(_images(quick, 20)) if n < (3 if quick else 20)]
     model = _model(quick)
-    with (symbolic.patch(backed_size_oblivious=side == ONE_GRAPH), torch.no_grad(),
+    oblivious = symbolic.patch(backed_size_oblivious=side == ONE_GRAPH)  # type: ignore[attr-defined]
+    with (oblivious, torch.no_grad(),
           switched(sizes="any", compile="now", fallback="silent")):
         wanted = [model(image) for image in images]
         transconv.convert_(model)

@@ -3,6 +3,7 @@ and Isensee et al. 2021 (3D, for medical images)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -33,7 +34,7 @@ class UNet(_Raising):
         ins = (3, *widths)
         self.down = nn.ModuleList(map(self.level, ins, widths))
         self.up = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, 2)
-                                for narrow, wide in zip(widths, widths[1:], strict=False))
+                                for narrow, wide in itertools.pairwise(widths))
         self.join = nn.ModuleList(self.level(2 * width, width) for width in widths[:-1])
         self.head = nn.Conv2d(widths[0], classes, 1)
 
@@ -62,7 +63,7 @@ class UNet3d(_Raising):
             self.level(channels, width, 2 if at else 1)
             for at, (channels, width) in enumerate(zip(ins, widths, strict=False)))
         self.up = nn.ModuleList(nn.ConvTranspose3d(wide, narrow, 2, 2)
-                                for narrow, wide in zip(widths, widths[1:], strict=False))
+                                for narrow, wide in itertools.pairwise(widths))
         self.join = nn.ModuleList(self.level(2 * width, width, 1) for width in widths[:-1])
         self.head = nn.Conv3d(widths[0], classes, 1)
 
@@ -113,7 +114,7 @@ class ResEnc3d(_Raising):
             for i in range(count))) for at, (channels, width, count) in enumerate(
                 zip(ins, widths, blocks, strict=False)))
         self.up = nn.ModuleList(nn.ConvTranspose3d(wide, narrow, 2, 2)
-                                for narrow, wide in zip(widths, widths[1:], strict=False))
+                                for narrow, wide in itertools.pairwise(widths))
         self.join = nn.ModuleList(nn.Sequential(
             nn.Conv3d(2 * width, width, 3, 1, 1, bias=False), nn.InstanceNorm3d(width, affine=True),
             nn.LeakyReLU(0.01)) for width in widths[:-1])

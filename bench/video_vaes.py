@@ -4,6 +4,7 @@ time sees frames before the first as zeros, as that frame again, or as a cache o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -123,7 +124,7 @@ class WanDecoder(nn.Module):
         self.quant, self.begin = CausalConv3d(latent, latent, (1, 1, 1)), CausalConv3d(latent, widths[0])
         made: list[nn.Module] = [WanResidual(widths[0], widths[0]), WanAttention(widths[0]),
                                  WanResidual(widths[0], widths[0])]
-        for at, (channels, out) in enumerate(zip(widths, widths[1:], strict=False)):
+        for at, (channels, out) in enumerate(itertools.pairwise(widths)):
             channels = channels // 2 if at else channels
             made += [WanResidual(channels if i == 0 else out, out) for i in range(layers)]
             made += [WanUp(out, at < 2)] if at < 3 else []
@@ -141,7 +142,7 @@ class WanEncoder(nn.Module):
         super().__init__()
         widths = [base, base, 2 * base, 4 * base, 4 * base]
         made: list[nn.Module] = [CausalConv3d(3, base)]
-        for at, (channels, out) in enumerate(zip(widths, widths[1:], strict=False)):
+        for at, (channels, out) in enumerate(itertools.pairwise(widths)):
             made += [WanResidual(channels if i == 0 else out, out) for i in range(layers)]
             made += [WanDown(out, at > 0)] if at < 3 else []
         made += [WanResidual(widths[-1], widths[-1]), WanAttention(widths[-1]),

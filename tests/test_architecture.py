@@ -252,6 +252,17 @@ def test_every_module_says_its_place() -> None:
     assert not silent
 
 
+# What says where a thing stands, or that it is one, before it is said what it is.
+FILLING = re.compile(r"(This|Also|Beside|Stage \d+|A (module|file|class|function) (that|which|for)|"
+                     r"Helpers?|Utilit(y|ies)|Various|Contains|Provides)\b")
+
+
+def test_docstrings_of_modules_begin_with_the_thing() -> None:
+    found = [relative(p) for p in SOURCES if FILLING.match(ast.get_docstring(tree_of(p)) or "")]
+    assert not found
+    assert FILLING.match("Stage 3. Tiles") and not FILLING.match("Stages of a pipeline")
+
+
 def alone(code: str) -> str:
     """Standard output of a fresh interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transconv.api import Target as Target
     from transconv.api import compile as compile
     from transconv.api import lower as lower
-    from transconv.calls.route_cache import counted as stats  # noqa: F401
+    from transconv.calls.route_cache import counted as counted
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from transconv.torch_ops.precompile.prepare import prepare as prepare
     from transconv.torch_ops.quantization.quantize import quantize_ as quantize_
 
+    stats = counted
 
 _HOMES = {
     "conv1d": "torch_ops.functional",
@@ -98,7 +99,7 @@ _ALSO = dict.fromkeys(
 )
 _INNER_NAMES = {"stats": "counted"}
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "__version__", "config", "distributed", "functional", "graph", "kernel", "nn", "quantized", *_HOMES]
 
 

@@ -1,6 +1,6 @@
-"""What the package offers beside torch's convolutions: computations compiled to kernels.
+r"""What the package offers beside torch's convolutions: computations compiled to kernels.
 
-    plan = transconv.compile("compute double\\n axes n=8\\n read x = X[n]\\n store Y[n] = x + x")
+    plan = transconv.compile("compute double\n axes n=8\n read x = X[n]\n store Y[n] = x + x")
     plan.launch(X=x, Y=y)
 """
 

@@ -207,7 +207,7 @@ def test_zeros_have_signs(name: str) -> None:
     np.testing.assert_array_equal(np.signbit(got[known]), np.signbit(want[known]))
 
 
-@pytest.mark.parametrize("name, function", [("sin", np.sin), ("cos", np.cos)])
+@pytest.mark.parametrize(("name", "function"), [("sin", np.sin), ("cos", np.cos)])
 @pytest.mark.parametrize("numbers", ["quarters", "far", "ends"])
 def test_circular_functions_of_numbers_of_any_size(name: str, function: np.ufunc, numbers: str) -> None:
     """Where a quarter of a circle ends the result is near 0; beyond 2**16 digits of 2/pi are chosen."""

@@ -91,7 +91,7 @@ def test_names_say_what_is_what() -> None:
     assert made.starter(0, True, ("wei", "dst", "bia")) is None
 
 
-@pytest.mark.parametrize("epilogue, extra", [("relu", ()), ("bias+relu", ("bia",)), ("res", ("res",)),
+@pytest.mark.parametrize(("epilogue", "extra"), [("relu", ()), ("bias+relu", ("bia",)), ("res", ("res",)),
                                              ("bias+res+relu", ("bia", "res"))])
 def test_what_an_epilogue_reads_is_named_too(stream: dict[int, int], epilogue: str,
                                              extra: tuple[str, ...]) -> None:
@@ -111,7 +111,7 @@ def test_what_an_epilogue_reads_is_named_too(stream: dict[int, int], epilogue: s
         assert raw.calls[-1][3] == stream[0]
 
 
-@pytest.mark.parametrize("reduce, launches", [("partials", 2), ("atomic", 1)])
+@pytest.mark.parametrize(("reduce", "launches"), [("partials", 2), ("atomic", 1)])
 def test_split_sums_get_their_workspace(reduce: str, launches: int) -> None:
     made = compiled("mb4ic16ih16oc16oh16kh3ph1 dt=f32", Prop.BWD_W,
                     f"ic:16 oc:16 oh.ow:32 split_k=4 reduce={reduce}")

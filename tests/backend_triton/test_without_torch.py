@@ -62,7 +62,7 @@ def test_the_keys_are_the_same(tmp_path: Path) -> None:
     assert found["absent"] == found["tensors"] and len(found["absent"]) >= 2
 
 
-@pytest.mark.parametrize("types, others", [
+@pytest.mark.parametrize(("types", "others"), [
     (("*bf16", "tensordesc<bf16[64, 64],NVMMA(128)>"), ("*fp32", "tensordesc<i8[128, 32],NVMMA(64)>")),
     (("*bf16", "tensordesc<bf16[64, 64]>"), ("tensordesc<bf16[64, 64]>", "*bf16")),
     (("*bf16", "tensordesc<bf16[64, 64]>"), ("*bf16", "tensordesc<bf16[1, 2, 3]>")),

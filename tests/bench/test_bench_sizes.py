@@ -131,7 +131,7 @@ def test_a_wrong_result_is_named() -> None:
 SMALL = {1: (23,), 2: (9, 8), 3: (5, 4, 6)}
 
 
-@pytest.mark.parametrize("direction", ("fwd", "bwd_d", "bwd_w"))
+@pytest.mark.parametrize("direction", ["fwd", "bwd_d", "bwd_w"])
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda x: x.name)
 def test_sums_of_taps_are_torchs(layer: size_layers.Layer, direction: str) -> None:
     """Of all layers, each of which has at most a small image here."""
@@ -194,7 +194,7 @@ def test_the_table_counts_first_uses_apart() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name, layout", [
+@pytest.mark.parametrize(("name", "layout"), [
     ("whisper_l3_conv1", "nhwc"), ("x3d_m_dw3_54", "nhwc"), ("dcgan_up_512_256", "nhwc"),
     ("dcgan_up_512_256", "nchw"), ("rn50_l1_1x1_64_256", "nchw"), ("mbv2_dw3_384", "nchw")])
 def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,

@@ -62,7 +62,7 @@ def test_a_wrong_function(dynamic: bool, tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "tensors.pt").write_bytes(found.read("tensors.pt"))
     data = torch.load(tmp_path / "tensors.pt")
     assert function.startswith("def computed(x, n):") and function in page
-    x, n = data["calls"][-1]
+    x, _n = data["calls"][-1]
     assert x.numel() <= 2 and len(data["calls"]) == 2
     torch.testing.assert_close(data["ours"][0], -data["torch"][0])
     for said in (f"torch {torch.__version__.partition('+')[0]}", "compute ", "tl.store(", "transconv "):

@@ -53,7 +53,7 @@ def test_the_text_is_read_back() -> None:
     assert "axes   m=5 k=8" in str(parse(MAP).at(M=5, K=8))
 
 
-@pytest.mark.parametrize("text, schedule", [(MAP, "m.k:64 | fma"), (ROWS, "k:16 | fma")])
+@pytest.mark.parametrize(("text", "schedule"), [(MAP, "m.k:64 | fma"), (ROWS, "k:16 | fma")])
 def test_right_after_every_pass(text: str, schedule: str) -> None:
     compute = parse(text)
     plan = built(compute, schedule)
@@ -168,7 +168,7 @@ def test_what_is_made_for_given_sizes_is_refused(word: str) -> None:
         built(layer(Prop.BWD_W)[0], "ic:16 oc:16 mb.oh.ow:32 | mma | warps=8")
 
 
-@pytest.mark.parametrize("line, reason", [
+@pytest.mark.parametrize(("line", "reason"), [
     ("sizes M=8 in 9..10", "the example does not meet"), ("sizes M, M", "twice"),
     ("sizes", "no size; expected names"),
     ("sizes M in 0..4", "expected a range"), ("sizes M, M + 1", "a condition of sizes"),

@@ -56,7 +56,7 @@ def test_after_every_pass(schedule: str | None) -> None:
 def test_parts_read_a_row_once() -> None:
     """Each part tells of its own extreme: no kernel behind the first reads X."""
     first, *rest = kernels(parted(parse(ROWS.format(op="min")), "k", 5))
-    assert [t.name for t in first.tensors][0] == "X" and rest
+    assert next(t.name for t in first.tensors) == "X" and rest
     assert all(t.name != "X" for k in rest for t in k.tensors)
     made = parted(parse(ROWS.format(op="min")), "k", 5)
     plan = build_compute(made, TARGETS["sm_90"])

@@ -39,7 +39,7 @@ def layer(text: str, prop: Prop = Prop.FWD) -> Compute:
     return found
 
 
-@pytest.mark.parametrize("words, places", [
+@pytest.mark.parametrize(("words", "places"), [
     ("ic:64 | mma | stages=3", 1), ("ic:32 | mma | stages=3", 3),
     ("ic:64 | mma | programs=132 stages=3", 3),  # tiles follow one another
     ("ic:64 | mma | a=box b=box pack=a swap=1 stages=3 via=gluon", 3)])
@@ -51,7 +51,7 @@ def test_a_sum_of_one_step_has_one_place(words: str, places: int) -> None:
     assert shared_bytes(schedule, compute) == places * (64 + 128) * depth * 2
 
 
-@pytest.mark.parametrize("depth, reason", [(32, None), (128, "262144")])
+@pytest.mark.parametrize(("depth", "reason"), [(32, None), (128, "262144")])
 def test_a_sum_of_any_length_has_places_for_all_stages(depth: int, reason: str | None) -> None:
     """Also where the example is one step: without them a kernel would be taken that has no room."""
     schedule = Schedule.parse(f"m:128 n:128 k:{depth} | mma | stages=4 warps=4")

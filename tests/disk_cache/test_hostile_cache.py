@@ -95,7 +95,7 @@ def test_many_writers_lose_nothing() -> None:
             assert len(content.get("filling", "x" * 3000)) == 3000, key
             seen += 1
     for worker in workers:
-        out, err = worker.communicate()
+        _out, err = worker.communicate()
         assert worker.returncode == 0 and not err, err
     found = dict(DRAWER.items())
     assert sum(found[f"count{n}"]["n"] for n in range(3)) == 3 * 3 * 6

@@ -46,7 +46,7 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: floa
         try:
             rank, answer = queue.get(timeout=1)
             found[rank] = answer
-        except Exception:  # noqa: BLE001, S112 - nothing yet
+        except Exception:  # nothing yet
             continue
     for process in started:
         process.join(max(0.0, min(20.0, until - time.monotonic())))
@@ -68,6 +68,6 @@ def _one(environment: dict[str, str], rank: int, ranks: int, port: int, timeout:
                             timeout=datetime.timedelta(seconds=timeout))
     try:
         queue.put((rank, function(*arguments)))
-    except Exception as error:  # noqa: BLE001 - it is the answer
+    except Exception as error:  # it is the answer
         queue.put((rank, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
     dist.destroy_process_group()

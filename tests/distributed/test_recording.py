@@ -151,7 +151,7 @@ class Mesh:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Graph]]:
+def device(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     made: list[Graph] = []
 
     @contextmanager
@@ -164,7 +164,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Graph]]:
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(step_capture, "_why_not", lambda _: "")
     monkeypatch.setattr(step_capture, "gathered", lambda _, what: [(0, what)])
-    yield made
+    return made
 
 
 def test_calls_are_one_step_each(device: list[Graph]) -> None:

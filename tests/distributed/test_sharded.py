@@ -109,7 +109,7 @@ def chosen(mesh: Any, rank: int) -> list[str]:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             agreement.agree_on_schedules(mesh)
-        own, *rest = choice.ranked(compute, SM90, work)
+        own, *_rest = choice.ranked(compute, SM90, work)
         told = [str(w.message) for w in said if "tuned schedules of" in str(w.message)]
         del os.environ["TRANSCONV_TUNED"]
         store.adopt(None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import transconv
@@ -14,6 +12,5 @@ __all__ = ["fresh", "known_kernels", "untimed_guards"]
 
 
 @pytest.fixture(autouse=True)
-def interpreted(fresh: None) -> Iterator[None]:
+def interpreted(fresh: None) -> None:
     transconv.config.cpu = "interpret"
-    yield

@@ -84,7 +84,8 @@ def _compare(op: Op, tensors: list[torch.Tensor], numbers: list[float],
     leaves = [t for t in tensors if t.requires_grad]
     if leaves and want.requires_grad:
         g = torch.randn_like(want)
-        _same(*(torch.autograd.grad(y, leaves, g) for y in (got, want)), near)
+        mine, theirs = (torch.autograd.grad(y, leaves, g) for y in (got, want))
+        _same(mine, theirs, near)
     return bool(leaves and want.requires_grad)
 
 

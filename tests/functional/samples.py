@@ -106,7 +106,8 @@ def _compare(theirs: Callable[..., Any], ours: Callable[..., Any], sample: Any, 
     if first.requires_grad:
         assert ours_first.stride() == first.stride() or not first.numel(), "other strides than torch's"
         g = torch.randn_like(first)
-        _same(*(torch.autograd.grad(y, leaves, g, allow_unused=True) for y in (ours_first, first)), near)
+        mine, theirs = (torch.autograd.grad(y, leaves, g, allow_unused=True) for y in (ours_first, first))
+        _same(mine, theirs, near)
     return bool(first.requires_grad)
 
 

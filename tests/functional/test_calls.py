@@ -277,8 +277,7 @@ def test_the_first_result_of_a_kind_of_call_is_checked(monkeypatch: pytest.Monke
 
 def _model(f: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     y = f.layer_norm(x, (6,), w)
-    return f.softmax(y, -1) * f.linear(y, w[None].expand(6, 6)) if f is F else (
-        f.softmax(y, -1) * f.linear(y, w[None].expand(6, 6)))
+    return f.softmax(y, -1) * f.linear(y, w[None].expand(6, 6))
 
 
 @pytest.mark.parametrize("cpu", ["interpret", "fallback"])

@@ -30,7 +30,7 @@ def part_of(name: str, at: int, dtype: torch.dtype, requires_grad: bool = False)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("name, at", PARTS)
+@pytest.mark.parametrize(("name", "at"), PARTS)
 def test_gradients_of_samples(name: str, at: int, dtype: torch.dtype, cases: c.Cases) -> None:
     forms = (s.contiguous, s.channels_last, s.gaps) if dtype.itemsize > 2 else (
         s.contiguous, s.channels_last)
@@ -45,7 +45,7 @@ def test_gradients_of_samples(name: str, at: int, dtype: torch.dtype, cases: c.C
     cases.finish()
 
 
-@pytest.mark.parametrize("name, at", PARTS)
+@pytest.mark.parametrize(("name", "at"), PARTS)
 def test_gradcheck_of_samples(name: str, at: int, cases: c.Cases) -> None:
     """First and second derivatives, and dual numbers, of every float64 sample."""
     for number, sample in part_of(name, at, torch.float64, requires_grad=True):
@@ -65,7 +65,7 @@ def test_gradcheck_of_samples(name: str, at: int, cases: c.Cases) -> None:
 
 @pytest.mark.parametrize("variant", s.VARIANTS.values(), ids=list(s.VARIANTS))
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("name, at", PARTS)
+@pytest.mark.parametrize(("name", "at"), PARTS)
 def test_samples_in_every_memory_variant(name: str, at: int, dtype: torch.dtype, variant: Any,
                                          cases: c.Cases) -> None:
     for number, sample in part_of(name, at, dtype):

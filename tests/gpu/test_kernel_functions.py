@@ -16,7 +16,7 @@ from transconv.kernel import Group, kernel
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("case", (*f.CASES, *proposal_cases.CASES), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [*f.CASES, *proposal_cases.CASES], ids=lambda c: c.name)
 def test_a_case(case: Case) -> None:
     given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in case.arguments]
     case.kernel(case.group, *given)

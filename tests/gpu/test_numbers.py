@@ -18,7 +18,7 @@ from tests.torch_ops import samples as s
 from transconv.conv import compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import detect
-from transconv.torch_ops.fused import fused_functional
+from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 pytestmark = pytest.mark.gpu
 
@@ -231,13 +231,13 @@ def test_the_nearest_numbers_of_tf32_are_multiplied(words: str) -> None:
     assert ((got - given).abs() <= given.abs() * 2.0**-11).all()
 
 
-@pytest.mark.parametrize("activation", [None, *filter(None, fused_functional.ACTIVATIONS)])
+@pytest.mark.parametrize("activation", [None, *filter(None, ACTIVATIONS)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fused(activation: str | None, dtype: torch.dtype) -> None:
     x, w, b = operands(randn, dtype)
     res = randn(2, 8, 9, 10, dtype=dtype, grad=True)
     leaves = (x, w, b, res)
-    act = fused_functional.ACTIVATIONS[activation or ""]
+    act = ACTIVATIONS[activation or ""]
     with torch.no_grad():
         plain = transconv.fused_conv2d(x, w, b, padding=1, groups=2, activation=activation,
                                        residual=res)

@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -395,7 +396,7 @@ def why_wrong(drawn: Drawn, most: float = 1e-8) -> str:
 
 def _why_wrong(drawn: Drawn, most: float) -> str:
     from tests.graph.meant import by_meaning, compare, traced
-    from transconv.graph.fusion.epilogue_reductions import REFUSED
+    from transconv.graph.fusion.epilogue_reductions import REFUSED, why_again
     from transconv.graph.regions import region_runner
 
     try:
@@ -403,17 +404,16 @@ def _why_wrong(drawn: Drawn, most: float) -> str:
             drawn(*drawn.inputs)
     except (RuntimeError, IndexError, ValueError):
         return ""  # no graph at all
-    real = region_runner.why_again
-    if drawn.leaves:
-        region_runner.why_again = lambda kernel, rates: (  # at any price, if it can be
-            why if (why := real(kernel, rates)) == REFUSED else "")
+
+    def at_any_price(kernel: Any, rates: Any) -> str:
+        why = why_again(kernel, rates)
+        return why if why == REFUSED or not drawn.leaves else ""
+
     try:
-        with by_meaning():
+        with by_meaning(), patch.object(region_runner, "why_again", at_any_price):
             compare(drawn, traced(drawn.traced(), drawn.inputs), drawn.inputs, most)
     except Exception as error:  # any error is a failure that the caller shows
         return f"{type(error).__name__}: {error}"
-    finally:
-        region_runner.why_again = real
     return ""
 
 

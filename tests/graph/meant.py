@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -67,17 +68,12 @@ class Meant:
 def by_meaning() -> Iterator[list[str]]:
     """Inside, texts are executed in NumPy; their list."""
     texts: list[str] = []
-    real = region_calls.launch
-
     def meant(asked: str | Workload, *_: Any) -> Meant:
         own = (asked,) if isinstance(asked, str) else tuple(str(c) for c in asked.computations)
         texts.extend(own)
         return Meant(own)
-    region_calls.launch = meant  # type: ignore[assignment]
-    try:
+    with patch.object(region_calls, "launch", meant):
         yield texts
-    finally:
-        region_calls.launch = real
 
 
 def traced(f: Callable[..., Any], inputs: Sequence[Tensor], **options: str) -> Callable[..., Any]:

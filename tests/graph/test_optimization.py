@@ -166,7 +166,7 @@ def test_off() -> None:
         transconv.off(transconv.off(model, undo=True))
 
 
-@pytest.mark.parametrize("call, says", [
+@pytest.mark.parametrize(("call", "says"), [
     (lambda: transconv.optimize(3), "expected a torch.nn.Module, got int"),
     (lambda: transconv.optimize(network(), measure=True), "measure=True needs an example"),
     (lambda: transconv.optimize(torch.jit.trace(network(), X)), "ScriptModule"),

@@ -43,7 +43,7 @@ def test_floats_are_rounded_to_even_and_clamped(dtype: DType, to: DType) -> None
 
 
 @pytest.mark.parametrize("to", WHOLE, ids=str)
-@pytest.mark.parametrize("dtype", (i8, u8, i32, i64), ids=str)
+@pytest.mark.parametrize("dtype", [i8, u8, i32, i64], ids=str)
 def test_integers_are_clamped(dtype: DType, to: DType) -> None:
     low, high = to.limits
     least, most = dtype.limits

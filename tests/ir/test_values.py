@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -30,7 +31,7 @@ def drawn(rng: random.Random, count: int) -> list[Expr]:
         more = as_expr(rng.randint(1, 9))
         made.append(rng.choice([a + b, a - b, a * more, a // more, a % more, minimum(a, b), maximum(a, b),
                                 -a, Select(a <= b, a // more, b)]))
-    return made + [a <= b for a, b in zip(made, made[1:], strict=False)]
+    return made + [a <= b for a, b in itertools.pairwise(made)]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -124,7 +124,7 @@ def test_other_warps_that_are_right(monkeypatch: pytest.MonkeyPatch,
     assert any("rejected: doubled with 1 warps: Y[69]" in r.getMessage() for r in caplog.records)
 
 
-@pytest.mark.parametrize("policy, compared", [("never", False), ("check", False), ("always", True)])
+@pytest.mark.parametrize(("policy", "compared"), [("never", False), ("check", False), ("always", True)])
 def test_the_knob(policy: str, compared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter is compared where somebody asks for it."""
     monkeypatch.setenv("TRANSCONV_TRUST", policy)

@@ -237,7 +237,7 @@ def test_a_packed_cache_has_them(cache: Path, lowered: list[str], monkeypatch: p
     assert not compared.wrong and len(compared.left) == 1, "a kernel is lowered where it is called"
 
 
-@pytest.mark.parametrize("field, value", [
+@pytest.mark.parametrize(("field", "value"), [
     ("fixed", [99]), ("fixed", [0, 1]), ("plain", "x"), ("stored", ["a b"]), ("stored", None)])
 def test_damaged_records_are_not_taken(field: str, value, cache: Path, lowered: list[str],
                                        monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case, left", CASES, ids=lambda c: getattr(c, "name", None))
+@pytest.mark.parametrize(("case", "left"), CASES, ids=lambda c: getattr(c, "name", None))
 def test_what_is_written_out(case: Case, left: int) -> None:
     low = case.kernel.lower(case.group, *case.arguments, target="sm_90")
     assert low.source.count("tl.sum(") + low.source.count("tl.reduce(") == left
@@ -99,7 +99,7 @@ def test_what_is_written_out(case: Case, left: int) -> None:
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
-@pytest.mark.parametrize("case, left", CASES, ids=lambda c: getattr(c, "name", None))
+@pytest.mark.parametrize(("case", "left"), CASES, ids=lambda c: getattr(c, "name", None))
 def test_in_tritons_interpreter(case: Case, left: int) -> None:
     given = copies(case)
     case.kernel(case.group, *given)

@@ -20,8 +20,8 @@ from transconv.kernel.simulator.execution import simulate
 from transconv.kernel.simulator.group import SimulatedGroup
 
 
-@pytest.mark.parametrize("case", (*CASES, *item_cases.CASES, *function_cases.CASES,
-                                  *control_cases.CASES), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [*CASES, *item_cases.CASES, *function_cases.CASES,
+                                  *control_cases.CASES], ids=lambda c: c.name)
 def test_cases(case: Case) -> None:
     given = copies(case)
     case.kernel.simulate(case.group, *given)

@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ class Marked(importlib.machinery.PathFinder):
     """Finds the modules of ROOMS, and has them marked. Place ``n`` of ``ran`` is that of ``places[n]``."""
 
     ran = bytearray(1 << 20)
-    places: list[tuple[str, int]] = []
+    places: ClassVar[list[tuple[str, int]]] = []
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:

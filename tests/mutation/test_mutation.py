@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("mutmut")
 
-from tests.mutation.covering import ROOMS, Covering, Places  # noqa: E402
-from tests.mutation.operators import WEIGHTS, Source  # noqa: E402
-from tests.mutation.trials import changed_code  # noqa: E402
+from tests.mutation.covering import ROOMS, Covering, Places
+from tests.mutation.operators import WEIGHTS, Source
+from tests.mutation.trials import changed_code
 
 TEXT = '''"""A file."""
 LIMITS = {"least": 1, "most": 9}

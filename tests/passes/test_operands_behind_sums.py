@@ -232,8 +232,9 @@ def measured() -> dict[tuple[str, str], tuple[Compute, dict[str, tuple[float, Sc
             if way in ("gather", "box") and "moments" not in sizes:
                 features, size = sizes.split("x")
                 c, *wide = map(int, features.split("-"))
+                out = wide[0] if wide else c
                 h, resnet = int(size), network == "resnet"
-                text = layer(64 if resnet else 1, c, *(wide or [c]), h, h, GATED if resnet else RESIDUAL,
+                text = layer(64 if resnet else 1, c, out, h, h, GATED if resnet else RESIDUAL,
                              kernel=1 if resnet else 3)
                 seen = found.setdefault((row["layer"], tile), (parse(text), {}))
                 seen[1][way] = float(row["us"]), Schedule.parse(row["schedule"])

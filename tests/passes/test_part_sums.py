@@ -75,7 +75,8 @@ def test_tiles_that_no_thread_holds(schedule: str, said: str) -> None:
     (step,) = compiler.plan(p, FWD, SM90).steps
     reason = why_not(Schedule.parse(schedule.format(ROLE)), step.compute, SM90)
     assert reason is not None
-    pytest.raises(ValueError, _raise, reason).match(said)
+    with pytest.raises(ValueError, match=said):
+        _raise(reason)
 
 
 def _raise(reason: str) -> None:

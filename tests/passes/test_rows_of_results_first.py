@@ -36,7 +36,7 @@ def turns(compute: Compute, words: str) -> bool:
     return kernels["upright"] != kernels["widen"]
 
 
-@pytest.mark.parametrize("e, run, step", [
+@pytest.mark.parametrize(("e", "run", "step"), [
     (PLACE, LaneRun(1, 128), 1),
     (Mod(PLACE, Const(56, index)), LaneRun(1, 8), 1),
     (Mod(PLACE, Const(49, index)), LaneRun(1, 1), 1),
@@ -51,7 +51,7 @@ def test_what_is_seen_of_neighbours(e: object, run: LaneRun, step: int | None) -
     assert run_of(at, M, {at: e}) == run and steps_of(at, {at: e}).get(M) == step
 
 
-@pytest.mark.parametrize("text, swap, turned", [
+@pytest.mark.parametrize(("text", "swap", "turned"), [
     ("mb2?ic16ih5?iw6?oc16oh5ow6kh1kw1 dt=f16", 1, True),
     ("mb2?ic16ih5?iw6?oc16oh5ow6kh1kw1 dt=f16", 0, False),  # positions come first
     ("mb2?ic16ih5?iw6?oc16oh5ow6kh1kw1 dt=f16 tag=nhwc", 1, False),  # features follow one another
@@ -61,7 +61,7 @@ def test_what_is_turned(text: str, swap: int, turned: bool) -> None:
     assert turns(layer(text), TILE.format("swap=1 " * swap)) is turned
 
 
-@pytest.mark.parametrize("text, words", [
+@pytest.mark.parametrize(("text", "words"), [
     ("mb2?ic16ih5?iw6?oc16oh5ow6kh1kw1 dt=f16", "swap=1 programs=3 "),
     ("mb2ic32ih7oc16oh7kh1 dt=f32", "reduce=atomic split_k=2 swap=1 ")])
 def test_every_pass(text: str, words: str) -> None:

@@ -4,7 +4,7 @@ of roles."""
 from __future__ import annotations
 
 import re
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def test_roles_take_turns_as_their_barriers_say() -> None:
     spans = line.spans
     products = [s for s in spans if s.kind == "multiply"]
     assert len(products) == 18, "one product for each step of the sum"
-    assert all(a.end <= b.start + 1e-6 for a, b in zip(products, products[1:], strict=False))
+    assert all(a.end <= b.start + 1e-6 for a, b in pairwise(products))
     for number, p in enumerate(products):
         slots = re.findall(r"\w+\[\d\]", p.said)
         assert len(slots) == 2 and all(s.endswith(f"[{number % 3}]") for s in slots)

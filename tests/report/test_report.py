@@ -201,7 +201,7 @@ def one_page_of_two(tmp_path: Path, table: Path) -> bool:
     return "1 problems are left out, for the size of the page." in text and len(text.encode()) <= 60_000
 
 
-@pytest.mark.parametrize("words, said", [
+@pytest.mark.parametrize(("words", "said"), [
     (["mb1ic2", "-o", "{}"], "ProblemError"),
     (["nothing/there.txt", "-o", "{}"], "no such file: nothing/there.txt"),
     ([SMALL, "-o", "{}", "--schedule", "oc:3 | mma"], "ScheduleError"),

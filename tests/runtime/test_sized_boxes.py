@@ -106,7 +106,7 @@ def test_weights_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not ComputationCase(compute.at(**drawn)).launched(plan, "cpu").problem, drawn
 
 
-@pytest.mark.parametrize("at", (1, NAMES.index("planes")))
+@pytest.mark.parametrize("at", [1, NAMES.index("planes")])
 def test_kernels_are_read_back(at: int) -> None:
     compute = built(at)[0]
     for stage, kernel in transconv.lower(compute, LAYERS[at][2], "sm_90"):
@@ -129,7 +129,7 @@ def test_phases_store_planes_of_any_size() -> None:
 
 def test_planes_of_an_odd_size_are_refused() -> None:
     """Planted: a kernel for multiples of 2 gets another size, whose result it does not fill."""
-    compute, plan = built(NAMES.index("planes"))
+    _compute, plan = built(NAMES.index("planes"))
     drawn = {"MB": 1, "IH": 6, "IW": 7}
     assert plan.required is not None
     assert plan.required.sizes.why_not(drawn) == "(IW % 2) == 0 does not hold for IW=7"
@@ -305,7 +305,7 @@ def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
         assert not judged.problem, f"elements differ: {judged.problem}"
 
 
-@pytest.mark.parametrize("text, prop, schedule, reason", [
+@pytest.mark.parametrize(("text", "prop", "schedule", "reason"), [
     ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
      "mb:1 oh:256 ow:1 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
      "the box reaches 512 along src_2, at most 256"),

@@ -124,7 +124,7 @@ def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: s
     assert told is not None and reason in told, told
 
 
-@pytest.mark.parametrize("release, wide", [("3.6.0", True), ("3.7.1", True), ("3.8.0", False),
+@pytest.mark.parametrize(("release", "wide"), [("3.6.0", True), ("3.7.1", True), ("3.8.0", False),
                                            ("3.10.0+git1", False)])
 def test_releases_that_refuse_wide_views_share_nothing(release: str, wide: bool,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:

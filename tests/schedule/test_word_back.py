@@ -22,7 +22,7 @@ ROWS = """compute centred
 LAYER = "mb1ic16ih5oc48oh5kh3ph1 dt=f16 tag=nhwc"
 
 
-@pytest.mark.parametrize("text, words", [
+@pytest.mark.parametrize(("text", "words"), [
     (ROWS, "n:4 k:32 | fma | back=1 row=held"), (ROWS, "n:2 k:8 | fma | back=1 row=again"),
     (ROWS.replace("n=11", "a=3 n=4").replace("[n", "[a, n"), "n:2 k:32 | fma | back=1"),
     (LAYER, "mb.oh.ow:16 oc:16 ic:16 | mma | back=1 group_m=2"),

@@ -38,7 +38,7 @@ CENTRED = """compute centred
     store  Y[n, h, w] = x - m"""
 
 
-@pytest.mark.parametrize("text, words", [
+@pytest.mark.parametrize(("text", "words"), [
     (SOFTMAX, "k:32 | fma | turn=1 late=1"), (SOFTMAX, "n:4 k:16 | fma | turn=1 late=1"),
     (SOFTMAX, "k:64 | fma | turn=1 unroll=1"),
     (SOFTMAX, "n:2 k:64 | fma | turn=1 late=1 programs=2 stages=1"),
@@ -60,7 +60,7 @@ def test_every_other_sweep_begins_at_the_last_step() -> None:
     assert all("+ step * 32" in text and "+ step_3 * 32" in text for text in texts)
 
 
-@pytest.mark.parametrize("text, words, reason", [
+@pytest.mark.parametrize(("text", "words", "reason"), [
     (SOFTMAX, "k:256 | fma | turn=1", "turn=1: the tile covers the row, which is loaded once"),
     ("compute rows\n axes n=6 | k=512\n read x = X[n, k]\n store Y[n] = sum(x; k)",
      "k:64 | fma | turn=1", "turn=1: rows needs every element of a row in one sweep alone"),

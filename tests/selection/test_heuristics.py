@@ -227,7 +227,7 @@ def test_strides_see_through_a_stride_phase() -> None:
     assert strides["qw"] == 16 and strides["oc"] == 1  # one output further, not half of one
 
 
-@pytest.mark.parametrize("tag, pixels, channels", [("nchw", 1, 16), ("nhwc", 16, 1)])
+@pytest.mark.parametrize(("tag", "pixels", "channels"), [("nchw", 1, 16), ("nhwc", 16, 1)])
 def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int) -> None:
     compute = made_of(f"g64mb2ic64ih32oc64oh32kh3ph1 dt=bf16 tag={tag}")
     along = {"pixels": Schedule.parse("mb.oh.ow:64 | fma"), "channels": Schedule.parse("g:64 | fma")}
@@ -235,7 +235,7 @@ def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int
     assert stored == {"pixels": 64 * 2 * pixels, "channels": 64 * 2 * channels}
 
 
-@pytest.mark.parametrize("size, sectors", [
+@pytest.mark.parametrize(("size", "sectors"), [
     (64, 1.0),  # rows of 16 bytes that begin at multiples of 16: each in one sector
     (65, 1 + 7 / 16),  # that begin anywhere: 7 of 16 end in the next
     (66, 1 + 3 / 8)])

@@ -111,7 +111,7 @@ def test_fused_calls_modules_and_operators(nothing_new: Any) -> None:
     assert counts() == ({"fwd any size": 8}, {})
 
 
-@pytest.mark.parametrize("rank, transposed, numbers", [
+@pytest.mark.parametrize(("rank", "transposed", "numbers"), [
     (1, False, {"stride": 2, "padding": 1}), (1, True, {"stride": 2, "padding": 1, "output_padding": 1}),
     (3, False, {"padding": 1}), (2, False, {"padding": "same", "dilation": 2})])
 def test_layers_of_other_kinds(rank: int, transposed: bool, numbers: dict[str, Any],

@@ -154,7 +154,7 @@ WRONG: list[tuple[str, Callable[[Any], torch.Tensor], str]] = [
 ]
 
 
-@pytest.mark.parametrize("call, words", [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+@pytest.mark.parametrize(("call", "words"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
 def test_wrong_values(call: Call, words: str) -> None:
     with pytest.raises(RuntimeError) as theirs:
         call(F)

@@ -279,8 +279,9 @@ def test_kernels_of_any_size_are_left_alone(processes: Processes) -> None:
     assert precompile_backward.processes(*leaves(), "now") == 0
 
 
-@pytest.mark.parametrize("text, cores", [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None),
-                                         ("900000000 100000", None), ("", None), (None, None)])
+@pytest.mark.parametrize(("text", "cores"), [
+    ("200000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("900000000 100000", None),
+    ("", None), (None, None)])
 def test_a_containers_share_of_time_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                            text: str | None, cores: int | None) -> None:
     monkeypatch.setattr(counted, "QUOTA", tmp_path / "cpu.max")

@@ -95,7 +95,7 @@ class Renamed(torch.nn.Conv2d):
     pass
 
 
-@pytest.mark.parametrize("make, shape", [
+@pytest.mark.parametrize(("make", "shape"), [
     (lambda: Causal(2, 3, 3), (1, 2, 4, 5, 5)), (lambda: Scaled(2, 3, 3), (1, 2, 5, 5)),
     (lambda: Turned(2, 3, 3), (1, 2, 5, 5)), (lambda: Named(2, 3, 3), (1, 2, 5)),
     (lambda: Wider(2, 3, 3, 2), (1, 2, 5, 5)), (lambda: Renamed(2, 3, 3), (1, 2, 5, 5)),

@@ -56,7 +56,7 @@ def in_turn(*values: Any) -> Any:
     return values[-1]
 
 
-@pytest.mark.parametrize("run, count", [
+@pytest.mark.parametrize(("run", "count"), [
     # the weight is used beside the convolution, so no norm goes into it
     (lambda s, x: F.conv_transpose2d(s.norm(s.conv(x)), s.conv.weight, padding=1), 0),
     (lambda s, x: torch.relu(s.conv(x)) + s.conv.weight.sum(), 1),
@@ -84,14 +84,14 @@ def test_the_norm_keeps_its_eps() -> None:
     assert compare(model) == 1
 
 
-@pytest.mark.parametrize("name, count", [("conv", 0), ("norm", 0), ("relu", 1)])
+@pytest.mark.parametrize(("name", "count"), [("conv", 0), ("norm", 0), ("relu", 1)])
 def test_hooks_are_called_where_they_are(name: str, count: int) -> None:
     model = Net(lambda s, x: s.relu(s.norm(s.conv(x))))
     getattr(model, name).register_forward_hook(lambda module, given, made: made * 2 - 1)
     assert compare(model) == count
 
 
-@pytest.mark.parametrize("name, count", [("conv", 0), ("norm", 0), ("relu", 1)])
+@pytest.mark.parametrize(("name", "count"), [("conv", 0), ("norm", 0), ("relu", 1)])
 @pytest.mark.parametrize("method", ["forward", "_conv_forward", "_call_impl"])
 def test_a_forward_of_the_instance_is_called_where_it_is(name: str, count: int, method: str) -> None:
     model = Net(lambda s, x: s.relu(s.norm(s.conv(x))))
@@ -143,7 +143,7 @@ def test_gelu_as_a_function(run: Forward) -> None:
     assert not [n for n in transconv.fold(model).graph.nodes if n.op == "call_function"]
 
 
-@pytest.mark.parametrize("ndims, groups, biased", [(1, 1, True), (2, 2, False), (3, 4, True)])
+@pytest.mark.parametrize(("ndims", "groups", "biased"), [(1, 1, True), (2, 2, False), (3, 4, True)])
 @pytest.mark.parametrize("converted", [False, True])
 def test_norms_of_transposed_layers(ndims: int, groups: int, biased: bool, converted: bool) -> None:
     torch.manual_seed(0)

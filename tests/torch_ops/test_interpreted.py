@@ -28,10 +28,9 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 
 
 @pytest.fixture(autouse=True)
-def native() -> Any:
+def native() -> None:
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"
-    yield
 
 
 def integers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

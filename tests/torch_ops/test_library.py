@@ -368,7 +368,7 @@ def test_opcheck_without_derivatives(transposed: bool) -> None:
             op(x, x, w, text)
 
 
-@pytest.mark.parametrize("numbers, activation, text", [
+@pytest.mark.parametrize(("numbers", "activation", "text"), [
     (((1, 1), (0, 0), (1, 1), False, (0, 0), 1), "", "stride=1x1"),
     (((2,), (3,), (1,), False, (0,), 4), "gelu_tanh", "stride=2 padding=3 groups=4 gelu_tanh"),
     (((1, 2), (0, 1, 1, 1), (2, 1), False, (0, 0), 1), "", "stride=1x2 padding=0x1:1x1 dilation=2x1"),

@@ -195,7 +195,7 @@ class Refusing:
         raise self.error
 
 
-@pytest.mark.parametrize("error, reason", [
+@pytest.mark.parametrize(("error", "reason"), [
     (Unsupported("smem:232448>227000"), "smem:232448>227000"),
     (KeyError("a bug"), "error:KeyError"),
     (ImportError("no triton", name="triton"), "import:triton")])

@@ -3,9 +3,8 @@ without autograd, and checks that it is given the memory that the plan is for.""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ WARM = call_cache.PATIENCE + 3
 class Plan:
     """What the compiler would give; names tell what is what."""
 
-    started: list[str] = []  # directions, of bound starts
+    started: ClassVar[list[str]] = []  # directions, of bound starts
     obeys = frozenset(("deterministic", "precision"))
     steps = ()
 
@@ -71,7 +70,7 @@ class Plan:
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower_call, "question", lambda problem, direction, _, epilogue, aligned, *__:
                         SimpleNamespace(workload=Plan(problem, direction, aligned, epilogue), target=None,
                                         deterministic=False))
@@ -82,7 +81,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(route, "current_device", lambda: None)
     transconv.config.cpu = "interpret"
     Plan.started.clear()
-    yield
 
 
 def operands(name: str = "conv2d") -> tuple[torch.Tensor, ...]:
@@ -154,7 +152,7 @@ def double(t: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, last, gaps, double])
-@pytest.mark.parametrize("which, biased", [(0, False), (1, False), (1, True), (2, True)])
+@pytest.mark.parametrize(("which", "biased"), [(0, False), (1, False), (1, True), (2, True)])
 def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased: bool) -> None:
     x, w, b = operands()
     given = [x, w, b if biased else None]
@@ -171,7 +169,7 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased:
         torch.testing.assert_close(run(transconv.conv2d, changed, leaves), wanted)
 
 
-@pytest.mark.parametrize("number, value", [("groups", 2), ("stride", 1), ("dilation", 2),
+@pytest.mark.parametrize(("number", "value"), [("groups", 2), ("stride", 1), ("dilation", 2),
                                            ("output_padding", 1), ("padding", 0)])
 def test_numbers_that_differ_get_another_kernel(number: str, value: int) -> None:
     """A transposed convolution takes the same tensors for other groups."""
@@ -213,7 +211,7 @@ def gradients_of(y: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["expanded", "negated", "imaginary", "made up", "last", "shifted",
                                   "gaps"])
 def test_gradients_that_differ_get_another_kernel(kind: str) -> None:
-    x, w, b = leaves = operands()
+    leaves = operands()
     y = transconv.conv2d(*leaves, **KWARGS)
     given = gradients_of(y.detach())
     theirs = torch.nn.functional.conv2d(*leaves, **KWARGS)

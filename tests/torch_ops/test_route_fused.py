@@ -114,7 +114,7 @@ def convolution(x: Any, w: Any, b: Any, _: Any) -> torch.Tensor:
     return transconv.conv2d(x, w, b, padding=1)
 
 
-@pytest.mark.parametrize("f, parts", [(convolution, "b"), *((ours, parts) for parts in PARTS)])
+@pytest.mark.parametrize(("f", "parts"), [(convolution, "b"), *((ours, parts) for parts in PARTS)])
 @pytest.mark.parametrize("wanted", ["", "xwbr"])
 def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
                                            monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from transconv.quantized import serve_torchao
 from transconv.torch_ops.quantized import quantized_route
 
 pytest.importorskip("torchao.quantization", reason="needs torchao")
-from torchao.float8.inference import Float8MMConfig  # noqa: E402
-from torchao.quantization import Float8Tensor, PerRow, PerTensor  # noqa: E402
-from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs  # noqa: E402
+from torchao.float8.inference import Float8MMConfig
+from torchao.quantization import Float8Tensor, PerRow, PerTensor
+from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
 
 E4M3 = torch.float8_e4m3fn
 LAYERS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ def heat(call: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def general(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was looked up the general way, by key."""
     seen: list[Any] = []
     find = route_cache.find
@@ -47,7 +47,7 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return find(key)
 
     monkeypatch.setattr(route_cache, "find", found)
-    yield seen
+    return seen
 
 
 @pytest.mark.parametrize("name", s.FUNCTIONS)

@@ -339,7 +339,7 @@ def test_nothing_is_kept_alive() -> None:
 
 
 def test_lists_and_a_torch_without_guards_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, b, r = args = given("br")
+    x, w, b, _r = args = given("br")
     stride = [1, 1]
     heat(lambda: ours(*args, stride=stride))
     assert not CALLS.entries

@@ -69,7 +69,7 @@ def functions(module: ModuleType) -> list[FunctionType]:
 
 
 def _returns(function: FunctionType) -> list[int]:
-    tree, first = _tree(function)
+    tree, _first = _tree(function)
     return [at.lineno for at in ast.walk(tree) if _is_rewrite(at)]
 
 

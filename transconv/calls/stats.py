@@ -173,8 +173,8 @@ def tell_once(key: str, text: str) -> None:
     _warn(text)
 
 
-INSIDE = tuple(os.path.dirname(str(of.__file__)) + os.sep for of in (transconv, torch)) + (
-    "<", contextlib.__file__, functools.__file__, threading.__file__)
+INSIDE = (*(os.path.dirname(str(of.__file__)) + os.sep for of in (transconv, torch)), "<",
+          contextlib.__file__, functools.__file__, threading.__file__)
 
 
 def _warn(text: str) -> None:

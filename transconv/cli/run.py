@@ -103,7 +103,7 @@ def _row(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | 
 
 
 def _line(row: RunRow, width: int) -> str:
-    start = f"{str(row.problem):<{width}}  {row.prop.value:<5}  "
+    start = f"{row.problem!s:<{width}}  {row.prop.value:<5}  "
     made = row.outcome
     if made is None:
         lines = [x for x in row.error.splitlines() if x.strip()] or ["no message"]

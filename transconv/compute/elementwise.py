@@ -315,7 +315,7 @@ def _mish(x: Expr) -> Expr:
 
 def _mish_slope(x: Expr) -> Expr:
     """With h = n / (n + s): h + x (1 - h**2) sigmoid(x), and 1 - h**2 = s (2n + s) / (n + s)**2."""
-    t, n, s = _mish_parts(x)
+    _, n, s = _mish_parts(x)
     whole = n + s
     rest = (s / whole) * ((n * _const(2.0, x) + s) / whole)
     return n / whole + x * rest * _sigmoid(x)

@@ -305,7 +305,7 @@ def continued(epilogue: Epilogue, ndims: int) -> Iterator[str]:
     yield f"want, bound = {_said(epilogue.function.result)}"
 
 
-def _said(ref: str | int | float) -> str:
+def _said(ref: str | float) -> str:
     """An argument: a pair of a value and of what it may be off."""
     if isinstance(ref, float):
         return f"(torch.full_like(want, {ref!r}), 0.0)".replace("inf", "torch.inf")

@@ -110,7 +110,7 @@ class Captured:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 again, named = tree_unflatten(kept, form)
                 made = _detached(self._step(*again, **named))
-        except Exception as why:  # noqa: BLE001 - all ranks are told
+        except Exception as why:  # all ranks are told
             error, own = _first(why), why
         self._tell(error, own, graph)
         if cold := _torchs(COLD) - before:

@@ -280,9 +280,14 @@ ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
         "addcdiv", "linalg_vector_norm", "std", "glu", "hardsigmoid", "mish", "native_dropout_backward")
 
 
-@functools.lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
-    """The decompositions, by operation."""
+    """The decompositions, by operation: of those that no row translates now."""
+    return _table(frozenset(ROWS))
+
+
+@functools.lru_cache(maxsize=1)
+def _table(rows: frozenset[Any]) -> dict[Any, Callable[..., Any]]:
+    """``table`` where these operations have rows."""
     aten = torch.ops.aten
     also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
     more = torch_internals.get_decompositions(also)

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import logging
 import operator
+import pkgutil
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import fx
 
+from transconv.graph import lowerings
 from transconv.graph.fusion.index_ir import TYPES, Counted, MovedView, Piece, RegionInput
-from transconv.graph.lowerings import (
-    convolutions,
-    elementwise,
-    gradients,
-    pools,
-    products,
-    quantization,
-    quantized_convolutions,
-    reductions,
-    views,
-)
 from transconv.graph.lowerings.table import ROWS, NodeCall, NotOurs, ResultSpec, is_bug, why_no_row
 from transconv.graph.lowerings.view_indexing import told_by_place
 from transconv.graph.sizes import Fraction, Length, same
@@ -29,9 +21,9 @@ from transconv.graph.symbols import Symbols
 
 log = logging.getLogger("transconv.graph")
 
-# Imported for their rows.
-TABLES = (elementwise, elementwise, views, views, reductions, pools, products,
-          convolutions, gradients, quantization, quantized_convolutions)
+# Each file there enters its rows when it is imported: a new one is all that an operation needs.
+for _file in pkgutil.iter_modules(lowerings.__path__):
+    import_module(f"{lowerings.__name__}.{_file.name}")
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> RegionInput | Length | Fraction:

@@ -149,7 +149,7 @@ def _written(d: TrialPage, dtype: str) -> None:
 
 def _cast(d: TrialPage, dtype: str) -> None:
     a, b = d.pick("n"), d.pick("bn")
-    other, name = d.rng.choice((("int8", "i8"), ("uint8", "u8"), ("int32", "i32")))
+    other, _ = d.rng.choice((("int8", "i8"), ("uint8", "u8"), ("int32", "i32")))
     home = {"i8": "int8", "u8": "uint8", "i32": "int32"}[dtype]
     text = d.rng.choice((f"({a}.astype(np.{other}) + 1)", f"({a}.astype(np.{other}) // 3)",
                          f"{b}.astype(np.{other})", f"(-{a}.astype(np.{other}))"))

@@ -1,4 +1,4 @@
-"""Beside the compiler. The caches as one file for another machine: plans, Triton's machine code of their
+"""The caches as one file for another machine: plans, Triton's machine code of their
 kernels, and which kernels are known to be wrong.
 
 The file is a zip archive: ``manifest.json`` with versions and a digest of every other member, records as

@@ -1,4 +1,4 @@
-"""Beside the compiler. Microseconds of a workload by the estimate: of all its launches, with the schedules
+"""Microseconds of a workload by the estimate: of all its launches, with the schedules
 that they would get.
 
 Decisions of a graph compare hundreds of them, and each has a thousand schedules ranked. Processes make

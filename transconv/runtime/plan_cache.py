@@ -1,4 +1,4 @@
-"""Beside the compiler. Plans on disk, which another process made: texts and launches.
+"""Plans on disk, which another process made: texts and launches.
 
 Choosing schedules and running the passes take most of the time of a start. A record has what launches
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's

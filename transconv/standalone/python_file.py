@@ -485,7 +485,7 @@ class _ReferenceWriter:
         return f"torch.{TORCHS.get(e.name, e.name)}(tensor({', '.join(given)}))"
 
 
-def _number(value: float | int | bool) -> str:
+def _number(value: float | bool) -> str:
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return "float('inf')" if value > 0 else "-float('inf')"
     return f"float('{value}')" if value != value else repr(value)

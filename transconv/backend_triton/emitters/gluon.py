@@ -119,8 +119,10 @@ class GluonEmitter(TlEmitter):
 
     def lines_Alloc(self, s: Alloc) -> list[str]:
         self.scope[s.var] = s.lanes
-        if not s.lanes:
+        if not s.lanes and s.var.type.kind == "index":
             return [f"{s.var.name} = {self.text(s.init)}"]
+        if not s.lanes:  # Triton makes 32 bits of a number of Python
+            return [f"{s.var.name} = gl.full((), {self.text(s.init)}, {self.type(s.var.type)})"]
         shape = ", ".join(str(x.extent) for x in s.lanes)
         return [f"{s.var.name} = gl.full([{shape}], {self.text(s.init)}, {self.type(s.var.type)}, sums)"]
 
@@ -168,7 +170,7 @@ class GluonEmitter(TlEmitter):
         return [f"send_box({box_name(s.tensor.name)}, [{corner}], {piece})"]
 
     def call_wait(self, s: FuncCall) -> list[str]:
-        barrier, _, phase = s.args
+        _, _, phase = s.args
         return [f"mbarrier.wait({self.gate(s)}, {self.argument(phase)})"]
 
     def call_expect(self, s: FuncCall) -> list[str]:

@@ -4,7 +4,7 @@ A record names the folder of Triton's cache with a kernel's machine code; that t
 checked. A kernel with a missing or stale record counts as not compiled; a wrong record costs time only.
 With what else a record has, the kernel is read without Triton's front end (launch/binary_reload.py).
 
-Also here: Stage 11a for a kernel that another process compiled: its machine code, without Triton's front
+Also here: a kernel that another process compiled: its machine code, without Triton's front
 end.
 
 Triton finds a kernel in its cache by a key for which it reads its own files, and parses the kernel's text.

@@ -1,9 +1,9 @@
-"""Stage 11c. Jobs in a child process that may crash: ``Child`` sends jobs, ``serve`` answers them.
+"""Jobs in a child process that may crash: ``Child`` sends jobs, ``serve`` answers them.
 
 A child reads a JSON line per job and answers with one. It serves many jobs, to spread the cost of its
 start. It is started by its module's name and never runs the program's own main module.
 
-Also here: Stage 11c. A pool of child processes that exist while there is work and end with the program.
+Also here: a pool of child processes that exist while there is work and end with the program.
 """
 
 from __future__ import annotations

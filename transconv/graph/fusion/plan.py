@@ -11,7 +11,8 @@ Also here: reductions and products of a plan: each joins a group, or begins one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -88,7 +89,7 @@ def ordered(ends: Iterable[Piece]) -> list[Piece]:
 
 def planned(outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart = NONE,
             again: Mapping[Piece, str] = MappingProxyType({}),
-            free: Set[Piece] = frozenset()) -> FusionPlan:
+            free: AbstractSet[Piece] = frozenset()) -> FusionPlan:
     """The plan for some values to be in memory. ``apart``: products whose factors are written first;
     ``again``: those whose results are read again by reductions, with the reasons; ``free``: outputs whose
     order in memory nothing depends on."""
@@ -101,7 +102,7 @@ class Planner:
     too many, and is read from there by whatever is made of it."""
 
     def __init__(self, outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart,
-                 again: Mapping[Piece, str], free: Set[Piece] = frozenset()) -> None:
+                 again: Mapping[Piece, str], free: AbstractSet[Piece] = frozenset()) -> None:
         self.apart, self.again = apart, again
         self.fixed = {*outputs} - free  # in torch's order
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, FusionPlan()

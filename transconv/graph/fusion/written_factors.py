@@ -6,7 +6,8 @@ have boxes and tuned rows that views rule out, with the time to write its factor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from transconv.compute import Alone, Workload
@@ -83,7 +84,7 @@ def read_behind(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
 
 
 def weighed(
-    kernel: RegionKernel, plan: FusionPlan, rates: Price, known: Set[Workload]
+    kernel: RegionKernel, plan: FusionPlan, rates: Price, known: AbstractSet[Workload]
 ) -> tuple[Workload, ...]:
     """What ``why_apart`` estimates: the product, and when this is ``known`` the plain one, where that may
     decide."""

@@ -28,7 +28,7 @@ from transconv.graph.lowerings.table import (
 )
 
 with suppress(ImportError):  # where torch defines these operators
-    import torch.ao.quantization.fx._decomposed  # noqa: F401
+    import torch.ao.quantization.fx._decomposed
 
 OPERATORS = "quantized_decomposed::"
 

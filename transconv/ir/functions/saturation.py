@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from math import inf, isnan
 
 from transconv.ir.dtype import DType, f32, f64, i32
@@ -21,7 +21,7 @@ MOST_SMALL = 1 << 21
 """The largest number that ``nearest_small`` takes."""
 
 
-def saturated(x: Expr, to: DType, numbers: Set[Expr] = frozenset()) -> Expr:
+def saturated(x: Expr, to: DType, numbers: AbstractSet[Expr] = frozenset()) -> Expr:
     """``x`` as ``to``. A number beyond the range becomes the nearest one in it; wider floats are cast.
     Integers become 16-bit and 8-bit floats by way of f32. ``numbers``: variables that hold no NaN, so that
     what is made of them need not be looked at."""
@@ -55,7 +55,7 @@ def _limited(x: Expr, to: DType) -> Expr:
     return Cast(x, to)
 
 
-def _rounded(x: Expr, to: DType, numbers: Set[Expr]) -> Expr:
+def _rounded(x: Expr, to: DType, numbers: AbstractSet[Expr]) -> Expr:
     """A float as an integer. If the largest integer is no float, what is beyond the float below it is
     replaced."""
     wide = x if x.dtype in (f32, f64) else Cast(x, f32)
@@ -72,7 +72,7 @@ def _rounded(x: Expr, to: DType, numbers: Set[Expr]) -> Expr:
     return select(wide > Const(float(most), wide.dtype), Const(high, to), made) if beyond else made
 
 
-def is_number(x: Expr, numbers: Set[Expr]) -> bool:
+def is_number(x: Expr, numbers: AbstractSet[Expr]) -> bool:
     """Whether a float is made of integers, constants and ``numbers`` by operations that give numbers of
     numbers, unless they overflow."""
     if isinstance(x, Const):

@@ -115,7 +115,7 @@ def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, wh
               each: Shape, mapped: bool = False) -> None:
     """``view[items] = value`` where tiles are indices, for the active elements of the value where a
     condition of the items holds and that are inside of the array. ``each``: the shape of the items."""
-    shape, offset, out, e = scattered_places(b, view, items, value, where, each, mapped)
+    _, offset, out, e = scattered_places(b, view, items, value, where, each, mapped)
     b.add(Store(view.tensor, offset, e, all_of(out)))
 
 

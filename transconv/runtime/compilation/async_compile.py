@@ -1,4 +1,4 @@
-"""Beside the compiler. Plans whose kernels are compiled, and processes that compile in the background.
+"""Plans whose kernels are compiled, and processes that compile in the background.
 
     now          the plan is made and its kernels are compiled in this process, unless a process has begun
                  to do so ahead of the request (``ahead``), for which it then waits
@@ -11,7 +11,7 @@ A process writes the plan (``plan_cache.py``) and the machine code (Triton's cac
 requests find them. Failures are remembered with their reason. If results must be deterministic,
 ``background`` is ``now``: results must not change while a program runs.
 
-Also here: beside the compiler. How many processes may compile beside a program.
+Also here: how many processes may compile beside a program.
 """
 
 from __future__ import annotations

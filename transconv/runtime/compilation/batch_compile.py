@@ -1,4 +1,4 @@
-"""Beside the compiler. Many questions at once: their schedules ranked or their kernels compiled by
+"""Many questions at once: their schedules ranked or their kernels compiled by
 processes, and a report."""
 
 from __future__ import annotations

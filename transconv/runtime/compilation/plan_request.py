@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,7 +94,7 @@ class Room:
         """Whether no plan is added any more: one that has no other kernels would add nothing."""
         return 0 < self.most <= len(self.there)
 
-    def takes(self, digests: Set[str]) -> bool:
+    def takes(self, digests: AbstractSet[str]) -> bool:
         """Whether a plan of these kernels may be added; the first one always."""
         return not (self.most and self.there) or len(self.there | digests) <= self.most
 

@@ -1,4 +1,4 @@
-"""Beside the compiler. Plans on disk compared with what the passes make of their questions now.
+"""Plans on disk compared with what the passes make of their questions now.
 
 A record (``plan_cache.py``) has the question that it answers. The plan is made again, its schedules chosen
 and its kernels lowered, and every field of the record has to be as it would be written now.

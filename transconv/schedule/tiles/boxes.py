@@ -23,6 +23,7 @@ another in shared memory: a pile.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -237,7 +238,7 @@ def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | 
         run = dims[at:at + len(block.axes)]
         all_of_it = [(x.coord, x.length) for x in run] == [
             (Var(a), whole(compute, (a,))) for a in block.axes]
-        packed = all(x.apart == simplify(y.apart * y.length) for x, y in zip(run, run[1:], strict=False))
+        packed = all(x.apart == simplify(y.apart * y.length) for x, y in itertools.pairwise(run))
         if not all_of_it or not packed:
             return f"the lanes of block {block} do not follow one another in memory"
         name = "_".join(block.axes)

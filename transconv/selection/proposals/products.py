@@ -82,7 +82,7 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Proposals for a product or a sum, without merging groups."""
     if compute.b is None:
         yield from transposed_tiles(compute, target)
-    batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
+    _, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
     matrix = (compute.b is not None and compute.acc is not f64 and compute.acc.bits >= 32
               and "mma" in target.features and rows and columns and summed
               and not target.lacks(*_types(compute), compute.acc) and _alike(*_types(compute))

@@ -156,7 +156,7 @@ class use(contextlib.ContextDecorator):
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         self._devices = devices
 
-    def __enter__(self) -> use:  # noqa: PYI034  (typing.Self is of Python 3.11)
+    def __enter__(self) -> use:
         entry = _devices(self._devices)
         with _lock:
             _entries.scopes.append(entry)

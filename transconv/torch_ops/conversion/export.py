@@ -81,7 +81,6 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     that is unknown, FileExistsError for a folder that is not empty, OSError where nothing can be written,
     and what the model raises. Nothing is half-written.
     """
-
     module_swap.expect_module(model, "export")
     directory = Path(directory)
     check(directory, force)

@@ -47,7 +47,7 @@ class Inference:
             prepacked_weights.leave(weight)
         self._weights.clear()
 
-    def __enter__(self) -> Inference:  # noqa: PYI034  (typing.Self is of Python 3.11)
+    def __enter__(self) -> Inference:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -217,7 +217,7 @@ def _note(row: Row, texts: Sequence[str], found: Row) -> None:
 
 
 def _told(row: Row) -> str:
-    schedule, reason = row["failures"][0]
+    _, reason = row["failures"][0]
     several = f"{len(row['failures'])} of {row['plans']} schedules fail, the first: " \
         if row["plans"] > 1 else ""
     return f"{several}{reason}"
