@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from transconv.torch_ops.conversion.export import export as export
     from transconv.torch_ops.conversion.fold import fold as fold
     from transconv.torch_ops.conversion.inference import inference as inference
+    from transconv.torch_ops.conversion.prepare import prepare as prepare
     from transconv.torch_ops.explain import explain as explain
     from transconv.torch_ops.functional import conv1d as conv1d
     from transconv.torch_ops.functional import conv2d as conv2d
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused.fused_functional import fused_conv2d as fused_conv2d
     from transconv.torch_ops.fused.fused_functional import fused_conv3d as fused_conv3d
     from transconv.torch_ops.fused.tracing import epilogue as epilogue
-    from transconv.torch_ops.precompile.prepare import prepare as prepare
     from transconv.torch_ops.quantization.quantize import quantize_ as quantize_
 
 
@@ -77,7 +77,7 @@ _HOMES = {
     "inference": "torch_ops.conversion.inference",
     "off": "torch_ops.conversion.convert",
     "optimize": "graph.optimization",
-    "prepare": "torch_ops.precompile.prepare",
+    "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",
     "FallbackWarning": "calls.stats",
     "quantize_": "torch_ops.quantization.quantize",

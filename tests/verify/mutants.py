@@ -52,8 +52,8 @@ def _keys(*names: str) -> tuple[str, ...]:
 
 CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
 SUBJECTS = (
-    Subject("transconv.torch_ops.calls.conv_routes", "forward_key", CALLS),
-    Subject("transconv.torch_ops.calls.conv_routes", "backward_routes",
+    Subject("transconv.torch_ops.calls.select_impl", "forward_key", CALLS),
+    Subject("transconv.torch_ops.calls.select_impl", "backward_routes",
             (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
              "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little")),
     Subject("transconv.torch_ops.fused.fused_route", "find", CALLS),

@@ -24,7 +24,7 @@ from transconv.graph import graph_report
 from transconv.graph.torch_compile import backend
 from transconv.torch_ops.conversion import convert, module_swap
 from transconv.torch_ops.conversion.inference import Inference
-from transconv.torch_ops.precompile.prepare import undisturbed
+from transconv.torch_ops.conversion.prepare import undisturbed
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]

@@ -18,7 +18,7 @@ from transconv.errors import Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import autocast
-from transconv.torch_ops.calls import lower_call, shape_cache
+from transconv.torch_ops.calls import lower_call, select_impl
 from transconv.torch_ops.calls.dispatch import check_bias, parse
 from transconv.torch_ops.calls.select_impl import like
 from transconv.torch_ops.functional import (
@@ -141,8 +141,9 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
         epilogue = "" if bias is None else "bias"
         problem = lower_call.describe(x.dtype, *given, p, flags.math)
         request = problem, direction, x.device, epilogue, aligned, flags.deterministic
-        of_any_size = partial(shape_cache.chosen, direction, p, x.dtype, given, channels_last, x.device,
-                              epilogue, None if bias is None else bias.dtype, aligned, flags)
+        of_any_size = partial(
+            select_impl.choose_plan, direction, p, x.dtype, given, channels_last, x.device, epilogue,
+            None if bias is None else bias.dtype, aligned, flags)
         try:
             schedule, won, waits = _scheduled(of_any_size, request) if chip is None else _on_chip(
                 chip, *request)

@@ -27,7 +27,7 @@ from transconv.calls import route_cache
 from transconv.compute import OPS
 from transconv.torch_ops import arguments, shapes, transforms
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import conv_routes
+from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused import fused_route
@@ -111,7 +111,7 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
         transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
     _, activation, req = read(numbers)
     if residual is None and not activation:
-        route = conv_routes.forward_route(req, input, weight, bias, "now")
+        route = select_impl.forward_route(req, input, weight, bias, "now")
         made: Tensor = route.forward(input, weight, bias)
         return made
     tensors = (input, weight, bias, residual)
@@ -121,7 +121,7 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
 def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
     if forward_ad._current_level >= 0:
         transforms.refuse_tangents("transconv::bwd_d", (grad, input, weight))
-    made = conv_routes.backward(read(numbers).params, grad, input, weight, (True, False, False),
+    made = select_impl.backward(read(numbers).params, grad, input, weight, (True, False, False),
                            "now")[0]
     assert made is not None
     return made
@@ -130,7 +130,7 @@ def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
 def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
     if forward_ad._current_level >= 0:
         transforms.refuse_tangents("transconv::bwd_w", (grad, input, weight))
-    made = conv_routes.backward(read(numbers).params, grad, input, weight, (False, True, False),
+    made = select_impl.backward(read(numbers).params, grad, input, weight, (False, True, False),
                            "now")[1]
     assert made is not None
     return made

@@ -99,3 +99,30 @@ def with_result_strides(tensor: torch.Tensor, channels_last: bool) -> torch.Tens
            zip(tensor.shape, tensor.stride(), strides, strict=True)):
         return tensor
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+Order = tuple[int, ...] | None
+
+
+def has_gaps(t: torch.Tensor, channels_last: bool) -> bool:
+    """Whether a tensor lies so that kernels for any size do not take it: with gaps, expanded, or with its
+    dims in another order than torch's."""
+    return order_of(t.shape, t.stride(), channels_last) is None
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
+    """The dims of a dense tensor, outermost first, as torch lays tensors out: contiguous or channels last,
+    in this order of preference or the other; None for any other tensor."""
+    rank = len(shape)
+    ways: tuple[tuple[int, ...], ...] = ((*range(rank),), (0, *range(2, rank), 1))
+    for order in reversed(ways) if channels_last else ways:
+        step = 1
+        for dim in reversed(order):
+            size = shape[dim]
+            if size != 1:
+                if strides[dim] != step:
+                    break
+                step *= size
+        else:
+            return order
+    return None

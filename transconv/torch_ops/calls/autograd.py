@@ -19,7 +19,7 @@ from transconv.calls.settings import settings
 from transconv.runtime import torch_internals
 from transconv.torch_ops import library, shapes
 from transconv.torch_ops.arguments import spelled_out
-from transconv.torch_ops.calls import call_entries, conv_routes, shape_cache
+from transconv.torch_ops.calls import call_entries, select_impl
 from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.conversion import aten_convolutions
 
@@ -102,7 +102,7 @@ def gradients(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, input: Te
         stats.handed_over("transform:forward_ad")
         return aten_convolutions.aten_backward(grad, input, weight, params, mask, dual=True)
     grad = _dense(spelled_out(grad), input, weight) if settings.varies else spelled_out(grad)
-    made, flags, aligned = conv_routes.backward_routes(params, grad, input, weight, mask, settings.mode)
+    made, flags, aligned = select_impl.backward_routes(params, grad, input, weight, mask, settings.mode)
     call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
 
@@ -111,7 +111,7 @@ def _dense(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a result; a copy if it is expanded or has gaps, and a kernel of its own would be
     slower than the copy and a kernel that other calls use: where its elements are read often."""
     last = shapes.channels_last_result(input, weight)
-    if weight.numel() < READ_OFTEN * grad.shape[1] or not shape_cache.has_gaps(grad, last):
+    if weight.numel() < READ_OFTEN * grad.shape[1] or not shapes.has_gaps(grad, last):
         return grad
     return shapes.with_result_strides(grad, last)
 

@@ -32,9 +32,9 @@ from transconv.calls.guard import (
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.torch_ops.calls import lower_call, shape_cache
-from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.lower_call import Flags
 from transconv.torch_ops.calls.route import ConvCall
+from transconv.torch_ops.calls.shape_cache import BackwardRoutes
 from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor

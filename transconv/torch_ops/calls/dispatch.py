@@ -22,11 +22,10 @@ from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, library, shapes, tensor_subclasses
 from transconv.torch_ops.arguments import Params, autocast, autocast_dtype, traced_autocast
-from transconv.torch_ops.calls import autograd, call_entries, conv_routes, lower_call, shape_cache
+from transconv.torch_ops.calls import autograd, call_entries, lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.calls.select_impl import layer_of
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.precompile import precompile_backward, speculative_compile
 
 Tensor = torch.Tensor
 
@@ -97,7 +96,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
     req = requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         return _odd_form(f, input, weight, bias, *rest)
-    key, flags, aligned = conv_routes.forward_key(req, input, weight, bias)
+    key, flags, aligned = select_impl.forward_key(req, input, weight, bias)
     route = route_cache.find(key)
     if route is None:
         if input.dtype.is_complex:
@@ -111,14 +110,14 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         if settings.varies and _is_copied(req, input, weight, bias):
             dense = shapes.with_result_strides(input, shapes.channels_last_result(input, weight))
             return dispatch(f, dense, weight, bias, *rest)
-        speculative_compile.layers(given[1], input, weight, flags, settings.mode)
-        route, layer = conv_routes.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
+        precompile.layers(given[1], input, weight, flags, settings.mode)
+        route, layer = select_impl.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None:
             call_entries.note_layer((autograd.apply, autograd.apply_cast), f, given,
                                     (input, weight, bias, None), rest, route, layer, flags, aligned, cast)
     else:
         if not route.trains:
-            precompile_backward.trained(route, input, weight, flags, aligned, settings.mode)
+            select_impl.trained(route, input, weight, flags, aligned, settings.mode)
         call_entries.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                           aligned, cast)
     if (route.over is not None and route.compiled is None and route.asks_own
@@ -138,7 +137,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
 def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> bool:
     """Whether kernels for any size are to answer a call through a copy of an input with gaps: at a size
     that is not the layer's first one."""
-    if not x.numel() or not shape_cache.has_gaps(x, shapes.channels_last_result(x, w)):
+    if not x.numel() or not shapes.has_gaps(x, shapes.channels_last_result(x, w)):
         return False
     params = req.resolve(x, w, b)
     src = shapes.output_shape(x.shape, w.shape, params) if params.transposed else x.shape

@@ -1,4 +1,4 @@
-"""Routes for new sizes of layers that are known.
+"""Routes of gradients, and routes for new sizes of layers that are known.
 
 The general way (calls/select_impl.py) decides a call at one size. Calls of the same layer at other sizes
 differ in their shapes alone: the registry that answers them and what starts its plans are kept under a key
@@ -17,20 +17,88 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.calls import dynamic_sizes, route_cache
+from transconv.calls import route_cache
 from transconv.calls.dynamic_sizes import LIMIT
-from transconv.conv import CompiledDirection, Epilogue, LayerRegistry, Prop
-from transconv.errors import ProblemError
-from transconv.ir import Layout, function_of
+from transconv.conv import CompiledDirection
+from transconv.ir import function_of
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import Begin, ConvCall
+from transconv.torch_ops.calls.route import Begin, ConvCall, laid_out
+from transconv.torch_ops.conversion import aten_convolutions
+from transconv.torch_ops.shapes import order_of
 
 if TYPE_CHECKING:
-    from transconv.runtime import ChosenPlan, RegisteredPlan
+    from transconv.runtime import RegisteredPlan
+
+_new = object.__new__
+
+
+class BackwardRoutes:
+    """The gradients of one call: a route for each wanted tensor, torch for what is left over."""
+
+    __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "layer", "params", "weight")
+
+    def __init__(self, params: Params, channels_last: bool, data: ConvCall | None,
+                 weight: ConvCall | None, wants_bias: bool, rank: int) -> None:
+        self.params = params
+        self.channels_last = channels_last
+        self.layer: LayerEntry | None = None  # whose calls of other sizes have routes made from these
+        self.data = data if data and data.compiled else None
+        self.weight = weight if weight and weight.compiled else None
+        self.aten = [r for r in (data, weight) if r and not r.compiled]
+        # torch sums the bias gradient too if it computes another gradient anyway.
+        bias_with_aten = wants_bias and bool(self.aten)
+        self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
+        self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
+
+    def resized(self, data: ConvCall | None, weight: ConvCall | None, layer: LayerEntry) -> BackwardRoutes:
+        """The gradients of a call of the layer that differs in its sizes alone; kernels compute them."""
+        made: BackwardRoutes = _new(BackwardRoutes)
+        made.params, made.channels_last, made.data, made.weight = (
+            self.params, self.channels_last, data, weight)
+        made.aten, made.aten_mask, made.bias_dims = self.aten, self.aten_mask, self.bias_dims
+        made.layer = layer
+        return made
+
+    def routes(self) -> list[ConvCall]:
+        return [r for r in (self.data, self.weight, *self.aten) if r]
+
+    def run(self, grad: torch.Tensor, x: torch.Tensor,
+            w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dx: torch.Tensor | None = None
+        dw: torch.Tensor | None = None
+        db: torch.Tensor | None = None
+        if self.aten:
+            dx, dw, db = self._run_aten(grad, x, w)
+        if self.data:
+            dx = self.data.gradient(x, None, w, grad)
+        if self.weight:
+            dw = self.weight.gradient(w, x, None, grad)
+        if self.bias_dims:
+            db = shapes.bias_gradient(grad, w, self.params)
+        return dx, dw, db
+
+    def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
+                  w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        for route in self.aten:
+            route.calls += 1
+        found = aten_convolutions.aten_backward(grad, x, w, self.params, self.aten_mask)
+        dx, dw = (None if t is None else laid_out(t, self.channels_last) for t in found[:2])
+        return dx, dw, found[2]
+
+    def bound(self) -> tuple[str, dict[str, Any]]:
+        """The line of an entry that runs them, and what it mentions: on the device of these as the current
+        one, without ``run`` where every kernel has its start function."""
+        there = [r for r in (self.data, self.weight) if r is not None]
+        if self.aten or not there or any(r.start is None for r in there):
+            return "return run(grad, x, w)", {"run": self.run}
+        made = ("data(w, grad)" if self.data else "None", "weight(x, grad)" if self.weight else "None",
+                f"grad.sum({self.bias_dims})" if self.bias_dims is not None else "None")
+        return f"return {', '.join(made)}", {"data": self.data and self.data.start,
+                                             "weight": self.weight and self.weight.start}
+
 
 Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
 
@@ -234,74 +302,3 @@ def _serves(route: ConvCall) -> bool:
 
 
 # -- the plans of a layer -------------------------------------------------------------------------------
-
-Order = tuple[int, ...] | None
-
-
-def chosen(
-    prop: Prop,
-    params: Params,
-    dtype: lower_call.Types,
-    tensors: Sequence[lower_call.Like],
-    channels_last: bool,
-    device: torch.device,
-    epilogue: str,
-    bias: torch.dtype | None,
-    aligned: bool,
-    flags: lower_call.Flags,
-    mode: str,
-) -> tuple[ChosenPlan[CompiledDirection], LayerRegistry]:
-    """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
-    layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
-    where there is no plan, or none yet."""
-    near, weight, far = tensors
-    orders = tuple([order_of(*t, channels_last) for t in tensors])
-    key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
-           flags)
-    found = dynamic_sizes.registry_of(
-        key, lambda: _made(prop, params, dtype, tensors, orders, device, epilogue, bias, aligned, flags))
-    src = far[0] if params.transposed else near[0]
-    with lower_call.or_unsupported(found.title):
-        return found.choose((src[0], *src[2:]), mode), found
-
-
-def _made(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence[lower_call.Like],
-          orders: tuple[Order, ...], device: torch.device, epilogue: str, bias: torch.dtype | None,
-          aligned: bool, flags: lower_call.Flags) -> LayerRegistry:
-    """The registry of a layer. Raises ProblemError where it has none."""
-    if not params.symmetric and any(s > 1 for s in params.stride):
-        raise ProblemError("two paddings of a dimension differ, and it has a stride")
-    if None in orders:
-        raise ProblemError("a tensor has gaps, or lies in another order than torch's")
-    kinds = [lower_call.RESULTS[t] for t in lower_call.each(dtype)]
-    dense = [(shape, Layout.dense(kind, shape, order).strides() or ())
-             for kind, (shape, _), order in zip(kinds, tensors, orders, strict=True)]
-    bia = None if bias is None else lower_call.DTYPES[bias]
-    problem = lower_call.describe(dtype, dense[0], dense[1], dense[2], params, flags.math)
-    return LayerRegistry(problem, prop, lower_call.target_of(device),
-                         Epilogue.parse(epilogue, None if bia is kinds[-1] else bia), aligned,
-                         flags.deterministic)
-
-
-def has_gaps(t: torch.Tensor, channels_last: bool) -> bool:
-    """Whether a tensor lies so that kernels for any size do not take it: with gaps, expanded, or with its
-    dims in another order than torch's."""
-    return order_of(t.shape, t.stride(), channels_last) is None
-
-
-def order_of(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
-    """The dims of a dense tensor, outermost first, as torch lays tensors out: contiguous or channels last,
-    in this order of preference or the other; None for any other tensor."""
-    rank = len(shape)
-    ways: tuple[tuple[int, ...], ...] = ((*range(rank),), (0, *range(2, rank), 1))
-    for order in reversed(ways) if channels_last else ways:
-        step = 1
-        for dim in reversed(order):
-            size = shape[dim]
-            if size != 1:
-                if strides[dim] != step:
-                    break
-                step *= size
-        else:
-            return order
-    return None

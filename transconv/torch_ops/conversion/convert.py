@@ -20,10 +20,9 @@ from transconv.calls.settings import settings
 from transconv.runtime import torch_internals
 from transconv.torch_ops import tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
-from transconv.torch_ops.calls import conv_routes
+from transconv.torch_ops.calls import precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.conversion import aten_convolutions, module_swap
-from transconv.torch_ops.precompile import precompile_backward, speculative_compile
 
 Tensor = torch.Tensor
 SWITCHED_OFF = "transconv.off was called with its module"
@@ -75,8 +74,8 @@ def convert_(model: torch.nn.Module,
         skipped[name] = why
         if why != SWITCHED_OFF:
             stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
-    speculative_compile.note(model)
-    precompile_backward.expect(model)
+    precompile.note(model)
+    precompile.expect(model)
     return ConversionReport(tuple(converted), skipped)
 
 
@@ -265,7 +264,7 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     kept = aten_convolutions.ORIGINALS.get(device)
     if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
         req = request("aten", 0, *numbers)
-        route = conv_routes.forward_route(req, input, weight, bias, settings.mode)
+        route = select_impl.forward_route(req, input, weight, bias, settings.mode)
         if route.compiled is not None or kept is None:
             found: Tensor = route.forward(input, weight, bias)
             return found
@@ -283,7 +282,7 @@ def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes
     *given, mask = numbers
     if _is_on(device):
         params = request("aten", 0, *given).resolve(input, weight, None)
-        return conv_routes.backward(params, grad, input, weight, mask, settings.mode)
+        return select_impl.backward(params, grad, input, weight, mask, settings.mode)
     if kept is None:
         made = torch.ops.aten.convolution_backward.default(grad, input, weight, bias_sizes, *numbers)
     else:

@@ -18,11 +18,10 @@ from transconv.compute import table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls import lower_call, precompile
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
 from transconv.torch_ops.calls.select_impl import compile_route, make_forward, refused
-from transconv.torch_ops.precompile import precompile_backward
 
 Tensor = torch.Tensor
 
@@ -51,7 +50,7 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
                            biased=b is not None)
     made = ConvCall(Prop.FWD, params, shape, last, behind)
     if not lower_call.reasons(x, w):
-        precompile_backward.gradients(params, x, w, flags, aligned, mode)
+        precompile.gradients(params, x, w, flags, aligned, mode)
         read = reads(w, b, res)
         made.copies = any(t is not b and t is not res for t in read)
         try:
