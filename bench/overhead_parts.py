@@ -18,7 +18,6 @@ from transconv.torch_ops import functional
 from transconv.torch_ops.calls import (
     autograd,
     call_attributes,
-    dispatch,
     lower_call,
     route,
     select_impl,
@@ -59,7 +58,7 @@ def parts(device: str) -> dict[str, Call]:
     apply = autograd.function_of(found, biased=False)
     made |= {
         "a whole call": lambda: transconv.conv2d(x, w, padding=1),
-        "the same without a memory": lambda: dispatch.dispatch(
+        "the same without a memory": lambda: functional.dispatch(
             functional.CONV2D, x, w, None, 1, 1, 0, 1, 1),
         "an autograd function and its launch": lambda: apply(x, leaf),
         "a whole call with gradients": lambda: transconv.conv2d(x, leaf, padding=1),

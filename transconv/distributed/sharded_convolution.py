@@ -38,7 +38,7 @@ from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_attributes import request
-from transconv.torch_ops.quantized.quantized_operator import weight_gradient
+from transconv.torch_ops.quantized.quantized_route import weight_gradient
 
 Tensor = torch.Tensor
 

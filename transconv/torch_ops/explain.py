@@ -19,7 +19,7 @@ from transconv.target import Target
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import autocast
 from transconv.torch_ops.calls import lower_call, select_impl
-from transconv.torch_ops.calls.dispatch import check_bias, parse
+from transconv.torch_ops.calls.call_attributes import check_bias, parse
 from transconv.torch_ops.calls.select_impl import like
 from transconv.torch_ops.functional import (
     CONV1D,

@@ -92,6 +92,12 @@ def empty_result(like: torch.Tensor, shape: Sequence[int], channels_last: bool) 
     return like.new_empty_strided(tuple(shape), result_strides(shape, channels_last))
 
 
+def fake_result(input: torch.Tensor, weight: torch.Tensor, p: Params) -> torch.Tensor:
+    """The result of a checked call, without values."""
+    shape = output_shape(input.shape, weight.shape, p)
+    return empty_result(input, shape, channels_last_result(input, weight))
+
+
 def with_result_strides(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """``tensor`` itself if its elements lie as the rule says, else a copy whose do."""
     strides = result_strides(tensor.shape, channels_last)

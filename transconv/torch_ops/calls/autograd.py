@@ -17,7 +17,7 @@ from transconv.calls.autograd import Gradients, class_of, forward_of, start_back
 from transconv.calls.guard import is_batched
 from transconv.calls.settings import settings
 from transconv.runtime import torch_internals
-from transconv.torch_ops import library, shapes
+from transconv.torch_ops import operators, shapes
 from transconv.torch_ops.arguments import spelled_out
 from transconv.torch_ops.calls import call_entries, select_impl
 from transconv.torch_ops.calls.route import ConvCall
@@ -96,7 +96,7 @@ def gradients(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, input: Te
             or _modes()
             or _transforms()
             or is_batched(grad)):
-        found = library.convolution_backward(grad, input, weight, *params, mask)
+        found = operators.convolution_backward(grad, input, weight, *params, mask)
         return tuple(t if on else None for t, on in zip(found, mask, strict=True))
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
         stats.handed_over("transform:forward_ad")

@@ -201,8 +201,8 @@ KNOWN = frozenset((*POOLS, *ADAPTIVE, *PADS, nn.Upsample, nn.PixelShuffle))
 
 def result(module: nn.Module, shape: Ints) -> Ints | None:
     """The shape of the result of a module of ``KNOWN`` for a batched input; None where it does not
-    follow. By arithmetic: torch tells it for tensors without data, too, but imports SymPy for some of these
-    modules, which takes as long as compiling a kernel."""
+    follow. By arithmetic: torch tells it for tensors without data, too, but imports SymPy for some of
+    these modules, which takes as long as compiling a kernel."""
     head, sides = shape[:2], shape[2:]
     kind, given = type(module), vars(module)
     if kind in POOLS:

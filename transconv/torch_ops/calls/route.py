@@ -21,7 +21,6 @@ from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.conversion import aten_convolutions, prepacked_weights
-from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
     from transconv.calls.size_policy import SizeChoice, SizeTrial
@@ -149,7 +148,7 @@ class ConvCall(Route):
         if start is not None and current_device() == self.device:
             y = start(x, w, *read)
         elif self.whole:
-            return integer_conv.convolved(x, w, b, self.params)
+            return aten_convolutions.whole_forward(x, w, b, self.params)
         else:
             self.calls += 1
             if self.compiled is None:

@@ -30,7 +30,7 @@ from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.precompile import gradients
 from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.calls.shape_cache import BackwardRoutes
-from transconv.torch_ops.quantized import integer_conv
+from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.shapes import Order, order_of
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     route = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
     trained(route, x, w, flags, aligned, mode)
-    if all(route.shape) and integer_conv.takes(x, w):
+    if all(route.shape) and aten_convolutions.takes_whole(x, w):
         route.whole = True
         return route
     why = lower_call.reasons(x, w) or ([] if all(route.shape) else ["shape:empty"])

@@ -24,7 +24,7 @@ from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.modules import Convolves
 from transconv.torch_ops.quantized import quantized_functional
 from transconv.torch_ops.quantized.input_quantization import quantise
-from transconv.torch_ops.quantized.quantized_operator import weight_gradient
+from transconv.torch_ops.quantized.quantized_route import weight_gradient
 
 Tensor = torch.Tensor
 

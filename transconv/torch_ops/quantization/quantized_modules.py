@@ -35,8 +35,8 @@ from transconv.ir import DType
 from transconv.target import Target
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import autocast_dtype
-from transconv.torch_ops.calls import dispatch, lower_call
-from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls.call_attributes import ConvFunction, is_plain
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.fused import helper_kernels
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
@@ -296,7 +296,7 @@ def of_bytes(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias
 
 def is_written(f: ConvFunction, input: Tensor, weight: Tensor, numbers: Numbers) -> bool:
     """Whether a weight of bytes should be written as floats before the product."""
-    if not helper_kernels.served(input) or not dispatch.is_plain(input) or input.dim() != f.ndims + 2:
+    if not helper_kernels.served(input) or not is_plain(input) or input.dim() != f.ndims + 2:
         return False
     stride = arguments.ints(numbers[0], f.ndims) or (1,) * f.ndims
     positions = prod(input.shape[2:]) / (1 if f.transposed else prod(stride))

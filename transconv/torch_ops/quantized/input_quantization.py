@@ -26,7 +26,7 @@ from transconv.disk_cache import Cache
 from transconv.errors import TensorError
 from transconv.ir import DType
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import dispatch, lower_call
+from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.fused import helper_kernels
 from transconv.torch_ops.quantization.schemes import quantised
 
@@ -38,7 +38,7 @@ WITH_ZERO, SYMMETRIC = ("x", "scale", "zero", "y"), ("x", "scale", "y")  # the t
 
 def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tensor:
     """``quantized_kinds.quantised`` of a tensor and a scale () for all of it, f32; ``zero``: (1,), s32."""
-    if not helper_kernels.served(x) or not dispatch.is_plain(x) or not x.numel():
+    if not helper_kernels.served(x) or not call_attributes.is_plain(x) or not x.numel():
         return quantised(x, scale, zero, held)
     of = lower_call.DTYPES.get(x.dtype)
     if of is None or of.bits == 64:
@@ -69,7 +69,7 @@ def _takes(x: Tensor) -> bool:
     """Whether a kernel may read a tensor in the order of its memory."""
     return (
         helper_kernels.served(x)
-        and dispatch.is_plain(x)
+        and call_attributes.is_plain(x)
         and x.numel() > 0
         and (
             x.is_contiguous()

@@ -17,7 +17,7 @@ from transconv.ir import DTYPES as ROWS
 from transconv.ir import SHORT, DType
 from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.calls.call_attributes import ConvFunction
 
 Tensor = torch.Tensor
 Number = float | Tensor

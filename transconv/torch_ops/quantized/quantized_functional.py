@@ -28,16 +28,11 @@ from transconv.calls.call_cache import CallCache
 from transconv.calls.guard import CallGuard, Part, StartableKernel, check_of, written
 from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments
-from transconv.torch_ops.calls import dispatch, lower_call
+from transconv.torch_ops.calls import call_attributes, lower_call
+from transconv.torch_ops.calls.call_attributes import ConvFunction
 from transconv.torch_ops.calls.call_entries import NUMBERS, only_on, switches
-from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.conversion import prepacked_weights
-from transconv.torch_ops.quantized import (
-    input_quantization,
-    qparams,
-    quantized_operator,
-    quantized_route,
-)
+from transconv.torch_ops.quantized import input_quantization, qparams, quantized_route
 from transconv.torch_ops.quantized.input_quantization import are_known, quantise
 
 if TYPE_CHECKING:
@@ -198,9 +193,9 @@ def _general(
 ) -> Tensor:
     """``again``: whether other calls may have the same weight; ``real``: what was quantised."""
     if _compiling():
-        return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
+        return quantized_route.call(f, input, weight, bias, stride, padding, output_padding, dilation,
                                        groups, given)
-    req = dispatch.requested(f, stride, padding, output_padding, dilation, groups)
+    req = call_attributes.requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
     if not all(isinstance(t, Tensor) for t in (input, weight, input if bias is None else bias)):
@@ -208,7 +203,7 @@ def _general(
         qparams.check(f.name, f.ndims, input, weight, bias, said)
     if torch.is_grad_enabled():
         qparams.refuse_gradients(f.name, input, weight, bias)
-    if not (dispatch.is_plain(input) and dispatch.is_plain(weight)) or input.is_meta:
+    if not (call_attributes.is_plain(input) and call_attributes.is_plain(weight)) or input.is_meta:
         return quantized_route.alone(req, input, weight, bias, given)
     input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
     found = quantized_route.find(req, input, weight, bias, given)
