@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused.fused_functional import fused_conv2d as fused_conv2d
     from transconv.torch_ops.fused.fused_functional import fused_conv3d as fused_conv3d
     from transconv.torch_ops.fused.tracing import epilogue as epilogue
-    from transconv.torch_ops.quantization.quantize import quantize_ as quantize_
+    from transconv.torch_ops.quantized.quantize import quantize_ as quantize_
 
 
 _HOMES = {
@@ -80,7 +80,7 @@ _HOMES = {
     "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",
     "FallbackWarning": "calls.stats",
-    "quantize_": "torch_ops.quantization.quantize",
+    "quantize_": "torch_ops.quantized.quantize",
     "ConvProblem": "conv.problem.conv_problem",
     "Prop": "conv.problem.conv_problem",
     "Compute": "api",

@@ -21,7 +21,7 @@ from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_entries import CALLS
-from transconv.torch_ops.calls.shape_cache import BackwardRoutes
+from transconv.torch_ops.calls.route import BackwardRoutes
 
 NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 

@@ -22,7 +22,8 @@ from torch.utils import _pytree
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
 from transconv.graph.torch_compile import backend
-from transconv.torch_ops.conversion import convert, module_swap
+from transconv.torch_ops import modules
+from transconv.torch_ops.conversion import convert
 from transconv.torch_ops.conversion.inference import Inference
 from transconv.torch_ops.conversion.prepare import undisturbed
 
@@ -95,7 +96,7 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
     Without a GPU it stays eager and says so. Class, state dict, ``train`` and ``eval`` are the model's; a
     deep copy or a pickle of the copy is eager. TypeError for what is no module, ValueError where
     ``measure`` has no example."""
-    module_swap.expect_module(model, "optimize")
+    modules.expect_module(model, "optimize")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("transconv.optimize: a ScriptModule is compiled already; hand over the module "
                         "from which it was made")

@@ -25,11 +25,16 @@ from transconv.ir import Layout
 from transconv.runtime import Waiting, apart, is_collecting, ready
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import lower_call, precompile, shape_cache
+from transconv.torch_ops.calls import lower_call, precompile
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.precompile import gradients
-from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.calls.shape_cache import BackwardRoutes
+from transconv.torch_ops.calls.route import (
+    BackwardRoutes,
+    ConvCall,
+    LayerDirection,
+    LayerEntry,
+    Sizes,
+)
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.shapes import Order, order_of
 
@@ -379,13 +384,13 @@ def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Te
 def add_sized(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
               flags: lower_call.Flags, aligned: bool, mode: str) -> tuple[Any, Hashable]:
     """``add_forward``, and the key of the layer if the route was made from that of another size."""
-    layer = shape_cache.forward_key(req, x, w, b, flags, aligned) if settings.sizes != "exact" else None
-    known = shape_cache.find(layer)
+    layer = layer_key(req, x, w, b, flags, aligned) if settings.sizes != "exact" else None
+    known = route_cache.find_layer(layer)
     route = None if known is None else known.forward(x, w)
     if route is not None:
         return route_cache.keep(key, route), layer
     route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
-    shape_cache.note_forward(layer, route, x, b is not None)
+    note_layer(layer, route, x, b is not None)
     return route_cache.keep(key, route), None
 
 
@@ -410,8 +415,8 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
     layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
     if settings.sizes != "exact":
-        layer = shape_cache.backward_key(params, grad, x, w, sizes, mask, flags, aligned)
-        known = shape_cache.find(layer)
+        layer = gradients_key(params, grad, x, w, sizes, mask, flags, aligned)
+        known = route_cache.find_layer(layer)
         if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:
             return found, flags, aligned
     key = (params, sizes, grad.dtype, grad.device, x.dtype, x.device, w.shape, w.stride(), w.dtype,
@@ -419,7 +424,7 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     routes = route_cache.routes.get(key) or route_cache.find(key)
     if routes is None:
         routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
-        shape_cache.note_backward(layer, routes, x)
+        note_gradients(layer, routes, x)
         routes = route_cache.keep(key, routes)
     return routes, flags, aligned
 
@@ -430,3 +435,46 @@ def trained(route: ConvCall, x: torch.Tensor, w: torch.Tensor, flags: lower_call
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         route.trains = True
         gradients(route.params, x, w, flags, aligned, mode)
+
+
+def layer_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+                flags: lower_call.Flags, aligned: bool) -> Hashable:
+    """What calls of a layer share."""
+    return (req, x.shape[1], x.stride(1) == 1, x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
+            aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
+
+
+def gradients_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
+                 mask: Sequence[bool], flags: lower_call.Flags, aligned: bool) -> Hashable:
+    """What the gradients of a layer's calls share. ``key`` as for ``LayerEntry.backward``."""
+    shape, strides, _, steps = key
+    return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
+            w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
+
+
+def note_layer(key: Hashable, route: ConvCall, x: torch.Tensor, biased: bool) -> None:
+    """Keep the layer of a route that the general way made."""
+    if key is not None and _serves(route) and not (route.adds_bias or route.copies):
+        data = LayerDirection(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
+        route_cache.keep_layer(key, LayerEntry(x, data))
+
+
+def note_gradients(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> None:
+    """Keep the layer of routes that the general way made."""
+    data, weight = routes.data, routes.weight
+    found = [r for r in (data, weight) if r is not None]
+    if key is None or not found or routes.aten or not all(map(_serves, found)):
+        return
+    route_cache.keep_layer(key, LayerEntry(
+        x, None if data is None else LayerDirection(data, x.device, x.dtype, "wei", data.far, data.near),
+        None if weight is None else LayerDirection(weight, x.device, x.dtype, weight.near, weight.far,
+                                                   "wei"),
+        routes))
+
+
+def _serves(route: ConvCall) -> bool:
+    """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
+    if route.registry is None or route.types is not None:
+        return False
+    return route.over is None or (route.choice is not None and not route.choice.own
+                                  and route.registry.is_settled())

@@ -18,11 +18,11 @@ import torch
 from transconv.calls import stats
 from transconv.calls.settings import settings
 from transconv.runtime import torch_internals
-from transconv.torch_ops import tensor_subclasses
+from transconv.torch_ops import modules, tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.calls import precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import request
-from transconv.torch_ops.conversion import aten_convolutions, module_swap
+from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
 SWITCHED_OFF = "transconv.off was called with its module"
@@ -57,18 +57,18 @@ def convert_(model: torch.nn.Module,
     their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
     FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module.
     """
-    module_swap.expect_module(model, "convert_")
+    modules.expect_module(model, "convert_")
     converted: list[str] = []
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not _is_convolution(module) or module_swap.is_ours(type(module)):
+        if not _is_convolution(module) or modules.is_ours(type(module)):
             continue
         if filter_fn is not None and not filter_fn(module, name):
             skipped[name] = "filter_fn said no"
             continue
-        why = SWITCHED_OFF if is_off(module) else module_swap.why_not(module)
+        why = SWITCHED_OFF if is_off(module) else modules.why_not(module)
         if not why:
-            module_swap.exchange(module)
+            modules.exchange(module)
             converted.append(name)
             continue
         skipped[name] = why
@@ -81,9 +81,9 @@ def convert_(model: torch.nn.Module,
 
 def revert_(model: torch.nn.Module) -> ConversionReport:
     """Undo `convert_`, in place. TypeError for what is no module."""
-    module_swap.expect_module(model, "revert_")
+    modules.expect_module(model, "revert_")
     return ConversionReport(tuple([name for name, module in model.named_modules()
-                         if _is_convolution(module) and module_swap.exchange(module, back=True)]),
+                         if _is_convolution(module) and modules.exchange(module, back=True)]),
                             did="torch's again")
 
 
@@ -206,7 +206,7 @@ def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
 
     Returns the module. Calls of ``transconv.conv2d`` and the like in its code are as before. TypeError for
     what is no module, ValueError for one with a ``forward`` of its own beside that of its class."""
-    module_swap.expect_module(module, "off")
+    modules.expect_module(module, "off")
     for name, part in module.named_modules():
         if undo and is_off(part):
             del part.forward
@@ -215,7 +215,7 @@ def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
                 raise ValueError(f"transconv.off: '{name}' has a forward of its own, beside that of its "
                                  "class, which cannot be replaced; call off with the modules in it")
             if _is_convolution(part):
-                module_swap.exchange(part, back=True)
+                modules.exchange(part, back=True)
             part.forward = EagerForward(part)
     return module
 

@@ -29,11 +29,10 @@ from transconv.standalone import (
     write,
 )
 from transconv.target import Target, detect
-from transconv.torch_ops import shapes
+from transconv.torch_ops import modules, shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.select_impl import like
-from transconv.torch_ops.conversion import module_swap
 from transconv.version import __version__
 
 BIAS_BEHIND = "the bias is not added by the kernel: add it to the result"
@@ -82,7 +81,7 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     and what the model raises. Nothing is half-written.
     """
 
-    module_swap.expect_module(model, "export")
+    modules.expect_module(model, "export")
     directory = Path(directory)
     check(directory, force)
     chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target

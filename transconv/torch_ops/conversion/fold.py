@@ -26,11 +26,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from transconv.compute import OPS, named
 from transconv.disk_cache import records
 from transconv.torch_ops import modules
-from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.conversion.mutation_analysis import is_hooked, stays
 from transconv.torch_ops.fused import fused_functional
-from transconv.torch_ops.quantization.quantized_modules import Quantised
-from transconv.torch_ops.quantized import quantized_epilogue
+from transconv.torch_ops.quantized import quantized_modules
+from transconv.torch_ops.quantized.quantized_modules import Quantised
 
 IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
             "ilshift", "irshift", "imatmul")
@@ -159,9 +158,9 @@ FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or act
     torch.nn.Conv1d: fused_functional.FusedConv1d, modules.Conv1d: fused_functional.FusedConv1d,
     torch.nn.Conv2d: fused_functional.FusedConv2d, modules.Conv2d: fused_functional.FusedConv2d,
     torch.nn.Conv3d: fused_functional.FusedConv3d, modules.Conv3d: fused_functional.FusedConv3d,
-    **quantized_epilogue.FUSED,
+    **quantized_modules.FUSED,
 }
-_ACTIVATES = (fused_functional.Activates, *quantized_epilogue.FUSED.values())
+_ACTIVATES = (fused_functional.Activates, *quantized_modules.FUSED.values())
 _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
@@ -185,7 +184,7 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     model itself. ValueError for a name of a module, a parameter or a buffer that means something else in
     Python; fx's own errors for control flow that depends on values; TypeError for what is no module.
     """
-    module_swap.expect_module(model, "fold")
+    modules.expect_module(model, "fold")
     if model.training:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
                            "only there; call model.eval() first")
@@ -216,7 +215,7 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
     def extends(last: fx.Node | None) -> bool:
         return last is not None and stays(traced, read, node, last, chain)
 
-    quantised = type(conv) in quantized_epilogue.FUSED
+    quantised = type(conv) in quantized_modules.FUSED
     norm = None if quantised else norm_after(traced, node, conv)
     if norm and extends(norm):
         chain.append(norm)
@@ -345,10 +344,10 @@ def _quantise_results(traced: fx.GraphModule) -> None:
     for node in traced.graph.nodes:
         made = _module(traced, node)
         readers = [(u, _module(traced, u)) for u in node.users]
-        if type(made) in quantized_epilogue.FUSED and readers and all(
-                type(m) in quantized_epilogue.FUSED and u.args[0] is node and node not in u.args[1:]
+        if type(made) in quantized_modules.FUSED and readers and all(
+                type(m) in quantized_modules.FUSED and u.args[0] is node and node not in u.args[1:]
                 and not is_hooked(m) for u, m in readers):
-            quantized_epilogue.quantises_for(made, [m for _, m in readers])
+            quantized_modules.quantises_for(made, [m for _, m in readers])
 
 
 def _module(traced: fx.GraphModule, node: fx.Node) -> Any:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from transconv.torch_ops.conversion import module_swap, prepacked_weights
+from transconv.torch_ops import modules
+from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor
 
@@ -115,5 +116,5 @@ def inference(model: torch.nn.Module) -> Inference:
     The model does not change: its state dict, copies and pickles do not contain the copies. Raises
     ValueError if a weight requires a gradient, TypeError for what is no module.
     """
-    module_swap.expect_module(model, "inference")
+    modules.expect_module(model, "inference")
     return Inference(model)

@@ -18,9 +18,8 @@ import torch
 
 from transconv.errors import TensorError
 from transconv.ir import DTYPES, DType
-from transconv.torch_ops import arguments
+from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.arguments import Params, autocast_dtype
-from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.modules import Convolves
 from transconv.torch_ops.quantized import quantized_functional
 from transconv.torch_ops.quantized.input_quantization import quantise
@@ -70,7 +69,7 @@ class _Float8(Convolves):
         """A convolution module of torch's as one of this class, with the same parameters: in place.
         TypeError for another module."""
         theirs = next(c for c, ours in OURS.items() if ours is cls)
-        if type(module) is not theirs and module_swap.restored(type(module)) is not theirs:
+        if type(module) is not theirs and modules.restored(type(module)) is not theirs:
             raise TypeError(f"{cls.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
                             f"{type(module).__name__}")
         made: Any = module
