@@ -15,13 +15,7 @@ import transconv
 from transconv.calls import call_cache
 from transconv.calls.guard import check_of
 from transconv.torch_ops import functional
-from transconv.torch_ops.calls import (
-    autograd,
-    call_attributes,
-    lower_call,
-    route,
-    select_impl,
-)
+from transconv.torch_ops.calls import call_attributes, lower_call, route, select_impl
 
 Call = Callable[[], object]
 
@@ -55,7 +49,7 @@ def parts(device: str) -> dict[str, Call]:
             "a launch": lambda: begin(x, w, y),
             "a result and a launch": lambda: start(x, w),
         }
-    apply = autograd.function_of(found, biased=False)
+    apply = functional.function_of(found, biased=False)
     made |= {
         "a whole call": lambda: transconv.conv2d(x, w, padding=1),
         "the same without a memory": lambda: functional.dispatch(

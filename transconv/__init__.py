@@ -32,12 +32,9 @@ if TYPE_CHECKING:
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
     from transconv.graph.optimization import optimize as optimize
-    from transconv.torch_ops.conversion.convert import convert_ as convert_
-    from transconv.torch_ops.conversion.convert import disable as disable
-    from transconv.torch_ops.conversion.convert import enable as enable
-    from transconv.torch_ops.conversion.convert import off as off
-    from transconv.torch_ops.conversion.convert import revert_ as revert_
-    from transconv.torch_ops.conversion.convert import use as use
+    from transconv.torch_ops.conversion.aten_replacement import disable as disable
+    from transconv.torch_ops.conversion.aten_replacement import enable as enable
+    from transconv.torch_ops.conversion.aten_replacement import use as use
     from transconv.torch_ops.conversion.export import export as export
     from transconv.torch_ops.conversion.fold import fold as fold
     from transconv.torch_ops.conversion.inference import inference as inference
@@ -53,6 +50,9 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused.fused_functional import fused_conv2d as fused_conv2d
     from transconv.torch_ops.fused.fused_functional import fused_conv3d as fused_conv3d
     from transconv.torch_ops.fused.tracing import epilogue as epilogue
+    from transconv.torch_ops.modules import convert_ as convert_
+    from transconv.torch_ops.modules import off as off
+    from transconv.torch_ops.modules import revert_ as revert_
     from transconv.torch_ops.quantized.quantize import quantize_ as quantize_
 
 
@@ -68,14 +68,14 @@ _HOMES = {
     "fused_conv3d": "torch_ops.fused.fused_functional",
     "epilogue": "torch_ops.fused.tracing",
     "fold": "torch_ops.conversion.fold",
-    "convert_": "torch_ops.conversion.convert",
-    "revert_": "torch_ops.conversion.convert",
-    "enable": "torch_ops.conversion.convert",
-    "disable": "torch_ops.conversion.convert",
-    "use": "torch_ops.conversion.convert",
+    "convert_": "torch_ops.modules",
+    "revert_": "torch_ops.modules",
+    "enable": "torch_ops.conversion.aten_replacement",
+    "disable": "torch_ops.conversion.aten_replacement",
+    "use": "torch_ops.conversion.aten_replacement",
     "explain": "torch_ops.explain",
     "inference": "torch_ops.conversion.inference",
-    "off": "torch_ops.conversion.convert",
+    "off": "torch_ops.modules",
     "optimize": "graph.optimization",
     "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",

@@ -19,7 +19,6 @@ from transconv.calls.settings import Settings
 from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial, policy
 from transconv.conv import registry
 from transconv.torch_ops import functional
-from transconv.torch_ops.calls import autograd
 
 OFTEN = 4  # calls until a size is one that comes often
 SIDES = (5, 6, 7)  # the layer's first size, and two others
@@ -314,7 +313,7 @@ def test_as_on_a_gpu_each_direction_has_its_choice(sized: Machine,  # noqa: F811
         step(often, 3 * OFTEN + 4 * ROUNDS)
         assert step(often, 5).keys() == step(first, 5).keys() == own
         assert [step(side, 1).keys() for side in seldom] == [general] * 3
-        monkeypatch.setattr(autograd, "gradients", lambda *_: pytest.fail("not by an entry"))
+        monkeypatch.setattr(functional, "gradients", lambda *_: pytest.fail("not by an entry"))
         for side in (often, first, *seldom):
             step(side, 1)
 

@@ -26,7 +26,6 @@ from transconv.distributed import rules
 from transconv.distributed.modules import border_padding, rowwise
 from transconv.distributed.placements import dealt, part
 from transconv.torch_ops import modules
-from transconv.torch_ops.conversion import convert
 
 Tensor = torch.Tensor
 
@@ -72,7 +71,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
             raise ValueError(f"'{name}' has parameters that are DTensors already; parallelize the model "
                              "before other plans")
     rules.serve_models()
-    convert.convert_(model)
+    modules.convert_(model)
     distribute_module(model, mesh)
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -1,11 +1,10 @@
-"""transconv.nn: torch's twelve convolution modules on transconv's functions.
+"""transconv.nn: torch's twelve convolution modules on transconv's functions, and models whose modules are
+exchanged for them.
 
-Each is a subclass of torch's module of the same name with the same state, arguments, defaults and
-repr, so `module.__class__` may be exchanged in both directions.
+    convert_(model)      exchanges the classes of modules in place; revert_ undoes it, off leaves one to torch
 
-Also here: the class that replaces a convolution module's class, and the way back.
-
-A module of torch's gets transconv's class of the same name. A module of a subclass gets a new class that
+Each is a subclass of torch's module of the same name with the same state, arguments, defaults and repr,
+so `module.__class__` may be exchanged in both directions. A module of a subclass gets a new class that
 inherits from the subclass and then from transconv's: its own forward still runs first, and where that
 calls `super().forward` or `_conv_forward`, it reaches transconv's instead of torch's. Parametrized
 classes are built again on transconv's base.
@@ -17,6 +16,7 @@ import copyreg
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, ClassVar
 
@@ -24,7 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
-from transconv.torch_ops import functional, modules
+from transconv.calls import stats
+from transconv.torch_ops import arguments, functional, modules
+from transconv.torch_ops.calls import precompile
+from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 
@@ -108,6 +111,12 @@ class ConvTranspose3d(ConvolvesTransposed, torch.nn.ConvTranspose3d):
     convolve = staticmethod(functional.conv_transpose3d)
 
 
+CONVOLUTIONS: dict[type, type] = {
+    kind: ours for ours in (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
+    for kind in (ours, ours.__bases__[1])}
+"""Our class of each of torch's convolutions, and of ours."""
+
+
 # A lazy module turns into `cls_to_become` in a hook, after its `forward` was already looked up for
 # the first call: so the lazy classes need our forward too.
 
@@ -159,13 +168,6 @@ _OURS: dict[type, type] = {getattr(torch.nn, name): getattr(modules, name)
 _TORCHS: dict[type, type] = {ours: theirs for theirs, ours in _OURS.items()}
 _CALLS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
           "convolution"}
-
-
-def expect_module(model: object, function: str) -> None:
-    """Raises TypeError for what is no module; ``function``: what was called with it."""
-    if not isinstance(model, torch.nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"transconv.{function}: expected a torch.nn.Module, got {what}")
 
 
 def is_ours(kind: type) -> bool:
@@ -260,3 +262,104 @@ def _reduce(self: Any, protocol: Any) -> Any:
 def _new(kind: type, ours: type) -> Any:
     made: Any = _mixed_with(kind, ours)
     return made.__new__(made)
+
+
+SWITCHED_OFF = "transconv.off was called with its module"
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What a conversion did: names of exchanged modules, and why other convolutions were left; ``did``: in
+    words, what became of the former."""
+
+    converted: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+    did: str = "converted"
+
+    def __str__(self) -> str:
+        done = len(self.converted)
+        left = f", {len(self.skipped)} left" if self.did == "converted" else ""
+        head = f"{done} convolution{'s' * (done != 1)} {self.did}{left}"
+        return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
+
+
+def _is_convolution(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.conv._ConvNd)
+
+
+def convert_(model: torch.nn.Module,
+             filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> ConversionReport:
+    """Let every torch.nn convolution of ``model`` compute with transconv, in place.
+
+    Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
+    ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules keep a forward of
+    their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
+    FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module.
+    """
+    arguments.expect_module(model, "convert_")
+    converted: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not _is_convolution(module) or modules.is_ours(type(module)):
+            continue
+        if filter_fn is not None and not filter_fn(module, name):
+            skipped[name] = "filter_fn said no"
+            continue
+        why = SWITCHED_OFF if is_off(module) else modules.why_not(module)
+        if not why:
+            modules.exchange(module)
+            converted.append(name)
+            continue
+        skipped[name] = why
+        if why != SWITCHED_OFF:
+            stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
+    precompile.note(model)
+    precompile.expect(model)
+    return ConversionReport(tuple(converted), skipped)
+
+
+def revert_(model: torch.nn.Module) -> ConversionReport:
+    """Undo `convert_`, in place. TypeError for what is no module."""
+    arguments.expect_module(model, "revert_")
+    return ConversionReport(tuple([name for name, module in model.named_modules()
+                         if _is_convolution(module) and modules.exchange(module, back=True)]),
+                            did="torch's again")
+
+
+class EagerForward:
+    """In the place of a module's ``forward``: that of its class, as torch computes it. The operations of a
+    graph that it makes are annotated ``by`` torch. A copy or a pickle of the module has one of its own."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            with torch.fx.traceback.annotate({"by": SWITCHED_OFF}):
+                return type(self.module).forward(self.module, *given, **named)
+        with aten():
+            return type(self.module).forward(self.module, *given, **named)
+
+
+def is_off(module: torch.nn.Module) -> bool:
+    return isinstance(vars(module).get("forward"), EagerForward)
+
+
+def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
+    """Leave a module, with all that it has, to torch: in ``torch.compile``, ``transconv.optimize`` and
+    ``convert_``, and its forward also in ``enable`` and ``use``. ``undo``: no longer.
+
+    Returns the module. Calls of ``transconv.conv2d`` and the like in its code are as before. TypeError for
+    what is no module, ValueError for one with a ``forward`` of its own beside that of its class."""
+    arguments.expect_module(module, "off")
+    for name, part in module.named_modules():
+        if undo and is_off(part):
+            del part.forward
+        elif not undo and not is_off(part):
+            if "forward" in vars(part):
+                raise ValueError(f"transconv.off: '{name}' has a forward of its own, beside that of its "
+                                 "class, which cannot be replaced; call off with the modules in it")
+            if _is_convolution(part):
+                modules.exchange(part, back=True)
+            part.forward = EagerForward(part)
+    return module

@@ -34,7 +34,7 @@ from transconv.calls.settings import settings
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.lower_call import Flags
 from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall
-from transconv.torch_ops.conversion import prepacked_weights
+from transconv.torch_ops.conversion import inference
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]  # the arguments of dispatch(), and a residual if the function adds one
@@ -43,7 +43,7 @@ Tensors = Sequence[Tensor | None]
 CALLS = CallCache()
 find = CALLS.find
 # A weight whose copies are to be made goes the general way.
-prepacked_weights.on_change(CALLS.drop)
+inference.on_change(CALLS.drop)
 
 ARGUMENTS = "(f, x, w, b, s, p, o, d, g, r{})"
 # The arguments that are compared by identity, those that differ most first, and their places among the

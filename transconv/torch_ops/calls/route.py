@@ -32,7 +32,7 @@ from transconv.runtime import torch_internals
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.conversion import aten_convolutions, prepacked_weights
+from transconv.torch_ops.conversion import aten_convolutions, inference
 from transconv.torch_ops.shapes import order_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ConvCall(Route):
         # Those of the layer's input, weight and result; None where they are one.
         self.types: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
         self.compiled: CompiledDirection | None = None
-        self.halves: prepacked_weights.Halves | None = None  # where it copies the weight first
+        self.halves: inference.Halves | None = None  # where it copies the weight first
         self.registry: LayerRegistry | None = None  # where sizes are arguments of its kernel
         # Where earlier sizes decide which kernel answers: what is known of this one, and while its own
         # kernel is timed against one for any size, the trial and the route of that one.
@@ -181,7 +181,7 @@ class ConvCall(Route):
         """Run the plan on tensors by name; copies of the weight that exist are not made again."""
         halves, compiled = self.halves, self.compiled
         assert compiled is not None
-        made = None if halves is None else prepacked_weights.find(halves, tensors["wei"])
+        made = None if halves is None else inference.find(halves, tensors["wei"])
         if halves is None or made is None:
             lower_call.launch(compiled, **tensors)
         else:
@@ -192,7 +192,7 @@ class ConvCall(Route):
         """Make the copies of a frozen weight, where the plan begins with such copies."""
         halves = (self if self.plain is None else self.plain).halves
         if halves is not None:
-            prepacked_weights.lay_out(halves, w)
+            inference.lay_out(halves, w)
 
     def of_given(self) -> Run:
         """``forward`` as a function of the given tensors alone."""
@@ -239,7 +239,7 @@ class ConvCall(Route):
         if self.rival is not None:
             self.rival.bind(given, dtype, *names)
         if self.halves is not None:
-            begin = prepacked_weights.starter(self.halves, device, self.aligned, names, begin)
+            begin = inference.starter(self.halves, device, self.aligned, names, begin)
         self._starts(begin, device, len(names), dtype)
 
     def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:

@@ -1,7 +1,7 @@
 """Exports the kernels of a model's convolutions, with an index of which module uses which.
 
-Also here: the convolutions that a model calls, as torch's operator sees them: whichever module or
-function they come from, after padding modes, autocast and parametrizations.
+The convolutions are those that a model calls, as torch's operator sees them: whichever module or function
+they come from, after padding modes, autocast and parametrizations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transconv.standalone import (
     write,
 )
 from transconv.target import Target, detect
-from transconv.torch_ops import modules, shapes
+from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.select_impl import like
@@ -81,7 +81,7 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     and what the model raises. Nothing is half-written.
     """
 
-    modules.expect_module(model, "export")
+    arguments.expect_module(model, "export")
     directory = Path(directory)
     check(directory, force)
     chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target

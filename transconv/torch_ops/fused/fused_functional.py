@@ -1,17 +1,12 @@
-"""The fused calls: convolution, bias, residual and activation in one.
+"""The fused calls: convolution, bias, residual and activation in one, and modules of them.
 
     y = activation(conv(input, weight) + bias + residual)
 
 One kernel where the compiler has it as an epilogue, in training too if the activation's gradient can be
 computed from the result alone (relu and its kind); others are composed of the unfused calls when
-gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py).
-
-Also here: derivatives of fused calls whose activation's gradient follows from its result.
-
-    transconv::fused_convolution    the operator, for calls that are traced, compiled or watched
-    function_of(route, bound)       the short way past it, for eager calls
-
-Also here: modules of the fused calls: a convolution with its activation, whose forward takes a residual.
+gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py); eager
+calls go past the operator ``transconv::fused_convolution``, which is for those that are traced, compiled
+or watched.
 """
 
 from __future__ import annotations
@@ -43,7 +38,7 @@ from transconv.torch_ops.arguments import (
     cast_like,
     traced_autocast,
 )
-from transconv.torch_ops.calls import autograd, call_attributes, call_entries
+from transconv.torch_ops.calls import call_attributes, call_entries
 from transconv.torch_ops.calls.call_attributes import ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.functional import Sizes
@@ -338,7 +333,7 @@ def function_of(route: ConvCall, bound: bool) -> Callable[..., Tensor]:
     """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
     behind = route.epilogue
     assert behind is not None
-    return autograd.function_of(route, behind.biased, through=GRAD_FROM_RESULT[behind.activation],
+    return functional.function_of(route, behind.biased, through=GRAD_FROM_RESULT[behind.activation],
                                 bound=bound)
 
 

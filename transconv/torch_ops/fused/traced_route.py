@@ -1,14 +1,10 @@
-"""Decides what computes a convolution with a traced epilogue: one kernel, or the convolution's route and
-then torch, operation by operation.
-
-Also here: convolutions with traced epilogues, and their derivatives.
+"""Convolutions with traced epilogues: one kernel, or the convolution's route and then torch, operation by
+operation; and their derivatives.
 
     transconv::traced_convolution    f(conv(input, weight) + bias, *operands) as one operator
 
 The gradient computes the sums once more instead of keeping them, and then the derivative of the function
 at them, which follows from the rows of the operations' table.
-
-Also here: fused calls whose epilogue is a function of Python.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The scales and zero points of a quantised call, and the words of an epilogue for them.
-
-Also here: the checks of a quantised call's arguments.
-"""
+"""The scales and zero points of a quantised call: their checks, and the words of an epilogue for them."""
 
 from __future__ import annotations
 

@@ -4,17 +4,13 @@
                 + bias, then the activation
     result    = real / output_scale + output_zero_point, rounded to nearest even and saturated
 
-Padding is the zero point of the input (the real number 0), and so is what lies between the elements of a
-transposed convolution's input. These functions have no gradients. What has no kernel is computed by torch
-in wider types, as far as ``transconv.config.fallback`` allows. A kind of call that was seen before is
-found by its key, like those of the other functions (calls/route_cache.py).
-
-Also here: entries of repeated quantised calls: found by their weight, checked by one guard
-(calls/guard.py).
-
-An entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity, the
-properties of all tensors by torch's guard. Calls whose input is quantised first have entries of their own,
-which start both kernels.
+Padding is the zero point of the input (the real number 0), and so is what lies between the elements of
+a transposed convolution's input. These functions have no gradients. What has no kernel is computed by
+torch in wider types, as far as ``transconv.config.fallback`` allows. A kind of call that was seen
+before is found by its key, like those of the other functions (calls/route_cache.py), and by its weight:
+an entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity,
+the properties of all tensors by torch's guard. Calls whose input is quantised first have entries of
+their own, which start both kernels.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import ConvFunction
 from transconv.torch_ops.calls.call_entries import NUMBERS, only_on, switches
-from transconv.torch_ops.conversion import prepacked_weights
+from transconv.torch_ops.conversion import inference
 from transconv.torch_ops.quantized import input_quantization, qparams, quantized_route
 from transconv.torch_ops.quantized.input_quantization import are_known, quantise
 
@@ -54,8 +50,8 @@ class Real(NamedTuple):
 
 CALLS, OF_REALS = CallCache(), CallCache()  # the latter: whose inputs are quantised first
 find, find_real = CALLS.find, OF_REALS.find
-prepacked_weights.on_change(CALLS.drop)
-prepacked_weights.on_change(OF_REALS.drop)
+inference.on_change(CALLS.drop)
+inference.on_change(OF_REALS.drop)
 
 
 def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor | None,
