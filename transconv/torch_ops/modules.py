@@ -1,7 +1,8 @@
 """transconv.nn: torch's twelve convolution modules on transconv's functions, and models whose modules are
 exchanged for them.
 
-    convert_(model)      exchanges the classes of modules in place; revert_ undoes it, off leaves one to torch
+    convert_(model)      exchanges the classes of modules in place; revert_ undoes it
+    off(module)          leaves a module to torch
 
 Each is a subclass of torch's module of the same name with the same state, arguments, defaults and repr,
 so `module.__class__` may be exchanged in both directions. A module of a subclass gets a new class that
