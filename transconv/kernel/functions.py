@@ -1,4 +1,5 @@
-"""The functions and operators of tiles: one row each, shared by the compiled way and the simulator.
+"""The functions, operators and reductions of tiles: one row each, shared by the compiled way and the
+simulator.
 
 A row has NumPy's functions, their meaning in NumPy, the expression of the IR (that of the row of
 ``compute.OPS`` where there is one), and how the type of the result follows from those of the operands.
@@ -40,8 +41,7 @@ from transconv.ir import (
     select,
     wrapped,
 )
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.values import named
+from transconv.kernel.source import Refusal, named
 
 Expression = Callable[..., Expr]
 
@@ -347,3 +347,50 @@ def of_product(shared: DType) -> DType | None:
     if shared.is_integer:
         return i32 if shared.bits <= 32 else shared
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class TileReduction:
+    """A reduction of NumPy: ``op``, its row in ``ir.REDUCERS``; ``types``: ``sum`` (small integers in
+    int32), ``same``, ``bool``, ``mean`` or ``place`` (the index of the first extreme element)."""
+
+    name: str
+    op: str
+    numpy: Any
+    types: str = "same"
+    others: tuple[Any, ...] = ()
+
+
+_REDUCTIONS = (
+    TileReduction("sum", "sum", np.sum, "sum", (sum,)),
+    TileReduction("prod", "prod", np.prod, "sum"),
+    TileReduction("max", "max", np.max, others=(np.amax, max)),
+    TileReduction("min", "min", np.min, others=(np.amin, min)),
+    TileReduction("any", "max", np.any, "bool", (any,)),
+    TileReduction("all", "min", np.all, "bool", (all,)),
+    TileReduction("mean", "sum", np.mean, "mean"),
+    TileReduction("argmax", "max", np.argmax, "place"),
+    TileReduction("argmin", "min", np.argmin, "place"),
+)
+REDUCTIONS = {row.name: row for row in _REDUCTIONS}
+"""Every reduction, by NumPy's name; methods of tiles have these names."""
+
+
+def reduction_of(callee: Any) -> TileReduction | None:
+    """The row of a function of NumPy, or of Python; None if there is none."""
+    return next((r for r in REDUCTIONS.values() if any(callee is f for f in (r.numpy, *r.others))), None)
+
+
+def types_of(row: TileReduction, dtype: DType) -> tuple[DType, DType]:
+    """The type of the result, and that in which it is computed; of a place, in which elements are
+    compared."""
+    if row.types == "bool":
+        return boolean, i32
+    if row.types == "place":
+        return i32, i32 if dtype is boolean else dtype
+    if dtype.kind == "float":
+        gives = f32 if dtype.bits == 8 else dtype
+        return gives, gives if gives.bits >= 32 else f32
+    if dtype.kind in ("index", "bool") or row.types == "sum" and dtype.bits < 32:
+        return i32, i32
+    return dtype, i32 if dtype.bits < 32 else dtype

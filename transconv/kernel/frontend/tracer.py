@@ -1,6 +1,5 @@
-"""Statements of a kernel's source, read into a kernel of the IR, at the level of lanes.
-
-Also here: assignments of a kernel's source: to names, and to elements of tiles and arrays.
+"""Statements of a kernel's source, read into a kernel of the IR, at the level of lanes; assignments to
+names, and to elements of tiles and arrays.
 """
 
 from __future__ import annotations
@@ -11,31 +10,35 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, lanes_of, walk
-from transconv.kernel.frontend import blocks
-from transconv.kernel.frontend.calls import is_static
-from transconv.kernel.frontend.effects import ArrayAccess
-from transconv.kernel.frontend.expressions import BINARY
-from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.frontend.inlining import Calls, Returned
-from transconv.kernel.frontend.scopes import Item, for_items
-from transconv.kernel.refusals import Refusal, WrongScope, spelled
-from transconv.kernel.tiles import arrays, indexing, tile_elements
-from transconv.kernel.tiles.elementwise import aligned, named
-from transconv.kernel.tiles.lanes import lanes_along
-from transconv.kernel.tiles.masks import either, joined, whole
-from transconv.kernel.tiles.products import PendingProduct, active, added
+from transconv.kernel.frontend.methods import for_items
+from transconv.kernel.frontend.reader import (
+    ArrayAccess,
+    GroupScope,
+    Item,
+    Reader,
+    Returned,
+    is_static,
+)
+from transconv.kernel.source import Refusal, WrongScope, is_number, spelled
+from transconv.kernel.tiles import arrays, tile_elements
+from transconv.kernel.tiles.kernel_builder import aligned, named
+from transconv.kernel.tiles.reductions import active, added
 from transconv.kernel.tiles.values import (
     ArrayView,
     AtomicView,
     Mask,
+    PendingProduct,
     Tile,
     described,
-    is_number,
+    either,
+    joined,
+    lanes_along,
     tile_of,
+    whole,
 )
 
 
-class Assignments(Calls):
+class Assignments(Reader):
     """Binds names to values, under the conditions of branches."""
 
     def assign(self, targets: Sequence[ast.expr], node: ast.expr) -> None:
@@ -47,7 +50,7 @@ class Assignments(Calls):
                 term = self.raw(right)
                 if self.accumulated(name, self.env[name], term):
                     return
-                value = self.binary(BINARY[ast.Add], self.env[name], self.whole(term))
+                value = self.binary(ast.Add, self.env[name], self.whole(term))
             case _:
                 value = self.value(node)
         self.stem = ""
@@ -139,7 +142,7 @@ class Assignments(Calls):
             self.bind_carried(name, held, value)
             return
         if name in self.fixed:
-            raise blocks.refused(name, self.env[name])
+            raise _unchanging(name, self.env[name])
         if isinstance(value, Tile):
             plain = _is_position(value.expr)
             expr = value.expr if plain else self.b.named(name, value.expr)
@@ -191,7 +194,7 @@ class Assignments(Calls):
         if not any(isinstance(i, Tile) and i.items for i in items):
             raise Refusal("a store of all work-items to one place", "places of their own", "Y[i] = x")
         self.check_written(of)
-        indexing.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+        arrays.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
         self.accessed(of, writes=True)
 
     def added_to(self, of: ArrayView, item: Any, s: ast.AugAssign) -> None:
@@ -207,7 +210,7 @@ class Assignments(Calls):
         self.accesses.append(
             ArrayAccess(of.tensor.name, True, place, tuple(self.loops), ZERO, atomic=True)
         )
-        indexing.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+        arrays.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
 
     def bind_element(self, target: ast.Subscript, value: Any) -> None:
         of, item = self.value(target.value), self.value(target.slice)
@@ -234,6 +237,12 @@ class Assignments(Calls):
             self.rebind(name, new)
             new = self.env[name]
         self.replacements[old] = new
+
+
+def _unchanging(name: str, value: Any) -> Refusal:
+    """What cannot change at run time."""
+    return Refusal(f"{name}, {described(value)}, which changes in a loop or branch at run time",
+                   "numbers and tiles; loops over tuples are written out", "for step in (0, 1, 2):")
 
 
 def _two_names(name: str, other: str) -> Refusal:
@@ -276,7 +285,7 @@ INSTEAD = {
 }
 
 
-class StatementTracer(Assignments):
+class Statements(Assignments):
     """Reads statements. ``env`` has the values of names; statements of the kernel collect in ``b``."""
 
     def run(self, body: Sequence[ast.stmt]) -> None:
@@ -360,7 +369,7 @@ class StatementTracer(Assignments):
         else:
             load = ast.copy_location(ast.parse(ast.unparse(target), mode="eval").body, target)
             left, right = self.value(_placed(load, target)), self.value(s.value)
-        self.bind(target, self.binary(BINARY[type(s.op)], left, right))
+        self.bind(target, self.binary(type(s.op), left, right))
 
 
 def _placed(load: ast.expr, at: ast.AST) -> ast.expr:

@@ -1,6 +1,5 @@
-"""The arguments of a call: arrays as torch tensors, and what a kernel is compiled for.
-
-Also here: results of a kernel: arrays that a call leaves out, allocates, and returns.
+"""The arguments of a call: arrays as torch tensors, what a kernel is compiled for, and results that a call
+leaves out, allocates, and returns.
 
     @kernel(work_shape=N, results="Y")
     def doubled(group, X: Buffer[N], Y: Buffer[N]): ...
@@ -20,8 +19,7 @@ from transconv.errors import KernelError
 from transconv.ir import DTYPES, Const, DType, Expr, Layout, Tensor, as_expr, f32
 from transconv.kernel.annotations import Buffer, Declared, value_of
 from transconv.kernel.launch.size_arguments import Number, Sizing
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.values import dtype_of
+from transconv.kernel.source import Refusal, dtype_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,10 @@ from transconv import knobs
 from transconv.disk_cache import Drawer, records
 from transconv.errors import TransconvError
 from transconv.ir import For, find
-from transconv.kernel.annotations import KernelCall, Tunable
-from transconv.kernel.frontend.source import FunctionSource
-from transconv.kernel.group import MOST_STAGES
+from transconv.kernel.annotations import MOST_STAGES, KernelCall, Tunable
 from transconv.kernel.launch.arguments import Arguments
-from transconv.kernel.launch.lowering import LoweredKernel
+from transconv.kernel.launch.kernel_plan import LoweredKernel
+from transconv.kernel.source import FunctionSource
 from transconv.target import Target, triton_version
 
 SCHEMA = 1

@@ -9,13 +9,12 @@ import numpy as np
 
 from transconv.ir import DType, convert
 from transconv.kernel.functions import held_number
-from transconv.kernel.mappings import IndexMap
-from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator.numerics import Array, MaskedValues
 from transconv.kernel.simulator.races import AccessTrace, Order
 from transconv.kernel.simulator.values import Masked, SimulatedOperand, part_of
+from transconv.kernel.source import Refusal
 from transconv.kernel.tiles.arrays import filling
-from transconv.kernel.tiles.lanes import broadcast, each_dimension
+from transconv.kernel.tiles.values import IndexMap, broadcast, each_dimension
 
 
 class SimulatedMemory:

@@ -1,12 +1,8 @@
 """What ``group.`` offers in the simulator, and the sub-groups and work-items of a group.
 
-Also here: loads and stores by a mapping in the simulator, and arrays with a layout.
-
-Also here: items of a group in lockstep: each runs to its end, or to a barrier, before the next one does.
-
-The first item runs in the calling thread. Only if it reaches a barrier the others get threads of their
-own, of which one runs at a time; so the order is the same in every simulation, and a debugger stops where
-it is told to.
+Items run in lockstep: each to its end, or to a barrier, before the next one does. The first item runs
+in the calling thread. Only if it reaches a barrier the others get threads of their own, of which one
+runs at a time; so the order is the same in every simulation, and a debugger stops where it is told to.
 """
 
 from __future__ import annotations
@@ -20,18 +16,17 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import convert
+from transconv.kernel.annotations import Group
 from transconv.kernel.device_functions import Scope
-from transconv.kernel.frontend.group_scope import spread_out
+from transconv.kernel.frontend.methods import spread_out
 from transconv.kernel.functions import held_number
-from transconv.kernel.group import Group
-from transconv.kernel.mappings import Mapping, colliding
-from transconv.kernel.refusals import Refusal, SourcePlace, WrongScope
 from transconv.kernel.simulator.arrays import MemoryPart, load, store
 from transconv.kernel.simulator.numerics import Array, converted
 from transconv.kernel.simulator.races import WHOLE, Order, users_line
 from transconv.kernel.simulator.values import Masked, part_of
+from transconv.kernel.source import Refusal, SourcePlace, WrongScope, dtype_of
 from transconv.kernel.tiles.arrays import filling
-from transconv.kernel.tiles.values import dtype_of
+from transconv.kernel.tiles.values import Mapping, colliding
 
 SUBGROUP = 32  # the work-items of a sub-group without a hint
 

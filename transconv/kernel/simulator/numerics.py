@@ -12,17 +12,18 @@ import numpy as np
 from transconv.ir import REDUCERS, DType, boolean, convert, f32, index, multiply_add
 from transconv.kernel.functions import (
     FUNCTIONS,
+    REDUCTIONS,
     TileFunction,
+    TileReduction,
     beyond,
     common,
     held_number,
     of_product,
     operand_type,
     result_type,
+    types_of,
 )
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.reductions import REDUCTIONS, TileReduction, types_of
-from transconv.kernel.tiles.values import named
+from transconv.kernel.source import Refusal, named
 
 Array = np.ndarray[Any, Any]
 COMBINED = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}

@@ -190,9 +190,6 @@ def starter(halves: Halves, device: int, aligned: bool, names: tuple[str, ...],
     return run
 
 
-Tensor = torch.Tensor
-
-
 class Inference:
     """The weights of a model that are copied once, and the memory of the copies. ``skipped``: the other
     convolutions, with reasons."""

@@ -89,8 +89,6 @@ def _made(key: Hashable, names: tuple[str, ...], device: torch.device, aligned: 
     return made
 
 
-Tensor = torch.Tensor
-
 WHAT = "the quantising of inputs"
 WITH_ZERO, SYMMETRIC = ("x", "scale", "zero", "y"), ("x", "scale", "y")  # the tensors of the text
 

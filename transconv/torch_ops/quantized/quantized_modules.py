@@ -389,9 +389,6 @@ def text(rows: int, taps: int, channels: int, groups: int, of: DType) -> str:
         f"    store  Y[(f*{taps} + t)*{channels} + c] = q*s"])
 
 
-Tensor = torch.Tensor
-
-
 class _Joined:
     """Mixin: ``forward(input, residual=None)``."""
 

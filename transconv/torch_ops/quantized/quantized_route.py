@@ -177,8 +177,6 @@ def alone(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given:
     return made.epilogue.computed(x, w, bias, given, is_fake=True)
 
 
-Tensor = torch.Tensor
-
 NAME = "transconv::quantized_convolution"
 WORDS = ("output_dtype", "activation", "use_fast_accum", "rounding_seed")
 NEVER_NUMBERS = ("residual", "input_zero_sums")
