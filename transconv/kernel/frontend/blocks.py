@@ -59,10 +59,12 @@ from transconv.kernel.tiles.values import (
 from transconv.simplify import range_of, simplify
 
 ATTEMPTS = 16
+FARTHEST = 2**31 - 1
+LONGEST = 256  # iterations that are written out
 
 
-class Carrying(Reader):
-    """Carries names that a block at run time changes through it."""
+class Blocks(Reader):
+    """Reads loops and branches, and carries names that a block at run time changes through it."""
 
     @contextmanager
     def inner(self, what: str) -> Iterator[list[Stmt]]:
@@ -168,19 +170,6 @@ class Carrying(Reader):
             if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
                 kept = self.b.let(other, value.expr)
                 self.env[other] = replace(value, expr=kept)
-
-
-def ended(block: str) -> str:
-    """Why a name has no value behind a block."""
-    return f"which is bound inside of {block} alone"
-
-
-FARTHEST = 2**31 - 1
-LONGEST = 256  # iterations that are written out
-
-
-class Blocks(Carrying):
-    """Reads loops and branches."""
 
     # -- loops --
 
@@ -332,6 +321,11 @@ class Blocks(Carrying):
         then, other = made
         assert then is not None
         self.b.add(If(condition, then, other))
+
+
+def ended(block: str) -> str:
+    """Why a name has no value behind a block."""
+    return f"which is bound inside of {block} alone"
 
 
 def _trips(first: Expr, last: Expr, step: int) -> Expr:

@@ -42,8 +42,8 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-class ArithmeticEvaluator(Reader):
-    """Evaluates operators, comparisons and conditions."""
+class ExpressionEvaluator(Reader):
+    """Evaluates expressions with the values of names."""
 
     def value(self, node: ast.AST) -> Any:
         """The value of an expression."""
@@ -166,10 +166,6 @@ class ArithmeticEvaluator(Reader):
             return self.value(node.body if test else node.orelse)
         self.truth([test])
         return named(self.b, "where", test, self.value(node.body), self.value(node.orelse))
-
-
-class ExpressionEvaluator(ArithmeticEvaluator):
-    """Evaluates expressions with the values of names."""
 
     # -- leaves --
 

@@ -17,7 +17,7 @@ from transconv.kernel.source import Refusal, WrongScope
 from transconv.kernel.tiles import arrays
 from transconv.kernel.tiles.intrinsic_builder import TEXT, Builder, Unavailable, row
 from transconv.kernel.tiles.kernel_builder import Building, aligned, named
-from transconv.kernel.tiles.values import PendingProduct, Tile, broadcast, joined, tile_of
+from transconv.kernel.tiles.values import PendingProduct, Tile, combined, tile_of
 
 
 class Calls(Reader):
@@ -198,8 +198,7 @@ def own_function(at: Calls, callee: DeviceFunction, given: dict[str, Any]) -> Ti
     narrow = next((t.dtype for t in whole if t.dtype.bits == 16), None)
     wide = narrow is None or result.dtype is not f32 or not at.chip.target.upcast16
     gives = result.dtype if wide or narrow is None else narrow
-    return Tile(broadcast(*(t.shape for t in whole)), cast(value, gives), joined(*(t.mask for t in whole)),
-                any(t.vector for t in whole), max(t.items for t in whole))
+    return combined(whole, cast(value, gives))
 
 
 def _held(dtype: DType, upcast16: bool) -> DType:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -37,9 +38,27 @@ from transconv.kernel.tiles.values import (
     whole,
 )
 
+INSTEAD = {
+    "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
+    "Try": ("try", "kernels raise nothing", ""),
+    "With": ("with", "loops and branches", ""),
+    "Import": ("an import", "imports above the kernel", ""),
+    "ImportFrom": ("an import", "imports above the kernel", ""),
+    "Global": ("global", "arguments of the kernel", ""),
+    "Nonlocal": ("nonlocal", "arguments of the kernel", ""),
+    "Delete": ("del", "names may just be left", ""),
+    "Raise": ("raise", "kernels raise nothing", ""),
+    "ClassDef": ("a class", "tiles, numbers and tuples", ""),
+    "AsyncFunctionDef": ("an async function", "plain statements", ""),
+    "Break": ("break", "a loop that runs to its end, and np.where", "np.where(done, x, y)"),
+    "Continue": ("continue", "an if around the rest of the loop", "if k != i:"),
+    "Match": ("match", "if", "if n == 1:"),
+}
 
-class Assignments(Reader):
-    """Binds names to values, under the conditions of branches."""
+
+class Statements(Reader):
+    """Reads statements, and binds names to values, under the conditions of branches. Statements of the
+    kernel collect in ``b``."""
 
     def assign(self, targets: Sequence[ast.expr], node: ast.expr) -> None:
         (first, *_) = targets
@@ -238,55 +257,7 @@ class Assignments(Reader):
             new = self.env[name]
         self.replacements[old] = new
 
-
-def _unchanging(name: str, value: Any) -> Refusal:
-    """What cannot change at run time."""
-    return Refusal(f"{name}, {described(value)}, which changes in a loop or branch at run time",
-                   "numbers and tiles; loops over tuples are written out", "for step in (0, 1, 2):")
-
-
-def _two_names(name: str, other: str) -> Refusal:
-    """What is refused of a tile with several names."""
-    return Refusal(f"elements of {name} written in a loop or branch, which is {other} too",
-                   "a tile with one name", f"{name} = {other}.copy()")
-
-
-def _is_read(node: ast.expr) -> bool:
-    """Whether an expression is nothing but a load or an element."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "vload")
-    return isinstance(node, ast.Subscript)
-
-
-def _is_position(e: Expr) -> bool:
-    """Whether an expression is of ids, counters and lanes alone: it stays as it is, so that facts about
-    these apply to it."""
-    if e.dtype.kind not in ("index", "bool"):
-        return False
-    return all(n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
-               for n in walk(e) if isinstance(n, Expr) and not isinstance(n, Lane))
-
-
-INSTEAD = {
-    "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
-    "Try": ("try", "kernels raise nothing", ""),
-    "With": ("with", "loops and branches", ""),
-    "Import": ("an import", "imports above the kernel", ""),
-    "ImportFrom": ("an import", "imports above the kernel", ""),
-    "Global": ("global", "arguments of the kernel", ""),
-    "Nonlocal": ("nonlocal", "arguments of the kernel", ""),
-    "Delete": ("del", "names may just be left", ""),
-    "Raise": ("raise", "kernels raise nothing", ""),
-    "ClassDef": ("a class", "tiles, numbers and tuples", ""),
-    "AsyncFunctionDef": ("an async function", "plain statements", ""),
-    "Break": ("break", "a loop that runs to its end, and np.where", "np.where(done, x, y)"),
-    "Continue": ("continue", "an if around the rest of the loop", "if k != i:"),
-    "Match": ("match", "if", "if n == 1:"),
-}
-
-
-class Statements(Assignments):
-    """Reads statements. ``env`` has the values of names; statements of the kernel collect in ``b``."""
+    # -- statements --
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         for s in body:
@@ -358,8 +329,10 @@ class Statements(Assignments):
         if isinstance(target, ast.Subscript) and isinstance(of := self.value(target.value), AtomicView):
             self.added_to(of.view, self.value(target.slice), s)
             return
+        load = copy(target)
+        load.ctx = ast.Load()
         if isinstance(target, ast.Name):
-            left = self.value(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+            left = self.value(load)
             since = len(self.b.stmts)
             right = self.raw(s.value)
             left = self.still(left, since)
@@ -367,12 +340,33 @@ class Statements(Assignments):
                 return
             right = self.whole(right)
         else:
-            load = ast.copy_location(ast.parse(ast.unparse(target), mode="eval").body, target)
-            left, right = self.value(_placed(load, target)), self.value(s.value)
+            left, right = self.value(load), self.value(s.value)
         self.bind(target, self.binary(type(s.op), left, right))
 
 
-def _placed(load: ast.expr, at: ast.AST) -> ast.expr:
-    for n in ast.walk(load):
-        ast.copy_location(n, at)
-    return load
+def _unchanging(name: str, value: Any) -> Refusal:
+    """What cannot change at run time."""
+    return Refusal(f"{name}, {described(value)}, which changes in a loop or branch at run time",
+                   "numbers and tiles; loops over tuples are written out", "for step in (0, 1, 2):")
+
+
+def _two_names(name: str, other: str) -> Refusal:
+    """What is refused of a tile with several names."""
+    return Refusal(f"elements of {name} written in a loop or branch, which is {other} too",
+                   "a tile with one name", f"{name} = {other}.copy()")
+
+
+def _is_read(node: ast.expr) -> bool:
+    """Whether an expression is nothing but a load or an element."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "vload")
+    return isinstance(node, ast.Subscript)
+
+
+def _is_position(e: Expr) -> bool:
+    """Whether an expression is of ids, counters and lanes alone: it stays as it is, so that facts about
+    these apply to it."""
+    if e.dtype.kind not in ("index", "bool"):
+        return False
+    return all(n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
+               for n in walk(e) if isinstance(n, Expr) and not isinstance(n, Lane))

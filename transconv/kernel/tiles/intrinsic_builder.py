@@ -12,17 +12,18 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from textwrap import dedent, indent
 from typing import Any
 
 import numpy as np
 
-from transconv.ir import CALLS, Call, Callee, DType, Expr, Fault, f32, i32
+from transconv.ir import CALLS, Call, Callee, DType, Fault, f32, i32
 from transconv.kernel.frontend.reader import Reader, sizes_of, view_of
 from transconv.kernel.functions import FUNCTIONS, cast
 from transconv.kernel.source import Refusal, dtype_of
-from transconv.kernel.tiles.kernel_builder import aligned, apply
+from transconv.kernel.tiles.kernel_builder import aligned, apply, as_type
 from transconv.kernel.tiles.reductions import product
-from transconv.kernel.tiles.values import PendingProduct, Tile, broadcast, joined, tile_of
+from transconv.kernel.tiles.values import Tile, combined, tile_of
 
 
 class Unavailable(Exception):
@@ -71,8 +72,7 @@ class Builder:
         kinds = self._types(values)
         names = [f"x{i}" for i in range(len(values))]
         said = spelling.strip("\n").format(*names, tl="{tl}")
-        lines = said.splitlines() if "return" in said else [f"return {said.strip()}"]
-        body = "\n".join(f"    {line}" for line in _dedented(lines))
+        body = indent(dedent(said if "return" in said else f"return {said.strip()}"), "    ")
         result = kinds[0] if dtype is None else dtype_of(dtype)
         return self._elements(TEXT, values, kinds, result, body=body)
 
@@ -93,8 +93,8 @@ class Builder:
         made = product(tile_of(a), tile_of(b))
         if acc is None:
             return self.at.whole(made)
-        if not isinstance(acc, Tile) or acc.own != _own(made):
-            raise Refusal(f"{acc} as the sum of a product of shape {_own(made)}", "a tile of that shape")
+        if not isinstance(acc, Tile) or acc.own != made.own:
+            raise Refusal(f"{acc} as the sum of a product of shape {made.own}", "a tile of that shape")
         return self.at.summed(acc, made)
 
     def load(self, array: Any, shape: Any = None) -> Tile:
@@ -125,33 +125,20 @@ class Builder:
         kinds = [tile_of(v).dtype for v in values]
         work = [t if not CALLS[name].why_not(t) or t.kind != "float" else f32 for t in kinds]
         made = self._applied(name, values, work)
-        return Tile(made.shape, cast(made.expr, kinds[0]) if made.dtype is work[0] else made.expr,
-                    made.mask, made.vector, made.items)
+        return as_type(made, kinds[0]) if made.dtype is work[0] else made
 
     def _elements(self, template: str, values: Sequence[Any], kinds: Sequence[DType], result: DType,
                   **words: Any) -> Tile:
         narrow = self.chip.upcast16 and result.kind == "float" and result.bits <= 16
         gives = f32 if narrow else result
         name = row(self.stem, template, kinds, gives, self.meaning, **{"gives": gives.triton, **words})
-        made = self._applied(name, values, kinds)
-        return Tile(made.shape, cast(made.expr, result), made.mask, made.vector, made.items)
+        return as_type(self._applied(name, values, kinds), result)
 
     def _applied(self, name: str, values: Sequence[Any], kinds: Sequence[DType]) -> Tile:
         tiles = aligned(self.at.b, [tile_of(v) for v in values])
-        shape = broadcast(*(t.shape for t in tiles))
-        args: list[Expr] = [cast(t.expr, kind) for t, kind in zip(tiles, kinds, strict=True)]
         self.at.b.taken.add(name)
-        return Tile(shape, Call(name, tuple(args)), joined(*(t.mask for t in tiles)),
-                    any(t.vector for t in tiles), max(t.items for t in tiles))
-
-
-def _own(p: PendingProduct) -> tuple[int, ...]:
-    return p.own
-
-
-def _dedented(lines: Sequence[str]) -> list[str]:
-    least = min((len(x) - len(x.lstrip()) for x in lines if x.strip()), default=0)
-    return [x[least:] for x in lines]
+        return combined(tiles, Call(name, tuple(
+            [cast(t.expr, kind) for t, kind in zip(tiles, kinds, strict=True)])))
 
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -61,8 +61,8 @@ from transconv.kernel.tiles.values import (
     Shape,
     Tile,
     broadcast,
+    combined,
     is_leaf,
-    joined,
     lanes_along,
     moved,
     own_lanes,
@@ -278,25 +278,25 @@ def apply(b: Building, row: TileFunction, values: list[Any]) -> Tile:
     if (summed := _with_product(b, row, values)) is not None:
         return summed
     tiles = aligned(b, [tile_of(v) for v in values])
-    shape = broadcast(*(t.shape for t in tiles))
+    broadcast(*(t.shape for t in tiles))  # refused before their types are
     if row.types == "choice":
-        args = [_condition(tiles[0]), *_cast(tiles[1:], _shared(tiles[1:], values[1:]))]
+        kind = _shared(tiles[1:], values[1:])
+        args = [_condition(tiles[0]), *(cast(t.expr, kind) for t in tiles[1:])]
         made = row.expression(*args)
     else:
         shared = _shared(tiles, values)
         work, gives = operand_type(row, shared), result_type(row, shared)
         if beyond(row, work, [_numbers(b, t, work, row.types == "bool") for t in tiles]):
             if any(isinstance(t.expr, Const) for t in tiles):
-                return _decided(row, tiles, shape)
+                return _decided(row, tiles)
             work = index
-        args = _cast(tiles, work)
+        args = [cast(t.expr, work) for t in tiles]
         if row.often and work.kind != "index":
             args = [e if is_leaf(e) else b.let("value", e) for e in args]
         known = [e for e in args if isinstance(e, Const)]
         made = folded(row, known, gives) if len(known) == row.arity else cast(
             row.expression(*args), gives if work is not gives else row_type(row, work))
-    return Tile(shape, made, joined(*(t.mask for t in tiles)), any(t.vector for t in tiles),
-                max(t.items for t in tiles))
+    return combined(tiles, made)
 
 
 def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int, int] | None:
@@ -316,11 +316,10 @@ def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int,
     return work.limits if b.holds(inside) else found
 
 
-def _decided(row: TileFunction, tiles: list[Tile], shape: Shape) -> Tile:
+def _decided(row: TileFunction, tiles: list[Tile]) -> Tile:
     """A comparison with a number that the type of a tile does not hold: all its values compare alike."""
     values = [int(t.expr.value) if isinstance(t.expr, Const) else t.dtype.limits[0] for t in tiles]
-    return Tile(shape, Const(bool(row.numpy(*values)), boolean), joined(*(t.mask for t in tiles)),
-                any(t.vector for t in tiles), max(t.items for t in tiles))
+    return combined(tiles, Const(bool(row.numpy(*values)), boolean))
 
 
 def _with_product(b: Building, row: TileFunction, values: list[Any]) -> Tile | None:
@@ -340,9 +339,7 @@ def _with_product(b: Building, row: TileFunction, values: list[Any]) -> Tile | N
     first, added = x.expr, cast(z.expr, f32)
     if row.name == "subtract":
         first, added = (negated(first), added) if at == 1 else (first, negated(added))
-    return Tile(broadcast(*(t.shape for t in (x, y, z))), Call("fma", (first, y.expr, added)),
-                joined(x.mask, y.mask, z.mask), any(t.vector for t in given),
-                max(t.items for t in (x, y, z)))
+    return combined([x, y, z], Call("fma", (first, y.expr, added)))
 
 
 def negated(e: Expr) -> Expr:
@@ -451,10 +448,6 @@ def _shared(tiles: list[Tile], values: list[Any]) -> DType:
     weak: list[type] = [type(v) for v in values if is_number(v)]
     strong = [t.dtype for t, v in zip(tiles, values, strict=True) if not is_number(v)]
     return common(strong or [t.dtype for t in tiles], weak)
-
-
-def _cast(tiles: list[Tile], dtype: DType) -> list[Expr]:
-    return [cast(t.expr, dtype) for t in tiles]
 
 
 @dataclass(frozen=True, slots=True)

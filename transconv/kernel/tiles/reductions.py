@@ -41,7 +41,15 @@ from transconv.ir import (
     ne,
     select,
 )
-from transconv.kernel.functions import REDUCTIONS, TileReduction, cast, common, of_product, types_of
+from transconv.kernel.functions import (
+    REDUCTIONS,
+    TileReduction,
+    cast,
+    common,
+    product_type,
+    reduced_axes,
+    types_of,
+)
 from transconv.kernel.source import Refusal
 from transconv.kernel.tiles.kernel_builder import Building, Chip, as_type, named
 from transconv.kernel.tiles.values import (
@@ -60,7 +68,7 @@ from transconv.kernel.tiles.values import (
 def reduced(b: Building, row: TileReduction, x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
     """A tile reduced over an axis, several (a tuple), or all (None)."""
     b.not_of_elements(f"np.{row.name}")
-    axes = _axes(x, axis)
+    axes = tuple([a + x.items for a in reduced_axes(axis, len(x.own), x)])
     if row.types == "place":
         return _place(b, row, x, axes, keepdims)
     if row.types == "mean":
@@ -85,8 +93,7 @@ def _over(b: Building, row: TileReduction, value: Expr, x: Tile, axes: Sequence[
     """The name of the reduced value, still along the lanes of the dimensions that are left."""
     lanes = _lanes(x, axes)
     neutral = REDUCERS[row.op].identity(value.dtype)
-    part: Mask = joined([m for m in x.mask if mentions(m, lanes, b.scope)],
-                        [m for m in ends(x.shape) if mentions(m, lanes, b.scope)])
+    part = _along(b, x, lanes)
     if FALSE in x.mask:  # no element is active, nor is the result
         return neutral
     if isinstance(value, Const) and not part:
@@ -112,13 +119,22 @@ def _repeated(row: TileReduction, value: Const, times: int) -> Const:
 def _active(b: Building, x: Tile, axes: Sequence[int]) -> Mask:
     """Where at least one element is active."""
     lanes = _lanes(x, axes)
-    inside = [m for m in x.mask if mentions(m, lanes, b.scope)]
-    rest = tuple(m for m in x.mask if m not in inside)
+    return _anywhere(b, x.mask, lanes, [m for m in ends(x.shape) if mentions(m, lanes, b.scope)])
+
+
+def _along(b: Building, x: Tile, lanes: Sequence[Lane]) -> Mask:
+    """The conditions of a tile's mask, and of its ends, that vary along lanes."""
+    return joined([m for m in (*x.mask, *ends(x.shape)) if mentions(m, lanes, b.scope)])
+
+
+def _anywhere(b: Building, mask: Sequence[Expr], lanes: Sequence[Lane], within: Sequence[Expr]) -> Mask:
+    """Where a mask holds for at least one element along lanes, which are elements ``within`` these."""
+    inside = [m for m in mask if mentions(m, lanes, b.scope)]
+    rest = tuple(m for m in mask if m not in inside)
     if not inside:
         return rest
     found = at_first(inside, lanes, b.scope)
     if found is None:
-        within = [m for m in ends(x.shape) if mentions(m, lanes, b.scope)]
         there: Expr = Cast(all_of([*inside, *within]), i32)
         for lane in lanes:
             there = Reduce("max", there, lane)
@@ -138,8 +154,7 @@ def _place(b: Building, row: TileReduction, x: Tile, axes: Sequence[int], keepdi
     value = b.named("value", cast(x.expr, i32 if x.dtype is boolean else x.dtype))
     whole = replace(x, expr=value)
     extreme = _over(b, row, value, whole, axes)
-    part = joined([m for m in x.mask if mentions(m, [lane], b.scope)],
-                  [m for m in ends(x.shape) if mentions(m, [lane], b.scope)])
+    part = _along(b, x, [lane])
     found = eq(value, extreme)
     here = all_of([found | ne(value, value) if value.dtype.kind == "float" else found, *part])
     index_of = Cast(lane, i32)
@@ -168,36 +183,13 @@ def _kept(keepdims: Any) -> bool:
     return keepdims
 
 
-def _axes(x: Tile, axis: Any) -> tuple[int, ...]:
-    """The reduced dimensions; those of a work-item's value are counted behind the items'."""
-    rank = len(x.own)
-    if axis is None:
-        return tuple(range(x.items, len(x.shape)))
-    given = axis if isinstance(axis, tuple) else (axis,)
-    found = []
-    for a in given:
-        if not isinstance(a, int) or not -rank <= a < rank:
-            raise Refusal(f"axis {a} of {x}", f"a number from {-rank} to {rank - 1}")
-        found.append(a % rank + x.items)
-    if len(set(found)) < len(found):
-        raise Refusal(f"an axis twice in {given}", "each axis once")
-    return tuple(sorted(found))
-
-
 LEAST = 16  # rows and columns of a call of the matrix unit
 
 
 def product(a: Tile, b: Tile) -> PendingProduct:
     """The product of two matrices. Refuses other ranks and sizes."""
-    if len(a.own) != 2 or len(b.own) != 2:
-        raise Refusal(f"a product of {a} and {b}", "tiles of two dimensions", "x[None, :] @ y[:, None]")
-    if a.own[1] != b.own[0]:
-        raise Refusal(f"a product of shapes {a.own} and {b.own}", "equal inner sizes")
-    shared = common([a.dtype, b.dtype], [])
-    result = of_product(shared)
-    if result is None:
-        raise Refusal(f"a product of {a} and {b}", "floats or integers", "x.astype(np.float32) @ y")
-    return PendingProduct(a, b, result)
+    told = f"{a} and {b}"
+    return PendingProduct(a, b, product_type(common([a.dtype, b.dtype], []), a.own, b.own, told))
 
 
 def computed(b: Building, p: PendingProduct, chip: Chip) -> Tile:
@@ -234,14 +226,8 @@ def active(b: Building, p: PendingProduct) -> Mask:
     middle = inner_lane(p.a.shape[1])
     masks = [b.move(m, {inner: middle}) for m in p.a.mask]
     masks += [b.move(m, {again: middle}) for m in p.b.mask]
-    inside = [m for m in masks if mentions(m, [middle], b.scope)]
-    rest = [m for m in masks if m not in inside]
-    found = at_first(inside, [middle], b.scope)
-    if found is None:
-        size = p.a.shape[1]
-        end = [middle < size] if middle.extent != size else []
-        found = (b.let("active", Reduce("max", Cast(all_of([*inside, *end]), i32), middle)) > 0,)
-    return b.proved(joined(rest, found))
+    end = [middle < p.a.shape[1]] if middle.extent != p.a.shape[1] else []
+    return b.proved(_anywhere(b, masks, [middle], end))
 
 
 def _operands(b: Building, p: PendingProduct, chip: Chip) -> tuple[Expr, Expr] | None:
@@ -263,7 +249,7 @@ def _operands(b: Building, p: PendingProduct, chip: Chip) -> tuple[Expr, Expr] |
 def _operand(b: Building, x: Tile, kind: DType, lane: Lane, middle: Lane, chip: Chip) -> Expr:
     """A name of the operand, 0 where it is inactive along ``lane``, which becomes ``middle``."""
     value = as_type(x, kind).expr
-    mask = joined(*([m for m in part if mentions(m, [lane], b.scope)] for part in (x.mask, ends(x.shape))))
+    mask = _along(b, x, [lane])
     if mask and not b.is_zero(value, mask):
         value = Select(all_of(mask), value, Const(0.0 if kind.kind == "float" else 0, kind))
     if (taken := multiplied_as(kind, chip.precision)) is not kind:

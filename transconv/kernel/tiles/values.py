@@ -283,6 +283,12 @@ def tile_of(value: Any) -> Tile:
     raise Refusal(described(value), "a tile or a number")
 
 
+def combined(tiles: Sequence[Tile], expr: Expr) -> Tile:
+    """A value of tiles that are combined element by element: active where all of them are."""
+    return Tile(broadcast(*(t.shape for t in tiles)), expr, joined(*(t.mask for t in tiles)),
+                any(t.vector for t in tiles), max(t.items for t in tiles))
+
+
 def described(value: Any) -> str:
     """A value in a few words."""
     if isinstance(value, (Tile, ArrayView)):
