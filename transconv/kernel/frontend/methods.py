@@ -34,11 +34,11 @@ from transconv.kernel.tiles import arrays
 from transconv.kernel.tiles.tile_elements import filled, without_mask
 from transconv.kernel.tiles.values import (
     ArrayView,
-    Mapping,
     Shape,
     Tile,
     colliding,
     lanes_along,
+    mapped_places,
     tile_of,
 )
 from transconv.simplify import range_of
@@ -81,19 +81,15 @@ def _store(
 def _full(vector: bool, value: Any = None) -> Callable[..., Tile]:
     def made(at: Reader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None,
              fill_value: Any = None) -> Tile:
-        shape, dtype, fill_value = spread_out(sizes, shape, dtype, fill_value)
-        if value is None and fill_value is None:
-            raise Refusal("no fill_value", "a number",
-                          "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
-        if value is not None and fill_value is not None:
-            raise Refusal("a fill_value", "shape and dtype")
-        return filled(sizes_of(at.b.known(shape)), fill_value if value is None else value, dtype_of(dtype),
-                      vector)
+        shape, dtype, fill = spread_out(sizes, shape, dtype, fill_value, value)
+        return filled(sizes_of(at.b.known(shape)), fill, dtype_of(dtype), vector)
     return made
 
 
-def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any) -> tuple[Any, Any, Any]:
-    """Shape, type and value of ``zeros(4, 8)``, ``zeros((4, 8), np.float32)``, ``zeros(shape=(4, 8))``."""
+def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any,
+               value: Any) -> tuple[Any, Any, Any]:
+    """Shape, type and value of ``zeros(4, 8)``, ``zeros((4, 8), np.float32)``, ``zeros(shape=(4, 8))``.
+    ``value``: that of all elements; None: an argument."""
     count = next((i for i, n in enumerate(given) if not isinstance(n, int) or isinstance(n, bool)),
                  len(given))
     rest = list(given)
@@ -108,15 +104,16 @@ def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any) 
     if rest or shape is None:
         raise Refusal("a tile without a shape, or with more arguments", "shape, dtype and a fill value",
                       "group.zeros(shape=(16, 16), dtype=np.float32)")
-    return shape, f32 if dtype is None else dtype, fill_value
+    if value is None and fill_value is None:
+        raise Refusal("no fill_value", "a number",
+                      "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
+    if value is not None and fill_value is not None:
+        raise Refusal("a fill_value", "shape and dtype")
+    return shape, f32 if dtype is None else dtype, fill_value if value is None else value
 
 
-def _empty(
-    at: Reader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None
-) -> Tile:
-    shape, dtype, _ = spread_out(at.b.known(sizes), shape, dtype, None)
-    zero = filled(sizes_of(at.b.known(shape)), 0, dtype_of(dtype))
-    return Tile(zero.shape, zero.expr, (FALSE,))
+def _empty(at: Reader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None) -> Tile:
+    return replace(_full(False, 0)(at, group, *at.b.known(sizes), shape=shape, dtype=dtype), mask=(FALSE,))
 
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -172,15 +169,12 @@ sub-group (its place among those of its group, its work-items), by name."""
 
 def places(at: Reader, view: ArrayView, mapping: Any, shape: Shape) -> list[Tile]:
     """The indices of a tile's elements in an array."""
-    if not isinstance(mapping, Mapping):
-        raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
     if at.items:
         raise WrongScope(f"a mapping inside of {at.here.scope.value}", "the scope of the group")
     lanes = lanes_along(shape)
     indices: list[Expr] = [as_expr(0) if lane is None else lane for lane in lanes]
-    made = mapping.places([Tile(shape, e) for e in indices] if mapping.of_tiles else indices)
-    if len(made) != view.ndim:
-        raise Refusal(f"a mapping that gives {len(made)} indices for {view}", "one for each dimension")
+    made = mapped_places(
+        mapping, lambda m: [Tile(shape, e) for e in indices] if m.of_tiles else indices, view.ndim)
     found = []
     for e in (as_expr(m) for m in made):
         there = lanes_of(e, at.b.scope)

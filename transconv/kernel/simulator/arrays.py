@@ -290,3 +290,11 @@ def store(view: MemoryPart, value: Any) -> None:
         written = convert(np.asarray(part.data[inside]), view.dtype)
         view.data[inside] = np.where(active, written, view.data[inside])
         view.memory.trace.write(np.asarray(view.places[inside])[active])
+
+
+def view_of(array: Any) -> MemoryPart:
+    """An array, or a part of one. Refuses others."""
+    if not isinstance(array, MemoryPart):
+        raise Refusal(type(array).__name__, "an array of the call, or a slice of one",
+                      "group.load(X[i:], shape=(16,))")
+    return array

@@ -26,7 +26,7 @@ from transconv.kernel.device_functions import (
     of_another_scope,
 )
 from transconv.kernel.functions import FUNCTIONS, function_of, reduction_of
-from transconv.kernel.simulator.arrays import MemoryPart, load, store
+from transconv.kernel.simulator.arrays import MemoryPart, load, store, view_of
 from transconv.kernel.simulator.numerics import MaskedValues, applied, converted, reduced
 from transconv.kernel.simulator.races import Order
 from transconv.kernel.simulator.values import Masked, SimulatedOperand, factors_of, part_of
@@ -193,10 +193,9 @@ class SimulatedBuilder:
 
     def load(self, array: Any, shape: Any = None) -> Masked:
         """The elements of a part of an array."""
-        if not isinstance(array, MemoryPart):
-            raise Refusal(type(array).__name__, "an array of the call, or a slice of one")
-        sizes = array.shape if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
-        return load(array, sizes, True)
+        view = view_of(array)
+        sizes = view.shape if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
+        return load(view, sizes, True)
 
     def store(self, array: Any, value: Any) -> None:
         """Write the active elements of a value to a part of an array."""

@@ -417,6 +417,17 @@ class Mapping:
         return colliding(at, shape, sizes)
 
 
+def mapped_places(mapping: Any, indices: Callable[[Mapping], Any], ndim: int) -> tuple[Any, ...]:
+    """The places that a mapping gives in an array of so many dimensions. Refuses others."""
+    if not isinstance(mapping, Mapping):
+        raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
+    made = mapping.places(indices(mapping))
+    if len(made) != ndim:
+        raise Refusal(f"a mapping that gives {len(made)} indices for an array of {ndim} dimensions",
+                      "one for each dimension")
+    return made
+
+
 def colliding(at: Sequence[Any], shape: Sequence[int], sizes: Sequence[int] | None = None) -> str:
     """Two elements of a tile that are in one place, in words; empty if there are none. ``at``: for each
     dimension of the array the places of the tile's elements, in the order of their indices; ``sizes``: of
