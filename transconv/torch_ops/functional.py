@@ -213,12 +213,9 @@ def _backward_through(route: ConvCall, biased: bool,
     return backward
 
 
-def _hand_over(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
-               output_padding: Any, dilation: Any, groups: Any) -> Tensor:
+def _hand_over(f: ConvFunction, input: Any, weight: Any, bias: Any, *numbers: Any) -> Tensor:
     """torch's own function, with unchanged arguments."""
-    if f.transposed:
-        return f.aten(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return f.aten(input, weight, bias, stride, padding, dilation, groups)
+    return f.aten(input, weight, bias, *f.ordered(*numbers))
 
 
 def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
@@ -228,9 +225,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
     if torch.compiler.is_compiling():
         return _compiled(f, input, weight, bias, *rest)
     if has_torch_function((input, weight, bias)):
-        order = ((stride, padding, output_padding, groups, dilation) if f.transposed
-                 else (stride, padding, dilation, groups))
-        seen: Tensor = handle(f.public, (input, weight, bias), input, weight, bias, *order)
+        seen: Tensor = handle(f.public, (input, weight, bias), input, weight, bias, *f.ordered(*rest))
         return seen
     if _transforms():
         _note_transform("transform:functorch", input)
@@ -449,9 +444,8 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
                 groups)
 
 
-# Handlers of `__torch_function__` get these names.
-for _function, _public in ((CONV1D, conv1d), (CONV2D, conv2d), (CONV3D, conv3d),
-                           (CONV_TRANSPOSE1D, conv_transpose1d),
-                           (CONV_TRANSPOSE2D, conv_transpose2d),
-                           (CONV_TRANSPOSE3D, conv_transpose3d)):
-    _function.public = _public
+FUNCTIONS = {(f.ndims, f.transposed): f for f in (
+    CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D)}
+"""The functions by their number of spatial dimensions, and whether they are transposed."""
+for _function in FUNCTIONS.values():  # handlers of `__torch_function__` get these names
+    _function.public = globals()[_function.name]

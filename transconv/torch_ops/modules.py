@@ -39,16 +39,20 @@ __all__ = [
 ]
 
 
+def padded(module: Any, input: Tensor) -> tuple[Tensor, Any]:
+    """The input of a convolution module, padded unless it is with zeros, and the padding that is left."""
+    if module.padding_mode == "zeros":
+        return input, module.padding
+    return F.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
+
+
 class Convolves:
     """Mixin: `_conv_forward` by one of our functions."""
 
     convolve: ClassVar[Callable[..., Tensor]]
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+        input, padding = padded(self, input)
         made: Tensor = self.convolve(
             input, weight, bias, self.stride, padding, self.dilation, self.groups)
         return made

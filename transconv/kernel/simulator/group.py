@@ -93,8 +93,8 @@ class SimulatedGroup:
         unknown = [w for w in words if w not in ("shape", "dtype", "fill_value")]
         if unknown:
             raise Refusal(f"{unknown[0]}= of a tile", "shape, dtype, fill_value")
-        shape, dtype, value = spread_out(
-            places, *(words.get(n) for n in ("shape", "dtype", "fill_value")), value)
+        shape, dtype, value = spread_out(places, words.get("shape"), words.get("dtype"),
+                                         words.get("fill_value"), value)
         held_number(value, dtype_of(dtype))
         given, sizes = part_of(value), sizes_of(shape)
         if given.data.ndim:

@@ -79,6 +79,20 @@ class ConvFunction:
     general: Callable[..., Tensor]
     public: Callable[..., Tensor] | None = None
 
+    def ordered(self, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+                groups: Any) -> tuple[Any, ...]:
+        """The numbers as torch's function takes them, behind the tensors."""
+        return ((stride, padding, output_padding, groups, dilation) if self.transposed
+                else (stride, padding, dilation, groups))
+
+    def taken(self, numbers: tuple[Any, ...]) -> tuple[Any, Any, Any, Any, Any]:
+        """The numbers as ``ordered`` takes them, of what it gives."""
+        if not self.transposed:
+            stride, padding, dilation, groups = numbers
+            return stride, padding, 0, dilation, groups
+        stride, padding, output_padding, groups, dilation = numbers
+        return stride, padding, output_padding, dilation, groups
+
 
 def is_plain(tensor: Any) -> bool:
     """A tensor of torch's own, whose elements lie in strided memory."""

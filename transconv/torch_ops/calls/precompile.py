@@ -38,7 +38,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from transconv.calls.settings import settings
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, examine
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, examine
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting, withdraw
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Ints, Params
@@ -55,10 +55,7 @@ def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_cal
     """Have processes compile the gradients of a checked, batched call of which no route is known, for the
     tensors of input and weight that require one."""
     if workers := processes(x, w, mode):
-        with quietly():
-            asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
-                              aligned)
-            compile_ahead(asked, workers)
+        _gradients(params, x, w, flags, aligned, workers)
 
 
 def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags,
@@ -67,10 +64,15 @@ def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_cal
     gradients, too, which ask for nothing."""
     if (settings.sizes != "any" and torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
             and not is_collecting()):
-        with quietly():
-            asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
-                              aligned)
-            compile_ahead(asked, beside(), hurried=False)
+        _gradients(params, x, w, flags, aligned, beside(), hurried=False)
+
+
+def _gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
+               workers: int, hurried: bool = True) -> None:
+    with quietly():
+        asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
+                          aligned)
+        compile_ahead(asked, workers, hurried)
 
 
 def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
@@ -114,8 +116,6 @@ def quietly() -> Iterator[None]:
 
 def compile_ahead(questions: Iterable[PlanRequest], workers: int, hurried: bool = True) -> None:
     """Hand questions of convolutions to processes, once each; ``hurried``: calls may wait for them."""
-    from transconv.conv import CompiledDirection
-
     ahead(questions, CompiledDirection, workers, hurried)
 
 

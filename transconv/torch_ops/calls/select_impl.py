@@ -252,6 +252,29 @@ def like(tensor: torch.Tensor) -> lower_call.Like:
     return tuple(tensor.shape), tensor.stride()
 
 
+COMPUTED = ("result", "input gradient", "weight gradient")
+
+
+def directions(params: Params) -> tuple[Prop, Prop, Prop]:
+    """Those of a call's result, and of the gradients of its input and weight."""
+    forward, back = (Prop.BWD_D, Prop.FWD) if params.transposed else (Prop.FWD, Prop.BWD_D)
+    return forward, back, Prop.BWD_W
+
+
+def computed(x: torch.Tensor, w: torch.Tensor, params: Params
+             ) -> list[tuple[str, Prop, tuple[lower_call.Like, lower_call.Like, lower_call.Like]]]:
+    """The tensors that a call and its backward compute, each with its direction, and input, weight and
+    result as its kernel sees them: what is computed has the strides of torch's rule for results."""
+    last = shapes.channels_last_result(x, w)
+
+    def made(shape: Sequence[int]) -> lower_call.Like:
+        return tuple(shape), shapes.result_strides(shape, last)
+
+    y = made(shapes.output_shape(x.shape, w.shape, params))
+    tensors = ((like(x), like(w), y), (made(x.shape), like(w), y), (like(x), made(w.shape), y))
+    return list(zip(COMPUTED, directions(params), tensors, strict=True))
+
+
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                  flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
@@ -353,10 +352,7 @@ class Activates:
     def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """activation(conv(input) + residual); a residual of another shape is broadcast as torch's
         addition would."""
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+        input, padding = modules.padded(self, input)
         if residual is None:
             made: Tensor = self.fused(input, self.weight, self.bias, self.stride, padding,
                                       self.dilation, self.groups, activation=self.activation)

@@ -214,19 +214,6 @@ class Reads(NamedTuple):
         return given.detach().to(self.dtype).contiguous() if self.casts else given
 
 
-@dataclass(slots=True)
-class QuantizedEpilogue:
-    """The epilogue of a call: its text, and what it reads in the order of kernels."""
-
-    text: str
-    reads: tuple[Reads, ...]
-
-    @staticmethod
-    def of(call: QuantizedCall) -> QuantizedEpilogue:
-        """In oneDNN's order. Raises TensorError, which names the argument."""
-        return _Writer(call).written()
-
-
 class QuantizedCall(NamedTuple):
     """A call whose shapes fit. ``name``: of the function; ``channels``: of the input and of the result;
     ``made``: the result's shape and strides."""
@@ -241,15 +228,15 @@ class QuantizedCall(NamedTuple):
     made: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class _Writer:
+class QuantizedEpilogue:
+    """The epilogue of a call, in oneDNN's order: its text, and what it reads in the order of kernels.
+    Raises TensorError, which names the argument."""
+
     def __init__(self, call: QuantizedCall) -> None:
         self.call = call
         self.words: list[str] = []
         self.reads: list[Reads] = []
-
-    def written(self) -> QuantizedEpilogue:
-        call, q = self.call, self.call.quantities
-        data, along, other = ("src", "per_ic", "per_oc")
+        q, (data, along, other) = call.quantities, ("src", "per_ic", "per_oc")
         if call.transposed:
             data, along, other = ("dst", "per_oc", "per_ic")
         inner, outer = call.channels
@@ -279,9 +266,8 @@ class _Writer:
         if (seed := self.read("seed", "rounding_seed", torch.int32, 1)) is not None:
             self.reads.append(seed)
             self.words.append("stochastic")
-        return QuantizedEpilogue(
-            "+".join([*ahead, *self.words]), (*self.reads, *(z for z in zeros if z is not None))
-        )
+        self.text = "+".join([*ahead, *self.words])
+        self.reads += [z for z in zeros if z is not None]
 
     def residual(self, given: Tensor) -> None:
         """The word that adds a tensor of the result's shape, which is read as the result lies."""

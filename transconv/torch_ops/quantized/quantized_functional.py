@@ -227,12 +227,8 @@ def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None
              given: dict[str, Any]) -> Tensor:
     """A call whose input is quantised first, to the weight's type, with its ``input_scale`` and
     ``input_zero_point``; ``numbers`` in the order of the public function."""
-    if f.transposed:
-        stride, padding, output_padding, groups, dilation = numbers
-    else:
-        (stride, padding, dilation, groups), output_padding = numbers, 0
     way = _of_reals if _compiling() else find_real(id(weight), _of_reals)
-    return way(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
+    return way(f, input, weight, bias, *f.taken(numbers), given)
 
 
 def _of_reals(
@@ -254,12 +250,11 @@ def _of_reals(
                     real=real)
 
 
-def of_new_weight(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
-                  padding: Any, output_padding: Any, dilation: Any, groups: Any,
-                  given: dict[str, Any]) -> Tensor:
-    """A call whose weight was made for it alone: nothing is remembered of that."""
-    return _general(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given,
-                    again=False)
+def of_new_weight(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
+                  numbers: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+    """A call whose weight was made for it alone: nothing is remembered of that. ``numbers`` in the order
+    of the public function."""
+    return _general(f, input, weight, bias, *f.taken(numbers), given, again=False)
 
 
 def _function(name: str, public: Callable[..., Tensor]) -> ConvFunction:

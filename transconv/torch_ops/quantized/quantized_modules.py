@@ -26,7 +26,6 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from transconv.compute import OPS, named
 from transconv.conv import zero_sums
@@ -278,17 +277,17 @@ def of_four_bits(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, 
                  numbers: Numbers, given: Given) -> Tensor:
     """The convolution of a packed weight, in the input's type, with other words of a quantised call.
     TensorError for scales that do not fit."""
-    return _of_written(f, input, floats(weight, scale, input.dtype), bias, numbers, given)
+    return quantized_functional.of_new_weight(f, input, floats(weight, scale, input.dtype), bias, numbers,
+                                              {**given, "output_dtype": input.dtype})
 
 
 def of_bytes(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
              numbers: Numbers, given: Given) -> Tensor:
     """The same of int8 weights with a scale for each output channel."""
-    given = {**given, "weight_scale": scale}
+    given = {**given, "weight_scale": scale, "output_dtype": input.dtype}
     if is_written(f, input, weight, numbers):
-        return _of_written(f, input, weight.to(input.dtype), bias, numbers, given)
-    made: Tensor = f.public(input, weight, bias, *numbers, **given,  # type: ignore[misc]
-                            output_dtype=input.dtype)
+        return quantized_functional.of_new_weight(f, input, weight.to(input.dtype), bias, numbers, given)
+    made: Tensor = f.public(input, weight, bias, *numbers, **given)  # type: ignore[misc]
     return made
 
 
@@ -313,27 +312,6 @@ def written_us(moved: int, target: Target) -> float:
     """Microseconds of a kernel in front of another one that reads and writes so many bytes."""
     rates = target.rates.triton
     return rates.copy_us + moved / (target.bandwidth_gbs * 1e3 * rates.memory_share)
-
-
-def _of_written(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Numbers,
-                given: Given) -> Tensor:
-    """The convolution of a weight that was made for this call."""
-    if f.transposed:
-        stride, padding, output_padding, groups, dilation = numbers
-    else:
-        (stride, padding, dilation, groups), output_padding = numbers, 0
-    return quantized_functional.of_new_weight(
-        f,
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        dilation,
-        groups,
-        {**given, "output_dtype": input.dtype},
-    )
 
 
 def packed(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -400,10 +378,7 @@ class _Joined:
         if residual is not None and input.dim() == residual.dim() == len(self.kernel_size) + 1:
             one: Tensor = self.forward(input.unsqueeze(0), residual.unsqueeze(0)).squeeze(0)
             return one
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+        input, padding = modules.padded(self, input)
         numbers = self.stride, padding, self.dilation, self.groups
         made: Tensor
         if residual is None:

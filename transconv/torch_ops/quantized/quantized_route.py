@@ -29,7 +29,7 @@ from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
 from transconv.torch_ops.calls.select_impl import compile_route, refused
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import input_quantization, qparams, quantized_route
-from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue
+from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue, Reads
 
 Tensor = torch.Tensor
 Given = Mapping[str, Any]  # quantities by name
@@ -37,30 +37,31 @@ Given = Mapping[str, Any]  # quantities by name
 
 def _epilogue(params: arguments.Params, channels_last: bool, call: QuantizedCall) -> RouteEpilogue:
     """What follows the sums of a call: its operands are the bias and quantities by name."""
-    words, made = QuantizedEpilogue.of(call), call.quantities.output_dtype
-    knows = any(r.argument == "input_zero_sums" for r in words.reads)
+    said, made = QuantizedEpilogue(call), call.quantities.output_dtype
+    text, each = said.text, tuple(said.reads)  # without the call's tensors
+    knows = any(r.argument == "input_zero_sums" for r in each)
 
     def reads(w: Tensor, bias: Tensor | None, given: Given) -> list[Tensor]:
         if knows:
             given = _checked(w, given, params)
-        return _operands(words, bias, given)
+        return _operands(each, bias, given)
 
     def computed(x: Tensor, w: Tensor, bias: Tensor | None, given: Given, is_fake: bool = False) -> Tensor:
-        read = _operands(words, bias, given) if is_fake else reads(w, bias, given)
-        extra = {r.name: t.view(r.shape) for r, t in zip(words.reads, read, strict=True)}
-        return shapes.with_result_strides(_by_torch(words.text, made, params, x, w, extra), channels_last)
+        read = _operands(each, bias, given) if is_fake else reads(w, bias, given)
+        extra = {r.name: t.view(r.shape) for r, t in zip(each, read, strict=True)}
+        return shapes.with_result_strides(_by_torch(text, made, params, x, w, extra), channels_last)
 
-    picks = None if any(r.casts for r in words.reads) else tuple(
-        (r.argument, r.number) for r in words.reads)
-    return RouteEpilogue(words.text, tuple(r.name for r in words.reads), reads, computed,
-                         [r.shape for r in words.reads], picks=picks)
+    picks = None if any(r.casts for r in each) else tuple(
+        (r.argument, r.number) for r in each)
+    return RouteEpilogue(text, tuple(r.name for r in each), reads, computed,
+                         [r.shape for r in each], picks=picks)
 
 
-def _operands(words: QuantizedEpilogue, bias: Tensor | None, given: Given) -> list[Tensor]:
+def _operands(each: Sequence[Reads], bias: Tensor | None, given: Given) -> list[Tensor]:
     """What the kernel reads beside input and weight, in its order."""
     return [r.number if r.number is not None
             else r.of(bias if r.argument == "bias" else given[r.argument])  # type: ignore[arg-type]
-            for r in words.reads]
+            for r in each]
 
 
 def _checked(w: Tensor, given: Given, params: arguments.Params) -> Given:

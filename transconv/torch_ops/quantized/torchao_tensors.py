@@ -69,7 +69,7 @@ def _convolution(operator: Any, types: Any, args: Sequence[Any],
 
 
 def _quantised(f: call_attributes.ConvFunction, input: Any, weight: Any, bias: Tensor | None,
-               numbers: tuple[Any, ...]) -> Tensor:
+               numbers: tuple[Any, Any, Any, Any, Any]) -> Tensor:
     result = input.dtype
     if not hasattr(input, "qdata"):
         how = weight.act_quant_kwargs
@@ -82,8 +82,7 @@ def _quantised(f: call_attributes.ConvFunction, input: Any, weight: Any, bias: T
     x, w = input.qdata, weight.qdata
     plain = call_attributes.is_plain(x) and call_attributes.is_plain(w)
     compute = f.general if plain else quantized_route.call
-    stride, padding, output_padding, dilation, groups = numbers
-    return compute(f, x, w, bias, stride, padding, output_padding, dilation, groups, given)
+    return compute(f, x, w, bias, *numbers, given)
 
 
 def _scale(f: call_attributes.ConvFunction, name: str, tensor: Any, axis: int) -> Tensor:
@@ -99,10 +98,6 @@ def _scale(f: call_attributes.ConvFunction, name: str, tensor: Any, axis: int) -
 def _widened(f: call_attributes.ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
              numbers: tuple[Any, ...]) -> Tensor:
     """The convolution of a weight alone in 8 bits, in the input's type."""
-    stride, padding, output_padding, dilation, groups = numbers
     wide = getattr(functional, f.name.rpartition(".")[2])
-    if f.transposed:
-        result: Tensor = wide(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    else:
-        result = wide(input, weight, bias, stride, padding, dilation, groups)
+    result: Tensor = wide(input, weight, bias, *f.ordered(*numbers))
     return result
