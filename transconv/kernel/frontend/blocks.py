@@ -40,7 +40,7 @@ from transconv.ir import (
     promote,
     seq,
 )
-from transconv.kernel.frontend.reader import CarriedName, CarryPlan, Reader, is_static
+from transconv.kernel.frontend.reader import CarriedName, CarryPlan, SourceReader, is_static
 from transconv.kernel.functions import cast
 from transconv.kernel.source import Refusal, is_number, named, spelled
 from transconv.kernel.tiles.kernel_builder import Building, position
@@ -63,7 +63,7 @@ FARTHEST = 2**31 - 1
 LONGEST = 256  # iterations that are written out
 
 
-class Blocks(Reader):
+class Blocks(SourceReader):
     """Reads loops and branches, and carries names that a block at run time changes through it."""
 
     @contextmanager

@@ -15,7 +15,7 @@ from transconv.kernel.frontend.reader import (
     ForItems,
     GroupScope,
     Lambda,
-    Reader,
+    SourceReader,
     is_static,
     sizes_of,
     view_of,
@@ -55,7 +55,7 @@ SEQUENCES = (zip, enumerate, tuple, list, reversed, len)  # which look at no val
 BUILTIN = (sum, max, min, any, all)  # which go through what they get element by element
 
 
-def called(at: Reader, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
+def called(at: SourceReader, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
     """The result of a call."""
     if isinstance(callee, BoundMethod):
         return _method(at, callee, args, words)
@@ -120,14 +120,14 @@ def _scalar_type(callee: Any) -> DType:
     return dtype_of(plain or callee)
 
 
-def _extremum(at: Reader, name: str, args: list[Any]) -> Any:
+def _extremum(at: SourceReader, name: str, args: list[Any]) -> Any:
     made = args[0]
     for other in args[1:]:
         made = named(at.b, name, made, other)
     return made
 
 
-def _function(at: Reader, name: str, args: list[Any], words: dict[str, Any]) -> Any:
+def _function(at: SourceReader, name: str, args: list[Any], words: dict[str, Any]) -> Any:
     out = words.pop("out", None)
     if words:
         raise Refusal(f"{name} with {', '.join(words)}=", "out=", f"np.{name}(x, out=y)")
@@ -141,7 +141,7 @@ def _function(at: Reader, name: str, args: list[Any], words: dict[str, Any]) -> 
 # -- methods ---------------------------------------------------------------------------------------
 
 
-def _method(at: Reader, callee: BoundMethod, args: list[Any], words: dict[str, Any]) -> Any:
+def _method(at: SourceReader, callee: BoundMethod, args: list[Any], words: dict[str, Any]) -> Any:
     in_group = isinstance(callee.of, GroupScope)
     if in_group:
         at.of_group(callee.name)
@@ -152,19 +152,19 @@ def _method(at: Reader, callee: BoundMethod, args: list[Any], words: dict[str, A
         raise Refusal(f"a call of {callee.name} with other arguments than it takes ({error})") from None
 
 
-def _vec(at: Reader, x: Tile, shape: Any = None) -> Tile:
+def _vec(at: SourceReader, x: Tile, shape: Any = None) -> Tile:
     shape = at.b.known(shape)
     if shape is not None:
         x = tile_elements.resized(at.b, x, sizes_of(shape))
     return Tile(x.shape, x.expr, x.mask, True, x.items)
 
 
-def _transpose(at: Reader, x: Tile, *axes: Any) -> Tile:
+def _transpose(at: SourceReader, x: Tile, *axes: Any) -> Tile:
     given = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
     return tile_elements.transposed(at.b, x, given or None)
 
 
-def _reshape(at: Reader, x: Tile, *shape: Any) -> Tile:
+def _reshape(at: SourceReader, x: Tile, *shape: Any) -> Tile:
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     return tile_elements.reshaped(at.b, x, tuple(at.b.known(given)))
 
@@ -188,7 +188,7 @@ TILE_METHODS: dict[str, Callable[..., Any]] = {
 # -- functions of NumPy that are no rows -----------------------------------------------------------
 
 
-def _arange(at: Reader, *bounds: Any, dtype: Any = None) -> Tile:
+def _arange(at: SourceReader, *bounds: Any, dtype: Any = None) -> Tile:
     bounds = at.b.known(bounds)
     if not all(isinstance(n, int) for n in bounds):
         raise Refusal("np.arange with bounds that are known at run time only", "numbers; add the start",
@@ -203,7 +203,7 @@ def _arange(at: Reader, *bounds: Any, dtype: Any = None) -> Tile:
 
 
 def _like(value: Any) -> Callable[..., Tile]:
-    def made(at: Reader, x: Any, dtype: Any = None) -> Tile:
+    def made(at: SourceReader, x: Any, dtype: Any = None) -> Tile:
         x = tile_of(x)
         kind = x.dtype if dtype is None else dtype_of(dtype)
         held_number(value, kind)
@@ -211,7 +211,7 @@ def _like(value: Any) -> Callable[..., Tile]:
     return made
 
 
-def mapping_of(at: Reader, function: Any) -> Mapping:
+def mapping_of(at: SourceReader, function: Any) -> Mapping:
     """``create_mapping`` in a kernel."""
     if not isinstance(function, Lambda):
         return create_mapping(function)
@@ -229,7 +229,7 @@ def _index(value: Any) -> Any:
     return tile.expr
 
 
-def _expand(at: Reader, x: Any, axis: int) -> Tile:
+def _expand(at: SourceReader, x: Any, axis: int) -> Tile:
     x = tile_of(x)
     place = axis % (len(x.shape) + 1)
     return tile_elements.reshaped(at.b, x, (*x.shape[:place], 1, *x.shape[place:]))

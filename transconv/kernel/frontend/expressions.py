@@ -13,7 +13,7 @@ from transconv.kernel.annotations import Tunable
 from transconv.kernel.device_functions import atomic_ref, family_of
 from transconv.kernel.frontend.calls import TILE_METHODS, called
 from transconv.kernel.frontend.methods import ATTRIBUTES, ITEM_METHODS, METHODS
-from transconv.kernel.frontend.reader import GroupScope, Item, Lambda, Reader, is_static
+from transconv.kernel.frontend.reader import GroupScope, Item, Lambda, SourceReader, is_static
 from transconv.kernel.functions import REDUCTIONS, cast, function_of
 from transconv.kernel.source import Refusal, WrongScope, spelled
 from transconv.kernel.source import named as type_named
@@ -42,7 +42,7 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-class ExpressionEvaluator(Reader):
+class ExpressionEvaluator(SourceReader):
     """Evaluates expressions with the values of names."""
 
     def value(self, node: ast.AST) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from transconv.backend_triton import spelled_lines
 from transconv.ir import Call, DType, Expr, Let, Load, Mul, Reduce, Var, f32, find, i32, walk
 from transconv.kernel.device_functions import DeviceFunction, OverloadSet, asked, of_another_scope
-from transconv.kernel.frontend.reader import ForItems, Lambda, Reader, Returned, scope_of
+from transconv.kernel.frontend.reader import ForItems, Lambda, Returned, SourceReader, scope_of
 from transconv.kernel.functions import cast
 from transconv.kernel.source import Refusal, WrongScope
 from transconv.kernel.tiles import arrays
@@ -20,7 +20,7 @@ from transconv.kernel.tiles.kernel_builder import Building, aligned, named
 from transconv.kernel.tiles.values import PendingProduct, Tile, combined, tile_of
 
 
-class Calls(Reader):
+class Calls(SourceReader):
     """Reads the bodies of functions. ``here``: the group, or the items whose function is read."""
 
     def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:

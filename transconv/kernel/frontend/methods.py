@@ -27,7 +27,14 @@ from transconv.ir import (
     substitute,
 )
 from transconv.kernel.device_functions import Scope
-from transconv.kernel.frontend.reader import ForItems, GroupScope, Item, Reader, sizes_of, view_of
+from transconv.kernel.frontend.reader import (
+    ForItems,
+    GroupScope,
+    Item,
+    SourceReader,
+    sizes_of,
+    view_of,
+)
 from transconv.kernel.launch.size_arguments import Needed
 from transconv.kernel.source import Refusal, WrongScope, dtype_of
 from transconv.kernel.tiles import arrays
@@ -46,15 +53,15 @@ from transconv.simplify import range_of
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def _id(at: Reader, group: GroupScope) -> Any:
+def _id(at: SourceReader, group: GroupScope) -> Any:
     return group.ids
 
 
-def _offset(at: Reader, group: GroupScope) -> Any:
+def _offset(at: SourceReader, group: GroupScope) -> Any:
     return tuple(Tile((), i.expr * as_expr(n)) for i, n in zip(group.ids, group.shape, strict=True))
 
 
-def _load(at: Reader, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
+def _load(at: SourceReader, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
           fill: Any = None, vector: bool = False) -> Tile:
     known = None if shape is None else sizes_of(at.b.known(shape))
     if mapping is not None:
@@ -62,13 +69,13 @@ def _load(at: Reader, group: GroupScope, array: Any, shape: Any = None, mapping:
     return at.load(view_of(array), known, vector, fill)
 
 
-def _vload(at: Reader, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
+def _vload(at: SourceReader, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
            fill: Any = None) -> Tile:
     return _load(at, group, array, shape, mapping, fill, True)
 
 
 def _store(
-    at: Reader, group: GroupScope, array: Any, value: Any, mapping: Any = None
+    at: SourceReader, group: GroupScope, array: Any, value: Any, mapping: Any = None
 ) -> None:
     if mapping is not None:
         store_mapped(at, view_of(array), value, mapping)
@@ -79,7 +86,7 @@ def _store(
 
 
 def _full(vector: bool, value: Any = None) -> Callable[..., Tile]:
-    def made(at: Reader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None,
+    def made(at: SourceReader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None,
              fill_value: Any = None) -> Tile:
         shape, dtype, fill = spread_out(sizes, shape, dtype, fill_value, value)
         return filled(sizes_of(at.b.known(shape)), fill, dtype_of(dtype), vector)
@@ -112,7 +119,7 @@ def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any,
     return shape, f32 if dtype is None else dtype, fill_value if value is None else value
 
 
-def _empty(at: Reader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None) -> Tile:
+def _empty(at: SourceReader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None) -> Tile:
     return replace(_full(False, 0)(at, group, *at.b.known(sizes), shape=shape, dtype=dtype), mask=(FALSE,))
 
 
@@ -153,7 +160,7 @@ def _global(item: Item) -> tuple[Tile, ...]:
     return tuple(found)
 
 
-ITEM_METHODS: dict[Scope, dict[str, Callable[[Reader, Item], Any]]] = {
+ITEM_METHODS: dict[Scope, dict[str, Callable[[SourceReader, Item], Any]]] = {
     Scope.WorkItem: {"global_id": lambda at, item: _global(item),
                      "local_id": lambda at, item: _local(item),
                      "group_id": lambda at, item: item.group.ids},
@@ -167,7 +174,7 @@ sub-group (its place among those of its group, its work-items), by name."""
 # -- mappings --------------------------------------------------------------------------------------
 
 
-def places(at: Reader, view: ArrayView, mapping: Any, shape: Shape) -> list[Tile]:
+def places(at: SourceReader, view: ArrayView, mapping: Any, shape: Shape) -> list[Tile]:
     """The indices of a tile's elements in an array."""
     if at.items:
         raise WrongScope(f"a mapping inside of {at.here.scope.value}", "the scope of the group")
@@ -182,7 +189,7 @@ def places(at: Reader, view: ArrayView, mapping: Any, shape: Shape) -> list[Tile
     return found
 
 
-def load_mapped(at: Reader, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool,
+def load_mapped(at: SourceReader, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool,
          fill: Any = None) -> Tile:
     """``group.load(X, shape=, mapping=, fill=)``"""
     if shape is None:
@@ -196,7 +203,7 @@ def load_mapped(at: Reader, view: ArrayView, shape: Shape | None, mapping: Any, 
     return replace(made, shape=shape, vector=vector)
 
 
-def store_mapped(at: Reader, view: ArrayView, value: Any, mapping: Any) -> None:
+def store_mapped(at: SourceReader, view: ArrayView, value: Any, mapping: Any) -> None:
     """``group.store(X, x, mapping=)``. Refuses mappings that bring two elements to one place."""
     at.check_written(view)
     tile = tile_of(value)
@@ -210,7 +217,7 @@ def store_mapped(at: Reader, view: ArrayView, value: Any, mapping: Any) -> None:
 
 
 def _collisions(
-    at: Reader, view: ArrayView, exprs: list[Expr], shape: Shape
+    at: SourceReader, view: ArrayView, exprs: list[Expr], shape: Shape
 ) -> Iterator[str]:
     """Elements that are in one place. Numbers that are known at run time only are tried at the ends of
     their ranges."""

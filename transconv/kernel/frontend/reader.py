@@ -189,7 +189,7 @@ class ArrayAccess:
 # -- the reader ------------------------------------------------------------------------------------
 
 
-class Reader:
+class SourceReader:
     """The names of a kernel, and what its lines access. ``stem``: a name for what is loaded next;
     ``meant``: the values of symbols and tunable numbers, by name; ``meaning``: of a function's body, what
     it computes of NumPy's arrays."""

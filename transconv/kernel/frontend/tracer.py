@@ -16,8 +16,8 @@ from transconv.kernel.frontend.reader import (
     ArrayAccess,
     GroupScope,
     Item,
-    Reader,
     Returned,
+    SourceReader,
     is_static,
 )
 from transconv.kernel.source import Refusal, WrongScope, is_number, spelled
@@ -56,7 +56,7 @@ INSTEAD = {
 }
 
 
-class Statements(Reader):
+class Statements(SourceReader):
     """Reads statements, and binds names to values, under the conditions of branches. Statements of the
     kernel collect in ``b``."""
 

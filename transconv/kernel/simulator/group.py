@@ -148,7 +148,7 @@ for _name, _value in {"zeros": 0, "ones": 1, "full": None}.items():
     setattr(SimulatedGroup, f"v{_name}", _allocates(_name, _value, True))
 
 
-class _Item:
+class SimulatedItem:
     """Work-items or sub-groups: what one of them knows of its group."""
 
     def __init__(self, group: SimulatedGroup, place: tuple[int, ...]) -> None:
@@ -163,7 +163,7 @@ class _Item:
         self.group.barrier()
 
 
-class WorkItem(_Item):
+class WorkItem(SimulatedItem):
     """One work-item of a group."""
 
     scope = Scope.WorkItem
@@ -177,7 +177,7 @@ class WorkItem(_Item):
         return tuple(a + b for a, b in zip(self.group.work_offset(), self.place, strict=True))
 
 
-class SubGroup(_Item):
+class SubGroup(SimulatedItem):
     """One sub-group of a group."""
 
     scope = Scope.SubGroup

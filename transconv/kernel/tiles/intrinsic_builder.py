@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import CALLS, Call, Callee, DType, Fault, f32, i32
-from transconv.kernel.frontend.reader import Reader, sizes_of, view_of
+from transconv.kernel.frontend.reader import SourceReader, sizes_of, view_of
 from transconv.kernel.functions import FUNCTIONS, cast
 from transconv.kernel.source import Refusal, dtype_of
 from transconv.kernel.tiles.kernel_builder import aligned, apply, as_type
@@ -34,7 +34,7 @@ class Builder:
     """Builds what a call becomes. Values are tiles, vectors and numbers; results are tiles, active where
     all values are. ``stem``: the name of the function; ``meaning``: its body in NumPy."""
 
-    def __init__(self, at: Reader, stem: str, meaning: Meaning | None) -> None:
+    def __init__(self, at: SourceReader, stem: str, meaning: Meaning | None) -> None:
         self.at, self.stem, self.meaning = at, stem, meaning
 
     @property
