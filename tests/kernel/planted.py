@@ -27,7 +27,7 @@ def _zero_for_maxima(rows: Any) -> Any:
 BUGS = (
     Bug(
         "the mask of a second operand is dropped",
-        "tiles.kernel_builder.joined",
+        "tiles.values.joined",
         lambda f: lambda *m: f(*m[:1]),
         True,
     ),

@@ -277,6 +277,11 @@ class Group:
         return (*(1 for _ in self.work[:-2]), *sizes)
 
     @property
+    def launched(self) -> tuple[Any, ...]:
+        """What a compiled kernel depends on: the shape, and the hints."""
+        return self.shape, self.subgroup_size_hint, self.warps_hint, self.stages_hint
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """The number of groups along each dimension; the last ones may reach beyond the work."""
         return tuple(-(-n // m) for n, m in zip(self.work, self.shape, strict=True))

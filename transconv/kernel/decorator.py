@@ -45,7 +45,6 @@ from transconv.kernel.launch.kernel_plan import (
     signature,
 )
 from transconv.kernel.launch.lowering import explained, lowered
-from transconv.kernel.launch.size_arguments import Number
 from transconv.kernel.launch.torch_operator import Results, as_operator
 from transconv.kernel.launch.trace_digest import Untold, trace_digest
 from transconv.kernel.launch.tuned_choices import (
@@ -263,8 +262,7 @@ class KernelLaunches:
     ) -> tuple[CompiledKernel, dict[str, int]]:
         """The kernel for arguments, and its sizes that are arguments."""
         group, precision = asked.group, self.owner.precision
-        key = (group.shape, group.subgroup_size_hint, group.warps_hint, group.stages_hint, arguments.key,
-               asked.meant.key, target.name, precision)
+        key = (*group.launched, arguments.key, asked.meant.key, target.name, precision)
         numbers = (*(n.value for n in arguments.numbers), *group.work)
         with self.lock:
             if len(self.kinds) >= KEPT:
@@ -298,12 +296,10 @@ class KernelLaunches:
                 log.debug("%s is not kept on disk: it uses %s", self.name, reason)
         kinds = [(n, k.__name__ if isinstance(k, (ModuleType, type)) else k)
                  for n, k in arguments.kinds.items()]
-        kind = (group.shape, group.subgroup_size_hint, group.warps_hint, group.stages_hint, kinds,
-                sorted(arguments.alike.items()), sorted(meant.places.items()), sorted(meant.constants),
-                sorted(meant.tuned.items()))
-        numbers = [*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
-                                         for at, n in enumerate(group.work))]
-        return KernelRequest(self.name, made_of, kind, self.owner.precision, arguments, numbers, target)
+        kind = (*group.launched, kinds, sorted(arguments.alike.items()), sorted(meant.places.items()),
+                sorted(meant.constants), sorted(meant.tuned.items()))
+        return KernelRequest(self.name, made_of, kind, self.owner.precision, arguments,
+                             arguments.numbers_with(group.work), target)
 
 
 # -- calls that are known --------------------------------------------------------------------------

@@ -259,6 +259,13 @@ class IntrinsicArgument:
     masked: bool = False
     value: Any = None
 
+    @staticmethod
+    def plain(value: Any) -> IntrinsicArgument:
+        """A number of Python, or another of its objects."""
+        if isinstance(value, (bool, int, float)):
+            return IntrinsicArgument("number", type(value).__name__, value=value)
+        return IntrinsicArgument("other", value=value)
+
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
@@ -280,6 +287,4 @@ def asked(value: Any, sizes: Callable[[ArrayView], tuple[Any, ...]]) -> Intrinsi
         fixed = not value.tensor.extents and value.layout is None
         strides = tuple(0 if a is None else steps[a.dim] * a.step for a in value.along) if fixed else ()
         return IntrinsicArgument("array", named(value.tensor.dtype), shape, strides)
-    if isinstance(value, (bool, int, float)):
-        return IntrinsicArgument("number", type(value).__name__, value=value)
-    return IntrinsicArgument("other", value=value)
+    return IntrinsicArgument.plain(value)

@@ -148,7 +148,7 @@ def _on_chip(chip: Target, problem: ConvProblem, prop: Prop, _: torch.device, ep
 
 
 def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],
-               request: tuple[Any, ...]) -> tuple[str, str, str]:
+               request: tuple[Any, Any, Any, Any, Any, Any]) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
     compiled. ``request``: the arguments of ``lower_call.question``."""
     if settings.sizes == "any":
@@ -156,10 +156,10 @@ def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection],
             with suppress(Unsupported):
                 chosen, _ = of_any_size(mode)
                 return str(chosen.plan.schedule), chosen.why, lower_call.waits(chosen.question)
-    schedule, won = lower_call.schedule_and_why(*request)
+    made = lower_call.planned(*request, mode="text")
     waits = lower_call.waits(lower_call.question(*request))
     if waits:
         with suppress(Unsupported):
             chosen, _ = of_any_size("never")
             return str(chosen.plan.schedule), f"{chosen.why}; it stands in: {waits}", ""
-    return schedule, won, waits
+    return str(made.schedule), made.why, waits

@@ -239,6 +239,14 @@ def restored(kind: type) -> type | None:
     return found
 
 
+def expect_float(module: torch.nn.Module, kind: type, ours: Mapping[type, type], also: str = "") -> None:
+    """Raises TypeError for a module that ``kind``, one of ``ours``, is not the class for."""
+    theirs = next(c for c, made in ours.items() if made is kind)
+    if type(module) is not theirs and restored(type(module)) is not theirs:
+        raise TypeError(f"{kind.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
+                        f"{type(module).__name__}{also}")
+
+
 def exchange(module: torch.nn.Module, back: bool = False) -> bool:
     """Give a module the other class, in place; False where there is none."""
     kind = type(module)

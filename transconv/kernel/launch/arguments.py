@@ -54,6 +54,11 @@ class Arguments:
         kinds = tuple((n, type(k), k) for n, k in self.kinds.items())
         return kinds, tuple(sorted(self.alike.items()))
 
+    def numbers_with(self, work: Sequence[int]) -> tuple[Number, ...]:
+        """The numbers, and behind them those of a group's work."""
+        return (*self.numbers, *(
+            Number(f"work_shape[{at}]", f"work_{at}", n) for at, n in enumerate(work)))
+
     def specs(self, sizing: Sizing) -> dict[str, Any]:
         """What a kernel knows of each parameter: a Tensor, a number, or an expression of numbers that are
         arguments. A Tensor without dimensions is a number that is read at run time."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from transconv.compute import Compute, SampleOutcome, Workload, sizes_of
+from transconv.compute import SampleOutcome, Workload, sizes_of
 from transconv.disk_cache import records
 from transconv.errors import KernelError, Unsupported
 from transconv.ir import FuncCall, Kernel, Store, Tensor, defined, find
@@ -88,11 +88,10 @@ class KernelWorkload(Workload):
     sizes: str = ""  # those that are arguments
 
     by_user = False
-
-    @property
-    def computations(self) -> tuple[Compute, ...]:
-        """None: what it means is its function (``first_result.py``)."""
-        return ()
+    computations = ()  # what it means is its function (simulator/execution.py)
+    result = ""
+    results = ()
+    shape_text = ""
 
     @property
     def math(self) -> str:
@@ -102,22 +101,10 @@ class KernelWorkload(Workload):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.arrays
 
-    @property
-    def result(self) -> str:
-        return ""
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        return ()
-
     def refuse(self) -> None:
         """A plan that is not on disk is made where the function is."""
         raise Unsupported("kernel:function", f"{self.name} is not on disk, and is lowered where it is "
                           "called")
-
-    @property
-    def shape_text(self) -> str:
-        return ""
 
     @property
     def title(self) -> str:

@@ -50,7 +50,7 @@ from transconv.kernel.frontend.reader import ArrayAccess, GroupScope
 from transconv.kernel.frontend.tracer import Statements
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.kernel_plan import LoweredKernel
-from transconv.kernel.launch.size_arguments import Needed, Number, Sizing, sizing
+from transconv.kernel.launch.size_arguments import Needed, Sizing, sizing
 from transconv.kernel.simulator.names import meaning_of
 from transconv.kernel.source import FunctionSource, Refusal
 from transconv.kernel.tiles.arrays import number_of, whole
@@ -77,8 +77,7 @@ def lowered(source: FunctionSource, group: Group, arguments: Arguments, target: 
     """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
     are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
     matter; ``meant``: what the kernel declares, for this call. Raises KernelError with the user's line."""
-    numbers = (*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
-                                     for at, n in enumerate(group.work)))
+    numbers = arguments.numbers_with(group.work)
     said = {n.said: at for at, n in enumerate(numbers)}
     fixed |= {said[n] for n in meant.constants if n in said}
     while True:

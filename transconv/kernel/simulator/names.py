@@ -218,9 +218,7 @@ def asked_of(value: Any) -> IntrinsicArgument:
         return IntrinsicArgument(
             kind, named(value.dtype), value.shape, masked=not bool(value.active.all())
         )
-    if isinstance(value, (bool, int, float)):
-        return IntrinsicArgument("number", type(value).__name__, value=value)
-    return IntrinsicArgument("other", value=value)
+    return IntrinsicArgument.plain(value)
 
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -252,6 +252,16 @@ def like(tensor: torch.Tensor) -> lower_call.Like:
     return tuple(tensor.shape), tensor.stride()
 
 
+def call_key(kind: str, req: CallAttributes, what: Hashable, tensors: Sequence[torch.Tensor | None]
+             ) -> tuple[Hashable, lower_call.Flags, bool]:
+    """The key of a call of a kind, its input first, of which ``what`` is beside tensors and numbers; its
+    flags and alignment."""
+    some = [t for t in tensors if t is not None]
+    flags, aligned = lower_call.flags(some[0].dtype), not any(t.data_ptr() & ALIGNMENT for t in some)
+    return (kind, req, what, flags, aligned, *(
+        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)), flags, aligned
+
+
 COMPUTED = ("result", "input gradient", "weight gradient")
 
 

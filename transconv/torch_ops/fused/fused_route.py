@@ -14,7 +14,6 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.calls import route_cache
-from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.compute import OPS, table
 from transconv.conv import Prop
@@ -76,11 +75,7 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> R
     """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
     RuntimeError where the tensors do not fit."""
     x, w, b, res = tensors
-    flags = lower_call.flags(x.dtype)
-    aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
-    key = ("fused", req, activation, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device)
-        for t in tensors))
+    key, flags, aligned = select_impl.call_key("fused", req, activation, tensors)
     known = route_cache.find(key)
     if known is not None:
         return RouteMatch(known, True, flags, aligned)

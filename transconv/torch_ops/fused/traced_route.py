@@ -16,7 +16,6 @@ import torch
 
 from transconv.calls import route_cache
 from transconv.calls.autograd import by_torch
-from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
@@ -28,7 +27,7 @@ from transconv.torch_ops.arguments import autocast, traced_autocast
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes, ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue
-from transconv.torch_ops.calls.select_impl import compile_route, make_forward
+from transconv.torch_ops.calls.select_impl import call_key, compile_route, make_forward
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
 from transconv.torch_ops.operators import traced_convolution
@@ -95,11 +94,7 @@ def find(
     mode: str,
 ) -> ConvCall:
     """The route of a batched call, found or made. RuntimeError where the tensors do not fit."""
-    tensors = (x, w, b, *operands)
-    flags = lower_call.flags(x.dtype)
-    aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
-    key = ("traced", req, text, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+    key, flags, aligned = call_key("traced", req, text, (x, w, b, *operands))
     known: ConvCall | None = route_cache.find(key)
     if known is not None:
         return known

@@ -68,10 +68,7 @@ class _Float8(Convolves):
     def from_float(cls, module: torch.nn.Module, use_fast_accum: bool = True) -> Any:
         """A convolution module of torch's as one of this class, with the same parameters: in place.
         TypeError for another module."""
-        theirs = next(c for c, ours in OURS.items() if ours is cls)
-        if type(module) is not theirs and modules.restored(type(module)) is not theirs:
-            raise TypeError(f"{cls.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
-                            f"{type(module).__name__}")
+        modules.expect_float(module, cls, OURS)
         made: Any = module
         made.__class__ = cls
         made.begin(use_fast_accum)

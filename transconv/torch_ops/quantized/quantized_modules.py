@@ -130,10 +130,7 @@ class Quantised:
         """A quantised copy of a convolution module of torch's. Without ``input_scale`` each input has a
         scale of its own; ``input_zero_point`` is of int8 inputs, 0 by default. TypeError for another
         module, ValueError for an unknown kind, TensorError for quantities that do not fit it."""
-        theirs = next(c for c, ours in OURS.items() if ours is cls)
-        if type(module) is not theirs and modules.restored(type(module)) is not theirs:
-            raise TypeError(f"{cls.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
-                            f"{type(module).__name__}; transconv.quantize_ takes subclasses")
+        modules.expect_float(module, cls, OURS, "; transconv.quantize_ takes subclasses")
         made: Any = copy.copy(module)
         made.__class__ = cls
         made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
