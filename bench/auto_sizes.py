@@ -1,11 +1,13 @@
 """``python -m bench auto-sizes``: who answers a program whose sizes change, with default settings.
 
 A 3x3 layer at 24 drawn sizes and a training step of a detection model at 16, forward and backward, from
-empty caches: the host waits for each call, and a row says who answered it. The sizes come again and
-again for ``--seconds``; the first three passes and the last one have a row for each call, those between
-only for calls above ``SLOW_MS``. At the end each size is timed as it is then answered (``us``), those of
-the layer also with kernels of their own (``own_us``). torch runs beside it with cuDNN's benchmark off and
-on. Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are missing.
+empty caches: the host waits for each call, and a row says who answered it and which work it did besides
+(``phases``, see call_phases.py). The sizes come again and again for ``--seconds``; the first three passes
+and the last one have a row for each call, those between only for calls above ``SLOW_MS``, which are also
+printed. At the end each size is timed as it is then answered (``us``), those of the layer also with
+kernels of their own (``own_us``), as many as there is time for. torch runs beside it with cuDNN's
+benchmark off and on. Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are
+missing.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import transconv
-from bench import environment, epochs, reference
+from bench import call_phases, environment, epochs, reference
+from bench.call_phases import CallPhases
 from bench.issues import short
 from bench.size_calls import switched
 from transconv.cli.arguments import ranges
@@ -31,15 +35,17 @@ from transconv.verify.machine import device, synchronize
 from transconv.verify.pool import Pool, Task, WorkerTask
 
 COLUMNS = ("case", "side", "pass", "size", "at_s", "forward_ms", "backward_ms", "kernels", "waiting",
-           "answered", "us", "own_us", "device", "torch", "triton", "commit")
+           "answered", "phases", "us", "own_us", "device", "torch", "triton", "commit")
 KEY = ("case", "side", "device")
-SIDES = (("layer", "auto"), ("detection", "auto"), ("layer", "torch heuristics"),
-         ("layer", "torch benchmark"), ("detection", "torch heuristics"), ("detection", "torch benchmark"))
+SIDES = (("layer", "torch heuristics"), ("layer", "auto"), ("layer", "torch benchmark"),
+         ("detection", "torch heuristics"), ("detection", "auto"), ("detection", "torch benchmark"))
 COUNTS = {"layer": 24, "detection": 16}
 SLOW_MS = 20.0
 SETTLED_S = 30.0
 WHOLE_PASSES = 3
 TIMED = 10  # steps in a row, for the time of one
+OWN_S = 20.0  # for the times of kernels of their own, most of which are compiled by then
+MOST_LINES = 40  # slow calls that are printed
 Forward = Callable[[], torch.Tensor]
 
 
@@ -47,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=(*COUNTS, ""), default="", help="one of the cases")
     parser.add_argument("--seconds", type=ranges.seconds, default=40,
                         help="of one side's calls (default: 40)")
-    parser.add_argument("--limit", type=ranges.seconds, default=120, help="seconds in all (default: 120)")
+    parser.add_argument("--limit", type=ranges.seconds, default=240, help="seconds in all (default: 240)")
     parser.add_argument("--quick", action="store_true", help="a small layer, for Triton's interpreter")
 
 
@@ -69,6 +75,7 @@ def main(options: argparse.Namespace) -> int:
             for _, answer in Pool({case: group}).run([Task(case, payload, left)], left):
                 failed += "error" in answer
                 print(f"{case}, {side}: {answer.get('error') or describe(answer['rows'])}", flush=True)
+                print(*slow(answer.get("rows", ())), sep="\n", flush=True)
                 for row in answer.get("rows", ()):
                     table.add({**about, **row})
     print(f"{len(table.rows)} rows are in {table.path}", file=sys.stderr)
@@ -90,29 +97,44 @@ def describe(rows: list[Row]) -> str:
     return "; ".join(parts)
 
 
+def slow(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines about slow calls behind the first pass."""
+    found = [r for r in rows
+             if int(r["pass"]) > 1 and max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
+    for r in found[:MOST_LINES]:
+        yield (f"  {r['at_s']:8.3f} s  {r['size']:>9}  {r['forward_ms']:8.2f} + {r['backward_ms']:8.2f} ms"
+               f"  {r['answered']}  {r['phases']}")
+    if len(found) > MOST_LINES:
+        yield f"  and {len(found) - MOST_LINES} more"
+
+
 def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
     """The rows of one side."""
     ours = side == "auto"
     reference.settings(tf32=True, benchmark=side == "torch benchmark")
     torch.ones(1, device=device()).sum().item()  # the GPU itself
-    with switched(compile="auto", sizes="auto", fallback="silent"):
+    with (switched(compile="auto", sizes="auto", fallback="silent"),
+          call_phases.watched() if ours else nullcontext() as phases):
         model, steps = _layer(quick) if case == "layer" else _detection()
         if ours:
             transconv.convert_(model)
-        rows = _passes(steps, seconds, ours)
+        rows = _passes(steps, seconds, phases)
         us = {size: _us(forward) for size, forward in steps}
-        own = dict[str, float]()
+        own, end = dict[str, float](), time.monotonic() + OWN_S
         if ours and case == "layer":  # the model's layers would need thousands
             with switched(compile="now", sizes="exact"):
-                own = {size: _us(forward) for size, forward in steps}
+                own = {size: _us(forward) for size, forward in steps if time.monotonic() < end}
     for row in rows[-len(steps):]:
         row |= {"us": us[row["size"]], "own_us": own.get(row["size"], "")}
     return {"rows": rows}
 
 
-def _passes(steps: list[tuple[str, Forward]], seconds: float, ours: bool) -> list[Row]:
-    """A row for each call that has one; the last pass has one for each."""
+def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases | None) -> list[Row]:
+    """A row for each call that has one; the last pass has one for each. ``phases``: of calls that are
+    ours."""
     transconv.stats(reset=True)
+    if phases is not None:
+        phases.take()
     rows, last, number, began = list[Row](), list[Row](), 0, time.monotonic()
     while number <= WHOLE_PASSES or time.monotonic() - began < seconds:
         number += 1
@@ -134,7 +156,8 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, ours: bool) -> lis
                          "kernels": sum(found.native.values()), "waiting": found.waiting,
                          "answered": " ".join(
                              f"{k.replace(' ', '_')}={n}" for k, n in answered.items() if n)
-                         if ours else "torch"})
+                         if phases is not None else "torch",
+                         "phases": call_phases.said(phases.take()) if phases is not None else ""})
     return rows + last
 
 

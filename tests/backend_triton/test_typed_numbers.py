@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import constants
+from tests import casts, constants
 from transconv import ir, knobs
 from transconv.backend_triton import CompileJob, Resources, compile_offline, emit
 from transconv.backend_triton.emitters.triton import ExprSpeller
@@ -167,3 +167,9 @@ def test_sums_of_equal_numbers_wrap_around(dtype: DType, tmp_path: Path) -> None
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 def test_constants_in_every_place(of: DType, simple: bool) -> None:
     assert constants.wrong(of, simple=simple) == []
+
+
+@pytest.mark.parametrize("of", casts.TYPES, ids=str)
+@pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+def test_casts_to_every_type(of: DType) -> None:
+    assert casts.wrong(of) == []

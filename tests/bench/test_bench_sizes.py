@@ -3,16 +3,27 @@ result is named, and the tables say it."""
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import threading
+import time
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench import auto_sizes, environment, reference, size_layers, size_measures, size_models
+from bench import (
+    auto_sizes,
+    call_phases,
+    environment,
+    reference,
+    size_layers,
+    size_measures,
+    size_models,
+)
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
@@ -213,12 +224,40 @@ def test_calls_with_default_settings_have_rows() -> None:
     """The first passes and the last one whole; of those between, slow calls."""
     x = torch.ones(2, requires_grad=True)
     steps = [(name, lambda: (x * 2).sum()) for name in ("a", "b")]
-    rows = auto_sizes._passes(steps, 0.2, ours=False)
+    rows = auto_sizes._passes(steps, 0.2, None)
     assert [(r["pass"], r["size"]) for r in rows[:6]] == [(n, s) for n in (1, 2, 3) for s in "ab"]
     assert [r["size"] for r in rows[-2:]] == ["a", "b"] and rows[-1]["pass"] == rows[-2]["pass"] > 4
     assert all({*r} < {*auto_sizes.COLUMNS} for r in rows)
     for row, slow_ms, at_s in zip(rows, (7.0, 9.0), (1.0, 31.0), strict=False):
-        row.update(forward_ms=slow_ms, at_s=at_s, kernels=3, waiting=1, us=3.0, own_us=2.0)
+        row.update(forward_ms=slow_ms, backward_ms=1.0, at_s=at_s, kernels=3, waiting=1, us=3.0,
+                   own_us=2.0)
     told = auto_sizes.describe(rows[:2])
     assert told == ("slowest of ten first calls 9.0 ms, of others 0.0 ms; after 30 s 75.0% by kernels; "
                     "time over that of own kernels at most 1.500")
+    late: dict[str, object] = {"pass": 7, "backward_ms": 25.0, "phases": "check=12 gc=2"}
+    lines = [*auto_sizes.slow([*rows[:2], rows[0] | late])]
+    assert len(lines) == 1 and "25.00 ms" in lines[0] and lines[0].endswith("check=12 gc=2")
+
+
+def test_a_call_tells_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the time of those within it taken out; what a thread did beside the call has its own."""
+    from transconv.runtime import compiler, plan_cache, rehearsal_thread
+
+    monkeypatch.setattr(rehearsal_thread, "START_S", 0.0)
+    monkeypatch.setattr(plan_cache, "read", lambda: (time.sleep(0.02), compiler.build()))
+    monkeypatch.setattr(compiler, "build", lambda: time.sleep(0.03))
+    thread, done = rehearsal_thread.RehearsalThread(), threading.Event()
+    with call_phases.watched() as phases:
+        plan_cache.read()
+        found = phases.take()
+        assert set(found) - {"gc"} == {"read", "generate"}
+        assert 20 <= found["read"] < 30 <= found["generate"]
+        thread.add(torch.device("cpu"), lambda: plan_cache.read(), done.set)
+        assert done.wait(60.0)
+        gc.collect()
+        found = phases.take()
+        assert set(found) == {"beside:read", "beside:generate", "gc"} and phases.take() == {}
+    thread.close()
+    plan_cache.read()
+    assert not phases.take(), "nobody watches"
+    assert call_phases.said({"read": 2.5, "gc": 1.0}) == "read=2.5 gc=1"

@@ -10,7 +10,7 @@ import torch
 
 import transconv
 from transconv.backend_triton import Resources, compile_offline
-from transconv.compute import Compute, parse
+from transconv.compute import Compute, parse, why_not_stored
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop, any_size, marked
 from transconv.cost import AtSizes, estimate
 from transconv.errors import ComputeError, ProblemError, ScheduleError, TensorError
@@ -182,7 +182,7 @@ def test_texts_that_are_refused() -> None:
     head = "compute c\n sizes M=8, N=8\n "
     for rest, reason in (
             ("axes m=M n=N\n read x = X[m, n]\n store Y[m + n] = x", "expected a line such as"),
-            ("tensor Y f32 [M*8+8]\n axes m=M n=N\n read x = X[m, n]\n store Y[m*8 + n] = x",
+            ("tensor Y f32 [M*8]\n axes m=M n=8\n read x = X[m, n]\n store Y[m*8 + n] = x",
              "the axis alone"),
             ("axes m=M | n=N\n read x = X[m, n]\n let s = sum(x; n)\n let t = sum(x*s; m n)\n"
              " store Y[0] = t", "takes 2 kernels")):
@@ -192,6 +192,43 @@ def test_texts_that_are_refused() -> None:
         transconv.computation(MAP)
     with pytest.raises(ProblemError, match="question mark"):
         marked("mb2ic16?ih9oc16oh9kh3ph1")
+
+
+@pytest.mark.parametrize("extent, stores, known", [
+    ("[N + N]", ["j", "j + 64"], False), ("[N + N]", ["j", "j + N"], True),
+    ("[N + N]", ["j*2", "j*2 + 1"], True), ("[N + N]", ["j*2", "j + 1"], False),
+    ("[2, N]", ["0, j", "1, j"], True), ("[2, N]", ["0, j", "0, N - 1 - j"], False),
+    ("[N]", ["j"], True), ("[N]", ["N - 1 - j"], True), ("[N]", ["j % 64"], False),
+    ("[N, 64]", ["j // 64, j % 64"], True), ("[N, 64]", ["j // 64, j % 8"], False)])
+def test_stores_have_places_of_their_own_at_all_sizes(extent: str, stores: list[str], known: bool) -> None:
+    """What is proved of all sizes holds at each; what holds at the example alone is refused."""
+    compute = parse("\n".join([
+        "compute c", "sizes N=64 in 1..1000", f"tensor Y f32 {extent}", "axes j=N", "read x = X[j]",
+        *(f"store Y[{at}] = x" for at in stores)]))
+    reason = why_not_stored(compute)
+    assert (reason is None) == known and (known or "at all sizes" in str(reason))
+    for n in (1, 2, 63, 64, 65, 200):
+        if known:
+            assert why_not_stored(compute.at(N=n)) is None
+    if not known:
+        with pytest.raises(ScheduleError, match="places of its own"):
+            built(compute)
+
+
+@pytest.mark.parametrize("coord, known", [
+    ("i*8 + j", False), ("i*N + j", True), ("j*3 + i", True), ("j*M + i", True), ("i*M + j", False),
+    ("i*1000 + j", True), ("i*999 + j", False)])
+def test_places_in_rows_of_any_length(coord: str, known: bool) -> None:
+    """``i*8 + j`` is one place for two positions of j beyond the example of 8."""
+    compute = parse(f"""compute c
+        sizes N=8 in 1..1000, M=3 in 1..3
+        tensor Y f32 [4000000]
+        axes i=M j=N
+        read x = X[i, j]
+        store Y[{coord}] = x""")
+    assert (why_not_stored(compute) is None) == known
+    taken = [why_not_stored(compute.at(N=n, M=m)) for n in (1, 8, 9, 1000) for m in (1, 2, 3)]
+    assert (taken == [None]*12) == known
 
 
 def test_machine_code() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +15,13 @@ import torch
 import transconv
 import transconv.functional as TF
 from transconv.backend_triton.launch import compile_records
+from transconv.backend_triton.launch.launcher import Launcher
 from transconv.calls import size_policy
 from transconv.conv import compiler
-from transconv.runtime import check_records
-from transconv.runtime.compilation import async_compile
+from transconv.runtime import check_records, first_run_check, plan_cache
+from transconv.runtime import compiler as compiler_
+from transconv.runtime.compilation import async_compile, rehearsal_thread
+from transconv.runtime.compilation.rehearsal_thread import aside
 
 pytestmark = pytest.mark.gpu
 
@@ -102,6 +108,88 @@ def test_torch_then_any_size_then_its_own_kernel(monkeypatch: pytest.MonkeyPatch
     seen = [step(w, third)[0] for _ in range(4)]
     own = sum(" any size" not in name for name in seen[-1])
     assert all(s == seen[0] for s in seen) and own == sum(choice.own for choice in found)
+
+
+WORK = ((compiler_, "build"), (plan_cache, "read"), (Launcher, "_compiled"), (Launcher, "starting"),
+        (first_run_check, "_launch_and_look"))
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
+    """How often each kind of work was done, and whether by the thread that makes kernels ready."""
+    seen = Counter[tuple[str, bool]]()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            seen[name, threading.current_thread().name == rehearsal_thread.NAME] += 1
+            return function(*given, **named)
+        return counted
+
+    for home, name in WORK:
+        monkeypatch.setattr(home, name, counting(name, getattr(home, name)))
+    return seen
+
+
+def processes_end() -> None:
+    """All that was asked for is compiled and made ready."""
+    end = time.monotonic() + LIMIT_S
+    while not all(asked.done for asked in list(async_compile._asked.values())):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_calls_that_take_kernels_over_read_load_and_check_nothing(
+        work: Counter[tuple[str, bool]]) -> None:
+    """Neither those of the first size nor those for any size; what they do takes a few milliseconds."""
+    w, (first, second, third, _) = weight(), SIDES
+    torch.conv2d(image(first), w).sum().backward()
+    for side, wanted in ((first, OWN), (second, ANY)):
+        step(w, side)
+        step(w, side)  # asks for its gradients, too
+        processes_end()
+        assert not any(n for (_, beside), n in work.items() if not beside), work
+        native, waiting, took = step(w, side)
+        assert native.keys() == wanted and not waiting and took < 0.05
+        assert not any(n for (_, beside), n in work.items() if not beside), work
+    assert step(w, third)[0].keys() == ANY
+    assert work["_launch_and_look", True] >= 6 and work["build", True] == 0
+
+
+def test_kernels_are_made_ready_beside_what_a_program_does() -> None:
+    """Its streams, its random numbers, and CUDA graphs that it captures meanwhile are as without."""
+    w, x = weight().detach(), image(SIDES[0]).detach()
+    torch.cuda.manual_seed(5)
+    before = torch.cuda.get_rng_state()
+    transconv.conv2d(x, w, padding=1)
+    fixed, made = torch.zeros(1 << 20, device="cuda"), list[torch.cuda.CUDAGraph]()
+    end = time.monotonic() + LIMIT_S
+    torch.cuda.synchronize()
+    while not all(asked.done for asked in list(async_compile._asked.values())):
+        assert time.monotonic() < end
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # in the mode that forbids other threads to allocate
+            for _ in range(50):
+                fixed.add_(1)
+        made = [*made[-20:], graph]
+        graph.replay()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert (fixed == fixed[0]).all() and fixed[0].item() % 50 == 0 and fixed[0].item() > 0
+    torch.testing.assert_close(transconv.conv2d(x, w, padding=1), torch.conv2d(x, w, padding=1),
+                               rtol=2e-2, atol=1e-1)
+    assert transconv.stats(reset=True).native == {"fwd": 1}
+
+
+def test_a_stream_beside_the_programs_waits_for_none() -> None:
+    busy = torch.cuda.default_stream()
+    torch.ones(8, device="cuda").sum().item()  # loading a kernel may wait for others
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(2_000_000_000)
+    with aside(torch.device("cuda", 0)):
+        assert torch.cuda.current_stream() != busy and not torch.is_grad_enabled()
+        made = torch.ones(8, device="cuda").sum().item()
+        assert not busy.query(), "it still works"
+    assert made == 8 and torch.cuda.current_stream() == busy and torch.is_grad_enabled()
 
 
 def test_a_function_follows() -> None:

@@ -143,3 +143,22 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4096, device="cuda")
     torch.testing.assert_close(run(x), x.relu() + 1)
     assert transconv.stats().compared == {"left out": 1} and "no memory" in remarks(run)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_paths_that_are_dropped(dtype: torch.dtype) -> None:
+    """A mask that Inductor draws in the type of what it multiplies, in training."""
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        kept = torch.empty(64, 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(0.5).div_(0.5)
+        return F.gelu(F.conv2d(x, w)) * kept + x
+
+    x, w = (torch.randn(s, device="cuda", dtype=dtype, requires_grad=True) for s in (
+        (64, 16, 8, 8), (16, 16, 1, 1)))
+    made = torch.compile(f, backend=backend)(x, w)
+    made.sum().backward()
+    path = (made - x).detach().flatten(1)
+    full = 2 * F.gelu(F.conv2d(x, w)).detach().flatten(1)
+    dropped = path.abs().amax(1) < 0.02 * full.abs().amax(1)
+    assert 8 < int(dropped.sum()) < 56  # of 64, each by half a chance
+    torch.testing.assert_close(path[~dropped], full[~dropped], rtol=2e-2, atol=5e-2)
+    assert x.grad is not None and bool(x.grad.isfinite().all()) and not transconv.stats().fallback

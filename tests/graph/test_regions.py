@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
 from transconv.graph import KernelRow, TorchRow, backend, report
-from transconv.graph.regions import region_calls
+from transconv.graph.regions import region_calls, region_runner
 
 Tensor = torch.Tensor
 
@@ -99,6 +99,40 @@ def test_random_numbers_do_not_divide_what_computes_none() -> None:
             found.append(function(x))
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
     assert [type(r).__name__ for r in report(run).graphs[0].rows] == ["TorchRow", "KernelRow"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_paths_that_are_dropped(dtype: torch.dtype) -> None:
+    """The mask is drawn as booleans and multiplied in the type of the path."""
+    def f(x: Tensor) -> Tensor:
+        kept = torch.empty(5, 1, dtype=x.dtype).bernoulli_(0.7).div_(0.7)
+        return x.sin() * kept + x
+
+    run, found = compiled(f), []
+    for function in (f, run):
+        x = torch.linspace(-2, 2, 35, dtype=dtype).reshape(5, 7).requires_grad_()
+        torch.manual_seed(1)
+        with by_meaning():
+            made = function(x)
+            made.sum().backward()
+        found += [made.detach(), x.grad]
+    near = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found[:2], found[2:], rtol=near, atol=near)
+    assert "bernoulli: torch draws random numbers" in reasons(run)
+
+
+def test_results_of_another_type_than_the_graph_s(monkeypatch: pytest.MonkeyPatch,
+                                                  caplog: pytest.LogCaptureFixture) -> None:
+    """Where Inductor's decomposition has another type than torch's operation, the latter computes."""
+    def inductor(gm: torch.fx.GraphModule, like: list[Tensor]) -> Any:
+        return lambda *given: [t.double() for t in gm.forward(*given)]
+
+    monkeypatch.setattr(region_runner.torch_internals, "inductor_compile", inductor, raising=False)
+    x = torch.randn(3, 4)
+    with by_meaning():
+        made = torch.compile(lambda x: torch.digamma(x * 2) * 3, backend=backend)(x)
+    torch.testing.assert_close(made, torch.digamma(x * 2) * 3)
+    assert made.dtype == x.dtype and "of type torch.float64, expected torch.float32" in caplog.text
 
 
 def test_a_mask_as_large_as_what_is_computed_does_not_wait_for_it() -> None:

@@ -22,6 +22,7 @@ from transconv.backend_triton.offline.worker import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.compiler import CompiledDirection
+from transconv.conv.dynamic_sizes import every
 from transconv.errors import Unsupported
 from transconv.runtime import (
     Batch,
@@ -249,6 +250,24 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
         made = runtime.compiler.plan(*told)
         assert made.steps[0].launcher.requires == first.steps[0].launcher.requires, change
         assert str(made.steps[0].launcher.programs) == str(first.steps[0].launcher.programs), change
+
+
+@pytest.mark.parametrize("prop", Prop)
+@pytest.mark.parametrize("padding", ["", "ph1"])
+def test_numbers_of_sizes_that_may_be_negative_are_read_back(there: set[str], prop: Prop, padding: str,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without padding, a small image has no position of the result; their number is rounded up all the
+    same, by a choice between two quotients."""
+    side = 8 if padding else 6
+    problem = ConvProblem.parse(f"mb2ic4ih8oc4oh{side}kh3{padding} dt=f16")
+    workload = ConvWorkload(problem, prop, open=every(problem))
+    made = runtime.plan(workload, SM90, None, False, CompiledDirection)
+    runtime.forget()
+    monkeypatch.setattr(compiler_, "build", lambda *_: pytest.fail("it is on disk"))
+    found = runtime.plan(workload, SM90, None, False, CompiledDirection)
+    for one, other in zip(made.steps, found.steps, strict=True):
+        assert one.launcher.programs is other.launcher.programs
+    assert found.formulas() == made.formulas()
 
 
 @pytest.mark.parametrize("name", ["TRANSCONV_VERIFY", "TRANSCONV_DUMP", "TRANSCONV_DEBUG"])

@@ -174,7 +174,7 @@ def counted(reset: bool = False) -> stats.Stats:
 
 def _expect() -> None:
     """The first call in the background is not to wait for what it can be told before."""
-    if settings.compile == "background":
+    if settings.mode == "background":
         expect()
 
 

@@ -286,8 +286,18 @@ def table() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
     more = torch_internals.get_decompositions(also)
-    found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
+    found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout,
+             aten.bernoulli.p: _bernoulli}
     return {op: how for op, how in found.items() if op not in ROWS}
+
+
+def _bernoulli(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
+    """Drawn as booleans, which are the same ones in each type. Inductor draws no others: its decomposition
+    of ``bernoulli`` on a GPU has booleans as its result, whatever the type of ``x``."""
+    if x.dtype is torch.bool or generator is not None:
+        return NotImplemented
+    mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    return torch.ops.aten.bernoulli.p(mask, p).to(x.dtype)
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 from transconv.backend_triton import torch_internals as torch_internals
 from transconv.disk_cache import Cache
 from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
+from transconv.runtime.compilation import rehearsal_thread as rehearsal_thread
 from transconv.runtime.compilation.async_compile import (
     ahead,
     begin_processes,

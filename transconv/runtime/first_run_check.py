@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv import knobs
 from transconv.backend_triton import Miscompiled, torch_module
-from transconv.compute import Workload
+from transconv.compute import Read, Workload
 from transconv.errors import Unsupported
 from transconv.ir import Sizes, Values, free_vars
 from transconv.runtime import check_records, compiler
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("transconv.trust")
 Made = TypeVar("Made", bound=Plan)
 DRIVER = "Triton Error ["  # what Triton says of an error of the driver begins so
+ROOM = 1 << 29  # bytes of tensors on which a result is checked that no call has asked for
+SHARE = 8  # of the memory that is free: such tensors take no more than one of so many parts
 SIDE = 32  # the longest of a size that is an argument of a result before the first call, where it may be
 
 
@@ -96,6 +97,55 @@ def first_result(plan: Made, device: Any) -> Made:
     if plan.required is not None and plan.sizes is None:
         plan = plan.at(_small(plan.required.sizes))
     return run(plan, {w.name: w.filled(device, at) for at, w in enumerate(plan.operands())})
+
+
+def rehearse(plan: Plan, device: torch.device, aligned: bool, sizes: Sequence[int] = ()) -> bool:
+    """Load a plan's kernels on a device, the current one, and check their result there on data of their
+    own; whether the first call has nothing left to do. ``aligned``: for tensors at multiples of 16 bytes;
+    ``sizes``: those of a call, in their order, where they are arguments of the kernels.
+
+    Only that the kernels are right is recorded. What looks wrong, or too uniform, or needs too much memory
+    is left to the first call, whose data decide. Raises as ``Launcher.load``, and torch's errors."""
+    for step in plan.steps:
+        step.launcher.load(device, aligned)
+    if is_trusted(plan, aligned):
+        return True
+    held = _fitting(plan, sizes, _room(device))
+    if held is None:
+        return False
+    reason, _, weak = _launch_and_look(held, _varied(held, device, aligned))
+    if reason or weak:
+        return False
+    note(plan, plan.steps, check_records.RIGHT, aligned, device)
+    return True
+
+
+def _room(device: torch.device) -> int:
+    """How many bytes a check may take beside the program."""
+    if device.type != "cuda":
+        return ROOM
+    free: int = torch_module().cuda.mem_get_info(device)[0]
+    return min(ROOM, free // SHARE)
+
+
+def _fitting(plan: Plan, sizes: Sequence[int], room: int) -> Plan | None:
+    """The plan for sizes whose tensors have so many bytes at most: those given, or the examples, or small
+    ones. None if there are none."""
+    if plan.required is None:
+        each = [plan]
+    else:
+        asked = plan.required.sizes
+        told = [dict(zip(asked.names, sizes, strict=True))] if sizes else []
+        each = [plan.at(n) for n in (*told, asked.like, _small(asked)) if not asked.why_not(n)]
+    return next((p for p in each if sum(w.span * w.elements.itemsize for w in p.operands()) <= room), None)
+
+
+def _varied(plan: Plan, device: torch.device, aligned: bool) -> Tensors:
+    """Tensors for a call of a plan."""
+    indices = {s.view.tensor.name for c in plan.workload.computations for s in c.names.placing
+               if isinstance(s, Read)}
+    return {w.name: w.varied(device, at, int(not aligned), w.name in indices)
+            for at, w in enumerate(plan.operands())}
 
 
 def _small(sizes: Sizes) -> dict[str, int]:
@@ -271,4 +321,4 @@ def note(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool, dev
         check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,
                         function=step.launcher.function, problem=str(plan.workload),
                         schedule=str(step.schedule), device=name, transconv=__version__,
-                        torch=version("torch"))
+                        torch=torch_module().__version__)

@@ -66,6 +66,25 @@ class Wanted:
         return memory if self.strides is None else memory.as_strided(self.shape, self.strides)
 
 
+    def varied(self, device: Any, seed: int, behind: int, is_index: bool) -> Any:
+        """Such a tensor of random numbers: normal ones, or small whole ones, and as ``draw`` where there
+        is one; of zeros if they are indices. It begins so many elements ``behind`` a multiple of 16."""
+        import torch
+
+        memory = torch.zeros(self.span + behind, dtype=self.elements, device=device)
+        if memory.is_floating_point() and self.span == 1:
+            draw(memory, seed)
+        elif not is_index:
+            own = torch.Generator(device).manual_seed(seed)
+            if memory.is_floating_point() and memory.itemsize > 1:
+                memory.normal_(generator=own)
+            else:
+                least = -8 if memory.is_floating_point() or memory.dtype.is_signed else 0
+                memory.copy_(torch.randint(least, 9, memory.shape, generator=own, device=device))
+        return (memory[behind:] if self.strides is None else
+                memory.as_strided(self.shape, self.strides, behind))
+
+
 def draw(memory: Any, seed: int) -> None:
     """Fill a tensor with random whole numbers from -2 to 2; one number with 1 or 2, as it may be a scale
     that divides."""

@@ -153,7 +153,7 @@ class Registry(Generic[Made]):
     def choose(self, sizes: Sequence[int], mode: str) -> ChosenPlan[Made]:
         """The plan for sizes, in the order of their names. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
-        why, waits = ("", []) if self.is_settled() else self._look(mode)
+        why, waits = ("", []) if self.is_settled() else self._look(mode, sizes)
         over = (lambda: any(w() for w in waits)) if waits else None
         found = self.estimates(sizes)
         if not found:
@@ -225,9 +225,9 @@ class Registry(Generic[Made]):
         self.there.clear()
         self.table = None
 
-    def _look(self, mode: str) -> tuple[str, list[Callable[[], bool]]]:
-        """Ask for the plans that are not there; why some will not come in this mode, and for each that may
-        whether it has."""
+    def _look(self, mode: str, sizes: Sequence[int] = ()) -> tuple[str, list[Callable[[], bool]]]:
+        """Ask for the plans that are not there, for a call of ``sizes``; why some will not come in this
+        mode, and for each that may whether it has."""
         why, waits = "", list[Callable[[], bool]]()
         if mode == "never" and self.looked:  # what another process makes meanwhile is not looked for
             return NEVER, waits
@@ -248,7 +248,7 @@ class Registry(Generic[Made]):
             try:
                 plan = self._left_out(question, room, mode) or ready(
                     question.workload, question.target, None, question.deterministic, self.made,
-                    question.aligned, mode)
+                    question.aligned, mode, sizes)
                 if not room.takes(plan.digests):
                     self.failed[question] = f"with its kernels there would be more than {self.most}"
                 else:

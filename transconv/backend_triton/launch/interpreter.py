@@ -29,7 +29,8 @@ def prepare_interpreter() -> None:
     as that type: ``mask & (0 <= i)`` becomes 32-bit integers. Triton 3.6 accepts them as a mask, 3.9
     refuses them ("mask has unsupported dtype").
 
-    It truncates f32 to bf16 and to 8-bit floats, where chips round to nearest.
+    It truncates f32 to bf16 and to 8-bit floats, where chips round to nearest, and takes other numbers
+    for the bits of bf16.
 
     It rounds the product of ``tl.fma``.
 
@@ -53,8 +54,9 @@ def prepare_interpreter() -> None:
         return spread(self, shape, value)
 
     def cast_impl(self: Any, given: Any, to: Any) -> Any:
-        if given.dtype.scalar == float32 and to.scalar == bfloat16:
-            return TensorHandle(nearest_bf16(given.data), to.scalar)
+        if to.scalar == bfloat16 and given.dtype.scalar != bfloat16:
+            with np.errstate(over="ignore"):  # of f64
+                return TensorHandle(nearest_bf16(given.data.astype(np.float32)), to.scalar)
         return cast(self, given, to)
 
     def create_fp_to_fp(self: Any, given: Any, to: Any, rounding_mode: Any) -> Any:

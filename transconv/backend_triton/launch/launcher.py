@@ -161,6 +161,12 @@ class Launcher:
         if self.grid:
             compile_records.build_start(self._compiled(self._nowhere(), aligned), patient)
 
+    def load(self, device: Any, aligned: bool) -> None:
+        """Load the kernel on a GPU, the current one, for aligned tensors or for others, without a launch.
+        Raises as ``compile``."""
+        if device.type != "cpu" and not self.is_loaded(device.index, aligned):
+            self.kept[device.index, aligned] = self.starting(self._compiled(self._nowhere(), aligned))
+
     def _nowhere(self) -> list[Any]:
         """What stands for the tensors of a launch; without torch for the release that is known."""
         import triton

@@ -2,18 +2,20 @@
 
 Programs run in any order, so if two points stored to one element, either value could be the last.
 Additions have no order. For most stores the coordinates prove that elements are distinct; for others, all
-elements are enumerated.
+elements are enumerated, unless sizes are arguments: then it has to be proved of all sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from transconv.compute.steps import Axis, Write
+from transconv.compute.symbolic_compute import at_sizes
 from transconv.ir import (
     TRUE,
     Add,
@@ -32,11 +34,14 @@ from transconv.ir import (
     f16,
     f32,
     f64,
+    free_vars,
     i32,
     i64,
+    ne,
     substitute,
+    value_at,
 )
-from transconv.simplify import Facts, simplify
+from transconv.simplify import Facts, facts_of, prove, simplify
 
 if TYPE_CHECKING:
     from transconv.compute.compute import Compute
@@ -63,8 +68,13 @@ def why_not_stored(compute: Compute) -> str | None:
                 names = " ".join(sorted(v.name for v in told))
                 return (f"places in {tensor.name} are told by the values of {names}, which may be equal; "
                         "expected a store to a place of its own from every point")
-        if len(writes) == 1 and _is_apart(compute, writes[0]):
+        apart = all(_is_apart(compute, w) for w in writes)
+        if apart and all(_are_apart(compute, *pair) for pair in combinations(writes, 2)):
             continue
+        if compute.named is not None:
+            return (f"it is not known whether all that is stored in {tensor.name} has places of its own "
+                    "at all sizes; expected one axis in each coordinate, and a coordinate that tells two "
+                    "stores apart")
         points = sum(prod(x.size for x in axes_of(compute, w)) for w in writes)
         if points > MOST_COUNTED:
             return (f"it is not known whether the {points} points that are stored in {tensor.name} have "
@@ -85,7 +95,9 @@ def covers(compute: Compute, view: View) -> bool:
 
 def why_not_all_stored(compute: Compute) -> str | None:
     """None if each element of the results is stored, or if that is not known; else the reason. Stores that
-    add begin with 0 everywhere."""
+    add begin with 0 everywhere. Sizes that are arguments: at their examples."""
+    if compute.named is not None:
+        return why_not_all_stored(at_sizes(compute, compute.named.like))
     for tensor, writes in _by_tensor(compute).items():
         counts = [_elements(compute, w.view) for w in writes if not w.op]
         stored, size = sum(n or 0 for n in counts), prod(tensor.shape)
@@ -120,8 +132,12 @@ def _counted(compute: Compute, view: View, dims: list[int],
     shape = tuple(view.tensor.shape[i] for i in dims)
     own = [x for x in compute.axes if x.name in axes]
     count = prod(x.size for x in own)
-    if len(dims) == len(own) == 1 and view.dims[dims[0]].coord is own[0].var and (
-            view.dims[dims[0]].mask is TRUE):
+    dim = view.dims[dims[0]]
+    alone = len(dims) == len(own) == 1 and dim.coord is own[0].var and dim.mask is TRUE
+    if compute.named is not None:  # only what holds at all sizes
+        extent = alone and (own[0].extent or Const(own[0].size))
+        return (count, count) if extent == view.tensor.bounds[dims[0]] else None
+    if alone:
         return (min(count, *shape),) * 2
     if max(count, prod(shape)) > MOST_COVERED or compute.names.told(view):
         return None
@@ -148,9 +164,9 @@ def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str
     if len({v.tensor for v in compute.added}) > 1:
         return "several tensors are added to; expected one in each computation"
     for w in writes:
-        coords = [simplify(d.coord, _ranges(compute)) for d in w.view.dims]
+        coords = [simplify(d.coord, _facts(compute)) for d in w.view.dims]
         moved = {a for c in coords for a in compute.roots(c)}
-        if (still := [x for x in axes_of(compute, w) if x.size > 1 and x.name not in moved]):
+        if (still := [x for x in axes_of(compute, w) if _is_long(x) and x.name not in moved]):
             return (f"{tensor.name} has one place for all of {still[0].name}; expected a sum over "
                     f"{still[0].name}")
     if tensor.dtype not in (f16, bf16, f32, f64, i32, i64):  # f16 and bf16 are added in f32
@@ -158,10 +174,13 @@ def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str
     return None
 
 
-def _ranges(compute: Compute) -> Facts:
-    facts = Facts()
+def _facts(compute: Compute) -> Facts:
+    """What is known of the positions along the axes, at all sizes that are arguments."""
+    facts = facts_of(compute.named)
     for x in compute.axes:
-        facts = facts.with_range(x.var, 0, max(0, x.size - 1))
+        facts = facts.with_range(x.var, 0, None if x.extent is not None else max(0, x.size - 1))
+        if x.extent is not None:
+            facts = facts.assume(x.var < x.extent)
     return facts
 
 
@@ -178,12 +197,31 @@ def axes_of(compute: Compute, write: Write) -> list[Axis]:
     return [x for x in compute.axes if inside or x.name not in compute.reduced]
 
 
+def _is_long(x: Axis) -> bool:
+    """Whether an axis may have more than one position."""
+    return x.size > 1 or x.extent is not None
+
+
 def _is_apart(compute: Compute, write: Write) -> bool:
     """Whether the coordinates determine the position along every axis of more than one position."""
     told = _told_by_digits(compute, [d.coord for d in write.view.dims])
     for dim in write.view.dims:
         told |= _told(compute, dim.coord)
-    return told >= {x.name for x in axes_of(compute, write) if x.size > 1}
+    return told >= {x.name for x in axes_of(compute, write) if _is_long(x)}
+
+
+def _are_apart(compute: Compute, one: Write, other: Write) -> bool:
+    """Whether some coordinate of two stores to one tensor is never equal, at all sizes."""
+    facts, renamed = _facts(compute), {x.var: Var(f"{x.name}_other") for x in compute.axes}
+    for x in compute.axes:
+        at = renamed[x.var]
+        facts = facts.with_range(at, 0, None if x.extent is not None else max(0, x.size - 1))
+        if x.extent is not None:
+            facts = facts.assume(at < x.extent)
+    facts = facts.assume(one.view.mask()).assume(substitute(other.view.mask(), renamed))
+    return any(prove(differ, facts) for a, b in zip(one.view.dims, other.view.dims, strict=True)
+               for here, there in [(a.coord, substitute(b.coord, renamed))]
+               for differ in (here < there, there < here, ne(here, there)))
 
 
 def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:
@@ -197,10 +235,10 @@ def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:
             at[below] = max(most, at.get(below, 0))
     found = set()
     for name, known in digits.items():
-        reach = 1
-        while reach < compute.size(name) and reach in known and known[reach] > 1:
+        reach, size = 1, _longest(compute, name)
+        while reach < size and reach in known and known[reach] > 1:
             reach *= known[reach]
-        found |= {name} if reach >= compute.size(name) else set()
+        found |= {name} if reach >= size else set()
     return found
 
 
@@ -228,7 +266,7 @@ def _digits(compute: Compute, coord: Expr) -> list[tuple[str, int, int]]:
         if not isinstance(e, Var) or e.name not in compute.sizes:
             return []
         below = max(1, below)
-        rest = -(-compute.size(e.name) // below)
+        rest = -(-_longest(compute, e.name) // below)
         found.append((step, (e.name, below, min(most or rest, rest))))
     reach = 0
     for step, (_, _, most) in sorted(found, key=lambda f: f[0]):
@@ -238,21 +276,30 @@ def _digits(compute: Compute, coord: Expr) -> list[tuple[str, int, int]]:
     return [digit for _, digit in found]
 
 
+def _longest(compute: Compute, name: str) -> int:
+    """The most positions of an axis, which are more than any tensor has if its size is an argument."""
+    extent = next((x.extent for x in compute.axes if x.name == name), None)
+    return compute.size(name) if extent is None else 1 << 64
+
+
 def _told(compute: Compute, coord: Expr) -> set[str]:
     """The axes whose positions follow from a coordinate: all on which it depends, if the step of each is
     longer than the reach of all axes with smaller steps (``part*128 + within``); else none."""
-    steps: dict[str, int] = {}
-    for name in compute.roots(coord):
-        axis = Var(name)
-        ahead = simplify(substitute(coord, {axis: axis + 1}) - coord)
-        if compute.size(name) > 1:
-            steps[name] = abs(int(ahead.value)) if isinstance(ahead, Const) else 0
-    reach = 0
-    for name, step in sorted(steps.items(), key=lambda s: s[1]):
-        if step <= reach:
+    facts, sizes = _facts(compute), compute.named.like if compute.named else {}
+    own = {x.name: x for x in compute.axes if x.name in compute.roots(coord) and _is_long(x)}
+    steps: dict[str, Expr] = {}
+    for name, x in own.items():
+        steps[name] = simplify(substitute(coord, {x.var: x.var + 1}) - coord, facts)
+        if not {v.name for v in free_vars(steps[name])} <= {*sizes}:
             return set()
-        reach += step * (compute.size(name) - 1)
-    return set(steps)
+    reach: Expr = Const(0)
+    for name in sorted(steps, key=lambda name: abs(value_at(steps[name], sizes))):
+        step, x = steps[name], own[name]
+        length = next((s for s in (step, -step) if prove(reach < s, facts)), None)
+        if length is None:
+            return set()
+        reach = reach + length * ((x.size if x.extent is None else x.extent) - 1)
+    return {*steps}
 
 
 def _places(compute: Compute, write: Write) -> Array:

@@ -64,7 +64,8 @@ COMPARE: dict[type, Callable[[Expr, Expr], Expr]] = {
     ast.Eq: eq, ast.NotEq: ne}
 LARGEST_POWER = 8
 LONGEST_SAID = 160  # characters of a text in an error
-PRINTED = {"nearest": "round", "ndtr_wide": "ndtr"}  # operations that print as the function that they call
+# What prints under another name: operations as the function that they call, a choice in the IR's words.
+PRINTED = {"nearest": "round", "ndtr_wide": "ndtr", "select": "where"}
 WHOLE = ("nearest_small",)  # functions of floats that give integers
 
 
@@ -259,6 +260,7 @@ def _float(e: Expr, scope: ComputeScope) -> Expr:
 def _call(name: str, args: list[Expr], scope: ComputeScope) -> Expr:
     if name in DTYPES and len(args) == 1:
         return args[0] if args[0].dtype is DTYPES[name] else Cast(args[0], DTYPES[name])
+    name = PRINTED.get(name, name)
     if name == "where" and len(args) == 3:
         if args[0].dtype.kind != "bool":
             raise ComputeError("where(...) chooses by what is no condition; expected a comparison such as "
@@ -269,7 +271,6 @@ def _call(name: str, args: list[Expr], scope: ComputeScope) -> Expr:
     if name in COORDINATES and len(args) == COORDINATES[name].arity and all(
             a.dtype.is_integer for a in args):
         return COORDINATES[name](*args)
-    name = PRINTED.get(name, name)
     if name in WHOLE and len(args) == 1:
         return Call(name, (_float(args[0], scope),))
     if name in OPS and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers) and all(

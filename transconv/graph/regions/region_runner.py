@@ -67,8 +67,22 @@ class Rest:
 
     def __call__(self, *given: Any) -> Sequence[Any]:
         if self.run is None:
-            self.run = self.dynamic() if self.sized else self.compiled(given)
+            return self.first(given)
         found: Sequence[Any] = self.run(*given)
+        return found
+
+    def first(self, given: Sequence[Any]) -> Sequence[Any]:
+        """The first call, by torch's operators where Inductor's results have other types than theirs."""
+        self.run = self.dynamic() if self.sized else self.compiled(given)
+        found: Sequence[Any] = self.run(*given)
+        ends: Any = self.gm.graph.output_node().args[0]
+        wanted = [getattr(n.meta["val"], "dtype", None) if isinstance(n, fx.Node) else None for n in ends]
+        wrong = [f"{t.dtype}, expected {dtype}" for t, dtype in zip(found, wanted, strict=True)
+                 if dtype is not None and t.dtype != dtype]
+        if wrong:
+            log.warning("Inductor's result is of type %s: torch's operators compute it", wrong[0])
+            self.run, self.compiles = self.gm.forward, False
+            found = self.run(*given)
         return found
 
     def compiled(self, given: Sequence[Any]) -> Callable[..., Any]:

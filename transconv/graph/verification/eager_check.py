@@ -53,6 +53,7 @@ from transconv.graph.verification.fx_reference import (
     Values,
     bytes_of,
     origin,
+    without_modes,
 )
 from transconv.runtime import FirstSizes, is_collecting
 from transconv.torch_ops.calls.lower_call import capturing
@@ -161,11 +162,14 @@ class WatchedCall:
         self.began = began
         try:
             self.expect_room(name, got)
-            if not (why := difference(self.values, name, got, tf32)):
+            with without_modes():
+                why = difference(self.values, name, got, tf32)
+            if not why:
                 stats.held("right", us(began))
                 if self.is_slow_at_first(time.perf_counter() - began, got):
                     began = time.perf_counter()  # what torch loads when it is first asked is not counted
-                    difference(self.values, name, got, tf32)
+                    with without_modes():
+                        difference(self.values, name, got, tf32)
                 return ""
             return self.told(name, why, works)
         except torch.OutOfMemoryError:

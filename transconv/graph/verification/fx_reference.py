@@ -162,7 +162,7 @@ class Values:
                 node = self.of.nodes[name]
                 what = "stored" if node.op == "call_function" else "given"
                 values[name] = _changed(values[name], change, what, node)
-        with torch.no_grad(), only_aten(), _plain():
+        with torch.no_grad(), only_aten(), without_modes():
             for node in nodes:
                 values[node.name] = _called(node, values, wide, change)
                 for x in (*node.inputs, node.name):
@@ -178,7 +178,7 @@ def origin(node: fx.Node) -> str:
     return found
 
 
-def _plain() -> Any:
+def without_modes() -> Any:
     """No mode of the caller sees torch's operators, such as one that counts them."""
     return _disable_current_modes()
 

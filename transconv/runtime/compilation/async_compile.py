@@ -22,8 +22,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,8 @@ from transconv.backend_triton import BACKENDS, Compilers
 from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
-from transconv.runtime import compiler, plan_cache
+from transconv.runtime import compiler, first_run_check, plan_cache
+from transconv.runtime.compilation import rehearsal_thread
 from transconv.runtime.compilation.plan_request import (
     COMPILING,
     NEVER,
@@ -62,7 +64,10 @@ class _PendingRequest:
     """The state of a request that a process compiles: whether it is done (or forgotten), why it failed,
     whether its plan was ``taken`` over here, whether a missing record was logged (``told``), whether the
     process ``died`` of it, whether it was handed over ahead of the request (``early``), whether calls may
-    wait for it (``hurried``); ``take`` is the pool's, ``ended`` is set when it is done."""
+    wait for it (``hurried``); the ``device`` on which its kernels are made ready before it is done, if
+    there is one, its plan's ``kind`` and the ``sizes`` of the call, where these are arguments, and whether
+    its first call has nothing left to do (``fit``); ``take`` is the pool's, ``ended`` is set when it is
+    done."""
 
     done: bool = False
     taken: bool = False
@@ -71,12 +76,16 @@ class _PendingRequest:
     died: bool = False
     early: bool = False
     hurried: bool = False
+    device: Any = None
+    kind: type[Plan] = Plan
+    sizes: tuple[int, ...] = ()
+    fit: bool = False
     take: Callable[[], bool] = lambda: False
     ended: threading.Event = field(default_factory=threading.Event)
 
     def over(self) -> bool:
         """Whether a request that was refused in the background may be answered otherwise."""
-        return self.done and (self.taken or time.monotonic() >= _next)
+        return self.done and (self.taken or self.fit or time.monotonic() >= _next)
 
 
 _lock = threading.Lock()
@@ -86,9 +95,10 @@ _next = 0.0  # when the next kernel may be taken over
 
 
 def ready(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-          kind: type[Made], aligned: bool, mode: str) -> Made:
-    """The plan of a request, by the mode. Raises as ``build``; Unsupported if the kernels are not compiled
-    yet, or could not be compiled."""
+          kind: type[Made], aligned: bool, mode: str, sizes: Sequence[int] = ()) -> Made:
+    """The plan of a request, by the mode; ``sizes``: those of the call, where they are arguments of its
+    kernels. Raises as ``build``; Unsupported if the kernels are not compiled yet, or could not be
+    compiled."""
     global _next
     question = PlanRequest(workload, target, deterministic, aligned)
     if is_collecting() and schedule is None:
@@ -113,14 +123,14 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
         raise Waiting("another kernel was just taken over", asked.over)
     found = there(question, kind)
     if found is not None:
-        if asked is not None and not asked.taken:
-            # A kernel is read, loaded and checked by the call that gets it: not all calls of one step of
-            # a program are to wait for theirs.
+        if asked is not None and not (asked.taken or asked.fit):
+            # What could not be made ready before is loaded and checked by the call that gets it: not all
+            # calls of one step of a program are to wait for theirs.
             asked.taken, _next = True, time.monotonic() + PAUSE_S
         return found
     if mode == "never":
         raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
-    return _begin(question, kind)
+    return _begin(question, kind, tuple(sizes))
 
 
 def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int, hurried: bool = True) -> None:
@@ -134,7 +144,9 @@ def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int, hurr
         with _lock:
             if question not in _asked:
                 log.debug("compiling ahead: %s", question)
-                _submit(question, _PendingRequest(early=True, hurried=hurried), workers)
+                _submit(question, _PendingRequest(
+                    early=True, hurried=hurried, kind=kind,
+                    device=None if hurried else rehearsal_thread.device_of(question.target)), workers)
 
 
 def begin_processes(like: PlanRequest | Target, workers: int) -> None:
@@ -217,12 +229,13 @@ def there(question: PlanRequest, kind: type[Made]) -> Made | None:
     return found
 
 
-def _begin(question: PlanRequest, kind: type[Made]) -> Made:
+def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...]) -> Made:
     """Give a request to a compiling process, once. Raises Unsupported until it is done."""
     with _lock:
         asked = _asked.get(question)
         if asked is None:
-            asked = _PendingRequest()
+            asked = _PendingRequest(
+                kind=kind, sizes=sizes, device=rehearsal_thread.device_of(question.target))
             log.info("compiling in the background: %s", question)
             _submit(question, asked)
     if not asked.done:
@@ -273,6 +286,23 @@ def _answered(question: PlanRequest, answer: dict[str, Any]) -> None:
         log.warning("not compiled: %s: %s", question, reason)
     else:
         log.info("compiled: %s in %.1f s", question, answer.get("seconds", 0.0))
+    if reason or asked.device is None:
+        _end(asked, reason)
+    else:
+        rehearsal_thread.thread.add(
+            asked.device, partial(_make_ready, question, asked), partial(_end, asked))
+
+
+def _make_ready(question: PlanRequest, asked: _PendingRequest) -> None:
+    """Do for a compiled request what its first call would."""
+    began = time.perf_counter()
+    plan = there(question, asked.kind)
+    if plan is not None:
+        asked.fit = first_run_check.rehearse(plan, asked.device, question.aligned, asked.sizes)
+        log.debug("made ready in %.3f s: %s", time.perf_counter() - began, question)
+
+
+def _end(asked: _PendingRequest, reason: str = "") -> None:
     asked.reason, asked.done = reason, True
     asked.ended.set()
 
@@ -308,15 +338,17 @@ def forget() -> None:
 
 
 def _forked() -> None:
-    """After a fork, the processes belong to the parent."""
+    """After a fork, the processes and the thread belong to the parent."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
     for asked in _asked.values():
         asked.done = True
     _asked.clear()
+    rehearsal_thread.thread.begin_anew()
 
 
 atexit.register(close)
+atexit.register(lambda: rehearsal_thread.thread.close())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 

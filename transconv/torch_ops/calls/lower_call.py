@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, partial
 
 import torch
 
+from transconv import knobs
 from transconv.calls.settings import settings
 from transconv.conv import (
     CompiledDirection,
@@ -25,6 +25,7 @@ from transconv.conv import (
     Prop,
     TensorSpec,
     compiler,
+    examine,
 )
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
@@ -36,13 +37,12 @@ from transconv.runtime import (
     first_run_check,
     is_ready,
     ready,
+    rehearsal_thread,
     state,
     torch_internals,
 )
+from transconv.target import TARGETS, Target, detect
 from transconv.torch_ops.arguments import Params
-
-if TYPE_CHECKING:
-    from transconv.target import Target
 
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
 Types = torch.dtype | tuple[torch.dtype, torch.dtype, torch.dtype]  # of input, weight and result
@@ -166,9 +166,6 @@ def describe(dtype: Types, near: Like, weight: Like, far: Like, p: Params,
 
 def target_of(device: torch.device) -> Target:
     """The target of a tensor's device; for CPU tensors Triton's interpreter."""
-    from transconv import knobs
-    from transconv.target import TARGETS, detect
-
     if device.type == "cpu":
         if not knobs.interpret():
             raise Unsupported("interpreter:off", 'transconv.config.cpu is "interpret", but Triton\'s '
@@ -206,6 +203,30 @@ def first_result(question: PlanRequest, device: torch.device) -> None:
         with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
             plan = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, q.aligned, "now")
             first_run_check.first_result(plan, device)
+
+
+# Short sums, whose points are checked one by one, and sums so long that rows and columns are gathered.
+CHECKS = (("mb2ic16ih8oc16oh8kh3ph1", Prop.BWD_D), ("mb1ic2048ih8oc16oh8kh3ph1", Prop.FWD))
+
+
+@cache
+def expect_checks(device: torch.device, dtype: torch.dtype) -> None:
+    """Have a thread load on a GPU, once, what checks of results of a type launch: CUDA loads each of some
+    forty kernels of torch when it is first launched, cuBLAS its own."""
+    if device.type == "cuda" and dtype in DTYPES:
+        rehearsal_thread.thread.add(device, partial(check_zeros, device, dtype))
+
+
+def check_zeros(device: torch.device, dtype: torch.dtype) -> list[int]:
+    """Check zeros against sums of zeros; how many elements each check saw."""
+    seen = []
+    for text, prop in CHECKS:
+        problem = ConvProblem.parse(f"{text} dt={DTYPES[dtype]}")
+        tensors = {name: torch.zeros(shape, dtype=dtype, device=device)
+                   for name, shape in problem.shapes.items()}
+        tensors[prop.result].fill_(float("nan")).zero_()
+        seen.append(examine(problem, prop, Epilogue(), tensors, tensors[prop.result]).checked)
+    return seen
 
 
 def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) -> bool:

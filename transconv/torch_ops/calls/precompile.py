@@ -5,11 +5,6 @@ known at the forward call already, but for the strides of the result's gradient,
 result's. The backward pass waits for what a process has begun and compiles the rest; it chooses as it
 would alone.
 
-The first check of a result: CUDA loads each of torch's kernels when it is first launched, cuBLAS its own,
-and a check (conv/spotcheck.py) launches some forty of them. Where kernels are compiled in the background,
-the first one that is taken over would wait for that in the middle of a program: it is done when a model is
-converted, or when the first call is refused, at the start, where torch loads what the model needs.
-
 The layers of a converted model behind the one that is called: in the first training step, a layer's call
 tells the sizes of those behind it. They follow through torch's own modules, in the order in which the
 model registered them. No code of the model and no hook runs for that. Where a size does not follow (a
@@ -22,7 +17,6 @@ and the second ends guessing for the model.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -38,7 +32,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from transconv.calls.settings import settings
-from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, examine
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting, withdraw
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Ints, Params
@@ -101,7 +95,7 @@ def expect(model: torch.nn.Module) -> None:
             like = ConvProblem.parse(LIKE)
             begin_processes(lower_call.question(like, Prop.FWD, some.device, "", True, False), workers)
     if mode == "background":
-        expect_check(some.device, some.dtype)
+        lower_call.expect_checks(some.device, some.dtype)
 
 
 @contextmanager
@@ -157,39 +151,6 @@ def questions(params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags:
         if on and all(shape):
             problem = lower_call.describe(x.dtype, *tensors, params, flags.math)
             yield lower_call.question(problem, direction, x.device, "", aligned, flags.deterministic)
-
-
-# Short sums, whose points are checked one by one, and sums so long that rows and columns are gathered.
-CHECKS = (("mb2ic16ih8oc16oh8kh3ph1", Prop.BWD_D), ("mb1ic2048ih8oc16oh8kh3ph1", Prop.FWD))
-
-
-def expect_check(device: torch.device, dtype: torch.dtype) -> None:
-    """Load what checks of results of a type need on a GPU, once. Does nothing while a CUDA graph is
-    captured."""
-    if device.type == "cuda" and dtype in lower_call.DTYPES and not lower_call.capturing(device):
-        load_check(device, dtype)
-
-
-@functools.cache
-def load_check(device: torch.device, dtype: torch.dtype) -> None:
-    """``expect_check`` outside of a capture."""
-    try:
-        with torch.cuda.device(device):
-            check_zeros(device, dtype)
-    except Exception as error:  # such as no memory; the first check meets it if it is about that
-        lower_call.log.debug("the first check was not prepared: %s", error, exc_info=True)
-
-
-def check_zeros(device: torch.device, dtype: torch.dtype) -> list[int]:
-    """Check zeros against sums of zeros; how many elements each check saw."""
-    seen = []
-    for text, prop in CHECKS:
-        problem = ConvProblem.parse(f"{text} dt={lower_call.DTYPES[dtype]}")
-        tensors = {name: torch.zeros(shape, dtype=dtype, device=device)
-                   for name, shape in problem.shapes.items()}
-        tensors[prop.result].fill_(float("nan")).zero_()
-        seen.append(examine(problem, prop, Epilogue(), tensors, tensors[prop.result]).checked)
-    return seen
 
 
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)

@@ -245,7 +245,7 @@ def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
     """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
     route.refuse(error)
     if route.over is not None:
-        precompile.expect_check(x.device, x.dtype)
+        lower_call.expect_checks(x.device, x.dtype)
 
 
 def like(tensor: torch.Tensor) -> lower_call.Like:

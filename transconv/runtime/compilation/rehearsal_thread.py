@@ -1,0 +1,165 @@
+"""Beside the compiler. A thread in which kernels that processes have compiled are made ready for calls.
+
+The first call of a kernel reads its plan, loads it on the GPU and checks its first result: some ten
+milliseconds of the processor, and more where a library loads kernels of its own for the check. This thread
+does so before, on data of its own, and only then the kernel counts as compiled. What fails there is left
+to the call.
+
+It rests behind each task as long as that took: threads of one interpreter take turns, and a call of the
+program may wait for its turn some milliseconds at a time.
+
+Also here: the stream of the thread. What the thread launches neither waits for the program's stream nor is
+waited for by it. It may load kernels and allocate memory while another thread captures a CUDA graph: CUDA
+forbids that to all threads, unless one says that only its own captures concern it. torch's streams come
+from a pool that is soon used again, and the program may capture one of them: this stream is the driver's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from transconv.backend_triton import torch_module
+from transconv.target import Target, detect
+
+NAME = "transconv-rehearsal"
+START_S = 0.5  # until it begins: a program's first calls load what torch needs, for which they would wait
+REST_S = 0.1  # the longest pause behind a task
+IDLE_S = 20.0  # the thread ends after this time without tasks
+CLOSING_S = 10.0  # how long the end of the program waits for a task that has begun
+log = logging.getLogger("transconv.ready")
+Work = Callable[[], object]
+
+
+class RehearsalTask(NamedTuple):
+    """Some work on a device; ``ended`` is called behind it, also if it failed."""
+
+    device: Any
+    work: Work
+    ended: Work
+
+
+class RehearsalThread:
+    """The thread and its tasks. It is there while there are some, and ends with the program."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Without thread and tasks: after a fork, these are the parent's."""
+        self.tasks: SimpleQueue[RehearsalTask | None] = SimpleQueue()
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.closed = False
+
+    def add(self, device: Any, work: Work, ended: Work = lambda: None) -> None:
+        """Have the thread do some work behind what it was given before."""
+        with self.lock:
+            if not self.closed:
+                self.tasks.put(RehearsalTask(device, work, ended))
+                if self.thread is None:
+                    self.thread = threading.Thread(target=self._serve, daemon=True, name=NAME)
+                    self.thread.start()
+
+    def _serve(self) -> None:
+        time.sleep(START_S)
+        while True:
+            try:
+                task = self.tasks.get(timeout=IDLE_S)
+            except Empty:
+                with self.lock:
+                    if not self.tasks.empty():
+                        continue
+                    self.thread = None
+                return
+            if task is None or self.closed:
+                return
+            began = time.thread_time()
+            _do(task)
+            time.sleep(min(REST_S, time.thread_time() - began))
+
+    def close(self) -> None:
+        """Drop what has not begun, and wait for what has: a thread must not be at work on the GPU when the
+        interpreter ends."""
+        with self.lock:
+            self.closed, thread = True, self.thread
+        if thread is not None:
+            self.tasks.put(None)
+            thread.join(CLOSING_S)
+
+
+def _do(task: RehearsalTask) -> None:
+    try:
+        with aside(task.device):
+            task.work()
+    except Exception as error:  # the call meets it if it is about the kernel
+        log.debug("not made ready: %s", error, exc_info=True)
+    finally:
+        task.ended()
+
+
+def device_of(target: Target) -> Any:
+    """The current GPU, if the program uses it and kernels for the target run on it; else None."""
+    torch = torch_module()
+    if target.backend != "cuda" or not torch.cuda.is_initialized():
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    return device if detect(device).arch == target.arch else None
+
+
+thread = RehearsalThread()
+
+
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the default stream does not wait for it
+LOWEST = 0  # priority, that of streams without one
+OWN_CAPTURES = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+
+@contextmanager
+def aside(device: Any) -> Iterator[None]:
+    """Within ``with``, the thread works on a GPU's stream for such threads, and records no gradients.
+    RuntimeError where the driver does not allow it."""
+    torch = torch_module()
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+            torch.cuda.mem_get_info(device)  # binds the GPU's context to the thread
+            stack.enter_context(torch.cuda.stream(_stream(device)))
+            stack.enter_context(_capturing_alone())
+        yield
+
+
+@cache
+def _stream(device: Any) -> Any:
+    made = ctypes.c_void_p()
+    _call("cuStreamCreateWithPriority", ctypes.byref(made), NON_BLOCKING, LOWEST)
+    return torch_module().cuda.ExternalStream(made.value, device=device)
+
+
+@contextmanager
+def _capturing_alone() -> Iterator[None]:
+    """Captures of other threads do not concern this one."""
+    mode = ctypes.c_int(OWN_CAPTURES)
+    _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:  # what it was before
+        _call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+def _call(name: str, *given: Any) -> None:
+    """A function of the driver's library. RuntimeError for what is not there, or fails."""
+    try:
+        code: int = getattr(ctypes.CDLL("libcuda.so.1"), name)(*given)
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"{name}: {error}") from error
+    if code:
+        raise RuntimeError(f"{name} returned {code}")
