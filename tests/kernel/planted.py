@@ -62,7 +62,7 @@ BUGS = (
     ),
     Bug(
         "branches of work-items ignore the one around",
-        "frontend.tracer.joined",
+        "frontend.statements.joined",
         lambda f: lambda *m: f(*m[-1:]),
     ),
     Bug("a reduction of nothing is active", "tiles.reductions.at_first", lambda f: lambda *x: ()),

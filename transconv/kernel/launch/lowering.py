@@ -47,7 +47,7 @@ from transconv.kernel.frontend.blocks import Blocks
 from transconv.kernel.frontend.expressions import ExpressionEvaluator
 from transconv.kernel.frontend.inlining import Calls
 from transconv.kernel.frontend.reader import ArrayAccess, GroupScope
-from transconv.kernel.frontend.tracer import Statements
+from transconv.kernel.frontend.statements import Statements
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.kernel_plan import LoweredKernel
 from transconv.kernel.launch.size_arguments import Needed, Sizing, sizing

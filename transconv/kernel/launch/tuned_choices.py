@@ -174,13 +174,9 @@ def _walk(offered: dict[str, tuple[Any, ...]], ranked: list[LaunchWords]) -> Ite
 
 
 def _changed(words: LaunchWords, name: str, value: Any) -> LaunchWords:
-    if name == "warps":
-        return LaunchWords(value, words.stages, words.numbers)
-    if name == "stages":
-        return LaunchWords(words.warps, value, words.numbers)
-    return LaunchWords(
-        words.warps, words.stages, tuple(sorted((dict(words.numbers) | {name: value}).items()))
-    )
+    if name in ("warps", "stages"):
+        return replace(words, **{name: value})
+    return replace(words, numbers=tuple(sorted((dict(words.numbers) | {name: value}).items())))
 
 
 def _candidate(clock: Any, run: Run, words: LaunchWords, arrays: dict[str, Any],
