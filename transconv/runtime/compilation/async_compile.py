@@ -384,7 +384,7 @@ def helpers() -> int:
 
 
 def beside() -> int:
-    """How many processes may compile while the program computes: for three of four cores, as they run at a
-    lower priority and the program keeps few of them busy, as far as other processes of the same launcher
-    leave them."""
-    return min(MOST_BESIDE, max(FEWEST, cores() // knobs.local_processes() * 3 // 4))
+    """How many processes may compile while the program computes: for half of the cores, as far as other
+    processes of the same launcher leave them. Calls that launch small kernels are as slow as the core they
+    run on, which shares its memory and often its units with another."""
+    return min(MOST_BESIDE, max(FEWEST, cores() // knobs.local_processes() // 2))

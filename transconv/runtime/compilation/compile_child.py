@@ -22,7 +22,7 @@ from transconv.runtime.plans import Plan, PlanStep
 from transconv.selection import files_digest
 from transconv.target import Target
 
-NICE = 5  # lower priority than the program that runs meanwhile
+NICE = 15  # lower priority than the program that runs meanwhile
 COLLECT = 32  # requests after which the interpreter looks for cycles: that takes a tenth of the time else
 
 _jobs = itertools.count(1)
