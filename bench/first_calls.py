@@ -29,7 +29,7 @@ from bench.issues import short
 from bench.size_calls import Call, host_us, switched
 from transconv.cli.arguments import ranges
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import conv_routes
+from transconv.torch_ops.calls import select_impl
 from transconv.tuning.table import CsvTable
 
 COLUMNS = ("layer", "direction", "first_us", "worst_us", "known_us", "later_us", "functions", "sizes",
@@ -110,7 +110,7 @@ class Layer:
         each = len(sides)
         params = Params((stride,) * each, (padding,) * each, (1,) * each, False, (0,) * each, self.groups)
         wanted = [direction == "bwd_d", direction == "bwd_w", False]
-        return lambda: conv_routes.backward(params, grad, x, weight, wanted, "now")[wanted.index(True)]  # type: ignore
+        return lambda: select_impl.backward(params, grad, x, weight, wanted, "now")[wanted.index(True)]  # type: ignore
 
     def new(self, direction: str) -> Call:
         """A call at a new size."""

@@ -14,7 +14,7 @@ import transconv
 from bench import reference
 from bench.issue_cases import CASES, TYPES, WANTED, IssueCase
 from transconv.conv import Prop, sampled
-from transconv.torch_ops import library
+from transconv.torch_ops import operators
 from transconv.tuning.table import Row
 from transconv.tuning.timing import Clock, Timing, summary
 from transconv.verify.machine import device, synchronize
@@ -25,7 +25,7 @@ Results = list[Tensor]
 Call = Callable[[], Results]
 HOMES: dict[str, Any] = {"ours": transconv, "torch": torch.nn.functional}
 # The operators below autograd, because autograd's own time would hide that of short kernels.
-BACKWARD: dict[str, Any] = {"ours": library.convolution_backward,
+BACKWARD: dict[str, Any] = {"ours": operators.convolution_backward,
                             "torch": torch.ops.aten.convolution_backward.default}
 
 # A result is wrong if an element is off by more than this share of the largest one: beyond any rounding

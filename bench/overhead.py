@@ -94,14 +94,14 @@ def compare(sides: dict[str, Call], calls: int, bursts: int, device: str) -> dic
 def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
            transposed: bool) -> dict[str, Call]:
     """The part below the public function: the plan's launch on a kept result."""
-    from transconv.torch_ops.calls import call_attributes, conv_routes
+    from transconv.torch_ops.calls import call_attributes, select_impl
 
     n = x.dim() - 2
     stride, padding, dilation = (tuple((kwargs.get(k, d),) * n) for k, d in (
         ("stride", 1), ("padding", 0), ("dilation", 1)))
     req = call_attributes.request("", 0, stride, padding, dilation, transposed, (0,) * n,
                                   kwargs.get("groups", 1))
-    route = conv_routes.forward_route(req, x, w, None, "now")
+    route = select_impl.forward_route(req, x, w, None, "now")
     if route.compiled is None:
         return {}
     y = x.new_empty_strided(route.shape, route.strides)

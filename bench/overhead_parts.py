@@ -15,14 +15,7 @@ import transconv
 from transconv.calls import call_cache
 from transconv.calls.guard import check_of
 from transconv.torch_ops import functional
-from transconv.torch_ops.calls import (
-    autograd,
-    call_attributes,
-    conv_routes,
-    dispatch,
-    lower_call,
-    route,
-)
+from transconv.torch_ops.calls import call_attributes, lower_call, route, select_impl
 
 Call = Callable[[], object]
 
@@ -36,7 +29,7 @@ def parts(device: str) -> dict[str, Call]:
         transconv.conv2d(x, w, padding=1)
         transconv.conv2d(x, leaf, padding=1)
     req = call_attributes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    found: route.ConvCall = conv_routes.forward_route(req, x, w, None, "now")
+    found: route.ConvCall = select_impl.forward_route(req, x, w, None, "now")
     check = check_of(x, w)
     assert check is not None, "this torch has no guard of tensors"
     made: dict[str, Call] = {
@@ -44,7 +37,7 @@ def parts(device: str) -> dict[str, Call]:
         "guard: type, dtype, sizes, strides, keys": lambda: check(x, w),
         "numeric switches": lambda: lower_call.flags(torch.float32),
         "two addresses": lambda: x.data_ptr() | w.data_ptr(),
-        "the general key": lambda: conv_routes.forward_key(req, x, w, None),
+        "the general key": lambda: select_impl.forward_key(req, x, w, None),
     }
     if found.start is not None and found.compiled is not None:
         start = found.start
@@ -56,10 +49,10 @@ def parts(device: str) -> dict[str, Call]:
             "a launch": lambda: begin(x, w, y),
             "a result and a launch": lambda: start(x, w),
         }
-    apply = autograd.function_of(found, biased=False)
+    apply = functional.function_of(found, biased=False)
     made |= {
         "a whole call": lambda: transconv.conv2d(x, w, padding=1),
-        "the same without a memory": lambda: dispatch.dispatch(
+        "the same without a memory": lambda: functional.dispatch(
             functional.CONV2D, x, w, None, 1, 1, 0, 1, 1),
         "an autograd function and its launch": lambda: apply(x, leaf),
         "a whole call with gradients": lambda: transconv.conv2d(x, leaf, padding=1),

@@ -20,7 +20,7 @@ from bench import reference
 from bench.size_layers import order
 from transconv.conv import ConvProblem, ListedLayer, Prop
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import conv_routes
+from transconv.torch_ops.calls import select_impl
 from transconv.verify.data import density, exact_values, most, torch_dtype
 from transconv.verify.machine import device, synchronize
 
@@ -79,7 +79,7 @@ class Subject:
         wanted = [not weight, weight, False]
         if side == "ours":
             params = Params(p.stride, p.pad_lo, p.dilation, transposed, tuple(zeros), p.g)
-            return lambda: conv_routes.backward(params, y, x, w, wanted, "now")[int(weight)]  # type: ignore
+            return lambda: select_impl.backward(params, y, x, w, wanted, "now")[int(weight)]  # type: ignore
         words = (y, x, w, None, list(p.stride), list(p.pad_lo), list(p.dilation), transposed, zeros, p.g,
                  wanted)
         backward: Any = torch.ops.aten.convolution_backward.default

@@ -32,15 +32,13 @@ if TYPE_CHECKING:
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
     from transconv.graph.optimization import optimize as optimize
-    from transconv.torch_ops.conversion.convert import convert_ as convert_
-    from transconv.torch_ops.conversion.convert import disable as disable
-    from transconv.torch_ops.conversion.convert import enable as enable
-    from transconv.torch_ops.conversion.convert import off as off
-    from transconv.torch_ops.conversion.convert import revert_ as revert_
-    from transconv.torch_ops.conversion.convert import use as use
+    from transconv.torch_ops.conversion.aten_replacement import disable as disable
+    from transconv.torch_ops.conversion.aten_replacement import enable as enable
+    from transconv.torch_ops.conversion.aten_replacement import use as use
     from transconv.torch_ops.conversion.export import export as export
     from transconv.torch_ops.conversion.fold import fold as fold
     from transconv.torch_ops.conversion.inference import inference as inference
+    from transconv.torch_ops.conversion.prepare import prepare as prepare
     from transconv.torch_ops.explain import explain as explain
     from transconv.torch_ops.functional import conv1d as conv1d
     from transconv.torch_ops.functional import conv2d as conv2d
@@ -52,8 +50,10 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused.fused_functional import fused_conv2d as fused_conv2d
     from transconv.torch_ops.fused.fused_functional import fused_conv3d as fused_conv3d
     from transconv.torch_ops.fused.tracing import epilogue as epilogue
-    from transconv.torch_ops.precompile.prepare import prepare as prepare
-    from transconv.torch_ops.quantization.quantize import quantize_ as quantize_
+    from transconv.torch_ops.modules import convert_ as convert_
+    from transconv.torch_ops.modules import off as off
+    from transconv.torch_ops.modules import revert_ as revert_
+    from transconv.torch_ops.quantized.quantize import quantize_ as quantize_
 
     stats = counted
 
@@ -69,19 +69,19 @@ _HOMES = {
     "fused_conv3d": "torch_ops.fused.fused_functional",
     "epilogue": "torch_ops.fused.tracing",
     "fold": "torch_ops.conversion.fold",
-    "convert_": "torch_ops.conversion.convert",
-    "revert_": "torch_ops.conversion.convert",
-    "enable": "torch_ops.conversion.convert",
-    "disable": "torch_ops.conversion.convert",
-    "use": "torch_ops.conversion.convert",
+    "convert_": "torch_ops.modules",
+    "revert_": "torch_ops.modules",
+    "enable": "torch_ops.conversion.aten_replacement",
+    "disable": "torch_ops.conversion.aten_replacement",
+    "use": "torch_ops.conversion.aten_replacement",
     "explain": "torch_ops.explain",
     "inference": "torch_ops.conversion.inference",
-    "off": "torch_ops.conversion.convert",
+    "off": "torch_ops.modules",
     "optimize": "graph.optimization",
-    "prepare": "torch_ops.precompile.prepare",
+    "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",
     "FallbackWarning": "calls.stats",
-    "quantize_": "torch_ops.quantization.quantize",
+    "quantize_": "torch_ops.quantized.quantize",
     "ConvProblem": "conv.problem.conv_problem",
     "Prop": "conv.problem.conv_problem",
     "Compute": "api",

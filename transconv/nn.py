@@ -16,8 +16,8 @@ from transconv.torch_ops.modules import (
     LazyConvTranspose2d,
     LazyConvTranspose3d,
 )
-from transconv.torch_ops.quantization.float8 import Float8Conv1d, Float8Conv2d, Float8Conv3d
-from transconv.torch_ops.quantization.quantized_modules import (
+from transconv.torch_ops.quantized.float8 import Float8Conv1d, Float8Conv2d, Float8Conv3d
+from transconv.torch_ops.quantized.quantized_modules import (
     QuantConv1d,
     QuantConv2d,
     QuantConv3d,

@@ -1,6 +1,5 @@
 """transconv.quantized: convolutions of 8-bit integers and floats, with scales and zero points."""
 
-from transconv.torch_ops.quantization.torchao_tensors import serve_torchao
 from transconv.torch_ops.quantized.qparams import Quantities
 from transconv.torch_ops.quantized.quantized_functional import (
            conv1d,
@@ -10,6 +9,7 @@ from transconv.torch_ops.quantized.quantized_functional import (
            conv_transpose2d,
            conv_transpose3d,
 )
+from transconv.torch_ops.quantized.torchao_tensors import serve_torchao
 
 __all__ = ["Quantities", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
            "conv_transpose3d", "serve_torchao"]

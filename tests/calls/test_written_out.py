@@ -15,7 +15,7 @@ from transconv.calls.guard import NO_DUALS, CallGuard, StartableKernel
 from transconv.functional.calls import call_entries
 from transconv.functional.calls.symbolic_int import SymbolicTrace
 from transconv.graph.regions import region_calls
-from transconv.kernel.launch import launcher
+from transconv.kernel.launch import kernel_plan
 from transconv.runtime import plans
 from transconv.torch_ops.quantized import quantized_functional
 
@@ -187,7 +187,7 @@ def test_entries_of_quantised_calls(quantities: int, biased: bool, starts: bool,
 @pytest.mark.parametrize("many", COUNTS)
 def test_known_calls_of_kernels(many: int) -> None:
     seen: list[tuple[Any, ...]] = []
-    spelled = launcher._spelled(tuple(range(many)))
+    spelled = kernel_plan._spelled(tuple(range(many)))
     made = spelled((None, lambda *x: seen.append(x)), 0, lambda: 0, *[256] * many)
     given = tuple(torch.zeros(64) for _ in range(many))
     assert made(given) is True and len(seen[0]) == many

@@ -23,7 +23,7 @@ from transconv.cost import AtSizes, count, estimate, issue, model
 from transconv.ir import value_at
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
-from transconv.torch_ops.quantization import quantized_modules
+from transconv.torch_ops.quantized import quantized_modules
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 Row = dict[str, str]

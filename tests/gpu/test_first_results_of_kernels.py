@@ -16,7 +16,7 @@ from tests.kernel.test_engines import ALL, check
 from tests.kernel.test_first_launch import NOT_COMPARED, again, corrupted, doubled
 from transconv.errors import KernelError
 from transconv.kernel import Group
-from transconv.kernel.launch import first_result
+from transconv.kernel.simulator import execution
 from transconv.runtime import check_records
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +33,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_right_results(case: Case, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     for name in ("LONGEST_S", "ENOUGH_S"):
-        monkeypatch.setattr(first_result, name, 5.0)
+        monkeypatch.setattr(execution, name, 5.0)
     given = [torch.from_numpy(a.copy()).cuda() if isinstance(a, np.ndarray) else a for a in case.arguments]
     with caplog.at_level(logging.INFO, "transconv.trust"):
         again(case.kernel)(case.group, *given)
@@ -43,7 +43,7 @@ def test_right_results(case: Case, monkeypatch: pytest.MonkeyPatch, caplog) -> N
 
 
 def test_wrong_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_result, "LONGEST_S", 5.0)  # other processes may take the processor
+    monkeypatch.setattr(execution, "LONGEST_S", 5.0)  # other processes may take the processor
     warps, of = corrupted(monkeypatch), again(doubled)
     x, y = torch.randn(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda")
     with pytest.raises(KernelError, match=r"doubled gives wrong results: Y\[1048575\]"):

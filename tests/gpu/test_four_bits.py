@@ -15,7 +15,7 @@ import torch
 
 import transconv
 from tests.gpu import cases as c
-from transconv.torch_ops.quantization import quantized_modules
+from transconv.torch_ops.quantized import quantized_modules
 from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import transconv
 from tests.gpu.operands import on_gpu
-from transconv.torch_ops.conversion import prepacked_weights
+from transconv.torch_ops.conversion import inference
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(64, 56, 1), (256, 14, 1), (32, 28, 8)]  # channels, extent, groups
@@ -126,7 +126,7 @@ def test_times(channels: int, extent: int, groups: int, record_property: Any) ->
     before = us()
     with transconv.inference(conv) as handle:
         after = us()
-        copied = bool(prepacked_weights.copied(conv.weight)[0])
+        copied = bool(inference.copied(conv.weight)[0])
         size = handle.bytes
     record_property("microseconds", f"{channels}x{extent}: {before:.1f} -> {after:.1f} ({size} bytes)")
     assert not copied or after < 1.1 * before

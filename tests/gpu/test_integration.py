@@ -17,12 +17,12 @@ import transconv
 from tests.gpu import cases as c
 from tests.gpu.operands import close, grads, integers, native, on_gpu, operands, randn
 from tests.torch_ops import samples as s
-from transconv.torch_ops import library
+from transconv.torch_ops import operators
 
 pytestmark = pytest.mark.gpu
 
-OP = library.convolution
-BACKWARD = library.convolution_backward
+OP = operators.convolution
+BACKWARD = operators.convolution_backward
 
 
 @pytest.mark.parametrize("name", ["conv2d", "conv_transpose3d"])

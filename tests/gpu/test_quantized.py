@@ -14,8 +14,8 @@ import transconv.graph
 from transconv import quantized
 from transconv.calls import call_cache
 from transconv.ir import DTYPES
-from transconv.torch_ops.quantization.schemes import quantised
 from transconv.torch_ops.quantized import input_quantization, quantized_route
+from transconv.torch_ops.quantized.schemes import quantised
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from transconv.functional.calls import compiled_launch
 from transconv.graph import backend
 from transconv.runtime import launch as runtime_launch
 from transconv.schedule import Schedule
-from transconv.torch_ops.conversion import prepacked_weights
+from transconv.torch_ops.conversion import inference
 
 Tensor = torch.Tensor
 SCHEDULE = Schedule.parse(PACKED.replace("pack=a.b", "pack=b"))
@@ -61,7 +61,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     compiled_launch._launches.clear()
     yield found
     compiled_launch._launches.clear()
-    prepacked_weights._Weight.named.clear()
+    inference._Weight.named.clear()
 
 
 def compiled(layer: torch.nn.Module) -> Callable[[Tensor], bool]:
@@ -83,7 +83,7 @@ def test_the_weight_is_copied_once(copies: Callable[[], int], monkeypatch: pytes
         assert all(right(x) for _ in range(3)) and copies() == 0 and handle.bytes == 16 * 16 * 2 * 4
         layer.weight.mul_(2)
         assert right(x) and copies() == 2 and right(x) and copies() == 0
-        monkeypatch.setattr(prepacked_weights, "_captured", lambda weight: True)
+        monkeypatch.setattr(inference, "_captured", lambda weight: True)
         assert right(x) and copies() == 1, "a capture copies inside"
         monkeypatch.undo()
     copies()

@@ -27,7 +27,7 @@ def _zero_for_maxima(rows: Any) -> Any:
 BUGS = (
     Bug(
         "the mask of a second operand is dropped",
-        "tiles.elementwise.joined",
+        "tiles.values.joined",
         lambda f: lambda *m: f(*m[:1]),
         True,
     ),
@@ -44,7 +44,7 @@ BUGS = (
     ),
     Bug(
         "the mask of one branch holds behind both",
-        "frontend.carried_names.begun",
+        "frontend.blocks.begun",
         lambda f: lambda *x: f(*x[:5]),
         first=240,
     ),
@@ -55,14 +55,14 @@ BUGS = (
         first=300,
     ),
     Bug(
-        "the inner ends of a product take part",
-        "tiles.products.ends",
+        "lanes beyond the end of a tile take part in reductions and products",
+        "tiles.reductions.ends",
         lambda f: lambda shape: (),
         first=290,
     ),
     Bug(
         "branches of work-items ignore the one around",
-        "frontend.assignments.joined",
+        "frontend.statements.joined",
         lambda f: lambda *m: f(*m[-1:]),
     ),
     Bug("a reduction of nothing is active", "tiles.reductions.at_first", lambda f: lambda *x: ()),

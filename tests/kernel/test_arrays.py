@@ -17,7 +17,7 @@ from transconv.ir import convert, f32
 from transconv.kernel import Constant, Group, create_mapping, kernel
 from transconv.kernel.simulator.arrays import SimulatedMemory
 from transconv.kernel.simulator.races import Order
-from transconv.kernel.tiles.values import dtype_of
+from transconv.kernel.source import dtype_of
 
 
 @kernel

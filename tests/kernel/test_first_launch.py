@@ -17,9 +17,9 @@ from tests.kernel.cases import Case, floats
 from tests.kernel.test_engines import ALL, by_name, check, copies
 from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, kernel
-from transconv.kernel.launch import first_result
 from transconv.kernel.launch.kernel_plan import CompiledKernel
-from transconv.kernel.simulator.group_samples import PlaceNumbers
+from transconv.kernel.simulator import execution
+from transconv.kernel.simulator.execution import PlaceNumbers
 from transconv.runtime import check_records
 
 pytestmark = [
@@ -32,7 +32,7 @@ def always(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     for name in ("LONGEST_S", "ENOUGH_S"):  # other programs may have the cores
-        monkeypatch.setattr(first_result, name, 5.0)
+        monkeypatch.setattr(execution, name, 5.0)
     check_records.forget()
     yield
     check_records.forget()
@@ -155,15 +155,15 @@ def test_what_is_not_compared(why: str, monkeypatch: pytest.MonkeyPatch,
     of, x = again(speaking if "speaks" in why else doubled), torch.randn(40)
     y = torch.zeros(40)
     if "0 ms" in why:
-        monkeypatch.setattr(first_result, "LONGEST_S", 0.0)
+        monkeypatch.setattr(execution, "LONGEST_S", 0.0)
     if "memory for" in why:
         def full(tensor):
             raise torch.OutOfMemoryError
-        monkeypatch.setattr(first_result, "_copied", full)
+        monkeypatch.setattr(execution, "_copied", full)
     if "S7" in why:
         def planted(*_):
             raise KeyError("S7")
-        monkeypatch.setattr(first_result.GroupSamples, "run", planted)
+        monkeypatch.setattr(execution.GroupSamples, "run", planted)
         why = "has no result: 'S7'"
     with caplog.at_level(logging.INFO, "transconv.trust"):
         expected, y = x * 2, x if "share" in why else y
@@ -200,7 +200,7 @@ def test_places_are_those_of_numpy() -> None:
 
 def test_long_arrays_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an array's elements those are looked at that some groups read."""
-    from transconv.kernel.simulator.group_samples import DeviceElements
+    from transconv.kernel.simulator.execution import DeviceElements
 
     read, seen = DeviceElements.read, []
     monkeypatch.setattr(DeviceElements, "read", lambda self, places: seen.append(places.size) or read(

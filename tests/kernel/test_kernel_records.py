@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from transconv import runtime
-from transconv.kernel import Group
-from transconv.kernel.launch import launcher
+from transconv.kernel import Group, decorator
 from transconv.runtime import plan_cache
 
 pytestmark = [
@@ -97,8 +96,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that were read and lowered."""
-    real, names = launcher.lowered, []
-    monkeypatch.setattr(launcher, "lowered", lambda source, *rest: names.append(source.name) or real(
+    real, names = decorator.lowered, []
+    monkeypatch.setattr(decorator, "lowered", lambda source, *rest: names.append(source.name) or real(
         source, *rest))
     return names
 
@@ -256,9 +255,9 @@ def test_another_process(cache: Path) -> None:
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import torch
-from transconv.kernel.launch import launcher
-real = launcher.lowered
-launcher.lowered = lambda *given: print("lowered") or real(*given)
+from transconv.kernel import decorator
+real = decorator.lowered
+decorator.lowered = lambda *given: print("lowered") or real(*given)
 computed(Group(50, 16), torch.arange(50.), torch.zeros(50), 1.0)
 ''')
     said = [subprocess.run([sys.executable, "kernels_on_disk.py"], cwd=cache, text=True, check=True,

@@ -20,8 +20,7 @@ from transconv.ir import (
     substitute,
     value_at,
 )
-from transconv.kernel.tiles.masks import at_first, either, joined, mentions, proved, whole
-from transconv.kernel.tiles.values import is_leaf
+from transconv.kernel.tiles.values import at_first, either, is_leaf, joined, mentions, proved, whole
 from transconv.simplify import Facts
 from transconv.simplify.ranges import Range
 
@@ -83,8 +82,6 @@ def test_what_is_proved_goes_and_what_never_holds_is_all_that_is_left() -> None:
         kept = proved(mask, facts)
         for (row, col), n in itertools.product(ELEMENTS, (2, 3)):
             assert true(whole(kept), row, col, n) == all(true(p, row, col, n) for p in mask)
-
-
 
 
 def test_whether_an_element_is_active_along_lanes() -> None:

@@ -14,7 +14,7 @@ from tests.kernel.cases import Case, floats
 from tests.kernel.test_engines import interpreted as interpreted_by
 from transconv.errors import KernelError
 from transconv.kernel import Buffer, Group, kernel, uniform
-from transconv.kernel.launch.launcher import KernelLaunches
+from transconv.kernel.decorator import KernelLaunches
 from transconv.kernel.sizes import C, M, N
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1",

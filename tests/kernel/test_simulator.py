@@ -15,7 +15,7 @@ from tests.kernel import control_cases, function_cases, item_cases
 from tests.kernel.cases import CASES, Case
 from tests.kernel.test_engines import check, copies
 from transconv.kernel import Group, KernelError, kernel
-from transconv.kernel.frontend import group_scope
+from transconv.kernel.frontend import methods
 from transconv.kernel.simulator.execution import simulate
 from transconv.kernel.simulator.group import SimulatedGroup
 
@@ -29,7 +29,7 @@ def test_cases(case: Case) -> None:
 
 
 def test_it_has_every_method_of_a_group() -> None:
-    assert all(hasattr(SimulatedGroup, name) for name in group_scope.METHODS)
+    assert all(hasattr(SimulatedGroup, name) for name in methods.METHODS)
 
 
 FOUR = Group(4, 4)

@@ -16,7 +16,7 @@ from transconv.errors import KernelError
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Constant, Group, KernelFunction, kernel
 from transconv.kernel.launch import kernel_plan
-from transconv.kernel.launch.launcher import _spelled, signature
+from transconv.kernel.launch.kernel_plan import _spelled, signature
 from transconv.kernel.launch.size_arguments import Number, sizing, unit_of
 from transconv.target import TARGETS
 

@@ -22,7 +22,7 @@ from transconv.schedule import Schedule
 from transconv.selection import candidates
 from transconv.selection.tuning_db.record import TuningRecord
 from transconv.target import TARGETS
-from transconv.torch_ops.calls import call_entries, conv_routes, lower_call
+from transconv.torch_ops.calls import call_entries, lower_call, select_impl
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.fused import fused_route
 
@@ -74,12 +74,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
 
 
 def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
-    key, _flags, _aligned = conv_routes.forward_key(REQUEST, x, w, b)
+    key, _flags, _aligned = select_impl.forward_key(REQUEST, x, w, b)
     route_cache.find(key)
 
 
 def _backward(grad: Tensor, x: Tensor, w: Tensor) -> None:
-    _found, _flags, _aligned = conv_routes.backward_routes(PARAMS, grad, x, w, (True, True, False), "now")
+    _found, _flags, _aligned = select_impl.backward_routes(PARAMS, grad, x, w, (True, True, False), "now")
 
 
 def _fused(x: Tensor, w: Tensor, b: Tensor, res: Tensor) -> None:
@@ -122,16 +122,16 @@ def test_numbers_and_what_is_wanted(asked: list[Hashable]) -> None:
     x, w = torch.empty(2, 3, 4, 4), torch.empty(2, 3, 4, 4)
     other: Any = request(*NUMBERS[:-1], 2)
     for req in (REQUEST, other):
-        route_cache.find(conv_routes.forward_key(req, x, w, None)[0])
-        route_cache.find(conv_routes.forward_key(req, x, w, w)[0])
+        route_cache.find(select_impl.forward_key(req, x, w, None)[0])
+        route_cache.find(select_impl.forward_key(req, x, w, w)[0])
         for activation in ("", "relu"):
             fused_route.find(req, (x, w, None, None), activation, "now")
         fused_route.find(req, (x, w, x, None), "", "now")
         fused_route.find(req, (x, w, None, x), "", "now")
     for mask in ((True, True, False), (True, False, False), (False, True, False), (True, True, True)):
-        conv_routes.backward_routes(PARAMS, x, x, w, mask, "now")
+        select_impl.backward_routes(PARAMS, x, x, w, mask, "now")
     other = (2, 2)
-    conv_routes.backward_routes(other, x, x, w, (True, True, False), "now")
+    select_impl.backward_routes(other, x, x, w, (True, True, False), "now")
     assert len(set(asked)) == len(asked) == 17
 
 

@@ -18,7 +18,7 @@ from transconv.calls import size_policy
 from transconv.calls.settings import Settings
 from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial, policy
 from transconv.conv import registry
-from transconv.torch_ops.calls import autograd, dispatch
+from transconv.torch_ops import functional
 
 OFTEN = 4  # calls until a size is one that comes often
 SIDES = (5, 6, 7)  # the layer's first size, and two others
@@ -281,7 +281,7 @@ def test_as_on_a_gpu_the_faster_kernel_stays(sized: Machine, faster: str,  # noq
         sized.compiled = False
         assert call(first, 9) == {"fwd": 9} and call(seldom[0], 1) == {"fwd any size": 1}
         assert call(often, 9) == {stays: 9}
-        monkeypatch.setattr(dispatch, "requested", lambda *_: pytest.fail("not by the layer's entry"))
+        monkeypatch.setattr(functional, "requested", lambda *_: pytest.fail("not by the layer's entry"))
         for side in (often, first, *seldom):
             call(side, 1)
 
@@ -313,7 +313,7 @@ def test_as_on_a_gpu_each_direction_has_its_choice(sized: Machine,  # noqa: F811
         step(often, 3 * OFTEN + 4 * ROUNDS)
         assert step(often, 5).keys() == step(first, 5).keys() == own
         assert [step(side, 1).keys() for side in seldom] == [general] * 3
-        monkeypatch.setattr(autograd, "gradients", lambda *_: pytest.fail("not by an entry"))
+        monkeypatch.setattr(functional, "gradients", lambda *_: pytest.fail("not by an entry"))
         for side in (often, first, *seldom):
             step(side, 1)
 

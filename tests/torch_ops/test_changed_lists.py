@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional, quantized
-from transconv.calls import call_cache
-from transconv.torch_ops.calls import call_entries, lower_call, shape_cache
+from transconv.calls import call_cache, route_cache
+from transconv.torch_ops.calls import call_entries, lower_call
 from transconv.torch_ops.calls.call_entries import CALLS
 
 X1, X2, X3 = (torch.randn(2, 4, *[8] * n) for n in (1, 2, 3))
@@ -145,7 +145,7 @@ def test_entries_of_any_size_keep_no_list(padding: Any, monkeypatch: pytest.Monk
     made: list[Any] = []
     monkeypatch.setattr(CALLS, "due", lambda *_: 1)
     monkeypatch.setattr(CALLS, "keep", lambda *given: made.append(given))
-    monkeypatch.setattr(shape_cache, "find", lambda _: SimpleNamespace(known={}, forward=None))
+    monkeypatch.setattr(route_cache, "find_layer", lambda _: SimpleNamespace(known={}, forward=None))
     monkeypatch.setattr(call_entries, "only_on", lambda *_: None)
     x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
     given, flags = (x, w, None, None), lower_call.Flags("ieee", False)

@@ -24,8 +24,7 @@ from transconv.conv import compiler
 from transconv.runtime import compiler as plans
 from transconv.runtime import plan_cache
 from transconv.runtime.compilation import async_compile, compile_child
-from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.precompile import precompile_backward, speculative_compile
+from transconv.torch_ops.calls import lower_call, precompile
 
 counted = importlib.import_module("transconv.runtime.compilation.async_compile")
 X, W = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
@@ -274,9 +273,9 @@ def test_tensors_on_the_cpu_are_torchs(processes: Processes) -> None:
 
 
 def test_kernels_of_any_size_are_left_alone(processes: Processes) -> None:
-    assert precompile_backward.processes(*leaves(), "now") == 7
+    assert precompile.processes(*leaves(), "now") == 7
     transconv.config.sizes = "any"
-    assert precompile_backward.processes(*leaves(), "now") == 0
+    assert precompile.processes(*leaves(), "now") == 0
 
 
 @pytest.mark.parametrize(("text", "cores"), [
@@ -408,11 +407,11 @@ def test_only_the_first_pass_is_guessed(processes: Processes) -> None:
     count = len(forwards(processes))
     model(torch.randn(1, 3, 10, 10))
     assert count == 1 == len(forwards(processes))
-    (noted,) = [n for n in speculative_compile._networks.all if n.model() is model]
+    (noted,) = [n for n in precompile._networks.all if n.model() is model]
     assert not noted.leaves
     del model
     transconv.convert_(nn.Conv2d(3, 4, 3))
-    assert noted not in speculative_compile._networks.all
+    assert noted not in precompile._networks.all
 
 
 def test_where_no_process_starts_the_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,12 +466,12 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
 def test_guesses_end_with_the_second_that_is_wrong(processes: Processes) -> None:
     """The first is taken back, and the layers behind it are guessed anew."""
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(4)))
-    network = speculative_compile._Network(model)
+    network = precompile._Network(model)
     flags, other = lower_call.flags(torch.float32), torch.randn(1, 4, 33, 31)
     ended = []
     for at in (1, 2):
-        network.expected[at] = speculative_compile._layer(
-            model[at], precompile_backward.Given.of(X), False, flags)
-        network.called(at, precompile_backward.Given.of(other), False, flags, 1)
+        network.expected[at] = precompile._layer(
+            model[at], precompile.Given.of(X), False, flags)
+        network.called(at, precompile.Given.of(other), False, flags, 1)
         ended.append(not network.leaves)
     assert ended == [False, True]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import transconv
 from tests import programs
-from transconv.torch_ops.conversion import aten_convolutions, convert
+from transconv.torch_ops.conversion import aten_convolutions, aten_replacement
 
 CPU = ("cpu",)
 ROOT = Path(__file__).parents[2]
@@ -206,7 +206,7 @@ def test_enable_nests() -> None:
     transconv.disable()
     with pytest.raises(ValueError, match="expected one of: cuda, cpu"):
         transconv.enable(("xpu",))
-    assert not convert._entries.enabled
+    assert not aten_replacement._entries.enabled
 
 
 @pytest.mark.parametrize("call", [

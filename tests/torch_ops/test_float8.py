@@ -12,7 +12,7 @@ from torch import nn
 
 import transconv
 from transconv import errors, knobs
-from transconv.torch_ops.quantization import float8
+from transconv.torch_ops.quantized import float8
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 

@@ -14,7 +14,7 @@ from torch import fx
 from torch.nn.utils import prune
 
 import transconv
-from transconv.torch_ops.conversion import mutation_analysis
+from transconv.torch_ops.conversion import traced_graphs
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -326,6 +326,6 @@ def test_new_memory_is_written_through_views_alone() -> None:
     at = {n.name: n for n in traced.graph.nodes}
     views = [n for n in traced.graph.nodes if n.op == "call_method"]
     last = traced.graph.output_node()
-    assert not mutation_analysis.stays(traced, views[1], views[1], last, [])
-    assert not mutation_analysis.stays(traced, at["norm"], views[1], last, [])
-    assert mutation_analysis.stays(traced, at["add"], at["add"], last, [])
+    assert not traced_graphs.stays(traced, views[1], views[1], last, [])
+    assert not traced_graphs.stays(traced, at["norm"], views[1], last, [])
+    assert traced_graphs.stays(traced, at["add"], at["add"], last, [])

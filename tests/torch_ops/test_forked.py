@@ -15,14 +15,14 @@ FORKED = """
 import os, signal, threading
 from torch import nn
 import transconv
-from transconv.torch_ops.precompile import speculative_compile
+from transconv.torch_ops.calls import precompile
 
 transconv.convert_(kept := nn.Sequential(nn.Conv2d(3, 4, 3)))
 held = threading.Event()
 
 def hold():
-    with speculative_compile._networks.lock:
-        speculative_compile._networks.all[0].expected[0] = "a question to the parent's processes"
+    with precompile._networks.lock:
+        precompile._networks.all[0].expected[0] = "a question to the parent's processes"
         held.set()
         threading.Event().wait()
 
@@ -32,7 +32,7 @@ child = os.fork()
 if child == 0:
     signal.alarm(20)
     transconv.convert_(nn.Sequential(nn.Conv2d(3, 4, 3)))
-    asked = [n.expected for n in speculative_compile._networks.all if n.model() is kept]
+    asked = [n.expected for n in precompile._networks.all if n.model() is kept]
     os._exit(0 if asked == [{}] else 1)
 assert os.waitpid(child, 0)[1] == 0
 os._exit(0)

@@ -11,6 +11,7 @@ from torch.library import opcheck
 
 import transconv
 from transconv.calls import call_cache
+from transconv.torch_ops import operators
 from transconv.torch_ops.fused import fused_functional
 
 
@@ -51,7 +52,7 @@ def test_derivatives_of_derivatives(activation: str) -> None:
 
 def test_opcheck() -> None:
     x, w, b, res = problem()
-    found = opcheck(fused_functional.fused_convolution,
+    found = opcheck(operators.fused_convolution,
                     (x, w, b, res, "relu", [1, 1], [1, 1], [1, 1], False, [0, 0], 2))
     assert set(found.values()) == {"SUCCESS"}
 
@@ -237,7 +238,7 @@ def test_the_residuals_gradient_of_the_operator_has_memory_of_its_own(activation
     x, w, res, grad = (torch.randn(1, 4, 5, 5), torch.randn(4, 4, 1, 1), torch.randn(1, 4, 5, 5),
                        torch.randn(1, 4, 5, 5))
     res.requires_grad_()
-    y = fused_functional.call(x, w, None, res, activation, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    y = operators.fused_convolution(x, w, None, res, activation, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     made, = torch.autograd.grad(y, res, grad)
     before = grad.clone()
     assert made.data_ptr() != grad.data_ptr()

@@ -19,7 +19,7 @@ from transconv.standalone.files import write
 from transconv.standalone.package import packaged
 from transconv.standalone.python_file import python_text
 from transconv.target import TARGETS
-from transconv.torch_ops.quantization.quantize import chains
+from transconv.torch_ops.quantized.quantize import chains
 
 EVIL = 'x"), open("PATH", "w"), getattr(self, "'
 

@@ -18,7 +18,7 @@ from transconv import knobs
 from transconv.backend_triton import Launcher
 from transconv.calls import route_cache
 from transconv.errors import TensorError
-from transconv.torch_ops.conversion import prepacked_weights
+from transconv.torch_ops.conversion import inference
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 PACKED = "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | pack=a.b stages=3 warps=4"
@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"
     yield copies
-    prepacked_weights._Weight.named.clear()
+    inference._Weight.named.clear()
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -170,9 +170,9 @@ def test_copies_of_the_model_know_nothing_of_it(launched: Callable[[], int]) -> 
     for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
         other.weight.mul_(2)
         assert right(other, x) and right(layer, x)
-    held = len(prepacked_weights._Weight.named)
+    held = len(inference._Weight.named)
     del layer
-    assert len(prepacked_weights._Weight.named) == held - 1  # and its copies are freed
+    assert len(inference._Weight.named) == held - 1  # and its copies are freed
 
 
 @interpreted
@@ -214,7 +214,7 @@ def test_a_capture_copies_inside_of_the_graph(launched: Callable[[], int],
     transconv.inference(layer)
     assert right(layer, x) and right(layer, x)
     launched()
-    monkeypatch.setattr(prepacked_weights, "_captured", lambda weight: True)
+    monkeypatch.setattr(inference, "_captured", lambda weight: True)
     assert right(layer, x) and launched() == 1
 
 

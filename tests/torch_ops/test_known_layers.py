@@ -19,9 +19,9 @@ from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import conv_routes
-from transconv.torch_ops.calls.backward_routes import BackwardRoutes
+from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_entries import CALLS
+from transconv.torch_ops.calls.route import BackwardRoutes
 
 NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 
@@ -48,7 +48,7 @@ def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
     x, y = image(n, 32, h, width), image(n, 32, h, width)
     transconv.conv2d(x, w, padding=1)
     for mask in ((True, False, False), (True, True, False)):
-        conv_routes.backward(NUMBERS, y, x, w, mask, "now")
+        select_impl.backward(NUMBERS, y, x, w, mask, "now")
     return [r for item in made() if item not in before for r in item.routes()]
 
 
@@ -86,8 +86,8 @@ def test_the_routes_are_those_of_the_general_way(launched: Launched,
     route_cache.forget(registries=False)
     for at, size in enumerate(sizes):
         if at > 1:  # both plans have run by then
-            monkeypatch.setattr(conv_routes, "make_forward", lambda *_: pytest.fail("decided anew"))
-            monkeypatch.setattr(conv_routes, "make_backward", lambda *_: pytest.fail("decided anew"))
+            monkeypatch.setattr(select_impl, "make_forward", lambda *_: pytest.fail("decided anew"))
+            monkeypatch.setattr(select_impl, "make_backward", lambda *_: pytest.fail("decided anew"))
         assert (told(called(*size, w)), numbers(launched)) == plain[at], size
         launched.clear()
     (one,) = kept
@@ -109,7 +109,7 @@ def test_a_first_call_does_little(launched: Launched) -> None:
     x, y = image(4, 32, 50, 60), image(4, 32, 50, 60)
     wanted = (True, False, False)
     for call, most in ((lambda: transconv.conv2d(x, w, padding=1), 19),
-                       (lambda: conv_routes.backward(NUMBERS, y, x, w, wanted, "now"), 23)):
+                       (lambda: select_impl.backward(NUMBERS, y, x, w, wanted, "now"), 23)):
         seen: list[str] = []
 
         def profile(frame: FrameType, event: str, _: Any, seen: list[str] = seen) -> None:
@@ -136,7 +136,7 @@ def test_wrong_calls_of_a_known_layer_are_torchs_errors(launched: Launched) -> N
         with pytest.raises(RuntimeError, match=said):
             transconv.conv2d(x, w, padding=1)
     with pytest.raises(RuntimeError, match="Expected grad_output of size"):
-        conv_routes.backward(
+        select_impl.backward(
             NUMBERS, image(1, 32, 9, 8), image(1, 32, 9, 9), w, (True, False, False), "now"
         )
     with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
@@ -220,7 +220,7 @@ def test_entries_serve_all_sizes_under_autocast(launched: Launched,
         monkeypatch.setattr(home, name, lambda *given: reached.append(name) or real(*given))
 
     noted(functional.CONV2D, "general")
-    noted(conv_routes, "backward_routes")
+    noted(select_impl, "backward_routes")
     for h in (30, 31, 30):
         launched.clear()
         y = step(h)

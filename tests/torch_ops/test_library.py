@@ -20,15 +20,15 @@ from torch.utils.flop_counter import FlopCounterMode
 import transconv
 from tests.torch_ops import samples as s
 from transconv.runtime import first_run_check
-from transconv.torch_ops import library, operators
+from transconv.torch_ops import operators
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.conversion import export
 from transconv.torch_ops.conversion.aten_convolutions import aten_backward
 from transconv.torch_ops.fused import fused_functional
 
-OP = library.convolution
-BACKWARD = library.convolution_backward
+OP = operators.convolution
+BACKWARD = operators.convolution_backward
 FORMATS = (s.contiguous, s.channels_last, s.reversed_dims)
 
 
@@ -419,7 +419,7 @@ def test_operators_in_inference_mode() -> None:
     numbers = ([1, 1], [0, 0], [1, 1], False, [0, 0], 2)
     with torch.inference_mode():
         y = OP(x, w, b, *numbers)
-        activated = fused_functional.fused_convolution(x, w, b, None, "relu", *numbers)
+        activated = operators.fused_convolution(x, w, b, None, "relu", *numbers)
         found = BACKWARD(y, x, w, *numbers, [True, False, True])
         with pytest.raises(RuntimeError, match="Expected grad_output of size"):
             BACKWARD(x, x, w, *numbers, [True, True, True])
@@ -460,7 +460,7 @@ def test_operators_keep_tangents(enabled: bool) -> None:
     grad = torch.randn_like(OP(x, w, None, *numbers))
     calls = (lambda x: OP(x, w, None, *numbers),
              lambda x: BACKWARD(grad, x, w, *numbers, [True, True, False])[1],
-             lambda x: fused_functional.call(x, w, None, None, "relu", *numbers))
+             lambda x: operators.fused_convolution(x, w, None, None, "relu", *numbers))
     padded = F.pad(t, (0, 1, 1, 2))
     right = (F.conv2d(padded, w), torch.nn.grad.conv2d_weight(padded, w.shape, grad),
              F.conv2d(padded, w) * (OP(x, w, None, *numbers) > 0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from transconv.torch_ops.precompile import speculative_compile
+from transconv.torch_ops.calls import precompile
 
 MODULES = [
     nn.MaxPool1d(3), nn.MaxPool1d(2, 3, padding=1, ceil_mode=True), nn.MaxPool2d(3, 2, 1),
@@ -24,13 +24,13 @@ def test_the_sizes_are_torchs(module: nn.Module) -> None:
     rank = next((int(c) for c in type(module).__name__ if c.isdigit()), 2)
     for side in (7, 10, 13):
         shape = (2, 4, *(side + 2 * at for at in range(rank)))
-        assert speculative_compile.result(module, shape) == tuple(module(torch.zeros(shape)).shape)
+        assert precompile.result(module, shape) == tuple(module(torch.zeros(shape)).shape)
 
 
 def test_every_class_is_tried() -> None:
-    assert {type(m) for m in MODULES} == speculative_compile.KNOWN
+    assert {type(m) for m in MODULES} == precompile.KNOWN
 
 
 @pytest.mark.parametrize("module", [nn.MaxPool2d(2, return_indices=True), nn.MaxPool2d(20)], ids=str)
 def test_what_does_not_follow_is_left_alone(module: nn.Module) -> None:
-    assert speculative_compile.result(module, (1, 4, 9, 9)) is None
+    assert precompile.result(module, (1, 4, 9, 9)) is None

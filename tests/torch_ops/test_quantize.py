@@ -19,9 +19,13 @@ from transconv.calls import call_cache, guard
 from transconv.ir import DTYPES
 from transconv.runtime import Plan, launch
 from transconv.torch_ops.calls import route
-from transconv.torch_ops.quantization import quantized_modules
-from transconv.torch_ops.quantization.schemes import KINDS, quantised, ranged
-from transconv.torch_ops.quantized import input_quantization, quantized_functional, quantized_route
+from transconv.torch_ops.quantized import (
+    input_quantization,
+    quantized_functional,
+    quantized_modules,
+    quantized_route,
+)
+from transconv.torch_ops.quantized.schemes import KINDS, quantised, ranged
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 

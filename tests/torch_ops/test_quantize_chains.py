@@ -17,9 +17,9 @@ from transconv.__main__ import main
 from transconv.conv import Epilogue, zero_sums, zero_sums_shape
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.quantization import quantized_modules
-from transconv.torch_ops.quantized.quantized_epilogue import FusedQuantConv2d
+from transconv.torch_ops.quantized import quantized_modules
 from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
+from transconv.torch_ops.quantized.quantized_modules import FusedQuantConv2d
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

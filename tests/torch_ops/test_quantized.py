@@ -14,7 +14,7 @@ import transconv
 from transconv import errors, knobs, quantized
 from transconv.calls import call_cache
 from transconv.runtime import Plan
-from transconv.torch_ops.calls import dispatch, route
+from transconv.torch_ops.calls import call_attributes, route
 from transconv.torch_ops.quantized import quantized_route
 from transconv.torch_ops.quantized.quantized_functional import _CONV2D
 
@@ -171,7 +171,7 @@ def test_sums_of_8_bit_floats_may_stay_in_the_matrix_unit() -> None:
     made, texts = [], []
     for fast in ({}, {"use_fast_accum": True}):
         made.append(quantized.conv2d(x, w, **fast))
-        req = dispatch.requested(_CONV2D, 1, 0, 0, 1, 1)
+        req = call_attributes.requested(_CONV2D, 1, 0, 0, 1, 1)
         route = quantized_route.find(req, x, w, None, fast).route
         texts.append(route.compiled.workload.text)
     assert ["math=ieee" in t for t in texts] == [True, False]

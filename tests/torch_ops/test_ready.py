@@ -23,8 +23,8 @@ from transconv.runtime import registry as registries
 from transconv.runtime.compilation import async_compile
 from transconv.selection import files_digest
 from transconv.selection.tuning_db import store
-from transconv.torch_ops.calls import conv_routes, lower_call, select_impl
-from transconv.torch_ops.precompile import prepare
+from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.conversion import prepare
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
 
@@ -63,7 +63,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 def counts() -> tuple[dict[str, int], dict[str, int]]:
     found = transconv.stats(reset=True)
     return found.native, found.fallback | ({"compiling": found.waiting} if found.waiting else {})
-
 
 
 def converted() -> torch.Tensor:
@@ -110,8 +109,8 @@ def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatc
     """While a process compiles, a call costs a look-up; the plan is asked for when it may be there."""
     decided: list[str] = []
     for name in ("make_forward", "make_backward"):
-        made = getattr(conv_routes, name)
-        monkeypatch.setattr(conv_routes, name, lambda *given, n=name, made=made: (
+        made = getattr(select_impl, name)
+        monkeypatch.setattr(select_impl, name, lambda *given, n=name, made=made: (
             decided.append(n), made(*given))[1])
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
 
@@ -346,7 +345,7 @@ def test_gradients_that_wait_are_asked_for_once(machine: Machine, monkeypatch: p
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
     loss = transconv.conv2d(x, w).sum()
     transconv.config.compile = "background"
-    counted = Counted(monkeypatch, make_backward=conv_routes)
+    counted = Counted(monkeypatch, make_backward=select_impl)
     for _ in range(3):
         loss.backward(retain_graph=True)
     assert counted.calls == {"make_backward": 1} and len(machine.processes.jobs) == 2

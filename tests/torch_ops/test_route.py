@@ -13,13 +13,13 @@ from torch.autograd import forward_ad
 import transconv
 from tests.torch_ops import samples as s
 from transconv.calls import call_cache, guard, route_cache
+from transconv.torch_ops import operators
 from transconv.torch_ops.calls import (
     lower_call,
     route,
     select_impl,
 )
 from transconv.torch_ops.calls.call_entries import CALLS
-from transconv.torch_ops.fused import fused_functional
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
@@ -91,8 +91,8 @@ def operands(name: str = "conv2d") -> tuple[torch.Tensor, ...]:
 
 def fused_operator(x: torch.Tensor, w: torch.Tensor, *, stride: int, padding: int,
                    activation: str | None) -> torch.Tensor:
-    return fused_functional.call(x, w, None, None, activation or "", [stride] * 2, [padding] * 2, [1, 1],
-                               False, [0, 0], 1)
+    return operators.fused_convolution(x, w, None, None, activation or "", [stride] * 2, [padding] * 2,
+                                       [1, 1], False, [0, 0], 1)
 
 
 def run(f: Any, given: Any, leaves: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from tests.transforms import TRANSFORMS, differences
 from transconv.compute import parse
 from transconv.functional.calls import torch_operators
 from transconv.functional.softmax_rows import SOFTMAX
-from transconv.torch_ops.quantized import quantized_operator
+from transconv.torch_ops.quantized import quantized_route
 from transconv.verify.computation import wide
 
 Tensor = torch.Tensor
@@ -211,7 +211,7 @@ def test_a_quantised_call_has_no_tangent() -> None:
     x, w = torch.randint(-9, 9, (1, 2, 3, 3)).char(), torch.randint(-9, 9, (2, 2, 3, 3)).char()
 
     def scaled(scale: Tensor) -> Tensor:
-        given = dict.fromkeys(quantized_operator.QUANTITIES, 0.0) | dict.fromkeys(
+        given = dict.fromkeys(quantized_route.QUANTITIES, 0.0) | dict.fromkeys(
             ("weight_scale", "output_scale", "residual_scale"), 1.0)
         numbers = [n for name, n in given.items()]
         tensors = [scale if name == "input_scale" else None for name in given]

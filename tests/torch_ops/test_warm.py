@@ -17,7 +17,8 @@ from torch.func import grad, vmap
 import transconv
 from tests.torch_ops import samples as s
 from transconv.calls import call_cache, guard, route_cache
-from transconv.torch_ops.calls import call_entries, dispatch
+from transconv.torch_ops import functional
+from transconv.torch_ops.calls import call_entries
 from transconv.torch_ops.calls.call_entries import CALLS
 
 KWARGS = {"stride": 2, "padding": 1}
@@ -386,7 +387,7 @@ def test_the_entry_leads_to_the_general_way(general: list[Any]) -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
     assert CALLS.find(id(w)) is not None
-    assert CALLS.find(id(x), dispatch.dispatch) is dispatch.dispatch
+    assert CALLS.find(id(x), functional.dispatch) is functional.dispatch
     call_cache.forget()
     general.clear()
     transconv.conv2d(x, w, **KWARGS)

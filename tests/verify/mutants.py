@@ -52,11 +52,11 @@ def _keys(*names: str) -> tuple[str, ...]:
 
 CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
 SUBJECTS = (
-    Subject("transconv.torch_ops.calls.conv_routes", "forward_key", CALLS),
-    Subject("transconv.torch_ops.calls.conv_routes", "backward_routes",
+    Subject("transconv.torch_ops.calls.select_impl", "forward_key", CALLS),
+    Subject("transconv.torch_ops.calls.select_impl", "backward_routes",
             (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
              "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little")),
-    Subject("transconv.torch_ops.fused.fused_route", "find", CALLS),
+    Subject("transconv.torch_ops.calls.select_impl", "call_key", CALLS),
     Subject("transconv.torch_ops.calls.call_attributes", "request", _keys("requests")),
     Subject("transconv.calls.guard", "CallGuard.tests", _keys("entries")),
     Subject("transconv.calls.guard", "deterministic", _keys("entries")),
@@ -75,8 +75,7 @@ FREE = {
     **dict.fromkeys(("digest without digest_size=16", "_key without digest_size=16",
                      "_checksum without digest_size=16", "kernel_name without digest_size=4"),
                     "a longer digest tells as much apart"),
-    "find without 'fused'": "keys of other calls have fewer parts, and no word in the second place",
-    "find without made": "a call in a capture counts itself: tests/torch_ops/test_route_fused.py",
+    "call_key without kind": "no word is both an activation and a text, and other keys have none there",
     **dict.fromkeys(("_key without workload.text", "_key without workload.direction"),
                     "the computation has views, sizes and a name"),
     "_checksum without separators=(',', ':')": "blanks change every sum alike",

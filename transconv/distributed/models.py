@@ -25,7 +25,7 @@ from transconv.calls import stats
 from transconv.distributed import rules
 from transconv.distributed.modules import border_padding, rowwise
 from transconv.distributed.placements import dealt, part
-from transconv.torch_ops.conversion import convert, module_swap
+from transconv.torch_ops import modules
 
 Tensor = torch.Tensor
 
@@ -64,14 +64,14 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
               if (name in rows or isinstance(module, classes)) and not _within(name, whole)]
     by_row = [name for name in by_row if not _within(name, [other for other in by_row if other != name])]
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.conv._ConvNd) and not module_swap.is_ours(type(module)):
-            if why := module_swap.why_not(module):
+        if isinstance(module, nn.modules.conv._ConvNd) and not modules.is_ours(type(module)):
+            if why := modules.why_not(module):
                 raise ValueError(f"'{name}' cannot be sharded: {why}")
         if any(isinstance(p, DTensor) for p in module.parameters(recurse=False)):
             raise ValueError(f"'{name}' has parameters that are DTensors already; parallelize the model "
                              "before other plans")
     rules.serve_models()
-    convert.convert_(model)
+    modules.convert_(model)
     distribute_module(model, mesh)
     for parameter in model.parameters():
         if parameter.requires_grad:

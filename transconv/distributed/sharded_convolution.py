@@ -36,9 +36,9 @@ from transconv.distributed.placements import Choice, WholeShapes, produced, spli
 from transconv.runtime import Cache
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import conv_routes
+from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_attributes import request
-from transconv.torch_ops.quantized.quantized_operator import weight_gradient
+from transconv.torch_ops.quantized.quantized_route import weight_gradient
 
 Tensor = torch.Tensor
 
@@ -69,7 +69,7 @@ class LocalConv(NamedTuple):
         src = self.read(src)
         if not (src.numel() and wei.numel() and all(shape)):
             return with_bias(src.new_zeros(tuple(shape)), bias)
-        made: Tensor = conv_routes.forward_route(request("", 0, *self.params), src, wei, bias,
+        made: Tensor = select_impl.forward_route(request("", 0, *self.params), src, wei, bias,
                                             settings.mode).forward(src, wei, bias)
         return made
 
@@ -78,7 +78,7 @@ class LocalConv(NamedTuple):
         read = self.read(like)
         if not (read.numel() and wei.numel() and dst.numel()):
             return torch.zeros_like(like)
-        made = conv_routes.backward(self.params, dst, read, wei, (True, False, False), settings.mode)[0]
+        made = select_impl.backward(self.params, dst, read, wei, (True, False, False), settings.mode)[0]
         assert made is not None
         missing = [n for w in reversed(self.windows) for n in (0, w.unread)]
         return F.pad(made, missing) if any(missing) else made
@@ -91,7 +91,7 @@ class LocalConv(NamedTuple):
             return torch.zeros_like(wei)
         if addend and wei.element_size() < 4:
             return weight_gradient(src, dst, wei, self.params, False)
-        made = conv_routes.backward(self.params, dst, src, wei, (False, True, False), settings.mode)[1]
+        made = select_impl.backward(self.params, dst, src, wei, (False, True, False), settings.mode)[1]
         assert made is not None
         return made
 

@@ -56,7 +56,7 @@ from transconv.torch_ops.fused import (
     fused_functional,  # noqa: F401
     traced_route,  # noqa: F401
 )
-from transconv.torch_ops.quantized import quantized_operator  # noqa: F401
+from transconv.torch_ops.quantized import quantized_route  # noqa: F401
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",

@@ -38,8 +38,7 @@ from transconv.functional.calls.compiled_launch import Program, TensorMemory, pr
 from transconv.functional.calls.torch_operators import compute
 from transconv.runtime import torch_internals
 from transconv.torch_ops import transforms
-from transconv.torch_ops.library import differentiated
-from transconv.torch_ops.operators import library
+from transconv.torch_ops.operators import differentiated, library
 
 Tensor = torch.Tensor
 

@@ -22,9 +22,9 @@ from torch.utils import _pytree
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
 from transconv.graph.torch_compile import backend
-from transconv.torch_ops.conversion import convert, module_swap
+from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.conversion.inference import Inference
-from transconv.torch_ops.precompile.prepare import undisturbed
+from transconv.torch_ops.conversion.prepare import undisturbed
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]
@@ -95,7 +95,7 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
     Without a GPU it stays eager and says so. Class, state dict, ``train`` and ``eval`` are the model's; a
     deep copy or a pickle of the copy is eager. TypeError for what is no module, ValueError where
     ``measure`` has no example."""
-    module_swap.expect_module(model, "optimize")
+    arguments.expect_module(model, "optimize")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("transconv.optimize: a ScriptModule is compiled already; hand over the module "
                         "from which it was made")
@@ -184,7 +184,7 @@ class ModelTrial:
                sides: tuple[TimedSide, ...] = ()) -> Optimization:
         """With the three lines."""
         weights = ", weights copied once" if self.handle is not None and kept in (OURS, RECORDED) else ""
-        off = [name for name, m in self.model.named_modules() if convert.is_off(m)]
+        off = [name for name, m in self.model.named_modules() if modules.is_off(m)]
         left = ", ".join(off[:4]) + " .." * (len(off) > 4)
         left = left or "no module; transconv.off(module) leaves one out"
         return Optimization(kept, (
@@ -347,7 +347,7 @@ def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], 
     twin: nn.Module = copy.deepcopy(model, memo)
     for name, module in twin.named_modules():
         if keep is not None and name and not keep(module, name):
-            convert.off(module)
+            modules.off(module)
     return twin.train(training) if training is not model.training else twin
 
 

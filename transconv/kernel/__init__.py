@@ -5,13 +5,17 @@ passes, emitters and launches below it, nothing of convolutions.
 """
 
 from transconv.errors import KernelError, ScopeError
-from transconv.kernel.annotations import Buffer, Constant, Tunable, symbols
+from transconv.kernel.annotations import Buffer, Constant, Group, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
-from transconv.kernel.device_functions import DeviceFunction, Scope, atomic_ref, uniform
-from transconv.kernel.group import Group
-from transconv.kernel.intrinsics import IntrinsicArgument
-from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
+from transconv.kernel.device_functions import (
+           DeviceFunction,
+           IntrinsicArgument,
+           Scope,
+           atomic_ref,
+           uniform,
+)
 from transconv.kernel.tiles.intrinsic_builder import Builder
+from transconv.kernel.tiles.values import IndexMap, Mapping, create_mapping, index_map
 
 WorkGroup = Scope.WorkGroup
 """The scope of a group: its tiles, all work-items at once."""

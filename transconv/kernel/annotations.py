@@ -1,4 +1,5 @@
-"""What a kernel declares of its arguments: sizes by symbols, constants, parameters that are tuned.
+"""What a kernel declares of its arguments (sizes by symbols, constants, parameters that are tuned), and
+groups: how the work of a launch is divided, by the simulator and the compiled kernels alike.
 
     H, W = symbols("H W")
     ROWS = Tunable("ROWS", 16, (8, 16, 32))
@@ -7,19 +8,20 @@
     def add(group, X: Buffer[H, W], row: Buffer[1, W], Y: Buffer[H, W], n: Constant):
         ...
 
-A symbol is bound by the first array that has it as a size; all others have to agree, which a call checks
-before anything is launched. Numbers in an annotation are constants of the compiled kernel.
+A symbol is bound by the first array that has it as a size; all others have to agree, which a call
+checks before anything is launched. Numbers in an annotation are constants of the compiled kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from transconv.errors import KernelError
 from transconv.ir import Const, Expr, Values, Var, as_expr, free_vars, index, text_of, value_at
-from transconv.kernel.group import Group
+from transconv.kernel.tiles.values import PLACES, capacity
 
 
 def symbols(names: str) -> Any:
@@ -209,3 +211,82 @@ def _evaluated(function: Any, text: str) -> Any:
         return eval(text, function.__globals__, {n: c.cell_contents for n, c in cells})
     except Exception:  # an annotation for type checkers alone
         return None
+
+
+LONGEST = 1024  # elements of a group of one dimension that gets no hint
+MOST_STAGES = 8
+SQUARE = 32  # rows and columns of a group of more dimensions
+
+
+def _sizes(name: str, given: int | Sequence[int], least: int) -> tuple[int, ...]:
+    sizes = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not sizes or len(sizes) > len(PLACES) or any(not isinstance(n, int) or n < least for n in sizes):
+        raise KernelError(f"{name}={given!r}; expected 1 to {len(PLACES)} whole numbers from {least} on")
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The work of a launch: ``work_shape`` elements, divided into groups.
+
+    ``group_shape_hint``: the elements of a group, any sizes, of as many dimensions; default: 1,024, or 32
+    by 32 along the last two dimensions, not beyond the work. ``subgroup_size_hint``: the items of a
+    sub-group; chips have one size, which ``explain`` reports. ``warps_hint``: the warps of a group;
+    ``stages_hint``: how many iterations' loads of a loop are in flight. Sizes may be given as one number.
+    Raises KernelError for sizes below 1 (of the work: below 0).
+    """
+
+    work_shape: tuple[int, ...] | int
+    group_shape_hint: tuple[int, ...] | int | None = None
+    subgroup_size_hint: int | None = None
+    warps_hint: int | None = None
+    stages_hint: int | None = None
+
+    def __post_init__(self) -> None:
+        work = _sizes("work_shape", self.work_shape, 0)
+        object.__setattr__(self, "work_shape", work)
+        if self.group_shape_hint is not None:
+            hint = _sizes("group_shape_hint", self.group_shape_hint, 1)
+            if len(hint) != len(work):
+                raise KernelError(f"group_shape_hint={hint} has {len(hint)} dimensions; work_shape="
+                                  f"{work} has {len(work)}")
+            object.__setattr__(self, "group_shape_hint", hint)
+        size = self.subgroup_size_hint
+        if size is not None and (not isinstance(size, int) or size < 1 or size & (size - 1)):
+            raise KernelError(f"subgroup_size_hint={size!r}; expected a power of two")
+        if self.warps_hint not in (None, 1, 2, 4, 8, 16, 32):
+            raise KernelError(f"warps_hint={self.warps_hint!r}; expected 1, 2, 4, 8, 16 or 32")
+        stages = self.stages_hint
+        if stages is not None and (not isinstance(stages, int) or not 1 <= stages <= MOST_STAGES):
+            raise KernelError(f"stages_hint={stages!r}; expected 1 to {MOST_STAGES}")
+
+    @property
+    def work(self) -> tuple[int, ...]:
+        """The work's sizes."""
+        assert isinstance(self.work_shape, tuple)
+        return self.work_shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The elements of one group."""
+        if isinstance(self.group_shape_hint, tuple):
+            return self.group_shape_hint
+        if len(self.work) == 1:
+            return (min(LONGEST, capacity(max(1, self.work[0]))),)
+        sizes = [min(SQUARE, capacity(max(1, n))) for n in self.work[-2:]]
+        return (*(1 for _ in self.work[:-2]), *sizes)
+
+    @property
+    def launched(self) -> tuple[Any, ...]:
+        """What a compiled kernel depends on: the shape, and the hints."""
+        return self.shape, self.subgroup_size_hint, self.warps_hint, self.stages_hint
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The number of groups along each dimension; the last ones may reach beyond the work."""
+        return tuple(-(-n // m) for n, m in zip(self.work, self.shape, strict=True))
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return prod(self.groups)

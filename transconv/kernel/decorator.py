@@ -1,38 +1,311 @@
-"""``@kernel``: a Python function that is called with a group and arrays, and runs as Triton."""
+"""``@kernel``: a Python function that is called with a group and arrays, and runs as Triton.
+
+One compiled kernel for each kind of arguments is kept in the process. The first call with such
+arguments looks at everything. Later ones compare types, shapes, strides and devices, and whether arrays
+share memory, and start the compiled kernel for these sizes directly.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, overload
 
+import numpy as np
+
+from transconv import knobs
+from transconv.backend_triton import Miscompiled, torch_module
 from transconv.errors import KernelError
-from transconv.ir import DType
-from transconv.kernel.annotations import Declared, KernelCall, Meant, Tunable, declared_of
+from transconv.ir import CALLS, Call, find
+from transconv.kernel.annotations import Group, KernelCall, Meant
 from transconv.kernel.device_functions import func, intrinsic
-from transconv.kernel.frontend.source import FunctionSource
-from transconv.kernel.group import Group
 from transconv.kernel.launch.arguments import (
+    Arguments,
     AskedResults,
     Recipe,
-    described,
-    makers,
-    results_of,
+    as_tensor,
+    plain_number,
     returned,
+    spanned,
+    tensors_of,
 )
-from transconv.kernel.launch.first_result import check
-from transconv.kernel.launch.launcher import KernelLaunches
-from transconv.kernel.launch.lowering import LoweredKernel, explained
+from transconv.kernel.launch.declaration import KernelDeclaration
+from transconv.kernel.launch.kernel_plan import (
+    CompiledKernel,
+    KernelRequest,
+    Known,
+    LoweredKernel,
+    compiled,
+    known,
+    signature,
+)
+from transconv.kernel.launch.lowering import explained, lowered
 from transconv.kernel.launch.torch_operator import Results, as_operator
-from transconv.kernel.launch.tuned_choices import TunedChoice
-from transconv.kernel.simulator.execution import simulate
+from transconv.kernel.launch.trace_digest import Untold, trace_digest
+from transconv.kernel.launch.tuned_choices import (
+    WARPS,
+    LaunchWords,
+    TunedChoice,
+    choices,
+    key_of,
+    record,
+    recorded,
+    search,
+    with_words,
+)
+from transconv.kernel.simulator.execution import refusal, simulate, start_checked
+from transconv.runtime import (
+    Batch,
+    PlanRequest,
+    collect,
+    first_run_check,
+    is_collecting,
+    plan_cache,
+)
 from transconv.target import Target, detect
 
-PRECISIONS = ("ieee", "tf32", "tf32x3")
+KEPT = 256  # kinds of arguments of one kernel
+KNOWN_CALLS = 4096  # calls that are known by their types and sizes
+log = logging.getLogger("transconv.kernel")
 
 
-class KernelFunction:
+@dataclass(slots=True)
+class ArgumentKind:
+    """The compiled kernels for arguments of one kind. ``fixed``: the places of numbers that the kernel
+    needs to know; ``plain``: of those whose divisors do not matter."""
+
+    fixed: frozenset[int] = frozenset()
+    plain: frozenset[int] = frozenset()
+    compiled: list[CompiledKernel] = field(default_factory=list)
+
+
+class KernelLaunches:
+    """The launches of one kernel."""
+
+    def __init__(self, owner: KernelDeclaration) -> None:
+        self.owner = owner
+        self.kinds: dict[Any, ArgumentKind] = {}
+        self.calls: dict[Any, Known] = {}
+        self.recipes: dict[Any, Recipe] = {}  # of calls that leave out results
+        self.found: dict[str, TunedChoice | None] = {}
+        self.instead: dict[str, tuple[LaunchWords, str]] = {}  # of calls whose own warps are miscompiled
+        self.lock = threading.Lock()
+
+    def __call__(self, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """Launch; nothing for work without elements. The results that the call leaves out. Raises
+        KernelError."""
+        key = None if words else signature(args)
+        recipe, known = self.recipes.get(key), self.calls.get(key)
+        if recipe is not None:
+            args, results = recipe.filled(args)
+            if known is None or not known(args):
+                self.launched(None, args, words)
+            return results
+        if known is not None and known(args):
+            return None
+        return self.launched(key, args, words)
+
+    def launched(self, key: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """A launch that looks at everything; none while requests are recorded, as ``prepare`` does.
+        ``key``: of a call that is remembered."""
+        asked = self.owner.asked(args, words)
+        arguments = tensors_of(asked.given)
+        target = self.target_of(arguments)
+        if is_collecting():  # the call is only looked at: its results have no values
+            made = self.of(self.best(asked, arguments, target)[0], arguments, target)[0]
+            aligned = first_run_check.is_aligned(arguments.tensors)
+            collect(Batch((PlanRequest(made.plan.workload, target, aligned=aligned),)))
+            return returned(asked.made)
+        found = self.start_right(asked, arguments, target)
+        if found and key is not None and not arguments.alike and arguments.device.type == "cuda":
+            self.remember(key, *found, arguments, isinstance(args[0], Group))
+            if (left_out := self.owner.recipe(args, asked)) is not None:
+                self.recipes[key] = left_out
+        return returned(asked.made)
+
+    def start_right(self, asked: KernelCall, arguments: Arguments,
+                    target: Target) -> tuple[CompiledKernel, dict[str, int]] | None:
+        """``start`` with the best words. Where the machine code shows a known mistake of the compiler, and
+        the call leaves the warps open, with other warps, which later calls like it have, too. Raises
+        Miscompiled if each number of warps has such code."""
+        best, _ = self.best(asked, arguments, target)
+        try:
+            return self.start(best, arguments, target)
+        except Miscompiled as mistake:
+            if best.group.warps_hint is not None:
+                raise refusal(self.name, mistake) from None
+            own = self.of(best, arguments, target)[0].step.schedule.warps
+            for warps in (w for w in (2 * own, own // 2, 4 * own, own // 4) if w in WARPS):
+                with suppress(Miscompiled, KernelError):
+                    found = self.start(with_words(best, LaunchWords(warps)), arguments, target)
+                    key = key_of(self.owner.source, asked, arguments, target, self.owner.precision)
+                    self.instead[key] = LaunchWords(warps), f"instead    of {own} warps: {mistake.why}"
+                    return found
+            raise refusal(self.name, mistake) from None
+
+    def start(self, asked: KernelCall, arguments: Arguments,
+              target: Target) -> tuple[CompiledKernel, dict[str, int]] | None:
+        """Launch a call; what was launched for which sizes, None for work without elements."""
+        made, values = self.of(asked, arguments, target)
+        if asked.group.count == 0:
+            return None
+        given = arguments.tensors | arguments.floats
+        try:
+            if first_run_check.is_trusted(made.plan, first_run_check.is_aligned(arguments.tensors)):
+                made.start(given, values)
+            else:
+                start_checked(self.owner.python, asked, arguments, made, values)
+        except Exception as error:
+            if type(error).__name__ != "OutOfResources":  # of Triton, which is imported by now
+                raise
+            raise KernelError(f"{self.name} does not fit the chip: {error}; expected a smaller group, or "
+                              f"fewer than {made.step.schedule.stages} stages") from None
+        return made, values
+
+    def remember(self, key: Any, made: CompiledKernel, values: dict[str, int], arguments: Arguments,
+                 grouped: bool) -> None:
+        """Have later calls like this one start the kernel directly. ``grouped``: whether their first
+        argument is the group."""
+        names = [*([""] if grouped else []), *arguments.kinds]
+        places = {n: names.index(n) for n in made.step.params}
+        order = tuple(~at if n in arguments.floats else at for n, at in places.items())
+        device = arguments.device.index
+        starters = [made.starter(device, aligned, order, values) for aligned in (False, True)]
+        arrays = [at for at in order if at >= 0]
+        spans = [spanned(arguments.tensors[names[at]]) for at in arrays]
+        if len(self.calls) >= KNOWN_CALLS:
+            self.calls.clear()
+            self.recipes.clear()
+        self.calls[key] = known(starters, arrays, spans, device)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.owner.source.name
+
+    def target_of(self, arguments: Arguments) -> Target:
+        """The chip of the arrays, or Triton's interpreter for those of the CPU. KernelError where kernels
+        do not run."""
+        if arguments.device is None:
+            raise KernelError(f"{self.name} is called without an array; expected at least one")
+        kind = arguments.device.type
+        if kind == "cpu" and not knobs.interpret():
+            raise KernelError(f"{self.name} is called with arrays of the CPU; expected arrays of a "
+                              'GPU; without one, set transconv.config.cpu = "interpret" at the beginning '
+                              "of the program (or TRITON_INTERPRET=1) for Triton's interpreter, or call "
+                              f"{self.name}.simulate(..)")
+        if kind not in ("cpu", "cuda", "xpu") or kind != "cpu" and knobs.interpret():
+            raise KernelError(f"{self.name} is called with arrays of {arguments.device}, where it "
+                              "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
+        return detect(arguments.device)
+
+    def best(self, asked: KernelCall, arguments: Arguments, target: Target) -> tuple[KernelCall, str]:
+        """A call with what tuning found fastest for such arguments, or what is compiled right, where it
+        leaves that open, and how that was found."""
+        owner = self.owner
+        key = key_of(owner.source, asked, arguments, target, owner.precision)
+        if key not in self.found:
+            self.found[key] = recorded(key, owner.tunables)
+        found = self.found[key]
+        best, told = (asked, "") if found is None else (
+            self.worded(asked, found.words), f"tuned      {found}")
+        if key not in self.instead:
+            return best, told
+        words, why = self.instead[key]
+        return with_words(best, words), "\n".join(filter(None, (told, why)))
+
+    def worded(self, asked: KernelCall, words: LaunchWords) -> KernelCall:
+        """A call with words of tuning."""
+        numbers = {n: v for n, v in words.numbers if n not in self.owner.tuned}
+        if numbers:
+            given = (asked.group,) if not asked.declared else ()
+            asked = self.owner.asked(given, asked.given, numbers)
+        return with_words(asked, words)
+
+    def tune(
+        self, args: tuple[Any, ...], words: dict[str, Any], seconds: float, trials: int
+    ) -> TunedChoice:
+        """The fastest words for a call, which are kept."""
+        owner, asked = self.owner, self.owner.asked(args, words)
+        arguments = tensors_of(asked.given)
+        target = self.target_of(arguments)
+        low = lowered(owner.source, asked.group, arguments, target, owner.precision, meant=asked.meant)
+
+        def run(words: LaunchWords, arrays: dict[str, Any]) -> None:
+            made = self.worded(asked, words)
+            self.start(replace(made, given=made.given | arrays), tensors_of(made.given | arrays), target)
+
+        offered = choices(asked, low, owner.tunables, owner.tuned)
+        found = search(run, arguments.tensors, offered, seconds, trials)
+        key = key_of(owner.source, asked, arguments, target, owner.precision)
+        record(key, found)
+        self.found[key] = found
+        self.recipes.clear()
+        self.calls.clear()
+        return found
+
+    def chosen(self, asked: KernelCall, target: Target) -> tuple[LoweredKernel, Meant, str]:
+        """The kernel that such a call launches on a chip, compiled anew."""
+        arguments = tensors_of(asked.given)
+        asked, why = self.best(asked, arguments, target)
+        low = lowered(self.owner.source, asked.group, arguments, target, self.owner.precision,
+                      meant=asked.meant)
+        return low, asked.meant, why
+
+    def of(
+        self, asked: KernelCall, arguments: Arguments, target: Target
+    ) -> tuple[CompiledKernel, dict[str, int]]:
+        """The kernel for arguments, and its sizes that are arguments."""
+        group, precision = asked.group, self.owner.precision
+        key = (*group.launched, arguments.key, asked.meant.key, target.name, precision)
+        numbers = (*(n.value for n in arguments.numbers), *group.work)
+        with self.lock:
+            if len(self.kinds) >= KEPT:
+                self.kinds.clear()
+            kind = self.kinds.setdefault(key, ArgumentKind())
+            for made in reversed(kind.compiled):
+                if (values := made.values(numbers)) is not None:
+                    return made, values
+            request = self.request(asked, arguments, target)
+            before = kind.fixed, kind.plain
+            found = request.find(*before)
+            if found is None:
+                low = lowered(self.owner.source, group, arguments, target, precision, *before, asked.meant)
+                found = compiled(low, target, request.workload(low.sizing))
+                if why := found.why_not(numbers):  # more programs than a launch may have
+                    raise KernelError(f"{self.name} cannot be launched for this work: {why}")
+                request.keep(found, before)
+            kind.fixed, kind.plain = found.fixed, found.plain
+            kind.compiled.append(found)
+            return found, found.sizing.values(numbers)
+
+    def request(self, asked: KernelCall, arguments: Arguments, target: Target) -> KernelRequest:
+        """What a call asks for."""
+        group, meant = asked.group, asked.meant
+        modules = {n: k for n, k in arguments.kinds.items() if isinstance(k, ModuleType)}
+        made_of = ""
+        if plan_cache.keeps():
+            try:
+                made_of = trace_digest(self.owner.source, modules)
+            except Untold as reason:
+                log.debug("%s is not kept on disk: it uses %s", self.name, reason)
+        kinds = [(n, k.__name__ if isinstance(k, (ModuleType, type)) else k)
+                 for n, k in arguments.kinds.items()]
+        kind = (*group.launched, kinds, sorted(arguments.alike.items()), sorted(meant.places.items()),
+                sorted(meant.constants), sorted(meant.tuned.items()))
+        return KernelRequest(self.name, made_of, kind, self.owner.precision, arguments,
+                             arguments.numbers_with(group.work), target)
+
+
+# -- calls that are known --------------------------------------------------------------------------
+
+
+class KernelFunction(KernelDeclaration):
     """A kernel. Call it with a Group and the function's other arguments: torch tensors, NumPy arrays,
     objects with DLPack or the CUDA array interface, Python numbers. Arrays are written in place.
 
@@ -43,58 +316,16 @@ class KernelFunction:
     returned.
     """
 
-    def __init__(self, function: Callable[..., Any], precision: str = "ieee", work_shape: Any = None,
-                 group_shape: Any = None, tuned: Mapping[str, int] = MappingProxyType({}),
-                 results: AskedResults = None) -> None:
-        if precision not in PRECISIONS:
-            raise KernelError(f"precision={precision!r}; expected one of {' '.join(PRECISIONS)}")
+    def __init__(self, function: Callable[..., Any], *given: Any, **named: Any) -> None:
         functools.update_wrapper(self, function)
-        self.python, self.precision = function, precision
-        self.work_shape, self.group_shape, self.tuned = work_shape, group_shape, dict(tuned)
-        self.asked_results = results
-        self._source: FunctionSource | None = None
-        self._declared: Declared | None = None
-        self._tunables: dict[str, Tunable] | None = None
-        self._results: dict[str, DType | None] | None = None
+        super().__init__(function, *given, **named)
         self._launches = KernelLaunches(self)
-
-    @property
-    def source(self) -> FunctionSource:
-        """The function's tree and lines. Raises KernelError if it cannot be read."""
-        if self._source is None:
-            self._source = _checked(FunctionSource.of(self.python))
-        return self._source
 
     def __repr__(self) -> str:
         return f"<kernel {getattr(self.python, '__name__', '?')}>"
 
     def __call__(self, *args: Any, **words: Any) -> Any:
         return self._launches(args, words)
-
-    @property
-    def results(self) -> dict[str, DType | None]:
-        """The parameters that calls may leave out, in order, and the types of those that are not of the
-        first array's. Raises KernelError."""
-        if self._results is None:
-            self._results = results_of(self.source.name, self.source.parameters[1:], self.asked_results)
-        return self._results
-
-    @property
-    def declared(self) -> Declared:
-        """What the function's annotations and the decorator say. Raises KernelError."""
-        if self._declared is None:
-            names = self.source.parameters[1:]
-            self._declared = declared_of(self.python, names, self.work_shape, self.group_shape)
-        return self._declared
-
-    @property
-    def tunables(self) -> dict[str, Tunable]:
-        """The numbers that the kernel leaves to tuning, by name."""
-        if self._tunables is None:
-            around, code = self.source.outside(), self.python.__code__
-            used = [around[n] for n in _names(code) if n in around]
-            self._tunables = {t.name: t for t in (*self.declared.shape, *used) if isinstance(t, Tunable)}
-        return self._tunables
 
     def parametrize(self, **values: int) -> KernelFunction:
         """The kernel with other values of its tunable numbers. Raises KernelError for other names."""
@@ -103,58 +334,6 @@ class KernelFunction:
             raise KernelError(f"{self.source.name} has no tunable number {wrong[0]}; it has: {known}")
         return KernelFunction(self.python, self.precision, self.work_shape, self.group_shape,
                               self.tuned | values, self.asked_results)
-
-    def asked(self, args: tuple[Any, ...], words: dict[str, Any],
-              chosen: Mapping[str, int] = MappingProxyType({})) -> KernelCall:
-        """A call: its group, its arguments by name, what symbols mean. ``chosen``: values of tunable
-        numbers. Results that the call leaves out are allocated. Raises KernelError unless each other
-        parameter has an argument as declared."""
-        name, group = self.source.name, args[0] if args and isinstance(args[0], Group) else None
-        if group is None and not self.declared.work:
-            found = described(args[0]) if args else "nothing"
-            raise KernelError(f"{name} is called with {found}; expected a Group first: "
-                              f"{name}(Group(work_shape=...), ...)")
-        given = self._given(args if group is None else args[1:], words)
-        bound = self.declared.bound(name, given)
-        tuned = {n: t.default for n, t in self.tunables.items()} | dict(chosen) | self.tuned
-        meant = Meant({n: said for n, (_, said) in bound.items()}, self.declared.constants(), tuned)
-        sizes = {n: size for n, (size, _) in bound.items()}
-        asked_for = group is None
-        group = self.declared.group(name, bound, tuned) if group is None else group
-        names, made = self.source.parameters[1:], ()
-        if any(n not in given for n in names):
-            each = makers(name, self.results, self.declared, given, sizes)
-            made = tuple(make() for make in each.values())
-            given |= dict(zip(each, made, strict=True))
-        return KernelCall(group, {n: given[n] for n in names}, meant, sizes, asked_for, made)
-
-    def recipe(self, args: tuple[Any, ...], asked: KernelCall) -> Recipe | None:
-        """What a call with arguments by place alone leaves out; None if it is nothing."""
-        first, names = int(isinstance(args[0], Group)), self.source.parameters[1:]
-        count, inputs = len(args) - first, [n for n in names if n not in self.results]
-        left_out = {*names} - {*(names if count > len(inputs) else inputs)[:count]}
-        if not left_out:
-            return None
-        makes: dict[str, Any] = {} if not asked.made else makers(
-            self.source.name, self.results, self.declared, asked.given, asked.symbols)
-        return Recipe(tuple((at, makes.get(n), None if n in makes else asked.given[n])
-                            for at, n in enumerate(names, first) if n in left_out))
-
-    def _given(self, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, with defaults; without results if it leaves these out."""
-        names = self.source.parameters[1:]
-        inputs = [n for n in names if n not in self.results]
-        by_place = names if len(args) > len(inputs) else inputs
-        given = dict(zip(by_place, args, strict=False))
-        wrong = len(args) > len(names) or any(w not in names or w in given for w in words)
-        defaults = self.python.__defaults__ or ()
-        given = dict(zip(names[::-1], defaults[::-1], strict=False)) | given | words
-        if wrong or set(given) not in ({*names}, {*inputs}):
-            got = ", ".join([*("_" for _ in args), *words])
-            raise KernelError(f"{self.source.name}(group, {got}); expected "
-                              f"{self.source.name}(group, {', '.join(inputs)})" + (
-                                  f", or with {' '.join(self.results)} too" if self.results else ""))
-        return {n: given[n] for n in names if n in given}
 
     def simulate(self, *args: Any, **words: Any) -> Any:
         """Run the Python function itself, for one group after the other, on NumPy arrays: slow, in an
@@ -170,7 +349,7 @@ class KernelFunction:
         to some units in the last place. The simulation executes the bodies of functions in Python, so a
         wrong intrinsic is found. Raises KernelError for the first element that differs."""
         asked = self.asked(args, words)
-        check(self, asked.group, asked.given, rtol, atol)
+        _compare(self, asked.group, asked.given, rtol, atol)
 
     def as_operator(self, name: str, *, group: Callable[..., Group], results: Results,
                     backward: KernelFunction | None = None) -> Any:
@@ -207,25 +386,6 @@ class KernelFunction:
         for, warps, sizes that are arguments and what is required of them, masks that were proved away."""
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
         return explained(*self._launches.chosen(self.asked(args, words), chip), chip)
-
-
-def _names(code: Any) -> list[str]:
-    """The names that a function and those inside of it use."""
-    inside = [n for c in code.co_consts if hasattr(c, "co_names") for n in _names(c)]
-    return [*code.co_names, *code.co_freevars, *inside]
-
-
-def _checked(source: FunctionSource) -> FunctionSource:
-    """The source, if the function has parameters of the plain kind, the group first."""
-    a = source.tree.args
-    place = source.place(source.tree)
-    if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs:
-        raise KernelError(f"{place}: found parameters with * or /; allowed: plain parameters\n"
-                          f"    {place.text.strip()}\n  for example: def {source.name}(group, X, Y):")
-    if not a.args:
-        raise KernelError(f"{place}: found a kernel without parameters; allowed: the group first\n"
-                          f"    {place.text.strip()}\n  for example: def {source.name}(group, X, Y):")
-    return source
 
 
 class KernelDecorator:
@@ -266,3 +426,28 @@ class KernelDecorator:
 
 kernel = KernelDecorator()
 """Makes a kernel of a function, see ``KernelDecorator``."""
+
+
+def _compare(kernel: KernelFunction, group: Group, given: dict[str, Any], rtol: float | None,
+          atol: float | None) -> None:
+    """Run a kernel and its simulation on copies of the arguments, and compare the arrays. Raises
+    KernelError for the first difference."""
+    torch = torch_module()
+    compiled, simulated = ({n: v if plain_number(v) is not None or isinstance(v, ModuleType)
+                            else as_tensor(n, v).clone() for n, v in given.items()} for _ in range(2))
+    kernel(group, **compiled)
+    kernel.simulate(group, **simulated)
+    own = {c.name for c in find(kernel.lower(group, **given).kernel, Call) if CALLS[c.name].takes}
+    for name, value in compiled.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        got, wanted = (t.detach().cpu().double().numpy() for t in (value, simulated[name]))
+        near = 2.0 * float(torch.finfo(value.dtype).eps) if value.dtype.is_floating_point else 0.0
+        r, a = (16 * near if rtol is None else rtol), (16 * near if atol is None else atol)
+        wrong = ~np.isclose(got, wanted, rtol=r, atol=a, equal_nan=True)
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            told = f"; it has functions of a chip: {' '.join(sorted(own))}" if own else ""
+            place = f"{name}[{', '.join(map(str, at))}]"
+            raise KernelError(f"{kernel.source.name}: {place} is {got[at]:.9g}, and {wanted[at]:.9g} in "
+                              f"the simulator ({int(wrong.sum())} of {wrong.size} elements differ){told}")

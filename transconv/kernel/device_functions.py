@@ -1,13 +1,20 @@
-"""``@kernel.func``: functions that kernels call; their bodies are read in the place of the call. Additions
-to elements of an array that no other one comes between, and random numbers from a place and a seed:
-nothing is stored, and every engine has the same.
-
-Also here: functions with several bodies: one for each scope, and intrinsics of a chip. Which one a call
-gets.
+"""``@kernel.func``: functions that kernels call; their bodies are read in the place of the call. A
+function may have several bodies, one for each scope, and intrinsics of a chip. Which one a call gets:
 
     intrinsics of the scope, then those of every scope: the first one that gives a builder
     the body for the scope, with the group, sub-group or work-item as its first argument
     the body of the function itself
+
+An intrinsic decides by the types of the arguments what a call becomes:
+
+    @kernel.intrinsic(fast_exp2)
+    def fast_exp2_impl(x, chip):
+        if x.dtype == "float32" and chip.backend == "cuda":
+            return lambda builder, x: builder.asm("ex2.approx.ftz.f32 $0, $1;", x)
+        return None                                     the body of fast_exp2 is taken
+
+Also additions to elements of an array that no other one comes between, and random numbers from a place
+and a seed: nothing is stored, and every engine has the same.
 """
 
 from __future__ import annotations
@@ -23,9 +30,8 @@ from typing import Any
 import numpy as np
 
 from transconv.errors import KernelError
-from transconv.kernel.frontend.source import FunctionSource
-from transconv.kernel.intrinsics import IntrinsicArgument
-from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.kernel.source import FunctionSource, Refusal, WrongScope, named
+from transconv.kernel.tiles.values import ArrayView, Tile
 from transconv.target import Target
 
 
@@ -237,3 +243,48 @@ def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callabl
         family.intrinsics[getattr(decides, "__qualname__", given.name), scope] = given
         return decides
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class IntrinsicArgument:
+    """What an intrinsic is told of an argument. ``kind``: ``tile``, ``vector``, ``array``, ``number`` or
+    ``other``; ``dtype``: NumPy's or torch's name of the type, ``int`` of positions; ``shape``: sizes, None
+    where one is known at run time only; ``strides``: of an array whose sizes are known, in elements;
+    ``masked``: whether elements may be inactive; ``value``: what is known already."""
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int | None, ...] = ()
+    strides: tuple[int, ...] = ()
+    masked: bool = False
+    value: Any = None
+
+    @staticmethod
+    def plain(value: Any) -> IntrinsicArgument:
+        """A number of Python, or another of its objects."""
+        if isinstance(value, (bool, int, float)):
+            return IntrinsicArgument("number", type(value).__name__, value=value)
+        return IntrinsicArgument("other", value=value)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if n is None else str(n) for n in self.shape)
+        return f"{self.dtype or self.kind}[{sizes}]" if self.shape else self.dtype or self.kind
+
+
+def asked(value: Any, sizes: Callable[[ArrayView], tuple[Any, ...]]) -> IntrinsicArgument:
+    """What is known of an argument. ``sizes``: of a view."""
+    if isinstance(value, Tile):
+        kind = "number" if not value.own else "vector" if value.vector else "tile"
+        return IntrinsicArgument(kind, named(value.dtype), value.own, masked=bool(value.mask))
+    if isinstance(value, ArrayView):
+        shape = tuple(n if isinstance(n, int) else None for n in sizes(value))
+        steps = {b.dim: b.stride for b in value.tensor.layout.blocks}
+        fixed = not value.tensor.extents and value.layout is None
+        strides = tuple(0 if a is None else steps[a.dim] * a.step for a in value.along) if fixed else ()
+        return IntrinsicArgument("array", named(value.tensor.dtype), shape, strides)
+    return IntrinsicArgument.plain(value)

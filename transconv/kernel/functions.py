@@ -1,4 +1,5 @@
-"""The functions and operators of tiles: one row each, shared by the compiled way and the simulator.
+"""The functions, operators and reductions of tiles: one row each, shared by the compiled way and the
+simulator.
 
 A row has NumPy's functions, their meaning in NumPy, the expression of the IR (that of the row of
 ``compute.OPS`` where there is one), and how the type of the result follows from those of the operands.
@@ -40,8 +41,7 @@ from transconv.ir import (
     select,
     wrapped,
 )
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.values import named
+from transconv.kernel.source import Refusal, named
 
 Expression = Callable[..., Expr]
 
@@ -128,12 +128,6 @@ def _divided(a: Expr, b: Expr, divide: Callable[[Expr, Expr], Expr], by_zero: Ex
     return made
 
 
-def _shifted_left(a: Expr, b: Expr) -> Expr:
-    """``a << b``; 0 where all bits are shifted out, as they are by less than 0, which NumPy takes for a
-    large number."""
-    return _shifted(a, b, Shl, _const(0, a))
-
-
 def _shifted_right(a: Expr, b: Expr) -> Expr:
     """``a >> b``; copies of the sign where all bits are shifted out."""
     beyond: Expr = _const(0, a)
@@ -143,6 +137,8 @@ def _shifted_right(a: Expr, b: Expr) -> Expr:
 
 
 def _shifted(a: Expr, b: Expr, shift: Callable[[Expr, Expr], Expr], beyond: Expr) -> Expr:
+    """``beyond`` where all bits are shifted out, as they are by less than 0, which NumPy takes for a large
+    number."""
     if a.dtype.kind != "int":
         return shift(a, b)
     most = a.dtype.bits
@@ -157,10 +153,6 @@ def _inverted(x: Expr) -> Expr:
         return Not(x)
     least, most = x.dtype.limits
     return x ^ Const(-1 if least else most, x.dtype)
-
-
-def _flipped(x: Expr) -> Expr:
-    return Not(x)
 
 
 def _power(a: Expr, b: Expr) -> Expr:
@@ -203,12 +195,13 @@ ROWS = (
     TileFunction("logical_and", 2, np.logical_and, lambda a, b: a & b, "logic"),
     TileFunction("logical_or", 2, np.logical_or, lambda a, b: a | b, "logic"),
     TileFunction("logical_xor", 2, np.logical_xor, lambda a, b: a ^ b, "logic"),
-    TileFunction("logical_not", 1, np.logical_not, _flipped, "logic"),
+    TileFunction("logical_not", 1, np.logical_not, Not, "logic"),
     TileFunction("bitwise_and", 2, np.bitwise_and, lambda a, b: a & b, "bits", others=(operator.and_,)),
     TileFunction("bitwise_or", 2, np.bitwise_or, lambda a, b: a | b, "bits", others=(operator.or_,)),
     TileFunction("bitwise_xor", 2, np.bitwise_xor, lambda a, b: a ^ b, "bits", others=(operator.xor,)),
     TileFunction("invert", 1, np.invert, _inverted, "bits", others=(operator.invert,)),
-    TileFunction("left_shift", 2, np.left_shift, _shifted_left, often=True, others=(operator.lshift,)),
+    TileFunction("left_shift", 2, np.left_shift, lambda a, b: _shifted(a, b, Shl, _const(0, a)),
+                 often=True, others=(operator.lshift,)),
     TileFunction("right_shift", 2, np.right_shift, _shifted_right, often=True, others=(operator.rshift,)),
     TileFunction("negative", 1, np.negative, _op("neg"), others=(operator.neg,)),
     TileFunction("positive", 1, np.positive, lambda x: x, others=(operator.pos,)),
@@ -340,10 +333,76 @@ def cast(e: Expr, dtype: DType) -> Expr:
     return Cast(e, dtype)
 
 
-def of_product(shared: DType) -> DType | None:
-    """The type of the sums of a matrix product of a type; None if there is none."""
+def product_type(shared: DType, a: Sequence[int], b: Sequence[int], told: str) -> DType:
+    """The type of the sums of a product of matrices of a type and these shapes. Refuses others; ``told``:
+    in words."""
+    if len(a) != 2 or len(b) != 2:
+        raise Refusal(f"a product of {told}", "tiles of two dimensions", "x[None, :] @ y[:, None]")
+    if a[1] != b[0]:
+        raise Refusal(f"a product of shapes {tuple(a)} and {tuple(b)}", "equal inner sizes")
     if shared.kind == "float":
         return f64 if shared is f64 else f32
     if shared.is_integer:
         return i32 if shared.bits <= 32 else shared
-    return None
+    raise Refusal(f"a product of {told}", "floats or integers", "x.astype(np.float32) @ y")
+
+
+def reduced_axes(axis: Any, rank: int, of: object) -> tuple[int, ...]:
+    """The dimensions that a reduction is over, in order; all for None."""
+    if axis is None:
+        return tuple(range(rank))
+    given = axis if isinstance(axis, tuple) else (axis,)
+    for a in given:
+        if not isinstance(a, int) or not -rank <= a < rank:
+            raise Refusal(f"axis {a} of {of}", f"a number from {-rank} to {rank - 1}")
+    found = {a % rank for a in given}
+    if len(found) < len(given):
+        raise Refusal(f"an axis twice in {given}", "each axis once")
+    return tuple(sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class TileReduction:
+    """A reduction of NumPy: ``op``, its row in ``ir.REDUCERS``; ``types``: ``sum`` (small integers in
+    int32), ``same``, ``bool``, ``mean`` or ``place`` (the index of the first extreme element)."""
+
+    name: str
+    op: str
+    numpy: Any
+    types: str = "same"
+    others: tuple[Any, ...] = ()
+
+
+_REDUCTIONS = (
+    TileReduction("sum", "sum", np.sum, "sum", (sum,)),
+    TileReduction("prod", "prod", np.prod, "sum"),
+    TileReduction("max", "max", np.max, others=(np.amax, max)),
+    TileReduction("min", "min", np.min, others=(np.amin, min)),
+    TileReduction("any", "max", np.any, "bool", (any,)),
+    TileReduction("all", "min", np.all, "bool", (all,)),
+    TileReduction("mean", "sum", np.mean, "mean"),
+    TileReduction("argmax", "max", np.argmax, "place"),
+    TileReduction("argmin", "min", np.argmin, "place"),
+)
+REDUCTIONS = {row.name: row for row in _REDUCTIONS}
+"""Every reduction, by NumPy's name; methods of tiles have these names."""
+
+
+def reduction_of(callee: Any) -> TileReduction | None:
+    """The row of a function of NumPy, or of Python; None if there is none."""
+    return next((r for r in REDUCTIONS.values() if any(callee is f for f in (r.numpy, *r.others))), None)
+
+
+def types_of(row: TileReduction, dtype: DType) -> tuple[DType, DType]:
+    """The type of the result, and that in which it is computed; of a place, in which elements are
+    compared."""
+    if row.types == "bool":
+        return boolean, i32
+    if row.types == "place":
+        return i32, i32 if dtype is boolean else dtype
+    if dtype.kind == "float":
+        gives = f32 if dtype.bits == 8 else dtype
+        return gives, gives if gives.bits >= 32 else f32
+    if dtype.kind in ("index", "bool") or row.types == "sum" and dtype.bits < 32:
+        return i32, i32
+    return dtype, i32 if dtype.bits < 32 else dtype

@@ -341,3 +341,10 @@ def _is_cast(tensor: Tensor, device: str) -> bool:
 
 def _cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if _is_cast(tensor, device) else tensor
+
+
+def expect_module(model: object, function: str) -> None:
+    """Raises TypeError for what is no module; ``function``: what was called with it."""
+    if not isinstance(model, torch.nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"transconv.{function}: expected a torch.nn.Module, got {what}")

@@ -18,18 +18,9 @@ from transconv.errors import Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import autocast
-from transconv.torch_ops.calls import lower_call, shape_cache
-from transconv.torch_ops.calls.dispatch import check_bias, parse
-from transconv.torch_ops.calls.select_impl import like
-from transconv.torch_ops.functional import (
-    CONV1D,
-    CONV2D,
-    CONV3D,
-    CONV_TRANSPOSE1D,
-    CONV_TRANSPOSE2D,
-    CONV_TRANSPOSE3D,
-    Sizes,
-)
+from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.calls.call_attributes import check_bias, parse
+from transconv.torch_ops.functional import FUNCTIONS, Sizes
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection, LayerRegistry
@@ -86,10 +77,6 @@ class Explanation:
         return "\n".join([*([str(problem)] if problem else []), *map(str, self.parts), *said])
 
 
-_FUNCTIONS = {(f.ndims, f.transposed): f for f in (
-    CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D)}
-
-
 def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
             padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *, transposed: bool = False,
             output_padding: Sizes = 0, target: Target | str | None = None) -> Explanation:
@@ -100,7 +87,7 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
     torch's ``meta``; by default that of the tensors. Launches nothing, counts nothing, warns of nothing.
     Raises the call's errors, ScheduleError for an unknown target.
     """
-    f = _FUNCTIONS.get((weight.dim() - 2, transposed))
+    f = FUNCTIONS.get((weight.dim() - 2, transposed))
     if f is None:
         raise RuntimeError("expected a weight of 3, 4 or 5 dimensions, "
                            f"but got {list(weight.shape)}")
@@ -122,27 +109,23 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
 
 def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
            chip: Target | None) -> list[TensorExplanation]:
-    forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
-    computed = (("result", forward), ("input gradient", backward), ("weight gradient", Prop.BWD_W))
     why = tuple(r for r in lower_call.reasons(x, w) if chip is None or not r.startswith("device:"))
     if why:  # where it is the layout, there are no strides to look at
-        return [TensorExplanation(name, direction, reasons=why) for name, direction in computed]
+        return [TensorExplanation(name, direction, reasons=why)
+                for name, direction in zip(select_impl.COMPUTED, select_impl.directions(p), strict=True)]
     channels_last = shapes.channels_last_result(x, w)
     flags = lower_call.flags(x.dtype)
     aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
                       for t in (x, w, b))
-    shape = shapes.output_shape(x.shape, w.shape, p)
-    y = (shape, shapes.result_strides(shape, channels_last))
-    dx, dw = ((tuple(t.shape), shapes.result_strides(t.shape, channels_last)) for t in (x, w))
-    tensors = ((like(x), like(w), y), (dx, like(w), y), (like(x), dw, y))
     parts = []
-    for (name, direction), given in zip(computed, tensors, strict=True):
+    for name, direction, given in select_impl.computed(x, w, p):
         bias = b if name == "result" else None
         epilogue = "" if bias is None else "bias"
         problem = lower_call.describe(x.dtype, *given, p, flags.math)
         request = problem, direction, x.device, epilogue, aligned, flags.deterministic
-        of_any_size = partial(shape_cache.chosen, direction, p, x.dtype, given, channels_last, x.device,
-                              epilogue, None if bias is None else bias.dtype, aligned, flags)
+        of_any_size = partial(
+            select_impl.choose_plan, direction, p, x.dtype, given, channels_last, x.device, epilogue,
+            None if bias is None else bias.dtype, aligned, flags)
         try:
             schedule, won, waits = _scheduled(of_any_size, request) if chip is None else _on_chip(
                 chip, *request)
@@ -165,7 +148,7 @@ def _on_chip(chip: Target, problem: ConvProblem, prop: Prop, _: torch.device, ep
 
 
 def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],
-               request: tuple[Any, ...]) -> tuple[str, str, str]:
+               request: tuple[Any, Any, Any, Any, Any, Any]) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
     compiled. ``request``: the arguments of ``lower_call.question``."""
     if settings.sizes == "any":
@@ -173,10 +156,10 @@ def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection],
             with suppress(Unsupported):
                 chosen, _ = of_any_size(mode)
                 return str(chosen.plan.schedule), chosen.why, lower_call.waits(chosen.question)
-    schedule, won = lower_call.schedule_and_why(*request)
+    made = lower_call.planned(*request, mode="text")
     waits = lower_call.waits(lower_call.question(*request))
     if waits:
         with suppress(Unsupported):
             chosen, _ = of_any_size("never")
             return str(chosen.plan.schedule), f"{chosen.why}; it stands in: {waits}", ""
-    return schedule, won, waits
+    return str(made.schedule), made.why, waits

@@ -1,55 +1,46 @@
-"""The registered operators, differentiable any number of times.
+"""The differentiable operators, any number of times: ``transconv::convolution``, and its gradients,
+``transconv::convolution_backward``.
 
-    transconv::convolution            one operator for 1d, 2d, 3d, transposed or not
-    transconv::convolution_backward   its gradients, any subset
-
-Both have fakes (shapes and strides from shapes.py), derivatives made of the two operators
-themselves, and FLOP formulas. Below autograd they turn into the operators of operators.py.
+Their derivatives are made of the two operators themselves. Below autograd they turn into those of compiled
+graphs (operators.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from transconv.calls import stats
-from transconv.torch_ops import operators, shapes, tensor_subclasses, transforms
+from transconv.torch_ops import operators, shapes, tensor_subclasses
+from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.operators import library, register_fake, register_flop_formula
+from transconv.torch_ops.operators import convolution, convolution_backward, differentiated
 
 Tensor = torch.Tensor
-
-NUMBERS = ("SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
-           "SymInt[] output_padding, SymInt groups")
-
-library.define(f"convolution(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}) -> Tensor",
-               tags=(torch.Tag.pt2_compliant_tag,))
-library.define(f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, {NUMBERS}, "
-               "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
-               tags=(torch.Tag.pt2_compliant_tag,))
-
-convolution = torch.ops.transconv.convolution.default
-call: Callable[..., Tensor] = convolution
-convolution_backward = torch.ops.transconv.convolution_backward.default
 
 
 # -- fakes -----------------------------------------------------------------------------------------
 
 
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    p = operators.resolve(input, weight, bias, numbers)
-    return operators.fake_fwd(input, weight, bias, None, "", p)
+    return shapes.fake_result(input, weight, operators.resolve(input, weight, bias, numbers))
+
+
+def _checked(grad: Tensor, input: Tensor, weight: Tensor,
+             numbers: Sequence[Any]) -> tuple[Params, Sequence[bool]]:
+    """The numbers of a call of the gradients' operator, whose tensors fit, and which ones are wanted."""
+    *given, mask = numbers
+    if len(mask) != 3:
+        raise RuntimeError(f"output_mask: expected 3 flags, got {len(mask)}")
+    p = operators.resolve(input, weight, None, given)
+    shapes.check_grad(grad, input, weight, p)
+    return p, mask
 
 
 def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
                    *numbers: Any) -> tuple[Tensor, ...]:
-    *given, mask = numbers
-    _check_mask(mask)
-    p = operators.resolve(input, weight, None, given)
-    shapes.check_grad(grad, input, weight, p)
+    p, mask = _checked(grad, input, weight, numbers)
     channels_last = shapes.channels_last_result(input, weight)
     wanted = [(input, input.shape), (weight, weight.shape)]
     found = [shapes.empty_result(like, shape, channels_last) if on else grad.new_empty(0)
@@ -57,16 +48,7 @@ def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
     return *found, shapes.bias_gradient(grad, weight, p) if mask[2] else grad.new_empty(0)
 
 
-register_fake("transconv::convolution", _fake, lib=library)
-register_fake("transconv::convolution_backward", _fake_backward, lib=library)
-
-
 # -- derivatives -----------------------------------------------------------------------------------
-
-
-def differentiated(*tensors: Tensor | None) -> bool:
-    """Whether derivatives with respect to one of these may be needed."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class Convolution(torch.autograd.Function):
@@ -96,11 +78,6 @@ class Convolution(torch.autograd.Function):
         return *(t if on else None for t, on in zip(found, mask, strict=True)), *[None] * 6
 
 
-def _check_mask(mask: Sequence[bool]) -> None:
-    if len(mask) != 3:
-        raise RuntimeError(f"output_mask: expected 3 flags, got {len(mask)}")
-
-
 class ConvolutionBackward(torch.autograd.Function):
     """``apply(grad_output, input, weight, *numbers, mask)``. The gradients are linear in grad_output
     and in one of input, weight each. For cotangents a, b, c of (dx, dw, db):
@@ -111,10 +88,7 @@ class ConvolutionBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
-        *given, mask = numbers
-        _check_mask(mask)
-        p = operators.resolve(input, weight, None, given)
-        shapes.check_grad(grad, input, weight, p)
+        p, mask = _checked(grad, input, weight, numbers)
         if (of_class := tensor_subclasses.ServedClass.of.get(type(grad))) is not None:
             found = of_class.backward(grad, input, weight, *numbers)
             return tuple(grad.new_empty(0) if t is None else t for t in found)
@@ -168,7 +142,6 @@ class _AtOnce(torch.autograd.Function):
     backward = Convolution.backward
 
 
-_apply: Any = Convolution.apply
 _apply_at_once: Any = _AtOnce.apply
 
 
@@ -176,22 +149,10 @@ def called(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) ->
     """The operator's result. Tensors of a class that is served, and that no transform is for, do not go
     through torch's dispatcher, which costs the host more than a launch."""
     if tensor_subclasses.at_once(input) is None:
-        return call(input, weight, bias, *numbers)
+        return convolution(input, weight, bias, *numbers)
     run = _apply_at_once if differentiated(input, weight, bias) else Convolution.forward
     made: Tensor = run(input, weight, bias, *numbers)
     return made
-
-
-_apply_backward: Any = ConvolutionBackward.apply
-
-
-def dual(input: Tensor | None) -> bool:
-    """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
-    if forward_ad._current_level < 0 or input is None:
-        return False
-    if input.device.type not in aten_convolutions.replaced:  # else torch's operator calls ours again
-        stats.handed_over("transform:forward_ad")
-    return True
 
 
 def composed(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
@@ -200,42 +161,11 @@ def composed(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) 
     return aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
 
 
-def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    if dual(input):
-        return composed(input, weight, bias, *numbers)
-    run = _apply if differentiated(input, weight, bias) else Convolution.forward
-    made: Tensor = run(input, weight, bias, *numbers)
-    return made
-
-
 def composed_backward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
     """The gradients' operator as torch's."""
-    *given, mask = numbers
-    _check_mask(mask)
-    p = operators.resolve(input, weight, None, given)
-    shapes.check_grad(grad, input, weight, p)
+    p, mask = _checked(grad, input, weight, numbers)
     made_by_torch = aten_convolutions.aten_backward(grad, input, weight, p, mask, dual=True)
     return tuple(grad.new_empty(0) if t is None else t for t in made_by_torch)
-
-
-def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
-                               *numbers: Any) -> tuple[Tensor, ...]:
-    _check_mask(numbers[-1])
-    if dual(input):
-        return composed_backward(grad, input, weight, *numbers)
-    run = (_apply_backward if differentiated(grad, input, weight)
-           else ConvolutionBackward.forward)
-    made: tuple[Tensor, ...] = run(grad, input, weight, *numbers)
-    return made
-
-
-library.impl("convolution", _with_derivatives, "Autograd")
-library.impl("convolution_backward", _backward_with_derivatives, "Autograd")
-transforms.compose(library, "convolution", composed)
-transforms.compose(library, "convolution_backward", composed_backward)
-for _key in ("CPU", "CUDA"):  # for calls that bypass autograd, as in inference mode
-    library.impl("convolution", Convolution.forward, _key)
-    library.impl("convolution_backward", ConvolutionBackward.forward, _key)
 
 
 # -- FLOPs -----------------------------------------------------------------------------------------
@@ -253,5 +183,7 @@ def _backward_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
     return sum(map(bool, mask[:2])) * each
 
 
-register_flop_formula(torch.ops.transconv.convolution)(_flops)
-register_flop_formula(torch.ops.transconv.convolution_backward)(_backward_flops)
+operators.implement("convolution", _fake, Convolution.forward, composed,
+                    operators.with_derivatives(Convolution, composed), _flops)
+operators.implement("convolution_backward", _fake_backward, ConvolutionBackward.forward, composed_backward,
+                    operators.with_derivatives(ConvolutionBackward, composed_backward), _backward_flops)

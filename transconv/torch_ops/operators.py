@@ -1,15 +1,20 @@
-"""The operators that compiled graphs contain: they compute at once and have no derivatives.
+"""The registered operators: their schemas, the numbers of a call as one text, and what registers a kernel.
 
-    transconv::fwd     activation(convolution + bias + residual)
-    transconv::bwd_d   the gradient of the input
-    transconv::bwd_w   the gradient of the weight
+    transconv::convolution             one operator for 1d, 2d, 3d, transposed or not
+    transconv::convolution_backward    its gradients, any subset
+    transconv::fused_convolution       activation(convolution + bias + residual)
+    transconv::traced_convolution      f(convolution + bias, *operands)
+    transconv::quantized_convolution   of integers and floats of 8 bits, with scales and zero points
+    transconv::fwd                     activation(convolution + bias + residual)
+    transconv::bwd_d, transconv::bwd_w the gradient of the input, of the weight
 
-Derivatives in Python cost torch's dispatcher more than a launch, and each list of numbers a good
-part of one, at every call of a compiled graph. So the differentiable operators (library.py,
-fused/fused_functional.py) turn into these three while a graph is traced: no derivatives, and the numbers
-in one text, such as ``stride=2x2 padding=1x1 groups=4 relu``. torch keeps compiled graphs on disk, longer
-than we keep a version: after a release, an operator's schema never changes; what needs another gets
-another name.
+Compiled graphs contain the last three, which compute at once and have no derivatives. Derivatives in
+Python cost torch's dispatcher more than a launch, and each list of numbers a good part of one, at every
+call of a compiled graph. So the differentiable operators turn into these three while a graph is traced:
+no derivatives, and the numbers in one text, such as ``stride=2x2 padding=1x1 groups=4 relu``. torch keeps
+compiled graphs on disk, longer than we keep a version: after a release, an operator's schema never
+changes; what needs another gets another name. A quantity of ``quantized_convolution`` is a tensor, or
+where there is None a number; both in the order of ``quantized_route.QUANTITIES``.
 """
 
 from __future__ import annotations
@@ -20,17 +25,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils import flop_counter
 
 from transconv.calls import route_cache
-from transconv.compute import OPS
-from transconv.torch_ops import arguments, shapes, transforms
+from transconv.torch_ops import arguments, transforms
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import conv_routes
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
-from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.fused import fused_route
+from transconv.torch_ops.conversion.aten_convolutions import dual
 
 Tensor = torch.Tensor
 
@@ -39,20 +40,75 @@ _new_library: Any = torch.library.Library
 register_fake: Any = torch.library.register_fake
 register_flop_formula: Any = flop_counter.register_flop_formula
 
+NUMBERS = ("SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
+           "SymInt[] output_padding, SymInt groups")
+SCHEMAS = {
+    "fwd": "(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str numbers) -> Tensor",
+    "bwd_d": "(Tensor grad_output, Tensor input, Tensor weight, str numbers) -> Tensor",
+    "bwd_w": "(Tensor grad_output, Tensor input, Tensor weight, str numbers) -> Tensor",
+    "convolution": f"(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}) -> Tensor",
+    "convolution_backward": (f"(Tensor grad_output, Tensor input, Tensor weight, {NUMBERS}, "
+                             "bool[3] output_mask) -> (Tensor, Tensor, Tensor)"),
+    "fused_convolution": ("(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str activation, "
+                          f"{NUMBERS}) -> Tensor"),
+    "traced_convolution": ("(Tensor input, Tensor weight, Tensor? bias, Tensor[] operands, str text, "
+                           f"{NUMBERS}) -> Tensor"),
+    "quantized_convolution": (
+        f"(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}, Tensor?[] tensors, float[] numbers, "
+        "ScalarType output_dtype, str activation, bool use_fast_accum, Tensor? rounding_seed=None) "
+        "-> Tensor"),
+}
 # The operators live as long as this object: it must stay at module scope.
 library: Any = _new_library("transconv", "DEF")
-library.define("fwd(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str numbers) "
-               "-> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-for _name in ("bwd_d", "bwd_w"):
-    library.define(f"{_name}(Tensor grad_output, Tensor input, Tensor weight, str numbers) "
-                   "-> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+for _name, _schema in SCHEMAS.items():
+    library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 fwd: Callable[..., Tensor] = torch.ops.transconv.fwd.default
 bwd_d: Callable[..., Tensor] = torch.ops.transconv.bwd_d.default
 bwd_w: Callable[..., Tensor] = torch.ops.transconv.bwd_w.default
+convolution: Callable[..., Tensor] = torch.ops.transconv.convolution.default
+convolution_backward: Callable[..., tuple[Tensor, ...]] = torch.ops.transconv.convolution_backward.default
+fused_convolution: Callable[..., Tensor] = torch.ops.transconv.fused_convolution.default
+traced_convolution: Callable[..., Tensor] = torch.ops.transconv.traced_convolution.default
+quantized_convolution: Callable[..., Tensor] = torch.ops.transconv.quantized_convolution.default
 
 
-# -- a call's numbers in one text ------------------------------------------------------------------
+def implement(name: str, fake: Callable[..., Any], kernel: Callable[..., Any],
+              composed: Callable[..., Any] | None = None, derivatives: Callable[..., Any] | None = None,
+              flops: Callable[..., int] | None = None) -> None:
+    """Register what an operator is without values, and what computes it; ``composed``: as torch's
+    functions, which torch's transforms see; ``derivatives``: above the kernel, where autograd is not
+    bypassed, as inference mode does; ``flops``: of the shapes."""
+    register_fake(f"transconv::{name}", fake, lib=library)
+    for key in ("CPU", "CUDA"):
+        library.impl(name, kernel, key)
+    if derivatives is not None:
+        library.impl(name, derivatives, "Autograd")
+    if composed is not None:
+        transforms.compose(library, name, composed)
+    if flops is not None:
+        register_flop_formula(getattr(torch.ops.transconv, name))(flops)
+
+
+def differentiated(*given: Any) -> bool:
+    """Whether derivatives with respect to a tensor among these may be needed."""
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in given)
+
+
+def with_derivatives(kind: Any, composed: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of an autograd function where derivatives are needed, else of its forward alone; of dual
+    numbers ``composed``."""
+    apply, forward = kind.apply, kind.forward
+
+    def call(input: Tensor, *rest: Any) -> Any:
+        if dual(input):
+            return composed(input, *rest)
+        return (apply if differentiated(input, *rest) else forward)(input, *rest)
+
+    return call
+
+
+# -- a call's numbers ------------------------------------------------------------------------------
 
 
 class Numbers(NamedTuple):
@@ -101,106 +157,6 @@ def read(text: str) -> Numbers:
     return Numbers(p, activation, request("", 0, *p))
 
 
-# -- kernels ---------------------------------------------------------------------------------------
-# Compiled graphs wait for their kernels: a first result by torch would be timed, captured and kept.
-
-
-def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-         numbers: str) -> Tensor:
-    if forward_ad._current_level >= 0:
-        transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
-    _, activation, req = read(numbers)
-    if residual is None and not activation:
-        route = conv_routes.forward_route(req, input, weight, bias, "now")
-        made: Tensor = route.forward(input, weight, bias)
-        return made
-    tensors = (input, weight, bias, residual)
-    return fused_route.find(req, tensors, activation, "now").route.forward(*tensors)
-
-
-def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
-    if forward_ad._current_level >= 0:
-        transforms.refuse_tangents("transconv::bwd_d", (grad, input, weight))
-    made = conv_routes.backward(read(numbers).params, grad, input, weight, (True, False, False),
-                           "now")[0]
-    assert made is not None
-    return made
-
-
-def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
-    if forward_ad._current_level >= 0:
-        transforms.refuse_tangents("transconv::bwd_w", (grad, input, weight))
-    made = conv_routes.backward(read(numbers).params, grad, input, weight, (False, True, False),
-                           "now")[1]
-    assert made is not None
-    return made
-
-
-for _key in ("CPU", "CUDA"):
-    library.impl("fwd", _fwd, _key)
-    library.impl("bwd_d", _bwd_d, _key)
-    library.impl("bwd_w", _bwd_w, _key)
-
-
-# -- torch's transforms ----------------------------------------------------------------------------
-
-
-def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-             activation: str, p: Params) -> Tensor:
-    """A checked call as torch's functions."""
-    fused_route.check(input, weight, residual, activation, p)
-    y = aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
-    total: Tensor = y if residual is None else y + residual
-    return OPS[activation].function()(total) if activation else total
-
-
-def _composed_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                  numbers: str) -> Tensor:
-    given, activation, _ = read(numbers)
-    return composed(input, weight, bias, residual, activation, resolve(input, weight, bias, given))
-
-
-def _composed_gradient(at: int) -> Callable[..., Tensor]:
-    def gradient(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
-        p = resolve(input, weight, None, read(numbers).params)
-        shapes.check_grad(grad, input, weight, p)
-        mask = tuple(i == at for i in range(3))
-        found = aten_convolutions.aten_backward(grad, input, weight, p, mask, dual=True)[at]
-        assert found is not None
-        return found
-    return gradient
-
-
-transforms.compose(library, "fwd", _composed_fwd)
-transforms.compose(library, "bwd_d", _composed_gradient(0))
-transforms.compose(library, "bwd_w", _composed_gradient(1))
-
-
-# -- fakes -----------------------------------------------------------------------------------------
-
-
-def fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-             activation: str, p: Params) -> Tensor:
-    """The result of a checked call, without values."""
-    fused_route.check(input, weight, residual, activation, p)
-    return shapes.empty_result(input, shapes.output_shape(input.shape, weight.shape, p),
-                               shapes.channels_last_result(input, weight))
-
-
-def _fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-              numbers: str) -> Tensor:
-    given, activation, _ = read(numbers)
-    return fake_fwd(input, weight, bias, residual, activation,
-                    resolve(input, weight, bias, given))
-
-
-def _fake_gradient(like: Tensor, grad: Tensor, input: Tensor, weight: Tensor,
-                   numbers: str) -> Tensor:
-    shapes.check_grad(grad, input, weight,
-                      resolve(input, weight, None, read(numbers).params))
-    return shapes.empty_result(like, like.shape, shapes.channels_last_result(input, weight))
-
-
 def resolve(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequence[Any]) -> Params:
     """Check the tensors of a batched call against its numbers. RuntimeError as torch's, but a bias
     may be float32 where the other tensors have 16 bits."""
@@ -211,30 +167,8 @@ def resolve(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequenc
         tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups, two_sided=True)
 
 
-register_fake("transconv::fwd", _fake_fwd, lib=library)
-register_fake("transconv::bwd_d", lambda g, x, w, n: _fake_gradient(x, g, x, w, n), lib=library)
-register_fake("transconv::bwd_w", lambda g, x, w, n: _fake_gradient(w, g, x, w, n), lib=library)
-
-
-# -- FLOPs -----------------------------------------------------------------------------------------
-
-
 def multiply_adds(input_shape: Sequence[int], weight_shape: Sequence[int],
                   result_shape: Sequence[int], transposed: bool) -> int:
     """Twice the products of one pass over the problem, which each of its three directions makes."""
     return int(flop_counter.conv_flop_count(list(input_shape), list(weight_shape),
                                             list(result_shape), transposed=transposed))
-
-
-def _fwd_flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, _residual: Any,
-               numbers: str, out_shape: Sequence[int], **_: Any) -> int:
-    return multiply_adds(input_shape, weight_shape, out_shape, read(numbers).params.transposed)
-
-
-def _gradient_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
-                    weight_shape: Sequence[int], numbers: str, **_: Any) -> int:
-    return multiply_adds(input_shape, weight_shape, grad_shape, read(numbers).params.transposed)
-
-
-register_flop_formula(torch.ops.transconv.fwd)(_fwd_flops)
-register_flop_formula([torch.ops.transconv.bwd_d, torch.ops.transconv.bwd_w])(_gradient_flops)

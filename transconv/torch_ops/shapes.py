@@ -92,6 +92,12 @@ def empty_result(like: torch.Tensor, shape: Sequence[int], channels_last: bool) 
     return like.new_empty_strided(tuple(shape), result_strides(shape, channels_last))
 
 
+def fake_result(input: torch.Tensor, weight: torch.Tensor, p: Params) -> torch.Tensor:
+    """The result of a checked call, without values."""
+    shape = output_shape(input.shape, weight.shape, p)
+    return empty_result(input, shape, channels_last_result(input, weight))
+
+
 def with_result_strides(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """``tensor`` itself if its elements lie as the rule says, else a copy whose do."""
     strides = result_strides(tensor.shape, channels_last)
@@ -99,3 +105,30 @@ def with_result_strides(tensor: torch.Tensor, channels_last: bool) -> torch.Tens
            zip(tensor.shape, tensor.stride(), strides, strict=True)):
         return tensor
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+Order = tuple[int, ...] | None
+
+
+def has_gaps(t: torch.Tensor, channels_last: bool) -> bool:
+    """Whether a tensor lies so that kernels for any size do not take it: with gaps, expanded, or with its
+    dims in another order than torch's."""
+    return order_of(t.shape, t.stride(), channels_last) is None
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
+    """The dims of a dense tensor, outermost first, as torch lays tensors out: contiguous or channels last,
+    in this order of preference or the other; None for any other tensor."""
+    rank = len(shape)
+    ways: tuple[tuple[int, ...], ...] = ((*range(rank),), (0, *range(2, rank), 1))
+    for order in reversed(ways) if channels_last else ways:
+        step = 1
+        for dim in reversed(order):
+            size = shape[dim]
+            if size != 1:
+                if strides[dim] != step:
+                    break
+                step *= size
+        else:
+            return order
+    return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +50,13 @@ INTERPRETER = threading.Lock()
 EXACT: Mapping[str, int] = MappingProxyType({})
 """The sizes of a launch that has none."""
 FARTHEST = 2**40 - 1  # bytes: the largest stride of a descriptor
+
+
+@cache
+def _current() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """What gives the number of the current GPU, and its stream: looked up once, as that takes longer than
+    the rest of a launch."""
+    return torch_internals.device_number, torch_internals.raw_stream
 
 
 class Launcher:
@@ -97,14 +104,14 @@ class Launcher:
             self._interpret(tensors, sizes, at)
             return
         aligned, index = addresses(tensors)[1], device.index
-        start = self.kept.get((index, aligned))
-        if start is not None and index == torch_internals.device_number():
-            start(sizes, at, tensors, torch_internals.raw_stream(index))
+        start, (current, stream) = self.kept.get((index, aligned)), _current()
+        if start is not None and index == current():
+            start(sizes, at, tensors, stream(index))
             return
         with torch_module().cuda.device(index):
             if start is None:
                 start = self.kept[index, aligned] = self.starting(self._compiled(tensors, aligned))
-            start(sizes, at, tensors, torch_internals.raw_stream(index))
+            start(sizes, at, tensors, stream(index))
 
     def _interpret(self, tensors: list[Any], sizes: tuple[int, ...], at: At) -> None:
         self._refuse_steps("Triton's interpreter")

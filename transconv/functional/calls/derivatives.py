@@ -15,7 +15,7 @@ from transconv.functional.calls import torch_operators
 from transconv.functional.calls.route import FunctionCall
 from transconv.functional.calls.symbolic_bind import BoundCall, Values, as_tuple
 from transconv.runtime import torch_internals
-from transconv.torch_ops.calls.dispatch import is_plain
+from transconv.torch_ops.calls.call_attributes import is_plain
 
 Tensor = torch.Tensor
 

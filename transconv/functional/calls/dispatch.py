@@ -33,7 +33,7 @@ from transconv.functional.calls.route import FunctionCall, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
 from transconv.runtime import COMPILING, NEVER, Waiting, torch_internals
 from transconv.torch_ops import transforms
-from transconv.torch_ops.calls.dispatch import is_known, is_plain
+from transconv.torch_ops.calls.call_attributes import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
 
 Tensor = torch.Tensor
@@ -290,7 +290,6 @@ def _transformed() -> bool:
     """Whether functorch's transforms are active, which get torch's functions in compiled code too: the
     operator has no rules for them, and cannot move running statistics below them."""
     return _transforms()
-
 
 
 def _function(call: str, given: list[Tensor]) -> list[Tensor]:

@@ -44,7 +44,8 @@ from transconv.graph.sizes import Length, SymbolicSize
 from transconv.ir import Expr, maximum
 from transconv.runtime import torch_internals
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.quantized.quantized_operator import QUANTITIES, operator
+from transconv.torch_ops.operators import quantized_convolution
+from transconv.torch_ops.quantized.quantized_route import QUANTITIES
 
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -236,7 +237,7 @@ def _replace(graph: fx.Graph, node: fx.Node, x: _Whole, w: _Whole) -> None:
     dtype = last.meta["val"].dtype
     operands = (x.value, w.value, *node.args[2:], nodes, numbers, dtype, activation, False)
     with graph.inserting_before(last):
-        made = graph.call_function(operator, operands)
+        made = graph.call_function(quantized_convolution, operands)
     val = _value_of(made)
     if val is None or val.stride() != last.meta["val"].stride():
         graph.erase_node(made)
@@ -268,7 +269,7 @@ def _value_of(node: fx.Node) -> torch.Tensor | None:
         return None
     try:
         with mode:
-            found: torch.Tensor = operator(*arguments)
+            found: torch.Tensor = quantized_convolution(*arguments)
     except (RuntimeError, TypeError, ValueError):
         return None
     return found

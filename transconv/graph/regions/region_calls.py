@@ -56,7 +56,7 @@ from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import defined, value_at
 from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, torch_internals
-from transconv.torch_ops.conversion import prepacked_weights
+from transconv.torch_ops.conversion import inference
 
 Tensor = torch.Tensor
 NONE: Mapping[Piece, Slices] = MappingProxyType({})
@@ -238,6 +238,7 @@ same bits are wanted, and the places of inputs that are not aligned."""
 View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
 """Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
 
+
 @dataclass(frozen=True, slots=True)
 class Handed:
     """A result of a region: a tensor, or another view of its memory."""
@@ -396,7 +397,7 @@ class RegionLaunches:
         """What starts a kernel, and looks at results that are new. Raises Refused."""
         def start(*tensors: Tensor) -> None:
             try:
-                by.start_prepacked(tensors, prepacked_weights)
+                by.start_prepacked(tensors, inference)
                 if looked is not None:
                     looked.look(kernel, tensors)
             except Exception as error:

@@ -49,7 +49,7 @@ from transconv.graph.translate import base_of
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Batch, PlanRequest, collect, is_collecting, rank, torch_internals
 from transconv.target import Target
-from transconv.torch_ops.conversion.convert import aten
+from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 Row = graph_report.KernelRow | graph_report.TorchRow

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from transconv.torch_ops.conversion.convert import aten as only_aten
+from transconv.torch_ops.conversion.aten_replacement import aten as only_aten
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

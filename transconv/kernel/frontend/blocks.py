@@ -1,13 +1,9 @@
 """Loops and branches: those that Python decides are written out, the others run at run time.
 
-Also here: names that a block at run time changes: how they are carried through it, and what holds behind
-it.
-
-Also here: names that change inside of a loop or branch that runs at run time.
-
-Such a name becomes one of the kernel that is assigned again: with one type and one shape. Its mask is the
-same in all iterations, or grows by conditions that do not depend on the iteration (``acc += a @ b``: those
-of the rows and columns), or is kept in a boolean tile of its own.
+A name that changes inside of one that runs at run time becomes one of the kernel that is assigned
+again: with one type and one shape. Its mask is the same in all iterations, or grows by conditions that
+do not depend on the iteration (``acc += a @ b``: those of the rows and columns), or is kept in a
+boolean tile of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
@@ -24,7 +20,6 @@ from transconv.ir import (
     TRUE,
     ZERO,
     Const,
-    DType,
     Expr,
     For,
     If,
@@ -45,46 +40,31 @@ from transconv.ir import (
     promote,
     seq,
 )
-from transconv.kernel.frontend.calls import is_static
-from transconv.kernel.frontend.expressions import ExpressionEvaluator
+from transconv.kernel.frontend.reader import CarriedName, CarryPlan, SourceReader, is_static
 from transconv.kernel.functions import cast
-from transconv.kernel.refusals import Refusal, spelled
-from transconv.kernel.tiles.elementwise import position
-from transconv.kernel.tiles.kernel_builder import Building
-from transconv.kernel.tiles.lanes import Shape, broadcast, ends, lanes_along
-from transconv.kernel.tiles.masks import joined, whole
-from transconv.kernel.tiles.values import WEAK, Mask, Tile, described, is_number, named, tile_of
+from transconv.kernel.source import Refusal, is_number, named, spelled
+from transconv.kernel.tiles.kernel_builder import Building, position
+from transconv.kernel.tiles.values import (
+    WEAK,
+    Mask,
+    Tile,
+    broadcast,
+    described,
+    ends,
+    joined,
+    lanes_along,
+    tile_of,
+    whole,
+)
 from transconv.simplify import range_of, simplify
 
 ATTEMPTS = 16
+FARTHEST = 2**31 - 1
+LONGEST = 256  # iterations that are written out
 
 
-class Carrying(ExpressionEvaluator):
-    """``carried``: names that change at run time; ``fixed``: those that may not change in this block;
-    ``depth``: how many run-time blocks are around; ``counters``: what differs between iterations."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.carried: dict[str, CarriedName] = {}
-        self.fixed: set[str] = set()
-        self.depth = 0
-        self.counters: list[Var] = []
-        self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
-        self.base = 0  # the depth at which the current one began
-        self.returns = False  # whether the current function has a result
-        self.entered: list[set[str]] = []  # the names before each block at run time of this function
-        self.given: set[str] = set()  # parameters that are still what the caller gave
-        self.written: set[str] = set()  # those of which elements were written
-        self.also: dict[str, str] = {}  # of names that are carried, another name of the same tile
-        self.elements: set[str] = set()  # names of which elements were written
-
-    def run(self, body: Sequence[ast.stmt]) -> None:
-        """Read statements."""
-        raise NotImplementedError
-
-    def bind(self, target: ast.expr, value: Any) -> None:
-        """``target = value``"""
-        raise NotImplementedError
+class Blocks(SourceReader):
+    """Reads loops and branches, and carries names that a block at run time changes through it."""
 
     @contextmanager
     def inner(self, what: str) -> Iterator[list[Stmt]]:
@@ -165,10 +145,6 @@ class Carrying(ExpressionEvaluator):
             self.rebind(name, new)
             new = self.replacements[old] = self.env[name]
 
-    def rebind(self, name: str, value: Tile) -> None:
-        """Bind a name again, because elements of its tile were written."""
-        raise NotImplementedError
-
     def bind_carried(self, name: str, held: CarriedName, value: Any) -> None:
         """Assign to a carried name."""
         if not isinstance(value, Tile) and plan_of(value) is None:
@@ -194,19 +170,6 @@ class Carrying(ExpressionEvaluator):
             if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
                 kept = self.b.let(other, value.expr)
                 self.env[other] = replace(value, expr=kept)
-
-
-def ended(block: str) -> str:
-    """Why a name has no value behind a block."""
-    return f"which is bound inside of {block} alone"
-
-
-FARTHEST = 2**31 - 1
-LONGEST = 256  # iterations that are written out
-
-
-class Blocks(Carrying):
-    """Reads loops and branches."""
 
     # -- loops --
 
@@ -359,40 +322,16 @@ class Blocks(Carrying):
         assert then is not None
         self.b.add(If(condition, then, other))
 
+
+def ended(block: str) -> str:
+    """Why a name has no value behind a block."""
+    return f"which is bound inside of {block} alone"
+
+
 def _trips(first: Expr, last: Expr, step: int) -> Expr:
     distance = last - first if step > 0 else first - last
     size = abs(step)
     return distance if size == 1 else (distance + (size - 1)) // size
-
-
-@dataclass(frozen=True, slots=True)
-class CarryPlan:
-    """How a name is carried. ``weak``: it begins as a number, which takes the type and shape of what
-    follows; ``grows``: the conditions that an iteration adds to its mask; ``kept``: its mask is a tile."""
-
-    dtype: DType
-    shape: Shape
-    weak: bool
-    grows: Mask = ()
-    kept: bool = False
-    items: int = 0
-
-
-@dataclass(slots=True)
-class CarriedName:
-    """A name that is carried now. ``first``: its mask at the beginning; ``on``: the tile of its mask;
-    ``depth``: how many blocks are around the one that carries it; ``branch``: whether it is a branch."""
-
-    plan: CarryPlan
-    var: Var
-    first: Mask
-    on: Var | None
-    depth: int
-    branch: bool = False
-
-    def now(self, mask: Mask) -> Tile:
-        """The value, with a mask."""
-        return Tile(self.plan.shape, self.var, mask, items=self.plan.items)
 
 
 class Again(Exception):
@@ -490,9 +429,3 @@ def masked(name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner
     if grows and joined(held.first, more) == joined(new):
         raise Again(name, replace(held.plan, grows=more))
     raise Again(name, replace(held.plan, kept=True, grows=()))
-
-
-def refused(name: str, value: Any) -> Refusal:
-    """What cannot change at run time."""
-    return Refusal(f"{name}, {described(value)}, which changes in a loop or branch at run time",
-                   "numbers and tiles; loops over tuples are written out", "for step in (0, 1, 2):")

@@ -1,39 +1,51 @@
-"""Calls in a kernel's source: functions of NumPy, methods of tiles and of the group, Python's own."""
+"""Calls in a kernel's source: functions of NumPy, methods of tiles, Python's own functions."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from transconv.ir import DType, as_expr
 from transconv.kernel.device_functions import DeviceFunction, atomic_ref, family_of
-from transconv.kernel.frontend import scopes
-from transconv.kernel.frontend.group_scope import METHODS, GroupScope, sizes_of, view_of
-from transconv.kernel.frontend.scopes import ForItems, Item
-from transconv.kernel.functions import FUNCTIONS, cast, function_of, held_number
-from transconv.kernel.mappings import IndexMap, create_mapping
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles import arrays, mapped_access, tile_elements, tile_shapes
-from transconv.kernel.tiles.elementwise import apply, as_type, clip, named, power
-from transconv.kernel.tiles.lanes import broadcast, lanes_along
-from transconv.kernel.tiles.products import product
-from transconv.kernel.tiles.reductions import REDUCTIONS, reduced, reduction_of
+from transconv.kernel.frontend.reader import (
+    ForItems,
+    GroupScope,
+    Lambda,
+    SourceReader,
+    is_static,
+    sizes_of,
+    view_of,
+)
+from transconv.kernel.functions import (
+    FUNCTIONS,
+    REDUCTIONS,
+    TileReduction,
+    cast,
+    function_of,
+    held_number,
+    reduction_of,
+)
+from transconv.kernel.source import Refusal, dtype_of
+from transconv.kernel.tiles import arrays, tile_elements
+from transconv.kernel.tiles.kernel_builder import apply, as_type, clip, named, power
+from transconv.kernel.tiles.reductions import product, reduced
 from transconv.kernel.tiles.values import (
     ArrayView,
     AtomicView,
     BoundMethod,
+    IndexMap,
+    Mapping,
     Tile,
+    broadcast,
+    create_mapping,
     described,
-    dtype_of,
+    lanes_along,
     tile_of,
 )
-
-if TYPE_CHECKING:
-    from transconv.kernel.frontend.expressions import ExpressionEvaluator
 
 STATIC = (len, tuple, list, zip, enumerate, reversed, sorted, divmod, isinstance, int, float, bool, round,
           slice, hasattr, getattr, str, range, min, max, abs, sum, any, all)
@@ -43,7 +55,7 @@ SEQUENCES = (zip, enumerate, tuple, list, reversed, len)  # which look at no val
 BUILTIN = (sum, max, min, any, all)  # which go through what they get element by element
 
 
-def called(at: ExpressionEvaluator, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
+def called(at: SourceReader, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
     """The result of a call."""
     if isinstance(callee, BoundMethod):
         return _method(at, callee, args, words)
@@ -53,7 +65,7 @@ def called(at: ExpressionEvaluator, callee: Any, args: list[Any], words: dict[st
         return at.inlined(callee, args, words)
     if isinstance(callee, IndexMap) and len(args) == 1 and not words:
         return arrays.laid_out(at.b, view_of(args[0]), callee)
-    if type(callee).__name__ == "Lambda" and not words:
+    if isinstance(callee, Lambda) and not words:
         return at.of_lambda(callee, args)
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
@@ -86,15 +98,6 @@ def called(at: ExpressionEvaluator, callee: Any, args: list[Any], words: dict[st
                   "tiles and of the group", "np.maximum(x, 0.0)")
 
 
-def is_static(value: Any) -> bool:
-    """Whether a value is known while the source is read."""
-    if isinstance(value, (tuple, list)):
-        return all(is_static(v) for v in value)
-    if isinstance(value, slice):
-        return is_static((value.start, value.stop, value.step))
-    return not isinstance(value, (Tile, ArrayView, AtomicView, GroupScope, BoundMethod, Item, ForItems))
-
-
 def _is_plain(callee: Any) -> bool:
     """A function of Python's math and operator modules, or a type of numbers."""
     home = getattr(callee, "__module__", "")
@@ -117,14 +120,14 @@ def _scalar_type(callee: Any) -> DType:
     return dtype_of(plain or callee)
 
 
-def _extremum(at: ExpressionEvaluator, name: str, args: list[Any]) -> Any:
+def _extremum(at: SourceReader, name: str, args: list[Any]) -> Any:
     made = args[0]
     for other in args[1:]:
         made = named(at.b, name, made, other)
     return made
 
 
-def _function(at: ExpressionEvaluator, name: str, args: list[Any], words: dict[str, Any]) -> Any:
+def _function(at: SourceReader, name: str, args: list[Any], words: dict[str, Any]) -> Any:
     out = words.pop("out", None)
     if words:
         raise Refusal(f"{name} with {', '.join(words)}=", "out=", f"np.{name}(x, out=y)")
@@ -138,53 +141,54 @@ def _function(at: ExpressionEvaluator, name: str, args: list[Any], words: dict[s
 # -- methods ---------------------------------------------------------------------------------------
 
 
-def _method(at: ExpressionEvaluator, callee: BoundMethod, args: list[Any], words: dict[str, Any]) -> Any:
-    of = callee.of
+def _method(at: SourceReader, callee: BoundMethod, args: list[Any], words: dict[str, Any]) -> Any:
+    in_group = isinstance(callee.of, GroupScope)
+    if in_group:
+        at.of_group(callee.name)
     try:
-        if isinstance(of, Item):
-            return scopes.METHODS[of.scope][callee.name](of, *args, **words)
-        if isinstance(of, GroupScope):
-            at.of_group(callee.name)
-            return at.each(METHODS[callee.name](at, of, *args, **words))
-        if callee.name in REDUCTIONS:
-            return reduced(at.b, REDUCTIONS[callee.name], of, *args, **words)
-        return TILE_METHODS[callee.name](at, of, *args, **words)
+        made = callee.function(at, callee.of, *args, **words)
+        return at.each(made) if in_group else made
     except TypeError as error:
         raise Refusal(f"a call of {callee.name} with other arguments than it takes ({error})") from None
 
 
-def _vec(at: ExpressionEvaluator, x: Tile, shape: Any = None) -> Tile:
+def _vec(at: SourceReader, x: Tile, shape: Any = None) -> Tile:
     shape = at.b.known(shape)
     if shape is not None:
         x = tile_elements.resized(at.b, x, sizes_of(shape))
     return Tile(x.shape, x.expr, x.mask, True, x.items)
 
 
-def _transpose(at: ExpressionEvaluator, x: Tile, *axes: Any) -> Tile:
+def _transpose(at: SourceReader, x: Tile, *axes: Any) -> Tile:
     given = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-    return tile_shapes.transposed(at.b, x, given or None)
+    return tile_elements.transposed(at.b, x, given or None)
 
 
-def _reshape(at: ExpressionEvaluator, x: Tile, *shape: Any) -> Tile:
+def _reshape(at: SourceReader, x: Tile, *shape: Any) -> Tile:
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    return tile_shapes.reshaped(at.b, x, tuple(at.b.known(given)))
+    return tile_elements.reshaped(at.b, x, tuple(at.b.known(given)))
+
+
+def _reduction(row: TileReduction) -> Callable[..., Tile]:
+    return lambda at, x, *args, **words: reduced(at.b, row, x, *args, **words)
 
 
 TILE_METHODS: dict[str, Callable[..., Any]] = {
+    **{name: _reduction(row) for name, row in REDUCTIONS.items()},
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
-    "filled": lambda at, x, fill_value: tile_shapes.without_mask(at.b, x, fill_value),
+    "filled": lambda at, x, fill_value: tile_elements.without_mask(at.b, x, fill_value),
     "vec": _vec, "transpose": _transpose, "reshape": _reshape,
     "copy": lambda at, x: Tile(x.shape, x.expr, x.mask, items=x.items),
     "clip": lambda at, x, low=None, high=None: clip(at.b, x, low, high),
     "dot": lambda at, x, y: product(x, tile_of(y)),
 }
-"""The methods of a tile beside its reductions."""
+"""The methods of a tile."""
 
 
 # -- functions of NumPy that are no rows -----------------------------------------------------------
 
 
-def _arange(at: ExpressionEvaluator, *bounds: Any, dtype: Any = None) -> Tile:
+def _arange(at: SourceReader, *bounds: Any, dtype: Any = None) -> Tile:
     bounds = at.b.known(bounds)
     if not all(isinstance(n, int) for n in bounds):
         raise Refusal("np.arange with bounds that are known at run time only", "numbers; add the start",
@@ -199,7 +203,7 @@ def _arange(at: ExpressionEvaluator, *bounds: Any, dtype: Any = None) -> Tile:
 
 
 def _like(value: Any) -> Callable[..., Tile]:
-    def made(at: ExpressionEvaluator, x: Any, dtype: Any = None) -> Tile:
+    def made(at: SourceReader, x: Any, dtype: Any = None) -> Tile:
         x = tile_of(x)
         kind = x.dtype if dtype is None else dtype_of(dtype)
         held_number(value, kind)
@@ -207,34 +211,46 @@ def _like(value: Any) -> Callable[..., Tile]:
     return made
 
 
-def _full_like(at: ExpressionEvaluator, x: Any, fill_value: Any, dtype: Any = None) -> Tile:
-    return _like(fill_value)(at, x, dtype)
+def mapping_of(at: SourceReader, function: Any) -> Mapping:
+    """``create_mapping`` in a kernel."""
+    if not isinstance(function, Lambda):
+        return create_mapping(function)
+
+    def of_places(*indices: Any) -> Any:
+        made = at.of_lambda(function, [tile_of(i) for i in indices])
+        return tuple(_index(m) for m in made) if isinstance(made, (tuple, list)) else _index(made)
+    return Mapping(of_places, of_tiles=True)
 
 
-def _expand(at: ExpressionEvaluator, x: Any, axis: int) -> Tile:
+def _index(value: Any) -> Any:
+    tile = tile_of(value)
+    if not tile.dtype.is_integer or tile.mask:
+        raise Refusal(f"{tile} as an index of a mapping", "whole numbers")
+    return tile.expr
+
+
+def _expand(at: SourceReader, x: Any, axis: int) -> Tile:
     x = tile_of(x)
     place = axis % (len(x.shape) + 1)
-    return tile_shapes.reshaped(at.b, x, (*x.shape[:place], 1, *x.shape[place:]))
+    return tile_elements.reshaped(at.b, x, (*x.shape[:place], 1, *x.shape[place:]))
 
 
 NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.matmul, lambda at, a, b: product(tile_of(a), tile_of(b))),
     (np.dot, lambda at, a, b: product(tile_of(a), tile_of(b))),
     (np.clip, lambda at, x, low=None, high=None: clip(at.b, x, low, high)),
-    (np.transpose, lambda at, x, axes=None: tile_shapes.transposed(at.b, tile_of(x), axes)),
+    (np.transpose, lambda at, x, axes=None: tile_elements.transposed(at.b, tile_of(x), axes)),
     (np.expand_dims, _expand),
-    (
-        np.broadcast_to,
-        lambda at, x, shape: tile_shapes.spread(tile_of(x), broadcast(at.b.known(tuple(shape)))),
-    ),
-    (np.reshape, lambda at, x, shape: tile_shapes.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
-    (np.stack, lambda at, arrays, axis=0: tile_shapes.stacked(at.b, arrays, at.b.known(axis))),
-    (create_mapping, lambda at, function: mapped_access.mapping_of(at, function)),
+    (np.broadcast_to,
+     lambda at, x, shape: tile_elements.spread(tile_of(x), broadcast(at.b.known(tuple(shape))))),
+    (np.reshape, lambda at, x, shape: tile_elements.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
+    (np.stack, lambda at, arrays, axis=0: tile_elements.stacked(at.b, arrays, at.b.known(axis))),
+    (create_mapping, mapping_of),
     (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange),
     (np.zeros_like, _like(0)),
     (np.ones_like, _like(1)),
-    (np.full_like, _full_like),
+    (np.full_like, lambda at, x, fill_value, dtype=None: _like(fill_value)(at, x, dtype)),
     (float, lambda at, x: as_type(tile_of(x), dtype_of("float32"))),
     (int, lambda at, x: as_type(tile_of(x), dtype_of("int32"))),
 )

@@ -1,32 +1,34 @@
-"""Expressions of a kernel's source, evaluated: what Python knows becomes its value, the rest tiles.
-
-Also here: operators of a kernel's source: those on what Python knows are computed, the others are of
-tiles.
-"""
+"""Expressions of a kernel's source, evaluated: what Python knows becomes its value, the rest tiles."""
 
 from __future__ import annotations
 
 import ast
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from transconv.ir import Var
+from transconv.ir import Expr, Var
 from transconv.kernel.annotations import Tunable
 from transconv.kernel.device_functions import atomic_ref, family_of
-from transconv.kernel.frontend import scopes
-from transconv.kernel.frontend.calls import TILE_METHODS, called, is_static
-from transconv.kernel.frontend.effects import Effects
-from transconv.kernel.frontend.group_scope import ATTRIBUTES, METHODS, GroupScope
-from transconv.kernel.frontend.scopes import Item
-from transconv.kernel.functions import function_of
-from transconv.kernel.refusals import Refusal, WrongScope, spelled
-from transconv.kernel.tiles import arrays, indexing, tile_elements, tile_shapes
-from transconv.kernel.tiles.elementwise import apply, named, power
-from transconv.kernel.tiles.products import PendingProduct, computed, product
-from transconv.kernel.tiles.reductions import REDUCTIONS
-from transconv.kernel.tiles.values import ArrayView, BoundMethod, Tile, described, tile_of
+from transconv.kernel.frontend.calls import TILE_METHODS, called
+from transconv.kernel.frontend.methods import ATTRIBUTES, ITEM_METHODS, METHODS
+from transconv.kernel.frontend.reader import GroupScope, Item, Lambda, SourceReader, is_static
+from transconv.kernel.functions import REDUCTIONS, cast, function_of
+from transconv.kernel.source import Refusal, WrongScope, spelled
+from transconv.kernel.source import named as type_named
+from transconv.kernel.tiles import arrays, tile_elements
+from transconv.kernel.tiles.kernel_builder import apply, named, power
+from transconv.kernel.tiles.reductions import computed, product
+from transconv.kernel.tiles.values import (
+    ArrayView,
+    BoundMethod,
+    PendingProduct,
+    Shape,
+    Tile,
+    described,
+    tile_of,
+)
 
 BINARY: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -40,8 +42,8 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-class ArithmeticEvaluator(Effects):
-    """Evaluates operators, comparisons and conditions."""
+class ExpressionEvaluator(SourceReader):
+    """Evaluates expressions with the values of names."""
 
     def value(self, node: ast.AST) -> Any:
         """The value of an expression."""
@@ -66,17 +68,14 @@ class ArithmeticEvaluator(Effects):
         finally:
             self.at = before
 
-    def settled(self, value: Any) -> Any:
-        """A value that gets a name: a product is rounded."""
-        raise NotImplementedError
-
     def of_BinOp(self, node: ast.BinOp) -> Any:
         left, since = self.value(node.left), len(self.b.stmts)
         right = self.value(node.right)
-        return self.binary(BINARY[type(node.op)], self.still(left, since), right)
+        return self.binary(type(node.op), self.still(left, since), right)
 
-    def binary(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
-        """``a function b``"""
+    def binary(self, op: type[ast.operator], a: Any, b: Any) -> Any:
+        """``a op b``"""
+        function = BINARY[op]
         if is_static(a) and is_static(b):
             return self.python(function, a, b)
         if function is operator.matmul:
@@ -168,10 +167,6 @@ class ArithmeticEvaluator(Effects):
         self.truth([test])
         return named(self.b, "where", test, self.value(node.body), self.value(node.orelse))
 
-
-class ExpressionEvaluator(ArithmeticEvaluator):
-    """Evaluates expressions with the values of names."""
-
     # -- leaves --
 
     def of_Constant(self, node: ast.Constant) -> Any:
@@ -249,6 +244,34 @@ class ExpressionEvaluator(ArithmeticEvaluator):
             raise Refusal("a lambda with defaults, * or /", "plain parameters", "lambda i, j: (j, i)")
         return Lambda(node, tuple(x.arg for x in a.args), dict(self.env))
 
+    # -- arrays --
+
+    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False, fill: Any = None) -> Tile:
+        """``group.load``, ``group.vload``"""
+        if self.items and not view.items:
+            view = replace(view, items=self.items_shape)
+        made = arrays.load(self.b, view, shape, self.stem, vector or self.items, fill)
+        self.accessed(view)
+        return made
+
+    def store(self, view: ArrayView, value: Any) -> None:
+        """``group.store``"""
+        self.check_written(view)
+        if self.items and not view.items:
+            view = replace(view, items=self.items_shape)
+        arrays.store(self.b, view, value, tuple(self.within.within))
+        self.accessed(view, writes=True)
+
+    def write_out(self, out: Any, made: Tile) -> Any:
+        """``out=``: the active elements of a result are written to a tile."""
+        if not isinstance(out, Tile) or out.vector:
+            raise Refusal(f"out={described(out)}", "a tile that is not a vector")
+        if made.shape != out.shape:
+            raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
+        value = tile_elements.written(self.b, out, _cast(made, out), made.mask, ())
+        self.replaced(out, value)
+        return self.latest(out)
+
     # -- attributes, indices, calls --
 
     def of_Attribute(self, node: ast.Attribute) -> Any:
@@ -261,16 +284,16 @@ class ExpressionEvaluator(ArithmeticEvaluator):
                              "read nothing that others have written", "kernel.simulate, a second launch")
         if isinstance(of, GroupScope):
             if name in METHODS:
-                return BoundMethod(name, of)
+                return BoundMethod(name, of, METHODS[name])
             if name in ATTRIBUTES:
                 return getattr(of, name)
             raise Refusal(f"group.{name}", " ".join([*ATTRIBUTES, *METHODS]))
         if isinstance(of, ArrayView):
             return self.of_array(of, name)
         if isinstance(of, Item):
-            if name in scopes.METHODS[of.scope]:
-                return BoundMethod(name, of)
-            raise Refusal(f"`.{name}` of a {of.scope.value[:-1]}", " ".join(scopes.METHODS[of.scope]))
+            if name in ITEM_METHODS[of.scope]:
+                return BoundMethod(name, of, ITEM_METHODS[of.scope][name])
+            raise Refusal(f"`.{name}` of a {of.scope.value[:-1]}", " ".join(ITEM_METHODS[of.scope]))
         if isinstance(of, (int, float)) and not isinstance(of, bool) and name == "dtype":
             raise Refusal(f"the type of the number {of}", "types of tiles and arrays")
         if isinstance(of, Tile):
@@ -298,15 +321,15 @@ class ExpressionEvaluator(ArithmeticEvaluator):
         if name == "ndim":
             return len(of.own)
         if name == "T":
-            return tile_shapes.transposed(self.b, of)
+            return tile_elements.transposed(self.b, of)
         if name == "mask":
-            return tile_shapes.inactive(of)
+            return tile_elements.inactive(of)
         if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot", "filled"):
             raise Refusal(f"`.{name}` of a value of each item",
                           " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]))
-        if name in REDUCTIONS or name in TILE_METHODS:
-            return BoundMethod(name, of)
-        known = ["shape", "dtype", "ndim", "T", "mask", *REDUCTIONS, *TILE_METHODS]
+        if name in TILE_METHODS:
+            return BoundMethod(name, of, TILE_METHODS[name])
+        known = ["shape", "dtype", "ndim", "T", "mask", *TILE_METHODS]
         raise Refusal(f"`.{name}` of {of}", " ".join(known))
 
     def of_Subscript(self, node: ast.Subscript) -> Any:
@@ -329,7 +352,7 @@ class ExpressionEvaluator(ArithmeticEvaluator):
         lazy = self.items and not any(i.own for i in picked) and (
             viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
         if picked and not lazy:
-            made = indexing.gathered(self.b, of, items, self.stem)
+            made = arrays.gathered(self.b, of, items, self.stem)
             self.accessed(of)
             return made
         view = arrays.sliced(self.b, of, items, self.items_shape)
@@ -360,15 +383,6 @@ class ExpressionEvaluator(ArithmeticEvaluator):
         return called(self, callee, values[:len(args)], dict(zip(words, values[len(args):], strict=True)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lambda:
-    """A lambda of a kernel, with the names around it."""
-
-    node: ast.Lambda
-    names: tuple[str, ...]
-    env: dict[str, Any]
-
-
 def takes_parts(callee: Any) -> bool:
     """Whether an index of an array in a call's arguments is a part of it: those of the group's methods and
     of intrinsics."""
@@ -376,3 +390,10 @@ def takes_parts(callee: Any) -> bool:
         return isinstance(callee.of, GroupScope)
     family = family_of(callee)
     return callee is atomic_ref or family is not None and bool(family.intrinsics)
+
+
+def _cast(made: Tile, out: Tile) -> Expr:
+    if made.dtype.kind == "float" and out.dtype.kind != "float":
+        raise Refusal(f"a result of type {type_named(made.dtype)} for out= of type "
+                      f"{type_named(out.dtype)}", "a type that holds it")
+    return cast(made.expr, out.dtype)

@@ -10,26 +10,17 @@ from typing import Any
 
 from transconv.backend_triton import spelled_lines
 from transconv.ir import Call, DType, Expr, Let, Load, Mul, Reduce, Var, f32, find, i32, walk
-from transconv.kernel.device_functions import DeviceFunction, OverloadSet, of_another_scope
-from transconv.kernel.frontend.blocks import Blocks
-from transconv.kernel.frontend.expressions import Lambda
-from transconv.kernel.frontend.scopes import ForItems, scope_of
+from transconv.kernel.device_functions import DeviceFunction, OverloadSet, asked, of_another_scope
+from transconv.kernel.frontend.reader import ForItems, Lambda, Returned, SourceReader, scope_of
 from transconv.kernel.functions import cast
-from transconv.kernel.intrinsics import asked
-from transconv.kernel.reference_semantics import meaning_of
-from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.kernel.source import Refusal, WrongScope
 from transconv.kernel.tiles import arrays
-from transconv.kernel.tiles.elementwise import aligned, named
-from transconv.kernel.tiles.intrinsic_builder import Builder, Unavailable
-from transconv.kernel.tiles.kernel_builder import Building
-from transconv.kernel.tiles.lanes import broadcast
-from transconv.kernel.tiles.masks import joined
-from transconv.kernel.tiles.products import PendingProduct
-from transconv.kernel.tiles.values import Tile, tile_of
-from transconv.kernel.user_rows import TEXT, row
+from transconv.kernel.tiles.intrinsic_builder import TEXT, Builder, Unavailable, row
+from transconv.kernel.tiles.kernel_builder import Building, aligned, named
+from transconv.kernel.tiles.values import PendingProduct, Tile, combined, tile_of
 
 
-class Calls(Blocks):
+class Calls(SourceReader):
     """Reads the bodies of functions. ``here``: the group, or the items whose function is read."""
 
     def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
@@ -146,7 +137,7 @@ class Calls(Blocks):
             mark = len(self.b.stmts)
             body = family.body(scope)
             try:
-                return self.settled(build(Builder(self, family.name, meaning_of(body)), *args))
+                return self.settled(build(Builder(self, family.name, self.meaning(body)), *args))
             except TypeError as error:
                 raise Refusal(f"what the intrinsic {intrinsic.name} builds for {shown}, which fails "
                               f"({error})") from error
@@ -173,18 +164,6 @@ class Calls(Blocks):
         self.through(acc, made)
         return self.latest(acc) if names else made
 
-    def accumulated(self, name: str, acc: Any, term: Any) -> bool:
-        """Add a product to a carried name in one call; whether that is possible."""
-        raise NotImplementedError
-
-
-class Returned(Exception):
-    """The end of a function that a kernel calls."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
 
 # -- functions of Triton -----------------------------------------------------------------------------
 
@@ -209,7 +188,7 @@ def own_function(at: Calls, callee: DeviceFunction, given: dict[str, Any]) -> Ti
         at.b = outer
     whole = aligned(at.b, list(tiles.values()))
     lines = "\n".join(f"    {line}" for line in spelled_lines(lets, result))
-    meaning = meaning_of(callee) if len(tiles) == len(given) else None
+    meaning = at.meaning(callee) if len(tiles) == len(given) else None
     needs = sorted({c.name for e in (result, *(s.value for s in lets)) for c in find(e, Call)})
     name = row(callee.source.name, TEXT, list(kinds.values()), result.dtype, meaning, tuple(needs),
                body=lines)
@@ -219,8 +198,7 @@ def own_function(at: Calls, callee: DeviceFunction, given: dict[str, Any]) -> Ti
     narrow = next((t.dtype for t in whole if t.dtype.bits == 16), None)
     wide = narrow is None or result.dtype is not f32 or not at.chip.target.upcast16
     gives = result.dtype if wide or narrow is None else narrow
-    return Tile(broadcast(*(t.shape for t in whole)), cast(value, gives), joined(*(t.mask for t in whole)),
-                any(t.vector for t in whole), max(t.items for t in whole))
+    return combined(whole, cast(value, gives))
 
 
 def _held(dtype: DType, upcast16: bool) -> DType:

@@ -1,6 +1,5 @@
-"""The arguments of a call: arrays as torch tensors, and what a kernel is compiled for.
-
-Also here: results of a kernel: arrays that a call leaves out, allocates, and returns.
+"""The arguments of a call: arrays as torch tensors, what a kernel is compiled for, and results that a call
+leaves out, allocates, and returns.
 
     @kernel(work_shape=N, results="Y")
     def doubled(group, X: Buffer[N], Y: Buffer[N]): ...
@@ -20,8 +19,7 @@ from transconv.errors import KernelError
 from transconv.ir import DTYPES, Const, DType, Expr, Layout, Tensor, as_expr, f32
 from transconv.kernel.annotations import Buffer, Declared, value_of
 from transconv.kernel.launch.size_arguments import Number, Sizing
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.values import dtype_of
+from transconv.kernel.source import Refusal, dtype_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,11 @@ class Arguments:
         # With the types of booleans: 1 and True are equal in Python.
         kinds = tuple((n, type(k), k) for n, k in self.kinds.items())
         return kinds, tuple(sorted(self.alike.items()))
+
+    def numbers_with(self, work: Sequence[int]) -> tuple[Number, ...]:
+        """The numbers, and behind them those of a group's work."""
+        return (*self.numbers, *(
+            Number(f"work_shape[{at}]", f"work_{at}", n) for at, n in enumerate(work)))
 
     def specs(self, sizing: Sizing) -> dict[str, Any]:
         """What a kernel knows of each parameter: a Tensor, a number, or an expression of numbers that are

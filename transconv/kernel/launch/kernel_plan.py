@@ -11,17 +11,67 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from transconv.compute import Compute, SampleOutcome, Workload, sizes_of
+from transconv.compute import SampleOutcome, Workload, sizes_of
 from transconv.disk_cache import records
-from transconv.errors import Unsupported
-from transconv.ir import FuncCall, Kernel, Store, Tensor, find
+from transconv.errors import KernelError, Unsupported
+from transconv.ir import FuncCall, Kernel, Store, Tensor, defined, find
+from transconv.kernel.annotations import Group
 from transconv.kernel.launch.arguments import Arguments
-from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
-from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache, register_reader
+from transconv.passes import EMIT
+from transconv.runtime import (
+    Plan,
+    PlanStep,
+    one_kernel_plan,
+    plan_cache,
+    register_reader,
+    torch_internals,
+)
 from transconv.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredKernel:
+    """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
+    the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
+    floats of the call; ``sizing``: how its whole numbers became sizes that are
+    arguments; ``fixed``: the places of those that the kernel needs to know; ``plain``: of those
+    whose divisors do not matter."""
+
+    name: str
+    group: Group
+    stages: tuple[tuple[str, Kernel], ...]
+    source: str
+    numbers: tuple[str, ...]
+    warps: int
+    num_stages: int
+    sizing: Sizing
+    fixed: frozenset[int]
+    plain: frozenset[int]
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that was emitted."""
+        return self.stages[-1][1]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the parameters, in the order of the launch."""
+        return tuple(t.name for t in self.kernel.params)
+
+    def stage(self, name: str) -> str:
+        """The text after a stage. KernelError for an unknown name."""
+        if name == EMIT.name:
+            return self.source
+        for stage, kernel in self.stages:
+            if stage == name:
+                return str(kernel)
+        known = " ".join([*(s for s, _ in self.stages), EMIT.name])
+        raise KernelError(f"there is no stage {name!r} of a kernel; expected one of {known}")
+
 
 SCHEMA = 1
 
@@ -38,11 +88,10 @@ class KernelWorkload(Workload):
     sizes: str = ""  # those that are arguments
 
     by_user = False
-
-    @property
-    def computations(self) -> tuple[Compute, ...]:
-        """None: what it means is its function (``first_result.py``)."""
-        return ()
+    computations = ()  # what it means is its function (simulator/execution.py)
+    result = ""
+    results = ()
+    shape_text = ""
 
     @property
     def math(self) -> str:
@@ -52,22 +101,10 @@ class KernelWorkload(Workload):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.arrays
 
-    @property
-    def result(self) -> str:
-        return ""
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        return ()
-
     def refuse(self) -> None:
         """A plan that is not on disk is made where the function is."""
         raise Unsupported("kernel:function", f"{self.name} is not on disk, and is lowered where it is "
                           "called")
-
-    @property
-    def shape_text(self) -> str:
-        return ""
 
     @property
     def title(self) -> str:
@@ -227,3 +264,66 @@ class KernelRequest:
 
 def _never() -> Plan:
     raise NotImplementedError("a kernel written in Python is lowered where it is called")
+
+
+Known = Callable[[tuple[Any, ...]], bool]
+"""Starts a kernel with the arguments of a call; False for a call that has to be looked at."""
+
+
+def signature(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What the launch of a call depends on, beside addresses and floats; None for a call that is always
+    looked at."""
+    plain = _plain()
+    found: list[Any] = []
+    for a in args:
+        kind = type(a)
+        if kind in plain:
+            found += (a.dtype, a.shape, a.stride(), a.device)
+        elif kind is int or kind is bool:
+            found += (kind, a)
+        elif kind is Group:
+            found.append(a)
+        elif kind is float:
+            found.append(kind)
+        else:
+            return None
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _plain() -> frozenset[type]:
+    import torch
+
+    return frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def known(starters: Sequence[Callable[..., None] | None], arrays: Sequence[int], spans: Sequence[int],
+          device: int) -> Known:
+    """A function of the arguments of a call. ``starters``: what starts the kernel for arrays of which one
+    is not aligned to 16 bytes, and for aligned ones; ``arrays``: the places of arrays among the arguments;
+    ``spans``: their bytes."""
+    made: Known = _spelled(tuple(arrays))(starters, device, torch_internals.current_device(), *spans)
+    return made
+
+
+@lru_cache(maxsize=256)
+def _spelled(arrays: tuple[int, ...]) -> Any:
+    """The text of such a function, in which each argument is written out."""
+    rank = range(len(arrays))
+    spans = "".join(f", s{i}" for i in rank)
+    lines = [f"def made(starters, device, current{spans}):",
+             "    far, near = starters",
+             "    def run(args):",
+             *(f"        t{i} = args[{int(at)}]" for i, at in enumerate(arrays)),
+             *(f"        p{i} = t{i}.data_ptr()" for i in rank),
+             "        if current() != device" + "".join(f" or t{i}.is_neg()" for i in rank) + ":",
+             "            return False",
+             *(f"        if p{i} < p{k} + s{k} and p{k} < p{i} + s{i}: return False"
+               for i in rank for k in rank if i < k),
+             f"        start = far if ({' | '.join(f'p{i}' for i in rank) or 0}) & 15 else near",
+             "        if start is None:",
+             "            return False",
+             "        start(*args)",
+             "        return True",
+             "    return run"]
+    return defined("\n".join(lines), "made")

@@ -1,8 +1,12 @@
-"""From a Python function and what its arguments are to a kernel of the IR, its stages and its text."""
+"""From a Python function and what its arguments are to a kernel of the IR, its stages and its text.
+
+Refused are kernels that read what they write, but for the same elements before it, as ``x = x + 1`` reads:
+threads of a group would need a barrier between, and groups run in no order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -38,20 +42,22 @@ from transconv.ir import (
     value_at,
     walk,
 )
-from transconv.kernel.annotations import NOTHING, Meant
-from transconv.kernel.frontend.effects import ArrayAccess, check_order
-from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.frontend.source import FunctionSource
-from transconv.kernel.frontend.tracer import StatementTracer
-from transconv.kernel.group import Group
+from transconv.kernel.annotations import NOTHING, Group, Meant
+from transconv.kernel.frontend.blocks import Blocks
+from transconv.kernel.frontend.expressions import ExpressionEvaluator
+from transconv.kernel.frontend.inlining import Calls
+from transconv.kernel.frontend.reader import ArrayAccess, GroupScope
+from transconv.kernel.frontend.statements import Statements
 from transconv.kernel.launch.arguments import Arguments
-from transconv.kernel.launch.size_arguments import Needed, Number, Sizing, sizing
+from transconv.kernel.launch.kernel_plan import LoweredKernel
+from transconv.kernel.launch.size_arguments import Needed, Sizing, sizing
+from transconv.kernel.simulator.names import meaning_of
+from transconv.kernel.source import FunctionSource, Refusal
 from transconv.kernel.tiles.arrays import number_of, whole
-from transconv.kernel.tiles.kernel_builder import Building
-from transconv.kernel.tiles.products import Chip
-from transconv.kernel.tiles.reductions import written_out
+from transconv.kernel.tiles.kernel_builder import Building, Chip
+from transconv.kernel.tiles.short_reductions import written_out
 from transconv.kernel.tiles.values import Tile
-from transconv.passes import EMIT, finish
+from transconv.passes import finish
 from transconv.simplify import facts_of, range_of, simplify
 from transconv.target import Target
 
@@ -65,54 +71,13 @@ MANY = 5  # then registers for 16 elements of a thread leave room for half of th
 OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredKernel:
-    """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
-    the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
-    floats of the call; ``sizing``: how its whole numbers became sizes that are
-    arguments; ``fixed``: the places of those that the kernel needs to know; ``plain``: of those
-    whose divisors do not matter."""
-
-    name: str
-    group: Group
-    stages: tuple[tuple[str, Kernel], ...]
-    source: str
-    numbers: tuple[str, ...]
-    warps: int
-    num_stages: int
-    sizing: Sizing
-    fixed: frozenset[int]
-    plain: frozenset[int]
-
-    @property
-    def kernel(self) -> Kernel:
-        """The kernel that was emitted."""
-        return self.stages[-1][1]
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The names of the parameters, in the order of the launch."""
-        return tuple(t.name for t in self.kernel.params)
-
-    def stage(self, name: str) -> str:
-        """The text after a stage. KernelError for an unknown name."""
-        if name == EMIT.name:
-            return self.source
-        for stage, kernel in self.stages:
-            if stage == name:
-                return str(kernel)
-        known = " ".join([*(s for s, _ in self.stages), EMIT.name])
-        raise KernelError(f"there is no stage {name!r} of a kernel; expected one of {known}")
-
-
 def lowered(source: FunctionSource, group: Group, arguments: Arguments, target: Target,
             precision: str = "ieee", fixed: frozenset[int] = frozenset(),
             plain: frozenset[int] = frozenset(), meant: Meant = NOTHING) -> LoweredKernel:
     """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
     are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
     matter; ``meant``: what the kernel declares, for this call. Raises KernelError with the user's line."""
-    numbers = (*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
-                                     for at, n in enumerate(group.work)))
+    numbers = arguments.numbers_with(group.work)
     said = {n.said: at for at, n in enumerate(numbers)}
     fixed |= {said[n] for n in meant.constants if n in said}
     while True:
@@ -144,6 +109,10 @@ def lowered(source: FunctionSource, group: Group, arguments: Arguments, target: 
                    group.stages_hint or STAGES, found, fixed, plain)
 
 
+class Tracer(Statements, Calls, Blocks, ExpressionEvaluator):
+    """Reads all of a kernel's source."""
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenKernel:
     """A kernel as the source has it, the names of its run-time numbers, its accesses in order, the sizes
@@ -172,7 +141,7 @@ def traced(source: FunctionSource, group: Group, arguments: Mapping[str, Any], c
         b.divides(n)
     programs = simplify(prod(groups, start=ONE), b.facts)
     b.facts = b.facts.with_range(program, 0, None).assume(program < maximum(programs, 1))
-    tracer = StatementTracer(b, source, chip, meant)
+    tracer = Tracer(b, source, chip, meant, meaning_of)
     first, *rest = source.parameters
     ids = _ids(b, program, groups)
     size = group.subgroup_size_hint or chip.target.warp_size
@@ -298,3 +267,47 @@ def explained(made: LoweredKernel, meant: Meant, why: str, chip: Target) -> str:
               if not made.sizing.is_argument(at)]
     lines += [f"masks      {note}" for note in made.kernel.notes]
     return "\n".join(lines)
+
+
+# -- the order of accesses -------------------------------------------------------------------------
+
+
+def check_order(accesses: Sequence[ArrayAccess], alike: Mapping[str, str]) -> None:
+    """Refuse a read behind a write of the same memory. ``alike``: for each name of an array the first name
+    of the same memory. Raises KernelError at the line of the read."""
+    written: dict[str, ArrayAccess] = {}
+    for access in accesses:
+        memory = alike.get(access.array, access.array)
+        if access.writes:
+            written.setdefault(memory, access)
+    seen: dict[str, ArrayAccess] = {}
+    for access in accesses:
+        memory = alike.get(access.array, access.array)
+        first = written.get(memory)
+        if access.writes:
+            seen.setdefault(memory, access)
+        elif first is not None and (memory in seen or _again(access, first)):
+            raise _refusal(access, first).at(access.place)
+    for access in (a for a in accesses if not a.writes):
+        for write in (w for w in accesses if w.writes):
+            same = alike.get(access.array, access.array) == alike.get(write.array, write.array)
+            if same and (access.offset is not write.offset or write.atomic):
+                raise _elsewhere(access, write).at(access.place)
+
+
+def _elsewhere(read: ArrayAccess, write: ArrayAccess) -> Refusal:
+    return Refusal(f"a read of other elements of {read.array} than line {write.place.line} writes, which "
+                   "another group or thread may have written before", "reads of the elements that are "
+                   "written, of the same shape; results in another array", "group.store(Y[i:], x)")
+
+
+def _again(read: ArrayAccess, write: ArrayAccess) -> bool:
+    """Whether a loop brings a read back after a write."""
+    return bool(set(read.loops) & set(write.loops))
+
+
+def _refusal(read: ArrayAccess, write: ArrayAccess) -> Refusal:
+    other = "" if read.array == write.array else f", which shares memory with {write.array}"
+    return Refusal(f"a read of {read.array}{other} after line {write.place.line} stores to it",
+                   "reads before the first store; keep the value under a name, or launch a second kernel",
+                   "y = x * 2.0; group.store(Y[i:], y); z = y + 1.0")

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from transconv.errors import KernelError
-from transconv.kernel.group import Group
-from transconv.kernel.launch.kernel_plan import stored_by
-
-if TYPE_CHECKING:
-    from transconv.kernel.decorator import KernelFunction
+from transconv.kernel.annotations import Group
+from transconv.kernel.launch.kernel_plan import LoweredKernel, stored_by
+from transconv.kernel.source import FunctionSource
 
 NUMBERS = {"float": "float", "int": "int", "bool": "bool"}
 GRAD = "grad_"
 Results = Sequence[str] | Mapping[str, Callable[..., Any] | None]
 
 
-def as_operator(kernel: KernelFunction, name: str, *, group: Callable[..., Group], results: Results,
-                backward: KernelFunction | None = None) -> Any:
+class Operable(Protocol):
+    """A kernel, as far as an operator needs it."""
+
+    python: Callable[..., Any]
+
+    @property
+    def source(self) -> FunctionSource:
+        """The function's tree and lines."""
+
+    def __call__(self, *args: Any) -> Any:
+        """A launch."""
+
+    def lower(self, *args: Any) -> LoweredKernel:
+        """The kernel for such arguments."""
+
+
+def as_operator(kernel: Operable, name: str, *, group: Callable[..., Group], results: Results,
+                backward: Operable | None = None) -> Any:
     """Register the operator ``name`` (``mine::silu``) and return it.
 
     ``results``: the parameters of the kernel that the operator allocates and returns; with functions that
@@ -38,7 +52,7 @@ def as_operator(kernel: KernelFunction, name: str, *, group: Callable[..., Group
 class Operator:
     """A kernel as an operator: what it takes, and how its results are made."""
 
-    def __init__(self, kernel: KernelFunction, name: str, group: Callable[..., Group],
+    def __init__(self, kernel: Operable, name: str, group: Callable[..., Group],
                  results: Mapping[str, Callable[..., Any]]) -> None:
         self.kernel, self.name, self.group, self.results = kernel, name, group, results
         self.parameters = kernel.source.parameters[1:]
@@ -60,7 +74,7 @@ class Operator:
         takes = ", ".join(f"{kind} {p}" for p, kind in self.kinds.items())
         return f"({takes}) -> {gives if len(self.results) == 1 else f'({gives})'}"
 
-    def registered(self, backward: KernelFunction | None) -> Any:
+    def registered(self, backward: Operable | None) -> Any:
         """The operator, registered with its fake and its backward."""
         import torch
 
@@ -129,7 +143,7 @@ class Operator:
         raise KernelError(f"the operator {self.name} has no backward kernel; expected backward= to "
                           "as_operator, or arguments that require no gradient")
 
-    def with_backward(self, backward: KernelFunction) -> tuple[Callable[..., None], Callable[..., Any]]:
+    def with_backward(self, backward: Operable) -> tuple[Callable[..., None], Callable[..., Any]]:
         """Register the backward kernel, which is an operator of its own; what is kept for it, and the
         gradients by it."""
         names = backward.source.parameters[1:]
@@ -175,7 +189,7 @@ def called(function: Callable[..., Any], given: Mapping[str, Any], what: str) ->
     return function(**{n: given[n] for n in names})
 
 
-def _made(kernel: KernelFunction, name: str, results: Results) -> dict[str, Callable[..., Any]]:
+def _made(kernel: Operable, name: str, results: Results) -> dict[str, Callable[..., Any]]:
     """How each result is made."""
     parameters = kernel.source.parameters[1:]
     given = dict(results) if isinstance(results, Mapping) else dict.fromkeys(

@@ -28,7 +28,7 @@ import numpy as np
 from transconv.errors import KernelError
 from transconv.ir import Expr, text_of
 from transconv.kernel.device_functions import DeviceFunction, OverloadSet, family_of
-from transconv.kernel.frontend.source import FunctionSource, outside
+from transconv.kernel.source import FunctionSource, outside, used_names
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), range)
 LIBRARIES = ("builtins", "cmath", "math", "numpy", "operator", "torch", "transconv")
@@ -63,7 +63,7 @@ class _DigestLines:
         self.known[id(function)] = len(self.known)
         for value in (function.__defaults__, function.__kwdefaults__):
             self.value("a default", value)
-        around, used = outside(function) | (more or {}), _names(function.__code__)
+        around, used = outside(function) | (more or {}), {*used_names(function.__code__)}
         try:
             source = FunctionSource.of(function)
         except KernelError:  # a lambda: what Python made of it
@@ -176,9 +176,3 @@ def _chains_in(at: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
         return
     for child in ast.iter_child_nodes(root):
         yield from _chains_in(child)
-
-
-def _names(code: CodeType) -> set[str]:
-    """The names around a function that it and those inside of it use."""
-    return {*code.co_names, *code.co_freevars}.union(*(
-        _names(c) for c in code.co_consts if isinstance(c, CodeType)))

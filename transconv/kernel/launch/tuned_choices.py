@@ -20,11 +20,10 @@ from transconv import knobs
 from transconv.disk_cache import Drawer, records
 from transconv.errors import TransconvError
 from transconv.ir import For, find
-from transconv.kernel.annotations import KernelCall, Tunable
-from transconv.kernel.frontend.source import FunctionSource
-from transconv.kernel.group import MOST_STAGES
+from transconv.kernel.annotations import MOST_STAGES, KernelCall, Tunable
 from transconv.kernel.launch.arguments import Arguments
-from transconv.kernel.launch.lowering import LoweredKernel
+from transconv.kernel.launch.kernel_plan import LoweredKernel
+from transconv.kernel.source import FunctionSource
 from transconv.target import Target, triton_version
 
 SCHEMA = 1
@@ -175,13 +174,9 @@ def _walk(offered: dict[str, tuple[Any, ...]], ranked: list[LaunchWords]) -> Ite
 
 
 def _changed(words: LaunchWords, name: str, value: Any) -> LaunchWords:
-    if name == "warps":
-        return LaunchWords(value, words.stages, words.numbers)
-    if name == "stages":
-        return LaunchWords(words.warps, value, words.numbers)
-    return LaunchWords(
-        words.warps, words.stages, tuple(sorted((dict(words.numbers) | {name: value}).items()))
-    )
+    if name in ("warps", "stages"):
+        return replace(words, **{name: value})
+    return replace(words, numbers=tuple(sorted((dict(words.numbers) | {name: value}).items())))
 
 
 def _candidate(clock: Any, run: Run, words: LaunchWords, arrays: dict[str, Any],

@@ -9,13 +9,12 @@ import numpy as np
 
 from transconv.ir import DType, convert
 from transconv.kernel.functions import held_number
-from transconv.kernel.mappings import IndexMap
-from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator.numerics import Array, MaskedValues
 from transconv.kernel.simulator.races import AccessTrace, Order
 from transconv.kernel.simulator.values import Masked, SimulatedOperand, part_of
+from transconv.kernel.source import Refusal
 from transconv.kernel.tiles.arrays import filling
-from transconv.kernel.tiles.lanes import broadcast, each_dimension
+from transconv.kernel.tiles.values import IndexMap, broadcast, each_dimension
 
 
 class SimulatedMemory:
@@ -291,3 +290,11 @@ def store(view: MemoryPart, value: Any) -> None:
         written = convert(np.asarray(part.data[inside]), view.dtype)
         view.data[inside] = np.where(active, written, view.data[inside])
         view.memory.trace.write(np.asarray(view.places[inside])[active])
+
+
+def view_of(array: Any) -> MemoryPart:
+    """An array, or a part of one. Refuses others."""
+    if not isinstance(array, MemoryPart):
+        raise Refusal(type(array).__name__, "an array of the call, or a slice of one",
+                      "group.load(X[i:], shape=(16,))")
+    return array

@@ -1,12 +1,8 @@
 """What ``group.`` offers in the simulator, and the sub-groups and work-items of a group.
 
-Also here: loads and stores by a mapping in the simulator, and arrays with a layout.
-
-Also here: items of a group in lockstep: each runs to its end, or to a barrier, before the next one does.
-
-The first item runs in the calling thread. Only if it reaches a barrier the others get threads of their
-own, of which one runs at a time; so the order is the same in every simulation, and a debugger stops where
-it is told to.
+Items run in lockstep: each to its end, or to a barrier, before the next one does. The first item runs
+in the calling thread. Only if it reaches a barrier the others get threads of their own, of which one
+runs at a time; so the order is the same in every simulation, and a debugger stops where it is told to.
 """
 
 from __future__ import annotations
@@ -20,18 +16,18 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import convert
+from transconv.kernel.annotations import Group
 from transconv.kernel.device_functions import Scope
-from transconv.kernel.frontend.group_scope import spread_out
+from transconv.kernel.frontend.methods import spread_out
+from transconv.kernel.frontend.reader import sizes_of
 from transconv.kernel.functions import held_number
-from transconv.kernel.group import Group
-from transconv.kernel.mappings import Mapping, colliding
-from transconv.kernel.refusals import Refusal, SourcePlace, WrongScope
-from transconv.kernel.simulator.arrays import MemoryPart, load, store
+from transconv.kernel.simulator.arrays import MemoryPart, load, store, view_of
 from transconv.kernel.simulator.numerics import Array, converted
 from transconv.kernel.simulator.races import WHOLE, Order, users_line
 from transconv.kernel.simulator.values import Masked, part_of
+from transconv.kernel.source import Refusal, SourcePlace, WrongScope, dtype_of
 from transconv.kernel.tiles.arrays import filling
-from transconv.kernel.tiles.values import dtype_of
+from transconv.kernel.tiles.values import colliding, mapped_places
 
 SUBGROUP = 32  # the work-items of a sub-group without a hint
 
@@ -70,9 +66,9 @@ class SimulatedGroup:
     def store(self, array: Any, value: Any, mapping: Any = None) -> None:
         """Write active elements of a tile or vector to a part of an array."""
         if mapping is not None:
-            store_by(_view(array), value, mapping)
+            store_by(view_of(array), value, mapping)
         else:
-            store(_view(array), value)
+            store(view_of(array), value)
 
     def empty(self, *sizes: Any, **words: Any) -> Masked:
         """A tile without active elements."""
@@ -81,33 +77,6 @@ class SimulatedGroup:
         made.active[...] = False
         return made
 
-    def zeros(self, *sizes: Any, **words: Any) -> Masked:
-        """A tile of zeros."""
-        self.alone("zeros", "group.vzeros(shape=(16,))")
-        return self._full(sizes, words, 0, False)
-
-    def ones(self, *sizes: Any, **words: Any) -> Masked:
-        """A tile of ones."""
-        self.alone("ones", "group.vones(shape=(16,))")
-        return self._full(sizes, words, 1, False)
-
-    def full(self, *sizes: Any, **words: Any) -> Masked:
-        """A tile of one value."""
-        self.alone("full", "group.vfull(shape=(16,), fill_value=1)")
-        return self._full(sizes, words, None, False)
-
-    def vzeros(self, *sizes: Any, **words: Any) -> Masked:
-        """A vector of zeros."""
-        return self._full(sizes, words, 0, True)
-
-    def vones(self, *sizes: Any, **words: Any) -> Masked:
-        """A vector of ones."""
-        return self._full(sizes, words, 1, True)
-
-    def vfull(self, *sizes: Any, **words: Any) -> Masked:
-        """A vector of one value."""
-        return self._full(sizes, words, None, True)
-
     def alone(self, name: str, instead: str) -> None:
         """Refuse what only the whole group may do."""
         if self.order.inside:
@@ -115,23 +84,19 @@ class SimulatedGroup:
                              "tiles at the scope of the group; vectors", instead)
 
     def _loaded(self, array: Any, shape: Any, mapping: Any, fill: Any, vector: bool) -> Masked:
-        view = _view(array)
+        view = view_of(array)
         if mapping is not None:
-            return load_by(view, None if shape is None else _shape(shape), mapping, vector, fill)
-        return load(view, _shape(view.shape if shape is None else shape), vector, fill)
+            return load_by(view, None if shape is None else sizes_of(shape), mapping, vector, fill)
+        return load(view, sizes_of(view.shape if shape is None else shape), vector, fill)
 
     def _full(self, places: tuple[Any, ...], words: dict[str, Any], value: Any, vector: bool) -> Masked:
         unknown = [w for w in words if w not in ("shape", "dtype", "fill_value")]
         if unknown:
             raise Refusal(f"{unknown[0]}= of a tile", "shape, dtype, fill_value")
-        shape, dtype, fill = spread_out(places, *(words.get(n) for n in ("shape", "dtype", "fill_value")))
-        if value is not None and fill is not None:
-            raise Refusal("a fill_value", "shape and dtype")
-        value = fill if value is None else value
-        if value is None:
-            raise Refusal("no fill_value", "a number", "group.full(shape=(16,), fill_value=1)")
+        shape, dtype, value = spread_out(places, words.get("shape"), words.get("dtype"),
+                                         words.get("fill_value"), value)
         held_number(value, dtype_of(dtype))
-        given, sizes = part_of(value), _shape(shape)
+        given, sizes = part_of(value), sizes_of(shape)
         if given.data.ndim:
             raise Refusal(f"a tile of shape {given.data.shape} as a fill value", "a number")
         made = converted(given, dtype_of(dtype))
@@ -148,7 +113,7 @@ class SimulatedGroup:
     def subgroups(self, function: Callable[..., Any]) -> Callable[..., None]:
         """A decorator: a call of the function runs it for every sub-group of the group."""
         count = -(-prod(self.shape) // self.subgroup_size)
-        items = [SubGroup(self, n) for n in range(count)]
+        items = [SubGroup(self, (n,)) for n in range(count)]
         return self._team(function, items, [f"sub-group {i.subgroup_id()}" for i in items])
 
     def barrier(self) -> None:
@@ -169,13 +134,39 @@ class SimulatedGroup:
         return run
 
 
-class WorkItem:
-    """One work-item of a group."""
+def _allocates(name: str, value: int | None, vector: bool) -> Callable[..., Masked]:
+    """A method that makes a tile or a vector of one value; None: of an argument."""
+    def method(self: SimulatedGroup, *sizes: Any, **words: Any) -> Masked:
+        if not vector:
+            self.alone(name, f"group.v{name}(shape=(16,){', fill_value=1' * (value is None)})")
+        return self._full(sizes, words, value, vector)
+    return method
 
-    scope = Scope.WorkItem
+
+for _name, _value in {"zeros": 0, "ones": 1, "full": None}.items():
+    setattr(SimulatedGroup, _name, _allocates(_name, _value, False))
+    setattr(SimulatedGroup, f"v{_name}", _allocates(_name, _value, True))
+
+
+class SimulatedItem:
+    """Work-items or sub-groups: what one of them knows of its group."""
 
     def __init__(self, group: SimulatedGroup, place: tuple[int, ...]) -> None:
         self.group, self.place = group, place
+
+    def group_id(self) -> tuple[int, ...]:
+        """The place of the group among the groups."""
+        return self.group.ids
+
+    def barrier(self) -> None:
+        """Wait for all items of the group."""
+        self.group.barrier()
+
+
+class WorkItem(SimulatedItem):
+    """One work-item of a group."""
+
+    scope = Scope.WorkItem
 
     def local_id(self) -> tuple[int, ...]:
         """The place in the group."""
@@ -185,66 +176,26 @@ class WorkItem:
         """The place in the work; that of an item beyond it is too large."""
         return tuple(a + b for a, b in zip(self.group.work_offset(), self.place, strict=True))
 
-    def group_id(self) -> tuple[int, ...]:
-        """The place of the group among the groups."""
-        return self.group.ids
 
-    def barrier(self) -> None:
-        """Wait for all work-items of the group."""
-        self.group.barrier()
-
-
-class SubGroup:
+class SubGroup(SimulatedItem):
     """One sub-group of a group."""
 
     scope = Scope.SubGroup
 
-    def __init__(self, group: SimulatedGroup, number: int) -> None:
-        self.group, self.number = group, number
-
     def subgroup_id(self) -> int:
         """The place among the sub-groups of the group."""
-        return self.number
+        return self.place[0]
 
     def size(self) -> int:
         """The number of its work-items."""
         return self.group.subgroup_size
 
-    def group_id(self) -> tuple[int, ...]:
-        """The place of the group among the groups."""
-        return self.group.ids
-
-    def barrier(self) -> None:
-        """Wait for all sub-groups of the group."""
-        self.group.barrier()
-
-
-def _view(array: Any) -> MemoryPart:
-    if not isinstance(array, MemoryPart):
-        raise Refusal(type(array).__name__, "an array of the call, or a slice of one",
-                      "group.load(X[i:], shape=(16,))")
-    return array
-
-
-def _shape(given: Any) -> tuple[int, ...]:
-    sizes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    for n in sizes:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise Refusal(f"{n!r} as a size of a tile", "whole numbers from 1 on",
-                          "group.zeros(shape=(16, X.shape[1]), dtype=np.float32)")
-    return sizes
-
 
 def _places(view: MemoryPart, mapping: Any, shape: tuple[int, ...]) -> list[Array]:
     """The indices of a tile's elements in an array."""
-    if not isinstance(mapping, Mapping):
-        raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
     if view.order.inside:
         raise Refusal(f"a mapping inside of {view.order.who}", "the scope of the group")
-    made = mapping.places(np.indices(shape))
-    if len(made) != view.ndim:
-        raise Refusal(f"a mapping that gives {len(made)} indices for an array of {view.ndim} dimensions",
-                      "one for each dimension")
+    made = mapped_places(mapping, lambda m: np.indices(shape), view.ndim)
     return [np.broadcast_to(part_of(m).data, shape) for m in made]
 
 
@@ -287,9 +238,8 @@ class Lockstep:
     def __init__(self, order: Order, items: Sequence[Any], names: Sequence[str],
                  body: Callable[[Any], object]) -> None:
         self.order, self.items, self.names, self.body = order, items, names, body
-        self.waits: list[SourcePlace | None] = [None] * len(
-            items
-        )  # at which barrier; None: ended, or not begun
+        # At which barrier each waits; None: it has ended, or not begun.
+        self.waits: list[SourcePlace | None] = [None] * len(items)
         self.threads: list[threading.Thread] = []
         self.gates: list[threading.Semaphore] = []
         self.main = threading.Semaphore(0)

@@ -1,9 +1,8 @@
 """Names around a kernel that mean more for tiles than Python knows: ``math.exp(x)``, ``sum(x)``.
 
-The function stays as it is; it finds what also takes tiles under the same names.
-
-Also here: what an intrinsic builds with in the simulator, where a function has no body in Python: all
-that is no text of a chip.
+The function stays as it is; it finds what also takes tiles under the same names. So a Python body means
+something for arrays, too, which a chip may spell in another way. Where a function has no body in
+Python, an intrinsic builds in the simulator all that is no text of a chip.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from transconv.ir import CALLS, Var, convert
+from transconv.ir import CALLS, DTYPES, Var, convert
 from transconv.kernel.annotations import Tunable
 from transconv.kernel.device_functions import (
     DeviceFunction,
+    IntrinsicArgument,
     OverloadSet,
     family_of,
     of_another_scope,
 )
-from transconv.kernel.functions import FUNCTIONS, function_of
-from transconv.kernel.intrinsics import IntrinsicArgument
-from transconv.kernel.refusals import Refusal, WrongScope
-from transconv.kernel.simulator.arrays import MemoryPart, load, store
+from transconv.kernel.functions import FUNCTIONS, function_of, reduction_of
+from transconv.kernel.simulator.arrays import MemoryPart, load, store, view_of
 from transconv.kernel.simulator.numerics import MaskedValues, applied, converted, reduced
 from transconv.kernel.simulator.races import Order
 from transconv.kernel.simulator.values import Masked, SimulatedOperand, factors_of, part_of
-from transconv.kernel.tiles.reductions import reduction_of
-from transconv.kernel.tiles.values import named
+from transconv.kernel.source import Refusal, WrongScope, named, used_names
 from transconv.target import TARGETS, Target
 
 BUILTINS = ("sum", "max", "min", "any", "all")
@@ -53,7 +50,7 @@ def seen_by_tiles(function: Called, order: Order, known: dict[Any, Any] | None =
         made = FunctionType(function.__code__, names, function.__name__, function.__defaults__,
                             cells or None)
         known[id(function)] = made
-        used = _names(function.__code__)
+        used = {*used_names(function.__code__)}
         names |= {n: seen(v, order, known) if n in used else v for n, v in function.__globals__.items()}
         for cell, old in zip(cells, function.__closure__ or (), strict=True):
             try:
@@ -61,11 +58,6 @@ def seen_by_tiles(function: Called, order: Order, known: dict[Any, Any] | None =
             except ValueError:  # bound later in the function around it
                 continue
     return cast(Called, known[id(function)])
-
-
-def _names(code: Any) -> set[str]:
-    """The names that a function and those inside of it use."""
-    return {*code.co_names}.union(*(_names(c) for c in code.co_consts if hasattr(c, "co_names")))
 
 
 def seen(value: Any, order: Order, known: dict[Any, Any]) -> Any:
@@ -201,10 +193,9 @@ class SimulatedBuilder:
 
     def load(self, array: Any, shape: Any = None) -> Masked:
         """The elements of a part of an array."""
-        if not isinstance(array, MemoryPart):
-            raise Refusal(type(array).__name__, "an array of the call, or a slice of one")
-        sizes = array.shape if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
-        return load(array, sizes, True)
+        view = view_of(array)
+        sizes = view.shape if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
+        return load(view, sizes, True)
 
     def store(self, array: Any, value: Any) -> None:
         """Write the active elements of a value to a part of an array."""
@@ -227,6 +218,23 @@ def asked_of(value: Any) -> IntrinsicArgument:
         return IntrinsicArgument(
             kind, named(value.dtype), value.shape, masked=not bool(value.active.all())
         )
-    if isinstance(value, (bool, int, float)):
-        return IntrinsicArgument("number", type(value).__name__, value=value)
-    return IntrinsicArgument("other", value=value)
+    return IntrinsicArgument.plain(value)
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def meaning_of(body: DeviceFunction | None) -> Callable[..., Array] | None:
+    """The function of NumPy arrays that a body of tiles is, with the types of kernels; None without a
+    body, and for one that needs the group."""
+    if body is None or body.scope is not None:
+        return None
+    python = body.python
+
+    def meaning(*values: Array) -> Array:
+        order = Order()
+        held = {t.numpy: t for t in DTYPES.values() if t.torch and t.within is None and t.numpy == t.torch}
+        given = np.broadcast_arrays(*values)
+        tiles = [Masked(order, v, np.ones(v.shape, bool), held[str(v.dtype)]) for v in given]
+        return part_of(seen_by_tiles(python, order)(*tiles)).data
+    return meaning

@@ -12,17 +12,19 @@ import numpy as np
 from transconv.ir import REDUCERS, DType, boolean, convert, f32, index, multiply_add
 from transconv.kernel.functions import (
     FUNCTIONS,
+    REDUCTIONS,
     TileFunction,
+    TileReduction,
     beyond,
     common,
     held_number,
-    of_product,
     operand_type,
+    product_type,
+    reduced_axes,
     result_type,
+    types_of,
 )
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.reductions import REDUCTIONS, TileReduction, types_of
-from transconv.kernel.tiles.values import named
+from transconv.kernel.source import Refusal, named
 
 Array = np.ndarray[Any, Any]
 COMBINED = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -151,7 +153,7 @@ def reduced(row: TileReduction, x: MaskedValues, axis: Any = None, keepdims: boo
             factors: Products | None = None) -> MaskedValues:
     """A reduction over the active elements: active where there is one, as in numpy.ma. ``factors``: of
     values that are products, which a sum does not round."""
-    axes = _axes(x.data.ndim, axis)
+    axes = reduced_axes(axis, x.data.ndim, f"a tile of {x.data.ndim} dimensions")
     if row.types == "mean":
         wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
         total = reduced(REDUCTIONS["sum"], converted(x, wide), axis, keepdims, factors)
@@ -197,33 +199,14 @@ def _last(x: Array, axes: Sequence[int]) -> Array:
     return x.transpose(*rest, *axes).reshape(*(x.shape[i] for i in rest), -1)
 
 
-def _axes(ndim: int, axis: Any) -> tuple[int, ...]:
-    if axis is None:
-        return tuple(range(ndim))
-    given = axis if isinstance(axis, tuple) else (axis,)
-    for a in given:
-        if not isinstance(a, int) or not -ndim <= a < ndim:
-            raise Refusal(f"axis {a} of a tile of {ndim} dimensions", f"{-ndim} to {ndim - 1}")
-    found = tuple(sorted({a % ndim for a in given}))
-    if len(found) < len(given):
-        raise Refusal(f"an axis twice in {given}", "each axis once")
-    return found
-
-
 # -- products --------------------------------------------------------------------------------------
 
 
 def product(a: MaskedValues, b: MaskedValues) -> MaskedValues:
     """``a @ b``: inactive elements count as 0; active where a pair of active elements is."""
-    if a.data.ndim != 2 or b.data.ndim != 2:
-        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "two dimensions",
-                      "x[None, :] @ y[:, None]")
-    if a.data.shape[1] != b.data.shape[0]:
-        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "equal inner sizes")
     shared = common([a.dtype, b.dtype], [])
-    result = of_product(shared)
-    if result is None:
-        raise Refusal(f"a product of {named(shared)}", "floats or integers", "x.astype(np.float32) @ y")
+    told = " and ".join(f"a tile {named(x.dtype)}{list(x.data.shape)}" for x in (a, b))
+    result = product_type(shared, a.data.shape, b.data.shape, told)
     left, right = (np.where(p.active, convert(convert(p.data, shared), result), 0) for p in (a, b))
     with np.errstate(all="ignore"):
         data = left.astype(result.numpy) @ right.astype(result.numpy)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.kernel.refusals import Refusal, SourcePlace
+from transconv.kernel.source import Refusal, SourcePlace
 
 SKIPPED = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
 """Files in these folders are no user's."""

@@ -1,11 +1,9 @@
 """Tiles and vectors in the simulator: NumPy's functions and operators on data that knows what is active.
 
-An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile, and activate elements.
-
-Also here: products that are written in a sum, ``x + a * b`` or ``(a * b).sum()``, which is rounded once.
-
-A compiled kernel sees the source; in the simulator a product notes the instruction of Python that made it.
-It is written in the sum if the same function is executing, and has stored nothing to a name since.
+An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile, and activate elements. A
+product that is written in a sum, ``x + a * b`` or ``(a * b).sum()``, is rounded once: a compiled kernel
+sees the source; in the simulator a product notes the instruction of Python that made it. It is written
+in the sum if the same function is executing, and has stored nothing to a name since.
 """
 
 from __future__ import annotations
@@ -22,8 +20,15 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import DType, boolean, f32, index, multiply_add
-from transconv.kernel.functions import FUNCTIONS, TileFunction, clipped, function_of, held_number
-from transconv.kernel.refusals import Refusal
+from transconv.kernel.functions import (
+    FUNCTIONS,
+    REDUCTIONS,
+    TileFunction,
+    clipped,
+    function_of,
+    held_number,
+    reduction_of,
+)
 from transconv.kernel.simulator.numerics import (
     Array,
     MaskedValues,
@@ -36,9 +41,8 @@ from transconv.kernel.simulator.numerics import (
     stacked,
 )
 from transconv.kernel.simulator.races import AccessTrace, Order, is_users
-from transconv.kernel.tiles.lanes import broadcast
-from transconv.kernel.tiles.reductions import REDUCTIONS, reduction_of
-from transconv.kernel.tiles.values import described, dtype_of, named, number_of
+from transconv.kernel.source import Refusal, dtype_of, named, number_of
+from transconv.kernel.tiles.values import broadcast, described
 
 SUMS = ("add", "subtract")
 

@@ -1,25 +1,29 @@
 """What an intrinsic builds with: the functions of tiles, products, loads and stores, text of Triton,
-assembly, and functions of the chip's own library."""
+assembly, and functions of the chip's own library.
+
+Functions that a user spells in Triton become rows of ``ir.CALLS``: the passes, the verifier and the
+interpreter treat them as those that the compiler knows. A row is named after its function and its
+types, with a digest where another row has that name. Its meaning in NumPy is the Python body of the
+function, by which both are compared.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from textwrap import dedent, indent
+from typing import Any
 
-from transconv.ir import CALLS, Call, DType, Expr, f32, i32
-from transconv.kernel.frontend.group_scope import sizes_of, view_of
+import numpy as np
+
+from transconv.ir import CALLS, Call, Callee, DType, Fault, f32, i32
+from transconv.kernel.frontend.reader import SourceReader, sizes_of, view_of
 from transconv.kernel.functions import FUNCTIONS, cast
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.elementwise import aligned, apply
-from transconv.kernel.tiles.lanes import broadcast
-from transconv.kernel.tiles.masks import joined
-from transconv.kernel.tiles.products import PendingProduct, product
-from transconv.kernel.tiles.values import Tile, dtype_of, tile_of
-from transconv.kernel.user_rows import ASM, SYMBOL, TEXT, Meaning, letter, row
-
-if TYPE_CHECKING:
-    from transconv.kernel.frontend.expressions import ExpressionEvaluator
+from transconv.kernel.source import Refusal, dtype_of
+from transconv.kernel.tiles.kernel_builder import aligned, apply, as_type
+from transconv.kernel.tiles.reductions import product
+from transconv.kernel.tiles.values import Tile, combined, tile_of
 
 
 class Unavailable(Exception):
@@ -30,7 +34,7 @@ class Builder:
     """Builds what a call becomes. Values are tiles, vectors and numbers; results are tiles, active where
     all values are. ``stem``: the name of the function; ``meaning``: its body in NumPy."""
 
-    def __init__(self, at: ExpressionEvaluator, stem: str, meaning: Meaning | None) -> None:
+    def __init__(self, at: SourceReader, stem: str, meaning: Meaning | None) -> None:
         self.at, self.stem, self.meaning = at, stem, meaning
 
     @property
@@ -68,8 +72,7 @@ class Builder:
         kinds = self._types(values)
         names = [f"x{i}" for i in range(len(values))]
         said = spelling.strip("\n").format(*names, tl="{tl}")
-        lines = said.splitlines() if "return" in said else [f"return {said.strip()}"]
-        body = "\n".join(f"    {line}" for line in _dedented(lines))
+        body = indent(dedent(said if "return" in said else f"return {said.strip()}"), "    ")
         result = kinds[0] if dtype is None else dtype_of(dtype)
         return self._elements(TEXT, values, kinds, result, body=body)
 
@@ -90,8 +93,8 @@ class Builder:
         made = product(tile_of(a), tile_of(b))
         if acc is None:
             return self.at.whole(made)
-        if not isinstance(acc, Tile) or acc.own != _own(made):
-            raise Refusal(f"{acc} as the sum of a product of shape {_own(made)}", "a tile of that shape")
+        if not isinstance(acc, Tile) or acc.own != made.own:
+            raise Refusal(f"{acc} as the sum of a product of shape {made.own}", "a tile of that shape")
         return self.at.summed(acc, made)
 
     def load(self, array: Any, shape: Any = None) -> Tile:
@@ -122,32 +125,74 @@ class Builder:
         kinds = [tile_of(v).dtype for v in values]
         work = [t if not CALLS[name].why_not(t) or t.kind != "float" else f32 for t in kinds]
         made = self._applied(name, values, work)
-        return Tile(made.shape, cast(made.expr, kinds[0]) if made.dtype is work[0] else made.expr,
-                    made.mask, made.vector, made.items)
+        return as_type(made, kinds[0]) if made.dtype is work[0] else made
 
     def _elements(self, template: str, values: Sequence[Any], kinds: Sequence[DType], result: DType,
                   **words: Any) -> Tile:
         narrow = self.chip.upcast16 and result.kind == "float" and result.bits <= 16
         gives = f32 if narrow else result
         name = row(self.stem, template, kinds, gives, self.meaning, **{"gives": gives.triton, **words})
-        made = self._applied(name, values, kinds)
-        return Tile(made.shape, cast(made.expr, result), made.mask, made.vector, made.items)
+        return as_type(self._applied(name, values, kinds), result)
 
     def _applied(self, name: str, values: Sequence[Any], kinds: Sequence[DType]) -> Tile:
         tiles = aligned(self.at.b, [tile_of(v) for v in values])
-        shape = broadcast(*(t.shape for t in tiles))
-        args: list[Expr] = [cast(t.expr, kind) for t, kind in zip(tiles, kinds, strict=True)]
         self.at.b.taken.add(name)
-        return Tile(shape, Call(name, tuple(args)), joined(*(t.mask for t in tiles)),
-                    any(t.vector for t in tiles), max(t.items for t in tiles))
+        return combined(tiles, Call(name, tuple(
+            [cast(t.expr, kind) for t, kind in zip(tiles, kinds, strict=True)])))
 
 
-def _own(p: PendingProduct) -> tuple[int, ...]:
-    return p.own
+Array = np.ndarray[Any, np.dtype[Any]]
+Meaning = Callable[..., Array]
+
+ASM = '''@{jit}
+def {name}({params}):
+    return {tl}.inline_asm_elementwise({text}, {constraints}, [{params}],
+                                       dtype={tl}.{gives}, is_pure=True, pack={pack})
+'''
+TEXT = '''@{jit}
+def {name}({params}):
+{body}
+'''
+SYMBOL = '''@{tl}.core.extern
+def {name}({params}, _semantic=None):
+    return {tl}.core.extern_elementwise(
+        "", "", [{params}], {{({of},): ("{symbol}", {tl}.core.dtype("{gives}"))}}, is_pure=True,
+        _semantic=_semantic)
+'''
+LETTERS = {64: "l", 32: "r", 16: "h", 8: "r", 1: "r"}
+FLOATS = {64: "d", 32: "f", 16: "h"}
 
 
-def _dedented(lines: Sequence[str]) -> list[str]:
-    least = min((len(x) - len(x.lstrip()) for x in lines if x.strip()), default=0)
-    return [x[least:] for x in lines]
+def row(stem: str, template: str, types: Sequence[DType], result: DType, meaning: Meaning | None,
+        needs: tuple[str, ...] = (), **words: Any) -> str:
+    """The name of the row of a function that a template spells; the row is added if it is new."""
+    params = ", ".join(f"x{i}" for i in range(len(types)))
+    name = "_".join([stem, *dict.fromkeys(t.name for t in types)])
+    known = CALLS.get(name)
+    filled = _filled(template, name=name, params=params, **words)
+    if known is not None and (known.helper, known.takes, known.result) != (filled, tuple(types), result):
+        name += "_" + hashlib.blake2b(filled.encode(), digest_size=4).hexdigest()
+        filled = _filled(template, name=name, params=params, **words)
+    CALLS[name] = Callee(len(types), meaning or _without(stem), name, name, filled, result=result,
+                         takes=tuple(types), needs=needs)
+    return name
 
 
+def _filled(template: str, **words: Any) -> str:
+    """The template with all but ``{jit}`` and ``{tl}`` filled in; braces of the words stay braces."""
+    made = template
+    for key, value in words.items():
+        text = str(value).replace("{", "{{").replace("}", "}}").replace("{{tl}}", "{tl}")
+        made = made.replace(f"{{{key}}}", text)
+    return made
+
+
+def letter(dtype: DType) -> str:
+    """The letter of a type in the constraints of inline assembly."""
+    return (FLOATS if dtype.kind == "float" else LETTERS).get(dtype.bits, "r")
+
+
+def _without(stem: str) -> Meaning:
+    def meaning(*values: Array) -> Array:
+        raise Fault(f"{stem} has no body in Python that could be computed")
+    return meaning

@@ -1,34 +1,177 @@
-"""The values of a kernel while its source is read: tiles, arrays and what Python computes already.
+"""The values of a kernel while its source is read: lanes, tiles, masks, arrays and where their elements
+are.
 
-Numbers, tuples, strings, types and functions are Python's own objects. A number that is known at run time
-only is a tile without dimensions; its type is ``index`` if it is a position (an id, a loop's counter).
+Numbers, tuples, strings, types and functions are Python's own objects. A number that is known at run
+time only is a tile without dimensions; its type is ``index`` if it is a position (an id, a loop's
+counter).
+
+Lanes: one for each place of a dimension, counted from the last, and each power of two.
+
+    shape (3, 100)    row4, col128: elements from row 3 and column 100 on are no part of the tile
+
+Dimensions of the same place and extent share a lane, so NumPy's broadcasting needs no node of the IR.
+What moves to another place (``x[:, None]``, a transpose, what is left of a reduction) gets other lanes.
+
+Masks: conditions that travel with a tile. They are proved away where facts allow it.
+
+    f(a, b)      active where both are
+    reduction    active where an element is active: ``row < m & col < n`` over col is ``row < m & 0 < n``
+    t[..] = v    active where t was, or where v is written
+
+Mappings: where the elements of a tile are in an array, from Python functions.
+
+    rows = create_mapping(lambda m, k: (m // W, m % W + k // C, k % C))
+    a = group.load(X[y:], shape=(32, 64), mapping=rows)     a[m, k]: X[y + m // W, m % W + k // C, k % C]
+    Z = index_map((H, W), lambda i, j: j * H + i)(X)        Z[i, j]: X[j * H + i]
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from math import prod
+from typing import Any, TypeAlias
 
+import numpy as np
+
+from transconv.errors import KernelError
 from transconv.ir import (
-    DTYPES,
+    FALSE,
+    TRUE,
     ZERO,
+    Add,
     Const,
     DType,
     Expr,
+    ExprMutator,
     Lane,
+    Lt,
+    Mul,
+    Or,
+    Reduce,
     Renamed,
     Tensor,
     Var,
+    all_of,
     boolean,
     f32,
+    free_vars,
     i32,
     index,
+    lanes_of,
+    substitute,
 )
-from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.lanes import Shape, own_lanes
+from transconv.kernel.source import Refusal, named, number_of
+from transconv.simplify import Facts, simplify
 
-if TYPE_CHECKING:
-    from transconv.kernel.mappings import IndexMap
+# -- lanes -----------------------------------------------------------------------------------------
+
+PLACES = ("col", "row", "page", "book", "shelf", "room")
+"""The names of places, from the last dimension to the first."""
+LAST = 32  # the axis of the last dimension's lanes; axes between two places are those of products
+Shape = tuple[int, ...]
+Scope = dict[Var, tuple[Lane, ...]]
+
+
+def capacity(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def lane_at(place: int, size: int) -> Lane | None:
+    """The lane of a dimension of this size, ``place`` dimensions before the last; None for one element."""
+    if size == 1:
+        return None
+    return Lane(f"{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place)
+
+
+def each_dimension(items: Sequence[Any], ndim: int, of: str = "an array") -> list[Any]:
+    """Indices, one for each dimension and each None, with slices in place of an ellipsis and behind the
+    last."""
+    used = sum(x is not None and x is not Ellipsis for x in items)
+    if used > ndim:
+        raise Refusal(f"{used} indices of {of} of {ndim} dimensions", f"up to {ndim}")
+    found: list[Any] = []
+    for x in items if any(x is Ellipsis for x in items) else (*items, Ellipsis):
+        found += [slice(None)] * (ndim - used) if x is Ellipsis else [x]
+    return found
+
+
+def lanes_along(shape: Sequence[int]) -> tuple[Lane | None, ...]:
+    """The lane of each dimension."""
+    if len(shape) > len(PLACES):
+        raise Refusal(f"a tile of {len(shape)} dimensions", f"up to {len(PLACES)}")
+    return tuple(lane_at(len(shape) - 1 - at, size) for at, size in enumerate(shape))
+
+
+def inner_lane(size: int) -> Lane:
+    """The lane over which a product sums: the columns of its left operand, the rows of its right one."""
+    return Lane(f"inner{capacity(size)}", capacity(size), LAST - 1)
+
+
+def between_lane(place: int, size: int) -> Lane:
+    """The lane along which elements of a dimension are looked for, beside that of those that are found."""
+    return Lane(f"found_{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place - 1)
+
+
+def own_lanes(shape: Sequence[int]) -> tuple[Lane, ...]:
+    """The lanes of a tile, in the order of its dimensions."""
+    return tuple(x for x in lanes_along(shape) if x is not None)
+
+
+def ends(shape: Sequence[int]) -> tuple[Expr, ...]:
+    """The conditions that hold for the elements of a tile, and not for the lanes beyond its end."""
+    return tuple(lane < size for lane, size in zip(lanes_along(shape), shape, strict=True)
+                 if lane is not None and lane.extent != size)
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape of tiles that are combined element by element."""
+    rank = max((len(s) for s in shapes), default=0)
+    made = []
+    for at in range(rank):
+        sizes = {s[at - rank] for s in shapes if len(s) >= rank - at} - {1}
+        if len(sizes) > 1:
+            told = " and ".join(map(str, shapes))
+            raise Refusal(f"the shapes {told}, which NumPy cannot broadcast",
+                          "equal sizes from the last dimension on, or 1", "x[:, None] - y[None, :]")
+        made.append(sizes.pop() if sizes else 1)
+    return tuple(made)
+
+
+def moved(e: Expr, lanes: dict[Lane, Lane], scope: Scope) -> Expr:
+    """An expression along other lanes. ``scope``: the lanes of variables."""
+    lanes = {a: b for a, b in lanes.items() if a is not b}
+    return _Moved(lanes, scope).mutate(e) if lanes else e
+
+
+class _Moved(ExprMutator):
+    def __init__(self, lanes: dict[Lane, Lane], scope: Scope) -> None:
+        super().__init__()
+        self.lanes, self.scope = lanes, scope
+
+    def mutate_Lane(self, at: Lane) -> Expr:
+        return self.lanes.get(at, at)
+
+    def mutate_Var(self, at: Var) -> Expr:
+        return renamed(at, {x: self.lanes.get(x, x) for x in self.scope.get(at, ())})
+
+    def mutate_Renamed(self, at: Renamed) -> Expr:
+        assert isinstance(at.x, Var)
+        before = {x: at.of(x) for x in self.scope.get(at.x, ())}
+        return renamed(at.x, {x: self.lanes.get(y, y) for x, y in before.items()})
+
+    def mutate_Reduce(self, at: Reduce) -> Expr:
+        raise AssertionError(f"{at} has no name")
+
+
+def renamed(var: Var, lanes: dict[Lane, Lane]) -> Expr:
+    """A name along other lanes."""
+    other = [(a, b) for a, b in lanes.items() if a is not b]
+    return Renamed(var, tuple(a for a, _ in other), tuple(b for _, b in other)) if other else var
+
+
+# -- values ----------------------------------------------------------------------------------------
 
 Mask: TypeAlias = tuple[Expr, ...]
 """Conditions, all of which hold where an element is active; none for a tile that is active everywhere."""
@@ -120,46 +263,11 @@ class AtomicView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundMethod:
-    """A method of a value, to be called."""
+    """A method of a value, to be called. ``function``: of the reader, the value, and the arguments."""
 
     name: str
     of: Any
-
-
-NUMPY = {"float16": "f16", "float32": "f32", "float64": "f64", "int8": "i8", "uint8": "u8", "int32": "i32",
-         "int64": "i64", "bool": "boolean"}
-NAMES = {t.name: t.torch for t in DTYPES.values() if t.torch and t.within is None}
-
-
-def named(dtype: DType) -> str:
-    """The name of a type in messages: NumPy's or torch's."""
-    return "int" if dtype.kind == "index" else NAMES.get(dtype.name, dtype.name)
-
-
-def dtype_of(value: Any) -> DType:
-    """The type that a value names: a type of NumPy, torch or the IR, or its name. Refuses others."""
-    if isinstance(value, DType):
-        return value
-    if value is bool:
-        return boolean
-    text = value if isinstance(value, str) else getattr(value, "__name__", "") or str(value)
-    text = text.removeprefix("torch.")
-    name = next((k for k, torch in NAMES.items() if torch == text), NUMPY.get(text.rstrip("_"), ""))
-    if not name:
-        raise Refusal(f"the type {text or value!r}", " ".join(NAMES.values()), "dtype=np.float32")
-    return DTYPES[name]
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number that Python knows."""
-    return isinstance(value, (bool, int, float))
-
-
-def number_of(value: Any) -> Any:
-    """A number of Python. Refuses whole numbers beyond 64 bits."""
-    if isinstance(value, int) and not -2**63 <= value < 2**63:
-        raise Refusal(f"the number {value}", "whole numbers of 64 bits")
-    return value
+    function: Callable[..., Any]
 
 
 def tile_of(value: Any) -> Tile:
@@ -173,6 +281,12 @@ def tile_of(value: Any) -> Tile:
     if isinstance(value, float):
         return Tile((), Const(value, f32))
     raise Refusal(described(value), "a tile or a number")
+
+
+def combined(tiles: Sequence[Tile], expr: Expr) -> Tile:
+    """A value of tiles that are combined element by element: active where all of them are."""
+    return Tile(broadcast(*(t.shape for t in tiles)), expr, joined(*(t.mask for t in tiles)),
+                any(t.vector for t in tiles), max(t.items for t in tiles))
 
 
 def described(value: Any) -> str:
@@ -194,3 +308,213 @@ def is_leaf(e: Expr) -> bool:
 
 WEAK = {bool: i32, int: i32, float: f32}
 """The types of numbers that change in a loop at run time."""
+
+
+# -- masks -----------------------------------------------------------------------------------------
+
+
+def joined(*masks: Iterable[Expr]) -> Mask:
+    """The mask of what needs all of these; ``a`` makes ``a or b`` superfluous."""
+    parts = dict.fromkeys(p for m in masks for p in m if p is not TRUE)
+    if FALSE in parts:
+        return (FALSE,)
+    return tuple(p for p in parts if not (isinstance(p, Or) and (p.a in parts or p.b in parts)))
+
+
+def whole(mask: Mask) -> Expr:
+    """A mask as one condition."""
+    return all_of(mask) if mask else TRUE
+
+
+def proved(mask: Iterable[Expr], facts: Facts) -> Mask:
+    """The mask without conditions that always hold; (False,) if one never does."""
+    kept = []
+    for part in mask:
+        found = simplify(part, facts)
+        if found is FALSE:
+            return (FALSE,)
+        if found is not TRUE:
+            kept.append(part)
+    return joined(kept)
+
+
+def either(a: Mask, b: Mask) -> Mask:
+    """Where one of two masks holds."""
+    if not a or not b:
+        return ()
+    common = [p for p in a if p in b]
+    rest_a, rest_b = ([p for p in m if p not in common] for m in (a, b))
+    if not rest_a or not rest_b:
+        return tuple(common)
+    if FALSE in (rest_a[0], rest_b[0]):
+        return tuple(common) + tuple(rest_b if rest_a[0] is FALSE else rest_a)
+    return (*common, Or(all_of(rest_a), all_of(rest_b)))
+
+
+def at_first(mask: Sequence[Expr], lanes: Iterable[Lane], scope: Scope) -> Mask | None:
+    """Whether the conditions hold anywhere along lanes, as conditions without these; None if that cannot
+    be read off them, because one is no upper bound."""
+    found: list[Expr] = []
+    wanted = set(lanes)
+    for part in mask:
+        if part is FALSE:
+            return (FALSE,)
+        varies = any(scope.get(v) for v in free_vars(part))
+        if varies or not (isinstance(part, Lt) and _grows(part.a) and not lanes_of(part.b)):
+            return None
+        found.append(substitute(part, dict.fromkeys(wanted, ZERO)))
+    return tuple(found)
+
+
+def _grows(e: Expr) -> bool:
+    """Whether an expression grows with each of its lanes."""
+    match e:
+        case Lane() | Const():
+            return True
+        case Var():
+            return e.dtype.kind == "index"
+        case Add(a, b):
+            return _grows(a) and _grows(b)
+        case Mul(a, Const(value)):
+            return value > 0 and _grows(a)
+    return not lanes_of(e)
+
+
+def mentions(e: Expr, lanes: Iterable[Lane], scope: Scope) -> bool:
+    """Whether an expression varies along one of these lanes."""
+    return bool({*lanes_of(e, scope)} & {*lanes})
+
+
+# -- mappings --------------------------------------------------------------------------------------
+
+MOST = 1 << 26  # elements of a layout that is checked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapping:
+    """Where the elements of a tile are: from their indices to those of an array. ``of_tiles``: the
+    function is read in a kernel, and takes each index as a tile of the whole shape."""
+
+    function: Callable[..., Any]
+    of_tiles: bool = False
+
+    def places(self, indices: Any) -> tuple[Any, ...]:
+        """The indices of the array, of those of a tile. Refuses what the function cannot compute."""
+        try:
+            made = self.function(*indices)
+        except TypeError as error:
+            raise Refusal(f"a mapping that fails ({error})",
+                          f"a function of {len(indices)} indices, those of the shape",
+                          "create_mapping(lambda i, j: (j, i))") from None
+        return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+    def collision(self, shape: Sequence[int], sizes: Sequence[int] | None = None) -> str:
+        """As ``colliding``, for numbers alone."""
+        if prod(shape) > MOST:
+            raise Refusal(f"a mapping of {prod(shape)} elements", f"up to {MOST}, which are checked")
+        indices = np.indices(tuple(shape)).reshape(len(shape), -1)
+        at = [np.broadcast_to(np.asarray(p), indices.shape[1:]) for p in self.places(indices)]
+        return colliding(at, shape, sizes)
+
+
+def mapped_places(mapping: Any, indices: Callable[[Mapping], Any], ndim: int) -> tuple[Any, ...]:
+    """The places that a mapping gives in an array of so many dimensions. Refuses others."""
+    if not isinstance(mapping, Mapping):
+        raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
+    made = mapping.places(indices(mapping))
+    if len(made) != ndim:
+        raise Refusal(f"a mapping that gives {len(made)} indices for an array of {ndim} dimensions",
+                      "one for each dimension")
+    return made
+
+
+def colliding(at: Sequence[Any], shape: Sequence[int], sizes: Sequence[int] | None = None) -> str:
+    """Two elements of a tile that are in one place, in words; empty if there are none. ``at``: for each
+    dimension of the array the places of the tile's elements, in the order of their indices; ``sizes``: of
+    the array, elements outside of which are in no place."""
+    inside, flat = np.ones(prod(shape), bool), np.zeros(prod(shape), np.int64)
+    limits = [int(p.max(initial=0)) + 1 for p in at] if sizes is None else sizes
+    for p, n in zip(at, limits, strict=True):
+        inside &= (p >= 0) & (p < n)
+        flat = flat * n + p
+    there = np.flatnonzero(inside)
+    order = np.argsort(flat[there], kind="stable")
+    places = flat[there][order]
+    same = np.flatnonzero(places[1:] == places[:-1])
+    if not len(same):
+        return ""
+    first, second = (tuple(int(i) for i in np.unravel_index(int(there[order[same[0] + k]]), tuple(shape)))
+                     for k in (0, 1))
+    return f"{first} and {second} are one element"
+
+
+def create_mapping(function: Callable[..., Any]) -> Mapping:
+    """A view for ``group.load(X, shape=, mapping=)`` and ``group.store(Y, y, mapping=)``. ``function``: of
+    an element's indices in the tile, gives those in the array: a number, or one for each dimension, by
+    ``+ - * // %``. An element outside of the array is inactive. Stores are refused where two elements of a
+    tile are one of the array. Raises KernelError for what is no function."""
+    if not callable(function):
+        raise KernelError(f"create_mapping({function!r}); expected a function of indices")
+    return Mapping(function)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexMap:
+    """A layout: where the elements of an array of a shape are in memory of one dimension. Called with an
+    array of one dimension it gives one of this shape."""
+
+    shape: tuple[int, ...]
+    mapping: Mapping
+    storage_size: int
+    collision: str
+
+    def __call__(self, array: Any) -> Any:
+        if hasattr(array, "laid_out"):
+            return array.laid_out(self)
+        raise KernelError("a layout is for arrays inside of kernels; expected layout(X) there")
+
+
+def index_map(shape: Sequence[int], offset: Callable[..., Any],
+              storage_size: int | None = None) -> IndexMap:
+    """A layout from a Python function. ``offset``: of an element's indices, gives its place in memory, by
+    ``+ - * // %``. ``storage_size``: the elements of that memory, by default what the places need. Whether
+    two elements are in one place is checked; then stores are refused. Raises KernelError for places
+    outside of the memory."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes) or not callable(offset):
+        raise KernelError(f"index_map({shape!r}, {offset!r}); expected sizes from 1 on, and a function of "
+                          "indices")
+    mapping = create_mapping(offset)
+    try:
+        found = [np.asarray(p) for p in mapping.places(np.indices(sizes).reshape(len(sizes), -1))]
+        collision = mapping.collision(sizes)
+    except Refusal as refusal:
+        raise KernelError(f"index_map: found {refusal.found}; allowed: {refusal.allowed}") from None
+    if len(found) != 1 or found[0].dtype.kind not in "iu":
+        raise KernelError("index_map: found a function that gives no whole number; allowed: the place in "
+                          "memory")
+    least, most = int(found[0].min()), int(found[0].max())
+    held = most + 1 if storage_size is None else storage_size
+    if least < 0 or most >= held:
+        raise KernelError(f"index_map: found the place {least if least < 0 else most}; allowed: 0 to "
+                          f"{held - 1}, the memory of storage_size={held}")
+    return IndexMap(sizes, mapping, held, collision)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingProduct:
+    """``a @ b`` that is not computed yet: it may be added to a name that changes."""
+
+    a: Tile
+    b: Tile
+    result: DType
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The shape of the result, that of one item."""
+        return self.a.own[0], self.b.own[1]
+
+    @property
+    def items(self) -> int:
+        """How many dimensions of items the result has."""
+        return max(self.a.items, self.b.items)

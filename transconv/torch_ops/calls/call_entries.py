@@ -7,7 +7,7 @@ says whether there is a residual.
 
     note            one kind of call, whose route is known
     note_layer      all sizes of a layer, whose kernels take sizes as arguments: the guard leaves out sizes
-                    and strides of the input, which find the route or make it (calls/shape_cache.py)
+                    and strides of the input, which find the route or make it (calls/route.py)
     note_backward   gradients, of one route or of all sizes of a layer
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from transconv.calls import guard
+from transconv.calls import guard, route_cache
 from transconv.calls.call_cache import CallCache
 from transconv.calls.guard import (
     CallGuard,
@@ -31,11 +31,10 @@ from transconv.calls.guard import (
 )
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
-from transconv.torch_ops.calls import lower_call, shape_cache
-from transconv.torch_ops.calls.backward_routes import BackwardRoutes
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.lower_call import Flags
-from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.conversion import prepacked_weights
+from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall
+from transconv.torch_ops.conversion import inference
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]  # the arguments of dispatch(), and a residual if the function adds one
@@ -44,7 +43,7 @@ Tensors = Sequence[Tensor | None]
 CALLS = CallCache()
 find = CALLS.find
 # A weight whose copies are to be made goes the general way.
-prepacked_weights.on_change(CALLS.drop)
+inference.on_change(CALLS.drop)
 
 ARGUMENTS = "(f, x, w, b, s, p, o, d, g, r{})"
 # The arguments that are compared by identity, those that differ most first, and their places among the
@@ -170,7 +169,7 @@ def note_layer(applies: tuple[Call, Call], function: Any, given: Tensors, used: 
             or not CALLS.due((id(w), "sizes"), 1)):
         return  # after a few sizes: a weight that does not come back gets no entry
     entry = _Entry(function, given, used, numbers, cast)
-    check, layer = check_of(*entry.tensors, free=1), shape_cache.find(key)
+    check, layer = check_of(*entry.tensors, free=1), route_cache.find_layer(key)
     if check is None or layer is None:
         return
     found = CallGuard(check, (*WATCHED, *switches(flags, used[0].dtype)), aligned, only_on(route))

@@ -263,14 +263,6 @@ def or_unsupported(title: object) -> Iterator[None]:
             log.warning("building a kernel took %.1f s: %s", elapsed, title)
 
 
-def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
-                   aligned: bool, deterministic: bool) -> tuple[str, str]:
-    """The schedule line of the plan, and why it was chosen; nothing is compiled. Unsupported, with a
-    reason, if there is none."""
-    made = planned(problem, prop, device, epilogue, aligned, deterministic, mode="text")
-    return str(made.schedule), made.why
-
-
 def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
              deterministic: bool, bias: torch.dtype | None = None) -> PlanRequest:
     """What a kernel for one direction is asked for by; ``bias``: the type of the epilogue's operand, if it

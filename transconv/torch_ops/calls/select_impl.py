@@ -1,7 +1,8 @@
 """Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
 
 In: a checked call. Out: a ConvCall whose kernel gave one checked result, or that goes to torch for a
-reason. Runs once for each kind of call.
+reason. Runs once for each kind of call: ``forward_route`` and ``backward_routes`` find what
+was made.
 """
 
 from __future__ import annotations
@@ -9,28 +10,37 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.calls import dynamic_sizes
+from transconv.calls import dynamic_sizes, route_cache
+from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
-from transconv.conv import CompiledDirection, Prop
-from transconv.errors import Unsupported
+from transconv.conv import CompiledDirection, Epilogue, LayerRegistry, Prop
+from transconv.errors import ProblemError, Unsupported
+from transconv.ir import Layout
 from transconv.runtime import Waiting, apart, is_collecting, ready
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import lower_call, shape_cache
-from transconv.torch_ops.calls.backward_routes import BackwardRoutes
-from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.precompile import precompile_backward
-from transconv.torch_ops.quantized import integer_conv
+from transconv.torch_ops.calls import lower_call, precompile
+from transconv.torch_ops.calls.call_attributes import CallAttributes
+from transconv.torch_ops.calls.precompile import gradients
+from transconv.torch_ops.calls.route import (
+    BackwardRoutes,
+    ConvCall,
+    LayerDirection,
+    LayerEntry,
+    Sizes,
+)
+from transconv.torch_ops.conversion import aten_convolutions
+from transconv.torch_ops.shapes import Order, order_of
 
 if TYPE_CHECKING:
     from transconv.conv import ConvProblem
-    from transconv.runtime import PlanRequest
+    from transconv.runtime import ChosenPlan, PlanRequest
 
 
 def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
@@ -108,7 +118,7 @@ class _SelectedCall:
                 prepares or mode == "background"):
             return None
         near, weight, far = self.tensors
-        orders = tuple([shape_cache.order_of(*t, route.channels_last) for t in self.tensors])
+        orders = tuple([shapes.order_of(*t, route.channels_last) for t in self.tensors])
         if None in orders:
             return None
         src = far[0] if route.params.transposed else near[0]
@@ -166,7 +176,7 @@ class _SelectedCall:
     def of_any_size(self, mode: str, loaded: bool = False) -> None:
         """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
         route, some = self.route, self.some
-        chosen, registry = shape_cache.chosen(
+        chosen, registry = choose_plan(
             route.direction, route.params, self.types, self.tensors, route.channels_last, some.device,
             self.epilogue, self.bias, route.aligned, self.flags, mode)
         if loaded and not lower_call.is_loaded(chosen.plan, some.device, route.aligned):
@@ -242,13 +252,46 @@ def like(tensor: torch.Tensor) -> lower_call.Like:
     return tuple(tensor.shape), tensor.stride()
 
 
+def call_key(kind: str, req: CallAttributes, what: Hashable, tensors: Sequence[torch.Tensor | None]
+             ) -> tuple[Hashable, lower_call.Flags, bool]:
+    """The key of a call of a kind, its input first, of which ``what`` is beside tensors and numbers; its
+    flags and alignment."""
+    some = [t for t in tensors if t is not None]
+    flags, aligned = lower_call.flags(some[0].dtype), not any(t.data_ptr() & ALIGNMENT for t in some)
+    return (kind, req, what, flags, aligned, *(
+        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)), flags, aligned
+
+
+COMPUTED = ("result", "input gradient", "weight gradient")
+
+
+def directions(params: Params) -> tuple[Prop, Prop, Prop]:
+    """Those of a call's result, and of the gradients of its input and weight."""
+    forward, back = (Prop.BWD_D, Prop.FWD) if params.transposed else (Prop.FWD, Prop.BWD_D)
+    return forward, back, Prop.BWD_W
+
+
+def computed(x: torch.Tensor, w: torch.Tensor, params: Params
+             ) -> list[tuple[str, Prop, tuple[lower_call.Like, lower_call.Like, lower_call.Like]]]:
+    """The tensors that a call and its backward compute, each with its direction, and input, weight and
+    result as its kernel sees them: what is computed has the strides of torch's rule for results."""
+    last = shapes.channels_last_result(x, w)
+
+    def made(shape: Sequence[int]) -> lower_call.Like:
+        return tuple(shape), shapes.result_strides(shape, last)
+
+    y = made(shapes.output_shape(x.shape, w.shape, params))
+    tensors = ((like(x), like(w), y), (made(x.shape), like(w), y), (like(x), made(w.shape), y))
+    return list(zip(COMPUTED, directions(params), tensors, strict=True))
+
+
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                  flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
     route = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
-    precompile_backward.trained(route, x, w, flags, aligned, mode)
-    if all(route.shape) and integer_conv.takes(x, w):
+    trained(route, x, w, flags, aligned, mode)
+    if all(route.shape) and aten_convolutions.takes_whole(x, w):
         route.whole = True
         return route
     why = lower_call.reasons(x, w) or ([] if all(route.shape) else ["shape:empty"])
@@ -269,7 +312,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     except Unsupported as error:
         refused(route, error, x)
         if route.over is not None and route.asks_own:
-            precompile_backward.meanwhile(params, x, w, flags, aligned)
+            precompile.meanwhile(params, x, w, flags, aligned)
     return route
 
 
@@ -304,3 +347,167 @@ def make_backward(
         except Unsupported as error:
             refused(route, error, x)
     return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())
+
+
+def choose_plan(
+    prop: Prop,
+    params: Params,
+    dtype: lower_call.Types,
+    tensors: Sequence[lower_call.Like],
+    channels_last: bool,
+    device: torch.device,
+    epilogue: str,
+    bias: torch.dtype | None,
+    aligned: bool,
+    flags: lower_call.Flags,
+    mode: str,
+) -> tuple[ChosenPlan[CompiledDirection], LayerRegistry]:
+    """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
+    layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
+    where there is no plan, or none yet."""
+    near, weight, far = tensors
+    orders = tuple([order_of(*t, channels_last) for t in tensors])
+    key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
+           flags)
+    found = dynamic_sizes.registry_of(
+        key, lambda: _registry(prop, params, dtype, tensors, orders, device, epilogue, bias, aligned,
+                               flags))
+    src = far[0] if params.transposed else near[0]
+    with lower_call.or_unsupported(found.title):
+        return found.choose((src[0], *src[2:]), mode), found
+
+
+def _registry(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence[lower_call.Like],
+              orders: tuple[Order, ...], device: torch.device, epilogue: str, bias: torch.dtype | None,
+              aligned: bool, flags: lower_call.Flags) -> LayerRegistry:
+    """The registry of a layer. Raises ProblemError where it has none."""
+    if not params.symmetric and any(s > 1 for s in params.stride):
+        raise ProblemError("two paddings of a dimension differ, and it has a stride")
+    if None in orders:
+        raise ProblemError("a tensor has gaps, or lies in another order than torch's")
+    kinds = [lower_call.RESULTS[t] for t in lower_call.each(dtype)]
+    dense = [(shape, Layout.dense(kind, shape, order).strides() or ())
+             for kind, (shape, _), order in zip(kinds, tensors, orders, strict=True)]
+    bia = None if bias is None else lower_call.DTYPES[bias]
+    problem = lower_call.describe(dtype, dense[0], dense[1], dense[2], params, flags.math)
+    return LayerRegistry(problem, prop, lower_call.target_of(device),
+                         Epilogue.parse(epilogue, None if bia is kinds[-1] else bia), aligned,
+                         flags.deterministic)
+
+
+def forward_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
+                b: torch.Tensor | None) -> tuple[Hashable, lower_call.Flags, bool]:
+    """The key of a forward call, and its flags and alignment."""
+    flags = lower_call.flags(x.dtype)
+    if b is None:
+        aligned = not (x.data_ptr() | w.data_ptr()) & ALIGNMENT
+        return (req, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype,
+                w.device, aligned, flags), flags, aligned
+    aligned = not (x.data_ptr() | w.data_ptr() | b.data_ptr()) & ALIGNMENT
+    return (req, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
+            aligned, flags, b.shape, b.stride(), b.dtype, b.device), flags, aligned
+
+
+def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
+                b: torch.Tensor | None, flags: lower_call.Flags, aligned: bool, mode: str) -> Any:
+    """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
+    return add_sized(key, req, x, w, b, flags, aligned, mode)[0]
+
+
+def add_sized(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+              flags: lower_call.Flags, aligned: bool, mode: str) -> tuple[Any, Hashable]:
+    """``add_forward``, and the key of the layer if the route was made from that of another size."""
+    layer = layer_key(req, x, w, b, flags, aligned) if settings.sizes != "exact" else None
+    known = route_cache.find_layer(layer)
+    route = None if known is None else known.forward(x, w)
+    if route is not None:
+        return route_cache.keep(key, route), layer
+    route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
+    note_layer(layer, route, x, b is not None)
+    return route_cache.keep(key, route), None
+
+
+def forward_route(req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
+                  b: torch.Tensor | None, mode: str) -> Any:
+    """The route of a batched forward call, found or made."""
+    key, flags, aligned = forward_key(req, x, w, b)
+    return route_cache.find(key) or add_forward(key, req, x, w, b, flags, aligned, mode)
+
+
+def backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+             mask: Sequence[bool], mode: str) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of input, weight and bias of a checked call; None where ``mask`` is False."""
+    found, _, _ = backward_routes(params, grad, x, w, mask, mode)
+    return found.run(grad, x, w)
+
+
+def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+                    mask: Sequence[bool], mode: str) -> tuple[BackwardRoutes, lower_call.Flags, bool]:
+    """The routes of the gradients, found or made, and what of their key is not in the tensors."""
+    flags = lower_call.flags(x.dtype)
+    aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
+    layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
+    if settings.sizes != "exact":
+        layer = gradients_key(params, grad, x, w, sizes, mask, flags, aligned)
+        known = route_cache.find_layer(layer)
+        if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:
+            return found, flags, aligned
+    key = (params, sizes, grad.dtype, grad.device, x.dtype, x.device, w.shape, w.stride(), w.dtype,
+           w.device, aligned, flags, *mask)
+    routes = route_cache.routes.get(key) or route_cache.find(key)
+    if routes is None:
+        routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
+        note_gradients(layer, routes, x)
+        routes = route_cache.keep(key, routes)
+    return routes, flags, aligned
+
+
+def trained(route: ConvCall, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
+            mode: str) -> None:
+    """``gradients`` of a forward route's first call in training, which may be a later one."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+        route.trains = True
+        gradients(route.params, x, w, flags, aligned, mode)
+
+
+def layer_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+                flags: lower_call.Flags, aligned: bool) -> Hashable:
+    """What calls of a layer share."""
+    return (req, x.shape[1], x.stride(1) == 1, x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
+            aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
+
+
+def gradients_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
+                 mask: Sequence[bool], flags: lower_call.Flags, aligned: bool) -> Hashable:
+    """What the gradients of a layer's calls share. ``key`` as for ``LayerEntry.backward``."""
+    shape, strides, _, steps = key
+    return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
+            w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
+
+
+def note_layer(key: Hashable, route: ConvCall, x: torch.Tensor, biased: bool) -> None:
+    """Keep the layer of a route that the general way made."""
+    if key is not None and _serves(route) and not (route.adds_bias or route.copies):
+        data = LayerDirection(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
+        route_cache.keep_layer(key, LayerEntry(x, data))
+
+
+def note_gradients(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> None:
+    """Keep the layer of routes that the general way made."""
+    data, weight = routes.data, routes.weight
+    found = [r for r in (data, weight) if r is not None]
+    if key is None or not found or routes.aten or not all(map(_serves, found)):
+        return
+    route_cache.keep_layer(key, LayerEntry(
+        x, None if data is None else LayerDirection(data, x.device, x.dtype, "wei", data.far, data.near),
+        None if weight is None else LayerDirection(weight, x.device, x.dtype, weight.near, weight.far,
+                                                   "wei"),
+        routes))
+
+
+def _serves(route: ConvCall) -> bool:
+    """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
+    if route.registry is None or route.types is not None:
+        return False
+    return route.over is None or (route.choice is not None and not route.choice.own
+                                  and route.registry.is_settled())

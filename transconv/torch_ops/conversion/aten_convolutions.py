@@ -1,4 +1,5 @@
-"""torch's own convolutions, for what has no kernel of ours: those that `enable` has replaced, too."""
+"""torch's own convolutions, for what has no kernel of ours: those that `enable` has replaced, too; and
+those of int8 and uint8 as torch defines them, of their type, modulo 256."""
 
 from __future__ import annotations
 
@@ -6,8 +7,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
+from transconv.calls import stats
+from transconv.calls.settings import settings
 from transconv.torch_ops.arguments import Params, is_wide
+from transconv.torch_ops.conversion import aten_convolutions
+
+Tensor = torch.Tensor
 
 
 class Original(NamedTuple):
@@ -26,7 +33,7 @@ or they would come back to us."""
 replaced: frozenset[str] = frozenset()  # the devices on which aten's convolution is replaced
 
 
-def _one_sided(x: torch.Tensor, p: Params) -> tuple[torch.Tensor, list[int]]:
+def _one_sided(x: Tensor, p: Params) -> tuple[Tensor, list[int]]:
     """aten takes one padding per dim: pad the longer sides first, pass the shorter to aten."""
     least = [min(lo, hi) for lo, hi in zip(p.pad_lo, p.pad_hi, strict=True)]
     extra: list[int] = []
@@ -35,8 +42,8 @@ def _one_sided(x: torch.Tensor, p: Params) -> tuple[torch.Tensor, list[int]]:
     return torch.nn.functional.pad(x, extra), least
 
 
-def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Params,
-                 dual: bool = False) -> torch.Tensor:
+def aten_forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params,
+                 dual: bool = False) -> Tensor:
     """torch's convolution; never one that `enable` replaced, but for ``dual`` numbers: see
     aten_backward."""
     padding: Sequence[int] = p.padding
@@ -47,13 +54,13 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Pa
     args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
     original = ORIGINALS.get(x.device.type) if x.device.type in replaced else None
     if original is not None and not dual:
-        made: torch.Tensor = original.forward.call_boxed(original.keys, *args)
+        made: Tensor = original.forward.call_boxed(original.keys, *args)
         return made
     return torch.convolution(*args)  # the same operator, without the way through torch.ops
 
 
-def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Params,
-                  mask: Sequence[bool], dual: bool = False) -> tuple[torch.Tensor | None, ...]:
+def aten_backward(grad: Tensor, x: Tensor, w: Tensor, p: Params,
+                  mask: Sequence[bool], dual: bool = False) -> tuple[Tensor | None, ...]:
     """torch's gradients of input, weight and bias; None where ``mask`` is False. ``dual`` numbers go to
     the operator: the kernel that `enable` keeps ignores tangents."""
     padding: Sequence[int] = p.padding
@@ -72,3 +79,34 @@ def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Param
         for dim, (size, lo, hi) in enumerate(zip(sizes[2:], p.pad_lo, p.pad_hi, strict=True), 2):
             dx = dx.narrow(dim, lo - min(lo, hi), size)
     return tuple(t if wanted else None for t, wanted in zip((dx, dw, db), mask, strict=True))
+
+
+def dual(input: Tensor | None) -> bool:
+    """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
+    if forward_ad._current_level < 0 or input is None:
+        return False
+    if input.device.type not in aten_convolutions.replaced:  # else torch's operator calls ours again
+        stats.handed_over("transform:forward_ad")
+    return True
+
+
+# -- small integers --------------------------------------------------------------------------------
+# torch has them on a CPU, where sums wrap around. A kernel sums in s32, and the last eight bits are kept.
+
+WHOLE = (torch.int8, torch.uint8)
+USUAL = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)  # scales and zero points
+
+
+def takes_whole(x: Tensor, w: Tensor) -> bool:
+    """Whether kernels may compute the convolution of these integers."""
+    return (x.dtype in WHOLE and w.dtype is x.dtype and (x.is_cuda or settings.cpu == "interpret")
+            and x.layout is w.layout is torch.strided and x.numel() > 0 and w.numel() > 0)
+
+
+def whole_forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params) -> Tensor:
+    """The result in the type of the input; sums and bias (of that type) wrap around."""
+    sums: Tensor = torch.ops.transconv.quantized_convolution.default(
+        x, w, None, *p, [None] * len(USUAL), USUAL, torch.int32, "", False)
+    if b is not None:
+        sums += b.view(-1, *[1] * (x.dim() - 2))
+    return sums.to(x.dtype)

@@ -1,7 +1,7 @@
 """Exports the kernels of a model's convolutions, with an index of which module uses which.
 
-Also here: the convolutions that a model calls, as torch's operator sees them: whichever module or
-function they come from, after padding modes, autocast and parametrizations.
+The convolutions are those that a model calls, as torch's operator sees them: whichever module or function
+they come from, after padding modes, autocast and parametrizations.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from transconv.standalone import (
     write,
 )
 from transconv.target import Target, detect
-from transconv.torch_ops import shapes
+from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.select_impl import like
-from transconv.torch_ops.conversion import module_swap
+from transconv.torch_ops.calls import lower_call, select_impl
 from transconv.version import __version__
 
 BIAS_BEHIND = "the bias is not added by the kernel: add it to the result"
@@ -81,7 +79,7 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     that is unknown, FileExistsError for a folder that is not empty, OSError where nothing can be written,
     and what the model raises. Nothing is half-written.
     """
-    module_swap.expect_module(model, "export")
+    arguments.expect_module(model, "export")
     directory = Path(directory)
     check(directory, force)
     chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
@@ -128,11 +126,9 @@ class _Kernels:
 
     def with_bias(self, call: CapturedCall, part: CapturedTensor) -> tuple[Epilogue, str]:
         """The bias in the kernel, if a kernel adds one of its type."""
-        from transconv.torch_ops.calls.lower_call import DTYPES
-
         own = part.problem.specs[part.prop.result].dtype
         assert call.bias is not None
-        bias = DTYPES.get(call.bias)
+        bias = lower_call.DTYPES.get(call.bias)
         epilogue = Epilogue.parse("bias", None if bias is own else bias)
         try:
             if bias is not None:
@@ -241,21 +237,8 @@ def _call(module: str, args: Sequence[Any], backward: bool) -> CapturedCall:
 
 
 def _parts(x: torch.Tensor, w: torch.Tensor, p: Params, wanted: tuple[bool, bool]) -> list[CapturedTensor]:
-    """The computed tensors, each with the strides of torch's rule for results."""
-    channels_last = shapes.channels_last_result(x, w)
-    shape = shapes.output_shape(x.shape, w.shape, p)
+    """The computed tensors; of gradients those that are wanted."""
     math = lower_call.flags(x.dtype).math
-
-    def made(shape: Sequence[int]) -> lower_call.Like:
-        return tuple(shape), shapes.result_strides(shape, channels_last)
-
-    def problem(near: lower_call.Like, weight: lower_call.Like) -> ConvProblem:
-        return lower_call.describe(x.dtype, near, weight, made(shape), p, math)
-
-    forward, back = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
-    parts = [CapturedTensor("result", problem(like(x), like(w)), forward)]
-    if wanted[0]:
-        parts.append(CapturedTensor("input gradient", problem(made(x.shape), like(w)), back))
-    if wanted[1]:
-        parts.append(CapturedTensor("weight gradient", problem(like(x), made(w.shape)), Prop.BWD_W))
-    return parts
+    each = zip(select_impl.computed(x, w, p), (True, *wanted), strict=True)
+    return [CapturedTensor(name, lower_call.describe(x.dtype, *given, p, math), direction)
+            for (name, direction, given), on in each if on]

@@ -1,17 +1,12 @@
-"""The fused calls: convolution, bias, residual and activation in one.
+"""The fused calls: convolution, bias, residual and activation in one, and modules of them.
 
     y = activation(conv(input, weight) + bias + residual)
 
 One kernel where the compiler has it as an epilogue, in training too if the activation's gradient can be
 computed from the result alone (relu and its kind); others are composed of the unfused calls when
-gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py).
-
-Also here: derivatives of fused calls whose activation's gradient follows from its result.
-
-    transconv::fused_convolution    the operator, for calls that are traced, compiled or watched
-    function_of(route, bound)       the short way past it, for eager calls
-
-Also here: modules of the fused calls: a convolution with its activation, whose forward takes a residual.
+gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py); eager
+calls go past the operator ``transconv::fused_convolution``, which is for those that are traced, compiled
+or watched.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
@@ -32,11 +26,9 @@ from transconv.runtime import torch_internals
 from transconv.torch_ops import (
     arguments,
     functional,
-    library,
     modules,
     operators,
     shapes,
-    transforms,
 )
 from transconv.torch_ops.arguments import (
     autocast,
@@ -45,9 +37,8 @@ from transconv.torch_ops.arguments import (
     cast_like,
     traced_autocast,
 )
-from transconv.torch_ops.calls import autograd, call_entries, dispatch
-from transconv.torch_ops.calls.call_attributes import request
-from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.calls import call_attributes, call_entries
+from transconv.torch_ops.calls.call_attributes import ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused import fused_route, traced_route
@@ -81,11 +72,11 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
     given, numbers = (input, weight, bias, residual), (stride, padding, output_padding, dilation, groups)
     present = [input, weight, *(t for t in (bias, residual) if t is not None)]
     if not torch.compiler.is_compiling() and has_torch_function(present):
-        seen: Tensor = dispatch.handle(
+        seen: Tensor = functional.handle(
             f.public, present, input, weight, bias, stride, padding, dilation, groups,
             activation=f.activation or None, residual=residual)
         return seen
-    parsed = dispatch.parse(f, *numbers)
+    parsed = call_attributes.parse(f, *numbers)
     if parsed is None or not _one_operator(present, f.activation):
         return _composed(f, *given, stride, padding, dilation, groups, as_result=True)
     cast = autocast_dtype(input)
@@ -93,8 +84,8 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
     input, weight, bias = casting(input, weight, bias)
     if residual is not None:
         residual = cast_like(residual, input)
-    dispatch.check_bias(f, input, bias, padding)
-    if dispatch.is_bias_left_to_torch(f, input, bias, padding):
+    call_attributes.check_bias(f, input, bias, padding)
+    if call_attributes.is_bias_left_to_torch(f, input, bias, padding):
         return _composed(f, *given, stride, padding, dilation, groups, as_result=True)
     if not arguments.batched(f.name, f.ndims, input.shape):
         residual = None if residual is None else residual.unsqueeze(0)
@@ -108,7 +99,7 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
             None if residual is None else arguments.spelled_out(residual))
         req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
         found = fused_route.find(req, tensors, f.activation, settings.mode)
-        differentiated = library.differentiated(*tensors)
+        differentiated = operators.differentiated(*tensors)
         if found.known and (cast is None or not differentiated):
             call_entries.note(partial(_applied, f, numbers), f, given, tensors, numbers, found.route,
                               found.flags, found.aligned, cast)
@@ -119,8 +110,8 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
         return found.route.forward(*tensors)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
                           padding, dilation, False, output_padding, groups)
-    dispatch.check_types(input, weight, bias)
-    return call(input, weight, bias, residual, f.activation, *p)
+    call_attributes.check_types(input, weight, bias)
+    return operators.fused_convolution(input, weight, bias, residual, f.activation, *p)
 
 
 def _send_fitting(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
@@ -171,7 +162,7 @@ def _eager(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether no mode or tracer sees the call, so that it need not go through the operator."""
     return not (torch.compiler.is_compiling() or _modes()
                 or _tracing()
-                or any(t is not None and (t.is_meta or not dispatch.is_plain(t)) for t in tensors))
+                or any(t is not None and (t.is_meta or not call_attributes.is_plain(t)) for t in tensors))
 
 
 def _one_operator(given: list[Any], activation: str) -> bool:
@@ -179,9 +170,9 @@ def _one_operator(given: list[Any], activation: str) -> bool:
     if (not all(isinstance(t, Tensor) for t in given) or forward_ad._current_level >= 0
             or _transforms()):
         return False
-    if not torch.compiler.is_compiling() and not all(dispatch.is_known(t) for t in given):
+    if not torch.compiler.is_compiling() and not all(call_attributes.is_known(t) for t in given):
         return False
-    return not library.differentiated(*given) or activation in GRAD_FROM_RESULT
+    return not operators.differentiated(*given) or activation in GRAD_FROM_RESULT
 
 
 # -- the public functions --------------------------------------------------------------------------
@@ -289,20 +280,10 @@ GRAD_FROM_RESULT: dict[str, Callable[..., Tensor]] = table(
 
 # -- the operator ----------------------------------------------------------------------------------
 
-operators.library.define(
-    "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, "
-    f"str activation, {library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-fused_convolution = torch.ops.transconv.fused_convolution.default
-call: Callable[..., Tensor] = fused_convolution
-
-
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
           activation: str, *numbers: Any) -> Tensor:
-    return operators.fake_fwd(input, weight, bias, residual, activation,
-                              operators.resolve(input, weight, bias, numbers))
-
-
-operators.register_fake("transconv::fused_convolution", _fake, lib=operators.library)
+    return fused_route.fake_fwd(input, weight, bias, residual, activation,
+                                operators.resolve(input, weight, bias, numbers))
 
 
 class FusedConvolution(torch.autograd.Function):
@@ -327,36 +308,21 @@ class FusedConvolution(torch.autograd.Function):
         mask = list(ctx.needs_input_grad[:3])
         found: list[Tensor | None] = [None, None, None]
         if any(mask):
-            made = library.convolution_backward(g, input, weight, *ctx.numbers, mask)
+            made = operators.convolution_backward(g, input, weight, *ctx.numbers, mask)
             found = [t if on else None for t, on in zip(made, mask, strict=True)]
         for_residual = g.clone() if ctx.needs_input_grad[3] and g is grad else g
         return *found, for_residual if ctx.needs_input_grad[3] else None, *[None] * 7
 
 
-_apply: Any = FusedConvolution.apply
-
-
 def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
              activation: str, *numbers: Any) -> Tensor:
     """The operator as torch's functions."""
-    return operators.composed(input, weight, bias, residual, activation,
-                              operators.resolve(input, weight, bias, numbers))
+    return fused_route.composed(input, weight, bias, residual, activation,
+                                operators.resolve(input, weight, bias, numbers))
 
 
-def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                      activation: str, *numbers: Any) -> Tensor:
-    if library.dual(input):
-        return composed(input, weight, bias, residual, activation, *numbers)
-    run = (_apply if library.differentiated(input, weight, bias, residual)
-           else FusedConvolution.forward)
-    made: Tensor = run(input, weight, bias, residual, activation, *numbers)
-    return made
-
-
-operators.library.impl("fused_convolution", _with_derivatives, "Autograd")
-transforms.compose(operators.library, "fused_convolution", composed)
-for _key in ("CPU", "CUDA"):
-    operators.library.impl("fused_convolution", FusedConvolution.forward, _key)
+operators.implement("fused_convolution", _fake, FusedConvolution.forward, composed,
+                    operators.with_derivatives(FusedConvolution, composed))
 
 
 # -- eager calls -----------------------------------------------------------------------------------
@@ -366,7 +332,7 @@ def function_of(route: ConvCall, bound: bool) -> Callable[..., Tensor]:
     """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
     behind = route.epilogue
     assert behind is not None
-    return autograd.function_of(route, behind.biased, through=GRAD_FROM_RESULT[behind.activation],
+    return functional.function_of(route, behind.biased, through=GRAD_FROM_RESULT[behind.activation],
                                 bound=bound)
 
 
@@ -386,10 +352,7 @@ class Activates:
     def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """activation(conv(input) + residual); a residual of another shape is broadcast as torch's
         addition would."""
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+        input, padding = modules.padded(self, input)
         if residual is None:
             made: Tensor = self.fused(input, self.weight, self.bias, self.stride, padding,
                                       self.dilation, self.groups, activation=self.activation)

@@ -1,4 +1,5 @@
-"""Decides what computes convolution, bias, residual and activation in one kernel.
+"""Decides what computes convolution, bias, residual and activation in one kernel, and registers that as
+the operators of compiled graphs.
 
 A fused route is made once for each kind of call, like any other; where the compiler has no such
 epilogue, the plain route runs and torch does the rest.
@@ -6,23 +7,24 @@ epilogue, the plain route runs and torch does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from transconv.calls import route_cache
-from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
-from transconv.compute import table
+from transconv.compute import OPS, table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
-from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops import arguments, operators, shapes, transforms
+from transconv.torch_ops.calls import lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
 from transconv.torch_ops.calls.select_impl import compile_route, make_forward, refused
-from transconv.torch_ops.precompile import precompile_backward
+from transconv.torch_ops.conversion import aten_convolutions
+from transconv.torch_ops.operators import read, resolve
 
 Tensor = torch.Tensor
 
@@ -51,7 +53,7 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
                            biased=b is not None)
     made = ConvCall(Prop.FWD, params, shape, last, behind)
     if not lower_call.reasons(x, w):
-        precompile_backward.gradients(params, x, w, flags, aligned, mode)
+        precompile.gradients(params, x, w, flags, aligned, mode)
         read = reads(w, b, res)
         made.copies = any(t is not b and t is not res for t in read)
         try:
@@ -73,11 +75,7 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> R
     """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
     RuntimeError where the tensors do not fit."""
     x, w, b, res = tensors
-    flags = lower_call.flags(x.dtype)
-    aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
-    key = ("fused", req, activation, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device)
-        for t in tensors))
+    key, flags, aligned = select_impl.call_key("fused", req, activation, tensors)
     known = route_cache.find(key)
     if known is not None:
         return RouteMatch(known, True, flags, aligned)
@@ -110,3 +108,86 @@ def check_residual(residual: Tensor, shape: arguments.Ints, like: Tensor) -> Non
     if residual.dtype != like.dtype or residual.device != like.device:
         raise RuntimeError(f"expected residual of {like.dtype} on {like.device}, but got "
                            f"{residual.dtype} on {residual.device}")
+
+
+# -- the operators of compiled graphs --------------------------------------------------------------
+# These wait for their kernels: a first result by torch would be timed, captured and kept.
+
+
+def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+         numbers: str) -> Tensor:
+    if forward_ad._current_level >= 0:
+        transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
+    _, activation, req = read(numbers)
+    if residual is None and not activation:
+        route = select_impl.forward_route(req, input, weight, bias, "now")
+        made: Tensor = route.forward(input, weight, bias)
+        return made
+    tensors = (input, weight, bias, residual)
+    return find(req, tensors, activation, "now").route.forward(*tensors)
+
+
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+             activation: str, p: arguments.Params) -> Tensor:
+    """A checked call as torch's functions."""
+    check(input, weight, residual, activation, p)
+    y = aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
+    total: Tensor = y if residual is None else y + residual
+    return OPS[activation].function()(total) if activation else total
+
+
+def fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+             activation: str, p: arguments.Params) -> Tensor:
+    """The result of a checked call, without values."""
+    check(input, weight, residual, activation, p)
+    return shapes.fake_result(input, weight, p)
+
+
+def _read_for(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of a checked call as one of a call with its text."""
+    def call(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+             numbers: str) -> Tensor:
+        given, activation, _ = read(numbers)
+        return function(input, weight, bias, residual, activation, resolve(input, weight, bias, given))
+    return call
+
+
+def _fwd_flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, _residual: Any,
+               numbers: str, out_shape: Sequence[int], **_: Any) -> int:
+    return operators.multiply_adds(input_shape, weight_shape, out_shape, read(numbers).params.transposed)
+
+
+def _gradient_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
+                    weight_shape: Sequence[int], numbers: str, **_: Any) -> int:
+    return operators.multiply_adds(input_shape, weight_shape, grad_shape, read(numbers).params.transposed)
+
+
+def _implement_gradient(name: str, at: int) -> None:
+    """Register the gradient of the input (0) or of the weight (1)."""
+    mask = (at == 0, at == 1, False)
+
+    def kernel(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+        if forward_ad._current_level >= 0:
+            transforms.refuse_tangents(f"transconv::{name}", (grad, input, weight))
+        made = select_impl.backward(read(numbers).params, grad, input, weight, mask, "now")[at]
+        assert made is not None
+        return made
+
+    def by_torch(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+        p = resolve(input, weight, None, read(numbers).params)
+        shapes.check_grad(grad, input, weight, p)
+        made = aten_convolutions.aten_backward(grad, input, weight, p, mask, dual=True)[at]
+        assert made is not None
+        return made
+
+    def fake(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+        like = (input, weight)[at]
+        shapes.check_grad(grad, input, weight, resolve(input, weight, None, read(numbers).params))
+        return shapes.empty_result(like, like.shape, shapes.channels_last_result(input, weight))
+
+    operators.implement(name, fake, kernel, by_torch, flops=_gradient_flops)
+
+
+operators.implement("fwd", _read_for(fake_fwd), _fwd, _read_for(composed), flops=_fwd_flops)
+_implement_gradient("bwd_d", 0)
+_implement_gradient("bwd_w", 1)

@@ -1,14 +1,10 @@
-"""Decides what computes a convolution with a traced epilogue: one kernel, or the convolution's route and
-then torch, operation by operation.
-
-Also here: convolutions with traced epilogues, and their derivatives.
+"""Convolutions with traced epilogues: one kernel, or the convolution's route and then torch, operation by
+operation; and their derivatives.
 
     transconv::traced_convolution    f(conv(input, weight) + bias, *operands) as one operator
 
 The gradient computes the sums once more instead of keeping them, and then the derivative of the function
 at them, which follows from the rows of the operations' table.
-
-Also here: fused calls whose epilogue is a function of Python.
 """
 
 from __future__ import annotations
@@ -20,22 +16,21 @@ import torch
 
 from transconv.calls import route_cache
 from transconv.calls.autograd import by_torch
-from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.ir import DTYPES
 from transconv.runtime import Waiting, torch_internals
-from transconv.torch_ops import arguments, library, operators, shapes, transforms
+from transconv.torch_ops import arguments, operators, shapes
 from transconv.torch_ops.arguments import autocast, traced_autocast
-from transconv.torch_ops.calls import dispatch, lower_call
-from transconv.torch_ops.calls.call_attributes import CallAttributes, request
-from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.calls import call_attributes, lower_call
+from transconv.torch_ops.calls.call_attributes import CallAttributes, ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue
-from transconv.torch_ops.calls.select_impl import compile_route, make_forward
+from transconv.torch_ops.calls.select_impl import call_key, compile_route, make_forward
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
+from transconv.torch_ops.operators import traced_convolution
 
 Tensor = torch.Tensor
 
@@ -99,11 +94,7 @@ def find(
     mode: str,
 ) -> ConvCall:
     """The route of a batched call, found or made. RuntimeError where the tensors do not fit."""
-    tensors = (x, w, b, *operands)
-    flags = lower_call.flags(x.dtype)
-    aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
-    key = ("traced", req, text, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+    key, flags, aligned = call_key("traced", req, text, (x, w, b, *operands))
     known: ConvCall | None = route_cache.find(key)
     if known is not None:
         return known
@@ -152,21 +143,13 @@ _below_autograd: Any = torch_internals.below_autograd
 Gradients = Callable[[str, Tensor, Sequence[Tensor], Tensor, Sequence[bool]],
                      Sequence[Tensor | None] | None]
 
-operators.library.define(
-    "traced_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor[] operands, str text, "
-    f"{library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-call: Callable[..., Tensor] = torch.ops.transconv.traced_convolution.default
-
 
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
           *numbers: Any) -> Tensor:
     p = operators.resolve(input, weight, bias, numbers)
     shape = shapes.output_shape(input.shape, weight.shape, p)
     check(operands, shape, input)
-    return operators.fake_fwd(input, weight, bias, None, "", p)
-
-
-operators.register_fake("transconv::traced_convolution", _fake, lib=operators.library)
+    return shapes.fake_result(input, weight, p)
 
 
 def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
@@ -187,7 +170,7 @@ class TracedConvolution(torch.autograd.Function):
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, text: str, numbers: tuple[Any, ...],
                 *operands: Tensor) -> Tensor:
         with _below_autograd():
-            return call(input, weight, bias, list(operands), text, *numbers)
+            return traced_convolution(input, weight, bias, list(operands), text, *numbers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -198,11 +181,11 @@ class TracedConvolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, bias, *operands = ctx.saved_tensors
         mask, wanted = list(ctx.needs_input_grad[:3]), ctx.needs_input_grad[5:]
-        acc = library.call(input, weight, bias, *ctx.numbers)
+        acc = operators.convolution(input, weight, bias, *ctx.numbers)
         of_acc, *of_operands = _derivatives(ctx.text, acc, operands, grad, (any(mask), *wanted))
         found: list[Tensor | None] = [None, None, None]
         if of_acc is not None:
-            made = library.convolution_backward(of_acc, input, weight, *ctx.numbers, mask)
+            made = operators.convolution_backward(of_acc, input, weight, *ctx.numbers, mask)
             found = [t if on else None for t, on in zip(made, mask, strict=True)]
         return *found, None, None, *of_operands
 
@@ -232,19 +215,13 @@ def composed(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Seque
 
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor],
                       text: str, *numbers: Any) -> Tensor:
-    if library.dual(input):
+    if aten_convolutions.dual(input):
         return composed(input, weight, bias, operands, text, *numbers)
-    if library.differentiated(input, weight, bias, *operands):
+    if operators.differentiated(input, weight, bias, *operands):
         made: Tensor = _apply(input, weight, bias, text, numbers, *operands)
         return made
     with _below_autograd():
-        return call(input, weight, bias, list(operands), text, *numbers)
-
-
-operators.library.impl("traced_convolution", _with_derivatives, "Autograd")
-transforms.compose(operators.library, "traced_convolution", composed)
-for _key in ("CPU", "CUDA"):
-    operators.library.impl("traced_convolution", _forward, _key)
+        return traced_convolution(input, weight, bias, list(operands), text, *numbers)
 
 
 def _flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, _operands: Any, _text: str,
@@ -252,7 +229,7 @@ def _flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, 
     return operators.multiply_adds(input_shape, weight_shape, out_shape, numbers[3])
 
 
-operators.register_flop_formula(torch.ops.transconv.traced_convolution)(_flops)
+operators.implement("traced_convolution", _fake, _forward, composed, _with_derivatives, _flops)
 
 
 _transforms: Callable[[], bool] = torch_internals.transforms
@@ -277,22 +254,22 @@ def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: An
     if len(operands) != count or not all(isinstance(t, Tensor) for t in operands):
         raise RuntimeError(f"{f.name}: the epilogue takes {count} tensors behind acc; operands are "
                            f"{len(operands)}: {', '.join(type(t).__name__ for t in operands) or 'none'}")
-    parsed = dispatch.parse(f, stride, padding, 0, dilation, groups)
+    parsed = call_attributes.parse(f, stride, padding, 0, dilation, groups)
     present = [input, weight, *([] if bias is None else [bias]), *operands]
     if parsed is None or not _one_operator(present) or input.dim() != len(parsed[0]) + 2:
         y = plain(input, weight, bias, stride, padding, dilation, groups)
         return applied(pointwise(text), y, operands)
     casting = traced_autocast if torch.compiler.is_compiling() else autocast
     input, weight, bias = casting(input, weight, bias)
-    dispatch.check_bias(f, input, bias, padding)
+    call_attributes.check_bias(f, input, bias, padding)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
                           parsed[1], parsed[3], False, parsed[2], parsed[4])
-    dispatch.check_types(input, weight, bias)
-    return call(input, weight, bias, operands, text, *p)
+    call_attributes.check_types(input, weight, bias)
+    return traced_convolution(input, weight, bias, operands, text, *p)
 
 
 def _one_operator(given: list[Any]) -> bool:
     if not all(isinstance(t, Tensor) for t in given) or _transforms():
         return False
     return torch.compiler.is_compiling() or (
-        all(dispatch.is_known(t) for t in given) and not library.dual(None))
+        all(call_attributes.is_known(t) for t in given) and not aten_convolutions.dual(None))

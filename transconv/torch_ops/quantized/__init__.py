@@ -1,1 +1,1 @@
-"""Calls of quantised convolutions: arguments, checks, routes, gradients."""
+"""Quantised convolutions: calls, modules, models; integers and floats of 8 bits, weights of 4."""

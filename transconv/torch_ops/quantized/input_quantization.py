@@ -1,36 +1,93 @@
-"""Inputs quantised by one kernel: the elements of a dense tensor in their order in memory.
+"""Inputs quantised by one kernel: the elements of a dense tensor in their order in memory; and the
+kernels of such texts beside those of convolutions, which also make floats of weights.
 
-torch needs a kernel for each of the operations (quantization/schemes.py), which here are the meaning, and
-what computes where no kernel does: tensors on a CPU, traced calls. Tensors with gaps in memory are copied.
+torch needs a kernel for each of the operations (quantized/schemes.py), which here are the meaning, and
+what computes where no kernel does, as far as ``transconv.config.fallback`` allows: tensors on a CPU,
+traced calls. Tensors with gaps in memory are copied. A kind of call is compiled once; its kernel starts
+without being asked again once a result of it was right.
 
-Also here: whether ``input_zero_sums`` are those of a weight and a zero point: compared once, and after a
-change.
-
-A kernel that reads the sums gives wrong results with those of another weight or zero point. They are
-computed again and compared when these three tensors come together for the first time, or one of them has
-been written to since, which its version counter tells. Inside a capture of a CUDA graph, where the host
-cannot see a comparison's result, the graph computes the sums.
+A kernel of a convolution that reads ``input_zero_sums`` gives wrong results with those of another
+weight or zero point. They are computed again and compared when these three tensors come together for
+the first time, or one of them has been written to since, which its version counter tells. Inside a
+capture of a CUDA graph, where the host cannot see a comparison's result, the graph computes the sums.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 
 from transconv.calls import stats
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.route_cache import PASSING
+from transconv.calls.settings import settings
+from transconv.compute import Alone, parse
 from transconv.conv import zero_sums, zero_sums_shape
 from transconv.disk_cache import Cache
-from transconv.errors import TensorError
+from transconv.errors import TensorError, Unsupported
 from transconv.ir import DType
+from transconv.runtime import NEVER, Launch, PlanRequest
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import dispatch, lower_call
-from transconv.torch_ops.fused import helper_kernels
-from transconv.torch_ops.quantization.schemes import quantised
+from transconv.torch_ops.calls import call_attributes, lower_call
+from transconv.torch_ops.quantized.schemes import quantised
 
 Tensor = torch.Tensor
+
+LIMIT = 1024  # kinds of calls kept
+
+
+def served(x: Tensor) -> bool:
+    """Whether kernels compute on a tensor's device, and now: compilers see torch's operations."""
+    return (x.is_cuda or settings.cpu == "interpret") and not torch.compiler.is_dynamo_compiling()
+
+
+_kernels: Cache[Hashable, Launch | Unsupported] = Cache("helper kernels", LIMIT)
+
+
+def begun(key: tuple[Hashable, ...], x: Tensor) -> Callable[..., None] | None:
+    """What starts the kernel of ``computed`` on aligned tensors, the first like ``x``, on its device as
+    the current one; None if it has not run there."""
+    kernel = _kernels.get((*key, x.device, True))
+    return kernel.begin if isinstance(kernel, Launch) else None
+
+
+settings.on_change(_kernels.forget)
+
+
+def computed(what: str, key: tuple[Hashable, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...],
+             text: Callable[[], str]) -> bool:
+    """Compute the text on the tensors of these names, dense and with elements, in the text as they lie in
+    memory; the last one is the result. ``key``: tells the text, whose tensors have one dimension. False
+    where no kernel does, or none yet, and torch may compute ``what``: that is told as the policy says.
+    Unsupported where it may not."""
+    x = tensors[0]
+    aligned = not reduce(or_, map(Tensor.data_ptr, tensors)) & ALIGNMENT
+    key = (*key, x.device, aligned)
+    try:
+        kernel = _kernels[key] if key in _kernels else _made(key, names, x.device, aligned, text)
+        if isinstance(kernel, Unsupported):
+            raise kernel
+        kernel.start(tensors)
+        return True
+    except Unsupported as error:
+        if error.reason not in (*PASSING, NEVER):  # the next call may find it
+            _kernels[key] = error.with_traceback(None)
+        stats.announce(error.reason, error.message, what)
+        return False
+
+
+def _made(key: Hashable, names: tuple[str, ...], device: torch.device, aligned: bool,
+          text: Callable[[], str]) -> Launch:
+    request = PlanRequest(Alone(parse(text())), lower_call.target_of(device), False, aligned)
+    made = Launch(request, device, settings.mode, names)
+    _kernels.keep(key, made)
+    return made
+
 
 WHAT = "the quantising of inputs"
 WITH_ZERO, SYMMETRIC = ("x", "scale", "zero", "y"), ("x", "scale", "y")  # the tensors of the text
@@ -38,7 +95,7 @@ WITH_ZERO, SYMMETRIC = ("x", "scale", "zero", "y"), ("x", "scale", "y")  # the t
 
 def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tensor:
     """``quantized_kinds.quantised`` of a tensor and a scale () for all of it, f32; ``zero``: (1,), s32."""
-    if not helper_kernels.served(x) or not dispatch.is_plain(x) or not x.numel():
+    if not served(x) or not call_attributes.is_plain(x) or not x.numel():
         return quantised(x, scale, zero, held)
     of = lower_call.DTYPES.get(x.dtype)
     if of is None or of.bits == 64:
@@ -49,7 +106,7 @@ def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tens
         x = torch.empty_like(x).copy_(x)
     names, tensors = (SYMMETRIC, (x, scale, y)) if zero is None else (WITH_ZERO, (x, scale, zero, y))
     count = x.numel()
-    if not helper_kernels.computed(WHAT, _key(x, zero, held), names, tensors,
+    if not computed(WHAT, _key(x, zero, held), names, tensors,
                           lambda: text(count, of, zero is not None, held)):
         return quantised(x, scale, zero, held)
     return y
@@ -58,7 +115,7 @@ def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tens
 def starter(x: Tensor, zero: Tensor | None, held: DType) -> Callable[..., None] | None:
     """What starts the kernel for aligned tensors like these: a function of the tensor, the scale, the zero
     point unless that is None, and the result, which lies as the tensor does; None if none has run."""
-    return helper_kernels.begun(_key(x, zero, held), x) if _takes(x) else None
+    return begun(_key(x, zero, held), x) if _takes(x) else None
 
 
 def _key(x: Tensor, zero: Tensor | None, held: DType) -> tuple[Hashable, ...]:
@@ -68,8 +125,8 @@ def _key(x: Tensor, zero: Tensor | None, held: DType) -> tuple[Hashable, ...]:
 def _takes(x: Tensor) -> bool:
     """Whether a kernel may read a tensor in the order of its memory."""
     return (
-        helper_kernels.served(x)
-        and dispatch.is_plain(x)
+        served(x)
+        and call_attributes.is_plain(x)
         and x.numel() > 0
         and (
             x.is_contiguous()
@@ -99,7 +156,7 @@ def text(count: int, of: DType, zero: bool, held: DType) -> str:
 
 Zero = Tensor | float
 
-LIMIT = 4096  # sums that are remembered
+SUMS_KEPT = 4096
 
 
 class WrongSums(TensorError):
@@ -117,7 +174,7 @@ class _Compared:
         self.versions = _versions(weight, zero, sums)
 
 
-_compared: Cache[int, _Compared] = Cache("compared sums", LIMIT)
+_compared: Cache[int, _Compared] = Cache("compared sums", SUMS_KEPT)
 
 
 def _versions(weight: Tensor, zero: Zero, sums: Tensor) -> tuple[int, int, int]:

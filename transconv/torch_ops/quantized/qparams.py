@@ -1,7 +1,4 @@
-"""The scales and zero points of a quantised call, and the words of an epilogue for them.
-
-Also here: the checks of a quantised call's arguments.
-"""
+"""The scales and zero points of a quantised call: their checks, and the words of an epilogue for them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from transconv.ir import DTYPES as ROWS
 from transconv.ir import SHORT, DType
 from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.calls.call_attributes import ConvFunction
 
 Tensor = torch.Tensor
 Number = float | Tensor
@@ -217,19 +214,6 @@ class Reads(NamedTuple):
         return given.detach().to(self.dtype).contiguous() if self.casts else given
 
 
-@dataclass(slots=True)
-class QuantizedEpilogue:
-    """The epilogue of a call: its text, and what it reads in the order of kernels."""
-
-    text: str
-    reads: tuple[Reads, ...]
-
-    @staticmethod
-    def of(call: QuantizedCall) -> QuantizedEpilogue:
-        """In oneDNN's order. Raises TensorError, which names the argument."""
-        return _Writer(call).written()
-
-
 class QuantizedCall(NamedTuple):
     """A call whose shapes fit. ``name``: of the function; ``channels``: of the input and of the result;
     ``made``: the result's shape and strides."""
@@ -244,15 +228,15 @@ class QuantizedCall(NamedTuple):
     made: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class _Writer:
+class QuantizedEpilogue:
+    """The epilogue of a call, in oneDNN's order: its text, and what it reads in the order of kernels.
+    Raises TensorError, which names the argument."""
+
     def __init__(self, call: QuantizedCall) -> None:
         self.call = call
         self.words: list[str] = []
         self.reads: list[Reads] = []
-
-    def written(self) -> QuantizedEpilogue:
-        call, q = self.call, self.call.quantities
-        data, along, other = ("src", "per_ic", "per_oc")
+        q, (data, along, other) = call.quantities, ("src", "per_ic", "per_oc")
         if call.transposed:
             data, along, other = ("dst", "per_oc", "per_ic")
         inner, outer = call.channels
@@ -282,9 +266,8 @@ class _Writer:
         if (seed := self.read("seed", "rounding_seed", torch.int32, 1)) is not None:
             self.reads.append(seed)
             self.words.append("stochastic")
-        return QuantizedEpilogue(
-            "+".join([*ahead, *self.words]), (*self.reads, *(z for z in zeros if z is not None))
-        )
+        self.text = "+".join([*ahead, *self.words])
+        self.reads += [z for z in zeros if z is not None]
 
     def residual(self, given: Tensor) -> None:
         """The word that adds a tensor of the result's shape, which is read as the result lies."""

@@ -4,17 +4,13 @@
                 + bias, then the activation
     result    = real / output_scale + output_zero_point, rounded to nearest even and saturated
 
-Padding is the zero point of the input (the real number 0), and so is what lies between the elements of a
-transposed convolution's input. These functions have no gradients. What has no kernel is computed by torch
-in wider types, as far as ``transconv.config.fallback`` allows. A kind of call that was seen before is
-found by its key, like those of the other functions (calls/route_cache.py).
-
-Also here: entries of repeated quantised calls: found by their weight, checked by one guard
-(calls/guard.py).
-
-An entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity, the
-properties of all tensors by torch's guard. Calls whose input is quantised first have entries of their own,
-which start both kernels.
+Padding is the zero point of the input (the real number 0), and so is what lies between the elements of
+a transposed convolution's input. These functions have no gradients. What has no kernel is computed by
+torch in wider types, as far as ``transconv.config.fallback`` allows. A kind of call that was seen
+before is found by its key, like those of the other functions (calls/route_cache.py), and by its weight:
+an entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity,
+the properties of all tensors by torch's guard. Calls whose input is quantised first have entries of
+their own, which start both kernels.
 """
 
 from __future__ import annotations
@@ -28,16 +24,11 @@ from transconv.calls.call_cache import CallCache
 from transconv.calls.guard import CallGuard, Part, StartableKernel, check_of, written
 from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments
-from transconv.torch_ops.calls import dispatch, lower_call
+from transconv.torch_ops.calls import call_attributes, lower_call
+from transconv.torch_ops.calls.call_attributes import ConvFunction
 from transconv.torch_ops.calls.call_entries import NUMBERS, only_on, switches
-from transconv.torch_ops.calls.dispatch import ConvFunction
-from transconv.torch_ops.conversion import prepacked_weights
-from transconv.torch_ops.quantized import (
-    input_quantization,
-    qparams,
-    quantized_operator,
-    quantized_route,
-)
+from transconv.torch_ops.conversion import inference
+from transconv.torch_ops.quantized import input_quantization, qparams, quantized_route
 from transconv.torch_ops.quantized.input_quantization import are_known, quantise
 
 if TYPE_CHECKING:
@@ -59,8 +50,8 @@ class Real(NamedTuple):
 
 CALLS, OF_REALS = CallCache(), CallCache()  # the latter: whose inputs are quantised first
 find, find_real = CALLS.find, OF_REALS.find
-prepacked_weights.on_change(CALLS.drop)
-prepacked_weights.on_change(OF_REALS.drop)
+inference.on_change(CALLS.drop)
+inference.on_change(OF_REALS.drop)
 
 
 def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor | None,
@@ -198,9 +189,9 @@ def _general(
 ) -> Tensor:
     """``again``: whether other calls may have the same weight; ``real``: what was quantised."""
     if _compiling():
-        return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
+        return quantized_route.call(f, input, weight, bias, stride, padding, output_padding, dilation,
                                        groups, given)
-    req = dispatch.requested(f, stride, padding, output_padding, dilation, groups)
+    req = call_attributes.requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
     if not all(isinstance(t, Tensor) for t in (input, weight, input if bias is None else bias)):
@@ -208,7 +199,7 @@ def _general(
         qparams.check(f.name, f.ndims, input, weight, bias, said)
     if torch.is_grad_enabled():
         qparams.refuse_gradients(f.name, input, weight, bias)
-    if not (dispatch.is_plain(input) and dispatch.is_plain(weight)) or input.is_meta:
+    if not (call_attributes.is_plain(input) and call_attributes.is_plain(weight)) or input.is_meta:
         return quantized_route.alone(req, input, weight, bias, given)
     input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
     found = quantized_route.find(req, input, weight, bias, given)
@@ -236,12 +227,8 @@ def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None
              given: dict[str, Any]) -> Tensor:
     """A call whose input is quantised first, to the weight's type, with its ``input_scale`` and
     ``input_zero_point``; ``numbers`` in the order of the public function."""
-    if f.transposed:
-        stride, padding, output_padding, groups, dilation = numbers
-    else:
-        (stride, padding, dilation, groups), output_padding = numbers, 0
     way = _of_reals if _compiling() else find_real(id(weight), _of_reals)
-    return way(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
+    return way(f, input, weight, bias, *f.taken(numbers), given)
 
 
 def _of_reals(
@@ -263,12 +250,11 @@ def _of_reals(
                     real=real)
 
 
-def of_new_weight(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
-                  padding: Any, output_padding: Any, dilation: Any, groups: Any,
-                  given: dict[str, Any]) -> Tensor:
-    """A call whose weight was made for it alone: nothing is remembered of that."""
-    return _general(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given,
-                    again=False)
+def of_new_weight(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
+                  numbers: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+    """A call whose weight was made for it alone: nothing is remembered of that. ``numbers`` in the order
+    of the public function."""
+    return _general(f, input, weight, bias, *f.taken(numbers), given, again=False)
 
 
 def _function(name: str, public: Callable[..., Tensor]) -> ConvFunction:

@@ -3,7 +3,7 @@
     int8               weights int8, inputs int8 with a scale and a zero point
     fp8                weights float8_e4m3fn, inputs float8_e4m3fn with a scale
     int8_weight_only   weights int8, inputs as they are (float16, bfloat16, float32)
-    int4_weight_only   weights of 4 bits, inputs as they are (quantization/int4_weights.py)
+    int4_weight_only   weights of 4 bits, inputs as they are (quantized/quantized_modules.py)
 
 Weights are symmetric, with a scale for each output channel; those of 4 bits have one for every ``group``
 of its input channels, or for all where that does not divide them.
@@ -67,6 +67,7 @@ KINDS = {
     )
 }
 """The ways to quantise, by name."""
+
 
 def kind_named(name: str) -> QuantizationScheme:
     """ValueError for an unknown one."""

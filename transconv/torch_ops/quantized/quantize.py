@@ -1,11 +1,8 @@
 """``quantize_``: the convolutions of a model with quantised weights, in place, for inference.
 
 In the manner of torchao's function of that name, but for convolutions alone. Modules are exchanged for
-those of quantization/quantized_modules.py; a subclass of torch's gets a class of both, as `convert_` makes
-it.
-
-Also here: what ``quantize_`` folds into convolutions, in place: batch norms in eval mode, modules of
-activations.
+those of quantized/quantized_modules.py; a subclass of torch's gets a class of both, as `convert_` makes
+it. Batch norms in eval mode and modules of activations are folded into them:
 
     conv -> norm -> relu    a convolution with the norm in its weight, then relu, in one call
 
@@ -26,18 +23,18 @@ import torch
 from torch import fx
 from torch.nn.utils.parametrize import is_parametrized
 
-from transconv.torch_ops.conversion import module_swap
-from transconv.torch_ops.conversion.fold import (
-    FUSED,
-    FoldTracer,
+from transconv.torch_ops import arguments, modules
+from transconv.torch_ops.conversion.traced_graphs import (
+    ChainTracer,
     activation_after,
+    is_hooked,
     norm_after,
     norm_folded,
     only_user,
+    stays,
 )
-from transconv.torch_ops.conversion.mutation_analysis import is_hooked, stays
-from transconv.torch_ops.quantization import quantized_modules
-from transconv.torch_ops.quantization.schemes import KINDS, QuantizationScheme, kind_named, ranged
+from transconv.torch_ops.quantized import quantized_modules
+from transconv.torch_ops.quantized.schemes import KINDS, QuantizationScheme, kind_named, ranged
 
 Tensor = torch.Tensor
 Calibration = Iterable[Any] | Callable[[torch.nn.Module], Any]
@@ -94,7 +91,7 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     take their places. Returns what was quantised and what was left, with reasons. ValueError for an
     unknown kind, a configuration that means none, or fast sums of another kind; TypeError for another
     calibration."""
-    module_swap.expect_module(model, "quantize_")
+    arguments.expect_module(model, "quantize_")
     how = kind_of(kind)
     if not (calibration is None or callable(calibration) or hasattr(calibration, "__iter__")):
         raise TypeError("quantize_: calibration: expected batches, or a function that runs the model, got "
@@ -185,9 +182,9 @@ def _why_not(module: torch.nn.modules.conv._ConvNd) -> str:
         return "it has no weight yet"
     if not weight.is_floating_point():
         return f"its weight is {weight.dtype}"
-    if module_swap.is_ours(type(module)):
+    if modules.is_ours(type(module)):
         return ""
-    return module_swap.why_not(module)
+    return modules.why_not(module)
 
 
 # -- ranges ----------------------------------------------------------------------------------------
@@ -263,8 +260,8 @@ def _input_of(
 
 def _quantise(module: Any, how: QuantizationScheme, scale: Tensor | None, zero: Tensor | None, fast: bool,
               activation: str, real: torch.dtype) -> None:
-    module_swap.exchange(module, back=True)  # from a class of ours
-    module.__class__ = module_swap.exchanged(type(module), quantized_modules.OURS)
+    modules.exchange(module, back=True)  # from a class of ours
+    module.__class__ = modules.exchanged(type(module), quantized_modules.OURS)
     module.quantise(how, scale, zero, fast, activation, real)
 
 
@@ -291,7 +288,9 @@ def chains(model: torch.nn.Module, found: Mapping[str, torch.nn.Module]) -> dict
     if model.training or not found:
         return {}
     try:
-        traced = FoldTracer().traced(model)
+        traced = ChainTracer(
+            lambda kind: kind in modules.CONVOLUTIONS or issubclass(kind, quantized_modules.Quantised)
+        ).traced(model)
     except Exception as error:  # what a model's code raises on proxies is not known
         log.debug("nothing is folded: torch.fx cannot trace the model: %s", error)
         return {}
@@ -307,7 +306,8 @@ def _found(model: torch.nn.Module, traced: fx.GraphModule, names: Mapping[int, s
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             continue
         conv = traced.get_submodule(str(node.target))
-        if id(conv) not in names or id(conv) not in once or type(conv) not in FUSED or is_hooked(conv):
+        if (id(conv) not in names or id(conv) not in once or type(conv) not in modules.CONVOLUTIONS
+                or is_hooked(conv)):
             continue
         if (chain := _chain(traced, node, conv, once)).names:
             made[names[id(conv)]] = chain

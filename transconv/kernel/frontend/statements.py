@@ -1,42 +1,64 @@
-"""Statements of a kernel's source, read into a kernel of the IR, at the level of lanes.
-
-Also here: assignments of a kernel's source: to names, and to elements of tiles and arrays.
+"""Statements of a kernel's source, read into a kernel of the IR, at the level of lanes; assignments to
+names, and to elements of tiles and arrays.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, lanes_of, walk
-from transconv.kernel.frontend import blocks
-from transconv.kernel.frontend.calls import is_static
-from transconv.kernel.frontend.effects import ArrayAccess
-from transconv.kernel.frontend.expressions import BINARY
-from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.frontend.inlining import Calls, Returned
-from transconv.kernel.frontend.scopes import Item, for_items
-from transconv.kernel.refusals import Refusal, WrongScope, spelled
-from transconv.kernel.tiles import arrays, indexing, tile_elements
-from transconv.kernel.tiles.elementwise import aligned, named
-from transconv.kernel.tiles.lanes import lanes_along
-from transconv.kernel.tiles.masks import either, joined, whole
-from transconv.kernel.tiles.products import PendingProduct, active, added
+from transconv.kernel.frontend.methods import for_items
+from transconv.kernel.frontend.reader import (
+    ArrayAccess,
+    GroupScope,
+    Item,
+    Returned,
+    SourceReader,
+    is_static,
+)
+from transconv.kernel.source import Refusal, WrongScope, is_number, spelled
+from transconv.kernel.tiles import arrays, tile_elements
+from transconv.kernel.tiles.kernel_builder import aligned, named
+from transconv.kernel.tiles.reductions import active, added
 from transconv.kernel.tiles.values import (
     ArrayView,
     AtomicView,
     Mask,
+    PendingProduct,
     Tile,
     described,
-    is_number,
+    either,
+    joined,
+    lanes_along,
     tile_of,
+    whole,
 )
 
+INSTEAD = {
+    "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
+    "Try": ("try", "kernels raise nothing", ""),
+    "With": ("with", "loops and branches", ""),
+    "Import": ("an import", "imports above the kernel", ""),
+    "ImportFrom": ("an import", "imports above the kernel", ""),
+    "Global": ("global", "arguments of the kernel", ""),
+    "Nonlocal": ("nonlocal", "arguments of the kernel", ""),
+    "Delete": ("del", "names may just be left", ""),
+    "Raise": ("raise", "kernels raise nothing", ""),
+    "ClassDef": ("a class", "tiles, numbers and tuples", ""),
+    "AsyncFunctionDef": ("an async function", "plain statements", ""),
+    "Break": ("break", "a loop that runs to its end, and np.where", "np.where(done, x, y)"),
+    "Continue": ("continue", "an if around the rest of the loop", "if k != i:"),
+    "Match": ("match", "if", "if n == 1:"),
+}
 
-class Assignments(Calls):
-    """Binds names to values, under the conditions of branches."""
+
+class Statements(SourceReader):
+    """Reads statements, and binds names to values, under the conditions of branches. Statements of the
+    kernel collect in ``b``."""
 
     def assign(self, targets: Sequence[ast.expr], node: ast.expr) -> None:
         (first, *_) = targets
@@ -47,7 +69,7 @@ class Assignments(Calls):
                 term = self.raw(right)
                 if self.accumulated(name, self.env[name], term):
                     return
-                value = self.binary(BINARY[ast.Add], self.env[name], self.whole(term))
+                value = self.binary(ast.Add, self.env[name], self.whole(term))
             case _:
                 value = self.value(node)
         self.stem = ""
@@ -139,7 +161,7 @@ class Assignments(Calls):
             self.bind_carried(name, held, value)
             return
         if name in self.fixed:
-            raise blocks.refused(name, self.env[name])
+            raise _unchanging(name, self.env[name])
         if isinstance(value, Tile):
             plain = _is_position(value.expr)
             expr = value.expr if plain else self.b.named(name, value.expr)
@@ -191,7 +213,7 @@ class Assignments(Calls):
         if not any(isinstance(i, Tile) and i.items for i in items):
             raise Refusal("a store of all work-items to one place", "places of their own", "Y[i] = x")
         self.check_written(of)
-        indexing.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+        arrays.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
         self.accessed(of, writes=True)
 
     def added_to(self, of: ArrayView, item: Any, s: ast.AugAssign) -> None:
@@ -207,7 +229,7 @@ class Assignments(Calls):
         self.accesses.append(
             ArrayAccess(of.tensor.name, True, place, tuple(self.loops), ZERO, atomic=True)
         )
-        indexing.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+        arrays.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
 
     def bind_element(self, target: ast.Subscript, value: Any) -> None:
         of, item = self.value(target.value), self.value(target.slice)
@@ -235,49 +257,7 @@ class Assignments(Calls):
             new = self.env[name]
         self.replacements[old] = new
 
-
-def _two_names(name: str, other: str) -> Refusal:
-    """What is refused of a tile with several names."""
-    return Refusal(f"elements of {name} written in a loop or branch, which is {other} too",
-                   "a tile with one name", f"{name} = {other}.copy()")
-
-
-def _is_read(node: ast.expr) -> bool:
-    """Whether an expression is nothing but a load or an element."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "vload")
-    return isinstance(node, ast.Subscript)
-
-
-def _is_position(e: Expr) -> bool:
-    """Whether an expression is of ids, counters and lanes alone: it stays as it is, so that facts about
-    these apply to it."""
-    if e.dtype.kind not in ("index", "bool"):
-        return False
-    return all(n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
-               for n in walk(e) if isinstance(n, Expr) and not isinstance(n, Lane))
-
-
-INSTEAD = {
-    "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
-    "Try": ("try", "kernels raise nothing", ""),
-    "With": ("with", "loops and branches", ""),
-    "Import": ("an import", "imports above the kernel", ""),
-    "ImportFrom": ("an import", "imports above the kernel", ""),
-    "Global": ("global", "arguments of the kernel", ""),
-    "Nonlocal": ("nonlocal", "arguments of the kernel", ""),
-    "Delete": ("del", "names may just be left", ""),
-    "Raise": ("raise", "kernels raise nothing", ""),
-    "ClassDef": ("a class", "tiles, numbers and tuples", ""),
-    "AsyncFunctionDef": ("an async function", "plain statements", ""),
-    "Break": ("break", "a loop that runs to its end, and np.where", "np.where(done, x, y)"),
-    "Continue": ("continue", "an if around the rest of the loop", "if k != i:"),
-    "Match": ("match", "if", "if n == 1:"),
-}
-
-
-class StatementTracer(Assignments):
-    """Reads statements. ``env`` has the values of names; statements of the kernel collect in ``b``."""
+    # -- statements --
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         for s in body:
@@ -349,8 +329,10 @@ class StatementTracer(Assignments):
         if isinstance(target, ast.Subscript) and isinstance(of := self.value(target.value), AtomicView):
             self.added_to(of.view, self.value(target.slice), s)
             return
+        load = copy(target)
+        load.ctx = ast.Load()
         if isinstance(target, ast.Name):
-            left = self.value(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+            left = self.value(load)
             since = len(self.b.stmts)
             right = self.raw(s.value)
             left = self.still(left, since)
@@ -358,12 +340,33 @@ class StatementTracer(Assignments):
                 return
             right = self.whole(right)
         else:
-            load = ast.copy_location(ast.parse(ast.unparse(target), mode="eval").body, target)
-            left, right = self.value(_placed(load, target)), self.value(s.value)
-        self.bind(target, self.binary(BINARY[type(s.op)], left, right))
+            left, right = self.value(load), self.value(s.value)
+        self.bind(target, self.binary(type(s.op), left, right))
 
 
-def _placed(load: ast.expr, at: ast.AST) -> ast.expr:
-    for n in ast.walk(load):
-        ast.copy_location(n, at)
-    return load
+def _unchanging(name: str, value: Any) -> Refusal:
+    """What cannot change at run time."""
+    return Refusal(f"{name}, {described(value)}, which changes in a loop or branch at run time",
+                   "numbers and tiles; loops over tuples are written out", "for step in (0, 1, 2):")
+
+
+def _two_names(name: str, other: str) -> Refusal:
+    """What is refused of a tile with several names."""
+    return Refusal(f"elements of {name} written in a loop or branch, which is {other} too",
+                   "a tile with one name", f"{name} = {other}.copy()")
+
+
+def _is_read(node: ast.expr) -> bool:
+    """Whether an expression is nothing but a load or an element."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "vload")
+    return isinstance(node, ast.Subscript)
+
+
+def _is_position(e: Expr) -> bool:
+    """Whether an expression is of ids, counters and lanes alone: it stays as it is, so that facts about
+    these apply to it."""
+    if e.dtype.kind not in ("index", "bool"):
+        return False
+    return all(n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
+               for n in walk(e) if isinstance(n, Expr) and not isinstance(n, Lane))

@@ -1,46 +1,46 @@
 """Convolution modules with quantised weights, for inference.
 
-Weights are integers or 8-bit floats with a scale for each output channel (quantization/schemes.py). Inputs
+Weights are integers or 8-bit floats with a scale for each output channel (quantized/schemes.py). Inputs
 have the scale that calibration found, or one of their own in every call. Results have the inputs' type,
-and no gradients. The modules are subclasses of torch's with the weight as a buffer, so that the forward of
-a subclass that ends in `_conv_forward` or `super().forward` goes on.
+and no gradients. The modules are subclasses of torch's with the weight as a buffer, so that the forward
+of a subclass that ends in `_conv_forward` or `super().forward` goes on. In a folded model they take a
+residual, and results are quantised already for the convolutions that read them:
 
-Also here: convolutions of floats by weights of integers: what makes floats of the weights.
+    int8 -> conv + bias [+ residual] [-> activation] -> int8, or the type of the model's floats
 
-A kernel before the product writes them as floats, once in a call, or that of the product makes floats in
-its registers, for every tile that reads them. Rates of the device tell which takes less time. Weights of 4
-bits are always written: a byte has two of them.
-
-Also here: weights of 4 bits, with a scale for every few input channels.
+Where inputs are floats, a kernel before the product writes the weights as floats, once in a call, or
+that of the product makes floats in its registers, for every tile that reads them. Rates of the device
+tell which takes less time. Weights of 4 bits, with a scale for every few input channels, are always
+written: each is multiplied by many elements of the image.
 
     byte[f, k.., c // 2]     8 + q of the even channel c, and 16 times 8 + q of the odd one; q is -8..7
     weight[f, c, k..]        q * scale[f, c // size], in the type of the input
-
-A kernel makes floats of a whole weight in front of a call (quantization/integer_weights.py): each is
-multiplied by many elements of the image, and a product whose kernel made them in its tiles would wait for
-them every time.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from transconv.compute import OPS, named
 from transconv.conv import zero_sums
 from transconv.errors import TensorError, Unsupported
 from transconv.ir import DType
 from transconv.target import Target
-from transconv.torch_ops import arguments
+from transconv.torch_ops import arguments, modules, shapes
 from transconv.torch_ops.arguments import autocast_dtype
-from transconv.torch_ops.calls import dispatch, lower_call
-from transconv.torch_ops.calls.dispatch import ConvFunction
-from transconv.torch_ops.conversion import module_swap
-from transconv.torch_ops.fused import helper_kernels
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls.call_attributes import ConvFunction, is_plain
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
-from transconv.torch_ops.quantization.schemes import (
+from transconv.torch_ops.quantized import input_quantization, quantized_functional
+from transconv.torch_ops.quantized.input_quantization import WrongSums, quantise
+from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
+from transconv.torch_ops.quantized.schemes import (
     KINDS,
     QuantizationScheme,
     kind_named,
@@ -48,9 +48,6 @@ from transconv.torch_ops.quantization.schemes import (
     quantised_weight,
     ranged,
 )
-from transconv.torch_ops.quantized import quantized_functional
-from transconv.torch_ops.quantized.input_quantization import WrongSums
-from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
 
 Tensor = torch.Tensor
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -133,10 +130,7 @@ class Quantised:
         """A quantised copy of a convolution module of torch's. Without ``input_scale`` each input has a
         scale of its own; ``input_zero_point`` is of int8 inputs, 0 by default. TypeError for another
         module, ValueError for an unknown kind, TensorError for quantities that do not fit it."""
-        theirs = next(c for c, ours in OURS.items() if ours is cls)
-        if type(module) is not theirs and module_swap.restored(type(module)) is not theirs:
-            raise TypeError(f"{cls.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
-                            f"{type(module).__name__}; transconv.quantize_ takes subclasses")
+        modules.expect_float(module, cls, OURS, "; transconv.quantize_ takes subclasses")
         made: Any = copy.copy(module)
         made.__class__ = cls
         made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
@@ -280,23 +274,23 @@ def of_four_bits(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, 
                  numbers: Numbers, given: Given) -> Tensor:
     """The convolution of a packed weight, in the input's type, with other words of a quantised call.
     TensorError for scales that do not fit."""
-    return _of_written(f, input, floats(weight, scale, input.dtype), bias, numbers, given)
+    return quantized_functional.of_new_weight(f, input, floats(weight, scale, input.dtype), bias, numbers,
+                                              {**given, "output_dtype": input.dtype})
 
 
 def of_bytes(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
              numbers: Numbers, given: Given) -> Tensor:
     """The same of int8 weights with a scale for each output channel."""
-    given = {**given, "weight_scale": scale}
+    given = {**given, "weight_scale": scale, "output_dtype": input.dtype}
     if is_written(f, input, weight, numbers):
-        return _of_written(f, input, weight.to(input.dtype), bias, numbers, given)
-    made: Tensor = f.public(input, weight, bias, *numbers, **given,  # type: ignore[misc]
-                            output_dtype=input.dtype)
+        return quantized_functional.of_new_weight(f, input, weight.to(input.dtype), bias, numbers, given)
+    made: Tensor = f.public(input, weight, bias, *numbers, **given)  # type: ignore[misc]
     return made
 
 
 def is_written(f: ConvFunction, input: Tensor, weight: Tensor, numbers: Numbers) -> bool:
     """Whether a weight of bytes should be written as floats before the product."""
-    if not helper_kernels.served(input) or not dispatch.is_plain(input) or input.dim() != f.ndims + 2:
+    if not input_quantization.served(input) or not is_plain(input) or input.dim() != f.ndims + 2:
         return False
     stride = arguments.ints(numbers[0], f.ndims) or (1,) * f.ndims
     positions = prod(input.shape[2:]) / (1 if f.transposed else prod(stride))
@@ -315,27 +309,6 @@ def written_us(moved: int, target: Target) -> float:
     """Microseconds of a kernel in front of another one that reads and writes so many bytes."""
     rates = target.rates.triton
     return rates.copy_us + moved / (target.bandwidth_gbs * 1e3 * rates.memory_share)
-
-
-def _of_written(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Numbers,
-                given: Given) -> Tensor:
-    """The convolution of a weight that was made for this call."""
-    if f.transposed:
-        stride, padding, output_padding, groups, dilation = numbers
-    else:
-        (stride, padding, dilation, groups), output_padding = numbers, 0
-    return quantized_functional.of_new_weight(
-        f,
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        dilation,
-        groups,
-        {**given, "output_dtype": input.dtype},
-    )
 
 
 def packed(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -372,7 +345,7 @@ def floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     weight, scale = weight.contiguous(), scale.contiguous()
     made = weight.new_empty((*weight.shape[:-1], channels), dtype=dtype)
     taps, groups = prod(weight.shape[1:-1]), scale.shape[1]
-    if helper_kernels.served(weight) and helper_kernels.computed(
+    if input_quantization.served(weight) and input_quantization.computed(
             "weights of 4 bits", ("four bits", rows, taps, channels, groups, dtype), ("W", "S", "Y"),
             (weight, scale, made), lambda: text(rows, taps, channels, groups, lower_call.DTYPES[dtype])):
         return made.movedim(-1, 1)
@@ -389,3 +362,95 @@ def text(rows: int, taps: int, channels: int, groups: int, of: DType) -> str:
         "    let    high = floor(p*0.0625)",
         "    let    q = where(c % 2 == 0, p - high*16, high) - 8",
         f"    store  Y[(f*{taps} + t)*{channels} + c] = q*s"])
+
+
+class _Joined:
+    """Mixin: ``forward(input, residual=None)``."""
+
+    computed: ClassVar[Callable[..., Tensor]]
+
+    def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """activation(conv(input) + residual), quantised where that is what its readers take. A residual
+        of another shape or type is added as torch's addition would."""
+        if residual is not None and input.dim() == residual.dim() == len(self.kernel_size) + 1:
+            one: Tensor = self.forward(input.unsqueeze(0), residual.unsqueeze(0)).squeeze(0)
+            return one
+        input, padding = modules.padded(self, input)
+        numbers = self.stride, padding, self.dilation, self.groups
+        made: Tensor
+        if residual is None:
+            made = self.convolve(input, self.weight, self.bias, *numbers)
+        elif input.dim() == len(self.kernel_size) + 2 and self._takes(input, residual, numbers):
+            made = self.computed(input, self.bias, numbers, residual)
+        else:
+            made = self._apart(input, residual, numbers)
+        return made
+
+    def _takes(self: Any, input: Tensor, residual: Tensor, numbers: tuple[Any, ...]) -> bool:
+        """Whether a residual has the shape and type of the result."""
+        made = self.real if input.dtype is KINDS[self.kind].input_dtype else input.dtype
+        logical = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        return (residual.dtype is made and residual.device == input.device
+                and not torch.is_autocast_enabled(input.device.type)
+                and residual.shape == _shape(tuple(input.shape), logical, *numbers))
+
+    def _apart(self: Any, input: Tensor, residual: Tensor, numbers: tuple[Any, ...]) -> Tensor:
+        """The same in steps."""
+        word, scale, zero = self.activation, self.output_scale, self.output_zero_point
+        plain = _plain(self)
+        made = plain.convolve(input, plain.weight, plain.bias, *numbers) + residual
+        made = named(OPS[word].torch)(made, **dict(OPS[word].options)) if word else made
+        held = KINDS[self.kind].input
+        return made if scale is None or held is None else quantise(made, scale, zero, held)
+
+
+def _plain(module: Any) -> Any:
+    """A module without what follows its sum."""
+    made = object.__new__(type(module))
+    made.__dict__ = {**module.__dict__, "activation": "", "_buffers": {
+        **module._buffers, "output_scale": None, "output_zero_point": None}}
+    return made
+
+
+@lru_cache(maxsize=4096)
+def _shape(input: tuple[int, ...], weight: tuple[int, ...], stride: Any, padding: Any, dilation: Any,
+           groups: int) -> tuple[int, ...]:
+    padding = (padding,) if isinstance(padding, int) else padding
+    return shapes.output_shape(input, weight, arguments.resolve(
+        input, weight, None, stride, padding, dilation, False, (0,), groups))
+
+
+class FusedQuantConv1d(_Joined, QuantConv1d):
+    """QuantConv1d whose forward takes a residual, and whose result may be quantised."""
+
+
+class FusedQuantConv2d(_Joined, QuantConv2d):
+    """QuantConv2d whose forward takes a residual, and whose result may be quantised."""
+
+
+class FusedQuantConv3d(_Joined, QuantConv3d):
+    """QuantConv3d whose forward takes a residual, and whose result may be quantised."""
+
+
+FUSED: dict[type, type] = {kind: ours for ours in (FusedQuantConv1d, FusedQuantConv2d, FusedQuantConv3d)
+                           for kind in (ours, ours.__bases__[1])}
+"""The class that a quantised convolution becomes."""
+
+
+def quantises_for(module: Any, readers: list[Any]) -> bool:
+    """Have a module's results quantised as all modules that read them would quantise them; False where
+    these differ, or quantise nothing."""
+    first, kind = readers[0], KINDS[module.kind]
+    if kind.input is None or first.input_scale is None:
+        return False
+    for reader in readers:
+        if reader.kind != module.kind or reader.padding_mode != "zeros" or not (
+                _same(reader.input_scale, first.input_scale)
+                and _same(reader.input_zero_point, first.input_zero_point)):
+            return False
+    module.output_scale, module.output_zero_point = first.input_scale, first.input_zero_point
+    return True
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or one is not None and other is not None and torch.equal(one, other)

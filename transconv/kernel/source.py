@@ -1,4 +1,10 @@
-"""The source of a Python function: its tree with the lines of the user's file, and the names around it."""
+"""The source of a kernel's function: its tree with the lines of the user's file, the names around it,
+the types that it names, and refusals: the place, what was found, what is allowed, an example.
+
+    demo.py:7: found a while loop; allowed: a for loop over range(...)
+        while total < 10:
+      for example: for k in range(0, n, 16):
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transconv.errors import KernelError
-from transconv.ir import why_not_depth, why_not_name
-from transconv.kernel.refusals import SourcePlace
+from transconv.errors import KernelError, ScopeError
+from transconv.ir import DTYPES, DType, boolean, why_not_depth, why_not_name
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """A line of the user's file."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Refusal(Exception):
+    """Why a piece of source cannot be compiled; whoever knows the place makes a KernelError of it."""
+
+    error: type[KernelError] = KernelError
+
+    def __init__(self, found: str, allowed: str = "", example: str = "") -> None:
+        super().__init__(found)
+        self.found, self.allowed, self.example = found, allowed, example
+
+    def at(self, place: SourcePlace) -> KernelError:
+        """The error for the user."""
+        said = f"{place}: found {self.found}" + (f"; allowed: {self.allowed}" if self.allowed else "")
+        lines = [said, f"    {place.text.strip()}"]
+        if self.example:
+            lines.append(f"  for example: {self.example}")
+        return self.error("\n".join(lines))
+
+
+class WrongScope(Refusal):
+    """What is said in one scope and is for another one."""
+
+    error = ScopeError
+
+
+def spelled(at: ast.AST) -> str:
+    """A piece of source as one short line."""
+    text = ast.unparse(at).split("\n")[0]
+    return f"`{text}`" if len(text) <= 60 else f"`{text[:57]}...`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +142,45 @@ def outside(function: Any) -> dict[str, Any]:
         except ValueError:  # bound later in the function around it
             continue
     return found
+
+
+NUMPY = {"float16": "f16", "float32": "f32", "float64": "f64", "int8": "i8", "uint8": "u8", "int32": "i32",
+         "int64": "i64", "bool": "boolean"}
+NAMES = {t.name: t.torch for t in DTYPES.values() if t.torch and t.within is None}
+
+
+def named(dtype: DType) -> str:
+    """The name of a type in messages: NumPy's or torch's."""
+    return "int" if dtype.kind == "index" else NAMES.get(dtype.name, dtype.name)
+
+
+def dtype_of(value: Any) -> DType:
+    """The type that a value names: a type of NumPy, torch or the IR, or its name. Refuses others."""
+    if isinstance(value, DType):
+        return value
+    if value is bool:
+        return boolean
+    text = value if isinstance(value, str) else getattr(value, "__name__", "") or str(value)
+    text = text.removeprefix("torch.")
+    name = next((k for k, torch in NAMES.items() if torch == text), NUMPY.get(text.rstrip("_"), ""))
+    if not name:
+        raise Refusal(f"the type {text or value!r}", " ".join(NAMES.values()), "dtype=np.float32")
+    return DTYPES[name]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that Python knows."""
+    return isinstance(value, (bool, int, float))
+
+
+def number_of(value: Any) -> Any:
+    """A number of Python. Refuses whole numbers beyond 64 bits."""
+    if isinstance(value, int) and not -2**63 <= value < 2**63:
+        raise Refusal(f"the number {value}", "whole numbers of 64 bits")
+    return value
+
+
+def used_names(code: Any) -> list[str]:
+    """The names around a function that it and those inside of it use."""
+    inside = [n for c in code.co_consts if hasattr(c, "co_names") for n in used_names(c)]
+    return [*code.co_names, *code.co_freevars, *inside]

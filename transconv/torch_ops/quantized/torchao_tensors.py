@@ -14,8 +14,8 @@ import torch
 
 from transconv.errors import Unsupported
 from transconv.torch_ops import functional
-from transconv.torch_ops.calls import dispatch
-from transconv.torch_ops.quantized import quantized_functional, quantized_operator
+from transconv.torch_ops.calls import call_attributes
+from transconv.torch_ops.quantized import quantized_functional, quantized_route
 
 Tensor = torch.Tensor
 
@@ -68,8 +68,8 @@ def _convolution(operator: Any, types: Any, args: Sequence[Any],
         return _quantised(f, input, weight, bias, numbers)
 
 
-def _quantised(f: dispatch.ConvFunction, input: Any, weight: Any, bias: Tensor | None,
-               numbers: tuple[Any, ...]) -> Tensor:
+def _quantised(f: call_attributes.ConvFunction, input: Any, weight: Any, bias: Tensor | None,
+               numbers: tuple[Any, Any, Any, Any, Any]) -> Tensor:
     result = input.dtype
     if not hasattr(input, "qdata"):
         how = weight.act_quant_kwargs
@@ -80,13 +80,12 @@ def _quantised(f: dispatch.ConvFunction, input: Any, weight: Any, bias: Tensor |
              "output_dtype": result,
              "use_fast_accum": bool(getattr(weight.mm_config, "use_fast_accum", False))}
     x, w = input.qdata, weight.qdata
-    plain = dispatch.is_plain(x) and dispatch.is_plain(w)
-    compute = f.general if plain else quantized_operator.call
-    stride, padding, output_padding, dilation, groups = numbers
-    return compute(f, x, w, bias, stride, padding, output_padding, dilation, groups, given)
+    plain = call_attributes.is_plain(x) and call_attributes.is_plain(w)
+    compute = f.general if plain else quantized_route.call
+    return compute(f, x, w, bias, *numbers, given)
 
 
-def _scale(f: dispatch.ConvFunction, name: str, tensor: Any, axis: int) -> Tensor:
+def _scale(f: call_attributes.ConvFunction, name: str, tensor: Any, axis: int) -> Tensor:
     """The scale of all elements (1), or of the channels on ``axis`` (channels,), in 32-bit floats."""
     scale: Tensor = tensor.scale
     if scale.numel() != 1 and (name == "input" or scale.numel() != scale.shape[axis]):
@@ -96,13 +95,9 @@ def _scale(f: dispatch.ConvFunction, name: str, tensor: Any, axis: int) -> Tenso
     return scale.reshape(-1).float()
 
 
-def _widened(f: dispatch.ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
+def _widened(f: call_attributes.ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
              numbers: tuple[Any, ...]) -> Tensor:
     """The convolution of a weight alone in 8 bits, in the input's type."""
-    stride, padding, output_padding, dilation, groups = numbers
     wide = getattr(functional, f.name.rpartition(".")[2])
-    if f.transposed:
-        result: Tensor = wide(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    else:
-        result = wide(input, weight, bias, stride, padding, dilation, groups)
+    result: Tensor = wide(input, weight, bias, *f.ordered(*numbers))
     return result

@@ -18,13 +18,12 @@ import torch
 
 from transconv.errors import TensorError
 from transconv.ir import DTYPES, DType
-from transconv.torch_ops import arguments
+from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.arguments import Params, autocast_dtype
-from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.modules import Convolves
 from transconv.torch_ops.quantized import quantized_functional
 from transconv.torch_ops.quantized.input_quantization import quantise
-from transconv.torch_ops.quantized.quantized_operator import weight_gradient
+from transconv.torch_ops.quantized.quantized_route import weight_gradient
 
 Tensor = torch.Tensor
 
@@ -69,10 +68,7 @@ class _Float8(Convolves):
     def from_float(cls, module: torch.nn.Module, use_fast_accum: bool = True) -> Any:
         """A convolution module of torch's as one of this class, with the same parameters: in place.
         TypeError for another module."""
-        theirs = next(c for c, ours in OURS.items() if ours is cls)
-        if type(module) is not theirs and module_swap.restored(type(module)) is not theirs:
-            raise TypeError(f"{cls.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
-                            f"{type(module).__name__}")
+        modules.expect_float(module, cls, OURS)
         made: Any = module
         made.__class__ = cls
         made.begin(use_fast_accum)

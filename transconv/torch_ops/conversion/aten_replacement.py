@@ -1,6 +1,5 @@
-"""Replaces torch's convolutions in existing code: a model in place, or aten for the process.
+"""aten's convolutions replaced by transconv's, for existing code as it is.
 
-    convert_(model)      the modules of one model, by exchanging their classes; revert_ undoes it
     enable(), disable()  aten's convolution and its backward, for every thread and every caller
     with use():          the same for the calls of one thread
 """
@@ -10,85 +9,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from transconv.calls import stats
 from transconv.calls.settings import settings
 from transconv.runtime import torch_internals
 from transconv.torch_ops import tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
-from transconv.torch_ops.calls import conv_routes
+from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_attributes import request
-from transconv.torch_ops.conversion import aten_convolutions, module_swap
-from transconv.torch_ops.precompile import precompile_backward, speculative_compile
+from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
-SWITCHED_OFF = "transconv.off was called with its module"
 
-
-@dataclass(frozen=True)
-class ConversionReport:
-    """What a conversion did: names of exchanged modules, and why other convolutions were left; ``did``: in
-    words, what became of the former."""
-
-    converted: tuple[str, ...] = ()
-    skipped: dict[str, str] = field(default_factory=dict)
-    did: str = "converted"
-
-    def __str__(self) -> str:
-        done = len(self.converted)
-        left = f", {len(self.skipped)} left" if self.did == "converted" else ""
-        head = f"{done} convolution{'s' * (done != 1)} {self.did}{left}"
-        return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
-
-
-def _is_convolution(module: torch.nn.Module) -> bool:
-    return isinstance(module, torch.nn.modules.conv._ConvNd)
-
-
-def convert_(model: torch.nn.Module,
-             filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> ConversionReport:
-    """Let every torch.nn convolution of ``model`` compute with transconv, in place.
-
-    Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
-    ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules keep a forward of
-    their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
-    FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module.
-    """
-    module_swap.expect_module(model, "convert_")
-    converted: list[str] = []
-    skipped: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if not _is_convolution(module) or module_swap.is_ours(type(module)):
-            continue
-        if filter_fn is not None and not filter_fn(module, name):
-            skipped[name] = "filter_fn said no"
-            continue
-        why = SWITCHED_OFF if is_off(module) else module_swap.why_not(module)
-        if not why:
-            module_swap.exchange(module)
-            converted.append(name)
-            continue
-        skipped[name] = why
-        if why != SWITCHED_OFF:
-            stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
-    speculative_compile.note(model)
-    precompile_backward.expect(model)
-    return ConversionReport(tuple(converted), skipped)
-
-
-def revert_(model: torch.nn.Module) -> ConversionReport:
-    """Undo `convert_`, in place. TypeError for what is no module."""
-    module_swap.expect_module(model, "revert_")
-    return ConversionReport(tuple([name for name, module in model.named_modules()
-                         if _is_convolution(module) and module_swap.exchange(module, back=True)]),
-                            did="torch's again")
-
-
-# -- aten's own operators --------------------------------------------------------------------------
 
 _lock = threading.Lock()
 
@@ -182,45 +116,6 @@ def aten() -> Iterator[None]:
         _local.aten = before
 
 
-class EagerForward:
-    """In the place of a module's ``forward``: that of its class, as torch computes it. The operations of a
-    graph that it makes are annotated ``by`` torch. A copy or a pickle of the module has one of its own."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
-            with torch.fx.traceback.annotate({"by": SWITCHED_OFF}):
-                return type(self.module).forward(self.module, *given, **named)
-        with aten():
-            return type(self.module).forward(self.module, *given, **named)
-
-
-def is_off(module: torch.nn.Module) -> bool:
-    return isinstance(vars(module).get("forward"), EagerForward)
-
-
-def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
-    """Leave a module, with all that it has, to torch: in ``torch.compile``, ``transconv.optimize`` and
-    ``convert_``, and its forward also in ``enable`` and ``use``. ``undo``: no longer.
-
-    Returns the module. Calls of ``transconv.conv2d`` and the like in its code are as before. TypeError for
-    what is no module, ValueError for one with a ``forward`` of its own beside that of its class."""
-    module_swap.expect_module(module, "off")
-    for name, part in module.named_modules():
-        if undo and is_off(part):
-            del part.forward
-        elif not undo and not is_off(part):
-            if "forward" in vars(part):
-                raise ValueError(f"transconv.off: '{name}' has a forward of its own, beside that of its "
-                                 "class, which cannot be replaced; call off with the modules in it")
-            if _is_convolution(part):
-                module_swap.exchange(part, back=True)
-            part.forward = EagerForward(part)
-    return module
-
-
 _new_library: Any = torch.library.Library
 _task: Callable[[], int] = torch_internals.backward_task
 
@@ -265,7 +160,7 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     kept = aten_convolutions.ORIGINALS.get(device)
     if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
         req = request("aten", 0, *numbers)
-        route = conv_routes.forward_route(req, input, weight, bias, settings.mode)
+        route = select_impl.forward_route(req, input, weight, bias, settings.mode)
         if route.compiled is not None or kept is None:
             found: Tensor = route.forward(input, weight, bias)
             return found
@@ -283,7 +178,7 @@ def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes
     *given, mask = numbers
     if _is_on(device):
         params = request("aten", 0, *given).resolve(input, weight, None)
-        return conv_routes.backward(params, grad, input, weight, mask, settings.mode)
+        return select_impl.backward(params, grad, input, weight, mask, settings.mode)
     if kept is None:
         made = torch.ops.aten.convolution_backward.default(grad, input, weight, bias_sizes, *numbers)
     else:

@@ -1,20 +1,18 @@
-"""The layers of a converted model that are about to be called: processes compile their kernels meanwhile.
+"""Kernels compiled before a call needs them, by processes, while the program goes on.
 
-In the first training step of a model that `convert_` converted, a layer's call tells the sizes of those
-behind it: they follow through torch's own modules, in the order in which the model registered them. No
-code of the model and no hook runs for that. Where a size does not follow (a module of another kind, an
-image of one pixel), the guess ends, and the next layer that was not guessed begins it anew. Kernels of
-the gradients are handed over behind all others, the last layer's first, as the backward pass needs them,
-but for those that take longest, of strided layers, which come before.
+A call's gradients: with ``config.compile = "now"`` a call waits for its kernel. Those of the gradients are
+known at the forward call already, but for the strides of the result's gradient, which are taken to be the
+result's. The backward pass waits for what a process has begun and compiles the rest; it chooses as it
+would alone.
 
-A guess may be wrong, as the model's own code is not looked at. That costs processor time alone: calls
-ask for what they need. A wrong one takes back what no process has begun, and the second ends guessing for
-the model.
-
-Also here: the sizes of the results of torch's pools and pads, by arithmetic.
-
-torch tells them for tensors without data, too, but imports SymPy for some of these modules, which takes as
-long as compiling a kernel.
+The layers of a converted model behind the one that is called: in the first training step, a layer's call
+tells the sizes of those behind it. They follow through torch's own modules, in the order in which the
+model registered them. No code of the model and no hook runs for that. Where a size does not follow (a
+module of another kind, an image of one pixel), the guess ends, and the next layer that was not guessed
+begins it anew. Kernels of the gradients are handed over behind all others, the last layer's first, as the
+backward pass needs them, but for those that take longest, of strided layers, which come before. A wrong
+guess costs processor time alone: calls ask for what they need. It takes back what no process has begun,
+and the second ends guessing for the model.
 """
 
 from __future__ import annotations
@@ -22,24 +20,137 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
-from transconv.conv import ConvWorkload, Prop
-from transconv.runtime import withdraw
+from transconv.calls.settings import settings
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
+from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting, withdraw
 from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.arguments import Ints
+from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.precompile import precompile_backward
-from transconv.torch_ops.precompile.precompile_backward import Given
 
 if TYPE_CHECKING:
     from transconv.runtime import PlanRequest
+
+LIKE = "mb8ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc"  # a request that processes rehearse with
+
+
+def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
+              mode: str) -> None:
+    """Have processes compile the gradients of a checked, batched call of which no route is known, for the
+    tensors of input and weight that require one."""
+    if workers := processes(x, w, mode):
+        _gradients(params, x, w, flags, aligned, workers)
+
+
+def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags,
+              aligned: bool) -> None:
+    """The same for a call that torch computes while a process compiles its kernel: torch makes the
+    gradients, too, which ask for nothing."""
+    if (settings.sizes != "any" and torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+            and not is_collecting()):
+        _gradients(params, x, w, flags, aligned, beside(), hurried=False)
+
+
+def _gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
+               workers: int, hurried: bool = True) -> None:
+    with quietly():
+        asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
+                          aligned)
+        compile_ahead(asked, workers, hurried)
+
+
+def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
+    """How many processes may compile ahead of a call in training. None in other modes than ``now``, for
+    kernels of any size, for calls that torch computes, while a CUDA graph is captured, and where they
+    would gain nothing (``runtime.helpers``)."""
+    if (mode != "now" or settings.sizes == "any" or not (x.requires_grad or w.requires_grad)
+            or not torch.is_grad_enabled() or is_collecting() or lower_call.reasons(x, w)
+            or lower_call.capturing(x.device)):
+        return 0
+    return helpers()
+
+
+def expect(model: torch.nn.Module) -> None:
+    """A model was converted: where nothing is on disk, processes start before its first step has work for
+    them. With ``now`` none for a model that does not train; none where kernels are not compiled."""
+    mode, some = settings.mode, None
+    for p in model.parameters():
+        if not is_lazy(p) and (mode != "now" or p.requires_grad and model.training):
+            some = p
+            break
+    if some is None or mode == "never" or lower_call.reasons(some, some):
+        return
+    if workers := processes(some, some, "now") if mode == "now" else beside():
+        with quietly():
+            like = ConvProblem.parse(LIKE)
+            begin_processes(lower_call.question(like, Prop.FWD, some.device, "", True, False), workers)
+    if mode == "background":
+        lower_call.expect_checks(some.device, some.dtype)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """An error ends what is within ``with``, not the call: that, or the backward pass, meets it if it is
+    about the kernel."""
+    try:
+        yield
+    except Exception as error:
+        lower_call.log.debug("not compiled ahead: %s", error, exc_info=True)
+
+
+def compile_ahead(questions: Iterable[PlanRequest], workers: int, hurried: bool = True) -> None:
+    """Hand questions of convolutions to processes, once each; ``hurried``: calls may wait for them."""
+    ahead(questions, CompiledDirection, workers, hurried)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a tensor of a call is like."""
+
+    shape: Ints
+    strides: Ints
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Given:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether torch takes it for channels_last."""
+        return shapes.suggests_channels_last(self.shape, self.strides)
+
+    def sized(self, shape: Ints, channels_last: bool) -> Given:
+        """A tensor of its type that a call makes."""
+        return replace(self, shape=shape, strides=shapes.result_strides(shape, channels_last))
+
+
+def questions(params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags: lower_call.Flags,
+              aligned: bool) -> Iterator[PlanRequest]:
+    """What the gradients of a call will ask for: that of its input if ``of_x``, of its weight if
+    ``of_w``."""
+    last, shape = x.is_last or w.is_last, shapes.output_shape(x.shape, w.shape, params)
+    near, weight = ((t.shape, t.strides) for t in (x, w))
+    of_near, of_weight = ((t.shape, shapes.result_strides(t.shape, last)) for t in (x, w))
+    # The gradient of one pixel is a sum, which torch leaves contiguous.
+    far = shape, shapes.result_strides(shape, last and any(n != 1 for n in shape[2:]))
+    data = Prop.FWD if params.transposed else Prop.BWD_D
+    for on, direction, tensors in ((of_x, data, (of_near, weight, far)),
+                                   (of_w, Prop.BWD_W, (near, of_weight, far))):
+        if on and all(shape):
+            problem = lower_call.describe(x.dtype, *tensors, params, flags.math)
+            yield lower_call.question(problem, direction, x.device, "", aligned, flags.deterministic)
 
 
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -51,7 +162,8 @@ KNOWN = frozenset((*POOLS, *ADAPTIVE, *PADS, nn.Upsample, nn.PixelShuffle))
 
 def result(module: nn.Module, shape: Ints) -> Ints | None:
     """The shape of the result of a module of ``KNOWN`` for a batched input; None where it does not
-    follow."""
+    follow. By arithmetic: torch tells it for tensors without data, too, but imports SymPy for some of
+    these modules, which takes as long as compiling a kernel."""
     head, sides = shape[:2], shape[2:]
     kind, given = type(module), vars(module)
     if kind in POOLS:
@@ -149,11 +261,11 @@ class _Network:
         self.given[x.shape[1]], self.given[here.result.shape[1]] = x, here.result
         self.expected |= self._following(at, here.result, flags)
         asked = self.expected.values()
-        precompile_backward.compile_ahead((a.question for a in asked), workers)
+        compile_ahead((a.question for a in asked), workers)
         # The backward pass comes after all of the forward pass, and begins with the last layer. Plans of
         # many kernels take the longest: they are begun first.
         gradients = [q for a in (*reversed(asked), here) for q in a.gradients]
-        precompile_backward.compile_ahead(sorted(gradients, key=_kernels, reverse=True), workers)
+        compile_ahead(sorted(gradients, key=_kernels, reverse=True), workers)
 
     def _forget(self) -> None:
         withdraw(q for asked in self.expected.values() for q in (asked.question, *asked.gradients))
@@ -215,7 +327,7 @@ def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _
     question = lower_call.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
                                 "" if bias is None else "bias", True, flags.deterministic)
     return _LayerCall(
-        question, (*precompile_backward.questions(p, x, weight, trains, w.requires_grad, flags, True),), y
+        question, (*questions(p, x, weight, trains, w.requires_grad, flags, True),), y
     )
 
 
@@ -241,9 +353,9 @@ def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: lower_
            mode: str) -> None:
     """Have processes compile the kernels of the layers behind the one with this ``weight``. ``x``, ``w``:
     as its call multiplies them. Does nothing where ``ahead.gradients`` does nothing."""
-    if not _networks.all or not (workers := precompile_backward.processes(x, w, mode)):
+    if not _networks.all or not (workers := processes(x, w, mode)):
         return
-    with _networks.lock, precompile_backward.quietly():
+    with _networks.lock, quietly():
         for network in _networks.all:
             at = network.find(weight)
             if at is not None:

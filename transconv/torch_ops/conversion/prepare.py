@@ -14,9 +14,9 @@ from transconv.calls import dynamic_sizes, route_cache, stats
 from transconv.errors import TransconvError
 from transconv.runtime import PlanRequest, Prepared, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
+from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.conversion import module_swap
-from transconv.torch_ops.conversion.convert import use
+from transconv.torch_ops.conversion.aten_replacement import use
 
 Tensor = torch.Tensor
 
@@ -39,7 +39,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     """
     from tqdm import tqdm
 
-    module_swap.expect_module(model, "prepare")
+    arguments.expect_module(model, "prepare")
     if backward is None:
         backward = any(p.requires_grad for p in model.parameters())
     runs = [inputs, *(_sized(inputs, size) for size in sizes or ())]

@@ -1,1 +1,0 @@
-"""Kernels compiled before a call needs them."""
