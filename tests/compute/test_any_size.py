@@ -194,7 +194,7 @@ def test_texts_that_are_refused() -> None:
         marked("mb2ic16?ih9oc16oh9kh3ph1")
 
 
-@pytest.mark.parametrize("extent, stores, known", [
+@pytest.mark.parametrize(("extent", "stores", "known"), [
     ("[N + N]", ["j", "j + 64"], False), ("[N + N]", ["j", "j + N"], True),
     ("[N + N]", ["j*2", "j*2 + 1"], True), ("[N + N]", ["j*2", "j + 1"], False),
     ("[2, N]", ["0, j", "1, j"], True), ("[2, N]", ["0, j", "0, N - 1 - j"], False),
@@ -215,7 +215,7 @@ def test_stores_have_places_of_their_own_at_all_sizes(extent: str, stores: list[
             built(compute)
 
 
-@pytest.mark.parametrize("coord, known", [
+@pytest.mark.parametrize(("coord", "known"), [
     ("i*8 + j", False), ("i*N + j", True), ("j*3 + i", True), ("j*M + i", True), ("i*M + j", False),
     ("i*1000 + j", True), ("i*999 + j", False)])
 def test_places_in_rows_of_any_length(coord: str, known: bool) -> None:
