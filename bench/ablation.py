@@ -145,8 +145,8 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
             budget_ms: float) -> Row:
     """Check a variant on exact data, time it in turn with the base."""
     from transconv.errors import ScheduleError, Unsupported
+    from transconv.runtime.timing import Clock
     from transconv.tuning.measure import kept_case
-    from transconv.tuning.timing import Clock
 
     case = kept_case(problem, prop, "")
     job = _job(problem, prop)

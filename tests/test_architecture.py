@@ -64,7 +64,7 @@ LATE = (
 )
 # Files above the compiler that import torch at the top, because they are about tensors.
 TENSORS = ("verify/data.py", "verify/judgement.py", "verify/judgement.py", "verify/machine.py",
-           "verify/case.py", "verify/computation.py", "tuning/timing.py")
+           "verify/case.py", "verify/computation.py", "runtime/timing.py")
 SOURCES = sources()
 
 
