@@ -29,11 +29,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("conv", "report", "standalone"),
     ("verify",),
-    ("tuning",),
     ("calls",),
-    ("torch_ops",),
+    ("torch_ops", "tuning"),
     ("nn", "api", "functional", "quantized", "kernel"),
-    ("graph", "distributed", "kernel_trials"),
+    ("graph", "distributed"),
     ("cli",),
     ("__main__", "__init__"),
 )

@@ -77,7 +77,7 @@ def run(words: argparse.Namespace) -> int:
     kind = COMPUTES if words.computes else SMALL_TYPES if words.small_types else CONVOLUTIONS
     texts = [*words.line, *(line for _, line in lines_of(words.file))] if words.file else words.line
     if words.kernels or any(line.startswith("kernel ") for line in texts):
-        from transconv.kernel_trials import KERNELS as kind
+        from transconv.kernel.trials import KERNELS as kind
     lines = [str(kind.read(line)) for line in words.line]
     if words.file is not None:
         lines += [str(entry.trial) for entry in read(words.file, kind.read)]

@@ -16,8 +16,8 @@ from transconv.compute import differentiate, parse, transposed, why_not_lowered
 from transconv.compute.analysis import statistics
 from transconv.errors import ComputeError
 from transconv.ir import REDUCERS, Layout, Tensor
-from transconv.verify.draw.conv_problems import chance
 from transconv.verify.draw.text_page import EXACT, TextPage, some, value_of
+from transconv.verify.fuzz.trial import chance
 
 LONG = (2048, 2100, 2560, 3000, 4096)  # elements of a row that has parts
 FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum": ("", "", "", "1")}

@@ -21,6 +21,7 @@ from transconv.compute import table
 from transconv.conv import ConvProblem, Prop
 from transconv.errors import LayoutError, ProblemError
 from transconv.ir import DType, Layout, LayoutBlock
+from transconv.verify.fuzz.trial import chance
 
 T = TypeVar("T")
 
@@ -36,10 +37,6 @@ KINDS = ("dense",) * 8 + ("pointwise",) * 2 + ("groups",) * 3 + ("depthwise",) *
     "transposed", "transposed", "patches", "stem", "wide", "narrow", "narrow", "rows")
 MOST_MACS = 1 << 20
 MOST_ELEMENTS = 1 << 14  # of a tensor
-
-
-def chance(rng: Random, one_in: int) -> bool:
-    return rng.randrange(one_in) == 0
 
 
 def _axis(rng: Random, kind: str, most: int) -> tuple[int, int, int, int, int, int]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from transconv.ir import REDUCERS
-from transconv.verify.draw.conv_problems import chance
 from transconv.verify.draw.text_page import EXACT, FLOATS, SIZES
+from transconv.verify.fuzz.trial import chance
 
 MOST = 96  # the largest end of a range that is met by a drawn size
 SMALL = 17  # an example

@@ -18,7 +18,7 @@ from transconv.schedule import Block, Schedule, Scheduled, Word, k_steps, why_no
 from transconv.schedule import words as all_words
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
-from transconv.verify.draw.conv_problems import chance
+from transconv.verify.fuzz.trial import chance
 
 NUMBERS = 4  # how many values of a range are tried, from the smallest on, if its row names none
 MOST_TILE = 32 * 32 * 32  # elements of m x n x k: larger tiles take compilers long, one in LARGE is

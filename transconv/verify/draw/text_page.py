@@ -12,7 +12,7 @@ from random import Random
 
 from transconv.compute import Op, table
 from transconv.ir import Const, f32
-from transconv.verify.draw.conv_problems import chance
+from transconv.verify.fuzz.trial import chance
 
 SIZES = (1, 2, 3, 3, 5, 5, 7, 8, 9, 13, 16, 17, 21, 32, 33)
 MOST_POINTS = 1 << 15  # of all axes together

@@ -28,10 +28,9 @@ from transconv.target import Target
 from transconv.verify import any_size
 from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
-from transconv.verify.draw.conv_problems import chance
 from transconv.verify.fuzz import shrinker
 from transconv.verify.fuzz.conv_trial import interpreted_steps
-from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
+from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun, chance
 from transconv.verify.machine import executable
 
 TARGETS = ("sm_90", "sm_90", "sm_80", "gfx942")

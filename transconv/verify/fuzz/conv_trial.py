@@ -43,9 +43,8 @@ from transconv.target import Target
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import epilogue_operands
 from transconv.verify.draw import conv_problems, legal_schedules
-from transconv.verify.draw.conv_problems import chance
 from transconv.verify.fuzz import shrinker
-from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
+from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun, chance
 from transconv.verify.machine import executable
 
 DIRECTIONS = {Prop.FWD: "FWD_D", Prop.BWD_D: "BWD_D", Prop.BWD_W: "BWD_W"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from transconv.errors import ScheduleError, Unsupported
@@ -18,6 +19,10 @@ from transconv.errors import ScheduleError, Unsupported
 Row = dict[str, Any]
 GOOD = ("passed", "refused", "resources")
 MOST_STEPS = 1000  # of loops in Triton's interpreter, several ms each
+
+
+def chance(rng: Random, one_in: int) -> bool:
+    return rng.randrange(one_in) == 0
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from random import Random
 
-from transconv.kernel_trials.trial import Drawn
-from transconv.verify.draw.conv_problems import chance
+from transconv.kernel.trials.trial import Drawn
+from transconv.verify.fuzz.trial import chance
 
 
 @dataclass

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from transconv.kernel_trials.draw_tiles import STATEMENTS, TrialPage, begin, stores
-from transconv.kernel_trials.trial import Drawn, KernelTrial
-from transconv.verify.draw.conv_problems import chance
-from transconv.verify.fuzz.trial import Row, TrialKind
+from transconv.kernel.trials.draw_tiles import STATEMENTS, TrialPage, begin, stores
+from transconv.kernel.trials.trial import Drawn, KernelTrial
+from transconv.verify.fuzz.trial import Row, TrialKind, chance
 from transconv.verify.fuzz.trial_run import run_trial
 
 LIMITS = {"i8": (-128, 127), "u8": (0, 255), "i32": (-2**31, 2**31 - 1)}
@@ -390,7 +389,7 @@ def _sub_group_statement(d: TrialPage) -> None:
 # -- the kind of trials --------------------------------------------------------------------------------
 
 KERNELS = TrialKind("kernels", lambda seed, number, target: draw_trial(seed, number), KernelTrial.parse,
-                    "transconv.kernel_trials.draw:work")
+                    "transconv.kernel.trials.draw:work")
 
 
 def work(*args: Any, **asked: Any) -> Row:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from transconv.ir import executed
-from transconv.kernel_trials.grammar import IMPORTED
+from transconv.kernel.trials.grammar import IMPORTED
 
 Array = np.ndarray[Any, Any]
 ACCUMULATED: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum,

@@ -27,8 +27,8 @@ from transconv.errors import ProblemError
 from transconv.ir import Memory, executed
 from transconv.ir import run as interpret
 from transconv.kernel import Group, KernelFunction
-from transconv.kernel_trials.grammar import FUNCTIONS, IMPORTED, check
-from transconv.kernel_trials.numpy_answer import answered
+from transconv.kernel.trials.grammar import FUNCTIONS, IMPORTED, check
+from transconv.kernel.trials.numpy_answer import answered
 from transconv.verify.fuzz.shrinker import less
 from transconv.verify.fuzz.trial import Trial, TrialRun
 
@@ -193,8 +193,8 @@ class KernelTrial(Trial):
         names = [n for n, _ in self.arrays]
         stored = [n for n, a in self.arrays if a.stored]
         given = ", ".join(f"{n}_0" if n in stored else n for n in names)
-        lines = ["from transconv.kernel_trials import KernelTrial",
-                 "from transconv.kernel_trials.numpy_answer import answered",
+        lines = ["from transconv.kernel.trials.trial import KernelTrial",
+                 "from transconv.kernel.trials.numpy_answer import answered",
                  self.kernel(), *self.making(),
                  *(f"{n}_0 = {n}.copy()" for n in stored),
                  f"group = Group({self.work}, {self.group}, {self.sub or None})",
