@@ -166,7 +166,7 @@ def convolution(where: str) -> tuple[Any, Any]:
     """Ours, and torch's in f64 on the CPU: 16-bit and channels last on a GPU, f32 in the interpreter."""
     import torch
 
-    import transconv.torch_ops.functional as ours
+    import transconv
 
     generator = torch.Generator().manual_seed(0)
     channels, size = (32, 16) if where == "cuda" else (8, 6)
@@ -174,7 +174,7 @@ def convolution(where: str) -> tuple[Any, Any]:
     x, w = (torch.randint(-2, 3, shape, generator=generator).double()
             for shape in ((1, channels, size, size), (16, channels, 3, 3)))
     here = x.to(where, dtype).contiguous(memory_format=torch.channels_last)
-    got = ours.conv2d(here, w.to(where, dtype), padding=1)
+    got = transconv.conv2d(here, w.to(where, dtype), padding=1)
     return got, torch.nn.functional.conv2d(x, w, padding=1)
 
 
@@ -182,20 +182,21 @@ def mapped(where: str) -> tuple[Any, Any]:
     """An elementwise computation, and its answer."""
     import torch
 
-    from transconv.functional.computation import computation
+    import transconv
 
     x = torch.arange(16 * 32, device=where, dtype=torch.float32).view(16, 32)
-    return computation(MAP)(x), x.double().cpu() * 2 + 1
+    return transconv.computation(MAP)(x), x.double().cpu() * 2 + 1
 
 
 @contextmanager
 def _all_ours() -> Iterator[None]:
     """Switch off the fallback to torch, and compute CPU tensors in the interpreter."""
-    from transconv.calls.settings import settings
+    import transconv
 
-    before = settings.fallback, settings.cpu
-    settings.fallback, settings.cpu = "error", "interpret"
+    switches = transconv.config
+    before = switches.fallback, switches.cpu
+    switches.fallback, switches.cpu = "error", "interpret"
     try:
         yield
     finally:
-        settings.fallback, settings.cpu = before
+        switches.fallback, switches.cpu = before

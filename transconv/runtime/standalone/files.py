@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transconv.runtime import Plan
-from transconv.standalone.machine_code import (
+from transconv.runtime.plans import Plan
+from transconv.runtime.standalone.machine_code import (
     ALIGNED,
     KernelBinary,
     kind_of,
@@ -26,8 +26,8 @@ from transconv.standalone.machine_code import (
     requirements,
     workspace,
 )
-from transconv.standalone.package import PackagedTensor, PlanPackage, described, packaged
-from transconv.standalone.python_file import python_text, templates
+from transconv.runtime.standalone.package import PackagedTensor, PlanPackage, described, packaged
+from transconv.runtime.standalone.python_file import python_text, templates
 from transconv.target import triton_version
 from transconv.version import __version__
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import transconv
-from tests.standalone.alone import load
+from tests.runtime.standalone.alone import load
 from transconv.errors import ScheduleError, Unsupported
 
 

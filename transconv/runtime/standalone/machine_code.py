@@ -14,7 +14,7 @@ from typing import Any
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, compile_offline
 from transconv.errors import Unsupported
-from transconv.standalone.package import Argument, PackagedKernel, PlanPackage
+from transconv.runtime.standalone.package import Argument, PackagedKernel, PlanPackage
 from transconv.target import Target
 
 KINDS = {"cuda": "cubin", "hip": "hsaco"}

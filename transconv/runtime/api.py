@@ -11,7 +11,8 @@ from typing import TypeVar
 from transconv.compute import Compute, parse
 from transconv.ir import Kernel
 from transconv.passes import lower as _lower
-from transconv.runtime import Plan, build_compute
+from transconv.runtime.compiler import build_compute
+from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import completed
 from transconv.target import Target, detect

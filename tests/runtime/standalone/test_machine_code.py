@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.standalone.cases import conv
+from tests.runtime.standalone.cases import conv
 from transconv.errors import Unsupported
-from transconv.standalone import files_of, launch, machine_code, packaged
-from transconv.standalone.files import c_name
+from transconv.runtime.standalone import files_of, launch, machine_code, packaged
+from transconv.runtime.standalone.files import c_name
 
 EXPLICIT = "mb:2 oh:8 ow:8 oc:64 ic:32 | mma | a=box b=box c=box swap=1 stages=2 warps=4 via=gluon"
 CASES = {

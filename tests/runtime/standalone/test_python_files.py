@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.standalone.alone import load
-from tests.standalone.cases import compute, computed_here, conv, run_alone
+from tests.runtime.standalone.alone import load
+from tests.runtime.standalone.cases import compute, computed_here, conv, run_alone
 from transconv import ir
 from transconv.compute import OPS
 from transconv.errors import Unsupported
 from transconv.runtime import Plan
-from transconv.standalone import files_of, packaged
-from transconv.standalone.python_file import TORCHS, joined, python_text
+from transconv.runtime.standalone import files_of, packaged
+from transconv.runtime.standalone.python_file import TORCHS, joined, python_text
 
 SOFTMAX = """compute softmax
     axes   n=6 | k=40

@@ -61,7 +61,12 @@ from transconv.ir import (
     f32,
     free_vars,
 )
-from transconv.standalone.package import Argument, PackagedKernel, PackagedTensor, PlanPackage
+from transconv.runtime.standalone.package import (
+    Argument,
+    PackagedKernel,
+    PackagedTensor,
+    PlanPackage,
+)
 from transconv.target import triton_version
 from transconv.version import __version__
 
@@ -75,7 +80,7 @@ SEED = 0
 @cache
 def templates() -> Environment:
     """The templates of the files."""
-    return Environment(loader=PackageLoader("transconv.standalone"), undefined=StrictUndefined,
+    return Environment(loader=PackageLoader("transconv.runtime.standalone"), undefined=StrictUndefined,
                        keep_trailing_newline=True)
 
 

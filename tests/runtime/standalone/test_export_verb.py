@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from transconv import standalone
 from transconv.__main__ import main
 from transconv.backend_triton import CompileJob, Resources
-from transconv.standalone import files, machine_code
+from transconv.runtime import standalone
+from transconv.runtime.standalone import files, machine_code
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "export.md").read_text()
 Output = pytest.CaptureFixture[str]
 SMALL = "mb1ic4ih4oc4oh4kh1"

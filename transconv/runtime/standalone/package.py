@@ -12,7 +12,7 @@ from transconv.compute import Alone
 from transconv.disk_cache import records
 from transconv.errors import Unsupported
 from transconv.ir import DType, Layout, Tensor
-from transconv.runtime import Plan, PlanStep
+from transconv.runtime.plans import Plan, PlanStep
 from transconv.schedule import is_copy
 from transconv.target import Target
 
