@@ -30,7 +30,7 @@ from transconv.selection.tuning_db import transfer
 from transconv.target import Target, detect
 from transconv.tuning.session import Progress, TuningJob
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "what", "variant",
            "config", "base", "us", "base_us", "earns", "spread", "verdict", "reason", "device",

@@ -17,8 +17,7 @@ from transconv.conv import Prop, sampled
 from transconv.runtime.timing import Clock, Timing, summary
 from transconv.torch_ops import library
 from transconv.tuning.table import Row
-from transconv.verify.machine import device, synchronize
-from transconv.verify.pool import is_fatal
+from transconv.verify.machine import device, is_fatal, synchronize
 
 Tensor = torch.Tensor
 Results = list[Tensor]

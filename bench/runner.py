@@ -23,7 +23,7 @@ from bench.tables import cpu_table, summary_table
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row, number
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
            "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us", "gemm_us",

@@ -21,9 +21,8 @@ from transconv.kernel.functions import FUNCTIONS
 from transconv.kernel.trials.draw import draw_trial, work
 from transconv.kernel.trials.trial import KernelTrial, loaded
 from transconv.target import Target
-from transconv.verify.fuzz.main_loop import kind_of, repeated
-from transconv.verify.fuzz.shrinker import shrink
-from transconv.verify.fuzz.trial_run import without_kernels
+from transconv.verify.fuzz.main_loop import kind_of, repeated, without_kernels
+from transconv.verify.fuzz.trial import shrink
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,13 +1,14 @@
-"""Finds a point where a rewrite of the simplifier changes the value.
+"""Values of a kernel's expressions at points that facts allow: what shows an unsound rewrite of the
+simplifier, and an index that overflows.
 
-A witness (see ``simplify/fixpoint.py``) is shown every rewrite of a pass that is replayed, inner
-nodes first, and computes both sides at points that the facts allow (see ``bisect/points.py``). So the
-first unsound step is found, not what later steps made of it.
-
-Also here: points that satisfy given facts, and the values of expressions there.
-
-All points are tried where they are few, else corners and random ones. Integers are unbounded for the
+A witness (see ``simplify/fixpoint.py``) is shown every rewrite of a pass that is replayed, inner nodes
+first, and computes both sides. So the first unsound step is found, not what later steps made of it. All
+points are tried where they are few, else corners and random ones. Integers are unbounded for the
 simplifier; here they are 64 bits wide, and points stay small.
+
+Tensors of more than 2^31 elements are too large to interpret, but their indices need no tensors: every
+index expression of the kernel is computed at corners and random points of the loops and lanes, once as it
+is typed, each intermediate value wrapped around at the width of its node, once in 64 bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,33 @@ from typing import Any
 import numpy as np
 
 import transconv.simplify
-from transconv.ir import Array, Evaluator, Expr, Fault, Lane, Load, Memory, Var, find, readable
+from transconv.ir import (
+    Alloc,
+    Array,
+    Const,
+    Evaluator,
+    Expr,
+    Fault,
+    For,
+    FuncCall,
+    If,
+    Kernel,
+    Lane,
+    Let,
+    Load,
+    Memory,
+    MemoryRead,
+    Node,
+    Seq,
+    Stmt,
+    Store,
+    Tensor,
+    Update,
+    Var,
+    find,
+    free_vars,
+    readable,
+)
 from transconv.simplify import Facts, fixpoint, multiple_of, range_of, witnessed
 
 _FOLDER = str(Path(transconv.simplify.__file__).parent)
@@ -319,3 +346,116 @@ def _allowed(leaves: list[Expr], rows: Array, tests: list[Test]) -> AssignedPoin
             keep = keep & found.astype(np.bool_)
     keep = keep & points.valid
     return AssignedPoints.of(leaves, rows[keep]) if keep.any() else None
+
+
+# -- indices that overflow ---------------------------------------------------------------------------
+
+POINTS = 256
+
+
+class _TypedValues(_Values):
+    """Integers of less than 64 bits wrap around, in every step."""
+
+    def __init__(self, at: Mapping[Expr, Array], wraps: bool) -> None:
+        super().__init__(at, 1)
+        self.wraps = wraps
+
+    def value(self, e: Expr) -> Array:
+        found = super().value(e)
+        if self.wraps and e.dtype.is_integer and e.dtype.bits == 32:
+            return found.astype(np.int64).astype(np.int32).astype(np.int64)
+        return found.astype(np.int64) if e.dtype.is_integer else found
+
+
+def overflow(kernel: Kernel, seed: int = 0) -> str:
+    """The first index that overflows, in words; empty if none does at the points that were tried."""
+    return _Walk(np.random.default_rng(seed)).statements(kernel.body)
+
+
+class _Walk:
+    """Goes through a kernel in program order; ``known`` is what has a value at every point, as it
+    is typed and in 64 bits."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self.random = random
+        self.known: tuple[dict[Expr, Array], dict[Expr, Array]] = ({}, {})
+
+    def draw(self, leaf: Expr, stop: int, first: int = 0) -> None:
+        last = max(first, stop - 1)
+        drawn = self.random.integers(first, last + 1, POINTS)
+        drawn[:POINTS // 4] = first
+        drawn[POINTS // 4:POINTS // 2] = last
+        drawn = self.random.permutation(drawn)
+        drawn[0], drawn[1] = last, first  # a point with all ends, and one at the start
+        for values in self.known:
+            values[leaf] = drawn
+
+    def statements(self, s: Stmt) -> str:
+        """What is wrong with the accesses of a statement, in words."""
+        match s:
+            case Seq(stmts):
+                return next(filter(None, map(self.statements, stmts)), "")
+            case For():
+                self.draw(s.var, s.stop, int(s.start.value) if isinstance(s.start, Const) else 0)
+                return self.statements(s.body)
+            case If():
+                return self.statements(s.then) or (self.statements(s.other) if s.other else "")
+            case Let(var, value) if (value.dtype.kind in ("index", "int", "bool")
+                                     and not find(value, MemoryRead)):
+                self.bind(var, value)  # an unread name may overflow
+                return ""
+            case Alloc() | Update():
+                return ""
+        return next(filter(None, map(self.differs, _indices(s))), "")
+
+    def bind(self, var: Var, value: Expr) -> None:
+        made = self.both(value)
+        if made is not None:
+            for values, found in zip(self.known, made, strict=True):
+                values[var] = found
+
+    def both(self, e: Expr) -> tuple[Array, Array] | None:
+        """Its values as typed and in 64 bits; None where it depends on what is not known."""
+        for lane in find(e, Lane):
+            if lane not in self.known[0]:
+                self.draw(lane, lane.extent)
+        if not all(v in self.known[0] for v in free_vars(e)) or find(e, MemoryRead):
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                typed, wide = (_TypedValues(at, wraps).compute(e)
+                               for at, wraps in zip(self.known, (True, False), strict=True))
+        except (Fault, KeyError):
+            return None
+        return typed, wide
+
+    def differs(self, access: tuple[str, Expr, Expr]) -> str:
+        name, offset, mask = access
+        made, masks = self.both(offset), self.both(mask)
+        if made is None or masks is None:
+            return ""
+        bad = (made[0] != made[1]) & (masks[0] | masks[1]) | (masks[0] != masks[1])
+        if not bad.any():
+            return ""
+        at = int(np.argmax(bad))
+        what = mask if masks[0].flat[at % masks[0].size] != masks[1].flat[at % masks[1].size] else offset
+        here = ", ".join(f"{v}={int(self.known[1][v].flat[at])}" for v in sorted(
+            {*free_vars(what), *find(what, Lane)}, key=str))
+        values = made if what is offset else masks
+        short, right = (int(v.flat[at % v.size]) for v in values)
+        return (f"the index `{readable(what)}` into {name} does not fit into its type: at {here} it "
+                f"is {right}, and becomes {short}")
+
+
+def _indices(at: Node) -> Iterator[tuple[str, Expr, Expr]]:
+    """Tensor, offset and mask of every access of a statement."""
+    for load in find(at, Load):
+        yield load.tensor.name, load.offset, load.mask
+    match at:
+        case Store(tensor, offset, _, mask):
+            yield tensor.name, offset, mask
+        case FuncCall() if at.func.name == "atomic_add":
+            into, where, _, condition = at.args
+            assert isinstance(into, Tensor)
+            assert isinstance(where, Expr) and isinstance(condition, Expr)
+            yield into.name, where, condition

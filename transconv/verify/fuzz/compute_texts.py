@@ -16,7 +16,7 @@ from transconv.compute import differentiate, parse, transposed, why_not_lowered
 from transconv.compute.analysis import statistics
 from transconv.errors import ComputeError
 from transconv.ir import REDUCERS, Layout, Tensor
-from transconv.verify.draw.text_page import EXACT, TextPage, some, value_of
+from transconv.verify.fuzz.text_page import EXACT, TextPage, some, value_of
 from transconv.verify.fuzz.trial import chance
 
 LONG = (2048, 2100, 2560, 3000, 4096)  # elements of a row that has parts
