@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
+from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
 from transconv.runtime import Plan, build_compute
 from transconv.runtime.standalone import check, code_folder, files_of, write

@@ -70,8 +70,15 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.verify.fuzz.main_loop import FuzzPlan, fuzz, lines_of, read
-    from transconv.verify.fuzz.trial_run import COMPUTES, CONVOLUTIONS, SMALL_TYPES
+    from transconv.verify.fuzz.main_loop import (
+        COMPUTES,
+        CONVOLUTIONS,
+        SMALL_TYPES,
+        FuzzPlan,
+        fuzz,
+        lines_of,
+        read,
+    )
 
     Target.parse(words.target)
     kind = COMPUTES if words.computes else SMALL_TYPES if words.small_types else CONVOLUTIONS

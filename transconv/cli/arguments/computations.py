@@ -10,8 +10,6 @@ from os.path import isfile
 from pathlib import Path
 
 from transconv.cli.arguments import options
-from transconv.cli.compile_report import printed
-from transconv.cli.execute import device, executable
 from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
 from transconv.conv import ConvProblem, any_size, marked
 from transconv.errors import ComputeError, ScheduleError
@@ -21,6 +19,7 @@ from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled, told
 from transconv.selection import choice
 from transconv.target import Target, detect
+from transconv.verify.machine import device, executable
 
 BEGINS = re.compile(r"(?m)^(?=compute\s)")  # where a computation's lines begin
 
@@ -229,18 +228,3 @@ def beside_torch(texts: Sequence[str], words: argparse.Namespace) -> int:
         print(line)
         wrong |= not right
     return int(wrong)
-
-
-def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
-    """Machine code for chips, and the resources that it uses."""
-    from transconv.backend_triton import compile_offline as compiled
-    from transconv.verify.matrix.cases import job_of
-
-    schedule = Schedule.parse(words.schedule) if words.schedule else None
-    targets = [Target.parse(name) for name in words.target.split(",")]
-    jobs = []
-    for target in targets:
-        made: Plan = build_compute(compute, target, schedule)
-        jobs += [job_of(step, target, words.text) for step in made.steps]
-    return printed(compute.name, compiled(jobs, words.timeout), words.text)
-

@@ -17,8 +17,8 @@ from typing import Any
 
 from transconv.kernel.trials.draw_tiles import STATEMENTS, TrialPage, begin, stores
 from transconv.kernel.trials.trial import Drawn, KernelTrial
+from transconv.verify.fuzz.main_loop import run_trial
 from transconv.verify.fuzz.trial import Row, TrialKind, chance
-from transconv.verify.fuzz.trial_run import run_trial
 
 LIMITS = {"i8": (-128, 127), "u8": (0, 255), "i32": (-2**31, 2**31 - 1)}
 SHIFTS = (0, 1, 2, 5, 7, 8, 31, 32, 40)

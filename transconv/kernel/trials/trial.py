@@ -29,8 +29,7 @@ from transconv.ir import run as interpret
 from transconv.kernel import Group, KernelFunction
 from transconv.kernel.trials.grammar import FUNCTIONS, IMPORTED, check
 from transconv.kernel.trials.numpy_answer import answered
-from transconv.verify.fuzz.shrinker import less
-from transconv.verify.fuzz.trial import Trial, TrialRun
+from transconv.verify.fuzz.trial import Trial, TrialRun, less
 
 END = ";;"
 CANARY = -77
