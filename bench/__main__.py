@@ -25,7 +25,7 @@ from transconv.cli.arguments.ranges import (
 )
 from transconv.conv import DIRECTIONS, Epilogue
 from transconv.errors import TransconvError
-from transconv.verify.pool import code, terminable
+from transconv.verify.machine import code, terminable
 
 BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")

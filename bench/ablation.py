@@ -30,7 +30,7 @@ from transconv.selection.tuning_db import transfer
 from transconv.target import Target, detect
 from transconv.tuning.session import Progress, TuningJob
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "what", "variant",
            "config", "base", "us", "base_us", "earns", "spread", "verdict", "reason", "device",
@@ -145,8 +145,8 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
             budget_ms: float) -> Row:
     """Check a variant on exact data, time it in turn with the base."""
     from transconv.errors import ScheduleError, Unsupported
+    from transconv.runtime.timing import Clock
     from transconv.tuning.measure import kept_case
-    from transconv.tuning.timing import Clock
 
     case = kept_case(problem, prop, "")
     job = _job(problem, prop)

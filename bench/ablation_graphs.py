@@ -14,7 +14,7 @@ from bench.tables import geometric_mean, markdown
 from transconv import knobs
 from transconv.passes import passes
 from transconv.tuning.table import CsvTable, Row, number
-from transconv.verify.pool import Pool
+from transconv.verify.machine import Pool
 
 COLUMNS = ("model", "what", "variant", "gpu_ms", "ms", "kernels", "rmse", "compile_s", "error", "device",
            "torch", "triton", "commit")

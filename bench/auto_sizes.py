@@ -31,8 +31,7 @@ from bench.issues import short
 from bench.size_calls import switched
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.machine import device, synchronize
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask, device, synchronize
 
 COLUMNS = ("case", "side", "pass", "size", "at_s", "forward_ms", "backward_ms", "kernels", "waiting",
            "answered", "phases", "us", "own_us", "device", "torch", "triton", "commit")

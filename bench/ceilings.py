@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from transconv.tuning.timing import Call, Clock
+from transconv.runtime.timing import Call, Clock
 
 
 def measure(clock: Clock, size: int = 8192, copied: int = 1 << 30) -> dict[str, float]:

@@ -21,7 +21,7 @@ from transconv.cli.arguments.options import some_computable
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row, number
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "problem", "direction", "prop", "dtype", "layout", "epilogue", "verdict",
            "reason", "exact_err", "float_err", "of_bound", "rms", "nonzero", "config", "kernels",
@@ -65,7 +65,7 @@ def left(table: CsvTable, asked: Iterable[Row], options: Namespace) -> tuple[lis
 
 def main(options: Namespace) -> int:
     """Returns 1 if anything was wrong, timed out or crashed."""
-    from transconv.verify.machine import weight
+    from transconv.verify.judgement import weight
 
     out = Path(options.out)
     table = CsvTable(out / "check.csv", COLUMNS, KEY)

@@ -18,7 +18,7 @@ from bench.graph_models import MODELS
 from bench.graph_table import SIDES, graphs_table
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
-from transconv.verify.pool import Pool
+from transconv.verify.machine import Pool
 
 COLUMNS = ("model", "what", "side", "layout", "ms", "host_ms", "gpu_ms", "peak_mb", "kernels", "ours",
            "copies", "encoded", "regions", "estimated_ms", "rmse", "reference", "losses", "compile_s",

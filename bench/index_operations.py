@@ -42,7 +42,7 @@ from transconv.schedule import Schedule
 from transconv.simplify import Facts, range_of
 from transconv.target import TARGETS
 from transconv.tuning.table import CsvTable
-from transconv.verify.draw import conv_problems, legal_schedules
+from transconv.verify.fuzz import conv_problems, legal_schedules
 
 COLUMNS = ("problem", "direction", "launch", "schedule", "target", "side", "masks", "removable", "unknown",
            "operations", "divisions", "nodes")

@@ -14,11 +14,10 @@ import transconv
 from bench import reference
 from bench.issue_cases import CASES, TYPES, WANTED, IssueCase
 from transconv.conv import Prop, sampled
+from transconv.runtime.timing import Clock, Timing, summary
 from transconv.torch_ops import operators
 from transconv.tuning.table import Row
-from transconv.tuning.timing import Clock, Timing, summary
-from transconv.verify.machine import device, synchronize
-from transconv.verify.pool import is_fatal
+from transconv.verify.machine import device, is_fatal, synchronize
 
 Tensor = torch.Tensor
 Results = list[Tensor]

@@ -21,7 +21,7 @@ from bench.issue_table import issues_table
 from transconv.cli.arguments import ranges
 from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 LIBRARIES = ("ours", "torch")
 OF_EACH = ("verdict", "us", "layout", "err", "peak_mb", "reason")

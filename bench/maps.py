@@ -23,11 +23,11 @@ from bench.map_cases import MapCase, Tensors, cases
 from transconv.compute import Compute, kernels, parse, touched
 from transconv.cost import estimate
 from transconv.runtime import Plan, build_compute
+from transconv.runtime.timing import Clock
 from transconv.schedule import Schedule, why_not
 from transconv.selection import spread
 from transconv.selection.proposals import heuristics
 from transconv.target import detect
-from transconv.tuning.timing import Clock
 from transconv.verify.data import random_tensor
 
 SIDES = ("us", "copy_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")

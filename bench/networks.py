@@ -24,7 +24,7 @@ from bench.network_setting import LAYOUTS, PRECISIONS, Row
 from transconv.cli.arguments import ranges
 from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 # ratio: of errors, ours to torch's; of times, torch's to ours; of losses, the largest difference.
 COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "transconv", "ratio",

@@ -25,7 +25,7 @@ from bench.zoo_models import ZOO, arranged
 from transconv.cli.arguments import ranges
 from transconv.graph.optimization import ModelTrial, trial_of
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.pool import Pool
+from transconv.verify.machine import Pool
 
 COLUMNS = ("model", "phase", "kept", *(f"{side}_ms" for side in SIDES),
            *(f"{side}_difference" for side in SIDES), "prepare_s", "note", "error", "device", "torch",

@@ -23,7 +23,7 @@ from bench.tables import cpu_table, summary_table
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row, number
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
            "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us", "gemm_us",
@@ -58,7 +58,7 @@ def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
 def on_gpu(problem: str, **payload: Any) -> Row:
     """``measure``; or, without a problem, the machine's ceilings."""
     from bench import ceilings
-    from transconv.tuning.timing import Clock
+    from transconv.runtime.timing import Clock
     from transconv.verify.machine import device
 
     if problem:
@@ -74,7 +74,7 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
 
     from bench.sides import baseline_calls
     from transconv.errors import ScheduleError, Unsupported
-    from transconv.tuning.timing import Clock
+    from transconv.runtime.timing import Clock
     from transconv.verify.case import ProblemCase
     from transconv.verify.judgement import Judgement
 

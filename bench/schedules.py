@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.environment import versions
 from transconv.tuning.session import groups
-from transconv.verify.pool import Pool, Task
+from transconv.verify.machine import Pool, Task
 
 GIVEN = ("problem", "direction", "behind", "schedule")
 COLUMNS = (*GIVEN, "us", "p20", "p80", "verdict", "reason", "device", "torch", "triton", "commit")

@@ -14,7 +14,7 @@ import torch
 from bench import reference
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import Layout
-from transconv.tuning.timing import Call, Make
+from transconv.runtime.timing import Call, Make
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import epilogue_tensors, random_tensor
 

@@ -24,9 +24,9 @@ from transconv.conv import (
 )
 from transconv.errors import TransconvError
 from transconv.runtime import PlanRequest
+from transconv.runtime.timing import Clock
 from transconv.target import detect
 from transconv.tuning.table import Row
-from transconv.tuning.timing import Clock
 from transconv.verify.case import ProblemCase
 from transconv.verify.machine import device, synchronize
 

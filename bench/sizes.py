@@ -27,7 +27,7 @@ from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS
 from transconv.runtime.compilation.async_compile import compiles
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "direction", "size", "layout", "seed", "wrong", "kernels", "compiled",
            "elsewhere", "first_use", "first_us", "later_us", "cudnn_first_us", "cudnn_later_us", "us",

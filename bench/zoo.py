@@ -18,7 +18,7 @@ from bench.zoo_models import ZOO
 from bench.zoo_table import zoo_table
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
-from transconv.verify.pool import Pool
+from transconv.verify.machine import Pool
 
 COLUMNS = ("model", "library", "verdict", "transconv_ms", "inductor_ms", "eager_ms", "transconv_gpu_ms",
            "inductor_gpu_ms", "eager_gpu_ms", "transconv_rmse", "inductor_rmse", "eager_rmse",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from transconv.conv.problem.conv_problem import ConvProblem
-from transconv.verify.draw import conv_problems
+from transconv.verify.fuzz import conv_problems
 
 
 def problems(ndims: int | None = None, dtype: str = "f32") -> st.SearchStrategy[ConvProblem]:

@@ -38,7 +38,7 @@ try:
 except SystemExit as ended:
     assert ended.code == 0, ended.code
 import torch, transconv
-from transconv.cli.demo import NETWORK
+from transconv.cli.run import NETWORK
 transconv.config.fallback = "silent"
 x, w = torch.randn(2, 8, 14, 14), torch.randn(16, 8, 3, 3)
 y = transconv.conv2d(x, w, padding=1)

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from transconv import kernel as kernel
     from transconv import nn as nn
     from transconv import quantized as quantized
-    from transconv.api import Compute as Compute
-    from transconv.api import Kernel as Kernel
-    from transconv.api import Schedule as Schedule
-    from transconv.api import Target as Target
-    from transconv.api import compile as compile
-    from transconv.api import lower as lower
     from transconv.calls.route_cache import counted as counted
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
     from transconv.graph.optimization import optimize as optimize
+    from transconv.runtime.api import Compute as Compute
+    from transconv.runtime.api import Kernel as Kernel
+    from transconv.runtime.api import Schedule as Schedule
+    from transconv.runtime.api import Target as Target
+    from transconv.runtime.api import compile as compile
+    from transconv.runtime.api import lower as lower
     from transconv.torch_ops.conversion.aten_replacement import disable as disable
     from transconv.torch_ops.conversion.aten_replacement import enable as enable
     from transconv.torch_ops.conversion.aten_replacement import use as use
@@ -84,12 +84,12 @@ _HOMES = {
     "quantize_": "torch_ops.quantized.quantize",
     "ConvProblem": "conv.problem.conv_problem",
     "Prop": "conv.problem.conv_problem",
-    "Compute": "api",
-    "Kernel": "api",
-    "Schedule": "api",
-    "Target": "api",
-    "compile": "api",
-    "lower": "api",
+    "Compute": "runtime.api",
+    "Kernel": "runtime.api",
+    "Schedule": "runtime.api",
+    "Target": "runtime.api",
+    "compile": "runtime.api",
+    "lower": "runtime.api",
     "computation": "functional.computation",
     "export": "torch_ops.conversion.export",
 }

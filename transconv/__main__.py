@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from transconv.cli.arguments.printable import one_line
-from transconv.cli.diagnosis import findings, installation
-from transconv.errors import StageError, TransconvError
+from transconv.cli.arguments import installation
+from transconv.errors import StageError, TransconvError, one_line
 from transconv.version import __version__
 
-VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
-         "bisect", "tune", "prepare", "cache", "sharded", "words", "doctor", "report-wrong")
+# The files of the command line, each with a verb or two.
+FILES = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "bisect",
+         "tune", "prepare", "sharded", "doctor", "report_wrong")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,8 +30,8 @@ def parser() -> argparse.ArgumentParser:
                     "any other computation as a file of a few lines (docs/computations.md).")
     made.add_argument("--version", action="version", version=f"transconv {__version__}")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name in VERBS:
-        import_module(f"transconv.cli.{name.replace('-', '_')}").add_to(verbs)
+    for name in FILES:
+        import_module(f"transconv.cli.{name}").add_to(verbs)
     return made
 
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _without(error: ImportError, given: Sequence[str]) -> int:
     """Run while a library cannot be imported: ``doctor`` reports it, other verbs are refused."""
     if list(given[:1]) == ["doctor"]:
-        return findings.printed(installation.incomplete(error), "--json" in given)
+        return installation.printed(installation.incomplete(error), "--json" in given)
     print(one_line(f"{type(error).__name__}: {error}; python -m transconv doctor says what is missing"),
           file=sys.stderr)
     return 2
@@ -56,7 +56,7 @@ def _without(error: ImportError, given: Sequence[str]) -> int:
 
 def _run(words: argparse.Namespace) -> int:
     from transconv.cli.arguments.options import check_variables, refusal
-    from transconv.verify.pool import code, terminable
+    from transconv.verify.machine import code, terminable
 
     try:
         with terminable():

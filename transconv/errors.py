@@ -123,3 +123,10 @@ def nearest(word: str, known: Iterable[str], other: Mapping[str, str] | None = N
     meant = (other or {}).get(word.lower())
     near = [meant] if meant else difflib.get_close_matches(word.lower(), known, 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def one_line(text: str) -> str:
+    """The text with unprintable characters escaped, so that it is safe to print on one line of a terminal,
+    and not longer than a screen."""
+    told = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return told if len(told) <= 2000 else f"{told[:1500]} ... {told[-400:]}"

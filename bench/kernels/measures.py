@@ -16,8 +16,8 @@ from bench import first_launches
 from bench.environment import expect_gpu, versions
 from bench.kernels.cases import Arguments, KernelCase, cases, drawing
 from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, masks, recorded
-from transconv.tuning.timing import Clock, Make
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.runtime.timing import Clock, Make
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("kernel", "api_us", "triton_us", "torch_us", "ratio", "torch_ratio", "spread", "api_lines",
            "triton_lines", "api_masks", "triton_masks", "error", "triton_error", "first_s", "schedule",

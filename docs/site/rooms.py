@@ -18,7 +18,7 @@ PACKAGE = ROOT / "transconv"
 FOLDER = ROOT / "docs" / "images"
 # What is not a room: the package's own files, and those that everything may read.
 EVERYWHERE = ("errors", "knobs", "version")
-FRONT = ("__init__", "__main__", "api", "nn")
+FRONT = ("__init__", "__main__", "nn")
 
 WIDTH, HEIGHT, GAP, RISE = 230, 74, 20, 104
 INK = {"light": ("#1f2328", "#57606a", "#f6f8fa", "#8c959f", "#0969da"),

@@ -13,7 +13,7 @@ from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 # The gradient of a ReLU behind a product: all elements were 0 on an H100.
 CHOSEN = parse("""compute chosen

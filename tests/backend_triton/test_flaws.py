@@ -22,7 +22,7 @@ from transconv.schedule.legality import boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 NEWEST = Path(__file__).parents[2] / ".newest"
 HEAD = ".version 8.7\n.target sm_90a\n"

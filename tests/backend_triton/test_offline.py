@@ -15,7 +15,7 @@ from transconv.backend_triton.offline.compilation import (
 )
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 BF16 = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 MATRIX = {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "v_mfma"}

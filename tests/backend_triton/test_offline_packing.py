@@ -10,7 +10,7 @@ from transconv.backend_triton.offline.compilation import CompileFailure, Resourc
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 SM90 = TARGETS["sm_90"]
 PACK = Schedule.parse("mb.oh.ow:128 oc:64 ic:64 | mma | pack=a.b.c stages=3 warps=4")

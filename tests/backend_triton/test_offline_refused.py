@@ -11,7 +11,7 @@ from transconv.backend_triton.offline.compilation import Resources, compile_offl
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 # iw = ow + kw - 2 with two taps and one column: LLVM made `mov.pred %p13, 0` of every second mask.
 ONE_COLUMN = ConvProblem.parse("mb3ic1ih1oc17oh4kh2ph2 dt=bf16 tag=nhwc")

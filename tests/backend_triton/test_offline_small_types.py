@@ -17,7 +17,7 @@ from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.ir import DType, f16, i8, i32, u8
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 
 def compiled(problem: str, prop: str, schedule: str, words: str = "", chip: str = "sm_90",

@@ -11,7 +11,7 @@ from transconv.backend_triton.offline.compilation import Resources, compile_offl
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 PROBLEM = ConvProblem.parse("mb2ic16ih8oc16oh8kh3ph1 dt=f32 tag=nhwc math=ieee")
 SCHEDULES = {

@@ -16,7 +16,7 @@ from transconv.backend_triton.offline.compilation import CompileFailure, compile
 from transconv.conv import CompiledDirection, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 KERNEL = SimpleNamespace(function="function", packed_metadata="packed", name="f")
 

@@ -13,7 +13,7 @@ from transconv.runtime import Plan, build_compute
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify.computation import ComputationCase
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 ROWS = ("compute rows ;; sizes M=700 in 1..4096, K=40 in 1..4096 ;; tensor X f32 [{x}] ;; "
         "tensor C f32 [M] ;; axes m=M k=K ;; read x = X[{at}] ;; let s = {op}(x; k) ;; store C[m] = s")

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from transconv import knobs
-from transconv.cli.execute import executable, execute
+from transconv.cli.run import execute
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
+from transconv.verify.machine import executable
 
 pytestmark = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 INTERPRETER = TARGETS["interpreter"]

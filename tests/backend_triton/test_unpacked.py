@@ -18,7 +18,7 @@ from transconv.backend_triton.offline.machine_code import instructions
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 # Three steps, of which the second loads; where the mask does not hold there is the number FILL.
 LOOP = """.version 8.7

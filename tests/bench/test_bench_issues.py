@@ -21,7 +21,7 @@ from bench.__main__ import main
 from bench.issue_cases import CASES, IssueCase
 from bench.issue_table import cases_table, issues_table
 from transconv import knobs
-from transconv.verify.pool import Task
+from transconv.verify.machine import Task
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "issues.md"

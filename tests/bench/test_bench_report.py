@@ -13,9 +13,9 @@ import pytest
 from bench import ceilings, check, environment, report, run_tables, runner, tables
 from bench.__main__ import parser
 from tests import programs
-from transconv.tuning import timing
+from transconv.runtime import timing
+from transconv.runtime.timing import Call, Clock, Make, summary
 from transconv.tuning.table import CsvTable, read
-from transconv.tuning.timing import Call, Clock, Make, summary
 
 ROOT = Path(__file__).parents[2]
 TINY = 'ic8ih5oc16oh5kh3ph1n"dense"\ng4ic4ih5oc4oh3kh3sh2ph1n"depthwise"\n'

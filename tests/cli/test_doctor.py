@@ -16,8 +16,9 @@ import torch
 
 from transconv import knobs
 from transconv.__main__ import main
-from transconv.cli.diagnosis import installation, machine, storage
-from transconv.cli.diagnosis.findings import Finding, guarded, size
+from transconv.cli import doctor
+from transconv.cli.arguments import installation
+from transconv.cli.arguments.installation import Finding, guarded, size
 from transconv.disk_cache import files as keep
 from transconv.target import TARGETS
 
@@ -63,7 +64,7 @@ def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
 def test_something_is_bad(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As JSON: the same findings, and exit code 1. A variable that every other verb refuses is a line."""
     monkeypatch.setenv("TRANSCONV_TRUST", "sometimes")
-    monkeypatch.setattr(machine, "SECONDS", -1.0)
+    monkeypatch.setattr(doctor, "SECONDS", -1.0)
     assert main(["doctor", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["good"] is False and told["transconv"]
@@ -148,7 +149,7 @@ def test_no_variable() -> None:
 
 
 def looked_at(at: Path, strict: bool = True) -> Finding:
-    return storage.folder("cache", at, storage.OURS, storage.OWN, strict)
+    return doctor.folder("cache", at, doctor.OURS, doctor.OWN, strict)
 
 
 def test_a_cache_that_is_not_there_yet(cache: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_cache_that_others_can_write_to(cache: Path) -> None:
 
 def test_a_cache_that_is_read_only(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir(mode=0o700)
-    monkeypatch.setattr(storage, "why_unwritable", lambda path: "Read-only file system")
+    monkeypatch.setattr(doctor, "why_unwritable", lambda path: "Read-only file system")
     found = looked_at(cache)
     assert found.state == "bad" and "cannot be written to (Read-only file system)" in found.found
 
@@ -188,8 +189,8 @@ def test_a_cache_that_cannot_be_made_or_found(tmp_path: Path, monkeypatch: pytes
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(storage.knobs, "cache", homeless)
-    assert "cannot be found (Could not determine home" in only(storage.caches(), "bad", "cache").found
+    monkeypatch.setattr(doctor.knobs, "cache", homeless)
+    assert "cannot be found (Could not determine home" in only(doctor.caches(), "bad", "cache").found
 
 
 # -- the tuned table -------------------------------------------------------------------------------
@@ -197,20 +198,20 @@ def test_a_cache_that_cannot_be_made_or_found(tmp_path: Path, monkeypatch: pytes
 
 def test_tuned_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     h200 = TARGETS["sm_90"]
-    found = only(storage.tuned(h200), "ok", "tuned").found
+    found = only(doctor.tuned(h200), "ok", "tuned").found
     assert re.match(r"[1-9]\d+ rows of the package's tuned_h200.csv, 0 rows of your cache", found)
-    assert "tune FILE" in only(storage.tuned(TARGETS["sm_80"]), "note", "tuned").todo
-    assert "needs none" in only(storage.tuned(TARGETS["interpreter"]), "ok", "tuned").found
+    assert "tune FILE" in only(doctor.tuned(TARGETS["sm_80"]), "note", "tuned").todo
+    assert "needs none" in only(doctor.tuned(TARGETS["interpreter"]), "ok", "tuned").found
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
-    assert "the estimate alone" in only(storage.tuned(h200), "note", "tuned").found
+    assert "the estimate alone" in only(doctor.tuned(h200), "note", "tuned").found
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "rows.csv"))
-    assert "no row of tuned schedules" in only(storage.tuned(h200), "bad", "tuned").found
+    assert "no row of tuned schedules" in only(doctor.tuned(h200), "bad", "tuned").found
 
 
 def test_rows_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transconv.selection.tuning_db.record.triton_version", lambda: "9.9")
-    assert "another version of Triton" in only(storage.tuned(TARGETS["sm_90"]), "note", "tuned").found
+    assert "another version of Triton" in only(doctor.tuned(TARGETS["sm_90"]), "note", "tuned").found
 
 
 # -- the chip --------------------------------------------------------------------------------------
@@ -218,10 +219,10 @@ def test_rows_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @on_cpu
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "DRIVERS", ())
-    assert "Triton's interpreter" in only(machine.chip(), "note", "chip").found
-    monkeypatch.setattr(machine, "DRIVERS", (("/dev/null", "NVIDIA"),))
-    found = only(machine.chip(), "bad", "chip")
+    monkeypatch.setattr(doctor, "DRIVERS", ())
+    assert "Triton's interpreter" in only(doctor.chip(), "note", "chip").found
+    monkeypatch.setattr(doctor, "DRIVERS", (("/dev/null", "NVIDIA"),))
+    found = only(doctor.chip(), "bad", "chip")
     assert "there is an NVIDIA device" in found.found and "install torch's build" in found.todo
 
 
@@ -238,7 +239,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, answer)
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-        monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+        monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
         records._of_gpu.cache_clear()
         monkeypatch.setattr(records, "_of_gpu", records._of_gpu.__wrapped__)
     return pretend
@@ -246,19 +247,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_gpu(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(9, 0)
-    chip, clock, features = machine.chip()
+    chip, clock, features = doctor.chip()
     assert chip.state == "ok" and "capability 9.0, 79.0 GiB of 80.0 GiB free" in chip.found
     assert clock.state == "note" and "cannot be read" in clock.found
     assert features.state == "ok" and "box early mma wgmma" in features.found
     monkeypatch.setenv("TRANSCONV_FEATURES", "-wgmma")
-    assert "switched by TRANSCONV_FEATURES: -wgmma" in list(machine.chip())[2].found
+    assert "switched by TRANSCONV_FEATURES: -wgmma" in list(doctor.chip())[2].found
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "although there is a GPU" in next(iter(machine.chip())).found
+    assert "although there is a GPU" in next(iter(doctor.chip())).found
 
 
 def test_a_gpu_without_a_record(gpu: Callable[..., None]) -> None:
     gpu(7, 5)
-    found = only(machine.chip(), "bad", "chip")
+    found = only(doctor.chip(), "bad", "chip")
     assert "target:sm_75" in found.found and "torch computes every call" in found.todo
 
 
@@ -268,7 +269,7 @@ def test_a_gpu_without_a_record(gpu: Callable[..., None]) -> None:
     ("1980, 1980, [N/A], [N/A]", "ok", "the power limit cannot be read"),
     ("", "note", "cannot be read"), ("No devices were found", "note", "cannot be read")])
 def test_clocks(line: str, state: str, said: str) -> None:
-    assert machine.clocks(line).state == state and said in machine.clocks(line).found
+    assert doctor.clocks(line).state == state and said in doctor.clocks(line).found
 
 
 # -- the self-test ---------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def test_clocks(line: str, state: str, said: str) -> None:
 @on_cpu
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 def test_a_kernel_that_is_wrong_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = machine.mapped
+    right = doctor.mapped
 
     def off_by_one(where: str) -> tuple[Any, Any]:
         got, wanted = right(where)
@@ -286,9 +287,9 @@ def test_a_kernel_that_is_wrong_or_refused(monkeypatch: pytest.MonkeyPatch) -> N
     def refused(where: str) -> tuple[Any, Any]:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(machine, "mapped", off_by_one)
-    monkeypatch.setattr(machine, "convolution", refused)
-    first, second = machine.selftest("cpu")
+    monkeypatch.setattr(doctor, "mapped", off_by_one)
+    monkeypatch.setattr(doctor, "convolution", refused)
+    first, second = doctor.selftest("cpu")
     assert first.state == "bad" and "no kernel image" in first.found
     assert second.state == "bad" and "32 of 512 elements are wrong" in second.found
 

@@ -21,7 +21,7 @@ from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase, after_every_pass
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 MAP = """compute scale

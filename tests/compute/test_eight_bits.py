@@ -14,7 +14,7 @@ from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
 from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.data import torch_dtype
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 PRODUCT = """compute product
     tensor A {a} [m=40, k=96]

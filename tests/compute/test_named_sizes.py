@@ -16,7 +16,6 @@ from transconv.errors import ComputeError
 from transconv.runtime import build_compute
 from transconv.target import TARGETS
 from transconv.verify import any_size
-from transconv.verify.draw import dynamic_texts
 
 PLACES = """compute places
     sizes  N=4 in 1..64, K=5 in 1..512, L=1 in 1..64
@@ -100,7 +99,7 @@ def test_a_kernel_finds_places_at_sizes_beyond_the_example(axis: str) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_drawn_texts_with_names_and_with_numbers(part: int) -> None:
     for seed in range(part, 40, 4):
-        text = dynamic_texts.text(Random(seed))
+        text = any_size.drawn_text(Random(seed))
         for sizes in any_size.drawn(parse(text), 4, seed):
             same_meaning(text, sizes, seed)
 
@@ -108,7 +107,7 @@ def test_drawn_texts_with_names_and_with_numbers(part: int) -> None:
 def test_the_example_is_in_no_step() -> None:
     """Texts that differ in their examples alone have the same steps, whatever these are."""
     for seed in range(30):
-        text = dynamic_texts.text(Random(seed))
+        text = any_size.drawn_text(Random(seed))
         compute = parse(text)
         for sizes in any_size.drawn(compute, 3, seed):
             other = re.sub(r"\b(\w+)=\d+ in ", lambda n, to=sizes: f"{n[1]}={to[n[1]]} in ", text)

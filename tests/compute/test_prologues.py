@@ -16,7 +16,7 @@ from transconv.selection.candidates import estimated
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 HEAD = """compute product

@@ -11,9 +11,9 @@ from transconv.compute import Alone, examine, execute, kernels, parse, why_not_l
 from transconv.cost.copies import leaving_us
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
+from transconv.runtime.standalone.python_file import lines_of
 from transconv.runtime.steps import plan_steps
 from transconv.schedule import Schedule, finishes, why_not
-from transconv.standalone.python_file import lines_of
 from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.verify.computation import ComputationCase, after_every_pass

@@ -18,7 +18,7 @@ from transconv.torch_ops.conversion import fold
 from transconv.torch_ops.fused import fused_functional
 from transconv.verify import judgement
 from transconv.verify.case import ProblemCase
-from transconv.verify.draw import conv_problems
+from transconv.verify.fuzz import conv_problems
 
 POINTS = (-3.5, -3.0, -2.5, -1.0, -0.25, 0.0, 0.125, 0.5, 1.5, 2.0, 3.0, 6.0, 7.5)
 POSITIVE = ("log", "log2", "sqrt", "rsqrt")
@@ -115,7 +115,7 @@ def test_a_row_from_outside_is_everywhere(bounded: Op) -> None:
     assert str(Epilogue.parse("bias+bounded")) == "bias+bounded"
     assert "bounded" in conv_problems.EXACT and "bounded" in fused_functional.ACTIVATIONS
     assert not judgement.approximates("bias+bounded")
-    from transconv.verify.benchdnn.attributes import post_ops
+    from transconv.verify.benchdnn.job import post_ops
 
     assert post_ops("clip:-2:2", 4) == ["clip:-2:2"]
     assert str(Epilogue.parse("clip:-2:2")) == "bounded"

@@ -17,7 +17,7 @@ from transconv.errors import ComputeError
 from transconv.functional.computation import Computation
 from transconv.ir import Const, Mod
 from transconv.verify.computation import wide, wrong_slope
-from transconv.verify.draw import compute_texts
+from transconv.verify.fuzz import compute_texts
 
 POINTS = (-100.0, -6.0, -3.0, -1.5, -1.0, -0.5, 0.0, 1e-9, 0.3, 1.0, 2.5, 3.0, 4.0, 6.0, 7.0, 100.0)
 POSITIVE = {"log", "log2", "sqrt", "rsqrt"}

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.gpu import cases as c
-from tests.standalone.alone import load
-from tests.standalone.cases import compute, computed_here, conv, run_alone
+from tests.runtime.standalone.alone import load
+from tests.runtime.standalone.cases import compute, computed_here, conv, run_alone
 from transconv.runtime import Plan
-from transconv.standalone import PlanPackage, files_of, packaged
+from transconv.runtime.standalone import PlanPackage, files_of, packaged
 from transconv.target import detect
 
 pytestmark = pytest.mark.gpu

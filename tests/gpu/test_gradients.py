@@ -17,7 +17,7 @@ from transconv.functional.computation import Computation
 from transconv.runtime import build_compute
 from transconv.target import detect
 from transconv.verify.computation import ComputationCase, wide
-from transconv.verify.draw import compute_texts
+from transconv.verify.fuzz import compute_texts
 
 pytestmark = pytest.mark.gpu
 

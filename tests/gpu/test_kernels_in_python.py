@@ -16,7 +16,7 @@ from tests.kernel.test_drawn import FAILED_ONCE
 from tests.kernel.test_engines import copies
 from tests.kernel.test_mask_rules import arguments, check, loaded
 from transconv.kernel import Group, kernel
-from transconv.kernel_trials.draw import work
+from transconv.kernel.trials.draw import work
 
 pytestmark = pytest.mark.gpu
 

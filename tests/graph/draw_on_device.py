@@ -155,7 +155,7 @@ def on_device(options: argparse.Namespace) -> None:
     from bench.environment import versions, worker_environment
     from transconv import knobs
     from transconv.tuning.table import CsvTable
-    from transconv.verify.pool import Pool, Task, WorkerTask
+    from transconv.verify.machine import Pool, Task, WorkerTask
 
     if options.device == "cpu":
         knobs.use_interpreter()

@@ -18,13 +18,11 @@ from transconv.__main__ import main
 from transconv.backend_triton import CompileJob, Resources, compile_offline
 from transconv.errors import ProblemError
 from transconv.kernel.functions import FUNCTIONS
-from transconv.kernel_trials import KernelTrial
-from transconv.kernel_trials.draw import draw_trial, work
-from transconv.kernel_trials.trial import loaded
+from transconv.kernel.trials.draw import draw_trial, work
+from transconv.kernel.trials.trial import KernelTrial, loaded
 from transconv.target import Target
-from transconv.verify.fuzz.main_loop import kind_of, repeated
-from transconv.verify.fuzz.shrinker import shrink
-from transconv.verify.fuzz.trial_run import without_kernels
+from transconv.verify.fuzz.main_loop import kind_of, repeated, without_kernels
+from transconv.verify.fuzz.trial import shrink
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -168,7 +166,7 @@ def test_lines_read_back() -> None:
 
 
 def test_a_trial_is_the_same_in_another_process() -> None:
-    code = ("from transconv.kernel_trials.draw import draw_trial;"
+    code = ("from transconv.kernel.trials.draw import draw_trial;"
             "print([str(draw_trial('tests', n)) for n in range(6)])")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
                           check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout

@@ -11,7 +11,7 @@ import pytest
 
 from transconv.ir import Memory, run
 from transconv.kernel import Group, KernelError, KernelFunction
-from transconv.kernel_trials.trial import loaded
+from transconv.kernel.trials.trial import loaded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 X = np.arange(8, dtype=np.float32) + 10

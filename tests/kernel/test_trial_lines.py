@@ -8,8 +8,8 @@ import pytest
 
 from transconv.__main__ import main
 from transconv.errors import ProblemError
-from transconv.kernel_trials import KernelTrial
-from transconv.kernel_trials.draw import draw_trial, work
+from transconv.kernel.trials.draw import draw_trial, work
+from transconv.kernel.trials.trial import KernelTrial
 
 HEAD = "kernel work=4 group=4 seed=1 X=f32[4] Y=f32[4]! ;; i, = group.work_offset()"
 STORE = "group.store(Y[i:], group.load(X[i:], shape=group.shape))"

@@ -14,7 +14,7 @@ import torch
 
 from transconv.ir import Memory, run
 from transconv.kernel import Group, KernelError, KernelFunction
-from transconv.kernel_trials.trial import loaded
+from transconv.kernel.trials.trial import loaded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TWO = ("x + y", "x - y", "x * y", "x // y", "x % y", "x << y", "x >> y", "x & y", "x | y", "x ^ y",

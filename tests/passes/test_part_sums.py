@@ -15,7 +15,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import InterpError, Memory
 from transconv.schedule import Schedule, why_not
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import jobs_of
 
 FWD = Prop.FWD
 ROLE = "mma | a=box b=box via=gluon"

@@ -14,7 +14,7 @@ from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 M, N = Lane("m", 128, 3, "M"), Lane("n", 64, 1, "N")

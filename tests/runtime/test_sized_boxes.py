@@ -34,7 +34,7 @@ from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
 from transconv.verify.machine import executable
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 POINTWISE = "mb2?ic16ih6?oc32oh6kh1 dt=f16 tag=nhwc"

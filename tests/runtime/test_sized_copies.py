@@ -31,7 +31,7 @@ from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.machine import executable
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 LINE = "mb2?ic16iw9?oc16ow9kw3pw1 dt=f16 tag=ncw"

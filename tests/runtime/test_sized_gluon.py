@@ -19,7 +19,7 @@ from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 LAYERS = {  # a window, a fused block, a sum that ends at a size

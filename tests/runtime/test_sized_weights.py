@@ -17,7 +17,7 @@ from transconv.selection.proposals import heuristics
 from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 WINDOW = "mb2?ic64ih9?oc64oh9kh3ph1 dt=f16 tag=nhwc"

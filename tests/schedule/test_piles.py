@@ -13,7 +13,7 @@ from transconv.ir import SmemRing, find
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 EXPLICIT = "mma | a=box b=box via=gluon warps=4 stages=2"

@@ -33,7 +33,7 @@ from transconv.schedule import (
 )
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
-from transconv.verify.draw import legal_schedules
+from transconv.verify.fuzz import legal_schedules
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide_schedules.md"
 BEGIN, END = "<!-- table:words -->\n", "\n<!-- end:words -->"

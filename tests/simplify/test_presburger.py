@@ -14,7 +14,7 @@ from transconv.ir import Const, Expr, Lane, Var, eq, minimum
 from transconv.simplify import Facts, Range, Verdict, decide, presburger, prove, simplify
 from transconv.simplify.polynomial import expand
 from transconv.simplify.presburger import truths_at_points
-from transconv.verify.bisect.rewrite_rules import Unsound, audited
+from transconv.verify.bisect.sampled_values import Unsound, audited
 
 pid, step, turn, x, y, z = map(Var, ("pid", "step", "turn", "x", "y", "z"))
 u, v, w = map(Var, "uvw")

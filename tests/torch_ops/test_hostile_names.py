@@ -15,9 +15,9 @@ from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, Prop, build
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
-from transconv.standalone.files import write
-from transconv.standalone.package import packaged
-from transconv.standalone.python_file import python_text
+from transconv.runtime.standalone.files import write
+from transconv.runtime.standalone.package import packaged
+from transconv.runtime.standalone.python_file import python_text
 from transconv.target import TARGETS
 from transconv.torch_ops.quantized.quantize import chains
 

@@ -9,7 +9,7 @@ import pytest
 from tests.tuning.workers import time_of
 from transconv import runtime
 from transconv.__main__ import main
-from transconv.cli import computations
+from transconv.cli.arguments import computations
 from transconv.compute import Alone, Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.runtime import Plan

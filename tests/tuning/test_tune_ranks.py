@@ -27,7 +27,7 @@ from transconv.selection.tuning_db import store
 from transconv.tuning import ranks
 from transconv.tuning.ranks import Ranks, meet
 from transconv.tuning.session import Limits, Session, groups, log_of, of_log
-from transconv.verify.pool import Task
+from transconv.verify.machine import Task
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 TRIALS = 12

@@ -107,7 +107,7 @@ def test_the_budget_is_kept_and_what_was_found_stays(
     monkeypatch.setenv("TUNING_TEST", "hang")
     said: list[str] = []
     late, log = session(tmp_path, job(), job(SUMMED), trials=6, total_s=3, said=said)
-    monkeypatch.setattr("transconv.verify.pool.Pool.run.__defaults__", (float("inf"), 0.5))
+    monkeypatch.setattr("transconv.verify.machine.Pool.run.__defaults__", (float("inf"), 0.5))
     start = time.monotonic()
     found = late.run()
     assert time.monotonic() - start < 15

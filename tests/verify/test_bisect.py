@@ -29,12 +29,12 @@ from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Facts, fixpoint, simplify
 from transconv.target.records import TARGETS
-from transconv.verify.bisect import emitted_kernel, stage_search
-from transconv.verify.bisect.rewrite_rules import AssignedPoints, Unsound, audited
+from transconv.verify.bisect import stage_search, subject
+from transconv.verify.bisect.sampled_values import AssignedPoints, Unsound, audited
 from transconv.verify.bisect.stage_search import NAMES, as_targets_divide, blame, blame_compute
 from transconv.verify.bisect.subject import PRODUCTS, BisectSubject, evaluated, products, shrunk
 from transconv.verify.fuzz.compute_trial import ComputeTrial
-from transconv.verify.fuzz.trial_run import read
+from transconv.verify.fuzz.main_loop import trial_of
 
 SM90 = TARGETS["sm_90"]
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -84,7 +84,7 @@ def test_epilogues_sums_and_phases(text: str, prop: Prop, schedule: str, epilogu
     "read x = X[m, k] ;; let at = argmax(x; k) ;; store I[m + 3] = at"])
 def test_memory_and_rounding_have_a_say_in_what_is_right(line: str) -> None:
     """Operands whose elements share a place, results rounded at random, integers that are not stored."""
-    trial = read(line)
+    trial = trial_of(line)
     found = (blame_compute(trial.compute, SM90, Schedule.parse(trial.schedule), parts=("ir",))
              if isinstance(trial, ComputeTrial) else
              blame(trial.problem, trial.prop, SM90, trial.schedule, trial.epilogue, parts=("ir",)))
@@ -153,10 +153,10 @@ def test_a_schedule_that_is_not_legal_is_no_bug() -> None:
 def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with the GPU, which is made up here: in the small size, then in full."""
-    monkeypatch.setattr(emitted_kernel, "detect", lambda: SM90)
+    monkeypatch.setattr(subject, "detect", lambda: SM90)
     monkeypatch.setenv(knobs.interpret.name, "0")
-    monkeypatch.setattr(emitted_kernel, "_run", lambda plan, asked, device, seed: small)
-    monkeypatch.setattr(emitted_kernel, "_in_full", lambda asked, plan: full)
+    monkeypatch.setattr(subject, "_run", lambda plan, asked, device, seed: small)
+    monkeypatch.setattr(subject, "_in_full", lambda asked, plan: full)
     roles = "a=box b=box | via=gluon stages=3"
     found = blame("mb256ic32ih8oc64oh8kh3ph1 dt=f16 tag=axb", "fwd", SM90,
                   "mb:1 oh:8 ow:8 oc:64 ic:16 | " + (roles if via == "gluon" else ""), limit=1 << 22,

@@ -17,7 +17,7 @@ from transconv.errors import ScheduleError
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
 from transconv.verify.case import ProblemCase
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 COPIES = [
     ("mb1ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2", "bwd_d",

@@ -13,7 +13,7 @@ from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import allocate, fill
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 BOXES = "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box swap=1 via=gluon stages=4 warps=4"
 

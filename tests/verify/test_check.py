@@ -24,7 +24,7 @@ from transconv.verify import any_size, judgement
 from transconv.verify.benchdnn import run
 from transconv.verify.benchdnn.run import COUNTED, work
 from transconv.verify.case import ProblemCase
-from transconv.verify.fuzz import trial_run
+from transconv.verify.fuzz import main_loop
 from transconv.verify.machine import executable
 
 pytestmark = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -424,7 +424,7 @@ def test_a_dilation_that_the_front_end_forgets(direction: str, capsys: Output,
     line = f"{direction} --dt=f32:f32:f32 {DILATED.replace('ic2', 'ic3')}"  # of which nothing is kept
     lines, counts = told(capsys, *words, DILATED.replace("ic2", "ic3"), code=1)
     assert counts["FAILED"] == 1 and "elements are wrong" in lines[0]
-    row = trial_run.work(line=f"--dir={line}", way="numpy")
+    row = main_loop.work(line=f"--dir={line}", way="numpy")
     assert row["status"] == "failed" and BESIDE == f"beside {row['answers']}"
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.verify.benchdnn.attributes import RefusedRequest, apart
-from transconv.verify.benchdnn.job import BenchdnnJob, job_of, spaced
+from transconv.verify.benchdnn.job import BenchdnnJob, RefusedRequest, apart, job_of, spaced
 from transconv.verify.benchdnn.requests import Driver
 
 P = "mb1ic8ih6oc16oh6kh3ph1"

@@ -31,13 +31,10 @@ from transconv.schedule.words import Word, by_name, register, unregister, words
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify.case import ProblemCase
-from transconv.verify.draw import conv_problems, legal_schedules
-from transconv.verify.fuzz import conv_trial, main_loop, trial_run
+from transconv.verify.fuzz import conv_problems, conv_trial, legal_schedules, main_loop
 from transconv.verify.fuzz.conv_trial import ConvTrial, draw_trial
-from transconv.verify.fuzz.main_loop import Entry, Tally, corpus, read
-from transconv.verify.fuzz.shrinker import shrink
-from transconv.verify.fuzz.trial import GOOD
-from transconv.verify.fuzz.trial_run import SMALL_TYPES, work
+from transconv.verify.fuzz.main_loop import SMALL_TYPES, Entry, Tally, corpus, read, work
+from transconv.verify.fuzz.trial import GOOD, shrink
 
 ROOT = Path(__file__).parents[2]
 RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
@@ -264,7 +261,7 @@ def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatc
                                                  capsys: pytest.CaptureFixture[str],
                                                  tmp_path: Path) -> None:
     """Forked workers inherit a planted bug: every weight gradient is wrong."""
-    monkeypatch.setattr(trial_run, "work", _planted)
+    monkeypatch.setattr(main_loop, "work", _planted)
     plan = main_loop.FuzzPlan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
     monkeypatch.setattr(main_loop.knobs, "use_interpreter", lambda: None)
     assert main_loop.fuzz(plan, tmp_path / "out.json") == 1
@@ -297,7 +294,7 @@ def test_a_lost_worker_costs_its_trial_alone(how: str, monkeypatch: pytest.Monke
             time.sleep(60)
         return _planted(**asked) | {"status": "passed"}
 
-    monkeypatch.setattr(trial_run, "work", lost)
+    monkeypatch.setattr(main_loop, "work", lost)
     plan = main_loop.FuzzPlan(6, seed="lost", jobs=2, interpreted=True, known=False, shrunk=0, limit_s=3.0)
     tally = main_loop.Campaign(plan).run()
     assert tally.statuses == {"passed": 5, how: 1}
@@ -309,7 +306,7 @@ def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.5)
         return _planted(**asked) | {"status": "passed"}
 
-    monkeypatch.setattr(trial_run, "work", slow)
+    monkeypatch.setattr(main_loop, "work", slow)
     tally = main_loop.Campaign(main_loop.FuzzPlan(1000, jobs=1, known=False, budget_s=3.0)).run()
     assert 1 <= tally.asked < 20 and tally.next(0) == tally.asked
 
@@ -326,7 +323,7 @@ def test_a_run_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch, tmp_
             time.sleep(60)
         return _planted(**asked) | {"status": "passed"}
 
-    monkeypatch.setattr(trial_run, "work", stopping)
+    monkeypatch.setattr(main_loop, "work", stopping)
     monkeypatch.setattr(main_loop.knobs, "use_interpreter", lambda: None)
     asked = {"jobs": 2, "interpreted": True, "known": False, "share": 0}
     path = tmp_path / "out.json"
@@ -414,7 +411,7 @@ def test_every_family_of_kernels_is_named() -> None:
 @pytest.mark.every(4)
 @pytest.mark.parametrize("entry", list(read(FAMILIES)), ids=lambda e: e.place)
 def test_every_family_of_kernels_is_right(entry: Entry) -> None:
-    row = trial_run.work(line=str(entry.trial), way="numpy")
+    row = main_loop.work(line=str(entry.trial), way="numpy")
     assert row["status"] == "passed", row
 
 
@@ -464,7 +461,7 @@ def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: p
 def test_workers_on_a_device_share_what_starts_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A C compiler makes it; kernels of as many arguments have the same."""
     asked: list[str] = []
-    monkeypatch.setattr(trial_run, "prepare", lambda scratch, launchers="": asked.append(launchers))
+    monkeypatch.setattr(main_loop, "prepare", lambda scratch, launchers="": asked.append(launchers))
     monkeypatch.setattr(conv_trial, "judged", lambda *given: "")
     for way in ("device", "numpy"):
         assert work(line=RIGHT, way=way)["status"] == "passed"

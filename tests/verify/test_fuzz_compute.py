@@ -22,12 +22,12 @@ from transconv.runtime import Plan
 from transconv.schedule import Schedule
 from transconv.schedule.words import by_name
 from transconv.target.records import TARGETS
+from transconv.verify import any_size
 from transconv.verify.computation import ComputationCase
-from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
+from transconv.verify.fuzz import compute_texts, legal_schedules
 from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
-from transconv.verify.fuzz.main_loop import repeated
-from transconv.verify.fuzz.shrinker import shrink
-from transconv.verify.fuzz.trial_run import read, work
+from transconv.verify.fuzz.main_loop import repeated, trial_of, work
+from transconv.verify.fuzz.trial import shrink
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ def test_everything_is_drawn() -> None:
     for trial in drawn():
         for name, word in trial.facts.items():
             seen.setdefault(name, set()).add(word)
-    sized = [dynamic_texts.text(Random(n)) for n in range(30)]
+    sized = [any_size.drawn_text(Random(n)) for n in range(30)]
     whole = "\n".join((*(t.text for t in drawn()), *sized))
     for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
                  "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
@@ -78,7 +78,7 @@ def test_everything_is_drawn() -> None:
 
 def test_lines_read_back() -> None:
     for trial in drawn()[:30]:
-        again = read(str(trial))
+        again = trial_of(str(trial))
         assert isinstance(again, ComputeTrial) and again.compute == trial.compute
         assert (again.target, again.schedule) == (trial.target, trial.schedule)
     with pytest.raises(ProblemError, match="begins with compute"):

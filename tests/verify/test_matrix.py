@@ -10,13 +10,14 @@ import pytest
 from tests.backend_triton import test_emit
 from transconv.__main__ import main
 from transconv.backend_triton.offline.compilation import BACKENDS, triton_version
+from transconv.cli import matrix as pages
 from transconv.cli.matrix import RECORD
 from transconv.conv.dynamic_sizes import marked
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import record
-from transconv.verify.matrix.cases import CASES, planned, share
+from transconv.verify import matrix
+from transconv.verify.matrix import CASES, planned, share
 
 ROOT = Path(__file__).parents[2]
 NEWEST = ROOT / ".newest"
@@ -62,7 +63,7 @@ def test_a_schedule_is_used_where_it_is_legal() -> None:
 
 
 def test_the_record_knows_every_pair_and_both_releases() -> None:
-    rows = record.read(RECORD)
+    rows = matrix.read(RECORD)
     newest = (ROOT / "constraints-newest.txt").read_text().split("triton==")[1].strip()
     pinned = (ROOT / "constraints.txt").read_text().split("triton==")[1].split()[0]
     for version in (pinned, newest):
@@ -74,10 +75,10 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
 
 def test_the_page_is_current() -> None:
     """`python -m transconv matrix --share 0/999 --page docs/targets.md` rewrites it."""
-    rows = record.read(RECORD).values()
+    rows = matrix.read(RECORD).values()
     path = ROOT / "docs" / "targets.md"
-    assert path.read_text() == record.page(rows)
-    assert record.beside(path).read_text() == record.page_of_kernels(rows)
+    assert path.read_text() == pages.page_of_chips(rows)
+    assert pages.beside(path).read_text() == pages.page_of_kernels(rows)
 
 
 @pytest.mark.slow

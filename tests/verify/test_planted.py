@@ -14,9 +14,8 @@ from transconv.passes import pipeline
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import comparison, division, fixpoint
 from transconv.target.records import TARGETS
-from transconv.verify.bisect.emitted_kernel import ask_emitter
 from transconv.verify.bisect.stage_search import blame
-from transconv.verify.bisect.subject import BisectSubject
+from transconv.verify.bisect.subject import BisectSubject, ask_emitter
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 

@@ -45,7 +45,7 @@ from transconv.ir import (
     select,
 )
 from transconv.simplify import Facts, Range, simplify
-from transconv.verify.bisect.rewrite_rules import Unsound, audited
+from transconv.verify.bisect.sampled_values import Unsound, audited
 
 p8, q8 = Var("p8", i8), Var("q8", i8)
 # What the golden rules do not reach, or not where it matters.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transconv.verify.pool import Pool, Task, WorkerTask, _serve, is_fatal
+from transconv.verify.machine import Pool, Task, WorkerTask, _serve, is_fatal
 
 
 def work(what: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transconv.verify import judgement
 from transconv.verify.benchdnn.run import work as checked
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz.compute_trial import ComputeTrial
-from transconv.verify.fuzz.trial_run import work
+from transconv.verify.fuzz.main_loop import work
 
 CUT = next(p for p in PRECISION if p.bug.what == "tf32 is cut in registers")
 

@@ -9,19 +9,18 @@ import pytest
 
 from transconv.backend_triton.offline.compilation import CompileFailure, Resources
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import record
-from transconv.verify.matrix.cases import CASES, planned
-from transconv.verify.matrix.record import ResourceRow
+from transconv.verify import matrix
+from transconv.verify.matrix import CASES, ResourceRow, planned
 
 SCHEDULE = "mb.oh.ow:128 oc:64 ic:32 | mma | a=gather b=gather | stages=3 warps=4"
 ROW = ResourceRow("3.6.0", "sm_80", "dense", "fwd", 128, 16, 49152, False, "HMMA LDGSTS", SCHEDULE)
 
 
 def test_within_the_budget() -> None:
-    assert record.overruns(ROW, ROW) == []
-    assert record.overruns(replace(ROW, registers=100, spill_bytes=0), ROW) == []
-    assert record.overruns(replace(ROW, registers=144), ROW) == []  # an eighth more
-    assert record.overruns(replace(ROW, serialised=False), replace(ROW, serialised=True)) == []
+    assert matrix.overruns(ROW, ROW) == []
+    assert matrix.overruns(replace(ROW, registers=100, spill_bytes=0), ROW) == []
+    assert matrix.overruns(replace(ROW, registers=144), ROW) == []  # an eighth more
+    assert matrix.overruns(replace(ROW, serialised=False), replace(ROW, serialised=True)) == []
 
 
 @pytest.mark.parametrize(("change", "text"), [
@@ -30,18 +29,18 @@ def test_within_the_budget() -> None:
     ({"serialised": True}, "fwd waits after each product (serialised)"),
 ])
 def test_over_the_budget(change: dict[str, object], text: str) -> None:
-    (found,) = record.overruns(replace(ROW, **change), ROW)
+    (found,) = matrix.overruns(replace(ROW, **change), ROW)
     assert text in found and SCHEDULE in found
 
 
 def test_another_schedule_may_take_other_registers_but_not_spill_more() -> None:
     other = replace(ROW, schedule="mb.oh.ow:64 oc:64 ic:32 | mma", registers=250)
-    assert record.overruns(other, ROW) == []
-    assert len(record.overruns(replace(other, spill_bytes=20), ROW)) == 1
+    assert matrix.overruns(other, ROW) == []
+    assert len(matrix.overruns(replace(other, spill_bytes=20), ROW)) == 1
 
 
 def test_a_kernel_that_nobody_recorded() -> None:
-    assert "--update" in record.overruns(ROW, None)[0]
+    assert "--update" in matrix.overruns(ROW, None)[0]
 
 
 def taken(**words: int) -> Resources:
@@ -51,12 +50,12 @@ def taken(**words: int) -> Resources:
 def test_flaws_that_no_record_excuses() -> None:
     kernel = planned(replace(CASES["dense_gather"], schedules={}), TARGETS["sm_80"])[0]
     good = taken(HMMA=1, LDGSTS=1, **{"LDGSTS.128": 1})
-    assert record.flaws(kernel, good) == []
-    (missing,) = record.flaws(kernel, replace(good, words={"HMMA": 1, "LDGSTS": 1}))
+    assert matrix.flaws(kernel, good) == []
+    (missing,) = matrix.flaws(kernel, replace(good, words={"HMMA": 1, "LDGSTS": 1}))
     assert missing.startswith("fwd has no LDGSTS.128")
-    (large,) = record.flaws(kernel, replace(good, shared_bytes=170000))
+    (large,) = matrix.flaws(kernel, replace(good, shared_bytes=170000))
     assert "170000 bytes of shared memory, sm_80 has 166912" in large
-    (failed,) = record.flaws(kernel, CompileFailure("k", "sm_80", "out of registers"))
+    (failed,) = matrix.flaws(kernel, CompileFailure("k", "sm_80", "out of registers"))
     assert failed == "fwd does not compile: out of registers"
 
 
@@ -66,7 +65,7 @@ def test_phases_are_one_row_of_the_most_of_each() -> None:
     answers = [replace(taken(HMMA=1), registers=r, spill_bytes=s, shared_bytes=b)
                for r, s, b in ((90, 0, 5), (100, 0, 7), (80, 8, 6), (99, 0, 1))]
     answers[1] = replace(answers[1], words={"LDG": 2, "LDS": 4}, serialised=True)
-    (row,) = record.rows_of("3.6.0", kernels, answers)
+    (row,) = matrix.rows_of("3.6.0", kernels, answers)
     assert (row.kernel, row.registers, row.spill_bytes, row.shared_bytes) == ("bwd_d", 100, 8, 7)
     assert row.serialised and row.words == "HMMA LDG"
 
@@ -74,17 +73,17 @@ def test_phases_are_one_row_of_the_most_of_each() -> None:
 def test_names_without_phases() -> None:
     for name, short in (("bwd_d_0_1", "bwd_d"), ("bwd_w_sum", "bwd_w_sum"), ("fwd", "fwd"),
                         ("bwd_d_1", "bwd_d")):
-        assert record.without_phase(name) == short
+        assert matrix.without_phase(name) == short
 
 
 def test_the_file(tmp_path: Path) -> None:
     rows = [replace(ROW, target="gfx942"), ROW, replace(ROW, triton="3.9.0", serialised=True)]
     path = tmp_path / "record.csv"
-    record.write(path, rows)
-    assert record.read(path) == {r.key: r for r in rows}
+    matrix.write(path, rows)
+    assert matrix.read(path) == {r.key: r for r in rows}
     assert [line.split(",")[1] for line in path.read_text().splitlines()[1:]] == [
         "sm_80", "sm_80", "gfx942"]
-    assert record.read(tmp_path / "none.csv") == {}
+    assert matrix.read(tmp_path / "none.csv") == {}
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="is no record: its columns are"):
-        record.read(path)
+        matrix.read(path)

@@ -14,7 +14,7 @@ from tests.verify.second_reading import Shape, all_offsets, offsets, shape_of
 from transconv.conv.problem import descriptor
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.verify.data import Guarded
-from transconv.verify.draw import conv_problems
+from transconv.verify.fuzz import conv_problems
 
 ANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 TAGS = ("abx", "axb", "nchw", "nhwc", "nChw8c", "aBx16b", "ABx8a4b", "abx:xba:axb", "bax:abx:xab",

@@ -15,8 +15,7 @@ from transconv import ir, knobs, quantized
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError, TensorError
 from transconv.ir.functions import stochastic_rounding
-from transconv.verify.benchdnn.attributes import RefusedRequest
-from transconv.verify.benchdnn.job import job_of
+from transconv.verify.benchdnn.job import RefusedRequest, job_of
 from transconv.verify.benchdnn.requests import Driver
 from transconv.verify.case import ProblemCase
 from transconv.verify.judgement import Judgement

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from transconv import knobs
-from transconv.verify import pool
+from transconv.verify import machine
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = [f"mb1ic{c}ih{size}oc8oh{size}kh3ph1" for c in range(8, 48) for size in range(5, 12)]
@@ -121,8 +121,8 @@ def test_a_stopped_command_tells_and_keeps_what_was_done(tmp_path: Path, name: s
 
 def test_sigterm_is_raised_where_the_work_is_and_only_there() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(pool.Terminated) as stop, pool.terminable():
+    with pytest.raises(machine.Terminated) as stop, machine.terminable():
         os.kill(os.getpid(), signal.SIGTERM)
         _pause()
-    assert pool.code(stop.value) == 143 and pool.code(KeyboardInterrupt()) == 130
+    assert machine.code(stop.value) == 143 and machine.code(KeyboardInterrupt()) == 130
     assert signal.getsignal(signal.SIGTERM) is before

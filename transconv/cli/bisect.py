@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
+from transconv.cli.arguments import computations, options, ranges
 from transconv.compute import Compute
 from transconv.verify import any_size
 from transconv.verify.bisect.stage_search import PARTS, Blame, blame, blame_compute

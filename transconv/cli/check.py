@@ -16,8 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
-from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
+from transconv.cli.arguments import computations, options, ranges
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import ComputeError
@@ -93,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.verify.benchdnn.attributes import apart
+    from transconv.verify.benchdnn.job import apart
     from transconv.verify.benchdnn.requests import Driver
 
     own, rest = parser().parse_known_args(words.words)
@@ -150,7 +149,7 @@ def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
     from tqdm import tqdm
 
     from transconv.verify.benchdnn.run import BenchdnnReport
-    from transconv.verify.pool import code, terminable
+    from transconv.verify.machine import code, terminable
 
     report = BenchdnnReport(remarks or {}, asked=len(requests))
     with tqdm(total=len(requests), unit="problem", disable=None, leave=False,
@@ -173,8 +172,7 @@ def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
 def _carry_out(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
                ended: Callable[[RequestOutcome], None]) -> None:
     """Requests that do not apply here first, then the others as they end."""
-    from transconv.verify.benchdnn.attributes import RefusedRequest
-    from transconv.verify.benchdnn.job import job_of
+    from transconv.verify.benchdnn.job import RefusedRequest, job_of
     from transconv.verify.benchdnn.run import RequestOutcome
 
     todo: list[tuple[int, BenchdnnRequest, BenchdnnJob]] = []
@@ -203,8 +201,7 @@ def _rows(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
     if workers == 0:
         yield from _here(todo, own.time_budget)
         return
-    from transconv.verify.machine import weight
-    from transconv.verify.pool import Pool, Task, WorkerTask
+    from transconv.verify.machine import Pool, Task, WorkerTask, weight
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
     environment["OMP_NUM_THREADS"] = "1"

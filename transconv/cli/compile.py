@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
-from transconv.backend_triton import compile_offline
-from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
-from transconv.cli.compile_report import TEXTS, printed
+from transconv.backend_triton import Answer, CompileFailure, Resources, compile_offline
+from transconv.cli.arguments import computations, options, ranges
+from transconv.conv import build
+from transconv.runtime import Plan, build_compute
 from transconv.target import Target
-from transconv.verify.matrix.cases import jobs_of
+from transconv.verify.matrix import job_of
+
+TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
 
 
 def add_to(verbs: object) -> None:
@@ -32,12 +35,48 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    if found := computations.asked(words, sizes=True):
-        return max(computations.compile_offline(c, words) for c in found)
-    problem, schedule = options.problem(words), options.schedule(words)
-    epilogue = options.epilogue(words)
+    schedule = options.schedule(words)
     targets = [Target.parse(name) for name in words.target.split(",")]
-    jobs = [j for t in targets for p in options.props(words)
-            for j in jobs_of(problem, p, t, schedule, epilogue, words.text)]
-    answers = compile_offline(jobs, words.timeout)
-    return printed(str(problem), answers, words.text)
+    if found := computations.asked(words, sizes=True):
+        return max(_compiled(c.name, [build_compute(c, t, schedule) for t in targets], words)
+                   for c in found)
+    problem, epilogue = options.problem(words), options.epilogue(words)
+    return _compiled(str(problem), [build(problem, prop, t, schedule, epilogue) for t in targets
+                                    for prop in options.props(words)], words)
+
+
+def _compiled(name: str, plans: Sequence[Plan], words: argparse.Namespace) -> int:
+    """Compile the kernels of plans, print what became of them and the form of each that was asked for.
+    Returns the exit code."""
+    answers = compile_offline([job_of(step, plan.target, words.text) for plan in plans
+                               for step in plan.steps], words.timeout)
+    print(f"{name}\n\n{resource_table(answers)}")
+    for a in answers:
+        if isinstance(a, CompileFailure) and a.log:
+            print(f"\n{a.function} for {a.target}:\n{a.log}")
+        elif isinstance(a, Resources):
+            for form in a.texts.values():
+                print(f"\n{a.function} for {a.target}:\n{form}")
+            if words.text and not a.texts:
+                print(f"\n{a.function} for {a.target}: its compiler makes no {words.text}")
+    return 1 if any(isinstance(a, CompileFailure) for a in answers) else 0
+
+
+def resource_table(answers: Sequence[Answer]) -> str:
+    """A row for each kernel."""
+    lines = [f"{'target':<8} {'registers':>9} {'spilt':>6} {'shared':>7} {'time':>6}  "
+             "kernel, instructions", "-" * 100]
+    for a in answers:
+        if isinstance(a, CompileFailure):
+            lines += [f"{a.target:<8} {'not compiled':<32}  {a.function}", f"{'':<42}{a.reason}"]
+            continue
+        words = " ".join(f"{w}:{n}" for w, n in a.words.items())
+        lines.append(f"{a.target:<8} {a.registers:>9} {a.spill_bytes:>6} {a.shared_bytes:>7} "
+                     f"{a.seconds:>5.1f}s  {a.function}")
+        lines.append(f"{'':<42}{words}")
+        lines += [f"{'':<42}{w}" for w in a.warnings]
+        if a.flaw:
+            lines.append(f"{'':<42}miscompiled, so it would be rejected: {a.flaw}")
+        if a.serialised:
+            lines.append(f"{'':<42}the matrix unit waits after each product (serialised)")
+    return "\n".join(lines)

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
+from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
 from transconv.runtime import Plan, build_compute
+from transconv.runtime.standalone import check, code_folder, files_of, write
 from transconv.schedule import Schedule
-from transconv.standalone import check, code_folder, files_of, write
 
 
 def add_to(verbs: object) -> None:

@@ -70,14 +70,21 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.verify.fuzz.main_loop import FuzzPlan, fuzz, lines_of, read
-    from transconv.verify.fuzz.trial_run import COMPUTES, CONVOLUTIONS, SMALL_TYPES
+    from transconv.verify.fuzz.main_loop import (
+        COMPUTES,
+        CONVOLUTIONS,
+        SMALL_TYPES,
+        FuzzPlan,
+        fuzz,
+        lines_of,
+        read,
+    )
 
     Target.parse(words.target)
     kind = COMPUTES if words.computes else SMALL_TYPES if words.small_types else CONVOLUTIONS
     texts = [*words.line, *(line for _, line in lines_of(words.file))] if words.file else words.line
     if words.kernels or any(line.startswith("kernel ") for line in texts):
-        from transconv.kernel_trials import KERNELS as kind
+        from transconv.kernel.trials import KERNELS as kind
     lines = [str(kind.read(line)) for line in words.line]
     if words.file is not None:
         lines += [str(entry.trial) for entry in read(words.file, kind.read)]

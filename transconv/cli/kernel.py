@@ -10,7 +10,7 @@ from typing import Any
 from transconv import knobs
 from transconv.backend_triton import CompileFailure, CompileJob, compile_offline
 from transconv.cli.arguments import options, ranges
-from transconv.cli.compile_report import TEXTS, table
+from transconv.cli.compile import TEXTS, resource_table
 from transconv.errors import KernelError
 from transconv.ir import type_named
 from transconv.kernel import Group, KernelFunction
@@ -76,7 +76,7 @@ def run(words: argparse.Namespace) -> int:
               target.warp_size, low.warps, low.num_stages, (words.text,) if words.text else (),
               sizes=counts, numbers=len(low.numbers), fuse=False)
     (answer,) = compile_offline([job], words.timeout)
-    print(table([answer]))
+    print(resource_table([answer]))
     if isinstance(answer, CompileFailure):
         print(answer.log)
         return 1

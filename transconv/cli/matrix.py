@@ -7,9 +7,10 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 from tqdm import tqdm
@@ -19,8 +20,8 @@ from transconv.cli.arguments import options, ranges
 from transconv.disk_cache import replace_named
 from transconv.errors import ScheduleError
 from transconv.target import TARGETS, Target
-from transconv.verify.matrix import record
-from transconv.verify.matrix.cases import CASES, MatrixCase, Planned, planned, share
+from transconv.verify import matrix
+from transconv.verify.matrix import CASES, MatrixCase, Planned, planned, share
 
 RECORD = Path(__file__).parents[2] / "tests" / "golden" / "resources.csv"
 INSTALLED = "installed"
@@ -62,13 +63,13 @@ def _page(text: str) -> Path:
     if path.suffix != ".md":
         raise argparse.ArgumentTypeError(f"'{text}' is no Markdown file, such as docs/targets.md: "
                                          "a second page is written beside it")
-    ranges.output(str(record.beside(path)))
+    ranges.output(str(beside(path)))
     return path
 
 
 def run(words: argparse.Namespace) -> int:
     if words.page and not (words.update or words.json or words.csv):
-        _write_pages(words.page, record.read(words.record))
+        _write_pages(words.page, matrix.read(words.record))
         return 0
     targets = [Target.parse(t) for t in words.targets.split(",") if t] or [
         t for t in TARGETS.values() if t.backend in BACKENDS]
@@ -76,13 +77,13 @@ def run(words: argparse.Namespace) -> int:
     versions = [triton_version(f) for f in folders]
     started = time.monotonic()
     kernels = _planned(share(_names(words.problems), targets, *words.share), words.jobs)
-    recorded = record.read(words.record)
-    rows: list[record.ResourceRow] = []
+    recorded = matrix.read(words.record)
+    rows: list[matrix.ResourceRow] = []
     failures: list[str] = []
     everything: list[dict[str, object]] = []
     for version, folder in zip(versions, folders, strict=True):
         answers = _compiled(kernels, version, folder, words)
-        made = record.rows_of(version, kernels, answers)
+        made = matrix.rows_of(version, kernels, answers)
         rows += made
         failures += _failures(version, kernels, answers, made,
                               None if words.update else recorded)
@@ -93,24 +94,24 @@ def run(words: argparse.Namespace) -> int:
         if words.share == (0, 1) and not words.targets and not words.problems:
             made_now = {r.key for r in rows}  # rows of removed cases leave the record
             recorded = {k: r for k, r in recorded.items() if k in made_now or k[0] not in versions}
-        record.write(words.record, recorded.values())
+        matrix.write(words.record, recorded.values())
     if words.json:
         replace_named(words.json, json.dumps(everything, indent=1))
     if words.csv:
-        record.write(words.csv, rows)
+        matrix.write(words.csv, rows)
     if words.page:
         _write_pages(words.page, recorded)
     print(_report(rows, failures, len(kernels) * len(versions), time.monotonic() - started))
     return 1 if failures else 0
 
 
-def _write_pages(path: Path, recorded: dict[record.Key, record.ResourceRow]) -> None:
+def _write_pages(path: Path, recorded: dict[matrix.Key, matrix.ResourceRow]) -> None:
     """The page of resources and the page of kernels."""
     if not recorded:
         raise FileNotFoundError("the record has no rows to write pages of; --update makes them")
-    beside = record.beside(path)
-    replace_named(path, record.page(recorded.values(), beside.name))
-    replace_named(beside, record.page_of_kernels(recorded.values()))
+    kernels = beside(path)
+    replace_named(path, page_of_chips(recorded.values(), kernels.name))
+    replace_named(kernels, page_of_kernels(recorded.values()))
 
 
 def _names(text: str) -> list[str]:
@@ -142,25 +143,174 @@ def _failures(
     version: str,
     kernels: Sequence[Planned],
     answers: Sequence[Answer],
-    rows: Sequence[record.ResourceRow],
-    recorded: dict[record.Key, record.ResourceRow] | None,
+    rows: Sequence[matrix.ResourceRow],
+    recorded: dict[matrix.Key, matrix.ResourceRow] | None,
 ) -> list[str]:
     """A sentence for each failure, with the command that repeats it."""
     found = [(p.target, p.case, text) for p, a in zip(kernels, answers, strict=True)
-             for text in record.flaws(p, a)]
+             for text in matrix.flaws(p, a)]
     if recorded is not None and not any(k[0] == version for k in recorded):
         return [f"Triton {version} has no rows in the record; --update makes them"]
     if recorded is not None:
         found += [(r.target, r.case, text) for r in rows
-                  for text in record.overruns(r, recorded.get(r.key))]
+                  for text in matrix.overruns(r, recorded.get(r.key))]
     return [f"{case} for {target}, Triton {version}: {text}\n    repeat: python -m transconv matrix "
             f"--targets {target} --problems {case}" for target, case, text in found]
 
 
-def _report(rows: Sequence[record.ResourceRow], failures: Sequence[str], kernels: int,
+def _report(rows: Sequence[matrix.ResourceRow], failures: Sequence[str], kernels: int,
             seconds: float) -> str:
     spilt = sum(1 for r in rows if r.spill_bytes)
     lines = [*failures, f"{kernels} kernels compiled in {seconds:.0f} s for "
              f"{len({r.target for r in rows})} chips; {spilt} of {len(rows)} rows spill as "
              f"recorded; {len(failures)} failures"]
     return "\n".join(lines)
+
+
+# -- the pages of the documentation, from the record alone -----------------------------------------------
+
+KINDS: tuple[tuple[str, str], ...] = (
+    ("HGMMA", "asynchronous matrix unit of sm_90"),
+    ("UTCHMMA", "asynchronous matrix unit of sm_100"),
+    ("HMMA", "matrix unit, 16-bit and tf32 operands"),
+    ("IGMMA, QGMMA", "asynchronous matrix unit of sm_90, 8-bit integers and floats"),
+    ("IMMA, QMMA", "matrix unit, 8-bit integers and floats"),
+    ("UTCQMMA", "asynchronous matrix unit of sm_100, 8-bit floats"),
+    ("DMMA", "matrix unit, f64 operands"),
+    ("v_mfma", "matrix unit of AMD's wave-64 chips"),
+    ("v_wmma", "matrix unit of AMD's wave-32 chips"),
+    ("FFMA, FFMA2, DFMA, v_fma, v_pk_fma, v_dual_fma", "multiply-add element by element"),
+    ("UTMALDG, UTMASTG", "boxes loaded and stored by the copy engine"),
+    ("LDGSTS, global_load_lds", "copy from memory to shared memory past the registers"),
+    ("LDG, STG, global_load, global_store, buffer_load", "loads and stores of each lane"),
+    ("….128", "those that move 16 bytes per lane"),
+    ("LDSM, STSM", "whole matrix fragments from and to shared memory"),
+    ("LDL, STL, scratch_load, scratch_store", "registers that were spilt, or an array on the stack"),
+)
+
+HEAD = """# What the kernels take of every chip
+
+<!-- Written by `python -m transconv matrix --page docs/targets.md`; change the record or
+     transconv/cli/matrix.py instead. -->
+
+Every golden problem is compiled for every chip, without a GPU, by `python -m transconv matrix`: its
+machine code is read for registers, spills, shared memory and instructions, which are compared with
+the record ([tests/golden/resources.csv](../tests/golden/resources.csv)). A kernel that no longer
+compiles, spills more than recorded, takes clearly more registers at the same schedule, or lacks an
+instruction that its schedule and its chip ask for (`transconv/verify/matrix.py`) is
+a failure with a sentence.
+
+```sh
+python -m transconv matrix --targets sm_90,gfx942 --problems dense,depthwise
+python -m transconv matrix --update --page docs/targets.md  # after a change that is meant
+make matrix  # everything, with the pinned Triton and the newest release
+```
+
+**What was run and what was only compiled.** Kernels for sm_90 ran on an H200 and on H100s with Triton
+3.6 (see [the results](results.md)). For every other chip on this page, and for any chip with a newer
+Triton, they were compiled and never run: that they are right there rests on the IR's and Triton's
+interpreters, how fast they are is not known. Intel GPUs are not on this page, as their compiler
+needs the vendor's driver stack.
+
+Registers and spilt bytes are per thread (AMD: vector and accumulation registers together), shared
+memory is per program, in bytes, beside what a program may use. The row of each chip leads to its
+kernels.
+"""
+
+HEAD_OF_KERNELS = """# Every kernel of every chip
+
+<!-- Written by `python -m transconv matrix --page docs/targets.md`, beside that page. -->
+
+What each kernel of the golden problems takes of each chip. [The page of all chips](targets.md) says
+how it was compiled, what was only compiled and never run, and what the words for instructions mean.
+
+Registers and spilt bytes are per thread (AMD: vector and accumulation registers together), shared
+memory is per program, in bytes, beside what a program may use. The stride phases of a data gradient
+are one row, that of the most of each. `_sum` adds the parts of a split sum. A chip without a column
+for a Triton was not compiled with it. Tiles are the heuristics' for that chip, except where the
+golden problem names one that is legal there.
+"""
+
+
+def page_of_chips(rows: Iterable[matrix.ResourceRow], kernels: str = "targets_kernels.md") -> str:
+    """The page of all chips in Markdown; ``kernels`` is the page of kernels that it leads to."""
+    ordered = sorted(rows, key=matrix.place)
+    return "\n".join([HEAD, _kinds(), _problems(), _summary(ordered, _sorted_versions(ordered), kernels)])
+
+
+def page_of_kernels(rows: Iterable[matrix.ResourceRow]) -> str:
+    """The page of every kernel in Markdown, a table for each chip."""
+    ordered = sorted(rows, key=matrix.place)
+    return "\n".join([HEAD_OF_KERNELS, *(_chip(TARGETS[name], list(group), _sorted_versions(ordered))
+                                         for name, group in groupby(ordered, key=lambda r: r.target))])
+
+
+def beside(path: Path) -> Path:
+    """Where the page of kernels lies: ``targets.md`` has ``targets_kernels.md`` beside it."""
+    return path.with_name(f"{path.stem}_kernels{path.suffix}")
+
+
+def _sorted_versions(rows: Iterable[matrix.ResourceRow]) -> list[str]:
+    return sorted({r.triton for r in rows}, key=lambda v: [int(n) for n in v.split(".")])
+
+
+def _table(head: list[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
+
+
+def _kinds() -> str:
+    return "## Words\n\n" + _table(["word", "what it is"], [[f"`{w}`", what] for w, what in KINDS])
+
+
+def _problems() -> str:
+    rows = [[c.name, f"`{c.problem}`", c.epilogue, "" if c.boxes else "no boxes"]
+            for c in CASES.values()]
+    return "## Golden problems\n\n" + _table(["name", "problem", "forward epilogue", ""], rows)
+
+
+def _summary(rows: list[matrix.ResourceRow], versions: list[str], kernels: str) -> str:
+    """Per chip and Triton: how many kernels, how many spill, and the most that one takes."""
+    made: list[list[object]] = []
+    for name, group in groupby(rows, key=lambda r: r.target):
+        found = list(group)
+        for version in versions:
+            of = [r for r in found if r.triton == version]
+            if of:
+                spilt = [r for r in of if r.spill_bytes]
+                made.append([f"[{name}]({kernels}#{name})", version, len(of),
+                             max(r.registers for r in of), len(spilt),
+                             max((r.spill_bytes for r in spilt), default=0),
+                             sum(r.serialised for r in of), max(r.shared_bytes for r in of),
+                             TARGETS[name].shared_bytes])
+    head = ["chip", "Triton", "kernels", "most registers", "that spill", "most spilt",
+            "serialised", "most shared", "limit"]
+    return "## All chips\n\n" + _table(head, made)
+
+
+def _chip(target: Target, rows: list[matrix.ResourceRow], versions: list[str]) -> str:
+    """One line per kernel; what two versions of Triton take stands side by side."""
+    shown = [v for v in versions if any(r.triton == v for r in rows)]
+    head = ["problem", "kernel", *(f"{what} {v}" for what in ("registers", "spilt", "shared")
+                                   for v in shown), "instructions", "schedule"]
+    made: list[list[object]] = []
+    for (case, kernel), group in groupby(rows, key=lambda r: (r.case, r.kernel)):
+        found = {r.triton: r for r in group}
+        last = found[max(found, key=shown.index)]
+        numbers = [_number(found.get(v), what) for what in
+                   ("registers", "spill_bytes", "shared_bytes") for v in shown]
+        words = " ".join(dict.fromkeys(w for r in found.values() for w in r.words.split()))
+        flaw = " **serialised**" if any(r.serialised for r in found.values()) else ""
+        made.append([case, kernel, *numbers, words + flaw, f"`{_short(last.schedule)}`"])
+    about = (f"{target.shared_bytes} bytes of shared memory for a program, warps of "
+             f"{target.warp_size}, features {' '.join(sorted(target.features))}.")
+    return f"## {target.name}\n\n{about}\n\n" + _table(head, made)
+
+
+def _short(schedule: str) -> str:
+    """Without the words that are the default; a bar would end the table's cell."""
+    return schedule.replace(" a=gather b=gather |", "").replace("|", "/").strip("/ ")
+
+
+def _number(row: matrix.ResourceRow | None, what: str) -> object:
+    return "-" if row is None else getattr(row, what)

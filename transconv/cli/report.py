@@ -14,19 +14,17 @@ from os.path import isfile
 from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, compile_offline
-from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
-from transconv.cli.arguments.printable import one_line
+from transconv.cli.arguments import computations, options, ranges
 from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems
-from transconv.errors import ProblemError, ScheduleError, StageError, TransconvError
+from transconv.errors import ProblemError, ScheduleError, StageError, TransconvError, one_line
 from transconv.report import LARGEST, LabeledTime, Section, Subject, write_page
 from transconv.runtime import Plan, Planned, build
 from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.tuning.table import Row, header, number, read
-from transconv.verify.matrix.cases import job_of
+from transconv.verify.matrix import job_of
 
 TEXTS = ("ptx", "sass", "amdgcn")
 MOST = 8  # problems of a list

@@ -7,11 +7,12 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transconv.cli import execute
+from transconv.cli import run
 from transconv.cli.arguments import options
 from transconv.conv import Prop
 from transconv.errors import TransconvError
 from transconv.target import Target, detect
+from transconv.verify.machine import device, executable
 
 if TYPE_CHECKING:
     from transconv.conv import ConvProblem
@@ -43,7 +44,7 @@ def report_wrong(words: argparse.Namespace) -> int:
 
 def _of_function(text: str, to: Path) -> int:
     """A function of a file."""
-    execute.device()  # before Triton is imported
+    device()  # before Triton is imported
     from transconv.graph.verification.wrong_report import written, wrong_result
 
     module, name = options.loaded(text)
@@ -62,14 +63,14 @@ def _of_function(text: str, to: Path) -> int:
 
 def _of_problem(problem: ConvProblem, to: Path) -> int:
     """A convolution, in each direction."""
-    where = execute.device()
+    where = device()
     from transconv.graph.verification.wrong_report import versions
 
-    target = execute.executable(detect() if where == "cuda" else Target.parse("sm_90"), where)
+    target = executable(detect() if where == "cuda" else Target.parse("sm_90"), where)
     wrong = []
     for prop in Prop:
         try:
-            found = execute.execute(problem, prop, target, time=False)
+            found = run.execute(problem, prop, target, time=False)
         except TransconvError as error:
             print(f"{prop.value}: no kernel: {error}")
             continue

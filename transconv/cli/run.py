@@ -1,19 +1,66 @@
-"""``run``: generate, execute and compare with the answer; a row for each problem and direction."""
+"""``run``: generate, execute and compare with the answer; a row for each problem and direction. ``demo``:
+a network through generated kernels, then one problem from text to machine code.
+
+The data are small whole numbers: products and sums are exact, so a right kernel gives the same bits
+as the answer in f64 after one rounding.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from transconv.cli import computations
-from transconv.cli.arguments import options
-from transconv.cli.execute import Outcome, device, executable, execute
-from transconv.conv import ConvProblem, Prop, writable
-from transconv.errors import TransconvError
+from transconv.backend_triton import CompileFailure, compile_offline
+from transconv.cli import show
+from transconv.cli.arguments import computations, options
+from transconv.cli.compile import resource_table
+from transconv.conv import ConvProblem, Prop, read_problems, writable
+from transconv.errors import ProblemError, TransconvError
+from transconv.passes import EMIT, NAIVE
 from transconv.schedule import Schedule
-from transconv.target import Target
+from transconv.target import TARGETS, Target, detect
+from transconv.verify.machine import device, executable
+from transconv.verify.matrix import jobs_of
+
+if TYPE_CHECKING:
+    from transconv.conv import CompiledDirection
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a run. ``max_error``: largest difference to the answer; ``milliseconds``: on a
+    GPU; ``problem``: the failure, empty if there was none."""
+
+    compiled: CompiledDirection
+    max_error: float
+    milliseconds: float | None
+    problem: str
+
+    @property
+    def right(self) -> bool:
+        return not self.problem
+
+
+def execute(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
+            time: bool = True, epilogue: str = "") -> Outcome:
+    """Generate, execute, compare. Raises the compiler's errors (ScheduleError, Unsupported)."""
+    from transconv.verify.case import ProblemCase
+
+    case = ProblemCase(problem, prop, epilogue, target=target)
+    compiled = case.plan(schedule or "")
+    found = case.judge(compiled, "exact")
+    spent = None
+    if case.where == "cuda" and time:
+        from triton.testing import do_bench
+
+        spent = float(do_bench(lambda: case.launch(compiled)))
+    return Outcome(compiled, found.max_err, spent, found.reason)
+
 
 LONG = 4  # least number of rows for a progress bar
 
@@ -36,6 +83,7 @@ def add_to(verbs: object) -> None:
                       help="what is done with the sums before they are stored, not for bwd_w: bias+relu, "
                            "sum:0.5+relu:0.1+add:u8:per_oc, ... (docs/checking.md)")
     made.add_argument("--sizes", metavar="N=8,H=17", help="of a computation whose sizes are arguments")
+    _add_demo(verbs)
 
 
 def run(words: argparse.Namespace) -> int:
@@ -47,7 +95,7 @@ def run(words: argparse.Namespace) -> int:
         writable(problem, prop)
     where = device()
     target = executable(options.target(words.target), where)
-    rows = table(work, target, options.schedule(words), f"on {_machine(where)}",
+    rows = table(work, target, options.schedule(words), f"on {machine(where)}",
                  str(options.epilogue(words)))
     return report(rows)
 
@@ -135,9 +183,76 @@ def report(rows: Sequence[RunRow]) -> int:
     return 1 if bad else 0
 
 
-def _machine(where: str) -> str:
+def machine(where: str) -> str:
     if where == "cpu":
         return "the CPU, in Triton's interpreter"
     import torch
 
     return str(torch.cuda.get_device_name())
+
+
+NETWORK = Path(__file__).parents[1] / "data" / "resnet50.txt"
+SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
+CHIPS = ("sm_90", "gfx942")
+
+
+def _add_demo(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "demo", "check a network's convolutions; show one problem stage by stage",
+        "Runs ResNet-50's convolutions in all three directions with generated kernels and compares\n"
+        "each with the exact answer; then shows one problem stage by stage and compiles it.",
+        ("demo",), demo)
+    made.add_argument("--network", default=str(NETWORK), metavar="FILE",
+                      help="a list of problems (default: ResNet-50)")
+
+
+def demo(words: argparse.Namespace) -> int:
+    started = time.perf_counter()
+    where = device()
+    problems = read_problems(words.network)
+    if not problems:
+        raise ProblemError(f"{words.network} contains no problem; expected at least one")
+    if where == "cpu":
+        problems = [one_image(p) for p in problems]
+        print("No GPU: one image instead of the network's batch, in f32; all else as it is.")
+    else:
+        problems = [p.with_dtype("bf16").with_layout("nhwc") for p in problems]
+    work = [(p, prop) for p in problems for prop in Prop]
+    rows = table(work, detect(), None, f"on {machine(where)}")
+    failed = report(rows)
+    excerpt()
+    failed |= chips()
+    right = sum(r.right for r in rows)
+    print(f"\n{'=' * 100}\n{'FAILED' if failed else 'PASSED'}: {right} of {len(rows)} kernels of "
+          f"{Path(words.network).stem} are right, in {time.perf_counter() - started:.0f} s")
+    return failed
+
+
+def one_image(p: ConvProblem) -> ConvProblem:
+    """The problem at batch 1."""
+    return ConvProblem.make(1, p.ic, p.oc, p.i, p.k, p.stride, p.dilation, p.pad_lo, p.o, p.g,
+                            layout="nhwc", name=p.name)
+
+
+def excerpt() -> None:
+    """Print one problem as computation, a few stages, and source."""
+    problem, target = ConvProblem.parse(SHOWN), TARGETS["sm_90"]
+    print(f"\n{'=' * 100}\nStage by stage: the last of the four stride phases of\n")
+    words: Any = SimpleNamespace(stage="compute", diff=False, schedule=None, epilogue="")
+    pages = list(show.pages(problem, Prop.BWD_D, target, words))
+    print(pages[0] + "\n" + pages[-1])
+    for words.stage in (NAIVE.name, "lanewise", EMIT.name):
+        print(list(show.pages(problem, Prop.BWD_D, target, words))[-1])
+    print("\nEvery stage: python -m transconv show "
+          f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)")
+
+
+def chips() -> int:
+    """Compile the problem for two chips; 1 when one fails."""
+    problem = ConvProblem.parse(SHOWN)
+    jobs = [j for name in CHIPS for p in Prop
+            for j in jobs_of(problem, p, TARGETS[name])]
+    print(f"\n{'=' * 100}\nCompiled offline, {problem}\n")
+    answers = compile_offline(jobs)
+    print(resource_table(answers))
+    return int(any(isinstance(a, CompileFailure) for a in answers))

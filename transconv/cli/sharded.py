@@ -34,7 +34,7 @@ def run(words: argparse.Namespace) -> int:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from transconv import distributed
+    import transconv
 
     if not dist.is_torchelastic_launched():
         raise ValueError("sharded runs on several ranks; expected to be started by torchrun "
@@ -49,8 +49,8 @@ def run(words: argparse.Namespace) -> int:
     torch.manual_seed(0)
     with torch.device(device):
         model, *inputs = function()
-    found = distributed.verify(model, mesh, words.plan, *inputs, exact=words.exact, whole=words.whole,
-                               rows=words.rows)
+    found = transconv.distributed.verify(model, mesh, words.plan, *inputs, exact=words.exact,
+                                         whole=words.whole, rows=words.rows)
     if dist.get_rank() == 0:
         print(found)
     dist.destroy_process_group()

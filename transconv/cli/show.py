@@ -1,4 +1,5 @@
-"""``show``: a problem's computations, schedule, stages and source, for reading."""
+"""``show``: a problem's computations, schedule, stages and source, for reading. ``words``: what the words
+of a schedule mean."""
 
 from __future__ import annotations
 
@@ -7,15 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from transconv.backend_triton import emit
-from transconv.cli import computations
-from transconv.cli.arguments import options
+from transconv.cli.arguments import computations, options
 from transconv.compute import Compute, Workload, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, build, marked
-from transconv.errors import ScheduleError
+from transconv.errors import ScheduleError, nearest
 from transconv.ir import Kernel, readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages
 from transconv.runtime import PlanStep, header, kernel_name, plan_steps
-from transconv.schedule import Block, Schedule, Scheduled, why_not
+from transconv.schedule import Block, Schedule, Scheduled, why_not, words
 from transconv.selection import choice
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
@@ -43,6 +43,7 @@ def add_to(verbs: object) -> None:
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
     options.add_schedule(made)
+    _add_words(verbs)
 
 
 def show(words: argparse.Namespace) -> int:
@@ -238,3 +239,26 @@ def _names() -> list[str]:
 
 def _stage(name: str) -> str:
     return "compute" if name == "algorithm" else name  # its name before 0.1; for one release
+
+
+# -- words ------------------------------------------------------------------------------------------
+
+
+def _add_words(verbs: object) -> None:
+    made = options.add_verb(
+        verbs, "words", "explain the words of a schedule",
+        "Prints each word of a schedule with its default, its values and its meaning.",
+        ("words", "words split_k reduce"), explain)
+    made.add_argument("word", nargs="*", help="the words to print; default: all")
+
+
+def explain(given: argparse.Namespace) -> int:
+    known = {w.name: w for w in words()}
+    if unknown := [name for name in given.word if name not in known]:
+        raise ScheduleError(f"there is no word '{unknown[0]}'; expected some of {' '.join(known)}"
+                            f"{nearest(unknown[0], known)}")
+    for name in given.word or known:
+        word = known[name]
+        default = f"default {word.default}" if word.default != "" else "default: none"
+        print(f"{name:<9} {word.expected} ({default})\n          {word.says}")
+    return 0

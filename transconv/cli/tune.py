@@ -12,8 +12,7 @@ from os.path import exists
 from pathlib import Path
 
 from transconv import knobs
-from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
+from transconv.cli.arguments import computations, options, ranges
 from transconv.compute import Alone, Compute
 from transconv.conv import (
     DIRECTIONS,
@@ -32,7 +31,7 @@ from transconv.target import Target, detect, triton_version
 from transconv.tuning import ranks
 from transconv.tuning.ranks import Dealer, serve
 from transconv.tuning.session import Limits, Session, TuningJob, groups, log_of, log_path, of_log
-from transconv.verify.pool import Pool, code, terminable
+from transconv.verify.machine import Pool, code, terminable
 from transconv.version import __version__
 
 

@@ -26,8 +26,7 @@ from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.fusion.plan import Edge
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RegionKernel
-from transconv.runtime import Wanted, estimated, torch_internals
-from transconv.tuning.timing import Clock
+from transconv.runtime import Wanted, estimated, timing, torch_internals
 
 if TYPE_CHECKING:
     from transconv.report import PrintedTable
@@ -47,7 +46,7 @@ class KernelRow:
     bytes: int
     flops: float
     estimate: Callable[[], float]
-    measure: Callable[[Clock], float | None]
+    measure: Callable[[timing.Clock], float | None]
     text: str
     numbers: str = ""
     measured_us: float | None = None
@@ -216,7 +215,7 @@ def report(compiled: Any, measure: bool = False) -> Report:
 
 
 def _measured(graph: GraphReport) -> GraphReport:
-    clock = Clock("cuda", 20.0)
+    clock = timing.Clock("cuda", 20.0)
     return replace(graph, rows=tuple(replace(r, measured_us=r.measure(clock)) if isinstance(r, KernelRow)
                                      else r for r in graph.rows))
 
@@ -297,7 +296,7 @@ def _original(value: Any) -> Any:
 Tensor = torch.Tensor
 
 
-def measured(asked: str | Workload, device: torch.device, clock: Clock) -> float | None:
+def measured(asked: str | Workload, device: torch.device, clock: timing.Clock) -> float | None:
     """The median of a kernel on random data; indices are zeros. None on a CPU, where nothing that is
     measured says anything about a device. Raises Unsupported."""
     if device.type != "cuda":

@@ -103,9 +103,9 @@ def _empty_cache(where: str) -> None:
 
 @cache
 def _clock(where: str) -> Any:
-    from transconv.tuning.timing import Clock
+    from transconv.runtime import timing
 
-    return Clock(where)
+    return timing.Clock(where)
 
 
 def _record(compiled: Plan, reason: str) -> None:

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from transconv import knobs
-from transconv.verify.pool import Pool, Row, Task, WorkerTask
+from transconv.verify.machine import Pool, Row, Task, WorkerTask
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 MEET_S = 300.0  # in which all ranks start

@@ -27,7 +27,7 @@ from transconv.selection.tuning_db import record, store
 from transconv.target import Target, triton_version
 from transconv.tuning.search import ScheduleTrial, Search
 from transconv.tuning.table import CsvTable, number, read
-from transconv.verify.pool import Pool, Task, WorkerTask
+from transconv.verify.machine import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "layer_kind", "layer_direction", "problem", "direction", "behind", "dtype", "layout",
            "machine", "trial", "origin", "rank", "schedule", "estimate", "us", "p20", "p80",

@@ -302,6 +302,14 @@ MOST_PRODUCTS = 1 << 34  # that torch computes in f64 in a second on a GPU
 PIECE = 1 << 26  # elements of a piece of the batch, both tensors together
 
 
+def weight(p: ConvProblem) -> float:
+    """An upper estimate of the GPU memory that a check needs, in bytes."""
+    image = p.ic * prod(p.i) + p.oc * prod(p.o)
+    piece = min(p.mb * image, max(PIECE, image))
+    # Filling takes several times the tensors, comparing six f64 copies of a piece.
+    return 10.0 * p.bytes_moved() + 6 * 8 * piece + 2**29
+
+
 def tap_slices(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...],
                                                  tuple[slice, ...]]]:
     """Every tap that meets the input: (tap, output points it reaches, input points it reads)."""

@@ -138,10 +138,10 @@ def search(run: Run, arrays: dict[str, Any], offered: dict[str, tuple[Any, ...]]
            trials: int) -> TunedChoice:
     """The fastest words of those offered. Nothing starts after ``seconds``, and at most ``trials`` are
     measured beside the kernel without tuning."""
-    from transconv.tuning.timing import Clock
+    from transconv.runtime import timing
 
     device = next(iter(arrays.values())).device
-    clock, end = Clock(str(device), BUDGET_MS), time.perf_counter() + seconds
+    clock, end = timing.Clock(str(device), BUDGET_MS), time.perf_counter() + seconds
     wanted = {n: t.clone() for n, t in arrays.items()}
     run(LaunchWords(), wanted)
     before = best = _timed(clock, run, LaunchWords(), arrays)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, build
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
-from transconv.standalone import (
+from transconv.runtime.standalone import (
     PlanPackage,
     check,
     code_folder,

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 from transconv.conv import ConvProblem, Prop
 from transconv.disk_cache import replace_named
 from transconv.errors import ProblemError, ScheduleError, Unsupported
-from transconv.verify.benchdnn.attributes import INVALID, UNIMPLEMENTED
-from transconv.verify.benchdnn.job import NEXT
+from transconv.verify.benchdnn.job import INVALID, NEXT, UNIMPLEMENTED
 from transconv.verify.benchdnn.requests import BenchdnnRequest
-from transconv.verify.pool import is_fatal
+from transconv.verify.machine import is_fatal
 from transconv.version import __version__
 
 if TYPE_CHECKING:

@@ -54,14 +54,16 @@ from transconv.passes.lowering import naive
 from transconv.schedule import Schedule, Scheduled, is_copy
 from transconv.target import TARGETS, Target
 from transconv.verify import any_size
-from transconv.verify.bisect.emitted_kernel import (
+from transconv.verify.bisect.sampled_values import overflow, rule_of
+from transconv.verify.bisect.subject import (
+    PRODUCTS,
+    BisectSubject,
     EmittedVerdict,
     ask_compiler,
     ask_emitter,
-    overflow,
+    evaluated,
+    shrunk,
 )
-from transconv.verify.bisect.rewrite_rules import rule_of
-from transconv.verify.bisect.subject import PRODUCTS, BisectSubject, evaluated, shrunk
 from transconv.verify.computation import ComputationCase
 
 PARTS = ("ir", "emitter", "compiler")

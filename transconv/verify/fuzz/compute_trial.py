@@ -27,11 +27,9 @@ from transconv.schedule import Block, Schedule
 from transconv.target import Target
 from transconv.verify import any_size
 from transconv.verify.computation import ComputationCase, after_every_pass
-from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
-from transconv.verify.draw.conv_problems import chance
-from transconv.verify.fuzz import shrinker
+from transconv.verify.fuzz import compute_texts, legal_schedules
 from transconv.verify.fuzz.conv_trial import interpreted_steps
-from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
+from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun, chance, less, simpler_schedules
 from transconv.verify.machine import executable
 
 TARGETS = ("sm_90", "sm_90", "sm_80", "gfx942")
@@ -175,7 +173,7 @@ def _reads_back(compute: Compute) -> bool:
 def draw_trial(seed: int | str, number: int) -> ComputeTrial:
     """Trial ``number`` of a seed: the same for everybody."""
     rng = Random(f"transconv computes {seed} {number}")
-    text = dynamic_texts.text(rng) if chance(rng, 12) else compute_texts.text(rng)
+    text = any_size.drawn_text(rng) if chance(rng, 12) else compute_texts.text(rng)
     target = rng.choice(TARGETS)
     made = parse(text)
     chip = Target.parse(target)
@@ -248,7 +246,7 @@ def _ways(trial: ComputeTrial, lines: Lines) -> Iterator[ComputeTrial]:
     if trial.schedule:
         yield replace(trial, schedule="")
         said = Schedule.parse(trial.schedule)
-        yield from (replace(trial, schedule=str(s)) for s in shrinker.schedules(said))
+        yield from (replace(trial, schedule=str(s)) for s in simpler_schedules(said))
     yield from (_on(trial, made) for ways in (_fewer, _numbers, _values, _coordinates, _shorter)
                 for made in ways(lines))
 
@@ -329,7 +327,7 @@ def _coordinates(lines: Lines) -> Iterator[Lines]:
 def _shorter(lines: Lines) -> Iterator[Lines]:
     at = next(i for i, line in enumerate(lines) if line.startswith("axes "))
     for name, size in re.findall(rf"({NAME})=(\d+)", lines[at]):
-        yield from _axes(lines, name, shrinker.less(int(size)))
+        yield from _axes(lines, name, less(int(size)))
 
 
 def _axes(lines: Lines, name: str, sizes: list[int]) -> Iterator[Lines]:

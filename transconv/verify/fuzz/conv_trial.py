@@ -42,10 +42,15 @@ from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import epilogue_operands
-from transconv.verify.draw import conv_problems, legal_schedules
-from transconv.verify.draw.conv_problems import chance
-from transconv.verify.fuzz import shrinker
-from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
+from transconv.verify.fuzz import conv_problems, legal_schedules
+from transconv.verify.fuzz.trial import (
+    MOST_STEPS,
+    Trial,
+    TrialRun,
+    chance,
+    simpler_problems,
+    simpler_schedules,
+)
 from transconv.verify.machine import executable
 
 DIRECTIONS = {Prop.FWD: "FWD_D", Prop.BWD_D: "BWD_D", Prop.BWD_W: "BWD_W"}
@@ -275,8 +280,8 @@ def _ways(trial: ConvTrial) -> Iterator[ConvTrial]:
     for at in range(len(ops)):
         yield replace(trial, epilogue="+".join(ops[:at] + ops[at + 1:]))
     if trial.schedule is not None:
-        yield from (replace(trial, schedule=c) for c in shrinker.schedules(trial.schedule))
-    for problem in shrinker.problems(trial.problem):
+        yield from (replace(trial, schedule=c) for c in simpler_schedules(trial.schedule))
+    for problem in simpler_problems(trial.problem):
         yield from _on(trial, problem)
 
 

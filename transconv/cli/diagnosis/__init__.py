@@ -1,1 +1,0 @@
-"""The checks of ``doctor``, a file for each subject."""

@@ -1,1 +1,0 @@
-"""Drawn problems, computations and schedules."""
