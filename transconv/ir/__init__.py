@@ -82,10 +82,16 @@ from transconv.ir.expr import (
 from transconv.ir.functions.calls import CALLS, Callee, helpers, multiply_add
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.ir.functions.reductions import REDUCERS, reducer_of
-from transconv.ir.functions.rounding import convert, held_constant, wrapped
+from transconv.ir.functions.rounding import (
+    SHORT,
+    chances,
+    convert,
+    held_constant,
+    one_of_two,
+    wrapped,
+)
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
-from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
 from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of

@@ -28,7 +28,7 @@ from transconv.ir.functions.packed_bytes import (
     shifted_in_numpy,
 )
 from transconv.ir.functions.reductions import REDUCERS
-from transconv.ir.functions.stochastic_rounding import (
+from transconv.ir.functions.rounding import (
     RANDOM_BITS,
     SHORT,
     helper,

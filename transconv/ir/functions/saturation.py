@@ -13,7 +13,7 @@ from math import inf, isnan
 
 from transconv.ir.dtype import DType, f32, f64, i32
 from transconv.ir.expr import Add, Const, Div, Expr, Max, Min, Mul, Sub
-from transconv.ir.functions.stochastic_rounding import CHANCES
+from transconv.ir.functions.rounding import CHANCES
 from transconv.ir.operations import Call, Cast, Select, maximum, minimum, select
 from transconv.ir.visit import ExprMutator
 
