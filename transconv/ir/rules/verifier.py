@@ -31,8 +31,8 @@ from transconv.ir.functions.reductions import REDUCERS
 from transconv.ir.node import Node
 from transconv.ir.operations import Reduce, Renamed, Spread
 from transconv.ir.rules import forms as form
+from transconv.ir.rules.forms import Site, alone, sites, statements, title
 from transconv.ir.rules.names import why_not_name
-from transconv.ir.rules.sites import Site, alone, sites, statements, title
 from transconv.ir.tensor import Tensor
 
 WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "part_wait", "fence", "send_wait")
