@@ -19,8 +19,8 @@ from transconv.compute import Compute, Read, Write, parse
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
+from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import InterpError, Memory
 from transconv.passes import pipeline
 from transconv.passes.lowering.launch_fusion import together
 from transconv.runtime import build_compute

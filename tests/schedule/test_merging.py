@@ -19,8 +19,8 @@ from transconv.conv.problem.descriptor import parse_descriptor
 from transconv.conv.relation import computes
 from transconv.cost.model import estimate
 from transconv.cost.work import count
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule, Scheduled

@@ -21,8 +21,8 @@ from transconv.conv.relation import computes
 from transconv.cost.work import count
 from transconv.errors import ScheduleError
 from transconv.ir import Layout, Tensor, convert, f16, f32, tf32
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule

@@ -92,9 +92,16 @@ from transconv.ir.functions.rounding import (
 )
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract
+from transconv.ir.interp.evaluate import (
+    Array,
+    Evaluator,
+    Fault,
+    InterpError,
+    Memory,
+    contract,
+    offsets_of,
+)
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
 from transconv.ir.operations import (

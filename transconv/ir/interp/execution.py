@@ -19,8 +19,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.expr import ZERO, Const, Expr, Lane, Var
 from transconv.ir.functions.rounding import convert
-from transconv.ir.interp.evaluate import Evaluator, Fault, position
-from transconv.ir.interp.memory import Array, InterpError, Memory
+from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, position
 from transconv.ir.node import Node
 from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
 from transconv.ir.tensor import Tensor

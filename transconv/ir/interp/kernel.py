@@ -32,9 +32,8 @@ from transconv.ir.dtype import multiplied_as, tf32
 from transconv.ir.explicit import Barrier, SlotTile, SmemRing
 from transconv.ir.expr import Expr, Var
 from transconv.ir.functions.rounding import convert
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract
+from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract
 from transconv.ir.interp.execution import Execution
-from transconv.ir.interp.memory import Array, InterpError, Memory
 from transconv.ir.stmt import Kernel
 from transconv.ir.tensor import BoxLoad, Load, Tensor, box_address
 from transconv.ir.visit import find
