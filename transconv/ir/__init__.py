@@ -91,7 +91,14 @@ from transconv.ir.functions.rounding import (
     wrapped,
 )
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
-from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
+from transconv.ir.functions.size_values import (
+    Values,
+    defined,
+    executed,
+    function_of,
+    value_at,
+    values_of,
+)
 from transconv.ir.interp.evaluate import (
     Array,
     Evaluator,
@@ -157,7 +164,6 @@ from transconv.ir.stmt import (
 )
 from transconv.ir.tensor import BoxLoad, Load, MemoryRead, Tensor, View, ViewDim
 from transconv.ir.text.infix import readable
-from transconv.ir.text.python_functions import defined, executed
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,

@@ -1,4 +1,8 @@
-"""The value of an expression of sizes, such as the extent of a tensor or a requirement."""
+"""The value of an expression of sizes, such as the extent of a tensor or a requirement.
+
+Where calls must take the host little time, functions are written out as Python's text: what would be a
+loop over tensors, or a look at a switch, is then a line.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from typing import Any
 
 from transconv.ir import expr as ex
 from transconv.ir.operations import Cast, Select
-from transconv.ir.text.python_functions import defined
 
 Values = Mapping[str, int]
 """Sizes by name."""
@@ -150,3 +153,17 @@ def _operation(kind: type[ex.Binary], a: ex.Expr, b: ex.Expr) -> ex.Expr:
         case left, ex.Const(1) if kind is ex.FloorDiv:
             return left
     return kind(a, b)  # type: ignore[call-arg]
+
+
+def defined(text: str, name: str, known: Mapping[str, Any] | None = None) -> Any:
+    """What a text of Python defines under a name. ``known``: what else it mentions, by name. The text is
+    made of the package's own words and of numbers, never of what a user or a file says."""
+    return executed(text, known or {})[name]
+
+
+def executed(text: str, known: Mapping[str, Any], path: str = "<string>") -> dict[str, Any]:
+    """All names of a text of Python after it ran, with the ``known`` ones. ``path``: where tracebacks say
+    that it is. Who calls this knows where the text is from: it can do all that the program can."""
+    scope = dict(known)
+    exec(compile(text, path, "exec"), scope)
+    return scope
