@@ -79,9 +79,8 @@ from transconv.ir.expr import (
     Xor,
     as_expr,
 )
-from transconv.ir.functions.calls import CALLS, Callee, helpers, multiply_add
+from transconv.ir.functions.calls import CALLS, REDUCERS, Callee, helpers, multiply_add, reducer_of
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
-from transconv.ir.functions.reductions import REDUCERS, reducer_of
 from transconv.ir.functions.rounding import (
     SHORT,
     chances,

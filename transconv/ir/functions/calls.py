@@ -1,9 +1,8 @@
-"""What a ``Call`` may call: one row a function, with its meaning in NumPy and its two spellings.
+"""What a ``Call`` or a ``Reduce`` computes: one row each, with its meaning in NumPy and its spellings.
 
 The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
-``triton`` or ``gluon``. For a function that these languages lack the row has its source text.
-
-Also here: ``x * y + z`` with one rounding, in NumPy.
+``triton`` or ``gluon``. For what these languages lack the row has its source text. All reductions
+propagate NaN, as in NumPy.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir.dtype import DType, f32, i32
+from transconv.ir.expr import Add, Const, Expr, Max, Min, Mul
 from transconv.ir.functions.packed_bytes import (
     BYTES,
     PRODUCTS,
@@ -27,7 +27,6 @@ from transconv.ir.functions.packed_bytes import (
     shifted_helper,
     shifted_in_numpy,
 )
-from transconv.ir.functions.reductions import REDUCERS
 from transconv.ir.functions.rounding import (
     RANDOM_BITS,
     SHORT,
@@ -35,6 +34,54 @@ from transconv.ir.functions.rounding import (
     in_numpy,
     numpy_bits,
 )
+
+_HELPER = '''
+@{{jit}}
+def {name}_of(a, b):
+    """{says}"""
+    return {body}
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """A reduction. ``neutral``: its initial value; ``helper``: the source of a function that combines
+    two values, where the languages have no reduction of this name that propagates NaN."""
+
+    neutral: float
+    numpy: Callable[..., Any]
+    node: Callable[[Expr, Expr], Expr]  # the class of a node
+    helper: str = ""
+
+    def identity(self, dtype: DType) -> Const:
+        """The neutral element as a constant of a type; integers have their limits for infinities."""
+        if dtype.kind == "float":
+            return Const(self.neutral, dtype)
+        least, most = dtype.limits
+        return Const(int(min(max(self.neutral, least), most)), dtype)
+
+
+def _helper(name: str, says: str, body: str) -> str:
+    return _HELPER.format(name=name, says=says, body=body)
+
+
+REDUCERS = {
+    "sum": Reducer(0.0, np.sum, Add),
+    "prod": Reducer(1.0, np.prod, Mul, _helper("prod", "The product of two values.", "a * b")),
+    "max": Reducer(float("-inf"), np.max, Max, _helper(
+        "max", "The greater of two values, NaN if one is.",
+        "{tl}.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
+    "min": Reducer(float("inf"), np.min, Min, _helper(
+        "min", "The lesser of two values, NaN if one is.",
+        "{tl}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
+}
+"""The reductions, by name."""
+
+
+def reducer_of(node: type[Expr]) -> str:
+    """The name of the reduction that combines values by this node class; StopIteration if none does."""
+    return next(name for name, row in REDUCERS.items() if row.node is node)
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -19,8 +19,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DType, boolean, promote
-from transconv.ir.functions.calls import CALLS
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import CALLS, REDUCERS
 from transconv.ir.functions.rounding import convert
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
 from transconv.ir.tensor import Tensor

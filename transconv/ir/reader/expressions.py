@@ -14,7 +14,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, DType
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
 from transconv.ir.rules.names import DEEPEST, NAME, why_not_name, why_not_text
 from transconv.ir.tensor import Tensor

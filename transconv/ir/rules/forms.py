@@ -14,8 +14,7 @@ from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DType, boolean
-from transconv.ir.functions.calls import CALLS
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import CALLS, REDUCERS
 from transconv.ir.functions.rounding import is_held
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select

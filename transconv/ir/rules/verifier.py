@@ -27,7 +27,7 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
 from transconv.ir.operations import Reduce, Renamed, Spread
 from transconv.ir.rules import forms as form

@@ -29,7 +29,7 @@ from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, boolean, f32, index
 from transconv.ir.explicit import SlotTile
 from transconv.ir.expr import Expr, Lane, Var
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
 from transconv.ir.stmt import BoxStore, Kernel
