@@ -127,6 +127,7 @@ from transconv.ir.operations import (
     select,
     sum_of,
 )
+from transconv.ir.printer import readable
 from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
 from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
 from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
@@ -162,7 +163,6 @@ from transconv.ir.stmt import (
     store,
 )
 from transconv.ir.tensor import BoxLoad, Load, MemoryRead, Tensor, View, ViewDim
-from transconv.ir.text.infix import readable
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,

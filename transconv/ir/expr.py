@@ -54,7 +54,7 @@ class Expr(Node):
         raise NotImplementedError
 
     def __str__(self) -> str:
-        from transconv.ir.text.printer import text
+        from transconv.ir.printer import text
 
         return text(self)
 

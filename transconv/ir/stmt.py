@@ -25,7 +25,7 @@ class Stmt(Node):
     __slots__ = ()
 
     def __str__(self) -> str:
-        from transconv.ir.text.printer import text
+        from transconv.ir.printer import text
 
         return text(self)
 

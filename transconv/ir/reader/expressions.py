@@ -16,9 +16,9 @@ from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, DType
 from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
+from transconv.ir.printer import INFIX, LITERAL, Header
 from transconv.ir.rules.names import DEEPEST, NAME, why_not_name, why_not_text
 from transconv.ir.tensor import Tensor
-from transconv.ir.text.printer import INFIX, LITERAL, Header
 
 OPERATIONS = {sign: node for node, sign in INFIX.items()}
 LITERALS = {"True": True, "False": False, "inf": float("inf"), "nan": float("nan")}

@@ -2,7 +2,7 @@
 
 A rule is a generator function: it takes a ``Site`` and yields a sentence for each breach. Errors call it
 by its name, with dashes. ``RULES`` hold for every tree, ``LEVELS`` also for kernels of a level
-(rules/levels.py). To add a rule, write the function and add it to one of these.
+. To add a rule, write the function and add it to one of these.
 
 Also here: well-formedness of names: what is bound, allocated, reserved or a parameter before it is used.
 
