@@ -23,17 +23,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, boolean, f32, index
-from transconv.ir.explicit import SlotTile
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
-from transconv.ir.stmt import BoxStore, Kernel
+from transconv.ir.stmt import BoxStore, Kernel, SlotTile
 from transconv.ir.tensor import BoxLoad, MemoryRead, Tensor
 from transconv.ir.visit import find, lanes_of, walk
 
@@ -114,14 +112,14 @@ class ExprPrinter:
         within = "" if known else f", within=[{self.several(e.within)}]"
         return f"at=[{self.several(e.corner)}], extents=[{', '.join(map(str, e.extents))}]{within}"
 
-    def text_SlotTile(self, e: xp.SlotTile) -> str:
+    def text_SlotTile(self, e: st.SlotTile) -> str:
         text = f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
         if self.header is None:
             return text
         member, within = self.header.pieces.get(e.buffer.name, (None, None))
         if e.member is not member:
             inside = self.text(e.member)
-            text += f".({inside})" if isinstance(e.member, (xp.SlotTile, ex.Unary)) else f".{inside}"
+            text += f".({inside})" if isinstance(e.member, (st.SlotTile, ex.Unary)) else f".{inside}"
         return text if e.within == within else f"{text} within=[{self.several(e.within)}]"
 
     def text_Spread(self, e: Spread) -> str:
@@ -211,8 +209,8 @@ class Printer(ExprPrinter):
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         return [f"{s.func}({', '.join(self.argument(a) for a in s.args)})"]
 
-    def lines_Shared(self, s: xp.Shared) -> list[str]:
-        if isinstance(s.what, xp.Barrier):
+    def lines_Shared(self, s: st.Shared) -> list[str]:
+        if isinstance(s.what, st.Barrier):
             arrivals = "" if s.what.arrivals == 1 else self.detail(f" arrivals={s.what.arrivals}")
             return [f"barrier {s.what.name}[{s.what.slots}]{arrivals}"]
         shape = ", ".join(map(str, s.what.extents))
@@ -220,26 +218,26 @@ class Printer(ExprPrinter):
         members = f"{s.what.members} {below}x " if below or s.what.members != 1 else ""
         return [f"shared {s.what.name}[{s.what.slots}]: {members}{s.what.type}[{shape}]"]
 
-    def lines_Fetch(self, s: xp.Fetch) -> list[str]:
+    def lines_Fetch(self, s: st.Fetch) -> list[str]:
         corner = self.several(s.corner)
         lands = f"{s.barrier.name}[{_bare(self.text(s.slot))}]"
         return [f"fetch {s.tensor.name} at=[{corner}] -> {self.target(s.piece)}, then {lands}"]
 
-    def target(self, piece: xp.SlotTile) -> str:
+    def target(self, piece: st.SlotTile) -> str:
         """The piece that a box is fetched to, with its box of the slot also where there is no header."""
         member = piece.buffer.members > 1 and self.header is None
         return self.text(piece) + (f".{self.text(piece.member)}" if member else "")
 
-    def lines_Put(self, s: xp.Put) -> list[str]:
+    def lines_Put(self, s: st.Put) -> list[str]:
         return [f"put {self.text(s.piece)} = {_bare(self.text(s.value))}"]
 
-    def lines_Send(self, s: xp.Send) -> list[str]:
+    def lines_Send(self, s: st.Send) -> list[str]:
         return [f"send {self.text(s.piece)} -> {s.tensor.name} at=[{self.several(s.corner)}]"]
 
-    def lines_Roles(self, s: xp.Roles) -> list[str]:
+    def lines_Roles(self, s: st.Roles) -> list[str]:
         return ["roles:", *("    " + line for role in s.roles for line in self.lines(role))]
 
-    def lines_Role(self, s: xp.Role) -> list[str]:
+    def lines_Role(self, s: st.Role) -> list[str]:
         registers = f" registers={s.registers}" if s.registers else ""
         return [f"role {s.name} warps={s.warps}{registers}:", *self.block(s.body)]
 
@@ -436,7 +434,7 @@ class ReadingStatements(Reading, Printer):
     def lines_Seq(self, s: st.Seq) -> list[str]:
         return [line for part in s.stmts for line in self.lines(part)]
 
-    def lines_Roles(self, s: xp.Roles) -> list[str]:
+    def lines_Roles(self, s: st.Roles) -> list[str]:
         return [line for role in s.roles for line in self.lines(role)]
 
     def lines_Comment(self, s: st.Comment) -> list[str]:

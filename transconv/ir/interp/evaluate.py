@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
+from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DType, boolean, promote
 from transconv.ir.functions.calls import CALLS, REDUCERS
@@ -197,7 +197,7 @@ class Evaluator:
         self.env: dict[ex.Var, Array] = {}
         self.active: Array = np.ones((1,) * rank, np.bool_)
         # Reads shared memory; None outside of roles.
-        self.piece: Callable[[xp.SlotTile], Array] | None = None
+        self.piece: Callable[[st.SlotTile], Array] | None = None
         self.busy: set[ex.Var] = set()  # accumulators of products in flight
         self._known: dict[ex.Expr, Array] = {}
         self._types: dict[ex.Expr, DType] = {}
@@ -280,7 +280,7 @@ class Evaluator:
             shape[self.axes[lane]] = lane.extent
         return np.broadcast_to(value, shape)
 
-    def _SlotTile(self, e: xp.SlotTile) -> Array:
+    def _SlotTile(self, e: st.SlotTile) -> Array:
         if self.piece is None:
             raise Fault("shared memory is read outside of a role")
         return self.piece(e)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.expr import ZERO, Const, Expr, Lane, Var
 from transconv.ir.functions.rounding import convert
@@ -294,7 +293,7 @@ class Scan:
         return found
 
     def _shape(self, s: Stmt) -> Shape:
-        out = Shape(apart=isinstance(s, xp.Roles) or isinstance(s, For) and not _known_bounds(s))
+        out = Shape(apart=isinstance(s, st.Roles) or isinstance(s, For) and not _known_bounds(s))
         if isinstance(s, Update):
             out.updates.add(s.var)
         elif isinstance(s, st.FuncCall) and s.func.multiplies:

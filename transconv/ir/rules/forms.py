@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
@@ -51,11 +50,11 @@ class Site:
                 return (*corner, *within, value)
             case st.For(start=start, until=until):
                 return (start,) if until is None else (start, until)
-            case xp.Fetch(_, corner, piece, _, slot):
+            case st.Fetch(_, corner, piece, _, slot):
                 return (*corner, piece, slot)
-            case xp.Put(piece, value):
+            case st.Put(piece, value):
                 return (piece, value)
-            case xp.Send(_, corner, piece):
+            case st.Send(_, corner, piece):
                 return (*corner, piece)
             case st.FuncCall(func, args):
                 read = args[1:] if func.multiplies else args
@@ -99,7 +98,7 @@ class Site:
         match self.stmt:
             case st.BoxStore(tensor) | st.Store(tensor):
                 yield "the store", tensor
-            case xp.Fetch(tensor) | xp.Send(tensor):
+            case st.Fetch(tensor) | st.Send(tensor):
                 yield "the copy", tensor
             case st.FuncCall(func, (tensor, *_)):
                 if func.name in ("atomic_add", "partial"):
@@ -116,7 +115,7 @@ class Site:
                 yield "the store", *ac.box_address(box.tensor, box.corner, box.within)
             case st.Store(_, offset, _, mask):
                 yield "the store", offset, mask
-            case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
+            case st.Fetch(tensor, corner, piece) | st.Send(tensor, corner, piece):
                 yield "the copy", *ac.box_address(tensor, corner, piece.within)
             case st.FuncCall(func, (_, ex.Expr() as offset, _, ex.Expr() as mask, *_)):
                 if func.name in ("atomic_add", "partial"):
@@ -154,14 +153,14 @@ def _sites(s: st.Stmt, block: Site) -> Iterator[Site]:
             scope[var] = s
         case st.Kernel(body=body):
             yield from _sites(body, block)
-        case xp.Shared(what):
+        case st.Shared(what):
             scope[what] = s
         case st.For(var, _, body):
             yield from _sites(body, Site(s, params, {**scope, var: s}, dict(lanes), (*around, s)))
-        case xp.Roles(roles):
+        case st.Roles(roles):
             for role in roles:
                 yield from _sites(role, block)
-        case xp.Role(body=body):
+        case st.Role(body=body):
             yield from _sites(body, Site(s, params, dict(scope), dict(lanes), (*around, s)))
         case st.If(_, then, other):
             for branch in (then, other):
@@ -300,7 +299,7 @@ def known_function(site: Site) -> Iterator[str]:
         yield f"{name} takes {len(FUNCS[name].params)} arguments, not {len(args)}"
     else:
         for param, arg in zip(FUNCS[name].params, args, strict=True):
-            kind = {"tensor": Tensor, "acc": ex.Var, "barrier": xp.Barrier}.get(param, ex.Expr)
+            kind = {"tensor": Tensor, "acc": ex.Var, "barrier": st.Barrier}.get(param, ex.Expr)
             if not isinstance(arg, kind):
                 yield f"{param} of {name} is a {type(arg).__name__}, not a {kind.__name__}"
 
@@ -369,7 +368,7 @@ def origin_is_read(site: Site) -> Iterator[str]:
     if isinstance(site.stmt, st.Let) and (origin := site.stmt.origin):
         if origin not in ORIGINS:
             yield f"the origin {origin!r} is none of {', '.join(ORIGINS[1:])}"
-        elif origin != "epilogue" and not site.has(ac.MemoryRead, xp.SlotTile):
+        elif origin != "epilogue" and not site.has(ac.MemoryRead, st.SlotTile):
             yield f"{site.stmt.var.name} is of the origin {origin!r} and reads nothing"
 
 
@@ -426,10 +425,10 @@ def one_grid(site: Site) -> Iterator[str]:
 
 def piece_fits_its_box(site: Site) -> Iterator[str]:
     """Positions in a piece and corners have one expression per dimension of the box."""
-    for e in site.find(xp.SlotTile):
+    for e in site.find(st.SlotTile):
         if len(e.within) != len(e.buffer.extents):
             yield f"{e} has {len(e.within)} dimensions, a box of it {len(e.buffer.extents)}"
     match site.stmt:
-        case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
+        case st.Fetch(tensor, corner, piece) | st.Send(tensor, corner, piece):
             if not len(corner) == len(tensor.shape) == len(piece.within):
                 yield f"the corner has {len(corner)} dimensions, {tensor.name} {len(tensor.shape)}"

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
@@ -36,7 +35,7 @@ from transconv.ir.rules.names import why_not_name
 from transconv.ir.tensor import Tensor
 
 WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "part_wait", "fence", "send_wait")
-STEPS = (xp.Fetch, xp.Put, xp.Send)
+STEPS = (st.Fetch, st.Put, st.Send)
 
 
 # -- nest and tiles ------------------------------------------------------------------------------------
@@ -195,9 +194,9 @@ def products_are_of_names(site: Site) -> Iterator[str]:
 
 def nothing_is_explicit(site: Site) -> Iterator[str]:
     """Only explicit kernels have shared memory, barriers and roles."""
-    if _is_explicit(site.stmt) or isinstance(site.stmt, (xp.Shared, xp.Roles, xp.Role)):
+    if _is_explicit(site.stmt) or isinstance(site.stmt, (st.Shared, st.Roles, st.Role)):
         yield f"a {type(site.stmt).__name__} before the level explicit"
-    yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(xp.SlotTile))
+    yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(st.SlotTile))
 
 
 def tiles_are_dealt_in_the_grid(site: Site) -> Iterator[str]:
@@ -210,14 +209,14 @@ def tiles_are_dealt_in_the_grid(site: Site) -> Iterator[str]:
 def roles_share_a_program(site: Site) -> Iterator[str]:
     """Roles occur once, at the end of the grid's body, after the shared memory; each has a name of its
     own and at least one warp."""
-    if isinstance(site.stmt, (xp.Shared, xp.Roles)) and [type(s) for s in site.around] != [st.For]:
+    if isinstance(site.stmt, (st.Shared, st.Roles)) and [type(s) for s in site.around] != [st.For]:
         yield "it stands deeper than in the grid"
     if isinstance(site.stmt, st.For) and site.stmt.kind == "grid":
         parts = st.statements(site.stmt.body)
-        if any(isinstance(s, xp.Roles) for s in parts) and not all(
-                isinstance(s, xp.Shared) for s in parts[:-1]):
+        if any(isinstance(s, st.Roles) for s in parts) and not all(
+                isinstance(s, st.Shared) for s in parts[:-1]):
             yield "roles have something other than shared memory before them, or anything behind them"
-    if isinstance(site.stmt, xp.Roles):
+    if isinstance(site.stmt, st.Roles):
         names = [role.name for role in site.stmt.roles]
         if len(names) != len(set(names)):
             yield f"two roles have one name: {' '.join(names)}"
@@ -227,15 +226,15 @@ def roles_share_a_program(site: Site) -> Iterator[str]:
 
 def only_roles_wait(site: Site) -> Iterator[str]:
     """Statements that copy boxes, wait, arrive or multiply pieces are inside a role."""
-    if _is_explicit(site.stmt) and not any(isinstance(s, xp.Role) for s in site.around):
+    if _is_explicit(site.stmt) and not any(isinstance(s, st.Role) for s in site.around):
         yield f"`{title(site.stmt)}` is in no role"
-    if not any(isinstance(s, xp.Role) for s in site.around):
+    if not any(isinstance(s, st.Role) for s in site.around):
         yield from tiles_are_dealt_in_the_grid(site)
 
 
 def roles_say_all(site: Site) -> Iterator[str]:
     """A role has no implicit copies or products: it uses ``Fetch``, ``Send`` and ``dot_async``."""
-    if any(isinstance(s, xp.Role) for s in site.around):
+    if any(isinstance(s, st.Role) for s in site.around):
         if isinstance(site.stmt, st.BoxStore) or site.has(ac.BoxLoad):
             yield "a box is moved that no barrier counts"
         if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
@@ -246,7 +245,7 @@ def pieces_are_multiplied(site: Site) -> Iterator[str]:
     """An asynchronous product reads shared memory."""
     if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot_async":
         for arg in site.stmt.args[1:]:
-            if not isinstance(arg, xp.SlotTile):
+            if not isinstance(arg, st.SlotTile):
                 yield f"`{arg}` is multiplied; expected a piece of shared memory"
 
 
@@ -305,17 +304,17 @@ def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
 
 def ring_is_reserved(site: Site) -> Iterator[str]:
     """Rings of shared memory and of barriers are reserved before their use, outside of roles."""
-    used: list[Node] = [e.buffer for e in site.find(xp.SlotTile)]
+    used: list[Node] = [e.buffer for e in site.find(st.SlotTile)]
     match site.stmt:
-        case xp.Fetch(barrier=barrier):
+        case st.Fetch(barrier=barrier):
             used.append(barrier)
         case st.FuncCall(_, args):
-            used += [a for a in args if isinstance(a, xp.Barrier)]
-        case xp.Shared(what) if any(isinstance(s, xp.Role) for s in site.around):
+            used += [a for a in args if isinstance(a, st.Barrier)]
+        case st.Shared(what) if any(isinstance(s, st.Role) for s in site.around):
             yield f"{what.name} is reserved inside of a role"
     for ring in dict.fromkeys(used):
         if ring not in site.scope:
-            assert isinstance(ring, (xp.Barrier, xp.SmemRing))
+            assert isinstance(ring, (st.Barrier, st.SmemRing))
             yield f"{ring.name} is not reserved here"
 
 
