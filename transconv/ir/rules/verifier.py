@@ -1,21 +1,15 @@
 """Well-formedness of IR: named rules that hold between passes, each with a reason when it does not.
 
 A rule is a generator function: it takes a ``Site`` and yields a sentence for each breach. Errors call it
-by its name, with dashes. ``RULES`` hold for every tree, ``LEVELS`` also for kernels of a level
-. To add a rule, write the function and add it to one of these.
-
-Also here: well-formedness of names: what is bound, allocated, reserved or a parameter before it is used.
-
-Each rule has the signature ``verify.Rule``.
-
-Also here: well-formedness rules of each level, from the loop nest to warp-specialized kernels.
+by its name, with dashes. ``RULES`` hold for every tree: of nodes, and of names, which are bound,
+allocated, reserved or a parameter before they are used. ``LEVELS`` also hold for kernels of a level:
 
     nest       one loop for each axis, or one in each sweep over a reduced axis; scalars
     tiles      one grid; tiles are loops, the sum is a loop of steps
     lanes      tiles are lanes of values, products are calls
     explicit   the same, or with explicit shared memory, barriers and roles
 
-Each rule has the signature ``verify.Rule``.
+To add a rule, write the function and add it to one of these.
 """
 
 from __future__ import annotations
