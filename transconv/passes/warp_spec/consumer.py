@@ -77,8 +77,16 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.warp_spec.epilogue_reads import EpilogueBoxes, Sooner
-from transconv.passes.warp_spec.smem_pipeline import PHASE, SLOT, Rings, advance, slot_before
-from transconv.passes.warp_spec.tile_regions import Act, TileStatements, counters
+from transconv.passes.warp_spec.smem_pipeline import (
+    PHASE,
+    SLOT,
+    Act,
+    Rings,
+    TileStatements,
+    advance,
+    counters,
+    slot_before,
+)
 
 CONSUMERS = ("evens", "odds")
 FETCHED = Var("fetched")

@@ -5,6 +5,18 @@ with the copies that fill a slot of it (see ``warp_spec/warp_roles.py``).
 
 A tile may consist of several boxes (a pile), each a member of the slot. They lie side by side if the lane
 that runs through them is that of the box's rows, else below one another.
+
+Steps of the sum may share boxes (``slide=``, see schedule/tiles/window_reuse.py):
+
+    for step in 0..81:                               for step in 0..27:
+        let kd = step // 27                              let kd = step // 9
+        let kh = step % 3                                fetch 10 rows of A, and B for kh = 0, 1, 2
+        a = box_load(A, at=[.., oh_blk*8 + kh, ..])  ->  dot_async(acc, rows 0..7 of A, B[0])
+        b = box_load(B, at=[.., kh*96, ..])              dot_async(acc, rows 1..8 of A, B[1])
+        dot(acc, a, b)                                   dot_async(acc, rows 2..9 of A, B[2])
+
+A slot of a ring then has the boxes of a group of steps: those of all rows that its steps read, below one
+another, or the boxes of the steps one after another.
 """
 
 from __future__ import annotations
@@ -15,14 +27,17 @@ from math import prod
 from transconv.ir import (
     ONE,
     ZERO,
+    Alloc,
     Barrier,
     BoxLoad,
     Const,
     Expr,
     Fetch,
     For,
+    FuncCall,
     Lane,
     Let,
+    Mod,
     SlotTile,
     SmemRing,
     Stmt,
@@ -33,6 +48,8 @@ from transconv.ir import (
     free_vars,
     lanes_of,
     select,
+    seq,
+    statements,
     substitute,
 )
 from transconv.simplify import simplify
@@ -192,3 +209,169 @@ def slot_before(steps: int, slots: int) -> Expr:
     if steps == 1:
         return select(eq(SLOT, 0), slots - 1, SLOT - 1)
     return select(SLOT < steps, SLOT + (slots - steps), SLOT - steps)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBoxSteps:
+    """The steps of the sum that share boxes. ``axis``: along which they follow one another; ``loop``: over
+    the groups; ``lets``: of a group; ``moving``: the values of lets that differ between its steps."""
+
+    axis: Var
+    count: int
+    loop: For
+    lets: tuple[Stmt, ...]
+    moving: dict[Var, Expr]
+
+    def at(self, e: Expr, step: int, spread: dict[Var, Expr]) -> Expr:
+        """An expression at one of the steps."""
+        return simplify(substitute(whole(e, self.moving | spread), {self.axis: Const(step)}))
+
+
+def grouped(loop: For, lets: tuple[Stmt, ...], axis: str) -> SharedBoxSteps | None:
+    """The groups of a sum's loop, whose innermost axis is ``axis``: its variable modulo the size. None
+    where it is no axis of this loop: no word asks for it, or a stride phase has one step along it."""
+    var, moving = Var(axis), dict[Var, Expr]()
+    sizes = [s.value.b for s in lets if isinstance(s, Let) and s.var == var and isinstance(s.value, Mod)]
+    if not sizes or not isinstance(sizes[0], Const):
+        return None
+    count = int(sizes[0].value)
+    kept: list[Stmt] = []
+    for s in lets:
+        assert isinstance(s, Let)
+        if s.var == var:
+            continue
+        if free_vars(s.value) & {var, *moving}:
+            moving[s.var] = s.value
+            continue
+        value = simplify(substitute(s.value, {loop.var: loop.var * count}))
+        kept.append(replace(s, value=value))
+    return SharedBoxSteps(var, count, replace(loop, stop=loop.stop // count), tuple(kept), moving)
+
+
+def shared_rings(
+    fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, group: SharedBoxSteps
+) -> Rings:
+    """``rings`` for groups of steps; ``lets`` are those before the boxes."""
+    landed, spread = Barrier("landed", stages), laned_lets(lets)
+    made = {}
+    for let in fetched:
+        box = let.value
+        assert isinstance(box, BoxLoad)
+        corners = [tuple(group.at(c, step, spread) for c in box.corner) for step in range(group.count)]
+        within = tuple(whole(w, spread) for w in box.within)
+        ways = [[simplify(x - y) for x, y in zip(corner, corners[0], strict=True)] for corner in corners]
+        made[let.var] = (_rows(box, corners, within, ways, landed)
+                         or _in_turn(box, corners, within, landed))
+    return Rings(made, landed, Barrier("free", stages), Barrier("transposed", stages),
+                 Barrier("taken", stages))
+
+
+def _rows(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...],
+          ways: list[list[Expr]], landed: Barrier) -> OperandRing | None:
+    """All rows that the steps read, once; None where tiles do not overlap."""
+    moved = [d for d, x in enumerate(ways[1]) if x != ZERO]
+    if len(moved) != 1 or any(e > 1 for e in box.extents[:moved[0]]) or not all(
+            isinstance(way[moved[0]], Const) for way in ways):
+        return None
+    (dim,) = moved
+    places = [int(x.value) for way in ways if isinstance(x := way[dim], Const)]
+    least, own = min(places), box.extents[dim]
+    if abs(places[1]) >= own:
+        return None
+    rows = own + max(places) - least
+    each = 1  # rows of a box: fewer than those of a tile, and all rows are boxes
+    while rows % (2 * each) == 0 and 2 * each < own:
+        each *= 2
+
+    def changed(dims: tuple[Expr, ...], at: Expr) -> tuple[Expr, ...]:
+        return (*dims[:dim], simplify(at), *dims[dim + 1:])
+
+    buffer = SmemRing(f"{box.tensor.name}_ring", box.dtype, landed.slots,
+                    (*box.extents[:dim], each, *box.extents[dim + 1:]), rows // each, below=True)
+    starts = [within[dim] + (at - least) for at in places]
+    pieces = tuple(SlotTile(buffer, SLOT, simplify(at // each), changed(within, at % each))
+                   for at in starts)
+    inside = changed(within, within[dim] % each)
+    fetches = tuple(Fetch(box.tensor, changed(corners[0], corners[0][dim] + (least + i * each)),
+                          SlotTile(buffer, SLOT, Const(i), inside), landed, SLOT)
+                    for i in range(rows // each))
+    return OperandRing(buffer, pieces[0], fetches, pieces=pieces)
+
+
+def _in_turn(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...],
+             landed: Barrier) -> OperandRing:
+    """The boxes of the steps one after another; one, where they are the same."""
+    each = [*dict.fromkeys(corners)]
+    buffer = SmemRing(f"{box.tensor.name}_ring", box.dtype, landed.slots, box.extents, len(each),
+                      below=True)
+    pieces = tuple(SlotTile(buffer, SLOT, Const(each.index(c)), within) for c in corners)
+    fetches = tuple(Fetch(box.tensor, c, SlotTile(buffer, SLOT, Const(i), within), landed, SLOT)
+                    for i, c in enumerate(each))
+    return OperandRing(buffer, pieces[0], fetches, pieces=pieces)
+
+
+PROGRAM = Var("program")
+
+
+@dataclass(frozen=True, slots=True)
+class TileStatements:
+    """The statements of a program for one tile: those ``before`` the sum, its loop with the fetches and
+    the product, and those ``after`` it."""
+
+    before: tuple[Stmt, ...]
+    acc: Alloc
+    loop: For
+    lets: tuple[Stmt, ...]
+    fetched: tuple[Let, ...]  # of boxes
+    product: FuncCall
+    after: tuple[Stmt, ...]
+
+
+Around = tuple[tuple[tuple[Stmt, ...], For], ...]
+"""Loops over the tiles of one program, outer ones first, each with the statements before it."""
+
+
+def around_of(body: Stmt) -> tuple[Around, Stmt]:
+    """The loops over the tiles of one program, each with the statements before it, and the tile's body."""
+    parts = statements(body)
+    if any(isinstance(s, Alloc) for s in parts):
+        return (), body
+    *before, loop = parts
+    assert isinstance(loop, For), "the tiles of a program are a loop"
+    outer, tile = around_of(loop.body)
+    return ((tuple(before), loop), *outer), tile
+
+
+def take_apart(body: Stmt) -> TileStatements:
+    """The parts of a tile's body."""
+    parts = statements(body)
+    at = next((i for i, s in enumerate(parts) if isinstance(s, For)), None)
+    if at is None:  # a sum of one step has no loop any more
+        at = next(i for i, s in enumerate(parts) if isinstance(s, FuncCall) and s.func.multiplies)
+        end, first = at + 1, next(i for i, s in enumerate(parts) if isinstance(s, Alloc)) + 1
+        once = For(Var("once"), 1, seq(*parts[first:end]))
+        parts = (*parts[:first], once, *parts[end:])
+        at = first
+    loop = parts[at]
+    assert isinstance(loop, For)
+    acc = next(s for s in parts[:at] if isinstance(s, Alloc))
+    *steps, product = statements(loop.body)
+    assert isinstance(product, FuncCall) and product.func.multiplies
+    fetched = tuple(s for s in steps if isinstance(s, Let) and isinstance(s.value, BoxLoad))
+    lets = tuple(s for s in steps if s not in fetched)
+    return TileStatements(tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product,
+                parts[at + 1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What a role does before the first tile, for every tile, and after the last one."""
+
+    first: tuple[Stmt, ...]
+    tile: Stmt
+    last: tuple[Stmt, ...] = ()
+
+
+def counters(phase: int) -> tuple[Stmt, ...]:
+    """The slot that a role uses next, and the phase that it waits for there."""
+    return Alloc(SLOT, (), Const(0)), Alloc(PHASE, (), Const(phase))

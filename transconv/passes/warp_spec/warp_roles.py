@@ -83,17 +83,22 @@ from transconv.ir import (
 from transconv.passes.scalar.copy_propagation import optimise_lets
 from transconv.passes.warp_spec.consumer import ALONE, BATON, Consumer, multiply
 from transconv.passes.warp_spec.epilogue_reads import EpilogueBoxes, behind, sooner
-from transconv.passes.warp_spec.smem_pipeline import PHASE, SLOT, Rings, advance, rings
-from transconv.passes.warp_spec.tile_regions import (
+from transconv.passes.warp_spec.smem_pipeline import (
+    PHASE,
     PROGRAM,
+    SLOT,
     Act,
     Around,
+    Rings,
     TileStatements,
+    advance,
     around_of,
     counters,
+    grouped,
+    rings,
+    shared_rings,
     take_apart,
 )
-from transconv.passes.warp_spec.window_reuse import grouped, shared_rings
 from transconv.schedule import Schedule
 
 TRANSPOSER_WARPS = 4
