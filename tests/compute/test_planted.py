@@ -28,7 +28,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.lowering import gridwise, lanewise, split_k, tile_statistics
-from transconv.passes.scalar import hoist, load_elimination
+from transconv.passes.scalar import cse, hoist
 from transconv.runtime import forget
 from transconv.schedule import Schedule, finishes
 from transconv.schedule.legality import words
@@ -92,17 +92,17 @@ def one_accumulator(patch: pytest.MonkeyPatch) -> None:
 
 def any_load(patch: pytest.MonkeyPatch) -> None:
     """Loads of one tensor are equal, wherever they look."""
-    whole = load_elimination._Reuse.key
+    whole = cse._Reuse.key
 
-    def key(self: load_elimination._Reuse, value: object) -> object:
+    def key(self: cse._Reuse, value: object) -> object:
         made = whole(self, value)  # type: ignore[arg-type]
         return (
-            replace(made, offset=made.tensor.shape[0] * 0 + load_elimination.Const(0), mask=TRUE)
+            replace(made, offset=made.tensor.shape[0] * 0 + cse.Const(0), mask=TRUE)
             if isinstance(made, Load)
             else made
         )
 
-    patch.setattr(load_elimination._Reuse, "key", key)
+    patch.setattr(cse._Reuse, "key", key)
 
 
 def from_zero(patch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,11 @@ from transconv.errors import ScheduleError
 from transconv.ir import Kernel, RowTable, verify
 from transconv.passes.lowering import blockwise, gridwise, lanewise, legalization, naive
 from transconv.passes.scalar import (
-    copy_propagation,
     cse,
     dp4a,
     hoist,
     index_width,
     interior_tiles,
-    load_elimination,
     simplification,
     unroll,
 )
@@ -129,10 +127,10 @@ STAGES: tuple[Stage, ...] = (
          lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision), optional=False, level="lanes",
          scheduled=True),
     Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
-    Pass("reuse", "what is loaded twice is loaded once", lambda k, c: load_elimination.reuse(k)),
+    Pass("reuse", "what is loaded twice is loaded once", lambda k, c: cse.reuse(k)),
     Pass("simplify", "shorter indices, fewer masks",
          lambda k, c: simplification.simplify_kernel(k)),
-    Pass("lets", "names that nothing reads disappear", lambda k, c: copy_propagation.optimise_lets(k)),
+    Pass("lets", "names that nothing reads disappear", lambda k, c: cse.optimise_lets(k)),
     Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
     Pass("edges", "tiles inside need no masks of the edges",
          lambda k, c: interior_tiles.edges(k, c.schedule), scheduled=True),

@@ -1,4 +1,4 @@
-"""The pass ``cse``: computes a repeated index expression once.
+"""Passes that leave of equal values one. ``cse`` computes a repeated index expression once:
 
     a = load(A, m // 56 * 64 + k)             m_div = m // 56
     b = load(R, m // 56 * 32 + k)     ->      a = load(A, m_div * 64 + k)
@@ -11,6 +11,33 @@ a product then uses what is there:
     b = p // W % H                            p_div = p // W
     a = p // (H*W)                    ->      b = p_div % H
                                               a = p_div // H
+
+``reuse`` loads once what is loaded twice:
+
+    x_0_1 = w + 0 + 1 - 1                   x_0_1 = w
+    a_0_1 = load(A, .. x_0_1)               a_0_1 = load(A, .. x_0_1)
+    x_1_0 = w + 1 + 0 - 1            ->     acc_0 = acc_0 + a_0_1 * b_1
+    a_1_0 = load(A, .. x_1_0)               acc_1 = acc_1 + a_0_1 * b_0
+    acc_0 = acc_0 + a_0_1 * b_1
+    acc_1 = acc_1 + a_1_0 * b_0
+
+Positions and window elements that are written out (``regs=w.kw``) read the same elements: 8 positions of
+a row and a window of 7 have 56 products, of 14 elements. Indices are equal if they simplify to the same
+expression, loads if tensor, address and mask are equal. Loads of a tensor that the kernel stores to are
+not shared. A constant index is replaced by its number.
+
+Where sizes are arguments, few masks are proved to hold, and those of one address differ. An element that
+was loaded under a weaker mask is then not loaded again:
+
+    a_0_1 = load(A, .. x, x < W)                     a_0_1 = load(A, .. x, x < W)
+    a_1_0 = load(A, .. x, x < W and w + 1 < W)  ->   a_1_0 = select(w + 1 < W, a_0_1, 0)
+
+``lets`` removes unused names and names of names:
+
+    let a_blk = pid // 4                    let a_blk = pid // 4
+    let split = 0                   ->      let ow = (a_blk * 128) + m
+    let ow_at = (a_blk * 128) + m
+    let ow = ow_at
 """
 
 from __future__ import annotations
@@ -20,6 +47,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from transconv.ir import (
+    ASSUME,
     ZERO,
     Alloc,
     BoxLoad,
@@ -28,26 +56,36 @@ from transconv.ir import (
     Expr,
     FloorDiv,
     For,
+    FuncCall,
+    If,
     Kernel,
     Let,
+    Load,
     MemoryRead,
     Mod,
     Mul,
     Mutator,
     Node,
+    Select,
     Seq,
+    Sizes,
     Stmt,
+    Store,
+    Tensor,
     Var,
+    all_of,
     bound_vars,
+    conjuncts,
     find,
     free_vars,
     rewrite,
     seq,
     substitute,
     updated,
+    walk,
 )
-from transconv.passes.scope import VariableNames
-from transconv.simplify import facts_of, range_of
+from transconv.passes.scope import ScopedMutator, VariableNames
+from transconv.simplify import facts_of, range_of, simplify
 
 Box = TypeVar("Box", BoxLoad, BoxStore)
 
@@ -166,3 +204,170 @@ def find_vars(e: Expr) -> set[Var]:
 
 def _inside(e: Expr, s: Stmt) -> bool:
     return any(x is e for x in find(s, type(e)))
+
+
+def reuse(kernel: Kernel) -> Kernel:
+    """Merge equal indices and equal loads of one sequence and the sequences around it."""
+    stored = frozenset(s.tensor for s in find(kernel, Store))
+    made = _Reuse(stored, kernel.sizes).mutate(kernel)
+    assert isinstance(made, Kernel)
+    return made
+
+
+class _Reuse(ScopedMutator):
+    def __init__(self, stored: frozenset[Tensor], sizes: Sizes | None) -> None:
+        super().__init__(sizes)
+        self.stored = stored
+        self.known: dict[Expr, Var] = {}
+        self.loaded: dict[tuple[Tensor, Expr, float], tuple[Var, list[Expr]]] = {}
+        self.implied: dict[tuple[Expr, Expr], bool] = {}
+        self.names: dict[Node, Expr] = {}
+
+    def mutate(self, at: Node) -> Any:
+        if isinstance(at, Expr):
+            return substitute(at, self.names)
+        return super().mutate(at)
+
+    def mutate_Let(self, let: Let) -> Stmt | None:
+        value = substitute(let.value, self.names)
+        key = self.key(value)
+        if isinstance(key, Const):
+            self.names[let.var] = key
+            return None
+        if key is not None and key in self.known:
+            self.names[let.var] = self.known[key]
+            return None
+        if key is not None:
+            self.known[key] = let.var
+        if self.sized and isinstance(key, Load):
+            value = self.under_a_weaker_mask(key, let.var)
+            if isinstance(value, Var):
+                self.names[let.var] = value
+                return None
+            if isinstance(value, Select):
+                return Let(let.var, value)
+        return let if value is let.value else Let(let.var, value, let.origin)
+
+    def key(self, value: Expr) -> Expr | None:
+        """A key that is equal for lets of equal values; None for lets that are not merged."""
+        if isinstance(value, Load):
+            return None if value.tensor in self.stored else value
+        if value.dtype.kind != "index" or find(value, Load):
+            return None
+        key = simplify(self.affine(value), self.facts)
+        return None if isinstance(key, Var) else key
+
+    def under_a_weaker_mask(self, load: Load, name: Var) -> Expr:
+        """The element as it was loaded before, selected by what the mask says beyond the mask of then; the
+        load itself if there is none."""
+        parts = list(conjuncts(load.mask))
+        place = load.tensor, load.offset, load.fill
+        if place not in self.loaded:
+            self.loaded[place] = name, parts
+            return load
+        before, weaker = self.loaded[place]
+        if not all(any(self.implies(p, w) for p in parts) for w in weaker):
+            return load
+        beyond = [p for p in parts if not any(self.implies(w, p) for w in weaker)]
+        fill = Const(load.fill if load.dtype.kind == "float" else int(load.fill), load.dtype)
+        return Select(all_of(beyond), before, fill) if beyond else before
+
+    def implies(self, a: Expr, b: Expr) -> bool:
+        found = self.implied.get((a, b))
+        if found is None:
+            found = self.implied[a, b] = super().implies(a, b)
+        return found
+
+    def inside(self, at: Stmt) -> Stmt:
+        """Rewrite a block, then forget its variables: their names may be bound again after it."""
+        before = dict(self.known), dict(self.names), dict(self.loaded), self.implied
+        self.implied = {}
+        made: Stmt = (
+            ScopedMutator.mutate_For(self, at) if isinstance(at, For) else Mutator.generic(self, at)
+        )
+        self.known, self.names, self.loaded, self.implied = before
+        return made
+
+    def mutate_For(self, loop: For) -> Stmt:
+        return self.inside(loop)
+
+    def mutate_If(self, at: If) -> Stmt:
+        return self.inside(at)
+
+
+def optimise_lets(kernel: Kernel) -> Kernel:
+    """Remove unused lets and inline those that only rename a variable, a constant or a lane."""
+    while True:
+        uses = Counter(v for v in _mentions(kernel))
+        made = _Lets(uses, _held(kernel)).mutate(kernel)
+        assert isinstance(made, Kernel)
+        if made is kernel:
+            return kernel
+        kernel = made
+
+
+def _mentions(kernel: Kernel) -> list[Var]:
+    """Every mention of a variable in a value, an offset or an argument (bindings do not count).
+
+    A mention in an ``assume`` does not count: the assumption is removed with the variable.
+    """
+    found: list[Var] = []
+    for at in walk(kernel):
+        if isinstance(at, FuncCall) and at.func is ASSUME:
+            continue
+        if isinstance(at, Stmt):
+            for child in at.children():
+                if isinstance(child, Expr):
+                    found += free_vars(child)
+        if isinstance(at, Let):
+            found.remove(at.var)
+    return found
+
+
+def _held(kernel: Kernel) -> frozenset[Var]:
+    """The names of allocated variables that change while the name may still be read: it holds the value
+    from before."""
+    held: set[Var] = set()
+
+    def visit(s: Stmt, names: dict[Var, Var]) -> None:
+        """``names``: those bound so far, each with the variable that it names."""
+        inner = dict(names)
+        for part in (c for c in s.children() if isinstance(c, Stmt)):
+            visit(part, inner)
+            if isinstance(part, Let) and isinstance(part.value, Var):
+                inner[part.var] = part.value
+            else:
+                held.update(name for name, var in inner.items() if var in updated(part))
+
+    visit(kernel, {})
+    return frozenset(held)
+
+
+class _Lets(Mutator):
+    def __init__(self, uses: Counter[Var], held: frozenset[Var]) -> None:
+        self.uses, self.held = uses, held
+        self.values: dict[Node, Expr] = {}
+
+    def mutate(self, at: Node) -> Any:
+        if isinstance(at, Expr):
+            return substitute(at, self.values)
+        return super().mutate(at)
+
+    def mutate_Let(self, let: Let) -> Stmt | None:
+        value = substitute(let.value, self.values)
+        simple = isinstance(value, (Var, Const)) and value.dtype is let.var.dtype and (
+            let.var not in self.held)
+        if simple:
+            self.values[let.var] = value
+            return None
+        if not self.uses[let.var]:
+            return None
+        return let if value is let.value else Let(let.var, value, let.origin)
+
+    def mutate_FuncCall(self, call: FuncCall) -> Stmt | None:
+        if call.func is ASSUME:
+            condition = substitute(call.args[0], self.values)
+            assert isinstance(condition, Expr)
+            if not free_vars(condition) or not all(self.uses[v] for v in free_vars(condition)):
+                return None
+        return self.generic(call)

@@ -80,7 +80,7 @@ from transconv.ir import (
     statements,
     substitute,
 )
-from transconv.passes.scalar.copy_propagation import optimise_lets
+from transconv.passes.scalar.cse import optimise_lets
 from transconv.passes.warp_spec.consumer import ALONE, BATON, Consumer, multiply
 from transconv.passes.warp_spec.epilogue_reads import EpilogueBoxes, behind, sooner
 from transconv.passes.warp_spec.smem_pipeline import (
