@@ -26,12 +26,11 @@ from transconv.passes.scalar import (
     dp4a,
     hoist,
     index_width,
-    interior_tiles,
     simplification,
     unroll,
 )
 from transconv.passes.scope import VariableNames, hidden, renamed
-from transconv.passes.warp_spec import epilogue_transpose, warp_roles
+from transconv.passes.warp_spec import warp_roles
 from transconv.schedule import Schedule, Scheduled, why_not
 from transconv.target import Target
 
@@ -133,14 +132,14 @@ STAGES: tuple[Stage, ...] = (
     Pass("lets", "names that nothing reads disappear", lambda k, c: cse.optimise_lets(k)),
     Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
     Pass("edges", "tiles inside need no masks of the edges",
-         lambda k, c: interior_tiles.edges(k, c.schedule), scheduled=True),
+         lambda k, c: unroll.edges(k, c.schedule), scheduled=True),
     Pass("cse", "repeated divisions get a name", lambda k, c: cse.cse(k)),
     Pass("narrow", "32 or 64 bits for every index", lambda k, c: index_width.narrow(k),
          optional=False),
     Pass("widen", "operands are loaded along all lanes of their products",
          lambda k, c: blockwise.widen(k, c.schedule, c.compute), scheduled=True),
     Pass("upright", "rows of results are the first dimension of their tiles",
-         lambda k, c: epilogue_transpose.upright(k, c.schedule), scheduled=True),
+         lambda k, c: lanewise.upright(k, c.schedule), scheduled=True),
     Pass("final", "what the target spells differently",
          lambda k, c: legalization.final(k, c.target.upcast16), optional=False),
     Pass("quads", "bytes are multiplied four at a time",

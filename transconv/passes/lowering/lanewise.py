@@ -20,20 +20,42 @@ With ``late=1`` the accumulator has the lanes of K as well, and they are added o
     for step in ...:                ->      for step in ...:
         for k in 0..16 tile:                    sums = sums + a * b
             acc = acc + a * b               acc = sum(sums, k)
+
+The pass ``upright``: behind the sum of a product whose sides are exchanged (``swap=1``), the rows of
+the result are the first dimension of the tile again.
+
+    acc: f32[n:128, m:128] = 0                       acc: f32[n:128, m:128] = 0
+    for step in ..: dot(acc, b, a)                   for step in ..: dot(acc, b, a)
+    store(C, P*n + remainder(m, P), acc)     ->      let acc_turned = acc[n, m]
+                                                     store(C, P*n + remainder(m, P), acc_turned)
+
+Triton lays the lanes of a warp along the dimension in which it sees that neighbours follow one another in
+memory. Where positions are remainders of sizes that are arguments, it sees none, and takes the first
+dimension. Were that the features, each lane would store to a sector of its own, and each thread would hold
+the places of all positions of the tile: with Triton 3.6 such kernels spilled thousands of bytes.
+
+How a tile lies in memory is found as Triton's analysis of axes does: numbers are known, sizes that are
+arguments are not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from math import gcd, inf
+from typing import Any, NamedTuple
 
 from transconv.ir import (
+    ATOMIC_ADD,
     ZERO,
     Add,
     Alloc,
     BoxLoad,
     Cast,
+    Const,
     Expr,
+    ExprMutator,
+    FloorDiv,
     For,
     FuncCall,
     Kernel,
@@ -41,15 +63,20 @@ from transconv.ir import (
     Let,
     Max,
     Min,
+    Mod,
     Mul,
     Mutator,
     Node,
     Reduce,
+    Renamed,
     Seq,
     Spread,
     Stmt,
+    Store,
+    Sub,
     Update,
     Var,
+    bound_vars,
     conjuncts,
     dot,
     find,
@@ -61,6 +88,7 @@ from transconv.ir import (
     walk,
 )
 from transconv.passes.lowering.tile_statistics import Reducing
+from transconv.passes.scope import VariableNames
 from transconv.schedule import Schedule
 
 # The order of a tile's dimensions. The left operand of a product is [left, k], the right [k, right].
@@ -181,3 +209,159 @@ class _Vectorise(Mutator):
         for lane in self.late:
             total = Reduce(reducer_of(type(update.value)), total, lane)
         return Let(update.var, total)
+
+
+def upright(kernel: Kernel, schedule: Schedule) -> Kernel:
+    """Turn what is behind sums, if the sides of their products are exchanged and Triton sees no neighbours
+    where results are stored. Explicit kernels lay out their lanes themselves."""
+    if not schedule.swap or schedule.via != "tl" or schedule.c == "box":
+        return kernel
+    names = VariableNames(kernel, taken={x.name for x in find(kernel, Lane)})
+    return _Upright(names).rebuilt(kernel)
+
+
+class _Upright(Mutator):
+    """``lanes`` and ``values``: of the variables that are bound so far."""
+
+    def __init__(self, names: VariableNames) -> None:
+        self.names = names  # of variables and lanes
+        self.lanes: dict[Var, tuple[Lane, ...]] = {}
+        self.values: dict[Var, Expr] = {}
+
+    def mutate_Alloc(self, at: Alloc) -> Stmt:
+        self.lanes[at.var] = at.lanes
+        return at
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        self.lanes[let.var], self.values[let.var] = lanes_of(let.value, self.lanes), let.value
+        return let
+
+    def mutate_Seq(self, at: Seq) -> Stmt:
+        sums = next((n for n in range(len(at.stmts), 0, -1) if _grows(at.stmts[n - 1])), 0)
+        made = [self.mutate(s) for s in at.stmts[:sums]]
+        behind = [self.mutate(s) for s in at.stmts[sums:]]
+        found = next((x for x in map(self.crosswise, _left(behind)) if x), ()) if made else ()
+        return seq(*made, *(self.turned(behind, *found) if found else behind))
+
+    def crosswise(self, left: tuple[Expr, Expr]) -> tuple[Lane, ...]:
+        """The lanes of a tile that is stored, by its offset and value, if its rows are the second
+        dimension and Triton sees no neighbours in either."""
+        offset, value = left
+        lanes = lanes_of(offset, self.lanes)
+        if len(lanes) != 2 or lanes != lanes_of(value, self.lanes) or min(x.extent for x in lanes) == 1:
+            return ()
+        steps = steps_of(offset, self.values)
+        along = steps.get(lanes[1], inf) < steps.get(lanes[0], inf)
+        return lanes if along and all(run_of(offset, x, self.values).next == 1 for x in lanes) else ()
+
+    def turned(self, behind: Sequence[Stmt], first: Lane, second: Lane) -> Sequence[Stmt]:
+        """The statements with two dimensions of their tiles exchanged. Sums that they read are turned
+        before them."""
+        other = {x: replace(x, axis=y.axis, name=self.names.fresh(f"{x.name}_turned"))
+                 for x, y in ((first, second), (second, first))}
+        own = {v for s in behind for v in bound_vars(s)}
+        read = dict.fromkeys(v for s in behind for v in find(s, Var) if v not in own)
+        values: dict[Node, Expr] = dict(other.items())
+        made: list[Stmt] = []
+        for v in read:
+            lanes = tuple(x for x in self.lanes.get(v, ()) if x in other)
+            if lanes:
+                values[v] = Renamed(v, lanes, tuple(other[x] for x in lanes))
+            if len(lanes) > 1:
+                whole = Var(self.names.fresh(f"{v.name}_turned"), v.type)
+                made.append(Let(whole, values[v]))
+                values[v] = whole
+        return [*made, *map(_Exchange(values, other).mutate, behind)]
+
+
+class _Exchange(ExprMutator):
+    """Gives statements other lanes, and other values for the variables that they read."""
+
+    def __init__(self, values: Mapping[Node, Expr], other: Mapping[Lane, Lane]) -> None:
+        super().__init__()
+        self.done.update(values)
+        self.other = other
+
+    def these(self, lanes: Sequence[Lane]) -> tuple[Lane, ...]:
+        return tuple(sorted((self.other.get(x, x) for x in lanes), key=lambda x: (x.axis, x.name)))
+
+    def mutate_Alloc(self, at: Alloc) -> Stmt:
+        return replace(at, lanes=self.these(at.lanes), init=self.mutate(at.init))
+
+    def mutate_Spread(self, at: Spread) -> Expr:
+        return Spread(self.mutate(at.x), self.these(at.lanes))
+
+    def mutate_Reduce(self, at: Reduce) -> Expr:
+        return Reduce(at.op, self.mutate(at.x), self.other.get(at.lane, at.lane))
+
+
+def _grows(s: Stmt) -> bool:
+    """Whether a sum grows in it."""
+    return bool(find(s, Update)) or any(isinstance(a, Var) for f in find(s, FuncCall) for a in f.args[:1])
+
+
+def _left(stmts: Sequence[Stmt]) -> Iterator[tuple[Expr, Expr]]:
+    """The offset and value of whatever leaves the program."""
+    for s in stmts:
+        yield from ((x.offset, x.value) for x in find(s, Store))
+        for call in find(s, FuncCall):
+            if call.func.leaves or call.func is ATOMIC_ADD:
+                _, offset, value, *_ = call.args
+                assert isinstance(offset, Expr) and isinstance(value, Expr)
+                yield offset, value
+
+
+Values = Mapping[Var, Expr]
+"""What the variables of a kernel stand for."""
+
+
+class LaneRun(NamedTuple):
+    """Of how many lanes, each time, a number is the ``same``, and in how many it counts up (``next``)."""
+
+    same: int
+    next: int
+
+
+def run_of(e: Expr, lane: Lane, values: Values) -> LaneRun:
+    """The runs of an expression along a lane."""
+    def of(x: Expr) -> LaneRun:
+        return run_of(x, lane, values)
+
+    match e:
+        case Lane():
+            return LaneRun(1, lane.extent) if e is lane else LaneRun(lane.extent, 1)
+        case Var():
+            return of(values[e]) if e in values else LaneRun(lane.extent, 1)
+        case Cast(x, _):
+            return of(x)
+        case Add(a, b):
+            (same_a, next_a), (same_b, next_b) = of(a), of(b)
+            return LaneRun(gcd(same_a, same_b), max(gcd(next_a, same_b), gcd(same_a, next_b)))
+        case Sub(a, b):
+            (same_a, next_a), (same_b, _) = of(a), of(b)
+            return LaneRun(gcd(same_a, same_b), gcd(next_a, same_b))
+        case FloorDiv(a, Const(c)):
+            return LaneRun(max(of(a).same, gcd(of(a).next, int(c))), 1)
+        case Mod(a, Const(c)):
+            return LaneRun(of(a).same, gcd(of(a).next, int(c)))
+    return LaneRun(gcd(lane.extent, *(of(x).same for x in e.children() if isinstance(x, Expr))), 1)
+
+
+def steps_of(e: Expr, values: Values) -> dict[Lane, int]:
+    """By how much a number grows from one element to the next along each lane, as far as that is a number,
+    within the runs of a remainder; the least where there are several."""
+    match e:
+        case Lane():
+            return {e: 1}
+        case Var():
+            return steps_of(values[e], values) if e in values else {}
+        case Cast(x, _) | Mod(x, _) | Sub(x, _):
+            return steps_of(x, values)
+        case Mul(x, Const(c)) | Mul(Const(c), x):
+            return {lane: n * abs(int(c)) for lane, n in steps_of(x, values).items()}
+        case Add(a, b):
+            found = steps_of(a, values)
+            for lane, n in steps_of(b, values).items():
+                found[lane] = min(n, found.get(lane, n))
+            return found
+    return {}

@@ -15,31 +15,64 @@ the loop of the sum and all statements that do not depend on the iteration:
             b = load(..)                    acc_1 = acc_1 + a_1 * b
             acc = acc + a * b           store(.., 0, acc_0);  store(.., 1, acc_1)
         store(.., ow_in, acc)
+
+Where tiles lie inside, the pass ``edges`` gives what was written out a text without the masks of edges.
+
+    in_0 = 0 <= w - 1                          in_0 = 0 <= w - 1
+    in_9 = w + 8 < W                           in_9 = w + 8 < W
+    a_0 = load(A, .., in_m & in_0)             inside = in_0 & in_9
+    ...                                        if inside:
+    a_9 = load(A, .., in_m & in_9)     ->          a_0_in = load(A, .., in_m)
+    acc = acc + a_0 * b                            ...
+                                                   acc = acc + a_0_in * b_in
+                                               else:
+                                                   (as before)
+
+Positions that are written out (``regs``) have a mask each. Where sizes are numbers, those that always
+hold are dropped; where sizes are arguments, none is known to, and each costs an instruction a load, or one
+for each element where loads are shared. But a mask that has no lanes holds for a whole tile or not at all,
+and of many tiles in a row only the first and the last lie at an edge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from transconv.ir import (
     ASSUME,
     Alloc,
+    Compare,
     Const,
     Expr,
     For,
     FuncCall,
+    If,
     Kernel,
+    Lane,
     Let,
+    Load,
+    MemoryRead,
     Mutator,
+    Node,
+    Select,
+    Seq,
     Stmt,
+    Store,
+    Update,
     Var,
+    all_of,
+    bound_vars,
+    conjuncts,
     find,
     free_vars,
+    lanes_of,
     seq,
     statements,
     substitute,
 )
-from transconv.schedule import LONGEST
+from transconv.passes.scope import ScopedMutator, VariableNames
+from transconv.schedule import LONGEST, Schedule
 
 
 def unroll(kernel: Kernel) -> Kernel:
@@ -104,3 +137,135 @@ def _values(s: Stmt) -> list[Expr]:
     if isinstance(s, Let):
         return [s.value]
     return [e for e in s.children() if isinstance(e, Expr)]
+
+
+FEW = 4  # conditions: fewer are not worth a second text
+
+
+def edges(kernel: Kernel, schedule: Schedule) -> Kernel:
+    """Divide what is loaded and summed in two, if positions are written out and sizes are arguments."""
+    if kernel.sizes is None or not schedule.regs:
+        return kernel
+    return _Edges(kernel).rebuilt(kernel)
+
+
+class _Edges(ScopedMutator):
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel.sizes)
+        self.names = VariableNames(kernel)
+        self.lanes: dict[Var, tuple[Lane, ...]] = {}
+        self.conditions: dict[Var, Expr] = {}
+        self.found: dict[Var, list[Expr]] = {}  # what holds inside, by the name of all of it
+
+    def mutate_Alloc(self, at: Alloc) -> Stmt:
+        self.lanes[at.var] = at.lanes
+        return at
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        self.lanes[let.var] = lanes_of(let.value, self.lanes)
+        if let.value.dtype.kind == "bool" and not find(let.value, MemoryRead):
+            self.conditions[let.var] = let.value
+        return let
+
+    def mutate_For(self, loop: For) -> Stmt:
+        """A condition that does not change in a loop is decided in front of it: the compiler would join
+        the two texts again behind what they load, and keep all of that in registers."""
+        made = super().mutate_For(loop)
+        assert isinstance(made, For)
+        parts, at = _parts(made.body), self.branch(_parts(made.body))
+        if at is None:
+            return made
+        inside, branch = parts[at - 1], parts[at]
+        assert isinstance(inside, Let) and isinstance(branch, If) and branch.other is not None
+        if free_vars(inside.value) & {loop.var, *bound_vars(loop.body)}:
+            return made
+        each = [replace(made, body=seq(*parts[:at - 1], way, *parts[at + 1:]))
+                for way in (branch.then, branch.other)]
+        return seq(inside, If(branch.cond, *each))
+
+    def mutate_Seq(self, at: Seq) -> Stmt:
+        parts = _parts(super().mutate_Seq(at))
+        if (n := self.branch(parts)) is not None:
+            return self.stored(parts[:n], parts[n], parts[n + 1:])
+        first = next((n for n, s in enumerate(parts) if isinstance(s, Let) and find(s, Load)), None)
+        last = next((n for n in reversed(range(len(parts))) if isinstance(parts[n], Update)), None)
+        if first is None or last is None:
+            return seq(*parts)
+        before, body, behind = parts[:first], parts[first:last + 1], parts[last + 1:]
+        bound = {v for s in body for v in bound_vars(s)}
+        if not all(isinstance(s, (Let, Update)) for s in body) or any(_read(s) & bound for s in behind):
+            return seq(*parts)
+        found = list(dict.fromkeys(c for s in body for c in self.of_tile(s, bound)))
+        if len(found) < FEW:
+            return seq(*parts)
+        inside = Let(Var(self.names.fresh("inside"), found[0].dtype), all_of(self.strongest(found)))
+        self.found[inside.var] = found
+        branch = If(inside.var, self.without(body, found), seq(*body))
+        return self.stored([*before, inside], branch, behind)
+
+    def branch(self, parts: Sequence[Stmt]) -> int | None:
+        """The place of a branch of this pass."""
+        return next((n for n, s in enumerate(parts) if isinstance(s, If) and s.cond in self.found), None)
+
+    def stored(self, before: Sequence[Stmt], branch: Stmt, behind: Sequence[Stmt]) -> Stmt:
+        """The statements, with those behind a branch inside it if they are stores: these have the same
+        masks."""
+        assert isinstance(branch, If) and isinstance(branch.cond, Var) and branch.other is not None
+        if not any(isinstance(s, Store) for s in behind) or not all(
+                isinstance(s, (Let, Store)) for s in behind):
+            return seq(*before, branch, *behind)
+        then = seq(branch.then, self.without(behind, self.found[branch.cond]))
+        return seq(*before, If(branch.cond, then, seq(branch.other, *behind)))
+
+    def of_tile(self, s: Stmt, bound: set[Var]) -> Iterator[Expr]:
+        """The comparisons in the masks of a statement that hold for all lanes or for none."""
+        for mask in [x.mask for x in find(s, Load)] + [x.cond for x in find(s, Select)]:
+            for part in self.expanded(mask):
+                if isinstance(part, Compare) and not lanes_of(part, self.lanes) and not (
+                        free_vars(part) & bound or find(part, MemoryRead)):
+                    yield part
+
+    def expanded(self, mask: Expr) -> Iterator[Expr]:
+        """The parts of a mask, without the names of conditions."""
+        for part in conjuncts(mask):
+            known = self.conditions.get(part) if isinstance(part, Var) else None
+            yield from [part] if known is None else self.expanded(known)
+
+    def strongest(self, found: Sequence[Expr]) -> list[Expr]:
+        """The conditions that no other one implies."""
+        kept: list[Expr] = []
+        for c in found:
+            if not any(self.implies(other, c) for other in kept):
+                kept = [*(other for other in kept if not self.implies(c, other)), c]
+        return kept
+
+    def without(self, body: Sequence[Stmt], found: Sequence[Expr]) -> Stmt:
+        """The statements where the conditions hold, with names of their own."""
+        names = {v: Var(self.names.fresh(f"{v.name}_in"), v.type) for s in body for v in bound_vars(s)}
+        gone = {*found}
+
+        def left(mask: Expr) -> Expr:
+            kept = [p for p in conjuncts(mask) if not gone.issuperset(self.expanded(p))]
+            return all_of(kept)
+
+        made: list[Stmt] = []
+        for s in body:
+            s = replace(s, mask=left(s.mask)) if isinstance(s, Store) else s
+            changes: dict[Node, Expr] = {x: replace(x, mask=left(x.mask)) for x in find(s, Load)}
+            for x in find(s, Select):
+                cond = left(x.cond)
+                changes[x] = replace(x, cond=cond) if list(conjuncts(cond)) else x.yes
+            new: Stmt = substitute(substitute(s, changes), names)
+            if isinstance(s, Let) and isinstance(new, Let):
+                new = replace(new, var=names[s.var])
+            made.append(new)
+        return seq(*made)
+
+
+def _parts(s: Stmt) -> tuple[Stmt, ...]:
+    return s.stmts if isinstance(s, Seq) else (s,)
+
+
+def _read(s: Stmt) -> set[Var]:
+    """The variables that a statement reads, and those that statements inside it do."""
+    return {v for inner in statements(s) for v in find(inner, Var)}
