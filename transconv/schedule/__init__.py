@@ -30,6 +30,8 @@ from transconv.schedule.legality.boxes import most_sums
 from transconv.schedule.legality.check import of_any_size, why_not
 from transconv.schedule.legality.words import LONGEST, MOST_WRITTEN, why_not_early
 from transconv.schedule.schedule import Block, Schedule, Scheduled
+from transconv.schedule.schedule import register as register_word
+from transconv.schedule.schedule import unregister as unregister_word
 from transconv.schedule.tiles.boxes import Box, box_of, pile
 from transconv.schedule.tiles.copy_kernels import is_copy, rounds, share
 from transconv.schedule.tiles.epilogue_reads import (
@@ -67,11 +69,9 @@ from transconv.schedule.tiles.partial_results import (
 )
 from transconv.schedule.tiles.result_boxes import result_boxes, result_bytes
 from transconv.schedule.tiles.row_blocks import divided, kept, told, within
-from transconv.schedule.words import WORDS, Such, Word, priced, proposing, words
-from transconv.schedule.words import register as register_word
+from transconv.schedule.words import PRICED, PROPOSING, WORDS, Such, Word, words
 from transconv.schedule.words import registered as registered_words
 from transconv.schedule.words import table as words_table
-from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "ahead", "ahead_bytes", "behind_bytes", "Block", "Box", "box_of", "boxes_behind", "by_tile",
@@ -79,7 +79,7 @@ __all__ = [
     "finishes", "groups", "has_quads", "in_registers",
     "in_place", "inner_feature", "innermost", "INTEGERS", "is_copy", "k_steps", "kept", "lanes",
     "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
-    "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",
+    "part_spaces", "parts_of", "pile", "PRICED", "product_columns", "PROGRAM", "programs", "PROPOSING",
     "QUAD",
     "reads_along", "reduced_sides", "register_word", "registered_words", "result_boxes",
     "result_bytes", "rounds", "ROW", "row_of",

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from transconv.compute import Compute, axis_strides
 from transconv.ir import View
+from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.boxes import transposed
 from transconv.schedule.tiles.window_reuse import moves, rows_of
 from transconv.target import Target
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
 
 Made = TypeVar("Made")
 MOST_TILES = 1 << 13  # whose counts a cache keeps

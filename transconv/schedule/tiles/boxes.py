@@ -26,7 +26,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
 from transconv.ir import (
@@ -56,10 +55,8 @@ from transconv.schedule.legality.box_dimensions import (
     whole,
     why_not_dims,
 )
+from transconv.schedule.schedule import Block, Schedule
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
 
 
 @dataclass(frozen=True, slots=True)

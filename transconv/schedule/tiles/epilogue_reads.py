@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, Read
 from transconv.ir import View, free_vars
 from transconv.schedule.counts import sides
+from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.partial_results import reduced_sides
 from transconv.schedule.tiles.result_boxes import is_whole, result_boxes
 from transconv.target import Target
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
 
 KEPT = 4096  # bytes of a warp
 
@@ -43,8 +40,6 @@ def told_behind(c: Schedule, compute: Compute) -> dict[View, Box | str]:
 def _told_behind(blocks: tuple[Block, ...], via: str, order: str,
                  compute: Compute) -> dict[View, Box | str]:
     """``told_behind`` for the words that it depends on, which many schedules share."""
-    from transconv.schedule.schedule import Schedule
-
     c = Schedule(blocks, via=via, order=order)
     reads = [s for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
     return {r.view: _why_not(r, compute) or _as_large(box_of(r.view, c, compute), r.view, c, compute)

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, fresh, with_roles
 from transconv.compute.analysis import statistics as stat
@@ -41,9 +40,7 @@ from transconv.ir import (
     minimum,
 )
 from transconv.schedule.counts import programs
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.schedule import Block, Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, Write, axis_facts
 from transconv.ir import View
 from transconv.schedule.counts import sides
+from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.packing import ROW_ALIGN
 from transconv.simplify import Facts, multiple_of, simplify
 from transconv.target import is_direct
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
 
 
 @lru_cache(maxsize=4096)

@@ -17,14 +17,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_strides, touched
 from transconv.schedule.counts import k_steps, tile
+from transconv.schedule.schedule import Block, Schedule
 from transconv.target import Target
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
 
 VECTOR = 16  # bytes that a thread loads at once
 NOWHERE = 1 << 40  # the stride along a block that the tensor does not vary along

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
 from transconv.ir import Const, Var, View, free_vars, substitute
 from transconv.schedule.legality.box_dimensions import ROW
+from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.simplify import simplify
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
 
 SWIZZLED = 8  # rows after which the order of bytes in shared memory repeats
 
