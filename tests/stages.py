@@ -19,7 +19,7 @@ from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
 from transconv.ir.rules.verifier import verify
 from transconv.passes import NAIVE, PIPELINE, levels
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS, Target

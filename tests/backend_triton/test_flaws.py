@@ -18,7 +18,7 @@ from transconv.backend_triton.offline.machine_code import LISTED, listing
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
 from transconv.passes.scalar import simplification
-from transconv.schedule.legality import boxes
+from transconv.schedule import box_rules as boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS

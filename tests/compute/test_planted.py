@@ -30,8 +30,7 @@ from transconv.ir import (
 from transconv.passes.lowering import gridwise, lanewise, split_k, tile_statistics
 from transconv.passes.scalar import cse, hoist
 from transconv.runtime import forget
-from transconv.schedule import Schedule, finishes
-from transconv.schedule.legality import words
+from transconv.schedule import Schedule, finishes, word_rules
 from transconv.selection.proposals.split_rows import spread
 from transconv.verify.bisect.stage_search import Blame, blame_compute
 
@@ -213,7 +212,7 @@ def last_not_rounded(patch: pytest.MonkeyPatch) -> None:
 
 def prologue_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
     """What is computed before it is multiplied counts as 0 beyond the end of a sum, like a read."""
-    patch.setattr(words, "_uneven", lambda schedule, compute: None)
+    patch.setattr(word_rules, "_uneven", lambda schedule, compute: None)
     no_tail(patch)
 
 

@@ -20,7 +20,7 @@ from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run
 from transconv.ir.rules.verifier import verify
 from transconv.passes import pipeline
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

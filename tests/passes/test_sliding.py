@@ -21,7 +21,7 @@ from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
 from transconv.ir.rules.verifier import verify
 from transconv.passes import PIPELINE, levels
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.copy_kernels import copies
 from transconv.schedule.tiles.packing import copy_of, over_copies, rows_of_features

@@ -22,7 +22,7 @@ from transconv.cost.work import count
 from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
 from transconv.passes import PIPELINE
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule, Scheduled
 from transconv.schedule.tiles.copy_kernels import copies
 from transconv.schedule.tiles.merging import merged, why_not_merged

@@ -24,7 +24,7 @@ from transconv.ir import Layout, Tensor, convert, f16, f32, tf32
 from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
 from transconv.passes import PIPELINE
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.copy_kernels import copies, is_copy
 from transconv.schedule.tiles.packing import (

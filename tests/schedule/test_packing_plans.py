@@ -20,7 +20,7 @@ from transconv.cost import model as cost
 from transconv.ir import convert, tf32
 from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.copy_kernels import is_copy
 from transconv.schedule.tiles.packing import copy_of, over_copies, why_not_copied

@@ -22,7 +22,7 @@ from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
 from transconv.schedule.counts import k_steps, transposed_bytes
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.packing import over_copies
 from transconv.selection.proposals import heuristics

@@ -3,6 +3,7 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
+from transconv.schedule.box_rules import most_sums
 from transconv.schedule.counts import (
     QUAD,
     ROWS,
@@ -25,13 +26,11 @@ from transconv.schedule.counts import (
     tiles_of_a_stage,
     transposed_bytes,
 )
-from transconv.schedule.legality.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
-from transconv.schedule.legality.boxes import most_sums
-from transconv.schedule.legality.check import of_any_size, why_not
-from transconv.schedule.legality.words import LONGEST, MOST_WRITTEN, why_not_early
+from transconv.schedule.legality import of_any_size, why_not
 from transconv.schedule.schedule import Block, Schedule, Scheduled
 from transconv.schedule.schedule import register as register_word
 from transconv.schedule.schedule import unregister as unregister_word
+from transconv.schedule.tiles.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
 from transconv.schedule.tiles.boxes import Box, box_of, pile
 from transconv.schedule.tiles.copy_kernels import is_copy, rounds, share
 from transconv.schedule.tiles.epilogue_reads import (
@@ -69,6 +68,7 @@ from transconv.schedule.tiles.partial_results import (
 )
 from transconv.schedule.tiles.result_boxes import result_boxes, result_bytes
 from transconv.schedule.tiles.row_blocks import divided, kept, told, within
+from transconv.schedule.word_rules import LONGEST, MOST_WRITTEN, why_not_early
 from transconv.schedule.words import PRICED, PROPOSING, WORDS, Such, Word, words
 from transconv.schedule.words import registered as registered_words
 from transconv.schedule.words import table as words_table

@@ -5,7 +5,7 @@
 A block is an ordered group of fused axes and an extent: how many of their positions one program (or one
 step of the sum) handles. Axes without a block have extent 1: M, N and B positions are separate programs, K
 positions separate steps. ``Schedule.parse(str(c)) == c``. words.py, and ``python -m transconv words``,
-give the meaning and the values of each word; legality/check.py says which schedules are legal.
+give the meaning and the values of each word; legality.py says which schedules are legal.
 
 ``Scheduled``, a computation with its schedule and target, derives the computation with its groups merged,
 the computation of the main kernel, and those that copy its operands.

@@ -1,7 +1,7 @@
 """The words of a schedule: one table, a row for each, in the order in which they are printed.
 
 The package's words are the rows of ``WORDS``; ``register_word`` adds others, in this process. ``words()``
-has all of them. When the package's words are legal is said in legality/check.py.
+has all of them. When the package's words are legal is said in legality.py.
 """
 
 from __future__ import annotations

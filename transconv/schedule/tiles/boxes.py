@@ -42,7 +42,8 @@ from transconv.ir import (
     readable,
     substitute,
 )
-from transconv.schedule.legality.box_dimensions import (
+from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.tiles.box_dimensions import (
     ENGINE_ALIGN,
     ENGINE_EXTENT,
     ENGINE_RANK,
@@ -55,7 +56,6 @@ from transconv.schedule.legality.box_dimensions import (
     whole,
     why_not_dims,
 )
-from transconv.schedule.schedule import Block, Schedule
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 

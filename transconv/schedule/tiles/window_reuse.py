@@ -14,8 +14,8 @@ from math import prod
 
 from transconv.compute import Compute, axis_facts
 from transconv.ir import Const, Var, View, free_vars, substitute
-from transconv.schedule.legality.box_dimensions import ROW
 from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.box_dimensions import ROW
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.simplify import simplify
 

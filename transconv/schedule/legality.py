@@ -1,7 +1,7 @@
 """Which schedules are legal: ``why_not`` returns None, or a sentence that says why not.
 
 First the value of each word is checked, then the rules, in the order of ``ASKED``: a rule may rely on
-those before it. Rules of single words are in legality/words.py and legality/boxes.py; rules about blocks,
+those before it. Rules of single words are in word_rules.py and box_rules.py; rules about blocks,
 about several words and about parts of statistics (tiles/partial_results.py) are here.
 """
 
@@ -15,9 +15,9 @@ from operator import attrgetter
 
 from transconv.compute import Compute, Write, why_not_any_size, why_not_lowered
 from transconv.compute.analysis import statistics as stat
+from transconv.schedule import box_rules as boxes
+from transconv.schedule import word_rules as rules
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
-from transconv.schedule.legality import boxes
-from transconv.schedule.legality import words as rules
 from transconv.schedule.schedule import Schedule, Scheduled
 from transconv.schedule.tiles import row_blocks
 from transconv.schedule.tiles.epilogue_reads import behind_bytes, exchanged_bytes, why_not_behind

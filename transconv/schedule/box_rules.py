@@ -19,8 +19,8 @@ from transconv.schedule.counts import (
     tiles_along,
     transposed_bytes,
 )
-from transconv.schedule.legality.box_dimensions import INTEGERS, ROW
 from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.box_dimensions import INTEGERS, ROW
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.packing import ROW_ALIGN
 from transconv.schedule.tiles.result_boxes import ends_short
