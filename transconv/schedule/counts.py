@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from transconv.compute import Compute, axis_strides
 from transconv.ir import View
 from transconv.schedule.schedule import Block, Schedule
-from transconv.schedule.tiles.boxes import transposed
-from transconv.schedule.tiles.window_reuse import moves, rows_of
+from transconv.schedule.tiles.boxes import moves, rows_of, transposed
 from transconv.target import Target
 
 Made = TypeVar("Made")

@@ -15,6 +15,7 @@ from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
 from transconv.schedule.counts import k_steps, lanes, tile, transposed_bytes
 from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.boxes import rows_of
 from transconv.schedule.tiles.fp8_upcast import why_not_widened
 from transconv.schedule.tiles.merging import why_not_merged
 from transconv.schedule.tiles.packing import (
@@ -27,7 +28,6 @@ from transconv.schedule.tiles.packing import (
     widens,
 )
 from transconv.schedule.tiles.partial_results import carried
-from transconv.schedule.tiles.window_reuse import rows_of
 from transconv.target import Target, has_wide_views, triton_version
 
 MOST_WRITTEN = 128  # more take too long to compile and too many registers

@@ -6,7 +6,7 @@ with the copies that fill a slot of it (see ``warp_spec/warp_roles.py``).
 A tile may consist of several boxes (a pile), each a member of the slot. They lie side by side if the lane
 that runs through them is that of the box's rows, else below one another.
 
-Steps of the sum may share boxes (``slide=``, see schedule/tiles/window_reuse.py):
+Steps of the sum may share boxes (``slide=``, see schedule/tiles/boxes.py):
 
     for step in 0..81:                               for step in 0..27:
         let kd = step // 27                              let kd = step // 9
