@@ -33,13 +33,6 @@ from transconv.schedule.schedule import unregister as unregister_word
 from transconv.schedule.tiles.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
 from transconv.schedule.tiles.boxes import Box, box_of, pile
 from transconv.schedule.tiles.copy_kernels import is_copy, rounds, share
-from transconv.schedule.tiles.epilogue_reads import (
-    behind_bytes,
-    boxes_behind,
-    in_place,
-    told_behind,
-    why_not_behind,
-)
 from transconv.schedule.tiles.merging import inner_feature
 from transconv.schedule.tiles.packing import (
     FEATURES,
@@ -66,8 +59,16 @@ from transconv.schedule.tiles.partial_results import (
     reduced_sides,
     within_places,
 )
-from transconv.schedule.tiles.result_boxes import result_boxes, result_bytes
 from transconv.schedule.tiles.row_blocks import divided, kept, told, within
+from transconv.schedule.tiles.shared_memory import (
+    behind_bytes,
+    boxes_behind,
+    in_place,
+    result_boxes,
+    result_bytes,
+    told_behind,
+    why_not_behind,
+)
 from transconv.schedule.word_rules import LONGEST, MOST_WRITTEN, why_not_early
 from transconv.schedule.words import PRICED, PROPOSING, WORDS, Such, Word, words
 from transconv.schedule.words import registered as registered_words

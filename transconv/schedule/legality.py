@@ -20,10 +20,14 @@ from transconv.schedule import word_rules as rules
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
 from transconv.schedule.schedule import Schedule, Scheduled
 from transconv.schedule.tiles import row_blocks
-from transconv.schedule.tiles.epilogue_reads import behind_bytes, exchanged_bytes, why_not_behind
 from transconv.schedule.tiles.packing import has_rows
 from transconv.schedule.tiles.partial_results import blocks_of_sides, is_mixed, is_within
-from transconv.schedule.tiles.result_boxes import result_bytes
+from transconv.schedule.tiles.shared_memory import (
+    behind_bytes,
+    exchanged_bytes,
+    result_bytes,
+    why_not_behind,
+)
 from transconv.schedule.words import Rule, Value, Word, registered, words
 from transconv.target import Target
 

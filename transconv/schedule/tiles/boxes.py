@@ -14,8 +14,8 @@ Dimensions in which a box has extent 1 are merged into their inner neighbour if 
 factor ``[n, kh, kw, c]`` with one element of ``kh.kw`` per step is the matrix ``[n, kh*kw*c]``. A block
 that fuses whole dimensions (``n.h.w:128``) runs along one merged dimension.
 
-Also here: which blocks of a tile a Gluon kernel loads as several boxes, placed side by side or below one
-another in shared memory: a pile.
+Some blocks of a tile a Gluon kernel loads as several boxes, placed side by side or below one another in
+shared memory: a pile.
 
     kh.kw.c:256   features innermost: a box of 64 features per window element   64 columns | 64 columns
     kh.c:256      positions innermost: a box per window element, its features are rows below one another
