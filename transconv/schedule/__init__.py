@@ -19,12 +19,9 @@ from transconv.schedule.counts import (
     needed,
     product_columns,
     programs,
-    shared_bytes,
     sides,
     tile,
     tiles_along,
-    tiles_of_a_stage,
-    transposed_bytes,
 )
 from transconv.schedule.legality import of_any_size, why_not
 from transconv.schedule.schedule import Block, Schedule, Scheduled
@@ -66,7 +63,10 @@ from transconv.schedule.tiles.shared_memory import (
     in_place,
     result_boxes,
     result_bytes,
+    shared_bytes,
+    tiles_of_a_stage,
     told_behind,
+    transposed_bytes,
     why_not_behind,
 )
 from transconv.schedule.word_rules import LONGEST, MOST_WRITTEN, why_not_early

@@ -17,7 +17,7 @@ from transconv.compute import Compute, Write, why_not_any_size, why_not_lowered
 from transconv.compute.analysis import statistics as stat
 from transconv.schedule import box_rules as boxes
 from transconv.schedule import word_rules as rules
-from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.counts import ahead_bytes, lanes, sides
 from transconv.schedule.schedule import Schedule, Scheduled
 from transconv.schedule.tiles import row_blocks
 from transconv.schedule.tiles.packing import has_rows
@@ -26,6 +26,8 @@ from transconv.schedule.tiles.shared_memory import (
     behind_bytes,
     exchanged_bytes,
     result_bytes,
+    shared_bytes,
+    transposed_bytes,
     why_not_behind,
 )
 from transconv.schedule.words import Rule, Value, Word, registered, words

@@ -13,7 +13,7 @@ from math import inf, prod
 
 from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
-from transconv.schedule.counts import k_steps, lanes, tile, transposed_bytes
+from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.boxes import rows_of
 from transconv.schedule.tiles.fp8_upcast import why_not_widened
@@ -28,6 +28,7 @@ from transconv.schedule.tiles.packing import (
     widens,
 )
 from transconv.schedule.tiles.partial_results import carried
+from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.target import Target, has_wide_views, triton_version
 
 MOST_WRITTEN = 128  # more take too long to compile and too many registers
