@@ -23,8 +23,8 @@ from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
 from transconv.passes import PIPELINE
 from transconv.schedule.legality import why_not
-from transconv.schedule.schedule import Schedule, Scheduled
-from transconv.schedule.tiles.copy_kernels import copies
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.copy_kernels import Scheduled, copies
 from transconv.schedule.tiles.merging import merged, why_not_merged
 from transconv.selection import choice, fitted
 from transconv.selection.proposals import heuristics

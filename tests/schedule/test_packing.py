@@ -33,9 +33,9 @@ from transconv.schedule.tiles.packing import (
     over_copies,
     rows_of_features,
     why_not_copied,
-    with_letter,
     workspaces,
 )
+from transconv.schedule.words import with_letter
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS, Target
 

@@ -24,17 +24,16 @@ from transconv.schedule.counts import (
     tiles_along,
 )
 from transconv.schedule.legality import of_any_size, why_not
-from transconv.schedule.schedule import Block, Schedule, Scheduled
+from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.schedule import register as register_word
 from transconv.schedule.schedule import unregister as unregister_word
 from transconv.schedule.tiles.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
 from transconv.schedule.tiles.boxes import Box, box_of, pile
-from transconv.schedule.tiles.copy_kernels import is_copy, rounds, share
+from transconv.schedule.tiles.copy_kernels import Scheduled, is_copy, rounds, share
 from transconv.schedule.tiles.merging import inner_feature
 from transconv.schedule.tiles.packing import (
     FEATURES,
     diagonal,
-    in_registers,
     innermost,
     reads_along,
     row_of,
@@ -42,8 +41,6 @@ from transconv.schedule.tiles.packing import (
     wants_rounding,
     why_not_copied,
     why_not_rows,
-    with_letter,
-    without,
 )
 from transconv.schedule.tiles.partial_results import (
     PROGRAM,
@@ -70,7 +67,17 @@ from transconv.schedule.tiles.shared_memory import (
     why_not_behind,
 )
 from transconv.schedule.word_rules import LONGEST, MOST_WRITTEN, why_not_early
-from transconv.schedule.words import PRICED, PROPOSING, WORDS, Such, Word, words
+from transconv.schedule.words import (
+    PRICED,
+    PROPOSING,
+    WORDS,
+    Such,
+    Word,
+    in_registers,
+    with_letter,
+    without,
+    words,
+)
 from transconv.schedule.words import registered as registered_words
 from transconv.schedule.words import table as words_table
 

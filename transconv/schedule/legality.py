@@ -18,9 +18,9 @@ from transconv.compute.analysis import statistics as stat
 from transconv.schedule import box_rules as boxes
 from transconv.schedule import word_rules as rules
 from transconv.schedule.counts import ahead_bytes, lanes, sides
-from transconv.schedule.schedule import Schedule, Scheduled
+from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles import row_blocks
-from transconv.schedule.tiles.packing import has_rows
+from transconv.schedule.tiles.copy_kernels import Scheduled
 from transconv.schedule.tiles.partial_results import blocks_of_sides, is_mixed, is_within
 from transconv.schedule.tiles.shared_memory import (
     behind_bytes,
@@ -30,7 +30,7 @@ from transconv.schedule.tiles.shared_memory import (
     transposed_bytes,
     why_not_behind,
 )
-from transconv.schedule.words import Rule, Value, Word, registered, words
+from transconv.schedule.words import Rule, Value, Word, has_rows, registered, words
 from transconv.target import Target
 
 FEWEST = 8  # values that a tile combines into a part, if there are as many

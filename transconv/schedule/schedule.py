@@ -6,9 +6,6 @@ A block is an ordered group of fused axes and an extent: how many of their posit
 step of the sum) handles. Axes without a block have extent 1: M, N and B positions are separate programs, K
 positions separate steps. ``Schedule.parse(str(c)) == c``. words.py, and ``python -m transconv words``,
 give the meaning and the values of each word; legality.py says which schedules are legal.
-
-``Scheduled``, a computation with its schedule and target, derives the computation with its groups merged,
-the computation of the main kernel, and those that copy its operands.
 """
 
 from __future__ import annotations
@@ -16,18 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from transconv.compute import Compute
 from transconv.errors import ScheduleError, nearest
-from transconv.ir import Tensor, why_not_text
-from transconv.schedule.tiles.copy_kernels import copies
-from transconv.schedule.tiles.merging import merged
-from transconv.schedule.tiles.packing import letters, over_copies, workspaces
-from transconv.schedule.words import FORMER, TABLE, TEXT, UNITS, WORDS, Value, Word
-from transconv.target import Target
+from transconv.ir import why_not_text
+from transconv.schedule.words import FORMER, TABLE, TEXT, UNITS, WORDS, Value, Word, letters
 
 
 class _Hashed:
@@ -256,37 +247,3 @@ def _block(token: str) -> Block | None:
 
 
 Config = Schedule  # deprecated alias
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A computation with a schedule and a target. The properties are defined if ``why_not`` is None. No
-    other code merges groups or replaces tensors by copies."""
-
-    compute: Compute
-    schedule: Schedule
-    target: Target
-
-    @cached_property
-    def grouped(self) -> Compute:
-        """The computation with groups merged, over the original tensors."""
-        return merged(self.compute, self.schedule.merge)
-
-    @cached_property
-    def main(self) -> Compute:
-        """The computation of the main kernel: groups merged, over the copies."""
-        pack = self.schedule.pack
-        return over_copies(self.grouped, pack, self.schedule.unit) if pack else self.grouped
-
-    @property
-    def copies(self) -> tuple[Compute, ...]:
-        """The computations that copy operands, and last the one that copies the result."""
-        c = self.schedule
-        return tuple(copies(self.grouped, c.pack, c.split_k, c.unit))
-
-    @property
-    def workspaces(self) -> list[Tensor]:
-        """The tensors that hold the copies, and the one that the main kernel writes if its result is
-        copied afterwards."""
-        c = self.schedule
-        return workspaces(self.grouped, c.pack, c.split_k, c.unit)

@@ -18,17 +18,10 @@ from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.boxes import rows_of
 from transconv.schedule.tiles.fp8_upcast import why_not_widened
 from transconv.schedule.tiles.merging import why_not_merged
-from transconv.schedule.tiles.packing import (
-    has_rows,
-    in_registers,
-    letters,
-    view_of,
-    why_not_copied,
-    why_not_rows,
-    widens,
-)
+from transconv.schedule.tiles.packing import view_of, why_not_copied, why_not_rows
 from transconv.schedule.tiles.partial_results import carried
 from transconv.schedule.tiles.shared_memory import transposed_bytes
+from transconv.schedule.words import has_rows, in_registers, letters, widens
 from transconv.target import Target, has_wide_views, triton_version
 
 MOST_WRITTEN = 128  # more take too long to compile and too many registers

@@ -123,6 +123,40 @@ PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|f16
              "some of a.b.c, in this order, a.b.f16, a.b.rows or f16")
 
 
+WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
+IN_ROWS = "rows"  # the same where copies are rows of summed positions
+
+
+def letters(pack: str) -> list[str]:
+    """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
+    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
+
+
+def widens(pack: str) -> bool:
+    """Whether copies of 8-bit floats hold f16."""
+    return WIDE in pack.split(".")
+
+
+def in_registers(pack: str) -> bool:
+    """Whether 8-bit floats become f16 in registers, without copies (tiles/fp8_upcast.py)."""
+    return pack == WIDE
+
+
+def has_rows(pack: str) -> bool:
+    """Whether copies are rows of summed positions."""
+    return IN_ROWS in pack.split(".")
+
+
+def with_letter(pack: str, letter: str) -> str:
+    """The value of ``pack=`` with another operand: ``a``, c -> ``a.c``."""
+    return ".".join(sorted({*pack.split("."), letter} - {""}))
+
+
+def without(pack: str, letter: str) -> str:
+    """The value of ``pack=`` without an operand: ``a.c``, c -> ``a``."""
+    return ".".join(x for x in pack.split(".") if x != letter)
+
+
 def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
     axes = [x.name for x in compute.axes_of("K")]
     return ".".join(rng.sample(axes, len(axes))) if rng.randrange(2) == 0 else ""

@@ -5,12 +5,16 @@
 Adjacent dimensions that are contiguous in both tensors are one axis. Where sizes are arguments, they are
 those of the copy as well; its examples do not depend on the computation's, so that kernels which were
 chosen for other examples share it.
+
+``Scheduled``, a computation with its schedule and target, derives all computations that become kernels:
+the main one, with its groups merged and over copies, and those that copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from transconv.compute import Axis, Compute, moved, usual, with_examples
@@ -32,20 +36,22 @@ from transconv.ir import (
     free_vars,
     value_at,
 )
-from transconv.schedule.tiles.merging import inner_feature
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.merging import inner_feature, merged
 from transconv.schedule.tiles.packing import (
     FEATURES,
     copy_for,
     diagonal,
-    has_rows,
     innermost,
-    letters,
+    over_copies,
     row_copy,
     rows_of_features,
     view_of,
-    widens,
+    workspaces,
 )
+from transconv.schedule.words import has_rows, letters, widens
 from transconv.simplify import simplify
+from transconv.target import Target
 
 
 def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Compute]:
@@ -221,3 +227,37 @@ def share(compute: Compute) -> float:
     fraction of the result, because all phases share the copies."""
     owned = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
     return min(1.0, owned / max(1, prod(compute.c.tensor.shape))) if compute.phase else 1.0
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A computation with a schedule and a target. The properties are defined if ``why_not`` is None. No
+    other code merges groups or replaces tensors by copies."""
+
+    compute: Compute
+    schedule: Schedule
+    target: Target
+
+    @cached_property
+    def grouped(self) -> Compute:
+        """The computation with groups merged, over the original tensors."""
+        return merged(self.compute, self.schedule.merge)
+
+    @cached_property
+    def main(self) -> Compute:
+        """The computation of the main kernel: groups merged, over the copies."""
+        pack = self.schedule.pack
+        return over_copies(self.grouped, pack, self.schedule.unit) if pack else self.grouped
+
+    @property
+    def copies(self) -> tuple[Compute, ...]:
+        """The computations that copy operands, and last the one that copies the result."""
+        c = self.schedule
+        return tuple(copies(self.grouped, c.pack, c.split_k, c.unit))
+
+    @property
+    def workspaces(self) -> list[Tensor]:
+        """The tensors that hold the copies, and the one that the main kernel writes if its result is
+        copied afterwards."""
+        c = self.schedule
+        return workspaces(self.grouped, c.pack, c.split_k, c.unit)

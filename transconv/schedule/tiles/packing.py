@@ -66,13 +66,12 @@ from transconv.ir import (
 )
 from transconv.schedule.tiles.fp8_upcast import widened
 from transconv.schedule.tiles.merging import inner_feature
+from transconv.schedule.words import has_rows, in_registers, letters, widens
 from transconv.simplify import Facts, multiple_of, simplify
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1
 """The dimension of features in every tensor, innermost in most copies."""
-WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
-IN_ROWS = "rows"  # the same where copies are rows of summed positions (tiles/row_copies.py)
 LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
 
 
@@ -152,36 +151,6 @@ def _apart(copy: Tensor, order: list[int], row: int) -> tuple[Expr, ...]:
 def is_named(tensor: Tensor, dim: int) -> bool:
     """Whether the size of a dimension is an argument, or follows from some."""
     return bool(tensor.extents) and bool(free_vars(tensor.extents[dim]))
-
-
-def letters(pack: str) -> list[str]:
-    """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
-    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
-
-
-def widens(pack: str) -> bool:
-    """Whether copies of 8-bit floats hold f16."""
-    return WIDE in pack.split(".")
-
-
-def in_registers(pack: str) -> bool:
-    """Whether 8-bit floats become f16 in registers, without copies (tiles/fp8_upcast.py)."""
-    return pack == WIDE
-
-
-def has_rows(pack: str) -> bool:
-    """Whether copies are rows of summed positions."""
-    return IN_ROWS in pack.split(".")
-
-
-def with_letter(pack: str, letter: str) -> str:
-    """The value of ``pack=`` with another operand: ``a``, c -> ``a.c``."""
-    return ".".join(sorted({*pack.split("."), letter} - {""}))
-
-
-def without(pack: str, letter: str) -> str:
-    """The value of ``pack=`` without an operand: ``a.c``, c -> ``a``."""
-    return ".".join(x for x in pack.split(".") if x != letter)
 
 
 def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
@@ -303,8 +272,6 @@ def _are_rows(tensor: Tensor, inner: int, facts: Facts) -> bool:
         multiple_of(s, facts) * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
 
 
-PITCH = 16  # bytes: rows begin at multiples
-LEAST = 32  # positions of a row; fewer do not fill a row of shared memory
 MOST = 16  # columns of a window, of each of which there is a copy
 
 
@@ -320,8 +287,8 @@ def why_not_rows(view: View, compute: Compute) -> str | None:
     if compute.merge > 1 or compute.fill_of(view):
         return f"{name} is of merged groups, or read as another number than 0 beyond its end"
     row = _row(compute)
-    if row.size < LEAST:
-        return f"rows of {row.size} positions are shorter than {LEAST}"
+    if row.size < LEAST_ROW:
+        return f"rows of {row.size} positions are shorter than {LEAST_ROW}"
     last, others = view.dims[-1], view.dims[:-1]
     if row.var not in free_vars(last.coord) or any(
             row.var in free_vars(e) for d in others for e in (d.coord, d.mask)):
@@ -347,7 +314,7 @@ def rows_of(view: View, compute: Compute) -> View:
     strides, step = [0] * len(shape), 1
     for dim in reversed(order):
         strides[dim] = step
-        step *= -(-shape[dim] // PITCH) * PITCH if dim == last else shape[dim]
+        step *= -(-shape[dim] // ROW_ALIGN) * ROW_ALIGN if dim == last else shape[dim]
     layout = Layout.from_strides(tensor.dtype, shape, strides, 0)
     return View(Tensor(f"{tensor.name}_rows", names, shape, layout, copy_of=tensor.name), dims)
 
