@@ -16,9 +16,8 @@ from transconv.ir import TRUE, Cast, f32, f64, walk
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.boxes import rows_of
-from transconv.schedule.tiles.fp8_upcast import why_not_widened
 from transconv.schedule.tiles.merging import why_not_merged
-from transconv.schedule.tiles.packing import view_of, why_not_copied, why_not_rows
+from transconv.schedule.tiles.packing import view_of, why_not_copied, why_not_rows, why_not_widened
 from transconv.schedule.tiles.partial_results import carried
 from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.schedule.words import has_rows, in_registers, letters, widens

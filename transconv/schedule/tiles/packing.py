@@ -29,7 +29,7 @@ The factor of merged groups is copied with the zeros around its blocks, so that 
 
     B[f, c % 4] where c//4 == f//4 % 16  -- pack_blocks16_B -->  B_packed16[f, kh, kw, c]
 
-Also here: copies whose rows are summed positions, as the matrix unit reads operands of 8 bits: those that
+Rows of a copy may be summed positions, as the matrix unit reads operands of 8 bits: those that
 a window sees, once for each of its columns.
 
     A[n, c, h + kh - 1, w + kw - 1]   -- pack_rows_A -->   A_rows[n, c, h + kh - 1, kw, w]
@@ -38,6 +38,18 @@ A box begins at a multiple of 16 bytes in memory, a window anywhere; so each col
 of its own, in which its first position comes first. What lies outside of the image is 0 in them. In memory
 features are outermost, then images and columns of the window. The other operand, which has no window, is
 copied with positions innermost.
+
+With ``pack=f16`` nothing is copied: the elements of 8 bits become f16 in registers, on their way to the
+matrix unit.
+
+    read   a = A[n, c, h, w] (f8)             read   a = A[n, c, h, w] (f8)
+    read   b = B[n, f, h, w] (f8)      ->     read   b = B[n, f, h, w] (f8)
+    let    s = sum(a*b; n h w)                let    wide_a = f16(a)
+                                              let    wide_b = f16(b)
+                                              let    s = sum(wide_a*wide_b; n h w)
+
+Bytes that do not lie along the sum would be
+transposed one by one in registers.
 """
 
 from __future__ import annotations
@@ -46,10 +58,11 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Axis, Compute, axis_facts, moved
+from transconv.compute import Axis, Compute, Read, Reduction, Value, axis_facts, moved
 from transconv.ir import (
     ONE,
     TRUE,
+    Cast,
     Const,
     Expr,
     Layout,
@@ -64,7 +77,6 @@ from transconv.ir import (
     multiplied_as,
     substitute,
 )
-from transconv.schedule.tiles.fp8_upcast import widened
 from transconv.schedule.tiles.merging import inner_feature
 from transconv.schedule.words import has_rows, in_registers, letters, widens
 from transconv.simplify import Facts, multiple_of, simplify
@@ -348,3 +360,24 @@ def _seen(dim: ViewDim) -> list[Var]:
 
 
 __all__ = ["row_copy", "rows_of", "why_not_rows"]
+
+
+def why_not_widened(compute: Compute) -> str | None:
+    """None if both factors are elements of 8-bit floats as they are read, else the reason."""
+    views = [v for v in (compute.a, compute.b) if v is not None]
+    other = next((v.tensor for v in views if not v.tensor.dtype.is_short), None)
+    if other is not None:
+        return f"{other.name} holds {other.dtype}, no floats of 8 bits"
+    if compute.factors is None or not all(isinstance(f, Read) for f in compute.factors):
+        return f"{compute.name} has no product of two tensors as they are"
+    return None
+
+
+def widened(compute: Compute) -> Compute:
+    """The computation with factors of f16. Relies on ``why_not_widened``."""
+    assert compute.factors is not None and compute.sum is not None
+    wide = {f.var: Value(f"wide_{f.name}", Cast(f.var, f16)) for f in compute.factors}
+    a, b = (Cast(wide[f.var].var, compute.acc) for f in compute.factors)
+    at = compute.steps.index(compute.sum)
+    made: Reduction = replace(compute.sum, value=a * b)
+    return replace(compute, steps=(*compute.steps[:at], *wide.values(), made, *compute.steps[at + 1:]))
