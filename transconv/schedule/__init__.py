@@ -45,15 +45,18 @@ from transconv.schedule.tiles.packing import (
 from transconv.schedule.tiles.partial_results import (
     PROGRAM,
     carried,
+    divided,
     finishes,
     groups,
+    kept,
     left_bytes,
     part_spaces,
     parts_of,
     reduced_sides,
+    told,
+    within,
     within_places,
 )
-from transconv.schedule.tiles.row_blocks import divided, kept, told, within
 from transconv.schedule.tiles.shared_memory import (
     behind_bytes,
     boxes_behind,

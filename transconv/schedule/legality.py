@@ -19,9 +19,15 @@ from transconv.schedule import box_rules as boxes
 from transconv.schedule import word_rules as rules
 from transconv.schedule.counts import ahead_bytes, lanes, sides
 from transconv.schedule.schedule import Schedule
-from transconv.schedule.tiles import row_blocks
 from transconv.schedule.tiles.copy_kernels import Scheduled
-from transconv.schedule.tiles.partial_results import blocks_of_sides, is_mixed, is_within
+from transconv.schedule.tiles.partial_results import (
+    blocks_of_sides,
+    is_mixed,
+    is_within,
+    why_not_red,
+    why_not_row,
+    why_not_turn,
+)
 from transconv.schedule.tiles.shared_memory import (
     behind_bytes,
     exchanged_bytes,
@@ -208,8 +214,7 @@ ASKED: tuple[Rule, ...] = (
     rules.why_not_matrix_unit, rules.why_not_slide, _fits, rules.why_not_reduce, rules.why_not_split,
     rules.why_not_early, boxes.why_not_explicit, boxes.why_not_consumers, boxes.why_not_transposers,
     boxes.why_not_kept, boxes.why_not_a, boxes.why_not_b, boxes.why_not_c, why_not_behind,
-    why_not_partials, rules.why_not_back, row_blocks.why_not_red, row_blocks.why_not_row,
-    row_blocks.why_not_turn)
+    why_not_partials, rules.why_not_back, why_not_red, why_not_row, why_not_turn)
 
 
 @lru_cache(maxsize=4)
