@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute import IDENTITY, OPS, Pointwise, Read, Step, Write, number, pointwise
-from transconv.conv.quantization.compensation import ZeroPoints
+from transconv.conv.compensation import ZeroPoints
 from transconv.errors import ComputeError, LayoutError, ScheduleError
 from transconv.ir import (
     SHORT,

@@ -10,35 +10,37 @@ of the elements as they are stored; what zero points add to it is subtracted beh
 The second sum is that of one image of zero points, which differs only where something outside is read. So
 a kernel of its own computes it once for each state of an axis (each position at a border, and one for all
 between), and another the third, once for each position of the result. Both are written from the product
-alone: its axes, and the mask of its first operand. What shifts of operands take from it
-(quantization/u8_shift.py) is subtracted in the same way.
+alone: its axes, and the mask of its first operand. What shifts of operands take from it is subtracted in
+the same way.
 
-Also here: operands of u8 as s8: what matrix units multiply, and Triton 3.6 has a dot for.
-
-An element less 128 is one of s8. The product is that of the shifted elements, where what lies outside of a
-tensor is 128, so that it becomes 0; what the shifts take from it is subtracted with that of zero points,
-which the shifts are taken from (quantization/compensation.py):
+Operands of u8 are multiplied as s8, which matrix units multiply and Triton 3.6 has a dot for. An element
+less 128 is one of s8. The product is that of the shifted elements, where what lies outside of a tensor is
+128, so that it becomes 0; what the shifts take from it is subtracted with that of zero points, which the
+shifts are taken from:
 
     sum (d - z)*(w - y)  =  sum (d - r)*(w - s)  -  sum (z - r)*(w - s)  -  (y - s) * sum (d - z)
 
 with 128 for r and s of operands of u8 and 0 for those of s8. Shifts are for products of matrices; where
 groups have few channels, elements are multiplied one by one as they are.
 
-Also here: which integer operands have zero points: words of an epilogue, tensors, and when they can be
-subtracted.
+Zero points are words of an epilogue:
 
     zero:src    zero:dst:per_oc    zero:wei:per_oc    zero:src:known:2x2x2x2
 
-The data are src in a forward convolution, dst in the gradient of src. What is computed is in
-quantization/compensation.py. Where weights and zero point never change, what the zero point adds to sums
-may be given, as ``src_zero_table``, s32: for each feature and each number of positions that a window
-reaches before and behind an image along each axis.
+Where weights and zero point never change, what the zero point adds to sums may be given, as
+``src_zero_table``, s32 (``zero_sums``):
+
+    sums[f, u0, h0, u1, h1, ..] = zero * sum of weight[f, c, k..] over c and the taps that are inside
+
+for each feature and where a window reaches ``u`` positions before the first element of an axis, and ``h``
+behind the last one. So it is the same for images of all sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, product
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     import torch
 
     from transconv.conv.problem.conv_problem import ConvProblem, Prop
+
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,3 +412,31 @@ def without_zeros(tensors: Mapping[str, torch.Tensor], zeros: ZeroPoints) -> dic
             after = tensors[name].ndim - (1 if name == "wei" and zeros.along == "per_oc" else 2)
             made[name] = tensors[name].short() - zero.short().view(-1, *[1] * after)
     return made
+
+
+MOST_STATES = 1024  # ways to reach beyond an image, with as many sums for each feature
+
+
+def zero_sums(weight: Tensor, zero: Tensor, pad_lo: Sequence[int], pad_hi: Sequence[int],
+              dilation: Sequence[int]) -> Tensor | None:
+    """The sums, s32, of a weight (oc, ic/groups, *k) of integers and one zero point; None where windows
+    reach beyond images in too many ways."""
+    import torch
+
+    states = [n + 1 for pair in zip(pad_lo, pad_hi, strict=True) for n in pair]
+    if prod(states) > MOST_STATES:
+        return None
+    found = weight.detach().double().sum(1)  # exact: (oc, *k)
+    ends = zip(weight.shape[2:], pad_lo, pad_hi, dilation, strict=True)
+    for k, low, high, d in ends:  # the axis in front becomes the last two
+        tap = torch.arange(k, device=weight.device) * d
+        before = tap >= torch.arange(low + 1, device=weight.device).view(-1, 1)
+        behind = tap.flip(0) >= torch.arange(high + 1, device=weight.device).view(-1, 1)
+        inside = (before[:, None] & behind[None]).double()
+        found = torch.einsum("ok...,uhk->o...uh", found, inside)
+    return (found * zero.double()).round().to(torch.int32).contiguous()
+
+
+def zero_sums_shape(channels: int, pad_lo: Sequence[int], pad_hi: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the sums."""
+    return (channels, *(n + 1 for pair in zip(pad_lo, pad_hi, strict=True) for n in pair))
