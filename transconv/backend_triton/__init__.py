@@ -11,8 +11,7 @@ from transconv.backend_triton.emitters.kernel_text import (
     is_explicit,
     unspecialised,
 )
-from transconv.backend_triton.emitters.parameters import parameters
-from transconv.backend_triton.emitters.triton import spelled_lines
+from transconv.backend_triton.emitters.triton import parameters, spelled_lines
 from transconv.backend_triton.launch.bound_start import Bind, KernelStart, torch_module
 from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from math import prod
 
 from transconv.backend_triton.emitters.arithmetic import ATOM, POSTFIX
-from transconv.backend_triton.emitters.parameters import box_name, parameters
 from transconv.backend_triton.emitters.triton import (
     TlEmitter,
+    box_name,
     folded,
     multiples_said,
+    parameters,
     spelled_lanes,
 )
 from transconv.backend_triton.emitters.triton_versions import looked_up

@@ -17,7 +17,7 @@ from typing import Any
 
 from transconv.backend_triton.emitters import gluon, triton
 from transconv.backend_triton.emitters.gluon import PIECES
-from transconv.backend_triton.emitters.parameters import box_name
+from transconv.backend_triton.emitters.triton import box_name
 from transconv.backend_triton.emitters.triton_versions import LOOKED_UP
 from transconv.backend_triton.launch.bound_start import first_lines
 from transconv.ir import (

@@ -1,19 +1,17 @@
 """The Triton emitter: from a lanewise kernel to the text of a readable Triton (``tl``) kernel.
 
 Emission is one-to-one: there is no algebra here. A let becomes an assignment, a loop a ``for``, a
-lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are spelled in
-emitters/arithmetic.py and emitters/expressions.py.
-
-Also here: the text of expressions of a lanewise kernel: beside arithmetic, tiles that are loaded,
-reduced, and seen in another shape.
+lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are
+spelled in emitters/arithmetic.py; tiles that are loaded, reduced, and seen in another shape here. A tensor
+is a parameter by its address, or by a descriptor of its boxes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 
 from transconv.backend_triton.emitters.arithmetic import ATOM, LEVEL, POSTFIX, ArithmeticSpeller
-from transconv.backend_triton.emitters.parameters import box_name, parameters
 from transconv.backend_triton.launch.bound_start import begun, imported
 from transconv.ir import (
     EXACT_TERMS,
@@ -59,6 +57,39 @@ from transconv.ir import (
     helpers,
     wrapped,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """``box``: the extents of a box where the tensor is passed as a descriptor; None where it is passed as
+    an address."""
+
+    tensor: Tensor
+    box: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the text."""
+        return self.tensor.name if self.box is None else box_name(self.tensor.name)
+
+    def __str__(self) -> str:
+        if self.box is None:
+            return str(self.tensor)
+        every = f" of every {list(self.tensor.every)}" if self.tensor.every else ""
+        return f"{self.tensor} in boxes of {list(self.box)}{every}"
+
+
+def parameters(kernel: Kernel) -> tuple[Parameter, ...]:
+    """A kernel's parameters, in order."""
+    read: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
+    copied: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
+    boxes = {x.tensor: x.extents for x in read} | {x.tensor: x.piece.buffer.extents for x in copied}
+    return tuple(Parameter(p, boxes.get(p)) for p in kernel.params)
+
+
+def box_name(name: str) -> str:
+    """The name in the text of a tensor's descriptor."""
+    return f"{name}_box"
 
 
 def is_lost(dtype: DType, fill: float) -> bool:
