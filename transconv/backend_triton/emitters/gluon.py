@@ -4,15 +4,14 @@ Gluon is Triton's dialect in which shared memory, barriers and layouts are named
 function; the kernel itself reserves the rings and starts the roles. As in ``emit_tl`` there is no
 algebra here. Names that differ between Triton's versions are looked up once, above the functions.
 
-Also here: where tiles are in a Gluon kernel: layouts of shared memory and of registers, as Gluon text.
-
-A layout says how a tile's elements are distributed over the registers of warps or over shared memory.
-The rings of buffers and the barriers that all roles share are allocated before the roles begin.
+A layout says how a tile's elements are distributed over the registers of warps or over shared memory. The
+rings of buffers and the barriers that all roles share are allocated before the roles begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from transconv.backend_triton.emitters.arithmetic import ATOM, POSTFIX
@@ -24,7 +23,6 @@ from transconv.backend_triton.emitters.triton import (
     parameters,
     spelled_lanes,
 )
-from transconv.backend_triton.emitters.triton_versions import looked_up
 from transconv.backend_triton.launch.bound_start import begun, imported
 from transconv.ir import (
     ZERO,
@@ -57,6 +55,28 @@ from transconv.ir import (
     substitute,
 )
 from transconv.simplify import simplify
+
+LOOKED_UP = {
+    "fetch_box": """
+fetch_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+""",
+    "pile": """
+pile = gl.shared_memory_descriptor.reinterpret if hasattr(
+    gl.shared_memory_descriptor, "reinterpret") else gl.shared_memory_descriptor._reinterpret
+""",
+    "send_box": """
+send_box = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+""",
+}
+
+
+def looked_up(lines: Sequence[str]) -> Iterator[str]:
+    """The assignments of the names that the lines call."""
+    yield "# The same functions under the names of this version of Triton."
+    for name, text in LOOKED_UP.items():
+        if any(re.search(rf"(?<![\w.]){name}\(", line) for line in lines):
+            yield from text.strip().splitlines()
+
 
 IMPORTS = '''
 import triton.language as tl

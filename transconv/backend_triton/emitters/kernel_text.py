@@ -16,9 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.backend_triton.emitters import gluon, triton
-from transconv.backend_triton.emitters.gluon import PIECES
+from transconv.backend_triton.emitters.gluon import LOOKED_UP, PIECES
 from transconv.backend_triton.emitters.triton import box_name
-from transconv.backend_triton.emitters.triton_versions import LOOKED_UP
 from transconv.backend_triton.launch.bound_start import first_lines
 from transconv.ir import (
     CALLS,
