@@ -54,7 +54,7 @@ LATE = (
     "backend_triton/launch/descriptors.py",
     "backend_triton/offline/child.py",
     "backend_triton/offline/child.py",
-    "backend_triton/offline/machine_code.py",
+    "backend_triton/miscompiles.py",
     "backend_triton/launch/interpreter.py",
     "backend_triton/launch/compile_records.py",
     "backend_triton/launch/compile_records.py",

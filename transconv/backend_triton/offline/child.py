@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from transconv.backend_triton.launch.jit_module import load
-from transconv.backend_triton.miscompiles import flaw
-from transconv.backend_triton.offline.machine_code import listing
+from transconv.backend_triton.miscompiles import flaw, listing
 from transconv.backend_triton.offline.worker import serve
 
 SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
