@@ -47,23 +47,17 @@ LATE = (
     "compute/semantics/sampled_points.py",
     "compute/semantics/sampled_statistics.py",
     "conv/spotcheck.py",
-    "conv/spotcheck.py",
     "conv/compensation.py",
     "backend_triton/launch/jit_module.py",
     "backend_triton/launch/launcher.py",
-    "backend_triton/launch/descriptors.py",
-    "backend_triton/offline/child.py",
+    "backend_triton/launch/bound_start.py",
     "backend_triton/offline/child.py",
     "backend_triton/miscompiles.py",
     "backend_triton/launch/interpreter.py",
     "backend_triton/launch/compile_records.py",
-    "backend_triton/launch/compile_records.py",
-    "backend_triton/launch/compile_records.py",
-    "backend_triton/launch/compile_records.py",
-    "backend_triton/launch/bound_start.py",
 )
 # Files above the compiler that import torch at the top, because they are about tensors.
-TENSORS = ("verify/data.py", "verify/judgement.py", "verify/judgement.py", "verify/machine.py",
+TENSORS = ("verify/data.py", "verify/judgement.py", "verify/machine.py",
            "verify/case.py", "verify/computation.py", "tuning/timing.py")
 SOURCES = sources()
 

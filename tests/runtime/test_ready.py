@@ -18,7 +18,7 @@ from transconv import runtime
 from transconv.backend_triton import Compilers
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.backend_triton.offline.worker import Child
+from transconv.backend_triton.offline.compilation import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.compiler import CompiledDirection

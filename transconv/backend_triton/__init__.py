@@ -20,13 +20,16 @@ from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.backend_triton.offline.compilation import (
     BACKENDS,
     Answer,
+    Child,
     CompileFailure,
     CompileJob,
+    Compilers,
     Resources,
     compile_offline,
+    reason_of,
+    serve,
     triton_version,
 )
-from transconv.backend_triton.offline.worker import Child, Compilers, reason_of, serve
 
 __all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
            "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",

@@ -43,7 +43,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transconv import knobs
-from transconv.backend_triton.offline import fake_tensors
+from transconv.backend_triton.launch import jit_module
 from transconv.disk_cache import Cache, Content, Drawer, records
 from transconv.disk_cache import files as keep
 from transconv.target import triton_version
@@ -222,7 +222,7 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
     driver.set_active(_Chip(GPUTarget(backend, arch, warp_size)))
     with (
         suppress(Exception),
-        fake_tensors.without_torch(),
+        jit_module.without_torch(),
     ):  # other releases look at arguments in other ways
         from triton.backends.compiler import BaseBackend
         from triton.runtime.jit import native_specialize_impl
@@ -231,7 +231,7 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
 
 
 KNOWN = "3.6."  # the releases of Triton whose kernels are made here
-RULES = ("miscompiles.py", "offline/machine_code.py")  # what a kernel was read for when it was compiled
+RULES = ("miscompiles.py",)  # what a kernel was read for when it was compiled
 CODE = "cubin"
 HOOKS = {"compilation": ("always_compile", "override", "dump_ir", "instrumentation_mode", "listener"),
          "runtime": ("debug", "override_arch", "jit_cache_hook", "jit_post_compile_hook",

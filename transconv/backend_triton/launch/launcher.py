@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from transconv.backend_triton import torch_internals
-from transconv.backend_triton.launch import bound_start, compile_records
+from transconv.backend_triton.launch import bound_start, compile_records, jit_module
 from transconv.backend_triton.launch.bound_start import (
     CALLS_KEPT,
     MAPS_KEPT,
@@ -31,14 +31,15 @@ from transconv.backend_triton.launch.bound_start import (
     addresses,
     arguments,
     boxes_at,
+    describe,
+    describe_explicit,
     encodings,
+    lying,
     torch_module,
 )
-from transconv.backend_triton.launch.descriptors import describe, describe_explicit, lying
 from transconv.backend_triton.launch.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.miscompiles import refuse
-from transconv.backend_triton.offline import fake_tensors
 from transconv.errors import Unsupported
 from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
 from transconv.simplify import facts_of, range_of
@@ -159,7 +160,7 @@ class Launcher:
         import triton
 
         if triton.__version__.startswith(DIRECT):
-            return [fake_tensors.tensor(t) for t in self.types]
+            return [jit_module.tensor(t) for t in self.types]
         torch = torch_module()
         return [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
 

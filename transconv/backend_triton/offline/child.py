@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.miscompiles import flaw, listing
-from transconv.backend_triton.offline.worker import serve
+from transconv.backend_triton.offline.compilation import serve
 
 SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
               "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",
