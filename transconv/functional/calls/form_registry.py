@@ -1,4 +1,4 @@
-"""Calls whose kernels take sizes as arguments: the texts of a form for any size, and their launches.
+"""Calls whose kernels take sizes as arguments: the launches of a form for any size.
 
 A form (compute/library/any_size.py) is the same for all sizes of a kind of call. It has a registry of
 plans (runtime/registry.py): where one axis is reduced, each holds rows up to a length, and the last reads
@@ -9,57 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from transconv.calls import dynamic_sizes
-from transconv.calls.dynamic_sizes import LIMIT
 from transconv.compute import Alone, library
 from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import deterministic, launch, program
+from transconv.functional.calls.symbolic_bind import BoundText, texts
 from transconv.runtime import ChosenPlan, Launch, Plan, PlanRequest, Registry
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 
-if TYPE_CHECKING:
-    from transconv.functional.calls.symbolic_bind import BoundText
-
 log = logging.getLogger("transconv.functional")
-
-MOST = 2**31 - 2**16  # elements of a tensor; with those of the last tile they fit 32 bits
-REACHES = (128, 1024, 8192, MOST)  # the longest rows of each plan, where one axis is reduced
-WIDEST = 2**20  # a dim of a tensor that windows slide over
-# Examples: rows, elements of a row of any length, elements where nothing is reduced, a dim under windows.
-ROWS, LONG, ELEMENTS, SIDE = 8192, 65536, 1 << 22, 64
-
-_written: dict[str, tuple[str, ...]] = {}  # the texts of each form
-
-
-def texts(named: library.LibraryText) -> tuple[str, ...]:
-    """The texts of a form, one for each plan: they differ in their line of sizes."""
-    found = _written.get(named.rest)
-    if found is None:
-        if len(_written) >= LIMIT:
-            _written.clear()
-        reaches = REACHES if len(named.summed) == 1 else (MOST,)
-        found = _written[named.rest] = tuple(
-            f"{named.head}\n    sizes  {', '.join(_said(named, reach))}\n{named.rest}"
-            for reach in reaches)
-    return found
-
-
-def _said(named: library.LibraryText, reach: int) -> list[str]:
-    """The sizes with examples and ranges, and what must hold for their products."""
-    said, rows = [], len(named.sizes) - len(named.summed)
-    for name in named.sizes:
-        like, most = round((ROWS if named.summed else ELEMENTS) ** (1 / max(1, rows))), MOST
-        if name in named.summed:
-            like, most = round(min(reach, LONG) ** (1 / len(named.summed))), reach
-        elif named.windows:
-            like, most = SIDE, WIDEST
-        said.append(f"{name}={like} in 1..{most}")
-    return said + [f"{'*'.join(p)} <= {MOST}" for p in named.products if len(p) > 1]
-
 
 class FormRegistry(Registry[Plan]):
     """The plans of one form on a device. ``texts``: those of its questions."""
