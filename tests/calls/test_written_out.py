@@ -13,7 +13,7 @@ from transconv import ir
 from transconv.backend_triton.launch import bound_start
 from transconv.calls.guard import NO_DUALS, CallGuard, StartableKernel
 from transconv.functional.calls import call_entries
-from transconv.functional.calls.symbolic_int import SymbolicTrace
+from transconv.functional.calls.call_forms import SymbolicTrace
 from transconv.graph.regions import region_calls
 from transconv.kernel.launch import launcher
 from transconv.runtime import plans
