@@ -29,16 +29,19 @@ from transconv.functional.reductions import (
     any,
     argmax,
     argmin,
+    cross_entropy,
+    log_softmax,
     logsumexp,
     max,
     mean,
     min,
+    normalize,
     prod,
+    softmax,
     std,
     sum,
     var,
 )
-from transconv.functional.softmax_rows import cross_entropy, log_softmax, normalize, softmax
 from transconv.functional.views import (
     cat,
     embedding,
