@@ -23,14 +23,14 @@ from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.errors import Unsupported
 from transconv.functional.calls import call_forms, first_call_check, torch_operators
 from transconv.functional.calls.compiled_launch import aligned, refused
-from transconv.functional.calls.derivatives import (
+from transconv.functional.calls.route import FunctionCall, find, made_of, note
+from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
+from transconv.functional.calls.torch_operators import (
     apply,
     apply_in_graph,
     forward_in_graph,
     function_of,
 )
-from transconv.functional.calls.route import FunctionCall, find, made_of, note
-from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
 from transconv.runtime import COMPILING, NEVER, Waiting, torch_internals
 from transconv.torch_ops import transforms
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
