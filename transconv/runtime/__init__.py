@@ -31,7 +31,6 @@ from transconv.runtime.compilation.plan_request import (
 )
 from transconv.runtime.compilation.recompilation import Compared, compare
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
-from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.first_run_check import first_result
 from transconv.runtime.launch import (
     SIZES,
@@ -49,7 +48,9 @@ from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
 from transconv.runtime.steps import (
     Choose,
     Planned,
+    estimated,
     header,
+    is_estimated,
     kernel_name,
     one_kernel_plan,
     plan_steps,
