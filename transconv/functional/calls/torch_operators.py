@@ -24,7 +24,6 @@ from transconv.calls.autograd import by_torch, class_of
 from transconv.calls.guard import is_batched
 from transconv.compute import execute, one_line
 from transconv.errors import TensorError, Unsupported
-from transconv.functional.calls import torch_operators
 from transconv.functional.calls.compiled_launch import (
     TensorMemory,
     aligned,
@@ -206,7 +205,6 @@ def _typed(n: Any) -> Any:
     return getattr(torch, n[6:]) if isinstance(n, str) and n.startswith("torch.") else n
 
 
-Tensor = torch.Tensor
 
 _deterministic: Callable[[], bool] = torch_internals.deterministic
 _grad_enabled = torch.is_grad_enabled
@@ -279,7 +277,7 @@ def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
     memory = bound.forward.stored[bound.results[0]]
     values["G"] = grad.expand(memory.shape)
     for step in bound.backward:
-        torch_operators.run(bound, step, values)
+        run(bound, step, values)
     return tuple(values.get(f"d{n}") if on else None
                  for n, on in zip(bound.operands, bound.wanted, strict=True))
 
@@ -305,5 +303,5 @@ def _again(bound: BoundCall, values: Values, grad: Tensor,
 def forward_in_graph(bound: BoundCall, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:
     """The results of a formula by its operator, and all values by name."""
     values = dict(zip(bound.operands, given, strict=True))
-    torch_operators.run(bound, bound.forward, values)
+    run(bound, bound.forward, values)
     return tuple(values[name] for name in bound.results), values
