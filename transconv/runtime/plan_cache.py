@@ -45,7 +45,7 @@ from transconv.disk_cache import (
 )
 from transconv.ir import DTYPES, Expr, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
-from transconv.runtime import check_records, plan_cache
+from transconv.runtime import check_records
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.plans import LoweredStep, Plan, PlanStep
 from transconv.runtime.steps import digest_of
@@ -258,7 +258,7 @@ def tensor_of(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
 FORMAT = 1
 MANIFEST = "manifest.json"
 RECORDS = {
-    "plans": plan_cache.DRAWER,
+    "plans": DRAWER,
     "compiled": compile_records.DRAWER,
     "verdicts": check_records.DRAWER,
 }
@@ -373,7 +373,7 @@ def _members() -> dict[str, bytes]:
     """All members of a file except the manifest."""
     made: dict[str, bytes] = {}
     here = files_digest()
-    for name, plan in plan_cache.DRAWER.items():
+    for name, plan in DRAWER.items():
         if plan.get("files") != here:
             continue
         made[f"records/plans/{name}.json"] = _json(plan)
