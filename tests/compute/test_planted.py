@@ -16,6 +16,7 @@ from transconv.ir import (
     ATOMIC_ADD,
     REDUCERS,
     TRUE,
+    Const,
     For,
     FuncCall,
     Kernel,
@@ -96,7 +97,7 @@ def any_load(patch: pytest.MonkeyPatch) -> None:
     def key(self: cse._Reuse, value: object) -> object:
         made = whole(self, value)  # type: ignore[arg-type]
         return (
-            replace(made, offset=made.tensor.shape[0] * 0 + cse.Const(0), mask=TRUE)
+            replace(made, offset=made.tensor.shape[0] * 0 + Const(0), mask=TRUE)
             if isinstance(made, Load)
             else made
         )
