@@ -152,7 +152,7 @@ def _operation(kind: type[ex.Binary], a: ex.Expr, b: ex.Expr) -> ex.Expr:
             return left
         case left, ex.Const(1) if kind is ex.FloorDiv:
             return left
-    return kind(a, b)  # type: ignore[call-arg]
+    return kind(a, b)
 
 
 def defined(text: str, name: str, known: Mapping[str, Any] | None = None) -> Any:

@@ -74,7 +74,7 @@ class _Narrow(ScopedMutator):
         if isinstance(e, (ir.Var, ir.Lane)) or self.fits(e):
             return e if e.dtype is ir.index64 else ir.Cast(e, ir.index64)
         if isinstance(e, (ir.Arithmetic, ir.Compare)):
-            return type(e)(self.widen(e.a), self.widen(e.b))  # type: ignore[call-arg]
+            return type(e)(self.widen(e.a), self.widen(e.b))
         if isinstance(e, ir.Select):
             return ir.Select(self.index(e.cond), self.widen(e.yes), self.widen(e.no))
         changes: dict[ir.Node, ir.Expr] = {c: self.index(c) for c in e.children()
