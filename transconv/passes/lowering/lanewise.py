@@ -60,9 +60,7 @@ def lanewise(kernel: ir.Kernel, schedule: Schedule, precision: str) -> ir.Kernel
     order = SWAPPED if schedule.swap else AXIS
     lanes = {n.var: ir.Lane(n.var.name, n.stop, order[n.side], n.side)
              for n in ir.walk(kernel) if isinstance(n, ir.For) and n.kind == "tile"}
-    made = _Vectorise(lanes, schedule, precision).mutate(kernel)
-    assert isinstance(made, ir.Kernel)
-    return made
+    return _Vectorise(lanes, schedule, precision).rebuilt(kernel)
 
 
 class _Vectorise(ir.Mutator):

@@ -55,9 +55,7 @@ Box = TypeVar("Box", ir.BoxLoad, ir.BoxStore)
 
 def cse(kernel: ir.Kernel) -> ir.Kernel:
     """Name repeated divisions within a sequence, and merge lets that bind the same value."""
-    made = _Cse(VariableNames(kernel)).mutate(_one_by_one(kernel))
-    assert isinstance(made, ir.Kernel)
-    return made
+    return _Cse(VariableNames(kernel)).rebuilt(_one_by_one(kernel))
 
 
 def _one_by_one(kernel: ir.Kernel) -> ir.Kernel:
@@ -172,9 +170,7 @@ def _inside(e: ir.Expr, s: ir.Stmt) -> bool:
 def reuse(kernel: ir.Kernel) -> ir.Kernel:
     """Merge equal indices and equal loads of one sequence and the sequences around it."""
     stored = frozenset(s.tensor for s in ir.find(kernel, ir.Store))
-    made = _Reuse(stored, kernel.sizes).mutate(kernel)
-    assert isinstance(made, ir.Kernel)
-    return made
+    return _Reuse(stored, kernel.sizes).rebuilt(kernel)
 
 
 class _Reuse(ScopedMutator):
@@ -263,8 +259,7 @@ def optimise_lets(kernel: ir.Kernel) -> ir.Kernel:
     """Remove unused lets and inline those that only rename a variable, a constant or a lane."""
     while True:
         uses = Counter(v for v in _mentions(kernel))
-        made = _Lets(uses, _held(kernel)).mutate(kernel)
-        assert isinstance(made, ir.Kernel)
+        made = _Lets(uses, _held(kernel)).rebuilt(kernel)
         if made is kernel:
             return kernel
         kernel = made

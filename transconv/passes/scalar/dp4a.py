@@ -35,9 +35,7 @@ def quads(kernel: ir.Kernel, schedule: Schedule, compute: Compute, target: Targe
     if not has_quads(schedule, compute, target):
         return kernel
     names = VariableNames(kernel)
-    made = _Quads(ir.Var(names.fresh(f"word_{n}"), ir.i32) for n in count()).mutate(kernel)
-    assert isinstance(made, ir.Kernel)
-    return made
+    return _Quads(ir.Var(names.fresh(f"word_{n}"), ir.i32) for n in count()).rebuilt(kernel)
 
 
 class _Quads(ir.Mutator):
