@@ -6,7 +6,17 @@ operators that exported programs name."""
 
 from transconv.functional import computation as computation
 from transconv.functional.explanation import explain as explain
-from transconv.functional.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from transconv.functional.norms import (
+    batch_norm,
+    cross_entropy,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    log_softmax,
+    normalize,
+    rms_norm,
+    softmax,
+)
 from transconv.functional.pools import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -29,15 +39,11 @@ from transconv.functional.reductions import (
     any,
     argmax,
     argmin,
-    cross_entropy,
-    log_softmax,
     logsumexp,
     max,
     mean,
     min,
-    normalize,
     prod,
-    softmax,
     std,
     sum,
     var,
