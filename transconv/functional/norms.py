@@ -1,5 +1,8 @@
 """Norms and softmax with the signatures of torch.nn.functional: what scales the elements of a row, of a
 group or of a batch by statistics of them, and the loss that softmax is for.
+
+Images are f16, bf16, f32 or f64; their moments and factors are f32, of f64 images f64. Where rows are in
+several places, the parts of a norm are functions of tensors, too (library/parts.py).
 """
 
 from __future__ import annotations
@@ -195,6 +198,7 @@ def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor |
 
 
 def _wide(x: Tensor) -> Tensor:
+    """Tensors of 8 and 16 bits as f32, as kernels compute them."""
     return x.float() if x.element_size() < 4 else x
 
 
@@ -273,7 +277,6 @@ def _as(g: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x).copy_(g)
 
 
-Tensor = torch.Tensor
 Ints = int | tuple[int, ...]
 
 
@@ -289,22 +292,17 @@ def _exponential(make: Any) -> Any:
 
 
 def _softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Tensor, ...]:
-    y, dtype = _widened(values["Y"]), g.dtype
-    g = _widened(g)
+    y, dtype = _wide(values["Y"]), g.dtype
+    g = _wide(g)
     found = y * (g - (y * g).sum(numbers[0], keepdim=True))
     return (found.to(numbers[2] or dtype),)
 
 
 def _log_softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Tensor, ...]:
-    y, dtype = _widened(values["Y"]), g.dtype
-    g = _widened(g)
+    y, dtype = _wide(values["Y"]), g.dtype
+    g = _wide(g)
     found = g - y.exp() * g.sum(numbers[0], keepdim=True)
     return (found.to(numbers[2] or dtype),)
-
-
-def _widened(t: Tensor) -> Tensor:
-    """16-bit tensors as f32, as kernels compute them."""
-    return t.float() if t.dtype.itemsize == 2 else t
 
 
 SOFTMAX = declare(PublicFunction("softmax", lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
