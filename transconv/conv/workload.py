@@ -4,7 +4,7 @@ Rows of one group have the same order in memory. Problems have a distance if the
 strides, are both dense, both grouped or both depthwise, and are both dilated or both not. The distance is
 the weighted sum of |log2| of the ratios of their sizes.
 
-Also here: what torch computes in place of a convolution's kernel, as lines of Python for files that check
+What torch computes in place of a convolution's kernel, as lines of Python for files that check
 themselves (``Workload.torch_text``). They use ``torch`` and its functional module as ``F``.
 """
 

@@ -10,7 +10,7 @@ The model adds up the time of the programs of one multiprocessor:
 ``python -m bench.fit`` fitted to measured sweeps. The estimate is made to rank the schedules of one
 computation; its microseconds are within some 20%.
 
-Also here: the estimate of a kernel whose sizes are arguments, for one size after another.
+The estimate of a kernel whose sizes are arguments, for one size after another.
 
 What a tile and a step take is counted once, for the sizes that the schedule was chosen for. How many tiles
 and steps there are, and how many bytes cross the memory's pins, are expressions of the sizes:

@@ -3,7 +3,7 @@
 An expression that mentions lanes is a tile. Its shape has the extents of the lanes, ordered by their
 ``axis``; operands are broadcast along lanes that they do not mention.
 
-Also here: converts Python's and NumPy's scalars to constants of expressions.
+Converts Python's and NumPy's scalars to constants of expressions.
 """
 
 from __future__ import annotations

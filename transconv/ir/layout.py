@@ -4,7 +4,7 @@ A layout is an ordered list of blocks (dimension, size, stride), outermost first
 at least one block, so offsets have one rule: split a coordinate by the sizes of its blocks, multiply the
 digits by their strides, and add up.
 
-Also here: text forms of layouts, as (dimension, size, stride) triples: layout.py wraps them.
+Text forms of layouts, as (dimension, size, stride) triples: layout.py wraps them.
 
     4n2c7h7w32n32c          sizes and dims from outermost to innermost, gapless; ``+128``: offset
     8n@4096 64c@64          the same with the stride of each block (commas may replace the spaces)

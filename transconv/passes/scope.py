@@ -1,6 +1,6 @@
 """Facts and definitions in scope at each statement, for passes that prove something.
 
-Also here: names for the variables that a pass adds, and for the values of a computation beside them.
+Names for the variables that a pass adds, and for the values of a computation beside them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ rule            a system has no solution, because
 ``cases``       none for any remainder of a variable by a small period
 ==============  ==========================================================================
 
-Also here: values of a condition at points that the facts allow: two truths show that no proof exists.
+Values of a condition at points that the facts allow: two truths show that no proof exists.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The range and the known divisor of an integer expression, under facts.
 
-Also here: intervals of integers, possibly without a lower or an upper bound, and their arithmetic.
+Intervals of integers, possibly without a lower or an upper bound, and their arithmetic.
 """
 
 from __future__ import annotations

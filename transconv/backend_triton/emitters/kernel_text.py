@@ -1,6 +1,6 @@
 """The source text of a kernel: Gluon if its warps have roles, else Triton (``tl``).
 
-Also here: Stage 10. In: a kernel. Out: the same kernel, whose names differ from each other and from what
+In: a kernel. Out: the same kernel, whose names differ from each other and from what
 its text calls.
 
 A computation may give a tensor the name of a coordinate (``w``), or an axis that of a function in the

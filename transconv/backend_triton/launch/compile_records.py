@@ -1,27 +1,16 @@
-"""Records which kernels are compiled in Triton's cache, so that their launch compiles nothing.
+"""Kernels that Triton has compiled, in its cache: a launch compiles nothing and waits for nothing.
 
 A record names the folder of Triton's cache with a kernel's machine code; that the folder still exists is
 checked. A kernel with a missing or stale record counts as not compiled; a wrong record costs time only.
-With what else a record has, the kernel is read without Triton's front end (launch/binary_reload.py).
-
-Also here: Stage 11a for a kernel that another process compiled: its machine code, without Triton's front
-end.
-
-Triton finds a kernel in its cache by a key for which it reads its own files, and parses the kernel's text.
-Where a record (launch/compile_records.py) names the folder, the kernel is read from there. Whatever
-differs from the time of the record has None for an answer, and Triton decides: its version, variables that
-change what it compiles, its hooks, the rules for known miscompiles, the chip. Damaged machine code is
-compiled anew.
-
-Also here: Triton's fingerprint of itself, remembered between processes.
+Triton finds a kernel by a key for which it reads its own files, and parses the kernel's text; where a
+record names the folder, the kernel is read from there. Whatever differs from the time of the record has
+None for an answer, and Triton decides: its version, variables that change what it compiles, its hooks, the
+rules for known miscompiles, the chip. Damaged machine code is compiled anew.
 
 Triton names what it has compiled by a hash of its own files, some hundred megabytes, which takes each
 process about half a second before its first kernel. The hash is kept in the cache beside the sizes and
-times of change of those files, and computed again when one of them differs.
-
-Also here: what the first kernel of a process waits for, begun before it: Triton's fingerprint of itself,
-and the C code with which Triton talks to the driver and starts kernels, which a C compiler makes once for
-a cache.
+times of change of those files, and computed again when one of them differs. That, and the C code with
+which Triton talks to the driver and starts kernels, is begun before the first kernel of a process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The child process of offline/compilation.py: ``python -m transconv.backend_triton.offline.child`` reads
 jobs, each a line of JSON, compiles each with Triton, and answers with a line of JSON.
 
-Also here: what a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
+What a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
 
 Read from the machine code alone, without a GPU. The words are opcodes that say which units a
 kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the

@@ -4,7 +4,7 @@ Independent loops (``grid``, ``parallel``, and ``tile`` unless it carries a sum)
 of arrays, see ``evaluate.py``; the other loops run in order. It is slow: use it on problems with sizes
 of 5 to 8.
 
-Also here: the semantics of warp-specialized kernels: shared memory with its hazards, and concurrent
+The semantics of warp-specialized kernels: shared memory with its hazards, and concurrent
 roles.
 
 Each role is a coroutine (a thread of which only one runs at a time). It yields before every wait,

@@ -1,6 +1,6 @@
 """Parses expressions as the printer writes them: nested operations are in parentheses.
 
-Also here: the tokenizer: a line of text as words and signs.
+The tokenizer: a line of text as words and signs.
 """
 
 from __future__ import annotations

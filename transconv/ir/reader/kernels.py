@@ -1,6 +1,6 @@
 """Parses a whole kernel: notes, the line with its name, the header and the body.
 
-Also here: parses statements, one a line, and the blocks indented below them.
+Parses statements, one a line, and the blocks indented below them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ element.
 
 With ``split_k`` several programs share a sum (lowering/split_k.py).
 
-Also here: the pass ``widen``: loads an operand along all lanes of its product if it lacks some.
+The pass ``widen``: loads an operand along all lanes of its product if it lacks some.
 
     b = load(B + (grp + k*96))        ->      b = load(B + spread(grp + k*96, [grp m k]))
 

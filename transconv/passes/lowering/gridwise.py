@@ -9,18 +9,11 @@
                 store(...)                              for k in 0..32 tile: c = step*32 + k ...
                                                     store(...)
 
-``sides`` splits the axes, ``tails`` masks what a partly filled block has too much. The grid has one
-dimension: others are limited.
-
-Also here: the sides of a tile: the axes of one kind (B, M, N or K), split into blocks and lanes.
-
-Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, what
-depends on the block gets the mask ``position < size``, one of the side's tails.
-
-Also here: tail masks: no position beyond the end of an axis is read, written or summed.
-
-Also here: counts of tiles, and positions unpacked from one index. A count is a number, or an expression
-of sizes that are arguments.
+A side of the tile has the axes of one kind (B, M, N or K), split into blocks and lanes. Tiling is
+substitution: position = block_index * extent + lane. If an extent does not divide the size, what depends
+on the block gets the mask ``position < size``, one of the side's tails: no position beyond the end of an
+axis is read, written or summed. The grid has one dimension: others are limited. A count of tiles is a
+number, or an expression of sizes that are arguments.
 """
 
 from __future__ import annotations

@@ -16,10 +16,7 @@ compute/analysis/reduction_passes.py), each of which loads and computes the valu
 
 Without a reduction: loads, values and stores at every point.
 
-Also here: a naive kernel taken apart: parallel loops, sweeps over the reduced axes, what is between them.
-
-Also here: quotients in f32 of which numbers of few bits are made, rounded to nearest; part of the pass
-``naive``.
+Quotients in f32 of which numbers of few bits are made are rounded to nearest:
 
     store y[n] = i8(round(a / s))            ->        store y[n] = i8(round(divided(a, s)))
 

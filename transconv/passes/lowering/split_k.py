@@ -13,7 +13,7 @@ second kernel, lowered by the same pipeline from ``combine``, adds them in a fix
 epilogue and casts, so results are deterministic. ``reduce=atomic`` adds to ``c`` itself, which must be
 zero before; the order of additions, hence the last bits, may differ from run to run.
 
-Also here: Stream-K (``reduce=stream``): each program takes an equal range of the steps of all tiles,
+Stream-K (``reduce=stream``): each program takes an equal range of the steps of all tiles,
 wherever tiles begin and end in it.
 
     for pid in 0..72 grid programs=132:         for share in 0..132 grid:

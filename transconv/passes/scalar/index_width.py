@@ -7,7 +7,7 @@ Otherwise its largest parts that fit are computed in 32 bits and cast to 64:
 
 Where sizes are arguments, what cannot be proved may become a requirement (scalar/index_bounds.py).
 
-Also here: how far indices reach, as expressions of sizes that are arguments.
+How far indices reach, as expressions of sizes that are arguments.
 
     n_h = blk*8 + lane          blk < (N*H + 7)//8, lane < 8        n_h <= ((N*H + 7)//8 - 1)*8 + 7
 

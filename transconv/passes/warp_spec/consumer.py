@@ -16,7 +16,7 @@ A barrier knows only whether a phase is even or odd, so a consumer that waits fo
 round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
 baton, a barrier whose parity is the consumer whose turn it is.
 
-Also here: sums of 8-bit floats in explicit kernels, which move to f32 after at most 128 products
+Sums of 8-bit floats in explicit kernels, which move to f32 after at most 128 products
 (``math=ieee``).
 
     for turn in 0..36:                   held = 0

@@ -15,7 +15,7 @@ their own. Each consumer has its tiles, in the slots of one ring. They are fetch
 been read, and where the result takes their place when it has been sent. A program of one tile fetches
 once, so nothing is emptied.
 
-Also here: loads behind a sum that do not wait for it, in the consumers of warp-specialized kernels
+Loads behind a sum that do not wait for it, in the consumers of warp-specialized kernels
 (``warp_spec/warp_roles.py``).
 
     for pid ..:                                       let q = load(Q, 0); let i = 1 / q

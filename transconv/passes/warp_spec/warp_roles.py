@@ -22,7 +22,7 @@ can be fetched as well, to where the result will be put (``behind=box``, warp_sp
 Operands that the matrix unit does not take as they lie are transposed by roles of their own
 (warp_spec/producer.py).
 
-Also here: what the warps that fetch and those that transpose do for a tile (see warp_spec/warp_roles.py).
+What the warps that fetch and those that transpose do for a tile (see warp_spec/warp_roles.py).
 
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.

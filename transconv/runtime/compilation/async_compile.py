@@ -11,7 +11,7 @@ A process writes the plan (``plan_cache.py``) and the machine code (Triton's cac
 requests find them. Failures are remembered with their reason. If results must be deterministic,
 ``background`` is ``now``: results must not change while a program runs.
 
-Also here: beside the compiler. How many processes may compile beside a program.
+Beside the compiler. How many processes may compile beside a program.
 """
 
 from __future__ import annotations
