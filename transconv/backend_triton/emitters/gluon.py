@@ -236,7 +236,7 @@ def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...]
     functions += [""] if functions else []
     calls = []
     for role in roles.roles:
-        own = [*(p.name for p in given if _mentions(role, p.tensor)), *rings(role, shared),
+        own = [*(p.name for p in given if p.tensor in ir.find(role, ir.Tensor)), *rings(role, shared),
                *(n for n in sizes if ir.Var(n) in ir.find(role, ir.Var))]
         functions += [*GluonEmitter(sides, role.warps, wide, both).role(
             role, own, grid.var, multiples_said(kernel, own)), "", ""]
@@ -254,10 +254,6 @@ def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...]
              f"                        {calls[-1]}],",
              f"                       {[r.warps for r in workers]}, {[r.registers for r in workers]})"]
     return "\n".join(line.rstrip() for line in folded(lines)) + "\n"
-
-
-def _mentions(role: ir.Role, tensor: ir.Tensor) -> bool:
-    return tensor in ir.find(role, ir.Tensor)
 
 
 DOT_BITS = 256  # of an operand's row per instruction, along K

@@ -99,10 +99,11 @@ class Child:
             answer: Job = json.loads(line)
             return answer
         code = self.end()
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
         log = Path(self.folder.name, "stderr")
         said = log.read_text(errors="replace")[-20000:] if log.exists() else ""
         return {"reason": f"no answer within {timeout_s:g} s" if line is None
-                else f"the compiler's process died ({_cause(code)})", "log": said, "died": True}
+                else f"the compiler's process died ({how})", "log": said, "died": True}
 
     def _running(self) -> subprocess.Popen[bytes] | None:
         """The process, started if there is none; None after ``close``."""
@@ -142,10 +143,6 @@ def _line(stream: IO[bytes], timeout_s: float) -> bytes | None:
                 break
             got += byte
     return bytes(got)
-
-
-def _cause(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def serve(handle: Callable[[Job, IO[bytes]], Job]) -> None:

@@ -293,7 +293,8 @@ class Scan:
         return found
 
     def _shape(self, s: Stmt) -> Shape:
-        out = Shape(apart=isinstance(s, st.Roles) or isinstance(s, For) and not _known_bounds(s))
+        bounded = not isinstance(s, For) or s.until is None and isinstance(s.start, Const)
+        out = Shape(apart=isinstance(s, st.Roles) or not bounded)
         if isinstance(s, Update):
             out.updates.add(s.var)
         elif isinstance(s, st.FuncCall) and s.func.multiplies:
@@ -317,8 +318,3 @@ class Scan:
         if loop.kind == "tile":
             return not self.shape(loop.body).updates
         return loop.kind in ("grid", "parallel") and not self.shape(loop.body).apart
-
-
-def _known_bounds(loop: For) -> bool:
-    """Whether a loop has the same iterations in every program."""
-    return loop.until is None and isinstance(loop.start, Const)

@@ -127,16 +127,12 @@ def _outside(loops: Sequence[ir.Stmt], k_vars: set[ir.Var], indices: frozenset[i
     found: list[ir.Let] = []
     changing = set(k_vars)
     for x in (x for x in loops if isinstance(x, ir.Let)):
-        moved = _is_coordinate(x) and not isinstance(x.value, ir.Load) or x.var in indices
+        moved = x.var.type is ir.index and not isinstance(x.value, ir.Load) or x.var in indices
         if moved and not ir.free_vars(x.value) & changing:
             found.append(x)
         else:
             changing.add(x.var)
     return found
-
-
-def _is_coordinate(let: ir.Let) -> bool:
-    return let.var.type is ir.index
 
 
 class _Nest:

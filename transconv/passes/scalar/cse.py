@@ -151,16 +151,12 @@ class _Cse(ir.Mutator):
                                              for e in ir.find(spelled, kind))))
         own = {s.var for s in at.stmts if isinstance(s, ir.Let)}
         return [e for e, n in counts.items()
-                if n > 1 and e not in named and not find_vars(e) & (inside - own)]
+                if n > 1 and e not in named and not ir.free_vars(e) & (inside - own)]
 
     def fresh(self, e: ir.Expr) -> str:
         """A new name for a division: ``m_div``, ``m_mod``."""
         stem = "_".join(v.name for v in ir.find(e, ir.Var)) or "value"
         return self.names.fresh(f"{stem}_{'div' if isinstance(e, ir.FloorDiv) else 'mod'}")
-
-
-def find_vars(e: ir.Expr) -> set[ir.Var]:
-    return set(ir.find(e, ir.Var))
 
 
 def _inside(e: ir.Expr, s: ir.Stmt) -> bool:

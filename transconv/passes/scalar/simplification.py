@@ -189,18 +189,14 @@ def drop_dead_sums(kernel: ir.Kernel) -> ir.Kernel:
     """Remove products whose operand is never loaded, then loops without a product, then lets that are no
     longer used."""
     lets = ir.find(kernel, ir.Let)
-    read = {s.var for s in lets if not _never_read(s.value)}
-    nothing = {s.var for s in lets} - read
+    nothing = {s.var for s in lets if isinstance(s.value, ir.Load)
+               and s.value.mask is ir.FALSE and s.value.fill == 0}
     if not nothing:
         return kernel
     made = _Dead(nothing).rebuilt(kernel)
     # A let mentions its variable once.
     mentions = Counter(at for at in ir.walk(made) if isinstance(at, ir.Var))
     return _Unnamed({v for v in nothing if mentions[v] == 1}).rebuilt(made)
-
-
-def _never_read(e: ir.Expr) -> bool:
-    return isinstance(e, ir.Load) and e.mask is ir.FALSE and e.fill == 0
 
 
 class _Dead(ir.Mutator):
