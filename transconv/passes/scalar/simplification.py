@@ -189,8 +189,9 @@ def drop_dead_sums(kernel: ir.Kernel) -> ir.Kernel:
     """Remove products whose operand is never loaded, then loops without a product, then lets that are no
     longer used."""
     lets = ir.find(kernel, ir.Let)
-    nothing = {s.var for s in lets if isinstance(s.value, ir.Load)
-               and s.value.mask is ir.FALSE and s.value.fill == 0}
+    read = {s.var for s in lets if not (isinstance(s.value, ir.Load) and s.value.mask is ir.FALSE
+                                        and s.value.fill == 0)}
+    nothing = {s.var for s in lets} - read  # by no let that binds them
     if not nothing:
         return kernel
     made = _Dead(nothing).rebuilt(kernel)
