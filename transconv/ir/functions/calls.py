@@ -16,24 +16,7 @@ import numpy as np
 
 from transconv.ir.dtype import DType, f32, i32
 from transconv.ir.expr import Add, Const, Expr, Max, Min, Mul
-from transconv.ir.functions.packed_bytes import (
-    BYTES,
-    PRODUCTS,
-    SHIFTED,
-    bytes_helper,
-    bytes_in_numpy,
-    products_helper,
-    products_in_numpy,
-    shifted_helper,
-    shifted_in_numpy,
-)
-from transconv.ir.functions.rounding import (
-    RANDOM_BITS,
-    SHORT,
-    helper,
-    in_numpy,
-    numpy_bits,
-)
+from transconv.ir.functions import packed_bytes, rounding
 
 _HELPER = '''
 @{{jit}}
@@ -449,10 +432,12 @@ CALLS: dict[str, Callee] = {
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(2, np.divide, "divided", "divided", helper=DIVIDED, floats=(32,), off=1.0,
                       instructions=9.0),
-    "random_bits": Callee(2, numpy_bits, "random_bits", "random_bits", helper=RANDOM_BITS, floats=(),
+    "random_bits": Callee(2, rounding.numpy_bits, "random_bits", "random_bits",
+                          helper=rounding.RANDOM_BITS, floats=(),
                           ints=True, off=0.0),
-    **{f"stochastic_{t}": Callee(2, in_numpy(t), f"stochastic_{t}", f"stochastic_{t}", helper=helper(t),
-                                 floats=(32,), off=2.0**(25 - t.digits)) for t in SHORT},
+    **{f"stochastic_{t}": Callee(2, rounding.in_numpy(t), f"stochastic_{t}", f"stochastic_{t}",
+                                 helper=rounding.helper(t), floats=(32,),
+                                 off=2.0**(25 - t.digits)) for t in rounding.SHORT},
     "quotient": Callee(2, np.floor_divide, "quotient", "quotient", helper=QUOTIENT, floats=(), ints=True,
                        off=0.0),
     "remainder": Callee(2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(), ints=True,
@@ -462,13 +447,16 @@ CALLS: dict[str, Callee] = {
 """Functions of values, by the name in a ``Call``."""
 
 
-CALLS |= {name: Callee(n, bytes_in_numpy, name, name, helper=bytes_helper(n), floats=(), ints=True,
-                       off=0.0, result=i32) for n, name in BYTES.items()}
-CALLS |= {name: Callee(2, shifted_in_numpy(n), name, name, helper=shifted_helper(n), floats=(), ints=True,
-                       off=0.0, result=i32, takes=(i32, i32)) for n, name in SHIFTED.items()}
-CALLS |= {name: Callee(3, products_in_numpy(*types), name, name, helper=products_helper(*types), floats=(),
+CALLS |= {name: Callee(n, packed_bytes.bytes_in_numpy, name, name, helper=packed_bytes.bytes_helper(n),
+                       floats=(), ints=True, off=0.0, result=i32)
+          for n, name in packed_bytes.BYTES.items()}
+CALLS |= {name: Callee(2, packed_bytes.shifted_in_numpy(n), name, name,
+                       helper=packed_bytes.shifted_helper(n), floats=(), ints=True, off=0.0, result=i32,
+                       takes=(i32, i32)) for n, name in packed_bytes.SHIFTED.items()}
+CALLS |= {name: Callee(3, packed_bytes.products_in_numpy(*types), name, name,
+                       helper=packed_bytes.products_helper(*types), floats=(),
                        ints=True, off=0.0, result=i32, takes=(i32, i32, i32))
-          for types, name in PRODUCTS.items()}
+          for types, name in packed_bytes.PRODUCTS.items()}
 
 
 def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,

@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
+from transconv import ir
 from transconv.compute import (
     Axis,
     Compute,
@@ -48,20 +49,6 @@ from transconv.compute import (
     with_roles,
 )
 from transconv.compute.analysis import statistics as stat
-from transconv.ir import (
-    ZERO,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    FloorDiv,
-    Layout,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    minimum,
-)
 from transconv.schedule.counts import k_steps, programs, tile
 from transconv.schedule.schedule import Block, Schedule
 from transconv.target import Target
@@ -74,33 +61,33 @@ class WorkspaceDim:
 
     name: str
     size: int
-    tile: Expr
+    tile: ir.Expr
     axes: tuple[Axis, ...]
-    at: Expr
+    at: ir.Expr
     whole: int = 1
     extent: int = 1
 
-    def count(self, at: Expr) -> Expr:
+    def count(self, at: ir.Expr) -> ir.Expr:
         """How many positions the part at a place is of."""
         if self.whole % self.extent == 0:
-            return Const(self.extent)
-        return minimum(Const(self.whole) - at * self.extent, self.extent)
+            return ir.Const(self.extent)
+        return ir.minimum(ir.Const(self.whole) - at * self.extent, self.extent)
 
 
-def counted(counts: Iterable[Expr], dtype: DType) -> Expr:
+def counted(counts: Iterable[ir.Expr], dtype: ir.DType) -> ir.Expr:
     """A product of counts as a number of a type."""
     known, total = 1, None
     for count in counts:
-        if isinstance(count, Const):
+        if isinstance(count, ir.Const):
             known *= int(count.value)
         else:
             total = count if total is None else total * count
     if total is None:
-        return Const(float(known), dtype)
-    return Cast(total * known if known > 1 else total, dtype)
+        return ir.Const(float(known), dtype)
+    return ir.Cast(total * known if known > 1 else total, dtype)
 
 
-PROGRAM = Var("program")
+PROGRAM = ir.Var("program")
 """The number of a persistent program, which carries its statistics from tile to tile."""
 
 
@@ -200,23 +187,23 @@ def _of_block(block: Block, kept: dict[str, int], compute: Compute) -> Workspace
     size = -(-whole // block.extent)
     part = Axis(fresh(f"{name}_part", compute.names.all), size, "")
     axes: tuple[Axis, ...] = (part,)
-    at: Expr = part.var
+    at: ir.Expr = part.var
     outer = next((a for a in block.axes if a in kept and compute.size(a) > 1), None)
     if outer is not None:
         each = size // compute.size(outer)
         part = replace(part, size=each)
-        axes, at = (Axis(outer, compute.size(outer), ""), part), Var(outer) * each + part.var
-    return WorkspaceDim(part.name, size, Var(name) // block.extent, axes, at, whole, block.extent)
+        axes, at = (Axis(outer, compute.size(outer), ""), part), ir.Var(outer) * each + part.var
+    return WorkspaceDim(part.name, size, ir.Var(name) // block.extent, axes, at, whole, block.extent)
 
 
-def workspace(write: Write, compute: Compute, schedule: Schedule) -> Tensor:
+def workspace(write: Write, compute: Compute, schedule: Schedule) -> ir.Tensor:
     """The tensor of the parts."""
     dims = along(write, compute, schedule)
     taken = {*(t.name for t in compute.tensors), *compute.names.all}
     shape = tuple(d.size for d in dims) or (1,)
     name = fresh(f"{write.view.tensor.name}_parts", taken)
-    return Tensor(name, tuple(d.name for d in dims) or ("one",), shape,
-                  Layout.dense(write.view.tensor.dtype, shape))
+    return ir.Tensor(name, tuple(d.name for d in dims) or ("one",), shape,
+                     ir.Layout.dense(write.view.tensor.dtype, shape))
 
 
 def left_bytes(compute: Compute, schedule: Schedule) -> int:
@@ -225,17 +212,17 @@ def left_bytes(compute: Compute, schedule: Schedule) -> int:
                for w in compute.statistics)
 
 
-def part_spaces(compute: Compute, schedule: Schedule) -> list[Tensor]:
+def part_spaces(compute: Compute, schedule: Schedule) -> list[ir.Tensor]:
     """Those of all statistics."""
     return [workspace(w, compute, schedule) for w in compute.statistics]
 
 
-def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[View, Expr]:
+def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[ir.View, ir.Expr]:
     """Where a tile leaves its part, and how many values it is of. A block's variable stands for any
     position in it."""
     dims = along(write, compute, schedule)
-    at = tuple(ViewDim(d.tile) for d in dims) or (ViewDim(ZERO),)
-    return (View(workspace(write, compute, schedule), at),
+    at = tuple(ir.ViewDim(d.tile) for d in dims) or (ir.ViewDim(ir.ZERO),)
+    return (ir.View(workspace(write, compute, schedule), at),
             counted((d.count(d.tile) for d in dims), write.view.tensor.dtype))
 
 
@@ -270,7 +257,7 @@ def finishes(compute: Compute, schedule: Schedule) -> tuple[Compute, ...]:
 @lru_cache(maxsize=64)
 def groups(compute: Compute) -> tuple[list[Write], ...]:
     """The statistics, those at the same coordinates together."""
-    alike: dict[tuple[Expr, ...], list[Write]] = {}
+    alike: dict[tuple[ir.Expr, ...], list[Write]] = {}
     for w in compute.statistics:
         alike.setdefault(tuple(d.coord for d in w.view.dims), []).append(w)
     return tuple(alike.values())
@@ -284,12 +271,12 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
     total = prod(stat.points(compute).values())
     places = prod(axes[n].size for n in kept if n in axes)
     steps: list[Step] = []
-    sums: dict[Write, tuple[Read, Var]] = {}
+    sums: dict[Write, tuple[Read, ir.Var]] = {}
     for i, w in enumerate(group):
-        at = tuple(ViewDim(d.at) for d in dims) or (ViewDim(ZERO),)
-        read = Read(f"part_{i}", View(workspace(w, compute, schedule), at))
+        at = tuple(ir.ViewDim(d.at) for d in dims) or (ir.ViewDim(ir.ZERO),)
+        read = Read(f"part_{i}", ir.View(workspace(w, compute, schedule), at))
         steps.append(read)
-        value: Expr = read.var
+        value: ir.Expr = read.var
         if w.op == "squares":
             of, whole = sums[stat.sum_of(compute, w) or w]
             value = _between(i, steps, read, of, whole, dims, total // places)
@@ -308,22 +295,23 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
         replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes))
 
 
-def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[WorkspaceDim, ...],
-             values: int) -> Expr:
+def _between(i: int, steps: list[Step], read: Read, of: Read, whole: ir.Var,
+             dims: tuple[WorkspaceDim, ...],
+             values: int) -> ir.Expr:
     """The squared deviations of a part from the mean of all: those from its own mean, and its mean's."""
     dtype = read.var.type
     number = counted((d.count(d.at) for d in dims), dtype)
-    mean = Value(f"mean_{i}", whole / Const(float(values), dtype))
+    mean = Value(f"mean_{i}", whole / ir.Const(float(values), dtype))
     off = Value(f"off_{i}", of.var / number - mean.var)
     steps += [mean, off]
     return read.var + number * (off.var * off.var)
 
 
-def _finished(write: Write, axes: Mapping[str, Axis]) -> View:
+def _finished(write: Write, axes: Mapping[str, Axis]) -> ir.View:
     """The view of a statistic over the second kernel's axes, which has none of one position."""
-    coords = [d.coord.a if isinstance(d.coord, FloorDiv) else d.coord for d in write.view.dims]
-    return View(write.view.tensor, tuple(
-        ViewDim(e if not isinstance(e, Var) or axes.get(e.name) else ZERO) for e in coords))
+    coords = [d.coord.a if isinstance(d.coord, ir.FloorDiv) else d.coord for d in write.view.dims]
+    return ir.View(write.view.tensor, tuple(
+        ir.ViewDim(e if not isinstance(e, ir.Var) or axes.get(e.name) else ir.ZERO) for e in coords))
 
 
 VECTOR = 16  # bytes that a thread loads at once
