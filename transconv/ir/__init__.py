@@ -80,6 +80,7 @@ from transconv.ir.functions.rounding import (
 )
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import (
+    MEANING,
     Values,
     defined,
     executed,
@@ -183,7 +184,7 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "RowTable", "Send", "Shared", "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary",
            "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare", "Const", "DType", "Div",
            "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall", "If", "InterpError",
-           "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le", "Let",
+           "Kernel", "LARGEST_SIZE", "LEVELS", "MEANING", "Lane", "Layout", "LayoutBlock", "Le", "Let",
            "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
            "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "MemoryRead", "Reduce", "Renamed",
            "Select", "Seq", "Shl", "Size", "Sizes", "Shr", "Spread", "Stmt", "Store", "Sub",

@@ -21,8 +21,7 @@ Values of a condition at points that the facts allow: two truths show that no pr
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -381,11 +380,6 @@ def _periods(condition: Expr) -> dict[Expr, int]:
 
 MOST = 24  # points
 FAR = 97  # the length of a range without an end
-BINARY: dict[type[Expr], Callable[[int, int], int]] = {
-    ir.Add: operator.add, ir.Sub: operator.sub, ir.Mul: operator.mul, ir.FloorDiv: operator.floordiv,
-    ir.Mod: operator.mod, ir.Min: min, ir.Max: max, ir.Lt: operator.lt, ir.Le: operator.le,
-    ir.Eq: operator.eq, ir.Ne: operator.ne, ir.And: operator.and_, ir.Or: operator.or_,
-}
 
 
 def truths_at_points(condition: Expr, facts: Facts) -> set[bool]:
@@ -423,8 +417,8 @@ def at_point(e: Expr, at: Mapping[Expr, int]) -> int:
             return at_point(yes if at_point(cond, at) else no, at)
         case Cast(x) if e.dtype.kind == "index":
             return at_point(x, at)
-        case ir.Binary() if type(e) in BINARY and e.a.dtype.kind != "int" != e.b.dtype.kind:
-            return BINARY[type(e)](at_point(e.a, at), at_point(e.b, at))
+        case ir.Binary() if type(e) in ir.MEANING and e.a.dtype.kind != "int" != e.b.dtype.kind:
+            return ir.MEANING[type(e)](at_point(e.a, at), at_point(e.b, at))
     raise TypeError(f"{type(e).__name__} has no value here")
 
 

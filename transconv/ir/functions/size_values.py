@@ -20,6 +20,7 @@ MEANING: dict[type, Callable[[int, int], int]] = {
     ex.Add: operator.add, ex.Sub: operator.sub, ex.Mul: operator.mul, ex.FloorDiv: operator.floordiv,
     ex.Mod: operator.mod, ex.Min: min, ex.Max: max, ex.Lt: operator.lt, ex.Le: operator.le,
     ex.Eq: operator.eq, ex.Ne: operator.ne, ex.And: operator.and_, ex.Or: operator.or_}
+"""What operations of two make of whole numbers."""
 
 
 def value_at(e: ex.Expr, values: Values) -> int:
