@@ -27,12 +27,9 @@ from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, boolean, f32, index
-from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
-from transconv.ir.stmt import BoxStore, Kernel, SlotTile
-from transconv.ir.tensor import BoxLoad, MemoryRead, Tensor
 from transconv.ir.visit import find, lanes_of, walk
 
 INFIX = {
@@ -279,7 +276,7 @@ def text(at: Node) -> str:
     return "\n".join(Printer().lines(at))
 
 
-Within = tuple[Expr, ...]
+Within = tuple[ex.Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,36 +284,36 @@ class Header:
     """Lanes by name and extent, ``within`` of boxes by tensor, ``member, within`` of pieces by buffer.
     The body prints these only where they differ from the header."""
 
-    lanes: dict[tuple[str, int], Lane]
+    lanes: dict[tuple[str, int], ex.Lane]
     boxes: dict[str, Within]
-    pieces: dict[str, tuple[Expr, Within]]
+    pieces: dict[str, tuple[ex.Expr, Within]]
 
     @staticmethod
-    def of(kernel: Kernel) -> Header:
+    def of(kernel: st.Kernel) -> Header:
         """The header of a kernel: its first lane of each name, box of each tensor and piece of each buffer
         whose positions depend on lanes alone."""
         boxes: dict[str, Within] = {}
-        boxed: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
+        boxed: list[ac.BoxLoad | st.BoxStore] = [*find(kernel, ac.BoxLoad), *find(kernel, st.BoxStore)]
         for box in boxed:
             if _over_lanes(box.within):
                 boxes.setdefault(box.tensor.name, box.within)
-        slots: dict[str, tuple[Expr, Within]] = {}
-        for piece in sorted(find(kernel, SlotTile), key=lambda p: not lanes_of(p.member)):
+        slots: dict[str, tuple[ex.Expr, Within]] = {}
+        for piece in sorted(find(kernel, st.SlotTile), key=lambda p: not lanes_of(p.member)):
             if _over_lanes((piece.member, *piece.within)):
                 slots.setdefault(piece.buffer.name, (piece.member, piece.within))
-        return Header({(x.name, x.extent): x for x in reversed(find(kernel, Lane))}, boxes, slots)
+        return Header({(x.name, x.extent): x for x in reversed(find(kernel, ex.Lane))}, boxes, slots)
 
-    def suffix(self, lane: Lane) -> str:
+    def suffix(self, lane: ex.Lane) -> str:
         """A lane's axis and kind; empty where the header has this lane."""
         return "" if self.lanes.get((lane.name, lane.extent)) is lane else axis_and_kind(lane)
 
 
-def axis_and_kind(lane: Lane) -> str:
+def axis_and_kind(lane: ex.Lane) -> str:
     """`` axis=1 M``: what the text of a lane has after its name and extent."""
     return f" axis={lane.axis}" + (f" {lane.kind}" if lane.kind else "")
 
 
-def tensor_line(t: Tensor) -> str:
+def tensor_line(t: ac.Tensor) -> str:
     """The header's line about a tensor: everything but its type."""
     words = ((t.copy_of, f"copy of {t.copy_of}"), (t.parts_of, f"parts of {t.parts_of}"),
              (t.planes, "planes"), (t.number, "number"),
@@ -326,9 +323,9 @@ def tensor_line(t: Tensor) -> str:
     return ", ".join([str(t), *(text for holds, text in words if holds)])
 
 
-def _over_lanes(exprs: Iterable[Expr]) -> bool:
+def _over_lanes(exprs: Iterable[ex.Expr]) -> bool:
     """Whether expressions mention only lanes and constants, so that the header can print them."""
-    return not any(isinstance(n, (Var, MemoryRead, SlotTile)) for e in exprs for n in walk(e))
+    return not any(isinstance(n, (ex.Var, ac.MemoryRead, st.SlotTile)) for e in exprs for n in walk(e))
 
 
 # Precedence, weakest first: that of Python's `or`, `and`, comparisons, `^`, shifts, sums and products.
