@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from transconv.conv.problem.conv_problem import ConvProblem, Prop
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class States:
     """The states of one axis of the result: ``low`` positions that read outside below, ``size`` in all, of
@@ -401,8 +399,8 @@ def without_zeros(tensors: Mapping[str, torch.Tensor], zeros: ZeroPoints) -> dic
 MOST_STATES = 1024  # ways to reach beyond an image, with as many sums for each feature
 
 
-def zero_sums(weight: ir.Tensor, zero: ir.Tensor, pad_lo: Sequence[int], pad_hi: Sequence[int],
-              dilation: Sequence[int]) -> ir.Tensor | None:
+def zero_sums(weight: torch.Tensor, zero: torch.Tensor, pad_lo: Sequence[int], pad_hi: Sequence[int],
+              dilation: Sequence[int]) -> torch.Tensor | None:
     """The sums, s32, of a weight (oc, ic/groups, *k) of integers and one zero point; None where windows
     reach beyond images in too many ways."""
     import torch

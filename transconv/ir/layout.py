@@ -267,7 +267,7 @@ class Layout(Node):
         """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the
         letters of the text decide between ``abcdef``, activations and weights. ``shape`` is needed
         where the text has no sizes; a blocked dimension is padded up to its block. Raises
-        LayoutError, one line. See text/layout_text.py for the forms."""
+        LayoutError, one line."""
         ndims, blocks, offset = parse_blocks(text, shape, letters)
         return Layout(dtype, ndims, tuple(LayoutBlock(*b) for b in blocks), offset)
 

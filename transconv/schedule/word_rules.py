@@ -3,7 +3,7 @@
 words.py refers to them; legality.py has their order and first checks the value of each word.
 box_rules.py has the rules of boxes and explicit kernels.
 
-Which schedules may have steps that share boxes (``slide=``, see tiles/window_reuse.py).
+Which schedules may have steps that share boxes (``slide=``, see tiles/boxes.py).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def is_explicit(kernel: ir.Kernel) -> bool:
 
 def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
     """The text of a module with a JIT function named like the kernel; ``early``: see
-    launch/programmatic_launch.py."""
+    launch/bound_start.py."""
     spell = gluon.emit if is_explicit(kernel) else triton.emit
     about = tuple(" ".join(line.splitlines()) for line in (*header, *merged(kernel.notes)))  # comments
     return spell(distinct(kernel), about, first_lines(kernel) if early else ())

@@ -315,7 +315,6 @@ def _transformed() -> bool:
     return _transforms()
 
 
-
 def _function(call: str, given: list[Tensor]) -> list[Tensor]:
     """The operator ``function``, with derivatives where autograd is on."""
     f, tensors, numbers = torch_operators.read(call, given)

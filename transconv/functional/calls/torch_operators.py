@@ -205,7 +205,6 @@ def _typed(n: Any) -> Any:
     return getattr(torch, n[6:]) if isinstance(n, str) and n.startswith("torch.") else n
 
 
-
 _deterministic: Callable[[], bool] = torch_internals.deterministic
 _grad_enabled = torch.is_grad_enabled
 _modes: Callable[[], int] = torch_internals.dispatch_modes

@@ -45,8 +45,8 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     Raises InterpError for an access out of bounds, an element that is stored twice (or both stored
     and added to), an unbound variable, an integer division by zero, an assumption that does not
     hold, and an element within the logical shape of a tensor named in ``outputs`` that is never
-    written. ``seed`` draws the order in which roles run; ``interp/warp_roles.py`` lists the errors of
-    roles.
+    written. ``seed`` draws the order in which roles run; the errors of roles are listed
+    above.
     """
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:

@@ -5,9 +5,8 @@ Otherwise its largest parts that fit are computed in 32 bits and cast to 64:
 
     n*4294967296 + h*8192 + w    ->    index64(n)*4294967296 + index64(h*8192 + w)
 
-Where sizes are arguments, what cannot be proved may become a requirement (scalar/index_bounds.py).
-
-How far indices reach, as expressions of sizes that are arguments.
+Where sizes are arguments, what cannot be proved may become a requirement. How far indices reach are then
+expressions of sizes:
 
     n_h = blk*8 + lane          blk < (N*H + 7)//8, lane < 8        n_h <= ((N*H + 7)//8 - 1)*8 + 7
 

@@ -34,7 +34,7 @@ SLOT, PHASE = ir.Var("slot"), ir.Var("phase")
 class OperandRing:
     """An operand's buffer, the fetches that fill a slot of it, and what is multiplied: the slot
     (``piece``), or its ``transposed`` copy in another ring. Where several steps share a slot, ``pieces``
-    has what each multiplies (see warp_spec/window_reuse.py)."""
+    has what each multiplies (``slide=``)."""
 
     buffer: ir.SmemRing
     piece: ir.SlotTile

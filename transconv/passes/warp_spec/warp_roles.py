@@ -17,12 +17,9 @@ of this one is stored; the consumers only multiply and store. A consumer waits f
 later, so two products are in flight.
 
 With ``consumers=2`` two groups of warps multiply (warp_spec/consumer.py). With ``slide=`` a slot of a ring
-has the boxes of several steps of the sum (warp_spec/window_reuse.py). What the maps behind the sum read
+has the boxes of several steps of the sum (warp_spec/smem_pipeline.py). What the maps behind the sum read
 can be fetched as well, to where the result will be put (``behind=box``, warp_spec/epilogue_reads.py).
-Operands that the matrix unit does not take as they lie are transposed by roles of their own
-(warp_spec/producer.py).
-
-What the warps that fetch and those that transpose do for a tile (see warp_spec/warp_roles.py).
+Operands that the matrix unit does not take as they lie are transposed by roles of their own.
 
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
