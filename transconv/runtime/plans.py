@@ -26,11 +26,23 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from transconv import ir, knobs
+from transconv import knobs
 from transconv.backend_triton import Bind, KernelStart, Launcher, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
 from transconv.errors import TensorError
+from transconv.ir import (
+    Expr,
+    Kernel,
+    Sizes,
+    Tensor,
+    Values,
+    defined,
+    function_of,
+    sizes_told,
+    strictest,
+    values_of,
+)
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.schedule import Schedule
 from transconv.target import Target
@@ -47,7 +59,7 @@ class LoweredStep(NamedTuple):
     """The computation of a launch, and the kernel that the passes made of it."""
 
     compute: Compute
-    kernel: ir.Kernel
+    kernel: Kernel
 
 
 @dataclass(slots=True)
@@ -63,7 +75,7 @@ class PlanStep:
     launcher: Launcher
     params: tuple[str, ...]
     digest: str  # the key of its verdict
-    zero: ir.Tensor | None = None  # cleared before the launch
+    zero: Tensor | None = None  # cleared before the launch
 
     @property
     def compute(self) -> Compute:
@@ -71,7 +83,7 @@ class PlanStep:
         return self.lowered().compute
 
     @property
-    def kernel(self) -> ir.Kernel:
+    def kernel(self) -> Kernel:
         """The kernel, in the IR."""
         return self.lowered().kernel
 
@@ -90,7 +102,7 @@ class Plan:
     target: Target
     schedule: Schedule
     steps: tuple[PlanStep, ...]
-    workspaces: dict[str, ir.Tensor] = field(default_factory=dict)
+    workspaces: dict[str, Tensor] = field(default_factory=dict)
     fixed: bool = False
     rejected: int = 0
     why: str = ""
@@ -98,7 +110,7 @@ class Plan:
     deterministic: bool = False
     wanted: tuple[Wanted, ...] = field(default=(), repr=False, compare=False)  # set at the first launch
     required: Required | None = field(default=None, repr=False, compare=False)
-    sizes: ir.Values | None = None
+    sizes: Values | None = None
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)
     estimated: tuple[CostFormula, ...] = field(default=(), repr=False, compare=False)
 
@@ -165,14 +177,14 @@ class Plan:
                            tuple(map(Wanted.of, self.workload.tensors)))
         return self.wanted
 
-    def at(self: Made, sizes: ir.Values) -> Made:
+    def at(self: Made, sizes: Values) -> Made:
         """This plan for given sizes: its calls read none from their tensors. Raises TensorError for sizes
         that do not meet the requirements."""
         assert self.required is not None
         self.required.check(sizes)
         return self.held(sizes)
 
-    def held(self: Made, sizes: ir.Values) -> Made:
+    def held(self: Made, sizes: Values) -> Made:
         """``at`` for sizes that meet the requirements."""
         kind: Any = type(self)
         made: Made = object.__new__(kind)
@@ -183,7 +195,7 @@ class Plan:
 
     def run(self, tensors: dict[str, Any]) -> None:
         """Launch on checked tensors, by name; workspaces are added to the dict."""
-        sizes: ir.Values = {}
+        sizes: Values = {}
         if self.required:
             sizes = self.sizes or self.required.of_call(tensors)
         near = next(iter(tensors.values()))
@@ -235,14 +247,14 @@ class Plan:
         types = [torch_type(spec) for spec in self.workspaces.values()]
         return tuple(zip(self._rooms(self.sizes), types, strict=True))
 
-    def _rooms(self, sizes: ir.Values | None) -> tuple[tuple[int], ...]:
+    def _rooms(self, sizes: Values | None) -> tuple[tuple[int], ...]:
         """The shape of each workspace for sizes that are arguments."""
         if not self.workspaces:
             return ()
         found: tuple[tuple[int], ...] = self.numbers(*self._in_order(sizes))[-1]
         return found
 
-    def _in_order(self, sizes: ir.Values | None) -> tuple[int, ...]:
+    def _in_order(self, sizes: Values | None) -> tuple[int, ...]:
         """Sizes that are arguments, in the order of their names."""
         return tuple([sizes[n] for n in self.required.names]) if self.required and sizes else ()
 
@@ -255,18 +267,18 @@ def _copies(step: PlanStep) -> bool:
 class Required:
     """The sizes that are arguments of all kernels of a plan, and what each of them requires."""
 
-    sizes: ir.Sizes
-    tensors: tuple[ir.Tensor, ...]  # of a call
+    sizes: Sizes
+    tensors: tuple[Tensor, ...]  # of a call
     about: str  # what the plan is for
     names: tuple[str, ...] = field(init=False, repr=False)
     meets: Callable[..., bool] | None = field(default=None, init=False, repr=False)
-    lying: list[Callable[[ir.Values], Wanted]] = field(init=False, repr=False)
+    lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
     numbers: Callable[..., tuple[Any, ...]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.names, self.lying = self.sizes.names, []
 
-    def wanted(self, values: ir.Values) -> tuple[Wanted, ...]:
+    def wanted(self, values: Values) -> tuple[Wanted, ...]:
         """The tensors of a call of these sizes."""
         if not self.lying:  # torch is there by then
             self.lying = [_lying(t, self.sizes) for t in self.tensors]
@@ -275,11 +287,11 @@ class Required:
     def takes(self, *sizes: int) -> bool:
         """Whether sizes, in the order of their names, meet the requirements."""
         if self.meets is None:  # many plans are read from disk, and few take a call
-            self.meets = ir.function_of(self.sizes.requirements, self.names,
-                                        lambda texts: ([], " and ".join(texts) or "True"))
+            self.meets = function_of(self.sizes.requirements, self.names,
+                                     lambda texts: ([], " and ".join(texts) or "True"))
         return self.meets(*sizes)
 
-    def check(self, values: ir.Values) -> None:
+    def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
         if not self.takes(*[values[n] for n in self.names]):
             raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
@@ -288,7 +300,7 @@ class Required:
     def of_call(self, tensors: Mapping[str, Any]) -> dict[str, int]:
         """Each size by name: that of the first tensor that has it as a dimension. Raises TensorError, with
         a message of one line, for sizes that do not meet the requirements, and if no tensor has a size."""
-        found = ir.sizes_told((t, getattr(tensors.get(t.name), "shape", ())) for t in self.tensors)
+        found = sizes_told((t, getattr(tensors.get(t.name), "shape", ())) for t in self.tensors)
         if missing := [n for n in self.sizes.names if n not in found]:
             raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size "
                               f"does; the plan is for {self.about}")
@@ -296,30 +308,30 @@ class Required:
         return found
 
 
-def _lying(tensor: ir.Tensor, sizes: ir.Sizes) -> Callable[[ir.Values], Wanted]:
+def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
     """A function of sizes that says how a tensor has to lie."""
     given = Wanted.of(tensor)
     if not tensor.extents:
         return lambda _: given
     rank = len(tensor.shape)
-    find = ir.values_of([*tensor.extents, *tensor.steps, tensor.room], sizes.names)
+    find = values_of([*tensor.extents, *tensor.steps, tensor.room], sizes.names)
     name, elements, layout, names = tensor.name, given.elements, tensor.layout, sizes.names
 
-    def at(values: ir.Values) -> Wanted:
+    def at(values: Values) -> Wanted:
         found = find(*[values[n] for n in names])
         return Wanted(name, elements, found[:rank], found[rank:-1], found[-1], layout)
 
     return at
 
 
-def required(each: Sequence[ir.Sizes], tensors: tuple[ir.Tensor, ...], about: str) -> Required | None:
+def required(each: Sequence[Sizes], tensors: tuple[Tensor, ...], about: str) -> Required | None:
     """What kernels together require, all of which take the same sizes, with the examples of the first."""
     first = each[0]
-    where = ir.strictest(c for s in each for c in (*_narrower(s, first), *s.where))
-    return Required(ir.Sizes(first.each, where), tensors, about)
+    where = strictest(c for s in each for c in (*_narrower(s, first), *s.where))
+    return Required(Sizes(first.each, where), tensors, about)
 
 
-def _narrower(sizes: ir.Sizes, first: ir.Sizes) -> list[ir.Expr]:
+def _narrower(sizes: Sizes, first: Sizes) -> list[Expr]:
     """The ends of ranges that exclude more than those of the first kernel."""
     pairs = [*zip(sizes.each, first.each, strict=True)]
     return [*(s.var >= s.least for s, own in pairs if s.least > own.least),
@@ -387,7 +399,7 @@ def _written(
         lines += [f"        {line}" for line in _start(at, kind, n, count + spaces)]
     lines += ["        return None"] if not kinds else []
     text = "\n    ".join([f"def made({', '.join(bound)}):", *lines, "    return run", "return at"])
-    made: Callable[..., StarterAt] = ir.defined(text, "made")
+    made: Callable[..., StarterAt] = defined(text, "made")
     return made
 
 
