@@ -15,11 +15,11 @@ from transconv.compute.compute import Compute
 from transconv.conv import compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Kernel
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
 from transconv.ir.rules.verifier import verify
 from transconv.passes import NAIVE, PIPELINE, levels
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS, Target

@@ -12,13 +12,19 @@ import pytest
 
 from transconv.backend_triton import miscompiles
 from transconv.backend_triton.launch import compile_records
-from transconv.backend_triton.miscompiles import Miscompiled, flaw, refuse, takes_uniform_branches
+from transconv.backend_triton.miscompiles import (
+    LISTED,
+    Miscompiled,
+    flaw,
+    listing,
+    refuse,
+    takes_uniform_branches,
+)
 from transconv.backend_triton.offline.compilation import Resources, compile_offline
-from transconv.backend_triton.offline.machine_code import LISTED, listing
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
 from transconv.passes.scalar import simplification
-from transconv.schedule.legality import boxes
+from transconv.schedule import box_rules as boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from transconv.backend_triton.launch import bound_start, descriptors
+from transconv.backend_triton.launch import bound_start
 from transconv.backend_triton.launch.bound_start import MAPS_KEPT, KernelStart
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.miscompiles import Miscompiled
@@ -179,8 +179,8 @@ def test_descriptors_are_those_of_triton(monkeypatch: pytest.MonkeyPatch) -> Non
     driver, tensor = Driver(monkeypatch), torch.zeros(8, 64)
     box = Tensor("X", ("n", "c"), (8, 64), Layout.dense(f32, (8, 64)))
     meta = {"swizzle": 3, "elem_size": 4, "elem_type": 8, "block_size": [8, 32], "fp4_padded": False}
-    made = descriptors.encoding(meta, box)(tensor.data_ptr(), descriptors.lying(box))
-    assert made == make_tensordesc_arg(descriptors.describe(tensor, box, (8, 32)), meta)
+    made = bound_start.encoding(meta, box)(tensor.data_ptr(), bound_start.lying(box))
+    assert made == make_tensordesc_arg(bound_start.describe(tensor, box, (8, 32)), meta)
     ours, tritons = ([[*x] if isinstance(x, tuple) else x for x in given] for given in driver.asked)
     assert ours == tritons
 
@@ -242,7 +242,7 @@ def test_a_descriptor_says_what_is_rounded(monkeypatch: pytest.MonkeyPatch, expl
         for name, box in zip(made.steps[0].params, launcher.boxes, strict=True):
             assert box is not None
             described = launcher.describe(tensors[name], *box)
-            descriptors.encoding(record, box[0])(tensors[name].data_ptr(), descriptors.lying(box[0]))
+            bound_start.encoding(record, box[0])(tensors[name].data_ptr(), bound_start.lying(box[0]))
             kind = seen[text, name] = driver.asked[-1][3]
             # The spelling of newer releases, where the installed one accepts it.
             assert getattr(described, "round_f32_to_tf32", None) in (None, kind == 11)

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from transconv.backend_triton import Resources, miscompiles
-from transconv.backend_triton.miscompiles import flaw, takes_numbers
+from transconv.backend_triton.miscompiles import flaw, instructions, takes_numbers
 from transconv.backend_triton.offline.compilation import compile_offline
-from transconv.backend_triton.offline.machine_code import instructions
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.schedule import Schedule
 from transconv.target import TARGETS

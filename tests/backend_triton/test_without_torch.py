@@ -15,8 +15,7 @@ import pytest
 
 from tests import programs
 from transconv import knobs
-from transconv.backend_triton.launch import compile_records
-from transconv.backend_triton.offline import fake_tensors
+from transconv.backend_triton.launch import compile_records, jit_module
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]
@@ -24,7 +23,7 @@ PROGRAM = f"""
 import json, sys
 from transconv.backend_triton import pretend
 from transconv.backend_triton.launch import launcher
-from transconv.backend_triton.offline import fake_tensors
+from transconv.backend_triton.launch import jit_module
 from transconv.runtime import compiler
 from transconv.runtime.plans import Plan
 from transconv.selection import workload_of
@@ -34,7 +33,7 @@ import transconv.conv
 pretend("cuda", 90, 32)
 if sys.argv[1] == "tensors":
     import torch
-    fake_tensors.tensor = lambda name: torch.empty(1, dtype=getattr(torch, name), device="meta")
+    jit_module.tensor = lambda name: torch.empty(1, dtype=getattr(torch, name), device="meta")
 seen = []
 launcher.refuse = lambda kernel, function: seen.append(kernel.hash)
 for problem in {PROBLEMS}:
@@ -126,10 +125,10 @@ def test_one_process_builds_what_starts_kernels(tmp_path: Path, monkeypatch: pyt
 
 def test_torch_is_kept_out_only_where_it_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
-    with fake_tensors.without_torch():
+    with jit_module.without_torch():
         assert isinstance(sys.modules["torch"], SimpleNamespace)
     assert "torch" in sys.modules
     monkeypatch.delitem(sys.modules, "torch")
-    with fake_tensors.without_torch(), pytest.raises(ImportError):
+    with jit_module.without_torch(), pytest.raises(ImportError):
         importlib.import_module("torch")
     assert "torch" not in sys.modules

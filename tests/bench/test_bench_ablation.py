@@ -12,7 +12,7 @@ from transconv.conv import ConvWorkload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.passes.pipeline import PIPELINE
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice
 from transconv.target.records import TARGETS

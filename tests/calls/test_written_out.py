@@ -12,8 +12,8 @@ import torch
 from transconv import ir
 from transconv.backend_triton.launch import bound_start
 from transconv.calls.guard import NO_DUALS, CallGuard, StartableKernel
-from transconv.functional.calls import call_entries
-from transconv.functional.calls.symbolic_int import SymbolicTrace
+from transconv.functional.calls.call_forms import SymbolicTrace
+from transconv.functional.calls.route import entry, gradients, launching
 from transconv.graph.regions import region_calls
 from transconv.kernel.launch import kernel_plan
 from transconv.runtime import plans
@@ -95,7 +95,7 @@ def test_launches(operands: int, results: int, saved: int | None) -> None:
                             [((2,), (1,), torch.float32)] * len(made))
     seen: list[int] = []
     kept = None if saved is None else [*names, *made][:saved]
-    run = call_entries.launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
+    run = launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
 
     class Context:
         to_save: Any = None
@@ -116,7 +116,7 @@ def test_entries_of_calls(tensors: int, numbers: int, results: int, grads: bool 
     given = (torch.zeros(64), *[torch.zeros(64)] * (tensors - 2), *[None] * (tensors > 1))
     there = [t is not None for t in given]
     route = Route()
-    run = call_entries.entry(
+    run = entry(
         route, lambda *x: [t + 1 for t in x][:1] * results if results > 1 else x[0] + 1,
         lambda *x: "others", LIKE, there, [int] * numbers, grads,
         (lambda t, n, found: found[0]) if finish else None, results)
@@ -140,7 +140,7 @@ def test_gradients(tensors: int, launches: int) -> None:
         )
         for i in range(launches)
     ]
-    made = call_entries.gradients(Route(), lambda shape, strides, kind: torch.zeros(shape), LIKE, saved,
+    made = gradients(Route(), lambda shape, strides, kind: torch.zeros(shape), LIKE, saved,
                                   begun, [f"r{i}" for i in range(launches)])
     with torch.no_grad():
         found = made(*[torch.zeros(64)] * (tensors + 1))

@@ -16,6 +16,7 @@ from transconv.ir import (
     ATOMIC_ADD,
     REDUCERS,
     TRUE,
+    Const,
     For,
     FuncCall,
     Kernel,
@@ -28,10 +29,9 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.lowering import gridwise, lanewise, split_k, tile_statistics
-from transconv.passes.scalar import hoist, load_elimination
+from transconv.passes.scalar import cse, hoist
 from transconv.runtime import forget
-from transconv.schedule import Schedule, finishes
-from transconv.schedule.legality import words
+from transconv.schedule import Schedule, finishes, word_rules
 from transconv.selection.proposals.split_rows import spread
 from transconv.verify.bisect.stage_search import Blame, blame_compute
 
@@ -92,17 +92,17 @@ def one_accumulator(patch: pytest.MonkeyPatch) -> None:
 
 def any_load(patch: pytest.MonkeyPatch) -> None:
     """Loads of one tensor are equal, wherever they look."""
-    whole = load_elimination._Reuse.key
+    whole = cse._Reuse.key
 
-    def key(self: load_elimination._Reuse, value: object) -> object:
+    def key(self: cse._Reuse, value: object) -> object:
         made = whole(self, value)  # type: ignore[arg-type]
         return (
-            replace(made, offset=made.tensor.shape[0] * 0 + load_elimination.Const(0), mask=TRUE)
+            replace(made, offset=made.tensor.shape[0] * 0 + Const(0), mask=TRUE)
             if isinstance(made, Load)
             else made
         )
 
-    patch.setattr(load_elimination._Reuse, "key", key)
+    patch.setattr(cse._Reuse, "key", key)
 
 
 def from_zero(patch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def last_not_rounded(patch: pytest.MonkeyPatch) -> None:
 
 def prologue_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
     """What is computed before it is multiplied counts as 0 beyond the end of a sum, like a read."""
-    patch.setattr(words, "_uneven", lambda schedule, compute: None)
+    patch.setattr(word_rules, "_uneven", lambda schedule, compute: None)
     no_tail(patch)
 
 

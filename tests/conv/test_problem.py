@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transconv.conv import registry
+from transconv.conv import compiler
 from transconv.conv.problem.conv_problem import ConvProblem, TensorSpec
 from transconv.errors import ProblemError
 from transconv.ir.dtype import f16, f32, f64, i32
@@ -355,4 +355,4 @@ def test_sizes_of_results_of_other_images(text: str) -> None:
         for i in range(p.i[x], p.i[x] + 9):
             hi = p.pad_hi[x] if stride == 1 else lo
             windows = [at for at in range(-lo, i + hi, stride) if at + (n - 1) * dilation < i + hi]
-            assert registry._length(p, x, i) == len(windows)
+            assert compiler._length(p, x, i) == len(windows)

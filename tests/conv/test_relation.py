@@ -12,8 +12,8 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.ir import Load, find, index64
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
 from transconv.passes.lowering import split_k
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tests.reference import convolve
 from tests.strategies import problems
 from transconv.compute import ACTIVATIONS
-from transconv.conv import Epilogue, sampling, spotcheck
+from transconv.conv import Epilogue, spotcheck
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.sampling import Axes, choose
-from transconv.conv.spotcheck import POINTS, examine, spot_check
+from transconv.conv.spotcheck import POINTS, Axes, choose, examine, spot_check
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 Tensors = dict[str, torch.Tensor]
@@ -126,7 +125,7 @@ def test_large_results_wrong_in_places(what: str) -> None:
 def test_long_sums_in_pieces(name: str, prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that meet columns, a few images or channels at a time."""
     p = PROBLEMS[name]
-    monkeypatch.setattr(sampling, "SHORT", 50)
+    monkeypatch.setattr(spotcheck, "MOST_PRODUCTS", 50)
     monkeypatch.setattr(spotcheck, "PIECE", 50)
     at = choose(Axes.of(p, prop), 1024)
     assert at.rows[0].shape[1] * at.columns.shape[1] > 1
@@ -235,7 +234,7 @@ def test_points_reach_every_edge(summed: tuple[int, ...], wide: bool) -> None:
     count = len(first.group) * together
     assert 16 <= count <= 1024 + together
     if together == 1:
-        assert count * prod(summed) <= sampling.SHORT or count == 16
+        assert count * prod(summed) <= spotcheck.MOST_PRODUCTS or count == 16
     for drawn, same, size in zip((first.columns, *first.rows), (again.columns, *again.rows),
                                  (axes.columns, *axes.rows), strict=True):
         assert torch.equal(drawn, same)
@@ -249,7 +248,7 @@ def test_points_reach_every_edge(summed: tuple[int, ...], wide: bool) -> None:
 def test_the_same_bits_may_be_asked_for(monkeypatch: Any) -> None:
     """Matrix products refuse to run then; they are not used."""
     p, prop = PROBLEMS["plain"], Prop.BWD_W
-    monkeypatch.setattr(sampling, "SHORT", 2000)
+    monkeypatch.setattr(spotcheck, "MOST_PRODUCTS", 2000)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     monkeypatch.setattr(torch.Tensor, "__matmul__", None)
     assert told(p, prop, right(p, prop)) is None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import transconv
 from transconv import functional as ours
 from transconv.calls import dynamic_sizes, route_cache
-from transconv.functional.calls import form_registry
+from transconv.functional.calls import route, symbolic_bind
 from transconv.runtime import registry
 
 Case = tuple[Callable[..., Any], Callable[..., Any]]
@@ -23,14 +23,14 @@ Case = tuple[Callable[..., Any], Callable[..., Any]]
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Examples of a size that the interpreter likes; every plan that is asked for is listed."""
     for name, value in {"ROWS": 4, "LONG": 16, "ELEMENTS": 64, "SIDE": 4, "REACHES": (8, 96)}.items():
-        monkeypatch.setattr(form_registry, name, value)
+        monkeypatch.setattr(symbolic_bind, name, value)
     asked: list[Any] = []
     ready = registry.ready
     monkeypatch.setattr(registry, "ready", lambda *given: (asked.append(given[0]), ready(*given))[1])
     transconv.config.sizes = "any"
     yield asked
     transconv.config.sizes = "exact"
-    form_registry._written.clear()
+    symbolic_bind._written.clear()
 
 
 def same(mine: Callable[..., Any], theirs: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
@@ -63,7 +63,7 @@ def test_drawn_sizes_edges_first_with_one_build(name: str, small: list[Any]) -> 
         same(mine, theirs, shape)
         if at == 0:
             built = len(small)
-    assert len(small) == built <= 2 * len(form_registry.REACHES)
+    assert len(small) == built <= 2 * len(symbolic_bind.REACHES)
     called = name.split()[0]
     assert transconv.stats(reset=True).native == dict.fromkeys(
         (f"{called} any size", f"{called}_gradient any size"), 9)
@@ -90,7 +90,7 @@ def test_scale_shift_and_windows(small: list[Any]) -> None:
 
 def test_what_the_requirements_exclude_has_a_kernel_of_its_own(small: list[Any],
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(form_registry, "MOST", 128)
+    monkeypatch.setattr(symbolic_bind, "MOST", 128)
     mine, theirs = ROWS["sum"]
     same(mine, theirs, (4, 32))
     native = {"sum any size": 1, "sum_gradient any size": 1}
@@ -111,12 +111,12 @@ def test_what_the_requirements_exclude_has_a_kernel_of_its_own(small: list[Any],
 
 def test_a_kernel_that_stands_in_is_asked_for_until_the_wait_is_over(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, choose = [True], form_registry.Registry.choose
+    waits, choose = [True], route.Registry.choose
 
     def chosen(self: Any, *given: Any) -> Any:
         return replace(choose(self, *given), waits=(lambda: not waits[0]) if waits[0] else None)
 
-    monkeypatch.setattr(form_registry.Registry, "choose", chosen)
+    monkeypatch.setattr(route.Registry, "choose", chosen)
     for _ in range(3):
         ours.sum(torch.ones(3, 5), 1)
     assert not route_cache.routes and [r.calls for r, _ in route_cache._waiting.values()] == [3]

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import transconv
 from transconv import functional as ours
 from transconv.functional.calls import call_forms, dispatch, symbolic_bind
+from transconv.functional.calls.call_forms import SymbolicTrace, Untraced
 from transconv.functional.calls.route import FunctionCall
 from transconv.functional.calls.symbolic_bind import BoundCall
-from transconv.functional.calls.symbolic_int import SymbolicTrace, Untraced
 
 CASES: dict[str, Callable[..., Any]] = {
     "softmax": lambda x, c: ours.softmax(x, -1),

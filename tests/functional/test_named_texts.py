@@ -13,7 +13,7 @@ import torch
 from tests.functional.test_forms import CASES
 from transconv import functional as ours
 from transconv.compute import Compute, execute
-from transconv.functional.calls import dispatch, form_registry, symbolic_bind
+from transconv.functional.calls import dispatch, symbolic_bind
 from transconv.functional.calls.compiled_launch import program
 from transconv.functional.calls.route import FunctionCall
 
@@ -61,7 +61,7 @@ def test_the_text_with_names_means_the_text_with_numbers(name: str, met: list[An
         if step.named is None:
             continue
         exact = program(step.text).compute
-        for text in form_registry.texts(step.named):
+        for text in symbolic_bind.texts(step.named):
             compute = program(text).compute
             if compute.named is None or compute.named.why_not(step.named.sizes):
                 continue

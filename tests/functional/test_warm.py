@@ -15,7 +15,7 @@ import transconv
 from transconv import functional as ours
 from transconv.calls.guard import current_device
 from transconv.functional.calls import compiled_launch, route
-from transconv.functional.calls.call_entries import CALLS
+from transconv.functional.calls.route import CALLS
 from transconv.runtime import Launch
 
 

@@ -19,7 +19,7 @@ from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.fusion import epilogue_reductions
 from transconv.graph.regions import region_runner
-from transconv.runtime import BatchCompile, PlanRequest, begin, compiler, estimates, is_ready
+from transconv.runtime import BatchCompile, PlanRequest, begin, compiler, is_ready, steps
 from transconv.runtime.compilation import async_compile, batch_compile
 from transconv.selection import candidates, choice
 from transconv.target import TARGETS
@@ -98,7 +98,7 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
     plain ones; before any kernel is compiled."""
     layers = [m for n in (16, 32, 48)
               for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))]
-    monkeypatch.setattr(estimates, "_made", lambda work, target: 1e3)  # as a process would have left
+    monkeypatch.setattr(steps, "_made", lambda work, target: 1e3)  # as a process would have left
     monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
     monkeypatch.setattr(region_runner, "why_apart", lambda *_: "")
     monkeypatch.setattr(choice, "ranked", None)  # not by this process
@@ -116,8 +116,8 @@ def test_a_plain_product_is_not_ranked_where_its_factor_is_too_dear_to_write(
 
     counts = []
     for us in (0.5, 1e3):
-        monkeypatch.setattr(estimates, "_made", lambda work, target, us=us: made.append(work.text) or us)
-        estimates.estimated.cache_clear()
+        monkeypatch.setattr(steps, "_made", lambda work, target, us=us: made.append(work.text) or us)
+        steps.estimated.cache_clear()
         monkeypatch.setenv("TRANSCONV_CACHE", os.environ["TRANSCONV_CACHE"] + "_")
         made.clear()
         torch._dynamo.reset()
@@ -159,7 +159,7 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
     monkeypatch.setenv("TRANSCONV_CACHE", str(cache / str(blocks)))
     for known in (
         compiled_launch.program,
-        estimates.estimated,
+        steps.estimated,
         region_runner._related,
         epilogue_reductions.plain,
     ):
@@ -170,7 +170,7 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
         counted(compiled_launch, "parse")
         counted(region_runner, "planned")
         counted(region_runner, "surrounded")
-        counted(estimates, "_made", lambda work, target: 9.0 if work.computations[0].statistics else 5.0)
+        counted(steps, "_made", lambda work, target: 9.0 if work.computations[0].statistics else 5.0)
         called(nn.Sequential(*layers).to("meta"), 2, 16, 12, 12)
     return counts
 

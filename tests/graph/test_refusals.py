@@ -20,7 +20,7 @@ from transconv.graph.fusion.fusion_cost import Price
 from transconv.graph.regions.region_runner import Parts, Setting
 from transconv.graph.symbols import Symbols
 from transconv.schedule import Word
-from transconv.schedule.words import register, unregister
+from transconv.schedule.schedule import register, unregister
 from transconv.target import TARGETS
 
 Tensor = torch.Tensor

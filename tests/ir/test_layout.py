@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transconv.errors import LayoutError
 from transconv.ir.dtype import f16, f32, index
 from transconv.ir.expr import Add, Const, Expr, FloorDiv, Mod, Mul, Var
-from transconv.ir.interp.memory import offsets_of
+from transconv.ir.interp.evaluate import offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.tensor import Tensor
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.expressions import Draw
 from transconv import ir
-from transconv.ir.text.infix import readable
+from transconv.ir.printer import readable
 
 A, B, C = ir.Var("a"), ir.Var("b"), ir.Var("c")
 ZERO = ir.Const(0)

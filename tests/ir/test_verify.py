@@ -8,7 +8,7 @@ import pytest
 
 from transconv import ir
 from transconv.ir import f32, verify
-from transconv.ir.rules.sites import Site, statements
+from transconv.ir.rules.forms import Site, statements
 from transconv.ir.rules.verifier import OF_STATEMENTS, RULES, Rule
 
 I, J, K = (ir.Var(n) for n in ("i", "j", "k"))  # noqa: E741

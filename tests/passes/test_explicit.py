@@ -16,11 +16,11 @@ from transconv.conv import Epilogue
 from transconv.conv.compiler import plan_steps
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
+from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import InterpError, Memory
 from transconv.ir.rules.verifier import verify
 from transconv.passes import pipeline
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

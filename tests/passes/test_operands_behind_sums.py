@@ -14,13 +14,13 @@ import torch
 from tests.stages import SM90
 from transconv import ir
 from transconv.backend_triton.emitters import gluon
-from transconv.backend_triton.launch import descriptors
+from transconv.backend_triton.launch import bound_start
 from transconv.compute import Compute, Read, Write, parse
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
+from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import InterpError, Memory
 from transconv.passes import pipeline
 from transconv.passes.lowering.launch_fusion import together
 from transconv.runtime import build_compute
@@ -92,7 +92,7 @@ def test_truth_values_are_moved_as_bytes() -> None:
     ((gate, extents),) = {(f.tensor, f.piece.buffer.extents) for f in ir.find(made, ir.Fetch)
                           if f.tensor.name == "G"}
     assert ".load(sums) != 0" in gluon.emit(made)
-    for describe in (descriptors.describe_explicit, descriptors.describe):
+    for describe in (bound_start.describe_explicit, bound_start.describe):
         made_of = torch.empty(3 * 9 * 9 * 48, dtype=torch.bool, device="meta")
         assert describe(made_of, gate, extents).base.dtype is torch.uint8
 

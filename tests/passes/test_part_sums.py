@@ -12,8 +12,8 @@ from transconv import ir
 from transconv.backend_triton.offline.compilation import Resources, compile_offline
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import InterpError, Memory
 from transconv.schedule import Schedule, why_not
 from transconv.verify.matrix import jobs_of
 

@@ -9,7 +9,7 @@ from transconv import ir
 from transconv.ir import Var, f32
 from transconv.ir.interp.kernel import run
 from transconv.ir.rules.verifier import verify
-from transconv.passes.scalar.load_elimination import reuse
+from transconv.passes.scalar.cse import reuse
 
 src, dst = (ir.Tensor(name, ("n",), (16,), ir.Layout.dense(f32, (16,))) for name in ("src", "dst"))
 first, second, program, i, j, k = map(Var, ("first", "second", "program", "i", "j", "k"))

@@ -9,7 +9,7 @@ from transconv.compute import Compute
 from transconv.conv import ConvProblem, Epilogue, Prop, any_size, computes, marked
 from transconv.ir import Const, FloorDiv, Kernel, Lane, Mod, Var, index
 from transconv.passes import lower
-from transconv.passes.warp_spec.epilogue_transpose import LaneRun, run_of, steps_of
+from transconv.passes.lowering.lanewise import LaneRun, run_of, steps_of
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import Target

@@ -17,11 +17,11 @@ from transconv.cost import issue
 from transconv.cost import model as cost
 from transconv.errors import ScheduleError
 from transconv.ir import Alloc, For, Kernel, Let, Load, Reduce, Spread, Update, find
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
 from transconv.ir.rules.verifier import verify
 from transconv.passes import PIPELINE, levels
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.copy_kernels import copies
 from transconv.schedule.tiles.packing import copy_of, over_copies, rows_of_features

@@ -11,7 +11,7 @@ from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.conv.relation import computes
 from transconv.ir import If, InterpError, Load, Select, Stmt, Store, Var, conjuncts, find
 from transconv.passes import lower
-from transconv.passes.scalar import interior_tiles
+from transconv.passes.scalar import unroll
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
@@ -70,7 +70,7 @@ def test_tiles_inside_and_at_edges(text: str, prop: Prop, words: str) -> None:
 
 
 def test_tiles_at_an_edge_that_are_taken_for_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interior_tiles._Edges, "strongest", lambda _, found: found[:1])
+    monkeypatch.setattr(unroll._Edges, "strongest", lambda _, found: found[:1])
     compute, plan = built.__wrapped__(*KERNELS[0])
     given = {"MB": 2, "IH": 9, "IW": 9}
     with pytest.raises(InterpError, match=r"offset \d+ of src is not in"):

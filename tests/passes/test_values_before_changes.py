@@ -6,8 +6,7 @@ import numpy as np
 
 from transconv import ir
 from transconv.ir import f32
-from transconv.passes.scalar.copy_propagation import optimise_lets
-from transconv.passes.scalar.cse import cse
+from transconv.passes.scalar.cse import cse, optimise_lets
 from transconv.passes.scalar.hoist import hoist
 
 ACC, OLD, A, B = (ir.Var(n, f32) for n in ("acc", "old", "a", "b"))

@@ -20,7 +20,7 @@ from transconv.conv.relation import computes
 from transconv.errors import TensorError
 from transconv.ir import bf16, convert, f32, tf32
 from transconv.runtime import check_records, first_run_check, steps, torch_internals
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 

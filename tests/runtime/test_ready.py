@@ -18,7 +18,7 @@ from transconv import runtime
 from transconv.backend_triton import Compilers
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.backend_triton.offline.worker import Child
+from transconv.backend_triton.offline.compilation import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.compiler import CompiledDirection
@@ -29,10 +29,10 @@ from transconv.runtime import (
     Plan,
     check_records,
     estimated,
-    estimates,
     is_estimated,
     plan_cache,
     prepare,
+    steps,
 )
 from transconv.runtime import compiler as compiler_
 from transconv.runtime.compilation import async_compile, compile_child, recompilation
@@ -357,12 +357,12 @@ def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.Mo
     monkeypatch.setattr(Launcher, "compile", None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90)
     asked = question.workload, SM90
-    estimates.estimated.cache_clear()
+    steps.estimated.cache_clear()
     assert not is_estimated(*asked)
     assert "kernels" not in compile_child.answer(question.job | {"rank": True})
     assert is_estimated(*asked)
     us = estimated(*asked)
-    for forget in (estimates.estimated.cache_clear, compiler.forget):
+    for forget in (steps.estimated.cache_clear, compiler.forget):
         forget()
     monkeypatch.setattr(choice, "ranked", None)
     assert estimated(*asked) == us > 0, "it is on disk, and so is the list"

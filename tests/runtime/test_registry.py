@@ -18,8 +18,8 @@ from transconv.conv import (
     Epilogue,
     LayerRegistry,
     Prop,
-    registry,
 )
+from transconv.conv import compiler as directions
 from transconv.conv.dynamic_sizes import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
@@ -65,7 +65,7 @@ def test_the_estimate_chooses(layer: LayerRegistry) -> None:
         assert chosen.of == len({p.schedule for p in there.values()})
         assert "for any size of this layer" in chosen.why
         seen.add(chosen.plan.schedule)
-    assert len(seen) >= 2 and len(layer.questions) <= registry.MOST_KERNELS
+    assert len(seen) >= 2 and len(layer.questions) <= directions.MOST_KERNELS
 
 
 def test_addresses_are_as_wide_as_the_requirements_need(gathered: LayerRegistry) -> None:
@@ -120,7 +120,7 @@ def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -
     strided = ConvProblem.parse("mb2ic8iw20oc8ow10kw3sw2pw1 dt=f16")
     phases = 2 if prop is Prop.BWD_D else 1
     made = LayerRegistry(strided, prop, SM90, Epilogue(), True, False)
-    assert len(made.questions) * phases <= registry.MOST_KERNELS
+    assert len(made.questions) * phases <= directions.MOST_KERNELS
     assert len(made.questions) == 3
 
 
@@ -172,7 +172,7 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """Another process makes no text and runs no pass; damaged records are ignored."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
-    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})
+    monkeypatch.setattr(directions, "EXAMPLES", {2: directions.EXAMPLES[2][:1]})
     compiler.forget()
     first = LayerRegistry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False).choose((1, 9, 9), "now")
     compiler.forget()
@@ -200,7 +200,7 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of given sizes, without the words that need numbers; only where tiles are not mostly empty."""
-    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
+    monkeypatch.setattr(directions, "EXAMPLES", {2: directions.EXAMPLES[2][:2]})
     near = LAYER.at(8, (56, 56), (56, 56))
 
     def chosen(text: str) -> list[CompiledDirection]:
@@ -241,7 +241,7 @@ def test_other_proportions_have_plans_where_tiles_have_rows(monkeypatch: pytest.
     assert "id128?" in sides("mb1ic64id16oc64od16kd3pd1", Prop.BWD_W)
     strided = "mb8ic64ih56oc64oh28kh3sh2ph1"
     assert sides(strided) == others
-    monkeypatch.setattr(registry, "is_direct", lambda: False)
+    monkeypatch.setattr(directions, "is_direct", lambda: False)
     assert sides(strided) == [*others[:2], "ih96?%2", "ih96?%2"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import transconv
 from transconv.backend_triton import Miscompiled, Resources, compile_offline
-from transconv.backend_triton.launch import bound_start, descriptors
+from transconv.backend_triton.launch import bound_start
 from transconv.compute import Compute, parse
 from transconv.conv import (
     ConvProblem,
@@ -28,7 +28,7 @@ from transconv.errors import Unsupported
 from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at
 from transconv.runtime import Plan, build_compute, plan_cache
 from transconv.schedule import Schedule, why_not
-from transconv.schedule.legality import boxes
+from transconv.schedule import box_rules as boxes
 from transconv.selection.proposals import heuristics
 from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
@@ -225,14 +225,14 @@ def test_the_driver_gets_steps_and_what_they_reach(monkeypatch: pytest.MonkeyPat
         asked.extend([*x] if hasattr(x, "_length_") else getattr(x, "value", x) for x in given)
         return int(len(asked) > 12)
 
-    monkeypatch.setattr(descriptors, "_driver", lambda: SimpleNamespace(cuTensorMapEncodeTiled=encode))
+    monkeypatch.setattr(bound_start, "_driver", lambda: SimpleNamespace(cuTensorMapEncodeTiled=encode))
     made = Map()
     lying = (3, 7, 9, 64), (7 * 9 * 64, 9 * 64, 64, 1)
-    descriptors._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
+    bound_start._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
     assert asked == [id(made) + 128, 10, 4, 4096, [64, 9, 7, 3], [128, 1152, 8064], [64, 16, 8, 1],
                      [1, 2, 2, 1], 0, 3, 2, 0]
-    with pytest.raises(descriptors.NotEncoded, match="returned 1 for a tensor of"):
-        descriptors._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
+    with pytest.raises(bound_start.NotEncoded, match="returned 1 for a tensor of"):
+        bound_start._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
 
 
 def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
 
     def encoding(meta: Any, box: Any) -> Any:
         def encode(address: int, lying: Any) -> list[Any]:
-            raise descriptors.NotEncoded("the driver said 1")
+            raise bound_start.NotEncoded("the driver said 1")
         return encode
 
     monkeypatch.setattr(bound_start, "encoding", encoding)

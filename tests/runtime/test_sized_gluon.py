@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transconv.backend_triton import Resources, compile_offline
-from transconv.backend_triton.launch.descriptors import describe_explicit
+from transconv.backend_triton.launch.bound_start import describe_explicit
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.ir import InterpError, Kernel

@@ -8,7 +8,7 @@ from tests.stages import SM90, SM100, launches_of, wrong_stages
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.target.records import Target

@@ -19,12 +19,12 @@ from transconv.conv.problem.descriptor import parse_descriptor
 from transconv.conv.relation import computes
 from transconv.cost.model import estimate
 from transconv.cost.work import count
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
-from transconv.schedule.legality.check import why_not
-from transconv.schedule.schedule import Schedule, Scheduled
-from transconv.schedule.tiles.copy_kernels import copies
+from transconv.schedule.legality import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.copy_kernels import Scheduled, copies
 from transconv.schedule.tiles.merging import merged, why_not_merged
 from transconv.selection import choice, fitted
 from transconv.selection.proposals import heuristics

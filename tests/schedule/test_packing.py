@@ -21,10 +21,10 @@ from transconv.conv.relation import computes
 from transconv.cost.work import count
 from transconv.errors import ScheduleError
 from transconv.ir import Layout, Tensor, convert, f16, f32, tf32
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.copy_kernels import copies, is_copy
 from transconv.schedule.tiles.packing import (
@@ -33,9 +33,9 @@ from transconv.schedule.tiles.packing import (
     over_copies,
     rows_of_features,
     why_not_copied,
-    with_letter,
     workspaces,
 )
+from transconv.schedule.words import with_letter
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS, Target
 

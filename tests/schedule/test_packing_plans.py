@@ -18,9 +18,9 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.ir import convert, tf32
+from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Memory
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.copy_kernels import is_copy
 from transconv.schedule.tiles.packing import copy_of, over_copies, why_not_copied

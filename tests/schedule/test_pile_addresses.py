@@ -17,7 +17,7 @@ from tests.schedule.test_piles import ALL, IDS, planned
 from tests.stages import launches_of
 from transconv.conv.problem.conv_problem import Prop
 from transconv.ir import Const, Expr, FuncCall, Kernel, Lane, Put, SlotTile, SmemRing, find
-from transconv.schedule.legality import box_dimensions
+from transconv.schedule.tiles import box_dimensions
 
 Array = np.ndarray[Any, Any]
 OPERATIONS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "FloorDiv": np.floor_divide,

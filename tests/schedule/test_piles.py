@@ -10,7 +10,7 @@ from transconv.conv import Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir import SmemRing, find
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.verify.matrix import job_of

@@ -10,7 +10,7 @@ from tests.stages import SM90
 from transconv import ir
 from transconv.compute import parse
 from transconv.cost import estimate
-from transconv.ir.interp.memory import InterpError
+from transconv.ir.interp.evaluate import InterpError
 from transconv.passes import pipeline
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not

@@ -19,8 +19,7 @@ from transconv.conv.dynamic_sizes import any_size
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
-from transconv.schedule import Schedule, shared_bytes, why_not
-from transconv.schedule.legality import words
+from transconv.schedule import Schedule, shared_bytes, why_not, word_rules
 from transconv.target import versions
 from transconv.verify.case import ProblemCase
 
@@ -129,7 +128,7 @@ def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: s
 def test_releases_that_refuse_wide_views_share_nothing(release: str, wide: bool,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Their compilers do: without the rule such a kernel is chosen, and torch computes in its place."""
-    for module in (versions, words):
+    for module in (versions, word_rules):
         monkeypatch.setattr(module, "triton_version", lambda: release)
     (compute,) = computes(ConvProblem.parse(f"{CASES[0][0]} dt=f16 tag=axb"), FWD)
     told = why_not(Schedule.parse(CASES[0][2]), compute, SM90)

@@ -21,10 +21,11 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
-from transconv.schedule.counts import k_steps, transposed_bytes
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.counts import k_steps
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.packing import over_copies
+from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS, Constants
 

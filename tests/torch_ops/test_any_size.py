@@ -16,7 +16,7 @@ import transconv
 from transconv.backend_triton import Launcher
 from transconv.backend_triton.launch.launcher import EXACT
 from transconv.calls import dynamic_sizes
-from transconv.conv import registry
+from transconv.conv import compiler
 from transconv.runtime import check_records, first_run_check
 from transconv.torch_ops.calls import lower_call
 
@@ -24,7 +24,7 @@ from transconv.torch_ops.calls import lower_call
 @pytest.fixture(autouse=True)
 def few_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One example for each layer: plans take a while to make."""
-    monkeypatch.setattr(registry, "EXAMPLES", {n: e[:1] for n, e in registry.EXAMPLES.items()})
+    monkeypatch.setattr(compiler, "EXAMPLES", {n: e[:1] for n, e in compiler.EXAMPLES.items()})
     transconv.config.cpu, transconv.config.sizes, transconv.config.fallback = "interpret", "any", "error"
     yield
     transconv.config.sizes = "exact"
@@ -167,7 +167,7 @@ def test_one_graph_for_twenty_sizes(nothing_new: Any) -> None:
     assert graphs.frame_count == 1
     assert counts() == ({"fwd any size": 20, "bwd_d any size": 20}, {})
     kernels = [len(r.kernels) for r in dynamic_sizes._registries.values() if not isinstance(r, str)]
-    assert len(kernels) == 2 and max(kernels) <= registry.MOST_KERNELS
+    assert len(kernels) == 2 and max(kernels) <= compiler.MOST_KERNELS
 
 
 def test_marked_dims_are_not_specialised(nothing_new: Any) -> None:

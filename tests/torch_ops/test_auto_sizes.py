@@ -17,7 +17,7 @@ from transconv import quantized
 from transconv.calls import size_policy
 from transconv.calls.settings import Settings
 from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial, policy
-from transconv.conv import registry
+from transconv.conv import compiler
 from transconv.torch_ops import functional
 
 OFTEN = 4  # calls until a size is one that comes often
@@ -29,7 +29,7 @@ Q = torch.randint(-8, 8, W.shape, dtype=torch.int8)
 @pytest.fixture(autouse=True)
 def auto(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:  # noqa: F811
     monkeypatch.setattr(size_policy, "OFTEN", OFTEN)
-    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})  # plans take a while to make
+    monkeypatch.setattr(compiler, "EXAMPLES", {2: compiler.EXAMPLES[2][:1]})  # plans take a while to make
     transconv.config.sizes = "auto"
     yield sized
     policy.forget()

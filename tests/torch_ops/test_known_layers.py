@@ -14,7 +14,7 @@ import torch
 import transconv
 from bench.faked_launches import Launched, as_on_gpu
 from transconv.calls import route_cache
-from transconv.conv import registry
+from transconv.conv import compiler
 from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional
@@ -29,7 +29,7 @@ NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
     """Tensors of the CPU are taken for a GPU's, on which all kernels are loaded; launches are recorded."""
-    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
+    monkeypatch.setattr(compiler, "EXAMPLES", {2: compiler.EXAMPLES[2][:2]})
     with as_on_gpu() as found:
         yield found
 

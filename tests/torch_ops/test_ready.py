@@ -15,7 +15,7 @@ import transconv
 import transconv.functional as TF
 from tests.runtime.test_ready import Processes
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.conv import compiler, registry
+from transconv.conv import compiler
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch
 from transconv.runtime import collecting, plan_cache
@@ -43,7 +43,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
-    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})  # plans take a while to make
+    monkeypatch.setattr(compiler, "EXAMPLES", {2: compiler.EXAMPLES[2][:1]})  # plans take a while to make
     monkeypatch.setattr(async_compile, "PAUSE_S", 0.0)
     monkeypatch.setattr(async_compile, "compiles", lambda target: True)
     monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
@@ -246,13 +246,13 @@ def test_explain_says_what_is_being_compiled(machine: Machine) -> None:
 # -- kernels whose sizes are arguments --------------------------------------------------------------
 
 
-EXAMPLES = registry.EXAMPLES[2][:2]
+EXAMPLES = compiler.EXAMPLES[2][:2]
 
 
 @pytest.fixture
 def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
-    monkeypatch.setattr(registry, "EXAMPLES", {2: EXAMPLES})
+    monkeypatch.setattr(compiler, "EXAMPLES", {2: EXAMPLES})
     exact = Launcher.is_ready
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: (
         machine.general if self.sizes else exact(self, aligned)))
@@ -262,7 +262,7 @@ def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 def test_a_kernel_for_any_size_answers_while_the_exact_one_compiles(
         sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "EXAMPLES", {2: EXAMPLES[:1]})
+    monkeypatch.setattr(compiler, "EXAMPLES", {2: EXAMPLES[:1]})
     sized.general = True  # as if another program had left it on disk
     for _ in range(3):
         torch.testing.assert_close(transconv.conv2d(X, W, B), torch.conv2d(X, W, B))

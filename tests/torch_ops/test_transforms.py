@@ -18,7 +18,7 @@ from tests.functional.gradients import TEXTS, operands
 from tests.transforms import TRANSFORMS, differences
 from transconv.compute import parse
 from transconv.functional.calls import torch_operators
-from transconv.functional.softmax_rows import SOFTMAX
+from transconv.functional.norms import SOFTMAX
 from transconv.torch_ops.quantized import quantized_route
 from transconv.verify.computation import wide
 

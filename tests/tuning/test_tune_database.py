@@ -16,7 +16,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.runtime import check_records
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice
 from transconv.selection.tuning_db import record, store, transfer

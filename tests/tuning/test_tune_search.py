@@ -9,7 +9,7 @@ import pytest
 from tests.tuning.workers import time_of
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.selection.tuning_db import transfer

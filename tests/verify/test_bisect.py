@@ -25,7 +25,7 @@ from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Const, FloorDiv, Kernel, Layout, Let, Mod, Store, Tensor, Var, eq
 from transconv.ir.interp.kernel import run
 from transconv.passes.lowering.launch_fusion import together
-from transconv.schedule.legality.check import why_not
+from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Facts, fixpoint, simplify
 from transconv.target.records import TARGETS

@@ -133,7 +133,7 @@ def test_the_interpreter_of_the_ir(capsys: Output, monkeypatch: pytest.MonkeyPat
          "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2", "mb1ic32ih4oc8oh4kh1")
     told(capsys, *words, "--strided=steps", "--dt=bf16:bf16:f32",
          "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2 reduce=atomic", "mb1ic32ih4oc8oh4kh1")
-    from transconv.ir.interp.memory import InterpError
+    from transconv.ir.interp.evaluate import InterpError
     from transconv.verify import case
 
     def run(*_: Any) -> None:

@@ -26,8 +26,8 @@ from transconv.conv import CompiledDirection
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ProblemError, ScheduleError
-from transconv.schedule.schedule import Schedule
-from transconv.schedule.words import Word, by_name, register, unregister, words
+from transconv.schedule.schedule import Schedule, register, unregister
+from transconv.schedule.words import TABLE, Word, words
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify.case import ProblemCase
@@ -187,10 +187,10 @@ def test_a_new_word_is_drawn_by_itself() -> None:
         rng, compute = random.Random(1), drawn_trials()[0].computes[0]
         return {legal_schedules._value(rng, word, Schedule(), compute, seen) for _ in range(80)}
 
-    assert drawn(by_name()["reduce"]) == {"partials", "atomic", "stream"}
-    assert drawn(by_name()["stages"]) == {1, 2, 3, 4}
+    assert drawn(TABLE["reduce"]) == {"partials", "atomic", "stream"}
+    assert drawn(TABLE["stages"]) == {1, 2, 3, 4}
     named = (dataclasses.replace(Schedule(), pack="a.b"), dataclasses.replace(Schedule(), order="x"))
-    assert drawn(by_name()["pack"], named) == {"", "a.b"}
+    assert drawn(TABLE["pack"], named) == {"", "a.b"}
     depth = Word("depth", 2, "A number.", range(2, 100))
     assert drawn(depth) == {2, 3, 4, 5}
     assert drawn(dataclasses.replace(depth, draw=(7, 9))) == {7, 9}

@@ -20,7 +20,7 @@ from transconv.compute import END, Reduction, parse
 from transconv.errors import ProblemError
 from transconv.runtime import Plan
 from transconv.schedule import Schedule
-from transconv.schedule.words import by_name
+from transconv.schedule.words import TABLE
 from transconv.target.records import TARGETS
 from transconv.verify import any_size
 from transconv.verify.computation import ComputationCase
@@ -68,7 +68,7 @@ def test_everything_is_drawn() -> None:
                  "compute long", "any_map", "any_reduction", "any_mean", "any_rows", "any_product"):
         assert said in whole, said
     for name in ("red", "row"):
-        assert set(by_name()[name].values) <= seen[name], name
+        assert set(TABLE[name].values) <= seen[name], name
     assert {"partials", "atomic"} <= seen["reduce"] and len(seen["split_k"]) > 1
     for name in ("sizes", "stores", "places", "kernels"):
         assert len(seen[name]) == 2, name

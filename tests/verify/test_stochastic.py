@@ -14,7 +14,7 @@ import transconv
 from transconv import ir, knobs, quantized
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError, TensorError
-from transconv.ir.functions import stochastic_rounding
+from transconv.ir.functions import rounding
 from transconv.verify.benchdnn.job import RefusedRequest, job_of
 from transconv.verify.benchdnn.requests import Driver
 from transconv.verify.case import ProblemCase
@@ -71,8 +71,8 @@ def test_places_of_merged_groups_are_those_of_the_result(problem: str, prop: str
 @pytest.mark.parametrize(
     "planted",
     [
-        {"numpy": lambda seed, element: stochastic_rounding.numpy_bits(seed, element + 1)},
-        {"numpy": lambda seed, element: stochastic_rounding.numpy_bits(seed * 0, element)},
+        {"numpy": lambda seed, element: rounding.numpy_bits(seed, element + 1)},
+        {"numpy": lambda seed, element: rounding.numpy_bits(seed * 0, element)},
     ],
     ids=["place", "seed"],
 )
@@ -94,18 +94,18 @@ def test_words_are_those_of_triton() -> None:
 
     found = torch.zeros(256, dtype=torch.int64)
     words[(1,)](found, torch.tensor([123456789], dtype=torch.int32), 256)
-    assert torch.equal(found & 0xFFFFFFFF, stochastic_rounding.random_words(123456789, torch.arange(256)))
-    bits = stochastic_rounding.numpy_bits(np.array([123456789], np.int32), np.arange(256, dtype=np.int32))
+    assert torch.equal(found & 0xFFFFFFFF, rounding.random_words(123456789, torch.arange(256)))
+    bits = rounding.numpy_bits(np.array([123456789], np.int32), np.arange(256, dtype=np.int32))
     assert bits.tolist() == [n - (n >> 31 << 32) for n in (found & 0xFFFFFFFF).tolist()]
 
 
-@pytest.mark.parametrize("dtype", stochastic_rounding.SHORT, ids=str)
+@pytest.mark.parametrize("dtype", rounding.SHORT, ids=str)
 def test_the_mean_is_the_number(dtype: ir.DType) -> None:
     """Each result is a neighbour, and the mean of 4,000 is within 5 deviations; subnormal numbers, too."""
     x = torch.tensor([1.0 + 0.3 * dtype.spacing, -3.7, 2 * dtype.tiny * 1.25, 0.9 * dtype.tiny, 0.0, 2.0])
     x = x.double()[:, None].expand(-1, 4000)
-    chance = stochastic_rounding.chances(5, torch.arange(x.numel()).view(x.shape))
-    made = stochastic_rounding.one_of_two(x, chance, dtype, torch)
+    chance = rounding.chances(5, torch.arange(x.numel()).view(x.shape))
+    made = rounding.one_of_two(x, chance, dtype, torch)
     held = getattr(torch, dtype.torch)
     assert torch.equal(made.to(held).double(), made)
     apart = made.amax(1) - made.amin(1)
@@ -116,7 +116,7 @@ def test_the_mean_is_the_number(dtype: ir.DType) -> None:
 
 
 def test_kernels_round_to_neighbours_and_keep_what_is_no_number() -> None:
-    for dtype in stochastic_rounding.SHORT:
+    for dtype in rounding.SHORT:
         callee = ir.CALLS[f"stochastic_{dtype}"]
         given = np.array([np.inf, -np.inf, np.nan, 0.0, 3e-42], np.float32)
         made = callee.numpy(given, np.full(5, 0.5, np.float32)).astype(np.float32)
@@ -193,7 +193,7 @@ def test_the_text_of_the_helper_rounds_to_neighbours() -> None:
     tl = SimpleNamespace(abs=np.abs, floor=np.floor, int32=np.int32, float32=np.float32)
     tl.where = lambda c, a, b: np.where(c, a, b).astype(np.result_type(a, np.float32)).view(Lanes)
     scope: dict[str, Any] = {"tl": tl}
-    text = stochastic_rounding.helper(ir.f16).replace("@{jit}", "").replace("{tl}", "tl")
+    text = rounding.helper(ir.f16).replace("@{jit}", "").replace("{tl}", "tl")
     exec(text, scope)
     made = np.asarray(scope["stochastic_f16"](x.view(Lanes), chance), np.float64)
     size = np.abs(x)

@@ -8,8 +8,7 @@ import pytest
 
 from tests.verify.judging import interpreted, judged
 from transconv import ir
-from transconv.conv import ConvProblem, Epilogue, Prop, compiler
-from transconv.conv.quantization import compensation
+from transconv.conv import ConvProblem, Epilogue, Prop, compensation, compiler
 from transconv.errors import ScheduleError, Unsupported
 from transconv.schedule import Schedule
 from transconv.target import TARGETS

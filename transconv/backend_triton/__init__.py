@@ -11,8 +11,7 @@ from transconv.backend_triton.emitters.kernel_text import (
     is_explicit,
     unspecialised,
 )
-from transconv.backend_triton.emitters.parameters import parameters
-from transconv.backend_triton.emitters.triton import spelled_lines
+from transconv.backend_triton.emitters.triton import parameters, spelled_lines
 from transconv.backend_triton.launch.bound_start import Bind, KernelStart, torch_module
 from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write
@@ -21,13 +20,16 @@ from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.backend_triton.offline.compilation import (
     BACKENDS,
     Answer,
+    Child,
     CompileFailure,
     CompileJob,
+    Compilers,
     Resources,
     compile_offline,
+    reason_of,
+    serve,
     triton_version,
 )
-from transconv.backend_triton.offline.worker import Child, Compilers, reason_of, serve
 
 __all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
            "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",

@@ -38,8 +38,6 @@ and so is that of Triton 3.9; the assemblers of both make the same wrong kernel 
 (bench/results/h200_run_over.csv). The check needs the PTX text; a legitimate pair is put together
 from halves that are widened (cvt.u64.u32) and shifted by 32.
 
-**Stores that convert.** The check needs the PTX text.
-
 **Upper halves that are taken of another pair.** LLVM computes two 16-bit numbers in one register, takes
 them apart, and does so again with what it made of them:
 
@@ -54,14 +52,8 @@ of whole warps beside copies of boxes whose threads have numbers of their
 own. That check reads the machine code, without a disassembler, and decides alone where there is no PTX
 text.
 
-**Conversions of a constant's number.** The check reads the machine code.
-
-**Sums whose elements change rows.** The check needs the TTGIR text.
-
-**Products that are dropped.** The check needs the PTX text.
-
-Also here: finds conversions of two 8-bit floats for which ptxas took the number of a constant in its own
-tables.
+**Conversions of a constant's number.** ptxas takes the number of a constant in its own tables. The check
+reads the machine code.
 
 Triton converts four 8-bit floats as two halves of a register:
 
@@ -81,10 +73,9 @@ What is loaded where a mask does not hold is 0, so that a right conversion of a 
 drawn kernels of 8-bit floats one has such an instruction beside the first that was seen: there the other
 factor is 0, too.
 
-Also here: finds NVIDIA machine code that copies boxes and has branches of whole warps on a condition
-about which threads may disagree.
+**Branches of whole warps beside boxes**, on a condition about which threads may disagree:
 
-    @P1 BRA.U `(.L_x_17)        P1 = R5 >= 3, and R5 is the row of a thread
+@P1 BRA.U `(.L_x_17)        P1 = R5 >= 3, and R5 is the row of a thread
     ..
     @P1 BRA `(.L_x_18)          the threads that disagree
     STG.E [R2.64], R25
@@ -98,7 +89,7 @@ warp takes it only where all of its threads do. The code computes the place of t
 that text is not there: without ``programs`` the same kernel has neither and is right, and none of 91 other
 kernels has one. ptxas of CUDA 12.8, 12.9 and 13.0 makes it. Code that copies no box has no place of a box.
 
-Also here: finds products that ptxas has dropped.
+**Products that are dropped** by ptxas. The check needs the PTX text.
 
 A sum of the matrix unit begins with 0. Where all that reads it is a choice between it and 0, and the loop
 around the products has so few steps that all are written out, the ptxas of CUDA 12.8 takes the sum for 0
@@ -112,7 +103,8 @@ so that all elements are 0, as those of the gradient of a ReLU behind a product 
 steps all products are dropped, of 36 none. An operation of floats between the sum and the choice, even the
 addition of 0, keeps them; an operation of bits does not.
 
-Also here: finds stores of the lowest bits of a float that ptxas makes conversions of.
+**Stores that convert.** ptxas makes conversions of stores of a float's lowest bits. The check needs the
+PTX text.
 
 PTX has one kind of registers for numbers of 32 bits, and a store of 8 bits keeps their lowest 8. But ptxas
 remembers whether an operation of floats has made the number, and then stores what the number is as an
@@ -127,7 +119,8 @@ CUDA 12.8 (sm_80, 89, 90) and 12.9 (sm_100) do so, with floats of 16 bits stored
 as 32 or fewer, too. They do not where an operation of integers or bits stands between, or the number comes
 from memory or from two branches.
 
-Also here: finds sums in loops whose elements Triton's ``optimize-thread-locality`` puts into other rows.
+**Sums whose elements change rows**, by Triton's ``optimize-thread-locality``. The check needs the TTGIR
+text.
 
 The pass lets each thread sum its own elements of a row across the steps of a loop. To that end it gives
 the tile an axis more, with a reshape that may reorder a thread's registers:
@@ -137,18 +130,23 @@ the tile an axis more, with a reshape that may reorder a thread's registers:
 Register i of the source becomes register i of the destination. Where a thread holds elements of several
 rows and those of one row do not lie side by side in its registers, rows exchange elements. Triton mended
 the pass in August 2026 (triton-lang/triton#11186); its release 3.6 has the mistake.
+
+Triton's own listing ends where addresses get a fifth digit, after 4,096 instructions: kernels with several
+stride phases or consumers may be longer. Their code is read with the same disassembler here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from transconv.backend_triton.offline.machine_code import instructions, listing
 from transconv.errors import Unsupported
 
 _RESHAPE = re.compile(r"tt\.reshape %\S+ allow_reorder efficient_layout : "
@@ -411,3 +409,47 @@ def takes_uniform_branches(cubin: bytes) -> bool:
     words = [word for word, _ in instructions(cubin)]
     return any(word & OPERATION in COPIES for word in words) and any(
         word & OPERATION == BRANCH and word & UNIFORM and word >> 12 & 7 != ALWAYS for word in words)
+
+
+LISTED = 1 << 12
+"""The most instructions in Triton's listing."""
+WORDS = 16  # bytes of an instruction from sm_70 on
+PROGBITS, EXECUTABLE = 1, 0x4  # type and flag of a section
+_INSTRUCTION = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/)\s+([^;]*;)", re.MULTILINE)
+
+
+def listing(asm: Mapping[str, Any]) -> str:
+    """The instructions, one a line behind their addresses or, in Triton's listing, what controls them.
+    ``asm``: the texts that Triton keeps of a kernel. Raises what the disassembler does."""
+    text: str = asm["sass"]
+    cubin = asm.get("cubin", b"")
+    return _read(cubin) if cubin and text.count("\n") >= LISTED else text
+
+
+def _read(cubin: bytes) -> str:
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([knobs.nvidia.cuobjdump.path, "-sass", file.name], capture_output=True,
+                              text=True, check=True)
+    return "\n".join(f"{at}\t{what}" for at, what in _INSTRUCTION.findall(said.stdout))
+
+
+def instructions(cubin: bytes) -> Iterator[tuple[int, int]]:
+    """The two words of each instruction in an ELF file (64 bits, little endian), without a disassembler;
+    none of bytes that are no such file."""
+    for code in _sections(cubin):
+        yield from struct.iter_unpack("<QQ", code[:len(code) // WORDS * WORDS])
+
+
+def _sections(cubin: bytes) -> Iterator[bytes]:
+    """The machine code of each function."""
+    if cubin[:4] != b"\x7fELF":
+        return
+    (table,), (size, count) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HH", cubin, 0x3A)
+    for n in range(count):
+        _, kind, flags, _, begin, length = struct.unpack_from("<IIQQQQ", cubin, table + n * size)
+        if kind == PROGBITS and flags & EXECUTABLE:
+            yield cubin[begin:begin + length]

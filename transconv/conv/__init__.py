@@ -4,7 +4,8 @@ In: a benchdnn descriptor or sizes. Out: problems, computations, plans, sampled 
 and what is below it.
 """
 
-from transconv.conv.compiler import CompiledDirection, build, plan_steps
+from transconv.conv.compensation import TABLE, without_zeros, zero_sums, zero_sums_shape
+from transconv.conv.compiler import CompiledDirection, LayerRegistry, build, plan_steps
 from transconv.conv.dynamic_sizes import any_size, marked
 from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue, known, post_op, split
 from transconv.conv.fused_conv import Surrounded, surrounded
@@ -18,20 +19,19 @@ from transconv.conv.problem.descriptor import (
     why_not_multiplied,
     write_tags,
 )
-from transconv.conv.problem.layers import (
+from transconv.conv.problem.lists import (
     DIRECTIONS,
     KINDS,
     SCHEMA,
     ListedLayer,
     from_json,
     from_problems,
+    iter_problems,
     read,
+    read_problems,
     select,
+    take,
 )
-from transconv.conv.problem.lists import iter_problems, read_problems, take
-from transconv.conv.quantization.compensation import TABLE, without_zeros
-from transconv.conv.quantization.compensation_sums import zero_sums, zero_sums_shape
-from transconv.conv.registry import LayerRegistry
 from transconv.conv.relation import computes, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.workload import ConvWorkload, computable, writable

@@ -6,7 +6,7 @@ feature (dimension 1 of the result), ``res`` adds a tensor of the result's shape
 result, which may be the result's own memory. All is computed in f32, in f64 for f64, and rounded once: to
 nearest, or with the last word ``stochastic`` up or down at random, by the one element of ``seed`` (s32).
 
-Also here: the words of epilogues, one row each: what they do to the sum, and which tensors they read.
+The words of epilogues, one row each: what they do to the sum, and which tensors they read.
 
 The names and numbers are oneDNN's: ``relu:0.5``, ``sum:2.5``, ``add:u8:per_dim_01``, ``prelu:per_oc``.
 Beside them stand ``bias``, ``res`` and the names of the operations' table (``silu``, ``pow:0.5``).
@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute import IDENTITY, OPS, Pointwise, Read, Step, Write, number, pointwise
-from transconv.conv.quantization.compensation import ZeroPoints
+from transconv.conv.compensation import ZeroPoints
 from transconv.errors import ComputeError, LayoutError, ScheduleError
 from transconv.ir import (
     SHORT,

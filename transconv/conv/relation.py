@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from transconv.compute import ACC, Axis, Compute, product
+from transconv.conv.compensation import ahead, shifted, shifts, subtracted
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.quantization.compensation import ahead, shifted, shifts, subtracted
 from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
 from transconv.simplify import Facts, simplify
 

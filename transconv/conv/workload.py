@@ -4,7 +4,7 @@ Rows of one group have the same order in memory. Problems have a distance if the
 strides, are both dense, both grouped or both depthwise, and are both dilated or both not. The distance is
 the weighted sum of |log2| of the ratios of their sizes.
 
-Also here: what torch computes in place of a convolution's kernel, as lines of Python for files that check
+What torch computes in place of a convolution's kernel, as lines of Python for files that check
 themselves (``Workload.torch_text``). They use ``torch`` and its functional module as ``F``.
 """
 
@@ -19,11 +19,11 @@ from math import log2, prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, why_not_any_size
+from transconv.conv.compensation import SUMS, why_not_zeros
 from transconv.conv.dynamic_sizes import any_size, any_tensors, marked, spelled
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.problem.descriptor import why_not_multiplied, write_tags
-from transconv.conv.quantization.compensation import SUMS, why_not_zeros
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
 from transconv.errors import ProblemError, TransconvError, Unsupported

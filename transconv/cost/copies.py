@@ -1,7 +1,5 @@
-"""What the copies of a schedule with the word ``pack`` take, before and after its main kernel.
-
-Also here: estimated time of additions to memory: stores that add, split sums that meet in place, and
-statistics.
+"""Estimated time of what is beside a product: copies of a schedule with the word ``pack``, additions to
+memory (stores that add, split sums that meet in place, and statistics), and the maps behind the sum.
 
     additions  = clearing the result + max(bytes added / second cache, additions to one place / clock)
     statistics = tiles * (instructions + shuffles + exchange of warps) + bytes of the parts / bandwidth
@@ -11,13 +9,12 @@ matrix unit eight groups of lanes, and each warp, have rows of their own, and th
 columns: a reduction over rows shuffles every column three times and meets in shared memory, one over
 columns every row twice. A chip's record has the rates; no figure of statistics is measured here yet.
 
-Also here: counts of the maps behind a sum: what they read, what they store beside the sum's own result,
-and the functions that they call.
-
-In explicit kernels, tensors as large as the result are read by loads of the consumers, whose registers are
-laid out for products, or in boxes that the producer fetches (the word ``behind``); other results leave as
-boxes or by lanes. Kernels that Triton lays out load and store 16 bytes at once; they are not counted.
-Functions are counted for each element; other arithmetic is short beside the store.
+Of the maps behind a sum what they read is counted, what they store beside the sum's own result, and the
+functions that they call. In explicit kernels, tensors as large as the result are read by loads of the
+consumers, whose registers are laid out for products, or in boxes that the producer fetches (the word
+``behind``); other results leave as boxes or by lanes. Kernels that Triton lays out load and store 16 bytes
+at once; they are not counted. Functions are counted for each element; other arithmetic is short beside the
+store.
 """
 
 from __future__ import annotations

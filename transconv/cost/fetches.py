@@ -3,7 +3,7 @@ lanes, and how far loads go ahead of the products that need them.
 
 In: a view, a schedule, a computation. Out: a ``FetchCost``. No constant is fitted here.
 
-Also here: how the rows of a tile lie in memory: where they begin, and how many sectors or lines they
+How the rows of a tile lie in memory: where they begin, and how many sectors or lines they
 touch.
 
 In: a view, a block of the tile, a computation. Out: counts of elements and bytes.

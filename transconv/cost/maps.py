@@ -17,14 +17,9 @@ when it is free. The constants are round figures, fitted to trials on an H200
 these trials has ``turn=1``. What windows share is loaded from the caches, what a mask excludes is not
 loaded: of both, a tensor's elements count once, and the rest as loads from the L1 cache.
 
-Also here: what a program of a map or reduction does in each sweep over its row: the bytes that it moves,
-where it finds them, and the instructions of a thread.
-
-In: blocks, warps, a computation without a product. Out: a ``SweepCost`` for each sweep. How long that
-takes is in maps.py.
-
-Also here: elements that a sweep over a row loads again: from which cache they come, and how long that
-takes.
+A ``SweepCost`` has what a program does in each sweep over its row: the bytes that it moves, where it finds
+them (elements that are loaded again: from which cache, and how long that takes), and the instructions of a
+thread.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ The model adds up the time of the programs of one multiprocessor:
 ``python -m bench.fit`` fitted to measured sweeps. The estimate is made to rank the schedules of one
 computation; its microseconds are within some 20%.
 
-Also here: the estimate of a kernel whose sizes are arguments, for one size after another.
+The estimate of a kernel whose sizes are arguments, for one size after another.
 
 What a tile and a step take is counted once, for the sizes that the schedule was chosen for. How many tiles
 and steps there are, and how many bytes cross the memory's pins, are expressions of the sizes:
@@ -37,7 +37,7 @@ from transconv.cost.issue import LINE
 from transconv.cost.symbolic_cost import Lines, Number, kept, larger, smaller
 from transconv.cost.work import Work, count
 from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum
-from transconv.schedule import Block, Schedule, Scheduled, k_steps, priced, programs, tile
+from transconv.schedule import PRICED, Block, Schedule, Scheduled, k_steps, programs, tile
 from transconv.target import L2_GBS, Constants, Target
 
 # In parentheses: the kernels that a number comes from, whose rows are in bench/results (for some, a test
@@ -68,7 +68,7 @@ def estimate(schedule: Schedule, compute: Compute, target: Target,
     """Estimated microseconds on a target (on the interpreter, in steps), corrected by the words that have
     a ``price``. ``constants``: instead of the target's."""
     us = _estimate(schedule, compute, target, constants)
-    for word in priced():
+    for word in PRICED.values():
         if word.price is not None and schedule.word(word.name) != word.default:
             us = word.price(us, schedule, compute, target)
     return us

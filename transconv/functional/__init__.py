@@ -6,7 +6,17 @@ operators that exported programs name."""
 
 from transconv.functional import computation as computation
 from transconv.functional.explanation import explain as explain
-from transconv.functional.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from transconv.functional.norms import (
+    batch_norm,
+    cross_entropy,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    log_softmax,
+    normalize,
+    rms_norm,
+    softmax,
+)
 from transconv.functional.pools import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -38,7 +48,6 @@ from transconv.functional.reductions import (
     sum,
     var,
 )
-from transconv.functional.softmax_rows import cross_entropy, log_softmax, normalize, softmax
 from transconv.functional.views import (
     cat,
     embedding,

@@ -1,6 +1,6 @@
 """``transconv.computation(text)``: the text of a computation as a function of tensors.
 
-Also here: the operator ``transconv::compute`` under autograd and torch's transforms: derivatives are
+The operator ``transconv::compute`` under autograd and torch's transforms: derivatives are
 texts too.
 
     gradients   the texts of ``transconv.compute.differentiate``

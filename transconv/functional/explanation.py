@@ -10,10 +10,9 @@ import torch
 
 from transconv.calls.settings import settings
 from transconv.errors import Unsupported
-from transconv.functional.calls import form_registry
 from transconv.functional.calls.compiled_launch import aligned, launch, question
-from transconv.functional.calls.dispatch import why_torch
-from transconv.functional.calls.explain_mode import Asking, ExplainedCall
+from transconv.functional.calls.dispatch import Asking, ExplainedCall, why_torch
+from transconv.functional.calls.route import chosen, registry_of
 from transconv.functional.calls.symbolic_bind import BoundText, Numbers, PublicFunction, bind
 from transconv.torch_ops.calls.lower_call import waits
 
@@ -96,8 +95,8 @@ def _part(computes: str, step: BoundText, given: Sequence[torch.Tensor]) -> Text
     if step.named is not None and settings.sizes == "any":
         head = step.named.head.removeprefix("compute ")
         try:
-            taken, _ = form_registry.chosen(step.named, device, is_aligned, "now")
-            others = tuple(form_registry.registry_of(step.named, device, is_aligned).told(
+            taken, _ = chosen(step.named, device, is_aligned, "now")
+            others = tuple(registry_of(step.named, device, is_aligned).told(
                 [*step.named.sizes.values()]))
             return TextExplanation(
                 computes, head, str(taken.plan.schedule), taken.why, others, waits(taken.question)

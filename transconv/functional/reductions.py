@@ -1,6 +1,6 @@
 """Reductions with the signatures of torch: sum, mean, prod, amax, amin, logsumexp, var, std, any, all.
 
-Also here: argmax, argmin, max and min, with the signatures of torch.
+Argmax, argmin, max and min, with the signatures of torch.
 """
 
 from __future__ import annotations

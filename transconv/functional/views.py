@@ -1,7 +1,7 @@
 """Functions that only move elements, with the signatures of torch: pad, flip, cat, interpolate,
 pixel_shuffle, pixel_unshuffle, unfold, fold.
 
-Also here: index_select, gather and embedding, with the signatures of torch: reads at indices from a
+Index_select, gather and embedding, with the signatures of torch: reads at indices from a
 tensor.
 
 An index out of range is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else it reads 0 and

@@ -32,17 +32,6 @@ from transconv.ir.dtype import (
     type_named,
     u8,
 )
-from transconv.ir.explicit import (
-    Barrier,
-    Fetch,
-    Put,
-    Role,
-    Roles,
-    Send,
-    Shared,
-    SlotTile,
-    SmemRing,
-)
 from transconv.ir.expr import (
     FALSE,
     ONE,
@@ -79,16 +68,36 @@ from transconv.ir.expr import (
     Xor,
     as_expr,
 )
-from transconv.ir.functions.calls import CALLS, Callee, helpers, multiply_add
+from transconv.ir.functions.calls import CALLS, REDUCERS, Callee, helpers, multiply_add, reducer_of
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
-from transconv.ir.functions.reductions import REDUCERS, reducer_of
-from transconv.ir.functions.rounding import convert, held_constant, wrapped
+from transconv.ir.functions.rounding import (
+    SHORT,
+    chances,
+    convert,
+    held_constant,
+    one_of_two,
+    wrapped,
+)
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
-from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
-from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract
+from transconv.ir.functions.size_values import (
+    MEANING,
+    Values,
+    defined,
+    executed,
+    function_of,
+    value_at,
+    values_of,
+)
+from transconv.ir.interp.evaluate import (
+    Array,
+    Evaluator,
+    Fault,
+    InterpError,
+    Memory,
+    contract,
+    offsets_of,
+)
 from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
 from transconv.ir.operations import (
@@ -108,6 +117,7 @@ from transconv.ir.operations import (
     select,
     sum_of,
 )
+from transconv.ir.printer import readable
 from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
 from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
 from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
@@ -124,15 +134,24 @@ from transconv.ir.stmt import (
     SEND_WAIT,
     WAIT,
     Alloc,
+    Barrier,
     BoxStore,
     Comment,
+    Fetch,
     For,
     Func,
     FuncCall,
     If,
     Kernel,
     Let,
+    Put,
+    Role,
+    Roles,
+    Send,
     Seq,
+    Shared,
+    SlotTile,
+    SmemRing,
     Stmt,
     Store,
     Update,
@@ -143,8 +162,6 @@ from transconv.ir.stmt import (
     store,
 )
 from transconv.ir.tensor import BoxLoad, Load, MemoryRead, Tensor, View, ViewDim
-from transconv.ir.text.infix import readable
-from transconv.ir.text.python_functions import defined, executed
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,
@@ -167,7 +184,7 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "RowTable", "Send", "Shared", "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary",
            "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare", "Const", "DType", "Div",
            "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall", "If", "InterpError",
-           "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le", "Let",
+           "Kernel", "LARGEST_SIZE", "LEVELS", "MEANING", "Lane", "Layout", "LayoutBlock", "Le", "Let",
            "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
            "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "MemoryRead", "Reduce", "Renamed",
            "Select", "Seq", "Shl", "Size", "Sizes", "Shr", "Spread", "Stmt", "Store", "Sub",

@@ -3,7 +3,7 @@
 An expression that mentions lanes is a tile. Its shape has the extents of the lanes, ordered by their
 ``axis``; operands are broadcast along lanes that they do not mention.
 
-Also here: converts Python's and NumPy's scalars to constants of expressions.
+Converts Python's and NumPy's scalars to constants of expressions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Expr(Node):
         raise NotImplementedError
 
     def __str__(self) -> str:
-        from transconv.ir.text.printer import text
+        from transconv.ir.printer import text
 
         return text(self)
 
@@ -201,16 +201,16 @@ class Lane(Expr):
         return index
 
 
+@node
 class Unary(Expr):
     """An operation on one operand, ``x``."""
-    __slots__ = ()
+
     x: Expr
 
 
 @node
 class Neg(Unary):
     """``-x``"""
-    x: Expr
 
     @property
     def dtype(self) -> DType:
@@ -220,17 +220,16 @@ class Neg(Unary):
 @node
 class Not(Unary):
     """``~x`` of a boolean."""
-    x: Expr
 
     @property
     def dtype(self) -> DType:
         return boolean
 
 
+@node
 class Binary(Expr):
     """An operation on two operands, ``a`` and ``b``."""
 
-    __slots__ = ()
     a: Expr
     b: Expr
 
@@ -270,30 +269,21 @@ class Logic(Binary):
 @node
 class Add(Arithmetic):
     """``a + b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Sub(Arithmetic):
     """``a - b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Mul(Arithmetic):
     """``a * b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Div(Binary):
     """True division; the result is a float."""
-
-    a: Expr
-    b: Expr
 
     @property
     def dtype(self) -> DType:
@@ -305,93 +295,65 @@ class Div(Binary):
 class FloorDiv(Arithmetic):
     """Integer division rounding down, also for negatives: -1 // 2 is -1. The divisor is not 0."""
 
-    a: Expr
-    b: Expr
-
 
 @node
 class Mod(Arithmetic):
     """``a - a // b * b``: never negative for a positive divisor, -1 % 2 is 1."""
 
-    a: Expr
-    b: Expr
-
 
 @node
 class Min(Arithmetic):
     """The lesser operand; NaN if one is."""
-    a: Expr
-    b: Expr
 
 
 @node
 class Max(Arithmetic):
     """The greater operand; NaN if one is."""
-    a: Expr
-    b: Expr
 
 
 @node
 class Shl(Arithmetic):
     """``a << b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Shr(Arithmetic):
     """``a >> b``, with the sign kept."""
-    a: Expr
-    b: Expr
 
 
 @node
 class Lt(Compare):
     """``a < b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Le(Compare):
     """``a <= b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Eq(Compare):
     """``a == b``, built by ``eq``."""
-    a: Expr
-    b: Expr
 
 
 @node
 class Ne(Compare):
     """``a != b``, built by ``ne``."""
-    a: Expr
-    b: Expr
 
 
 @node
 class And(Logic):
     """``a & b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Or(Logic):
     """``a | b``"""
-    a: Expr
-    b: Expr
 
 
 @node
 class Xor(Logic):
     """``a ^ b``"""
-    a: Expr
-    b: Expr
 
 
 TRUE = Const(True, boolean)

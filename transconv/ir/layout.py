@@ -4,7 +4,7 @@ A layout is an ordered list of blocks (dimension, size, stride), outermost first
 at least one block, so offsets have one rule: split a coordinate by the sizes of its blocks, multiply the
 digits by their strides, and add up.
 
-Also here: text forms of layouts, as (dimension, size, stride) triples: layout.py wraps them.
+Text forms of layouts, as (dimension, size, stride) triples: layout.py wraps them.
 
     4n2c7h7w32n32c          sizes and dims from outermost to innermost, gapless; ``+128``: offset
     8n@4096 64c@64          the same with the stride of each block (commas may replace the spaces)
@@ -267,7 +267,7 @@ class Layout(Node):
         """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the
         letters of the text decide between ``abcdef``, activations and weights. ``shape`` is needed
         where the text has no sizes; a blocked dimension is padded up to its block. Raises
-        LayoutError, one line. See text/layout_text.py for the forms."""
+        LayoutError, one line."""
         ndims, blocks, offset = parse_blocks(text, shape, letters)
         return Layout(dtype, ndims, tuple(LayoutBlock(*b) for b in blocks), offset)
 

@@ -72,7 +72,7 @@ class Node(metaclass=_Interning):
     """Base of expressions, statements, functions, tensors and layouts."""
 
     # Cached results of analyses (_free_vars, _own_lanes: visit.py, _dtype: expr.py, _within:
-    # rules/sites.py, _kept: rules/verifier.py).
+    # rules/forms.py, _kept: rules/verifier.py).
     __slots__ = ("__weakref__", "_children", "_dtype", "_free_vars", "_kept", "_own_lanes", "_within")
     _children: tuple[Node, ...]
     _dtype: Any

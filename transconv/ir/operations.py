@@ -1,9 +1,5 @@
-"""Expressions without a Python operator: selections, casts and calls.
-
-Also here: expressions without a Python operator: equality, extrema, choices; masks as lists of
-conditions, sums as lists of addends.
-
-Also here: expressions that remove, add or rename lanes of a tile.
+"""Expressions without a Python operator: selections, casts, calls, equality and extrema; masks as lists of
+conditions, sums as lists of addends; and what removes, adds or renames lanes of a tile.
 """
 
 from __future__ import annotations

@@ -1,15 +1,21 @@
 """Statements: what a kernel does, in order. A variable bound by a ``Let`` or ``Alloc`` is visible in
 the statements after it in the same sequence, and inside them.
 
-Also here: functions that a statement can call for their effect. The verifier checks their arguments, the
+The functions of ``FUNCS`` are called for their effect: the verifier checks their arguments, the
 interpreter executes them and the emitters spell them.
+
+In warp-specialized kernels a program owns rings of shared memory (``SmemRing``) and of barriers
+(``Barrier``), and its warps have roles: one fetches boxes into slots of the rings, another multiplies
+them. All waits are explicit; the interpreter runs the roles concurrently and reports deadlocks and races.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
+from transconv.ir.dtype import DType
 from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr
 from transconv.ir.functions.size_values import Values
 from transconv.ir.node import Node, node
@@ -18,14 +24,13 @@ from transconv.ir.tensor import Tensor, box_address
 if TYPE_CHECKING:
     from transconv.ir.sizes import Sizes
 
-
 class Stmt(Node):
     """Base of all statements."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        from transconv.ir.text.printer import text
+        from transconv.ir.printer import text
 
         return text(self)
 
@@ -295,3 +300,99 @@ FENCE = Func("fence")
 """Makes what was put into shared memory visible to the copy engine."""
 SEND_WAIT = Func("send_wait")
 """Waits until few enough sends read shared memory."""
+
+
+@node
+class SmemRing(Node):
+    """A ring of ``slots`` in shared memory. A slot holds ``members`` boxes of ``extents`` elements, each
+    in the order in which the copy engine writes it, side by side or ``below`` one another."""
+
+    name: str
+    type: DType
+    slots: int
+    extents: tuple[int, ...]
+    members: int = 1
+    below: bool = False
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of one box; a slot has ``members`` of them."""
+        return prod(self.extents) * self.type.bytes
+
+
+@node
+class Barrier(Node):
+    """A ring of ``slots`` barriers. A phase completes after ``arrivals`` arrivals, when all announced
+    bytes have landed; then the next phase begins."""
+
+    name: str
+    slots: int
+    arrivals: int = 1
+
+
+@node
+class SlotTile(Expr):
+    """The contents of a slot as a tile. For each lane, ``member`` is the box of the slot and ``within``
+    the position in that box, one entry per dimension."""
+
+    buffer: SmemRing
+    slot: Expr
+    member: Expr
+    within: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.type
+
+
+@node
+class Shared(Stmt):
+    """Reserve a ring of shared memory or of barriers in each program."""
+
+    what: SmemRing | Barrier
+
+
+@node
+class Fetch(Stmt):
+    """Start copying the box at ``corner`` of a tensor to a piece. The copied bytes count towards the
+    current phase of the barrier in ``slot``."""
+
+    tensor: Tensor
+    corner: tuple[Expr, ...]
+    piece: SlotTile
+    barrier: Barrier
+    slot: Expr
+
+
+@node
+class Put(Stmt):
+    """Write a tile of values from registers to a piece of shared memory."""
+
+    piece: SlotTile
+    value: Expr
+
+
+@node
+class Send(Stmt):
+    """Start copying a piece to the box at ``corner`` of a tensor, without elements outside the tensor."""
+
+    tensor: Tensor
+    corner: tuple[Expr, ...]
+    piece: SlotTile
+
+
+@node
+class Role(Stmt):
+    """The code of some warps of a program. ``registers``: per thread; 0 for what other roles leave."""
+
+    name: str
+    warps: int
+    registers: int
+    body: Stmt
+
+
+@node
+class Roles(Stmt):
+    """Roles that run concurrently; the first one runs on the program's default warps."""
+
+    roles: tuple[Role, ...]

@@ -3,7 +3,7 @@
 A view does not exist in memory. It has one coordinate expression and one mask per dimension of the
 tensor; an element whose mask is false is read as 0 and is never written.
 
-Also here: expressions that read memory: element by element, or in boxes that TMA loads.
+Expressions that read memory: element by element, or in boxes that TMA loads.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``STAGES`` lists all stages in order, from the problem to the text. ``lower`` runs those from ``naive`` to
 ``roles``; each pass is a function from kernel to kernel in a file of its own.
 
-Also here: Stage: one row of the compiler's pipeline, a named function with a description (see
+Stage: one row of the compiler's pipeline, a named function with a description (see
 pipeline.py).
 """
 
@@ -22,18 +22,15 @@ from transconv.errors import ScheduleError
 from transconv.ir import Kernel, RowTable, verify
 from transconv.passes.lowering import blockwise, gridwise, lanewise, legalization, naive
 from transconv.passes.scalar import (
-    copy_propagation,
     cse,
     dp4a,
     hoist,
     index_width,
-    interior_tiles,
-    load_elimination,
     simplification,
     unroll,
 )
 from transconv.passes.scope import VariableNames, hidden, renamed
-from transconv.passes.warp_spec import epilogue_transpose, warp_roles
+from transconv.passes.warp_spec import warp_roles
 from transconv.schedule import Schedule, Scheduled, why_not
 from transconv.target import Target
 
@@ -129,20 +126,20 @@ STAGES: tuple[Stage, ...] = (
          lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision), optional=False, level="lanes",
          scheduled=True),
     Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
-    Pass("reuse", "what is loaded twice is loaded once", lambda k, c: load_elimination.reuse(k)),
+    Pass("reuse", "what is loaded twice is loaded once", lambda k, c: cse.reuse(k)),
     Pass("simplify", "shorter indices, fewer masks",
          lambda k, c: simplification.simplify_kernel(k)),
-    Pass("lets", "names that nothing reads disappear", lambda k, c: copy_propagation.optimise_lets(k)),
+    Pass("lets", "names that nothing reads disappear", lambda k, c: cse.optimise_lets(k)),
     Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
     Pass("edges", "tiles inside need no masks of the edges",
-         lambda k, c: interior_tiles.edges(k, c.schedule), scheduled=True),
+         lambda k, c: unroll.edges(k, c.schedule), scheduled=True),
     Pass("cse", "repeated divisions get a name", lambda k, c: cse.cse(k)),
     Pass("narrow", "32 or 64 bits for every index", lambda k, c: index_width.narrow(k),
          optional=False),
     Pass("widen", "operands are loaded along all lanes of their products",
          lambda k, c: blockwise.widen(k, c.schedule, c.compute), scheduled=True),
     Pass("upright", "rows of results are the first dimension of their tiles",
-         lambda k, c: epilogue_transpose.upright(k, c.schedule), scheduled=True),
+         lambda k, c: lanewise.upright(k, c.schedule), scheduled=True),
     Pass("final", "what the target spells differently",
          lambda k, c: legalization.final(k, c.target.upcast16), optional=False),
     Pass("quads", "bytes are multiplied four at a time",

@@ -5,7 +5,6 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 
 from transconv.backend_triton import torch_internals as torch_internals
 from transconv.disk_cache import Cache
-from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation import rehearsal_thread as rehearsal_thread
 from transconv.runtime.compilation.async_compile import (
     ahead,
@@ -32,7 +31,6 @@ from transconv.runtime.compilation.plan_request import (
 )
 from transconv.runtime.compilation.recompilation import Compared, compare
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
-from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.first_run_check import first_result
 from transconv.runtime.launch import (
     SIZES,
@@ -45,12 +43,15 @@ from transconv.runtime.launch import (
     on_device,
 )
 from transconv.runtime.operands import Wanted
+from transconv.runtime.plan_cache import BundleContents, info, pack, unpack
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
 from transconv.runtime.steps import (
     Choose,
     Planned,
+    estimated,
     header,
+    is_estimated,
     kernel_name,
     one_kernel_plan,
     plan_steps,
@@ -58,63 +59,12 @@ from transconv.runtime.steps import (
 from transconv.selection import register_reader
 
 __all__ = [
-    "WeightPrepack",
-    "Batch",
-    "BatchCompile",
-    "COMPILING",
-    "Cache",
-    "BundleContents",
-    "Choose",
-    "ChosenPlan",
-    "Compared",
-    "Copy",
-    "FirstSizes",
-    "RegisteredPlan",
-    "Launch",
-    "NEVER",
-    "Plan",
-    "Planned",
-    "Prepared",
-    "PlanRequest",
-    "Registry",
-    "PlanStep",
-    "SIZES",
-    "Spaces",
-    "ahead",
-    "apart",
-    "begin",
-    "begin_processes",
-    "beside",
-    "build",
-    "build_compute",
-    "collect",
-    "collecting",
-    "compare",
-    "cores",
-    "estimated",
-    "expect",
-    "first_result",
-    "forget",
-    "header",
-    "helpers",
-    "info",
-    "is_collecting",
-    "is_estimated",
-    "is_ready",
-    "kernel_name",
-    "on_device",
-    "one_kernel_plan",
-    "pack",
-    "plan",
-    "plan_steps",
-    "prepare",
-    "rank",
-    "ready",
-    "register_reader",
-    "replan",
-    "state",
-        "unpack",
-    "withdraw",
-    "Waiting",
-    "Wanted",
+    "ahead", "apart", "Batch", "BatchCompile", "begin", "begin_processes", "beside", "build",
+    "build_compute", "BundleContents", "Cache", "Choose", "ChosenPlan", "collect", "collecting",
+    "compare", "Compared", "COMPILING", "Copy", "cores", "estimated", "expect", "first_result",
+    "FirstSizes", "forget", "header", "helpers", "info", "is_collecting", "is_estimated",
+    "is_ready", "kernel_name", "Launch", "NEVER", "on_device", "one_kernel_plan", "pack", "Plan",
+    "plan", "plan_steps", "Planned", "PlanRequest", "PlanStep", "prepare", "Prepared", "rank",
+    "ready", "register_reader", "RegisteredPlan", "Registry", "replan", "SIZES", "Spaces", "state",
+    "unpack", "Waiting", "Wanted", "WeightPrepack", "withdraw",
 ]

@@ -7,7 +7,7 @@
 Tensors come in the order of the workload's reads and then of its stores. They may have any shape whose
 memory is what the workload says: sizes are not looked at again.
 
-Also here: splits a plan in two: the copies of one tensor, which depend on nothing else, and the rest.
+Splits a plan in two: the copies of one tensor, which depend on nothing else, and the rest.
 
 A tensor that does not change between calls needs to be copied into another order only once. The copies run
 on request, and the rest of the plan takes their results as additional tensors.

@@ -1,10 +1,8 @@
 """Plans: the launches that compute a workload.
 
-Also here: the sizes of a call that are arguments of kernels: read from its tensors, and checked against
-the kernels' requirements before a launch.
-
-Also here: what starts the kernels of a plan, as one function that is written out: a call makes no list
-and no other call of Python but for memory, addresses and the starts themselves.
+Sizes of a call that are arguments of kernels are read from its tensors, and checked against the kernels'
+requirements before a launch. The kernels are started by one function that is written out: a call makes no
+list and no other call of Python but for memory, addresses and the starts themselves.
 
     def at(sizes):                                      of a copy, and of a kernel that reads it
         n0, n1, = sizes

@@ -1,13 +1,20 @@
 """The steps of a plan: the computations of a workload, and the kernel of each with its name, text and
-launcher."""
+launcher; and the estimated microseconds of all its launches, with the schedules that they would get.
+
+Decisions of a graph compare hundreds of estimates, and each has a thousand schedules ranked. Processes
+make them, and leave them on disk, where this process and later ones find them; a record's key is a digest
+of all that the choice of schedules depends on.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import prod
+from functools import lru_cache
+from math import isfinite, prod
 
+from transconv import knobs
 from transconv.backend_triton import (
     Launcher,
     emit,
@@ -18,7 +25,9 @@ from transconv.backend_triton import (
     write,
 )
 from transconv.compute import Compute, Workload
-from transconv.errors import ScheduleError, Unsupported
+from transconv.cost import estimate
+from transconv.disk_cache import Content, Drawer
+from transconv.errors import ScheduleError, TransconvError, Unsupported
 from transconv.ir import Kernel
 from transconv.passes import EMIT, PROBLEM, leave
 from transconv.passes.lowering import split_k
@@ -29,12 +38,13 @@ from transconv.schedule import (
     Scheduled,
     finishes,
     is_copy,
+    registered_words,
     rounds,
     why_not,
     with_letter,
     without,
 )
-from transconv.selection import choice, completed, fitted, spread
+from transconv.selection import choice, completed, fitted, shortlist, spread, stamp
 from transconv.target import Target
 
 Choose = Callable[[Compute, Target], Schedule]
@@ -255,3 +265,55 @@ def digest_of(source: str, schedule: Schedule, target: Target, types: Sequence[s
     source = source.replace(str(schedule), schedule.key)  # in the comment above the kernel
     told = f"{target.name} {schedule.warps} {schedule.stages}"
     return check_records.digest(source, " ".join([told, *types]))
+
+
+SCHEMA = 1
+DRAWER = Drawer("microseconds", SCHEMA, longest=1 << 12, lasting=False)
+LONGEST = 1000  # characters of the reason why there is none
+
+
+@lru_cache(maxsize=4096)
+def estimated(workload: Workload, target: Target) -> float:
+    """Of all launches of a workload. Raises ScheduleError where it has no plan."""
+    key = _key(workload, target)
+    found = _read(DRAWER.get(key)) if key else None
+    if found is None:
+        found = _made(workload, target)
+        if key:
+            DRAWER.put(key, {"us": found} if isinstance(found, float) else {"why": found[:LONGEST]})
+    if isinstance(found, str):
+        raise ScheduleError(found)
+    return found
+
+
+def is_estimated(workload: Workload, target: Target) -> bool:
+    """Whether the estimate is there, or none is kept."""
+    key = _key(workload, target)
+    return not key or _read(DRAWER.get(key)) is not None
+
+
+def _made(workload: Workload, target: Target) -> float | str:
+    """The sum, or the reason why there is none."""
+    def first(compute: Compute, target: Target) -> Schedule:
+        return shortlist(1, compute, target, workload)[0].schedule
+    try:
+        return float(sum(estimate(s, c, target) for c, s in plan_steps(workload, target, choose=first)))
+    except TransconvError as error:
+        return str(error) or type(error).__name__
+
+
+def _key(workload: Workload, target: Target) -> str:
+    """The name of a record; empty if none is kept: other processes lack the user's schedule and words."""
+    if knobs.schedule() or registered_words():
+        return ""
+    told = (type(workload).__name__, workload.text, workload.direction, workload.behind, workload.math,
+            stamp(workload, target))
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
+
+
+def _read(content: Content | None) -> float | str | None:
+    """What a record says; None if it is unreadable."""
+    us, why = (content or {}).get("us"), (content or {}).get("why")
+    if type(us) is float and isfinite(us):
+        return us
+    return why if isinstance(why, str) and why else None

@@ -3,6 +3,7 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
+from transconv.schedule.box_rules import most_sums
 from transconv.schedule.counts import (
     QUAD,
     ROWS,
@@ -18,32 +19,21 @@ from transconv.schedule.counts import (
     needed,
     product_columns,
     programs,
-    shared_bytes,
     sides,
     tile,
     tiles_along,
-    tiles_of_a_stage,
-    transposed_bytes,
 )
-from transconv.schedule.legality.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
-from transconv.schedule.legality.boxes import most_sums
-from transconv.schedule.legality.check import of_any_size, why_not
-from transconv.schedule.legality.words import LONGEST, MOST_WRITTEN, why_not_early
-from transconv.schedule.schedule import Block, Schedule, Scheduled
+from transconv.schedule.legality import of_any_size, why_not
+from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.schedule import register as register_word
+from transconv.schedule.schedule import unregister as unregister_word
+from transconv.schedule.tiles.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
 from transconv.schedule.tiles.boxes import Box, box_of, pile
-from transconv.schedule.tiles.copy_kernels import is_copy, rounds, share
-from transconv.schedule.tiles.epilogue_reads import (
-    behind_bytes,
-    boxes_behind,
-    in_place,
-    told_behind,
-    why_not_behind,
-)
+from transconv.schedule.tiles.copy_kernels import Scheduled, is_copy, rounds, share
 from transconv.schedule.tiles.merging import inner_feature
 from transconv.schedule.tiles.packing import (
     FEATURES,
     diagonal,
-    in_registers,
     innermost,
     reads_along,
     row_of,
@@ -51,27 +41,48 @@ from transconv.schedule.tiles.packing import (
     wants_rounding,
     why_not_copied,
     why_not_rows,
-    with_letter,
-    without,
 )
 from transconv.schedule.tiles.partial_results import (
     PROGRAM,
     carried,
+    divided,
     finishes,
     groups,
+    kept,
     left_bytes,
     part_spaces,
     parts_of,
     reduced_sides,
+    told,
+    within,
     within_places,
 )
-from transconv.schedule.tiles.result_boxes import result_boxes, result_bytes
-from transconv.schedule.tiles.row_blocks import divided, kept, told, within
-from transconv.schedule.words import WORDS, Such, Word, priced, proposing, words
-from transconv.schedule.words import register as register_word
+from transconv.schedule.tiles.shared_memory import (
+    behind_bytes,
+    boxes_behind,
+    in_place,
+    result_boxes,
+    result_bytes,
+    shared_bytes,
+    tiles_of_a_stage,
+    told_behind,
+    transposed_bytes,
+    why_not_behind,
+)
+from transconv.schedule.word_rules import LONGEST, MOST_WRITTEN, why_not_early
+from transconv.schedule.words import (
+    PRICED,
+    PROPOSING,
+    WORDS,
+    Such,
+    Word,
+    in_registers,
+    with_letter,
+    without,
+    words,
+)
 from transconv.schedule.words import registered as registered_words
 from transconv.schedule.words import table as words_table
-from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "ahead", "ahead_bytes", "behind_bytes", "Block", "Box", "box_of", "boxes_behind", "by_tile",
@@ -79,7 +90,7 @@ __all__ = [
     "finishes", "groups", "has_quads", "in_registers",
     "in_place", "inner_feature", "innermost", "INTEGERS", "is_copy", "k_steps", "kept", "lanes",
     "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
-    "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",
+    "part_spaces", "parts_of", "pile", "PRICED", "product_columns", "PROGRAM", "programs", "PROPOSING",
     "QUAD",
     "reads_along", "reduced_sides", "register_word", "registered_words", "result_boxes",
     "result_bytes", "rounds", "ROW", "row_of",

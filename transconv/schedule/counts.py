@@ -1,4 +1,4 @@
-"""Counts of a schedule and a computation: tiles, steps, programs, and bytes of shared memory.
+"""Counts of a schedule and a computation: tiles, steps and programs.
 
 The computation is ``Scheduled.main``, or ``grouped``.
 """
@@ -8,16 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from transconv.compute import Compute, axis_strides
-from transconv.ir import View
-from transconv.schedule.tiles.boxes import transposed
-from transconv.schedule.tiles.window_reuse import moves, rows_of
+from transconv.schedule.schedule import Block, Schedule
 from transconv.target import Target
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
 
 Made = TypeVar("Made")
 MOST_TILES = 1 << 13  # whose counts a cache keeps
@@ -169,37 +164,3 @@ def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
     for b in blocks:
         found[compute.kind(b.first)] *= -(-prod(map(compute.size, b.axes)) // b.extent)
     return found
-
-
-def shared_bytes(c: Schedule, compute: Compute) -> int:
-    """Bytes of shared memory for the operands of a kernel that uses the matrix unit. Triton has one place
-    for those of a sum of one step, whatever ``stages`` says: there is no loop in which steps overlap. A
-    sum whose length is an argument has a loop, also where the example is one step."""
-    extents, steps = sides(c, compute), k_steps(c, compute)
-    loop = steps > 1 or any(x.extent is not None for x in compute.axes_of("K"))
-    stages = max(1, c.stages) if loop or c.via != "tl" or c.programs else 1
-    need = transposed_bytes(c, compute) * stages
-    for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
-        times = steps if letter == c.keep else stages
-        each = extents[kind] * extents["K"] * tiles_of_a_stage(view, c, compute)
-        need += int(times * each * view.tensor.dtype.bytes) if view is not None else 0
-    return need
-
-
-def tiles_of_a_stage(view: View | None, c: Schedule, compute: Compute) -> float:
-    """How many tiles of an operand are fetched together: one, or where steps share boxes all their rows,
-    or the tiles of all of these steps."""
-    if not c.slide or view is None:
-        return 1
-    rows, own = rows_of(view, c, compute)
-    return rows / own if rows else compute.size(c.slide) if moves(view, c) else 1
-
-
-def transposed_bytes(c: Schedule, compute: Compute) -> int:
-    """Bytes of the operand tiles of a step that an explicit kernel transposes."""
-    if c.via != "gluon":
-        return 0
-    extents = sides(c, compute)
-    return sum(extents[kind] * extents["K"] * view.tensor.dtype.bytes
-               for kind, view in (("M", compute.a), ("N", compute.b))
-               if view is not None and transposed(view, c, compute))

@@ -5,28 +5,20 @@
 A block is an ordered group of fused axes and an extent: how many of their positions one program (or one
 step of the sum) handles. Axes without a block have extent 1: M, N and B positions are separate programs, K
 positions separate steps. ``Schedule.parse(str(c)) == c``. words.py, and ``python -m transconv words``,
-give the meaning and the values of each word; legality/check.py says which schedules are legal.
-
-Also here: scheduled: a computation with its schedule and target. Derives on demand the computation with
-its groups merged, the computation of the main kernel, and those that copy its operands.
+give the meaning and the values of each word; legality.py says which schedules are legal.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from transconv.compute import Compute
 from transconv.errors import ScheduleError, nearest
-from transconv.ir import Tensor, why_not_text
-from transconv.schedule.tiles.copy_kernels import copies
-from transconv.schedule.tiles.merging import merged
-from transconv.schedule.tiles.packing import letters, over_copies, workspaces
-from transconv.schedule.words import WORDS, Value, by_name, renamed, words
-from transconv.target import Target
+from transconv.ir import why_not_text
+from transconv.schedule.words import FORMER, TABLE, TEXT, UNITS, WORDS, Value, Word, letters
 
 
 class _Hashed:
@@ -116,11 +108,11 @@ class Schedule(_Hashed):
     @property
     def key(self) -> str:
         """The text with words that were renamed under their former names, as keys on disk have it."""
-        return self._text({name: former for former, name in renamed().items()})
+        return self._text({name: former for former, name in FORMER.items()})
 
     def _text(self, called: dict[str, str]) -> str:
         tail = []
-        for word in words():
+        for word in TABLE.values():
             value = self.word(word.name)
             if word.name not in _HEAD and (word.always or value != word.default):
                 tail.append(f"{called.get(word.name, word.name)}={value}")
@@ -135,24 +127,23 @@ class Schedule(_Hashed):
             raise ScheduleError(f"schedule '{text}': {why_not_text(text)}")
         blocks: list[Block] = []
         said: dict[str, Value] = {}
-        table = by_name()
         for token in text.replace("|", " ").split():
             name, eq_sign, value = token.partition("=")
-            name = renamed().get(name, name)
-            unit = token in table["unit"].values
+            name = name if name in TABLE else FORMER.get(name, name)
+            unit = token in TABLE["unit"].values
             if (word := "unit" if unit else name) in said:
                 raise ScheduleError(f"schedule '{text}': '{word}' is said twice; expected it once")
             if unit:
                 said["unit"] = token
-            elif eq_sign and name in table and name != "unit":
+            elif eq_sign and name in TABLE and name != "unit":
                 try:
-                    said[name] = table[name].read(value)
+                    said[name] = TABLE[name].read(value)
                 except ValueError as error:
                     raise ScheduleError(f"schedule '{text}': {error}") from None
             elif block := _block(token):
                 blocks.append(block)
             else:
-                named = sorted({*table} - {"unit"})
+                named = sorted({*TABLE} - {"unit"})
                 raise ScheduleError(f"schedule '{text}': '{token}' is neither a block (n.h.w:128), nor "
                                     f"mma or fma, nor one of {', '.join(named)}=..."
                                     f"{nearest(token.partition('=')[0], named)}")
@@ -165,10 +156,10 @@ class Schedule(_Hashed):
         if name in _FIELDS:
             value: Value = getattr(self, name)
             return value
-        if name not in by_name():
-            raise ScheduleError(f"there is no word '{name}'; expected one of {', '.join(by_name())}"
-                                f"{nearest(name, by_name())}")
-        return dict(self.more).get(name, by_name()[name].default)
+        if name not in TABLE:
+            raise ScheduleError(f"there is no word '{name}'; expected one of {', '.join(TABLE)}"
+                                f"{nearest(name, TABLE)}")
+        return dict(self.more).get(name, TABLE[name].default)
 
     def with_words(self, **changes: Any) -> Schedule:
         """``dataclasses.replace`` for words, including registered ones; proposals are many, and this is
@@ -179,7 +170,7 @@ class Schedule(_Hashed):
             for name in more:
                 self.word(name)  # raises if there is no such word
             kept = {**dict(self.more), **more}
-            changes["more"] = tuple(sorted((n, v) for n, v in kept.items() if v != by_name()[n].default))
+            changes["more"] = tuple(sorted((n, v) for n, v in kept.items() if v != TABLE[n].default))
         made = object.__new__(Schedule)
         for put, value in zip(_PUTS.values(), _values(self), strict=True):
             put(made, value)
@@ -190,7 +181,7 @@ class Schedule(_Hashed):
     if not TYPE_CHECKING:  # so that mypy finds misspelled words
 
         def __getattr__(self, name: str) -> Value:
-            if name != "_hash" and name in by_name() and name not in _FIELDS:
+            if name != "_hash" and name in TABLE and name not in _FIELDS:
                 return self.word(name)
             raise AttributeError(f"a schedule has no word '{name}'")
 
@@ -225,6 +216,29 @@ _FIELDS = frozenset(_PUTS) - {"blocks", "more"}
 _HEAD = ("unit", "a", "b")  # printed before the other words
 
 
+def register(word: Word) -> None:
+    """Add a word to the table, in this process. The parser, printer, rules and fuzzer then use it; passes
+    read it by ``schedule.word(name)``. Raises ScheduleError for a name that is taken, or values that the
+    text form cannot have."""
+    if not re.fullmatch(r"[a-z]\w*", word.name, re.ASCII) or hasattr(Schedule, word.name):
+        raise ScheduleError(f"a word '{word.name}' cannot be registered; expected a name of letters "
+                            "that no word and no attribute of a schedule has")
+    if word.name in TABLE or word.name in UNITS:
+        raise ScheduleError(f"there is a word '{word.name}' already; expected a name of its own")
+    listed = word.values if isinstance(word.values, tuple) else ()
+    if word.default not in word.values or not all(
+            type(v) is word.kind and (word.kind is int or TEXT.fullmatch(str(v))) for v in listed):
+        raise ScheduleError(f"the values of '{word.name}' are {word.expected}; expected numbers, or texts "
+                            f"of letters, digits and dots, with the default {word.default!r} among them")
+    TABLE.add(word)
+
+
+def unregister(name: str) -> None:
+    """Remove a registered word. Does nothing if there is none of this name."""
+    if name in TABLE and name not in _FIELDS:
+        TABLE.remove(name)
+
+
 def _block(token: str) -> Block | None:
     axes, colon, extent = token.partition(":")
     if colon and extent.isdecimal() and int(extent) and all(a.isidentifier() for a in axes.split(".")):
@@ -233,37 +247,3 @@ def _block(token: str) -> Block | None:
 
 
 Config = Schedule  # deprecated alias
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A computation with a schedule and a target. The properties are defined if ``why_not`` is None. No
-    other code merges groups or replaces tensors by copies."""
-
-    compute: Compute
-    schedule: Schedule
-    target: Target
-
-    @cached_property
-    def grouped(self) -> Compute:
-        """The computation with groups merged, over the original tensors."""
-        return merged(self.compute, self.schedule.merge)
-
-    @cached_property
-    def main(self) -> Compute:
-        """The computation of the main kernel: groups merged, over the copies."""
-        pack = self.schedule.pack
-        return over_copies(self.grouped, pack, self.schedule.unit) if pack else self.grouped
-
-    @property
-    def copies(self) -> tuple[Compute, ...]:
-        """The computations that copy operands, and last the one that copies the result."""
-        c = self.schedule
-        return tuple(copies(self.grouped, c.pack, c.split_k, c.unit))
-
-    @property
-    def workspaces(self) -> list[Tensor]:
-        """The tensors that hold the copies, and the one that the main kernel writes if its result is
-        copied afterwards."""
-        c = self.schedule
-        return workspaces(self.grouped, c.pack, c.split_k, c.unit)

@@ -1,9 +1,7 @@
 """The words of a schedule: one table, a row for each, in the order in which they are printed.
 
-The package's words are the rows of ``WORDS``; ``register`` adds others, in this process. ``words()`` has
-all of them.
-
-Also here: word: one row of the table of schedule words, with its values, its meaning and its rules.
+The package's words are the rows of ``WORDS``; ``register_word`` adds others, in this process. ``words()``
+has all of them. When the package's words are legal is said in legality.py.
 """
 
 from __future__ import annotations
@@ -12,29 +10,21 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
+from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any
 
 from transconv.compute import Compute
-from transconv.errors import ScheduleError
 from transconv.ir import RowTable
-from transconv.schedule.legality import boxes as boxes
-from transconv.schedule.legality import words as rules
-from transconv.schedule.legality.words import why_not_slide
-from transconv.schedule.tiles import row_blocks
-from transconv.schedule.tiles.epilogue_reads import why_not_behind
 from transconv.target import Target
 
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
-
-
 Value = str | int
-Rule = Callable[["Schedule", Compute, Target], "str | None"]
-Draw = Callable[[Random, "Schedule", Compute], Value]
-Propose = Callable[["Schedule", Compute, Target], "Iterable[Schedule]"]
-Price = Callable[[float, "Schedule", Compute, Target], float]
+Schedule = Any  # schedule.py, which is made of these words
+Rule = Callable[[Schedule, Compute, Target], "str | None"]
+Draw = Callable[[Random, Schedule, Compute], Value]
+Propose = Callable[[Schedule, Compute, Target], Iterable[Schedule]]
+Price = Callable[[float, Schedule, Compute, Target], float]
 
 ENDLESS = sys.maxsize
 TEXT = re.compile(r"[\w.]*", re.ASCII)  # a text of one token
@@ -59,7 +49,7 @@ class Word:
     says      the meaning, in one sentence
     values    a tuple of all legal values, a ``range`` of numbers, or ``Such`` texts
     expects   the end of the error for other values; default: made from ``values``
-    why_not   the rule of the word: returns None, or why a schedule with it is not legal. It gets the
+    why_not   the rule of a registered word: None, or why a schedule with it is not legal. It gets the
               computation of the main kernel: groups merged, operands over their copies
     draw      what the fuzzer draws: values to pick from (none: it keeps the default), or a function;
               default: from ``values``
@@ -133,6 +123,40 @@ PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|f16
              "some of a.b.c, in this order, a.b.f16, a.b.rows or f16")
 
 
+WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
+IN_ROWS = "rows"  # the same where copies are rows of summed positions
+
+
+def letters(pack: str) -> list[str]:
+    """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
+    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
+
+
+def widens(pack: str) -> bool:
+    """Whether copies of 8-bit floats hold f16."""
+    return WIDE in pack.split(".")
+
+
+def in_registers(pack: str) -> bool:
+    """Whether 8-bit floats become f16 in registers, without copies (tiles/fp8_upcast.py)."""
+    return pack == WIDE
+
+
+def has_rows(pack: str) -> bool:
+    """Whether copies are rows of summed positions."""
+    return IN_ROWS in pack.split(".")
+
+
+def with_letter(pack: str, letter: str) -> str:
+    """The value of ``pack=`` with another operand: ``a``, c -> ``a.c``."""
+    return ".".join(sorted({*pack.split("."), letter} - {""}))
+
+
+def without(pack: str, letter: str) -> str:
+    """The value of ``pack=`` without an operand: ``a.c``, c -> ``a``."""
+    return ".".join(x for x in pack.split(".") if x != letter)
+
+
 def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
     axes = [x.name for x in compute.axes_of("K")]
     return ".".join(rng.sample(axes, len(axes))) if rng.randrange(2) == 0 else ""
@@ -149,148 +173,91 @@ def _some_axes(rng: Random, schedule: Schedule, compute: Compute) -> Value:
 
 WORDS: tuple[Word, ...] = (
     Word("unit", "mma", "`mma` multiplies tiles on the matrix unit, `fma` element by element.",
-         UNITS, why_not=rules.why_not_matrix_unit),
+         UNITS),
     Word("a", "gather", "How operand A is loaded: one address per element (`gather`) or TMA boxes "
-         "(`box`).", WAYS, why_not=boxes.why_not_a),
-    Word("b", "gather", "How operand B is loaded.", WAYS, why_not=boxes.why_not_b),
+         "(`box`).", WAYS),
+    Word("b", "gather", "How operand B is loaded.", WAYS),
     Word("c", "gather", "How the result is stored. With `box` explicit kernels (`gluon`) store other "
-         "results of the same tile in boxes as well, where they have one.", WAYS,
-         why_not=boxes.why_not_c),
+         "results of the same tile in boxes as well, where they have one.", WAYS),
     Word("behind", "gather", "How the maps behind the sum read what is as large as the result, such as a "
          "residual: one address per element, or TMA boxes that the producer fetches (`gluon`).", WAYS,
-         why_not=why_not_behind, draw=("box", "box", "gather"), together=("split_k", "reduce")),
+         draw=("box", "box", "gather"), together=("split_k", "reduce")),
     Word("merge", 1, "Treats this many adjacent groups as one group, whose operand B is block "
-         "diagonal.", range(1, ENDLESS), "at least one group is seen as one",
-         why_not=rules.why_not_merge, draw=(1, 2, 3, 4, 8, 16)),
+         "diagonal.", range(1, ENDLESS), "at least one group is seen as one", draw=(1, 2, 3, 4, 8, 16)),
     Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
          "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
          "floats as f16; those in `a.b.rows` have rows of summed positions, once for each column of a "
          "window. `f16` copies nothing: 8-bit floats become f16 in registers.", PACKS,
-         "each operand is copied once, and named in the order a.b.c",
-         why_not=rules.why_not_pack),
+         "each operand is copied once, and named in the order a.b.c"),
     Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",
          (0, 1)),
     Word("order", "", "The loop order of the summed axes, outermost first; default: the order of the "
-         "computation.", AXES, why_not=rules.why_not_order, draw=_some_order),
+         "computation.", AXES, draw=_some_order),
     Word("group_m", 8, "Programs are numbered in groups of this many row blocks, so that programs that "
          "run together share columns in the L2 cache.", range(1, ENDLESS), draw=(1, 2, 3, 8)),
     Word("back", 0, "1 numbers the programs from the last one, whose elements the kernel before may have "
          "left in the L2 cache (`tl`).", (0, 1),
-         "programs are numbered from the first (0) or the last (1)",
-         why_not=rules.why_not_back, draw=(0, 0, 0, 1)),
+         "programs are numbered from the first (0) or the last (1)", draw=(0, 0, 0, 1)),
     Word("split_k", 1, "Splits each sum among this many programs.", range(1, ENDLESS),
-         "at least one program works on a sum", why_not=rules.why_not_split, draw=(1, 1, 2, 3, 5)),
+         "at least one program works on a sum", draw=(1, 1, 2, 3, 5)),
     Word("reduce", "partials", "How the parts of a split sum are added: `partials` adds f32 tiles in a "
          "second kernel, `atomic` uses atomic additions, `stream` splits all steps evenly (stream-K).",
-         ("partials", "atomic", "stream"), why_not=rules.why_not_reduce),
+         ("partials", "atomic", "stream")),
     Word("red", "", "What reduces a row: one thread (`lane`), the threads of a `warp` or of a `block`, or "
          "several programs (`split`); default: the tile decides.",
-         ("", "lane", "warp", "block", "split"), why_not=row_blocks.why_not_red),
+         ("", "lane", "warp", "block", "split")),
     Word("row", "", "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
-         "each (`again`); default: the tile decides.", ("", "held", "again"),
-         why_not=row_blocks.why_not_row, draw=()),
+         "each (`again`); default: the tile decides.", ("", "held", "again"), draw=()),
     Word("turn", 0, "1 lets each sweep over a row that is loaded again begin where the last one ended, "
          "whose elements the caches still hold (`tl`).", (0, 1),
-         "every sweep begins at the first step (0), or every other one at the last (1)",
-         why_not=row_blocks.why_not_turn, draw=(0, 0, 1)),
+         "every sweep begins at the first step (0), or every other one at the last (1)", draw=(0, 0, 1)),
     Word("programs", 0, "0 starts one program per tile; another number starts this many persistent "
          "programs, which share the tiles.", range(ENDLESS), draw=(0, 1, 2, 5, 132)),
     Word("unroll", 0, "1 unrolls the loop over the steps of the sum.", (0, 1),
          draw=(0, 0, 1)),
     Word("regs", "", "Unrolls the positions of these blocks into separate registers, and loads elements "
-         "that they share only once (`fma`).", AXES, why_not=rules.why_not_regs, draw=_some_axes),
+         "that they share only once (`fma`).", AXES, draw=_some_axes),
     Word("late", 0, "1 keeps one partial sum per lane and reduces across lanes after the last step, or "
          "the last tile of a program that carries statistics; 0 at every step (`fma`).", (0, 1),
-         "the lanes of a sum are added late (1) or at every step (0)", why_not=rules.why_not_late),
+         "the lanes of a sum are added late (1) or at every step (0)"),
     Word("consumers", 1, "2 runs two consumer warp groups in ping-pong: one multiplies while the other "
          "stores (`gluon`).", (1, 2), "tiles are worked at by one consumer, or by two in turns",
-         why_not=boxes.why_not_consumers, together=("programs", "warps", "split_k"), former="teams"),
+         together=("programs", "warps", "split_k"), former="teams"),
     Word("transposers", 1, "2 runs two groups of warps that transpose operands in shared memory, at every "
          "other step each: one reads while the other writes (`gluon`).", (1, 2),
-         "operands are transposed by one group of warps, or by two in turns",
-         why_not=boxes.why_not_transposers, together=("warps",)),
+         "operands are transposed by one group of warps, or by two in turns", together=("warps",)),
     Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
-         "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
+         "program (`gluon`).", ("", "a", "b"),
          together=("programs", "split_k", "consumers")),
     Word("slide", "", "The steps along this axis, the innermost of the sum, share the boxes of an "
-         "operand that it moves by whole rows (`gluon`).", AXIS, why_not=why_not_slide, draw=_some_axis,
+         "operand that it moves by whole rows (`gluon`).", AXIS, draw=_some_axis,
          together=("order", "split_k", "keep")),
     Word("stages", 3, "Buffers of the software pipeline: the number of loop iterations in flight.",
          range(1, ENDLESS), draw=(1, 2, 3, 4), always=True),
     Word("warps", 4, "Warps per program; with `consumers=2`, per consumer.", (1, 2, 4, 8, 16, 32),
          "the number of warps is a power of two up to 32", draw=(1, 2, 4, 4, 8), always=True),
     Word("via", "tl", "`tl` emits Triton, which manages shared memory and barriers; `gluon` emits a "
-         "warp-specialized Gluon kernel that does so itself.", ("tl", "gluon"),
-         why_not=boxes.why_not_explicit),
+         "warp-specialized Gluon kernel that does so itself.", ("tl", "gluon")),
 )
 """The package's own words, in the order in which they are printed."""
-_registered: RowTable[Word] = RowTable()
+TABLE = RowTable(*WORDS)
+"""All words by name, in the order in which the text form prints them."""
+FORMER: dict[str, str] = TABLE.table(lambda w: w.name if w.former else None, key=attrgetter("former"))
+"""The words of today by what older texts call them."""
+PRICED: dict[str, Word] = TABLE.table(lambda w: w if w.price else None)
+"""The words that correct the estimate."""
+PROPOSING: dict[str, Word] = TABLE.table(lambda w: w if w.propose else None)
+"""The words that propose schedules."""
 
 
-@cache
 def words() -> tuple[Word, ...]:
     """All words, in the order in which the text form prints them."""
-    return (*WORDS, *_registered.values())
-
-
-@cache
-def by_name() -> dict[str, Word]:
-    return {w.name: w for w in words()}
-
-
-@cache
-def renamed() -> dict[str, str]:
-    """The words of today by what older texts call them."""
-    return {w.former: w.name for w in words() if w.former and w.former not in by_name()}
-
-
-@cache
-def priced() -> tuple[Word, ...]:
-    """The words that correct the estimate."""
-    return tuple(w for w in words() if w.price is not None)
-
-
-@cache
-def proposing() -> tuple[Word, ...]:
-    """The words that propose schedules."""
-    return tuple(w for w in words() if w.propose is not None)
+    return tuple(TABLE.values())
 
 
 def registered() -> tuple[Word, ...]:
     """The registered words."""
-    return tuple(_registered.values())
-
-
-def register(word: Word) -> None:
-    """Add a word to the table, in this process. The parser, printer, rules and fuzzer then use it; passes
-    read it by ``schedule.word(name)``. Raises ScheduleError for a name that is taken, or values that the
-    text form cannot have."""
-    from transconv.schedule.schedule import Schedule
-
-    if not re.fullmatch(r"[a-z]\w*", word.name, re.ASCII) or hasattr(Schedule, word.name):
-        raise ScheduleError(f"a word '{word.name}' cannot be registered; expected a name of letters "
-                            "that no word and no attribute of a schedule has")
-    if word.name in by_name() or word.name in UNITS:
-        raise ScheduleError(f"there is a word '{word.name}' already; expected a name of its own")
-    listed = word.values if isinstance(word.values, tuple) else ()
-    if word.default not in word.values or not all(
-            type(v) is word.kind and (word.kind is int or TEXT.fullmatch(str(v))) for v in listed):
-        raise ScheduleError(f"the values of '{word.name}' are {word.expected}; expected numbers, or texts "
-                            f"of letters, digits and dots, with the default {word.default!r} among them")
-    _registered.add(word)
-    _changed()
-
-
-def unregister(name: str) -> None:
-    """Remove a registered word. Does nothing if there is none of this name."""
-    if name in _registered:
-        _registered.remove(name)
-        _changed()
-
-
-def _changed() -> None:
-    for view in (words, by_name, renamed, priced, proposing):
-        view.cache_clear()
+    return words()[len(WORDS):]
 
 
 def table() -> str:

@@ -1,6 +1,6 @@
 """``simplify`` and ``prove``: rules applied bottom-up until nothing changes.
 
-Also here: rewrite rules of the simplifier, one function for each kind of node.
+Rewrite rules of the simplifier, one function for each kind of node.
 
 A rule takes a node whose children are simplified. It returns an equal expression, which the caller
 simplifies again, or the node itself if no case applies. ``again`` simplifies an expression that a rule

@@ -15,42 +15,18 @@ rule            a system has no solution, because
 ``cases``       none for any remainder of a variable by a small period
 ==============  ==========================================================================
 
-Also here: values of a condition at points that the facts allow: two truths show that no proof exists.
+Values of a condition at points that the facts allow: two truths show that no proof exists.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
 from transconv import ir
-from transconv.ir import (
-    FALSE,
-    TRUE,
-    And,
-    Cast,
-    Const,
-    Eq,
-    Expr,
-    FloorDiv,
-    Lane,
-    Le,
-    Lt,
-    Max,
-    Min,
-    Mod,
-    Ne,
-    Or,
-    Select,
-    Var,
-    index,
-    substitute,
-    walk,
-)
 from transconv.simplify.facts import Facts, both_integers
 from transconv.simplify.polynomial import Mono, Polynomial, rebuild
 from transconv.simplify.ranges import INF, Range, between, range_of, range_of_poly, range_of_product
@@ -87,7 +63,7 @@ class _Steps:
             raise _Spent
 
 
-def decide(condition: Expr, facts: Facts, steps: int = STEPS) -> Verdict | None:
+def decide(condition: ir.Expr, facts: Facts, steps: int = STEPS) -> Verdict | None:
     """The verdict on a simplified condition; None if it holds for some values only, or the steps do not
     suffice."""
     from transconv.simplify.fixpoint import tell  # it asks here
@@ -97,16 +73,17 @@ def decide(condition: Expr, facts: Facts, steps: int = STEPS) -> Verdict | None:
     found = _decide(condition, facts, steps)
     facts.verdicts[condition] = found
     if found is not None:
-        tell(found.rule, condition, TRUE if found.truth else FALSE, facts)
+        tell(found.rule, condition, ir.TRUE if found.truth else ir.FALSE, facts)
     return found
 
 
-def _decide(condition: Expr, facts: Facts, steps: int) -> Verdict | None:
-    if isinstance(condition, Const):
+def _decide(condition: ir.Expr, facts: Facts, steps: int) -> Verdict | None:
+    if isinstance(condition, ir.Const):
         return Verdict(bool(condition.value), "simplify")
-    if isinstance(condition, (And, Or)):
+    if isinstance(condition, (ir.And, ir.Or)):
         return _of_parts(condition, facts, steps)
-    if not isinstance(condition, (Lt, Le, Eq, Ne)) or not both_integers(condition.a, condition.b):
+    if (not isinstance(condition, (ir.Lt, ir.Le, ir.Eq, ir.Ne))
+            or not both_integers(condition.a, condition.b)):
         return None
     seen = truths_at_points(condition, facts)
     if len(seen) == 2:
@@ -120,9 +97,9 @@ def _decide(condition: Expr, facts: Facts, steps: int) -> Verdict | None:
     return None
 
 
-def _of_parts(condition: And | Or, facts: Facts, steps: int) -> Verdict | None:
+def _of_parts(condition: ir.And | ir.Or, facts: Facts, steps: int) -> Verdict | None:
     """A conjunction is true if both parts are, false if one is; a disjunction is the dual."""
-    one = isinstance(condition, Or)
+    one = isinstance(condition, ir.Or)
     a, b = (decide(part, facts, steps) for part in (condition.a, condition.b))
     for verdict in (a, b):
         if verdict is not None and verdict.truth is one:
@@ -130,7 +107,7 @@ def _of_parts(condition: And | Or, facts: Facts, steps: int) -> Verdict | None:
     return None if a is None or b is None else Verdict(not one, a.rule)
 
 
-def _refuted(condition: Expr, truth: bool, facts: Facts, steps: int) -> str:
+def _refuted(condition: ir.Expr, truth: bool, facts: Facts, steps: int) -> str:
     """The rule by which a comparison cannot have a truth; empty if none says so."""
     budget, rule = _Steps(steps), ""
     try:
@@ -143,13 +120,13 @@ def _refuted(condition: Expr, truth: bool, facts: Facts, steps: int) -> str:
     return rule
 
 
-def _alternatives(condition: Expr, truth: bool, facts: Facts) -> list[list[Polynomial]]:
+def _alternatives(condition: ir.Expr, truth: bool, facts: Facts) -> list[list[Polynomial]]:
     """Systems of p >= 0, of which one holds if and only if the comparison has that truth."""
-    assert isinstance(condition, (Lt, Le, Eq, Ne))
+    assert isinstance(condition, (ir.Lt, ir.Le, ir.Eq, ir.Ne))
     p = facts.poly(condition.b) - facts.poly(condition.a)
-    if isinstance(condition, (Eq, Ne)):
-        return [[p, -p]] if isinstance(condition, Eq) is truth else [[p - 1], [-p - 1]]
-    least = int(isinstance(condition, Lt))
+    if isinstance(condition, (ir.Eq, ir.Ne)):
+        return [[p, -p]] if isinstance(condition, ir.Eq) is truth else [[p - 1], [-p - 1]]
+    least = int(isinstance(condition, ir.Lt))
     return [[p - least]] if truth else [[-p + least - 1]]
 
 
@@ -184,7 +161,7 @@ class _System:
         """Add the inequalities and residues of the facts that are about the variables of the system, first
         those about its goals'."""
         waiting = [(p, _variables(p)) for p in (*self.facts.limits, *_residues(self.facts))]
-        reached = frozenset[Expr]().union(*map(_variables, self.goals))
+        reached = frozenset[ir.Expr]().union(*map(_variables, self.goals))
         while near := [(p, own) for p, own in waiting if own & reached]:
             waiting = [(p, own) for p, own in waiting if not own & reached]
             for p, own in near:
@@ -267,8 +244,8 @@ class _System:
         return 2 < len(equations) <= 2 * EQUATIONS and not _has_integer_solution(equations)
 
 
-def _variables(p: Polynomial) -> frozenset[Expr]:
-    return frozenset[Expr]().union(*(variables(e) for e in p.atoms))
+def _variables(p: Polynomial) -> frozenset[ir.Expr]:
+    return frozenset[ir.Expr]().union(*(variables(e) for e in p.atoms))
 
 
 def _high(k: int, r: Range) -> float:
@@ -277,20 +254,20 @@ def _high(k: int, r: Range) -> float:
     return 0 if k == 0 else k * end
 
 
-def _meaning(e: Expr, facts: Facts) -> list[Polynomial]:
+def _meaning(e: ir.Expr, facts: Facts) -> list[Polynomial]:
     """Polynomials >= 0 that say what an atom is: ``c*(x // c) <= x < c*(x // c) + c``,
     ``x % c == x - c*(x // c)``, ``min(a, b) <= a``."""
     at = Polynomial.atom(e)
     match e:
-        case FloorDiv(x, Const(int(c))) if c > 0:
+        case ir.FloorDiv(x, ir.Const(int(c))) if c > 0:
             rest = facts.poly(x) - at * c
             return [rest, -rest + (c - 1)]
-        case Mod(x, Const(int(c))) if c > 0:
-            zero = facts.poly(x) - Polynomial.atom(FloorDiv(x, Const(c))) * c - at
+        case ir.Mod(x, ir.Const(int(c))) if c > 0:
+            zero = facts.poly(x) - Polynomial.atom(ir.FloorDiv(x, ir.Const(c))) * c - at
             return [zero, -zero]
-        case Min(a, b) if e.dtype.kind == "index":
+        case ir.Min(a, b) if e.dtype.kind == "index":
             return [facts.poly(a) - at, facts.poly(b) - at]
-        case Max(a, b) if e.dtype.kind == "index":
+        case ir.Max(a, b) if e.dtype.kind == "index":
             return [at - facts.poly(a), at - facts.poly(b)]
     return []
 
@@ -298,7 +275,7 @@ def _meaning(e: Expr, facts: Facts) -> list[Polynomial]:
 def _residues(facts: Facts) -> Iterator[Polynomial]:
     """``p % n == 0`` as p == n*t, with ``t = p // n``."""
     for p, n in facts.residues:
-        zero = p - Polynomial.atom(FloorDiv(rebuild(p), Const(n))) * n
+        zero = p - Polynomial.atom(ir.FloorDiv(rebuild(p), ir.Const(n))) * n
         yield zero
         yield -zero
 
@@ -337,23 +314,23 @@ def _has_integer_solution(equations: list[Polynomial]) -> bool:
     return len(found[0]) == len(found[1]) and math.prod(found[0]) == math.prod(found[1])
 
 
-def _by_cases(condition: Expr, truth: bool, facts: Facts) -> str:
+def _by_cases(condition: ir.Expr, truth: bool, facts: Facts) -> str:
     """``cases`` if the comparison has the opposite truth for every remainder of its variables by their
     period, which is that of the divisors around them; else empty."""
     from transconv.simplify.fixpoint import simplify  # it asks here
 
-    wanted: Mapping[Expr, int] = _periods(condition)
+    wanted: Mapping[ir.Expr, int] = _periods(condition)
     if not wanted or math.prod(wanted.values()) > CASES:
         return ""
     for rests in product(*(range(n) for n in wanted.values())):
-        given, values = facts, dict[Expr, Expr]()
+        given, values = facts, dict[ir.Expr, ir.Expr]()
         for (v, n), rest in zip(wanted.items(), rests, strict=True):
             r = range_of(v, facts)
-            part = Var(f"{v.name}/{n}")  # type: ignore[attr-defined]
+            part = ir.Var(f"{v.name}/{n}")  # type: ignore[attr-defined]
             given = given.with_range(part, *_quotients(r, rest, n))
             values[v] = part * n + rest
-        found = simplify(substitute(condition, values), given)
-        if not isinstance(found, Const) or bool(found.value) is truth:
+        found = simplify(ir.substitute(condition, values), given)
+        if not isinstance(found, ir.Const) or bool(found.value) is truth:
             return ""
     return "cases"
 
@@ -363,38 +340,33 @@ def _quotients(r: Range, rest: int, n: int) -> tuple[int | None, int | None]:
     return (None if r.lo is None else -((rest - r.lo) // n), None if r.hi is None else (r.hi - rest) // n)
 
 
-def _periods(condition: Expr) -> dict[Expr, int]:
+def _periods(condition: ir.Expr) -> dict[ir.Expr, int]:
     """The period of each variable: the divisor of all ``%`` around it. Empty if there is no ``%``, or one
     of another form."""
-    found: dict[Expr, int] = {}
-    for e in walk(condition):
-        if isinstance(e, Mod):
-            if not isinstance(e.b, Const) or not 1 < int(e.b.value) <= PERIOD:
+    found: dict[ir.Expr, int] = {}
+    for e in ir.walk(condition):
+        if isinstance(e, ir.Mod):
+            if not isinstance(e.b, ir.Const) or not 1 < int(e.b.value) <= PERIOD:
                 return {}
-            for v in walk(e.a):
-                if isinstance(v, Lane):
+            for v in ir.walk(e.a):
+                if isinstance(v, ir.Lane):
                     return {}
-                if isinstance(v, Var) and v.dtype is index:
+                if isinstance(v, ir.Var) and v.dtype is ir.index:
                     found[v] = math.lcm(found.get(v, 1), int(e.b.value))
     return found
 
 
 MOST = 24  # points
 FAR = 97  # the length of a range without an end
-BINARY: dict[type[Expr], Callable[[int, int], int]] = {
-    ir.Add: operator.add, ir.Sub: operator.sub, ir.Mul: operator.mul, ir.FloorDiv: operator.floordiv,
-    ir.Mod: operator.mod, ir.Min: min, ir.Max: max, ir.Lt: operator.lt, ir.Le: operator.le,
-    ir.Eq: operator.eq, ir.Ne: operator.ne, ir.And: operator.and_, ir.Or: operator.or_,
-}
 
 
-def truths_at_points(condition: Expr, facts: Facts) -> set[bool]:
+def truths_at_points(condition: ir.Expr, facts: Facts) -> set[bool]:
     """The truths of a condition at points where the facts hold, the same points in every process; no more
     are looked at once there are two. Empty if it has other operations, or no point is found."""
     own = variables(condition)
     given = [c for c in facts.true if variables(c) & own]
-    everything = dict.fromkeys(v for e in (condition, *given) for v in walk(e)
-                               if isinstance(v, (Var, Lane)))
+    everything = dict.fromkeys(v for e in (condition, *given) for v in ir.walk(e)
+                               if isinstance(v, (ir.Var, ir.Lane)))
     seen: set[bool] = set()
     try:
         for at in _points(list(everything), facts):
@@ -407,28 +379,28 @@ def truths_at_points(condition: Expr, facts: Facts) -> set[bool]:
     return seen
 
 
-def at_point(e: Expr, at: Mapping[Expr, int]) -> int:
+def at_point(e: ir.Expr, at: Mapping[ir.Expr, int]) -> int:
     """The value where variables and lanes have the values ``at``, for integers without bounds. Raises
     TypeError for a node that has none."""
     match e:
-        case Const(value) if e.dtype.kind != "float":
+        case ir.Const(value) if e.dtype.kind != "float":
             return int(value)
-        case Var() | Lane():
+        case ir.Var() | ir.Lane():
             return at[e]
         case ir.Neg(x):
             return -at_point(x, at)
         case ir.Not(x) if e.dtype.kind == "bool":
             return not at_point(x, at)
-        case Select(cond, yes, no):
+        case ir.Select(cond, yes, no):
             return at_point(yes if at_point(cond, at) else no, at)
-        case Cast(x) if e.dtype.kind == "index":
+        case ir.Cast(x) if e.dtype.kind == "index":
             return at_point(x, at)
-        case ir.Binary() if type(e) in BINARY and e.a.dtype.kind != "int" != e.b.dtype.kind:
-            return BINARY[type(e)](at_point(e.a, at), at_point(e.b, at))
+        case ir.Binary() if type(e) in ir.MEANING and e.a.dtype.kind != "int" != e.b.dtype.kind:
+            return ir.MEANING[type(e)](at_point(e.a, at), at_point(e.b, at))
     raise TypeError(f"{type(e).__name__} has no value here")
 
 
-def _points(leaves: list[Expr], facts: Facts) -> Iterator[dict[Expr, int]]:
+def _points(leaves: list[ir.Expr], facts: Facts) -> Iterator[dict[ir.Expr, int]]:
     """The ends of the ranges, all and one by one, then points within."""
     spans: list[tuple[int, int, int]] = []
     for v in leaves:
@@ -453,6 +425,6 @@ def _points(leaves: list[Expr], facts: Facts) -> Iterator[dict[Expr, int]]:
 
 
 @lru_cache(maxsize=1 << 14)
-def variables(e: Expr) -> frozenset[Expr]:
+def variables(e: ir.Expr) -> frozenset[ir.Expr]:
     """The variables and lanes of an expression."""
-    return frozenset(n for n in walk(e) if isinstance(n, (Var, Lane)))
+    return frozenset(n for n in ir.walk(e) if isinstance(n, (ir.Var, ir.Lane)))

@@ -1,6 +1,6 @@
 """The range and the known divisor of an integer expression, under facts.
 
-Also here: intervals of integers, possibly without a lower or an upper bound, and their arithmetic.
+Intervals of integers, possibly without a lower or an upper bound, and their arithmetic.
 """
 
 from __future__ import annotations
@@ -9,34 +9,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transconv.ir import (
-    Add,
-    And,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    FloorDiv,
-    Lane,
-    Max,
-    Min,
-    Mod,
-    Mul,
-    Neg,
-    Or,
-    Select,
-    Shl,
-    Shr,
-    Sub,
-    Xor,
-)
+from transconv import ir
 from transconv.simplify.polynomial import Mono, Polynomial, is_polynomial
 
 if TYPE_CHECKING:
     from transconv.simplify.facts import Facts
 
 
-def range_of(e: Expr, facts: Facts) -> Range:
+def range_of(e: ir.Expr, facts: Facts) -> Range:
     """The range of an integer or boolean expression, for all values that the facts allow.
 
     It is the intersection of the ranges by the tree, by the polynomial (so that ``x - x`` is 0), by the
@@ -127,44 +107,44 @@ def _low_end(terms: dict[Mono, int], const: int, facts: Facts) -> tuple[int, flo
     return -unbounded, total
 
 
-def _of_tree(e: Expr, facts: Facts) -> Range:
+def _of_tree(e: ir.Expr, facts: Facts) -> Range:
     narrow = Range(*e.dtype.limits) if e.dtype.kind == "int" else ANY
     if e.dtype.kind == "float":
         return ANY
     match e:
-        case Const(int(value)):
+        case ir.Const(int(value)):
             return Range(int(value), int(value))
-        case Lane(_, extent):
+        case ir.Lane(_, extent):
             return Range(0, extent - 1)
         case _ if e.dtype.kind == "bool":
             return BIT
-        case Add(a, b):
+        case ir.Add(a, b):
             found = range_of(a, facts) + range_of(b, facts)
-        case Sub(a, b):
+        case ir.Sub(a, b):
             found = range_of(a, facts) + -range_of(b, facts)
-        case Mul(a, b):
+        case ir.Mul(a, b):
             found = range_of(a, facts) * range_of(b, facts)
-        case Neg(x):
+        case ir.Neg(x):
             found = -range_of(x, facts)
-        case FloorDiv(a, b) | Call("quotient", (a, b)):
+        case ir.FloorDiv(a, b) | ir.Call("quotient", (a, b)):
             found = quotient(range_of(a, facts), range_of(b, facts))
-        case Mod(a, b) | Call("remainder", (a, b)):
+        case ir.Mod(a, b) | ir.Call("remainder", (a, b)):
             found = _of_remainder(a, range_of(b, facts), facts)
-        case Min(a, b):
+        case ir.Min(a, b):
             p, q = range_of(a, facts), range_of(b, facts)
             found = between(min(p.low, q.low), min(p.high, q.high, _half(a, b, 0, facts).high))
-        case Max(a, b):
+        case ir.Max(a, b):
             p, q = range_of(a, facts), range_of(b, facts)
             found = between(max(p.low, q.low, _half(a, b, 1, facts).low), max(p.high, q.high))
-        case Select(_, yes, no):
+        case ir.Select(_, yes, no):
             found = range_of(yes, facts) | range_of(no, facts)
-        case Cast(x) if x.dtype.kind != "float":
+        case ir.Cast(x) if x.dtype.kind != "float":
             found = range_of(x, facts)
-        case Shl(a, Const(int(value))) if 0 <= value < 64:
+        case ir.Shl(a, ir.Const(int(value))) if 0 <= value < 64:
             found = range_of(a, facts) * Range(1 << value, 1 << value)
-        case Shr(a, Const(int(value))) if value >= 0:
+        case ir.Shr(a, ir.Const(int(value))) if value >= 0:
             found = quotient(range_of(a, facts), Range(1 << value, 1 << value))
-        case And(a, b) | Or(a, b) | Xor(a, b):
+        case ir.And(a, b) | ir.Or(a, b) | ir.Xor(a, b):
             found = _of_bits(e, range_of(a, facts), range_of(b, facts))
         case _:
             return narrow
@@ -172,13 +152,13 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
     return found & narrow if found | narrow == narrow else narrow
 
 
-def _half(a: Expr, b: Expr, up: int, facts: Facts) -> Range:
+def _half(a: ir.Expr, b: ir.Expr, up: int, facts: Facts) -> Range:
     """The range of (a + b) / 2, rounded down (``up`` = 0) or up (1): at least min(a, b) and at most
     max(a, b). It shows that max(x, -x) is never negative."""
     return quotient(range_of_poly(facts.poly(a) + facts.poly(b) + up, facts), Range(2, 2))
 
 
-def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
+def _of_remainder(a: ir.Expr, b: Range, facts: Facts) -> Range:
     if b.low < 1:
         return between(1 - b.magnitude, b.magnitude - 1)
     x = range_of(a, facts)
@@ -195,15 +175,15 @@ def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
     return between(rest, min(c - step + rest, x.high if x.low >= 0 else INF))
 
 
-def _of_bits(e: Expr, a: Range, b: Range) -> Range:
-    if isinstance(e, And) and (a.low >= 0 or b.low >= 0):
+def _of_bits(e: ir.Expr, a: Range, b: Range) -> Range:
+    if isinstance(e, ir.And) and (a.low >= 0 or b.low >= 0):
         return between(0, min(r.high for r in (a, b) if r.low >= 0))
     if a.low < 0 or b.low < 0 or a.hi is None or b.hi is None:
         return ANY
     return Range(0, (1 << max(a.hi, b.hi).bit_length()) - 1)
 
 
-def multiple_of(e: Expr, facts: Facts) -> int:
+def multiple_of(e: ir.Expr, facts: Facts) -> int:
     """The largest number known to divide the value; 0 if the value is known to be 0."""
     found = facts.known_multiples.get(e)
     if found is None:
@@ -211,8 +191,8 @@ def multiple_of(e: Expr, facts: Facts) -> int:
     return found
 
 
-def _multiple(e: Expr, facts: Facts) -> int:
-    if e.dtype.kind == "float" or e.dtype.kind != "index" and not isinstance(e, Const):
+def _multiple(e: ir.Expr, facts: Facts) -> int:
+    if e.dtype.kind == "float" or e.dtype.kind != "index" and not isinstance(e, ir.Const):
         return 1
     stated = facts.stated_multiple(e)
     if (value := range_of(e, facts).value) is not None:
@@ -220,13 +200,13 @@ def _multiple(e: Expr, facts: Facts) -> int:
     match e:
         case _ if is_polynomial(e):
             found = multiple_of_poly(facts.poly(e), facts)
-        case FloorDiv(a, Const(int(value))) if value > 0 and multiple_of(a, facts) % value == 0:
+        case ir.FloorDiv(a, ir.Const(int(value))) if value > 0 and multiple_of(a, facts) % value == 0:
             found = multiple_of(a, facts) // value
-        case Mod(a, b) | Min(a, b) | Max(a, b) | Select(_, a, b):
+        case ir.Mod(a, b) | ir.Min(a, b) | ir.Max(a, b) | ir.Select(_, a, b):
             found = math.gcd(multiple_of(a, facts), multiple_of(b, facts))
-        case Shl(a, Const(int(value))) if 0 <= value < 64:
+        case ir.Shl(a, ir.Const(int(value))) if 0 <= value < 64:
             found = multiple_of(a, facts) << value
-        case Cast(x):
+        case ir.Cast(x):
             found = multiple_of(x, facts)
         case _:
             found = _congruent(Polynomial.atom(e), 1, facts)

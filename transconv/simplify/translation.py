@@ -29,117 +29,87 @@ from collections.abc import Callable
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from transconv import ir
 from transconv.errors import Unsupported
-from transconv.ir import (
-    FALSE,
-    TRUE,
-    Add,
-    And,
-    Binary,
-    Call,
-    Cast,
-    Const,
-    DType,
-    Eq,
-    Expr,
-    FloorDiv,
-    Lane,
-    Le,
-    Lt,
-    Max,
-    Min,
-    Mod,
-    Mul,
-    Ne,
-    Neg,
-    Not,
-    Or,
-    Select,
-    Shl,
-    Shr,
-    Sub,
-    Var,
-    Xor,
-    boolean,
-    index,
-    type_named,
-)
 from transconv.simplify.facts import NO_FACTS, Facts
 from transconv.simplify.ranges import range_of
 
 if TYPE_CHECKING:
     import sympy
 
-BITS: dict[str, type[Binary]] = {"bits_and": And, "bits_or": Or, "bits_xor": Xor, "shl": Shl, "shr": Shr}
+BITS: dict[str, type[ir.Binary]] = {"bits_and": ir.And, "bits_or": ir.Or, "bits_xor": ir.Xor,
+                                    "shl": ir.Shl, "shr": ir.Shr}
 _BITS = {kind: name for name, kind in BITS.items()}
 _SYMBOL = re.compile(r"(?P<name>.*?)"
                      r"(\[0:(?P<extent>\d+)\]@(?P<axis>-?\d+)(?P<kind>[BMNK]?)|:(?P<dtype>\w+))?"
                      r"(//(?P<n>\d+))?")
 
 
-def to_sympy(e: Expr, facts: Facts = NO_FACTS) -> sympy.Basic:
+def to_sympy(e: ir.Expr, facts: Facts = NO_FACTS) -> sympy.Basic:
     """The expression in SymPy, whose symbols have what the facts say of their signs and divisors. Raises
     Unsupported for a node that is no arithmetic of integers or conditions, such as a load."""
     import sympy
 
-    def of(x: Expr) -> Any:
+    def of(x: ir.Expr) -> Any:
         return to_sympy(x, facts)
 
     match e:
-        case Const(value) if e.dtype.kind != "float":
+        case ir.Const(value) if e.dtype.kind != "float":
             return sympy.true if value is True else sympy.false if value is False else sympy.Integer(value)
-        case Var() | Lane():
+        case ir.Var() | ir.Lane():
             return _symbol(e, facts)
-        case Neg(x) if e.dtype.kind == "index":
+        case ir.Neg(x) if e.dtype.kind == "index":
             return -of(x)
-        case Not(x) if e.dtype.kind == "bool":
+        case ir.Not(x) if e.dtype.kind == "bool":
             return sympy.Not(of(x))
-        case Cast(x) if e.dtype.kind == "index" and x.dtype.kind in ("index", "int"):
+        case ir.Cast(x) if e.dtype.kind == "index" and x.dtype.kind in ("index", "int"):
             return of(x)
-        case Cast(x) if e.dtype.kind == "index" and x.dtype.kind == "bool":
+        case ir.Cast(x) if e.dtype.kind == "index" and x.dtype.kind == "bool":
             return sympy.Piecewise((1, of(x)), (0, True))
-        case Select(cond, yes, no) if e.dtype.kind == "bool":
+        case ir.Select(cond, yes, no) if e.dtype.kind == "bool":
             return sympy.ITE(of(cond), of(yes), of(no))
-        case Select(cond, yes, no) if e.dtype.kind == "index":
+        case ir.Select(cond, yes, no) if e.dtype.kind == "index":
             return sympy.Piecewise((of(yes), of(cond)), (of(no), True))
-        case Call(name, args) if e.dtype.kind == "index" and name in ("quotient", "remainder"):
+        case ir.Call(name, args) if e.dtype.kind == "index" and name in ("quotient", "remainder"):
             return sympy.Function(name)(*map(of, args))
-        case Binary() if {e.a.dtype.kind, e.b.dtype.kind} in ({"index"}, {"bool"}):
+        case ir.Binary() if {e.a.dtype.kind, e.b.dtype.kind} in ({"index"}, {"bool"}):
             return _binary(e, of(e.a), of(e.b))
     raise Unsupported(f"`{e}` is no arithmetic of positions or conditions, so SymPy has no form of it")
 
 
-def _binary(e: Binary, a: Any, b: Any) -> Any:
+def _binary(e: ir.Binary, a: Any, b: Any) -> Any:
     import sympy
 
     if e.dtype.kind == "bool" and e.a.dtype.kind == "bool":
-        kinds: dict[type[Expr], Callable[[Any, Any], Any]] = {
-            And: sympy.And, Or: sympy.Or, Xor: sympy.Xor, Eq: sympy.Equivalent, Ne: sympy.Xor}
+        kinds: dict[type[ir.Expr], Callable[[Any, Any], Any]] = {
+            ir.And: sympy.And, ir.Or: sympy.Or, ir.Xor: sympy.Xor, ir.Eq: sympy.Equivalent,
+            ir.Ne: sympy.Xor}
         return kinds[type(e)](a, b)
     match e:
-        case Shl(_, Const(int(n))) if n >= 0:
+        case ir.Shl(_, ir.Const(int(n))) if n >= 0:
             return a * 2**n
-        case Shr(_, Const(int(n))) if n >= 0:
+        case ir.Shr(_, ir.Const(int(n))) if n >= 0:
             return sympy.floor(a / 2**n)
-        case And() | Or() | Xor() | Shl() | Shr():
+        case ir.And() | ir.Or() | ir.Xor() | ir.Shl() | ir.Shr():
             return sympy.Function(_BITS[type(e)])(a, b)
-    meant: dict[type[Expr], Callable[[Any, Any], Any]] = {
-        Add: lambda x, y: x + y, Sub: lambda x, y: x - y, Mul: lambda x, y: x * y,
-        FloorDiv: lambda x, y: sympy.floor(x / y), Mod: sympy.Mod, Min: sympy.Min, Max: sympy.Max,
-        Lt: sympy.Lt, Le: sympy.Le, Eq: sympy.Eq, Ne: sympy.Ne}
+    meant: dict[type[ir.Expr], Callable[[Any, Any], Any]] = {
+        ir.Add: lambda x, y: x + y, ir.Sub: lambda x, y: x - y, ir.Mul: lambda x, y: x * y,
+        ir.FloorDiv: lambda x, y: sympy.floor(x / y), ir.Mod: sympy.Mod,
+        ir.Min: sympy.Min, ir.Max: sympy.Max,
+        ir.Lt: sympy.Lt, ir.Le: sympy.Le, ir.Eq: sympy.Eq, ir.Ne: sympy.Ne}
     return meant[type(e)](a, b)
 
 
-def _symbol(e: Var | Lane, facts: Facts) -> Any:
+def _symbol(e: ir.Var | ir.Lane, facts: Facts) -> Any:
     import sympy
 
-    if e.dtype is boolean:
+    if e.dtype is ir.boolean:
         return sympy.Symbol(f"{e.name}:bool")
     r, n = range_of(e, facts), facts.stated_multiple(e)
-    if isinstance(e, Lane):
+    if isinstance(e, ir.Lane):
         name = f"{e.name}[0:{e.extent}]@{e.axis}{e.kind}"
     else:
-        name = e.name if e.dtype is index else f"{e.name}:{e.dtype.name}"
+        name = e.name if e.dtype is ir.index else f"{e.name}:{e.dtype.name}"
     given: dict[str, bool] = {"integer": True}
     if r.low >= 0:
         given["positive" if r.low > 0 else "nonnegative"] = True
@@ -148,7 +118,7 @@ def _symbol(e: Var | Lane, facts: Facts) -> Any:
     return sympy.Symbol(name, **given) if n <= 1 else n * sympy.Symbol(f"{name}//{n}", **given)
 
 
-def from_sympy(e: sympy.Basic) -> Expr:
+def from_sympy(e: sympy.Basic) -> ir.Expr:
     """The expression of one of SymPy's, over the variables and lanes that its symbols name. Raises
     Unsupported for what ``to_sympy`` does not make and has no meaning here."""
     import sympy
@@ -156,15 +126,15 @@ def from_sympy(e: sympy.Basic) -> Expr:
     if isinstance(e, (sympy.floor, sympy.Mod)):
         return _division(e)
     if isinstance(e, sympy.Integer):
-        return Const(int(e))
+        return ir.Const(int(e))
     if e is sympy.true or e is sympy.false:
-        return TRUE if e is sympy.true else FALSE
+        return ir.TRUE if e is sympy.true else ir.FALSE
     if isinstance(e, sympy.Symbol):
         return _named(e.name)
     if isinstance(e, sympy.Pow) and e.exp.is_Integer and e.exp > 0:
-        return functools.reduce(Mul, [from_sympy(e.base)] * int(e.exp))
+        return functools.reduce(ir.Mul, [from_sympy(e.base)] * int(e.exp))
     if isinstance(e, sympy.ceiling):
-        return Neg(from_sympy(sympy.floor(-e.args[0])))
+        return ir.Neg(from_sympy(sympy.floor(-e.args[0])))
     if isinstance(e, sympy.Piecewise):
         return _chosen(e)
     args = _without_fractions(e) if isinstance(e, sympy.core.relational.Relational) else e.args
@@ -172,19 +142,20 @@ def from_sympy(e: sympy.Basic) -> Expr:
         args = sorted(args, key=lambda x: x.is_Integer)  # constants behind
     parts = [from_sympy(x) for x in args]
     if isinstance(e, (sympy.Gt, sympy.Ge)):
-        return (Lt if isinstance(e, sympy.Gt) else Le)(parts[1], parts[0])
+        return (ir.Lt if isinstance(e, sympy.Gt) else ir.Le)(parts[1], parts[0])
     name = type(e).__name__
     if name in BITS and len(parts) == 2:
         return BITS[name](*parts)
     if name in ("quotient", "remainder"):
-        return Call(name, tuple(parts))
+        return ir.Call(name, tuple(parts))
     if isinstance(e, sympy.Not):
-        return Not(parts[0])
+        return ir.Not(parts[0])
     if isinstance(e, sympy.ITE):
-        return Select(*parts)
-    for kind, made in ((sympy.Add, Add), (sympy.Mul, Mul), (sympy.Min, Min), (sympy.Max, Max),
-                       (sympy.And, And), (sympy.Or, Or), (sympy.Xor, Xor), (sympy.Lt, Lt), (sympy.Le, Le),
-                       (sympy.Eq, Eq), (sympy.Ne, Ne), (sympy.Equivalent, Eq)):
+        return ir.Select(*parts)
+    for kind, made in ((sympy.Add, ir.Add), (sympy.Mul, ir.Mul), (sympy.Min, ir.Min),
+                       (sympy.Max, ir.Max), (sympy.And, ir.And), (sympy.Or, ir.Or),
+                       (sympy.Xor, ir.Xor), (sympy.Lt, ir.Lt), (sympy.Le, ir.Le),
+                       (sympy.Eq, ir.Eq), (sympy.Ne, ir.Ne), (sympy.Equivalent, ir.Eq)):
         if isinstance(e, kind):
             return functools.reduce(made, parts)
     raise Unsupported(f"SymPy's `{e}` has no form here: {name} is no arithmetic of integers or conditions")
@@ -199,7 +170,7 @@ def _without_fractions(e: Any) -> tuple[Any, ...]:
     return tuple((over * (common // int(under))).expand() for over, under in sides)
 
 
-def _division(e: Any) -> Expr:
+def _division(e: Any) -> ir.Expr:
     """``floor`` of a quotient, or ``Mod`` of integers; of fractions, which SymPy may make, by their
     common denominator."""
     import sympy
@@ -207,31 +178,32 @@ def _division(e: Any) -> Expr:
     if isinstance(e, sympy.Mod):
         (a, c), (b, d) = (sympy.fraction(sympy.together(x)) for x in e.args)
         common = sympy.lcm(c, d)
-        rest = Mod(from_sympy(a * (common / c)), from_sympy(b * (common / d)))
-        return rest if common == 1 else FloorDiv(rest, from_sympy(common))
+        rest = ir.Mod(from_sympy(a * (common / c)), from_sympy(b * (common / d)))
+        return rest if common == 1 else ir.FloorDiv(rest, from_sympy(common))
     a, b = sympy.fraction(sympy.together(e.args[0]))
-    return from_sympy(a) if b == 1 else FloorDiv(from_sympy(a), from_sympy(b))
+    return from_sympy(a) if b == 1 else ir.FloorDiv(from_sympy(a), from_sympy(b))
 
 
-def _chosen(e: Any) -> Expr:
+def _chosen(e: Any) -> ir.Expr:
     """The cases of a ``Piecewise``, the last of which holds always."""
     *first, (last, always) = e.args
     if always != True:  # noqa: E712  SymPy's true
         raise Unsupported(f"SymPy's `{e}` has no value where none of its conditions holds")
     made = from_sympy(last)
     for value, cond in reversed(first):
-        made = Select(from_sympy(cond), from_sympy(value), made)
+        made = ir.Select(from_sympy(cond), from_sympy(value), made)
     return made
 
 
-def _named(name: str) -> Expr:
+def _named(name: str) -> ir.Expr:
     found = _SYMBOL.fullmatch(name)
     assert found is not None
-    made: Expr
+    made: ir.Expr
     if found["extent"]:
-        made = Lane(found["name"], int(found["extent"]), int(found["axis"]), found["kind"])
+        made = ir.Lane(found["name"], int(found["extent"]), int(found["axis"]), found["kind"])
     else:
-        kind: DType = boolean if found["dtype"] == "bool" else type_named(found["dtype"] or "index")
-        made = Var(found["name"], kind)
-        made = Cast(made, index) if kind.kind == "int" else made
-    return FloorDiv(made, Const(int(found["n"]))) if found["n"] else made
+        named = found["dtype"] or "index"
+        kind: ir.DType = ir.boolean if named == "bool" else ir.type_named(named)
+        made = ir.Var(found["name"], kind)
+        made = ir.Cast(made, ir.index) if kind.kind == "int" else made
+    return ir.FloorDiv(made, ir.Const(int(found["n"]))) if found["n"] else made

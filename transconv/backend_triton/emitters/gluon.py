@@ -4,58 +4,50 @@ Gluon is Triton's dialect in which shared memory, barriers and layouts are named
 function; the kernel itself reserves the rings and starts the roles. As in ``emit_tl`` there is no
 algebra here. Names that differ between Triton's versions are looked up once, above the functions.
 
-Also here: where tiles are in a Gluon kernel: layouts of shared memory and of registers, as Gluon text.
-
-A layout says how a tile's elements are distributed over the registers of warps or over shared memory.
-The rings of buffers and the barriers that all roles share are allocated before the roles begin.
+A layout says how a tile's elements are distributed over the registers of warps or over shared memory. The
+rings of buffers and the barriers that all roles share are allocated before the roles begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from math import prod
 
+from transconv import ir
 from transconv.backend_triton.emitters.arithmetic import ATOM, POSTFIX
-from transconv.backend_triton.emitters.parameters import box_name, parameters
 from transconv.backend_triton.emitters.triton import (
     TlEmitter,
+    box_name,
     folded,
     multiples_said,
+    parameters,
     spelled_lanes,
 )
-from transconv.backend_triton.emitters.triton_versions import looked_up
 from transconv.backend_triton.launch.bound_start import begun, imported
-from transconv.ir import (
-    ZERO,
-    Alloc,
-    Barrier,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    Fetch,
-    For,
-    FuncCall,
-    Kernel,
-    Lane,
-    Let,
-    Node,
-    Put,
-    Reduce,
-    Role,
-    Roles,
-    Send,
-    Shared,
-    SlotTile,
-    SmemRing,
-    Tensor,
-    Var,
-    find,
-    helpers,
-    lanes_of,
-    substitute,
-)
 from transconv.simplify import simplify
+
+LOOKED_UP = {
+    "fetch_box": """
+fetch_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+""",
+    "pile": """
+pile = gl.shared_memory_descriptor.reinterpret if hasattr(
+    gl.shared_memory_descriptor, "reinterpret") else gl.shared_memory_descriptor._reinterpret
+""",
+    "send_box": """
+send_box = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+""",
+}
+
+
+def looked_up(lines: Sequence[str]) -> Iterator[str]:
+    """The assignments of the names that the lines call."""
+    yield "# The same functions under the names of this version of Triton."
+    for name, text in LOOKED_UP.items():
+        if any(re.search(rf"(?<![\w.]){name}\(", line) for line in lines):
+            yield from text.strip().splitlines()
+
 
 IMPORTS = '''
 import triton.language as tl
@@ -72,18 +64,18 @@ class GluonEmitter(TlEmitter):
 
     space = "gl"
 
-    def __init__(self, sides: tuple[Lane, ...], warps: int, wide: int, both: bool) -> None:
+    def __init__(self, sides: tuple[ir.Lane, ...], warps: int, wide: int, both: bool) -> None:
         super().__init__()
         self.sides, self.warps, self.wide, self.both = sides, warps, wide, both
-        self.sums = Var("")  # the accumulator of the asynchronous products
+        self.sums = ir.Var("")  # the accumulator of the asynchronous products
 
-    def spell_Const(self, e: Const) -> tuple[str, int]:
+    def spell_Const(self, e: ir.Const) -> tuple[str, int]:
         return (str(e.value), ATOM) if isinstance(e.value, bool) else super().spell_Const(e)
 
-    def spell_SlotTile(self, e: SlotTile) -> tuple[str, int]:
+    def spell_SlotTile(self, e: ir.SlotTile) -> tuple[str, int]:
         return self.slot(e, self.lanes(e)), POSTFIX
 
-    def slot(self, piece: SlotTile, lanes: tuple[Lane, ...]) -> str:
+    def slot(self, piece: ir.SlotTile, lanes: tuple[ir.Lane, ...]) -> str:
         """A slot as a matrix: its dimensions in memory are folded, and transposed if necessary."""
         memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
         name, slot = piece.buffer.name, self.text(piece.slot)
@@ -101,23 +93,23 @@ class GluonEmitter(TlEmitter):
                     text += f".reshape({shape})"
         return text + (".permute([1, 0])" if list(lanes) != memory else "")
 
-    def place(self, piece: SlotTile) -> str:
+    def place(self, piece: ir.SlotTile) -> str:
         """Of a box among those of all slots."""
         slot, members = self.text(piece.slot), piece.buffer.members
         return slot if members == 1 else f"{slot} * {members} + {self.text(piece.member)}"
 
-    def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
+    def address(self, tensor: ir.Tensor, offset: ir.Expr, lanes: tuple[ir.Lane, ...]) -> str:
         assert self.lanes(offset) == lanes, "an address in an explicit kernel varies along its lanes"
         return f"{tensor.name} + {self.fit(offset, lanes, 6)}"
 
-    def lines_For(self, s: For) -> list[str]:
+    def lines_For(self, s: ir.For) -> list[str]:
         if s.kind == "dealt":
             dealt = f"{self.text(s.start)}, {self.end(s)}, {s.programs}"
             return [f"for {s.var.name} in range({dealt}):", *self.block(s.body)]
-        start = "" if s.start is ZERO else f"{self.text(s.start)}, "
+        start = "" if s.start is ir.ZERO else f"{self.text(s.start)}, "
         return [f"for {s.var.name} in range({start}{self.end(s)}):", *self.block(s.body)]
 
-    def lines_Alloc(self, s: Alloc) -> list[str]:
+    def lines_Alloc(self, s: ir.Alloc) -> list[str]:
         self.scope[s.var] = s.lanes
         if not s.lanes and s.var.type.kind == "index":
             return [f"{s.var.name} = {self.text(s.init)}"]
@@ -126,32 +118,32 @@ class GluonEmitter(TlEmitter):
         shape = ", ".join(str(x.extent) for x in s.lanes)
         return [f"{s.var.name} = gl.full([{shape}], {self.text(s.init)}, {self.type(s.var.type)}, sums)"]
 
-    def lines_Fetch(self, s: Fetch) -> list[str]:
+    def lines_Fetch(self, s: ir.Fetch) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
         barrier = f"{s.barrier.name}.index({self.text(s.slot)})"
         return [f"fetch_box({box_name(s.tensor.name)}, [{corner}], {barrier}, "
                 f"{s.piece.buffer.name}.index({self.place(s.piece)}))"]
 
-    def lines_Let(self, s: Let) -> list[str]:
+    def lines_Let(self, s: ir.Let) -> list[str]:
         """A tile that is read from shared memory comes in the layout of the sums."""
-        if isinstance(s.value, SlotTile):
+        if isinstance(s.value, ir.SlotTile):
             self.name(s)
             text, _ = self.unboxed(f"{self.text(s.value)}.load(sums)", s.value.buffer.type)
             return [f"{s.var.name} = {text}"]
         return super().lines_Let(s)
 
-    def lines_Put(self, s: Put) -> list[str]:
+    def lines_Put(self, s: ir.Put) -> list[str]:
         lanes = self.lanes(s.value)
         value = self.fit(s.value, lanes)
-        if isinstance(s.value, SlotTile):
+        if isinstance(s.value, ir.SlotTile):
             along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
             value += self.loaded_across(lanes, along, s.value.dtype.bits)
-        if isinstance(s.value, SlotTile) or s.piece.buffer.type.boxed is s.piece.buffer.type:
+        if isinstance(s.value, ir.SlotTile) or s.piece.buffer.type.boxed is s.piece.buffer.type:
             return [f"{self.slot(s.piece, lanes)}.store({value})"]
         return [f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"
                 f".to({self.type(s.piece.buffer.type.boxed)}))"]
 
-    def loaded_across(self, lanes: tuple[Lane, ...], along: int, bits: int) -> str:
+    def loaded_across(self, lanes: tuple[ir.Lane, ...], along: int, bits: int) -> str:
         """How a tile to be transposed is read. If both operands are, the steps of the sum are in another
         order in both: those whose bytes make a word come from four quarters of it."""
         if bits != 8:
@@ -164,65 +156,65 @@ class GluonEmitter(TlEmitter):
         split[along:along + 1] = [4, shape[along] // 4]
         return f"{read}.reshape({split}).permute({order}).reshape({shape})"
 
-    def lines_Send(self, s: Send) -> list[str]:
+    def lines_Send(self, s: ir.Send) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
         piece = f"{s.piece.buffer.name}.index({self.text(s.piece.slot)})"
         return [f"send_box({box_name(s.tensor.name)}, [{corner}], {piece})"]
 
-    def call_wait(self, s: FuncCall) -> list[str]:
+    def call_wait(self, s: ir.FuncCall) -> list[str]:
         _, _, phase = s.args
         return [f"mbarrier.wait({self.gate(s)}, {self.argument(phase)})"]
 
-    def call_expect(self, s: FuncCall) -> list[str]:
+    def call_expect(self, s: ir.FuncCall) -> list[str]:
         return [f"mbarrier.expect({self.gate(s)}, {self.argument(s.args[2])})"]
 
-    def call_arrive(self, s: FuncCall) -> list[str]:
+    def call_arrive(self, s: ir.FuncCall) -> list[str]:
         when = self.argument(s.args[2])
         return [f"mbarrier.arrive({self.gate(s)}, count=1" + ("" if when == "True" else f", pred={when}")
                 + ")"]
 
-    def gate(self, s: FuncCall) -> str:
+    def gate(self, s: ir.FuncCall) -> str:
         barrier = s.args[0]
-        assert isinstance(barrier, Barrier)
+        assert isinstance(barrier, ir.Barrier)
         return f"{barrier.name}.index({self.argument(s.args[1])})"
 
-    def argument(self, arg: Node) -> str:
-        assert isinstance(arg, Expr)
+    def argument(self, arg: ir.Node) -> str:
+        assert isinstance(arg, ir.Expr)
         return self.text(arg)
 
-    def call_dot_async(self, s: FuncCall) -> list[str]:
+    def call_dot_async(self, s: ir.FuncCall) -> list[str]:
         acc, a, b = s.args
-        assert isinstance(acc, Var)
+        assert isinstance(acc, ir.Var)
         self.sums = acc
         return [f"{acc.name} = hopper.warpgroup_mma({self.argument(a)}, {self.argument(b)}, "
                 f"{acc.name}, is_async=True)"]
 
-    def call_dot_wait(self, s: FuncCall) -> list[str]:
+    def call_dot_wait(self, s: ir.FuncCall) -> list[str]:
         sums = self.sums.name
         return [f"{sums} = hopper.warpgroup_mma_wait({self.argument(s.args[0])}, deps=[{sums}])"]
 
-    def call_part_wait(self, s: FuncCall) -> list[str]:
+    def call_part_wait(self, s: ir.FuncCall) -> list[str]:
         """The whole sum is named too, so that LLVM does not gather the additions of several parts behind
         the last product, which takes the registers of all."""
         pending, part, whole = s.args
-        assert isinstance(part, Var) and isinstance(whole, Var)
+        assert isinstance(part, ir.Var) and isinstance(whole, ir.Var)
         both = f"{part.name}, {whole.name}"
         return [f"{both} = hopper.warpgroup_mma_wait({self.argument(pending)}, deps=[{both}])"]
 
-    def call_fence(self, s: FuncCall) -> list[str]:
+    def call_fence(self, s: ir.FuncCall) -> list[str]:
         return ["hopper.fence_async_shared()"]
 
-    def call_send_wait(self, s: FuncCall) -> list[str]:
+    def call_send_wait(self, s: ir.FuncCall) -> list[str]:
         return [f"tma.store_wait({self.argument(s.args[0])})"]
 
     # ---- a role as a function ----
 
-    def role(self, role: Role, params: list[str], program: Var, said: list[str]) -> list[str]:
+    def role(self, role: ir.Role, params: list[str], program: ir.Var, said: list[str]) -> list[str]:
         sums: list[str] = []
-        if any(a.lanes for a in find(role, Alloc)):
+        if any(a.lanes for a in ir.find(role, ir.Alloc)):
             used = spelled_lanes(role.body)
-            (bits,) = {a.dtype.bits for s in find(role, FuncCall) for a in s.args
-                       if isinstance(a, SlotTile)}
+            (bits,) = {a.dtype.bits for s in ir.find(role, ir.FuncCall) for a in s.args
+                       if isinstance(a, ir.SlotTile)}
             sums = [f"sums: gl.constexpr = {sums_layout(self.sides, role.warps, bits, self.wide)}",
                     *(f"{x.name} = gl.arange(0, {x.extent}, gl.SliceLayout({1 - at}, sums))"
                       for at, x in enumerate(self.sides) if x in used)]
@@ -230,23 +222,24 @@ class GluonEmitter(TlEmitter):
                 *said, f"    {program.name} = gl.program_id(0)", *self.block(role.body)]
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
+def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
     """The text of a module with one ``@gluon.jit`` function named like the kernel, and one per role."""
-    (roles,) = find(kernel, Roles)
+    (roles,) = ir.find(kernel, ir.Roles)
     grid = kernel.body
-    assert isinstance(grid, For)
-    shared = [s.what for s in find(kernel, Shared)]
+    assert isinstance(grid, ir.For)
+    shared = [s.what for s in ir.find(kernel, ir.Shared)]
     given, sizes = parameters(kernel), kernel.sizes.names if kernel.sizes else ()
-    sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
+    sides = next((a.lanes for a in ir.find(kernel, ir.Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
-    both = sum(isinstance(s.value, SlotTile) for s in find(roles, Put)) == 2
-    functions = [*helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
-                          {r.op for r in find(kernel, Reduce)}, "gluon.jit", "gl")[1:]]
+    both = sum(isinstance(s.value, ir.SlotTile) for s in ir.find(roles, ir.Put)) == 2
+    functions = [*ir.helpers({c.name for c in ir.find(kernel, ir.Call)},
+                             {c.type for c in ir.find(kernel, ir.Cast)},
+                             {r.op for r in ir.find(kernel, ir.Reduce)}, "gluon.jit", "gl")[1:]]
     functions += [""] if functions else []
     calls = []
     for role in roles.roles:
-        own = [*(p.name for p in given if _mentions(role, p.tensor)), *rings(role, shared),
-               *(n for n in sizes if Var(n) in find(role, Var))]
+        own = [*(p.name for p in given if p.tensor in ir.find(role, ir.Tensor)), *rings(role, shared),
+               *(n for n in sizes if ir.Var(n) in ir.find(role, ir.Var))]
         functions += [*GluonEmitter(sides, role.warps, wide, both).role(
             role, own, grid.var, multiples_said(kernel, own)), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
@@ -265,10 +258,6 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     return "\n".join(line.rstrip() for line in folded(lines)) + "\n"
 
 
-def _mentions(role: Role, tensor: Tensor) -> bool:
-    return tensor in find(role, Tensor)
-
-
 DOT_BITS = 256  # of an operand's row per instruction, along K
 WARPGROUP = 4  # warps that multiply together, 64 rows at a time
 PIECES = "pieces"  # the name of several boxes seen as one operand
@@ -276,7 +265,7 @@ ROWS = "rows"  # the name of a ring seen as its rows, ``EIGHT`` by eight: the sw
 EIGHT = 8
 
 
-def sums_layout(sides: tuple[Lane, ...], warps: int, bits: int, wide: int) -> str:
+def sums_layout(sides: tuple[ir.Lane, ...], warps: int, bits: int, wide: int) -> str:
     """The register layout of a product's tile: groups of four warps take 64 rows each; further groups
     divide the columns."""
     left, right = (x.extent for x in sides)
@@ -286,14 +275,14 @@ def sums_layout(sides: tuple[Lane, ...], warps: int, bits: int, wide: int) -> st
             f"instr_shape=[16, {min(right // across, wide)}, {DOT_BITS // bits}])")
 
 
-def widest_product(roles: Roles) -> int:
+def widest_product(roles: ir.Roles) -> int:
     """The most columns of one instruction: 256, whose sums are 128 registers of a thread. A program of
     more than 12 warps (three groups) starts with 128 each, which ptxas refuses to fill with them."""
     groups = sum(-(-r.warps // WARPGROUP) for r in roles.roles)
     return 256 if groups <= 3 else 128
 
 
-def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
+def turning_layout(lanes: tuple[ir.Lane, ...], along: int, warps: int) -> str:
     """The register layout of a tile to be transposed: every thread has one row of the result, along
     dimension ``along``, and neighbouring threads read neighbouring elements. Short tiles are divided
     along the rows too."""
@@ -305,7 +294,7 @@ def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
     return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
 
 
-def bytes_layout(lanes: tuple[Lane, ...], along: int, warps: int, apart: bool) -> str:
+def bytes_layout(lanes: tuple[ir.Lane, ...], along: int, warps: int, apart: bool) -> str:
     """The register layout of a tile of bytes to be transposed: a thread has squares of 4 x 4 bytes. It
     reads words of 4 bytes across the sum, and writes words of 4 steps along it, dimension ``along``.
     ``apart``: the 4 steps of a word are quarters of the sum apart, so that the lanes of a warp read rows
@@ -326,47 +315,47 @@ def bytes_layout(lanes: tuple[Lane, ...], along: int, warps: int, apart: bool) -
             f"{[x.extent for x in lanes]})")
 
 
-def seen_as(piece: SlotTile) -> str:
+def seen_as(piece: ir.SlotTile) -> str:
     """How a tile lies in a slot: as its ``box``, one of several or the only one, as a ``pile`` of all of
     them, or as a ``window``, some rows of boxes that lie below one another."""
-    box, tile = prod(piece.buffer.extents), prod(x.extent for x in lanes_of(piece))
+    box, tile = prod(piece.buffer.extents), prod(x.extent for x in ir.lanes_of(piece))
     if piece.buffer.members == 1 or tile <= box:
         return "box"
     return "pile" if tile == box * piece.buffer.members else "window"
 
 
-def first_row(piece: SlotTile) -> int:
+def first_row(piece: ir.SlotTile) -> int:
     """The row of a slot where a window begins."""
-    first = substitute(piece, {x: ZERO for x in lanes_of(piece)})
+    first = ir.substitute(piece, {x: ir.ZERO for x in ir.lanes_of(piece)})
     places = [simplify(x) for x in (first.member, *first.within)]
-    assert all(isinstance(x, Const) for x in places), "the rows of a window are known"
+    assert all(isinstance(x, ir.Const) for x in places), "the rows of a window are known"
     found = 0
     for x, extent in zip(places, (piece.buffer.members, *piece.buffer.extents[:-1]), strict=False):
-        found = found * extent + int(x.value) if isinstance(x, Const) else found
+        found = found * extent + int(x.value) if isinstance(x, ir.Const) else found
     return found
 
 
-def rows_of_eight(what: SmemRing) -> int:
+def rows_of_eight(what: ir.SmemRing) -> int:
     """How many times eight rows a slot has."""
     return what.members * prod(what.extents[:-1]) // EIGHT
 
 
-def rings(role: Role, shared: list[SmemRing | Barrier]) -> Iterator[str]:
+def rings(role: ir.Role, shared: list[ir.SmemRing | ir.Barrier]) -> Iterator[str]:
     """The names by which a role sees the rings and barriers that it uses."""
-    used = {*find(role, SmemRing), *find(role, Barrier)}
+    used = {*ir.find(role, ir.SmemRing), *ir.find(role, ir.Barrier)}
     seen = {p.buffer: seen_as(p) for p in _tiles(role)}
     for what in shared:
         if what in used:
             yield what.name + {"pile": f"_{PIECES}", "window": f"_{ROWS}"}.get(
-                seen.get(what, "") if isinstance(what, SmemRing) else "", "")
+                seen.get(what, "") if isinstance(what, ir.SmemRing) else "", "")
 
 
-def reserved(shared: list[SmemRing | Barrier], kernel: Kernel) -> Iterator[str]:
+def reserved(shared: list[ir.SmemRing | ir.Barrier], kernel: ir.Kernel) -> Iterator[str]:
     """The lines that allocate rings and barriers and initialise the barriers."""
-    copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
+    copies: list[ir.Fetch | ir.Send] = [*ir.find(kernel, ir.Fetch), *ir.find(kernel, ir.Send)]
     boxed = {x.piece.buffer: box_name(x.tensor.name) for x in copies}
     for what in shared:
-        if isinstance(what, Barrier):
+        if isinstance(what, ir.Barrier):
             yield (f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "
                    "mbarrier.MBarrierLayout())")
             continue
@@ -382,7 +371,7 @@ def reserved(shared: list[SmemRing | Barrier], kernel: Kernel) -> Iterator[str]:
             yield (f"    {what.name}_{ROWS} = pile({what.name}, {box}.dtype, "
                    f"[{what.slots * rows_of_eight(what)}, {EIGHT}, {what.extents[-1]}],")
             yield f"        {shared_layout(what)})"
-    barriers = [b for b in shared if isinstance(b, Barrier)]
+    barriers = [b for b in shared if isinstance(b, ir.Barrier)]
     for slots in dict.fromkeys(b.slots for b in barriers):
         alike = [b for b in barriers if b.slots == slots]
         if slots == 1:
@@ -393,27 +382,27 @@ def reserved(shared: list[SmemRing | Barrier], kernel: Kernel) -> Iterator[str]:
             yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
 
 
-def _tiles(node: Node) -> list[SlotTile]:
+def _tiles(node: ir.Node) -> list[ir.SlotTile]:
     """The pieces that are read as tiles."""
-    read = [a for s in find(node, FuncCall) for a in s.args if isinstance(a, SlotTile)]
-    return read + [s.value for s in find(node, Put) if isinstance(s.value, SlotTile)]
+    read = [a for s in ir.find(node, ir.FuncCall) for a in s.args if isinstance(a, ir.SlotTile)]
+    return read + [s.value for s in ir.find(node, ir.Put) if isinstance(s.value, ir.SlotTile)]
 
 
-def _transposed(what: SmemRing, box: str) -> Iterator[str]:
+def _transposed(what: ir.SmemRing, box: str) -> Iterator[str]:
     """A ring that no box is copied into: its layout is the matrix unit's."""
     shape = ", ".join(map(str, (what.slots, *what.extents)))
     yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
            f"{shared_layout(what)})")
 
 
-def shared_layout(what: SmemRing) -> str:
+def shared_layout(what: ir.SmemRing) -> str:
     """Rows of up to 128 bytes, swizzled so that they can be read across."""
     swizzle = min(128, what.extents[-1] * what.type.bytes)
     return (f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, "
             f"element_bitwidth={what.type.bits}, rank=2)")
 
 
-def _pile(what: SmemRing, box: str) -> Iterator[str]:
+def _pile(what: ir.SmemRing, box: str) -> Iterator[str]:
     """Boxes as one operand: side by side (64 columns of all rows, then the next 64), or below one
     another."""
     down, across = (what.members, 1) if what.below else (1, what.members)

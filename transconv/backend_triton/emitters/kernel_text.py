@@ -1,7 +1,6 @@
 """The source text of a kernel: Gluon if its warps have roles, else Triton (``tl``).
 
-Also here: the same kernel, whose names differ from each other and from what
-its text calls.
+In: a kernel. Out: its text, in which names differ from each other and from what the text calls.
 
 A computation may give a tensor the name of a coordinate (``w``), or an axis that of a function in the
 text (``range``). The IR keeps them apart; the text would confuse them. A name that is taken gets an
@@ -15,38 +14,21 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from transconv import ir
 from transconv.backend_triton.emitters import gluon, triton
-from transconv.backend_triton.emitters.gluon import PIECES
-from transconv.backend_triton.emitters.parameters import box_name
-from transconv.backend_triton.emitters.triton_versions import LOOKED_UP
+from transconv.backend_triton.emitters.gluon import LOOKED_UP, PIECES
+from transconv.backend_triton.emitters.triton import box_name
 from transconv.backend_triton.launch.bound_start import first_lines
-from transconv.ir import (
-    CALLS,
-    DTYPES,
-    LAUNCH,
-    REDUCERS,
-    Barrier,
-    ExprMutator,
-    For,
-    Kernel,
-    Lane,
-    Role,
-    Roles,
-    SmemRing,
-    Var,
-    find,
-    walk,
-)
 
 
-def is_explicit(kernel: Kernel) -> bool:
+def is_explicit(kernel: ir.Kernel) -> bool:
     """Whether a kernel states its own use of shared memory."""
-    return bool(find(kernel, Roles))
+    return bool(ir.find(kernel, ir.Roles))
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
+def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), early: bool = False) -> str:
     """The text of a module with a JIT function named like the kernel; ``early``: see
-    launch/programmatic_launch.py."""
+    launch/bound_start.py."""
     spell = gluon.emit if is_explicit(kernel) else triton.emit
     about = tuple(" ".join(line.splitlines()) for line in (*header, *merged(kernel.notes)))  # comments
     return spell(distinct(kernel), about, first_lines(kernel) if early else ())
@@ -61,9 +43,10 @@ def merged(notes: tuple[str, ...]) -> list[str]:
             for first, *rest in alike.values()]
 
 
-def grid_size(kernel: Kernel) -> int:
+def grid_size(kernel: ir.Kernel) -> int:
     """The number of programs that the kernel is launched with."""
-    return next((n.programs or n.stop for n in walk(kernel) if isinstance(n, For) and n.kind == "grid"), 1)
+    return next((n.programs or n.stop for n in ir.walk(kernel) if isinstance(n, ir.For)
+                 and n.kind == "grid"), 1)
 
 
 def unspecialised(source: str) -> tuple[str, ...]:
@@ -75,8 +58,8 @@ def unspecialised(source: str) -> tuple[str, ...]:
 _SIZES = re.compile(r"^@\w+\.jit\(do_not_specialize=\[([^]]*)\]\)$", re.MULTILINE)
 
 
-WRITTEN = (*(c.helper for c in CALLS.values()), *(r.helper for r in REDUCERS.values()),
-           *(t.rounding.helper for t in DTYPES.values() if t.rounding is not None))
+WRITTEN = (*(c.helper for c in ir.CALLS.values()), *(r.helper for r in ir.REDUCERS.values()),
+           *(t.rounding.helper for t in ir.DTYPES.values() if t.rounding is not None))
 USED = frozenset({"tl", "gl", "gluon", "hopper", "mbarrier", "tma", "triton", "sums", "float", "range",
                   "gdc_wait", "gdc_launch_dependents", *LOOKED_UP,
                   *(name for text in WRITTEN for name in re.findall(r"def (\w+)", text))})
@@ -90,16 +73,16 @@ def function_name(name: str) -> str:
     return name
 
 
-def distinct(kernel: Kernel) -> Kernel:
+def distinct(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with clashing names replaced.
 
         x(w): w = ow + 1; load(w + w)   ->   x(w_): w = ow + 1; load(w_ + w)
     """
-    taken = USED | {kernel.name, *(r.name for r in find(kernel, Role))}
+    taken = USED | {kernel.name, *(r.name for r in ir.find(kernel, ir.Role))}
     given = kernel.sizes.names if kernel.sizes else ()  # arguments, which keep their names
     taken |= {*given}
-    inside: list[Var | Lane] = [*find(kernel, Var), *find(kernel, Lane)]
-    called: dict[str, list[Var | Lane]] = {}
+    inside: list[ir.Var | ir.Lane] = [*ir.find(kernel, ir.Var), *ir.find(kernel, ir.Lane)]
+    called: dict[str, list[ir.Var | ir.Lane]] = {}
     for v in (v for v in inside if v.name not in given):
         called.setdefault(v.name, []).append(v)
     held = set(called)
@@ -110,8 +93,8 @@ def distinct(kernel: Kernel) -> Kernel:
             other += "_"
         made |= dict.fromkeys(called[name], other)
         held.add(other)
-    taken |= held | LAUNCH
-    rings: list[SmemRing | Barrier] = [*find(kernel, SmemRing), *find(kernel, Barrier)]
+    taken |= held | ir.LAUNCH
+    rings: list[ir.SmemRing | ir.Barrier] = [*ir.find(kernel, ir.SmemRing), *ir.find(kernel, ir.Barrier)]
     for x in (*rings, *kernel.params):
         other = x.name
         while {other, box_name(other), f"{other}_{PIECES}"} & taken:
@@ -121,7 +104,7 @@ def distinct(kernel: Kernel) -> Kernel:
     return _Renamed(made).mutate(kernel) if made else kernel
 
 
-class _Renamed(ExprMutator):
+class _Renamed(ir.ExprMutator):
     def __init__(self, made: dict[Any, str]) -> None:
         super().__init__()
         self.made = made

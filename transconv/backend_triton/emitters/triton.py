@@ -1,67 +1,55 @@
 """The Triton emitter: from a lanewise kernel to the text of a readable Triton (``tl``) kernel.
 
 Emission is one-to-one: there is no algebra here. A let becomes an assignment, a loop a ``for``, a
-lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are spelled in
-emitters/arithmetic.py and emitters/expressions.py.
-
-Also here: the text of expressions of a lanewise kernel: beside arithmetic, tiles that are loaded,
-reduced, and seen in another shape.
+lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are
+spelled in emitters/arithmetic.py; tiles that are loaded, reduced, and seen in another shape here. A tensor
+is a parameter by its address, or by a descriptor of its boxes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 
+from transconv import ir
 from transconv.backend_triton.emitters.arithmetic import ATOM, LEVEL, POSTFIX, ArithmeticSpeller
-from transconv.backend_triton.emitters.parameters import box_name, parameters
 from transconv.backend_triton.launch.bound_start import begun, imported
-from transconv.ir import (
-    EXACT_TERMS,
-    FALSE,
-    REDUCERS,
-    TRUE,
-    Add,
-    Alloc,
-    BoxLoad,
-    BoxStore,
-    Call,
-    Cast,
-    Comment,
-    Const,
-    DType,
-    Expr,
-    Fetch,
-    For,
-    FuncCall,
-    If,
-    Kernel,
-    Lane,
-    Let,
-    Load,
-    MemoryRead,
-    Mul,
-    Ne,
-    Node,
-    Put,
-    Reduce,
-    Renamed,
-    Send,
-    Seq,
-    SlotTile,
-    Spread,
-    Stmt,
-    Store,
-    Tensor,
-    Update,
-    Var,
-    f32,
-    find,
-    helpers,
-    wrapped,
-)
 
 
-def is_lost(dtype: DType, fill: float) -> bool:
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """``box``: the extents of a box where the tensor is passed as a descriptor; None where it is passed as
+    an address."""
+
+    tensor: ir.Tensor
+    box: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the text."""
+        return self.tensor.name if self.box is None else box_name(self.tensor.name)
+
+    def __str__(self) -> str:
+        if self.box is None:
+            return str(self.tensor)
+        every = f" of every {list(self.tensor.every)}" if self.tensor.every else ""
+        return f"{self.tensor} in boxes of {list(self.box)}{every}"
+
+
+def parameters(kernel: ir.Kernel) -> tuple[Parameter, ...]:
+    """A kernel's parameters, in order."""
+    read: list[ir.BoxLoad | ir.BoxStore] = [*ir.find(kernel, ir.BoxLoad), *ir.find(kernel, ir.BoxStore)]
+    copied: list[ir.Fetch | ir.Send] = [*ir.find(kernel, ir.Fetch), *ir.find(kernel, ir.Send)]
+    boxes = {x.tensor: x.extents for x in read} | {x.tensor: x.piece.buffer.extents for x in copied}
+    return tuple(Parameter(p, boxes.get(p)) for p in kernel.params)
+
+
+def box_name(name: str) -> str:
+    """The name in the text of a tensor's descriptor."""
+    return f"{name}_box"
+
+
+def is_lost(dtype: ir.DType, fill: float) -> bool:
     """Whether Triton 3.6 loads another number where a mask of several elements does not hold. It puts a
     constant of 8 or 16 bits several times into a word, extended with its sign: four of 128 become
     0xffffff80, which is 128 and three times 255. Numbers whose sign bit is 0 are right, and those of ones
@@ -73,52 +61,52 @@ def is_lost(dtype: DType, fill: float) -> bool:
     return bits >> dtype.bits - 1 == 1 and bits != ones
 
 
-def _times(x: Const, value: float) -> Const:
+def _times(x: ir.Const, value: float) -> ir.Const:
     """A sum or a product of equal constants, which wraps around."""
-    return Const(value if isinstance(value, float) else wrapped(int(value), x.type), x.type)
+    return ir.Const(value if isinstance(value, float) else ir.wrapped(int(value), x.type), x.type)
 
 
 class ExprSpeller(ArithmeticSpeller):
     """Spells all expressions."""
 
-    def spell_Reduce(self, e: Reduce) -> tuple[str, int]:
+    def spell_Reduce(self, e: ir.Reduce) -> tuple[str, int]:
         lanes = self.lanes(e.x)
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
-            if REDUCERS[e.op].node is Add and isinstance(e.x, Const):
+            if ir.REDUCERS[e.op].node is ir.Add and isinstance(e.x, ir.Const):
                 return self.spell(self.typed(_times(e.x, e.x.value * e.lane.extent)))
-            if REDUCERS[e.op].node is Add and e.dtype.kind == "int":
-                times = Const(wrapped(e.lane.extent, e.dtype), e.dtype)
-                return f"{self.fit(e.x, lanes, LEVEL[Mul] + 1)} * {self.text(times)}", LEVEL[Mul]
-            if REDUCERS[e.op].node is Add:
-                return f"{self.fit(e.x, lanes, LEVEL[Mul] + 1)} * {e.lane.extent}", LEVEL[Mul]
-            if REDUCERS[e.op].node is not Mul:
+            if ir.REDUCERS[e.op].node is ir.Add and e.dtype.kind == "int":
+                times = ir.Const(ir.wrapped(e.lane.extent, e.dtype), e.dtype)
+                return f"{self.fit(e.x, lanes, LEVEL[ir.Mul] + 1)} * {self.text(times)}", LEVEL[ir.Mul]
+            if ir.REDUCERS[e.op].node is ir.Add:
+                return f"{self.fit(e.x, lanes, LEVEL[ir.Mul] + 1)} * {e.lane.extent}", LEVEL[ir.Mul]
+            if ir.REDUCERS[e.op].node is not ir.Mul:
                 return self.fit(self.typed(e.x), lanes, POSTFIX), POSTFIX
-            if isinstance(e.x, Const):
+            if isinstance(e.x, ir.Const):
                 return self.spell(self.typed(_times(e.x, e.x.value**e.lane.extent)))
             every = tuple(sorted((*lanes, e.lane), key=lambda x: (x.axis, x.name)))
-            return self.spell(Reduce(e.op, Spread(e.x, every), e.lane))
+            return self.spell(ir.Reduce(e.op, ir.Spread(e.x, every), e.lane))
         text = self.text(self.not_a_dot(e.x, lanes))
-        if REDUCERS[e.op].helper:  # a function of the module's own
+        if ir.REDUCERS[e.op].helper:  # a function of the module's own
             return f"{self.space}.reduce({text}, {lanes.index(e.lane)}, {e.op}_of)", POSTFIX
         return f"{self.space}.{e.op}({text}, axis={lanes.index(e.lane)})", POSTFIX
 
-    def not_a_dot(self, x: Expr, lanes: tuple[Lane, ...]) -> Expr:
+    def not_a_dot(self, x: ir.Expr, lanes: tuple[ir.Lane, ...]) -> ir.Expr:
         """The same product, rows after columns: Triton (3.6) takes the sum of ``a[:, :, None] *
         b[None, :, :]`` for a matrix product in tf32, also where it is too short along K for the
         matrix unit, which then is wrong. It does not with the factors exchanged."""
-        if isinstance(x, Mul) and lanes[-1] not in self.lanes(x.a) and lanes[0] not in self.lanes(x.b):
-            return Mul(x.b, x.a)
+        if isinstance(x, ir.Mul) and lanes[-1] not in self.lanes(x.a) and lanes[0] not in self.lanes(x.b):
+            return ir.Mul(x.b, x.a)
         return x
 
-    def spell_Spread(self, e: Spread) -> tuple[str, int]:
+    def spell_Spread(self, e: ir.Spread) -> tuple[str, int]:
         if self.lanes(e.x) == e.lanes:
             return self.spell(e.x)
         shape = ", ".join(str(x.extent) for x in e.lanes)
-        if isinstance(e.x, Const):  # a number of Python has no shape to broadcast
+        if isinstance(e.x, ir.Const):  # a number of Python has no shape to broadcast
             return f"{self.space}.full(({shape}, ), {self.text(e.x)}, {self.type(e.dtype)})", POSTFIX
         return f"{self.space}.broadcast_to({self.fit(e.x, e.lanes)}, ({shape}))", POSTFIX
 
-    def spell_Renamed(self, e: Renamed) -> tuple[str, int]:
+    def spell_Renamed(self, e: ir.Renamed) -> tuple[str, int]:
         """The same text, unless the new lanes come in another order."""
         before = self.lanes(e.x)
         order = [before.index(x) for lane in self.lanes(e) for x in before if e.of(x) is lane]
@@ -126,28 +114,28 @@ class ExprSpeller(ArithmeticSpeller):
             return self.spell(e.x)
         return f"{self.space}.permute({self.text(e.x)}, ({', '.join(map(str, order))}))", POSTFIX
 
-    def spell_Load(self, e: Load) -> tuple[str, int]:
+    def spell_Load(self, e: ir.Load) -> tuple[str, int]:
         if e.tensor.number:
             return e.tensor.name, ATOM
         lanes = self.lanes(e)
         address = self.address(e.tensor, e.offset, lanes)
-        if e.mask is TRUE:
+        if e.mask is ir.TRUE:
             return f"{self.space}.load({address})", POSTFIX
         fill = e.fill if e.dtype.kind == "float" else int(e.fill)
-        other = self.text(self.typed(Const(fill, e.dtype)))
+        other = self.text(self.typed(ir.Const(fill, e.dtype)))
         mask = self.condition(e.mask, lanes)
         if lanes and is_lost(e.dtype, fill):
             loaded = f"{self.space}.load({address}, mask={mask}, other=0)"
             return f"{self.space}.where({mask}, {loaded}, {other})", POSTFIX
         return f"{self.space}.load({address}, mask={mask}, other={other})", POSTFIX
 
-    def condition(self, mask: Expr, lanes: tuple[Lane, ...]) -> str:
+    def condition(self, mask: ir.Expr, lanes: tuple[ir.Lane, ...]) -> str:
         """A mask that is not always true. One that never is becomes a tensor, as Triton asks for."""
-        if not isinstance(mask, Const):
+        if not isinstance(mask, ir.Const):
             return self.fit(mask, lanes)
         return f"{self.space}.full(({'1, ' * len(lanes)}), False, {self.space}.int1)"
 
-    def spell_BoxLoad(self, e: BoxLoad) -> tuple[str, int]:
+    def spell_BoxLoad(self, e: ir.BoxLoad) -> tuple[str, int]:
         """A descriptor loads the box in the order of memory; it is permuted to the order of its lanes."""
         lanes, memory = self.lanes(e), self.memory_lanes(e)
         text = f"{box_name(e.tensor.name)}.load([{self.corner(e)}])"
@@ -157,20 +145,21 @@ class ExprSpeller(ArithmeticSpeller):
         return self.unboxed(text, e.tensor.dtype)
 
     @staticmethod
-    def unboxed(text: str, of: DType) -> tuple[str, int]:
+    def unboxed(text: str, of: ir.DType) -> tuple[str, int]:
         """What was moved in a box, as its own type."""
-        return (text, POSTFIX) if of.boxed is of else (f"{text} != 0", LEVEL[Ne])
+        return (text, POSTFIX) if of.boxed is of else (f"{text} != 0", LEVEL[ir.Ne])
 
-    def memory_lanes(self, box: BoxLoad | BoxStore) -> list[Lane]:
+    def memory_lanes(self, box: ir.BoxLoad | ir.BoxStore) -> list[ir.Lane]:
         return list(dict.fromkeys(x for w in box.within for x in self.lanes(w)))
 
-    def corner(self, box: BoxLoad | BoxStore) -> str:
+    def corner(self, box: ir.BoxLoad | ir.BoxStore) -> str:
         return ", ".join(self.text(c) for c in box.corner)
 
-    def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
+    def address(self, tensor: ir.Tensor, offset: ir.Expr, lanes: tuple[ir.Lane, ...]) -> str:
         """``tensor + offset``, with every lane of ``lanes`` even if the offset does not vary along it."""
         own = self.lanes(offset)
-        text = f"{tensor.name} + {self.fit(offset, lanes, LEVEL[Add if isinstance(offset, Add) else Mul])}"
+        level = LEVEL[ir.Add if isinstance(offset, ir.Add) else ir.Mul]
+        text = f"{tensor.name} + {self.fit(offset, lanes, level)}"
         if own != lanes:
             shape = ", ".join(str(x.extent) for x in lanes)
             text += f" + tl.zeros(({shape},), tl.int32)"
@@ -184,24 +173,24 @@ SHORT = 24  # characters; shorter bracket contents stay on one line
 class TlEmitter(ExprSpeller):
     """Spells the statements of one kernel, as lines."""
 
-    def lines(self, s: Stmt) -> list[str]:
+    def lines(self, s: ir.Stmt) -> list[str]:
         return list(getattr(self, f"lines_{type(s).__name__}")(s))
 
-    def block(self, s: Stmt) -> list[str]:
+    def block(self, s: ir.Stmt) -> list[str]:
         return ["    " + line for line in self.lines(s)] or ["    pass"]
 
-    def lines_Seq(self, s: Seq) -> Iterator[str]:
+    def lines_Seq(self, s: ir.Seq) -> Iterator[str]:
         for before, part in zip((None, *s.stmts), s.stmts, strict=False):
-            if isinstance(part, For) or isinstance(before, For):
+            if isinstance(part, ir.For) or isinstance(before, ir.For):
                 yield ""
             yield from self.lines(part)
 
-    def lines_Let(self, s: Let) -> list[str]:
-        s = Let(s.var, self.typed(s.value), s.origin)
+    def lines_Let(self, s: ir.Let) -> list[str]:
+        s = ir.Let(s.var, self.typed(s.value), s.origin)
         self.name(s)
         return [f"{s.var.name} = {self.text(s.value)}"]
 
-    def lines_For(self, s: For) -> list[str]:
+    def lines_For(self, s: ir.For) -> list[str]:
         if s.programs:
             self.numbers.add(s.var)
             start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
@@ -215,36 +204,36 @@ class TlEmitter(ExprSpeller):
         bounds = f"{self.text(s.start)}, {self.end(s)}"
         return [f"for {s.var.name} in tl.range({bounds}{stages}):", *self.block(s.body)]
 
-    def end(self, s: For) -> str:
+    def end(self, s: ir.For) -> str:
         return str(s.stop) if s.until is None else self.text(s.until)
 
-    def lines_If(self, s: If) -> list[str]:
+    def lines_If(self, s: ir.If) -> list[str]:
         out = [f"if {self.text(s.cond)}:", *self.block(s.then)]
         return out if s.other is None else [*out, "else:", *self.block(s.other)]
 
-    def lines_Alloc(self, s: Alloc) -> list[str]:
+    def lines_Alloc(self, s: ir.Alloc) -> list[str]:
         self.scope[s.var] = s.lanes
         shape = "".join(f"{x.extent}, " for x in s.lanes).rstrip()
         shape = shape.removesuffix(",") if len(s.lanes) > 1 else shape
         return [f"{s.var.name} = tl.full(({shape}), {self.text(s.init)}, {self.type(s.var.type)})"]
 
-    def lines_Update(self, s: Update) -> list[str]:
+    def lines_Update(self, s: ir.Update) -> list[str]:
         """A variable keeps its shape, also where simpler values have lost a lane: behind a branch or in a
         loop Triton refuses another."""
         lanes = self.scope[s.var]
-        value = s.value if self.lanes(s.value) == lanes else Spread(s.value, lanes)
+        value = s.value if self.lanes(s.value) == lanes else ir.Spread(s.value, lanes)
         return [f"{s.var.name} = {self.fit(value, lanes)}"]
 
-    def lines_Store(self, s: Store) -> list[str]:
+    def lines_Store(self, s: ir.Store) -> list[str]:
         return [f"{self.space}.store({self.write(s.tensor, s.offset, s.value, s.mask)})"]
 
-    def write(self, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> str:
+    def write(self, tensor: ir.Tensor, offset: ir.Expr, value: ir.Expr, mask: ir.Expr) -> str:
         lanes = tuple(sorted({*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
                              key=lambda x: (x.axis, x.name)))
         text = f"{self.address(tensor, offset, lanes)}, {self.fit(self.typed(value), lanes)}"
-        return text if mask is TRUE else f"{text}, mask={self.condition(mask, lanes)}"
+        return text if mask is ir.TRUE else f"{text}, mask={self.condition(mask, lanes)}"
 
-    def lines_BoxStore(self, s: BoxStore) -> list[str]:
+    def lines_BoxStore(self, s: ir.BoxStore) -> list[str]:
         lanes, memory = self.lanes(s.value), self.memory_lanes(s)
         value = self.fit(s.value, lanes, POSTFIX)
         value += ".T" if list(lanes) != memory else ""
@@ -252,35 +241,35 @@ class TlEmitter(ExprSpeller):
             value += f".reshape({', '.join(map(str, s.extents))})"
         return [f"{box_name(s.tensor.name)}.store([{self.corner(s)}], {value})"]
 
-    def lines_FuncCall(self, s: FuncCall) -> list[str]:
+    def lines_FuncCall(self, s: ir.FuncCall) -> list[str]:
         return list(getattr(self, f"call_{s.func.name}")(s))
 
-    def call_dot(self, s: FuncCall) -> list[str]:
+    def call_dot(self, s: ir.FuncCall) -> list[str]:
         acc, a, b = s.args
-        assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
+        assert isinstance(acc, ir.Var) and isinstance(a, ir.Expr) and isinstance(b, ir.Expr)
         self.products.add(acc)
-        precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype.memory is f32 else ""
+        precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype.memory is ir.f32 else ""
         precision += f", out_dtype={self.type(acc.dtype)}" if acc.dtype.kind == "int" else ""
         if a.dtype.is_short and b.dtype.is_short and s.func.attr("precision") == "ieee":
-            steps = min(EXACT_TERMS, *(x.extent for x in self.lanes(a) if x in self.lanes(b)))
+            steps = min(ir.EXACT_TERMS, *(x.extent for x in self.lanes(a) if x in self.lanes(b)))
             precision += f", max_num_imprecise_acc={steps}"
         return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
 
-    def call_atomic_add(self, s: FuncCall) -> list[str]:
+    def call_atomic_add(self, s: ir.FuncCall) -> list[str]:
         tensor, offset, value, mask = s.args
-        assert isinstance(tensor, Tensor) and isinstance(offset, Expr)
-        assert isinstance(value, Expr) and isinstance(mask, Expr)
+        assert isinstance(tensor, ir.Tensor) and isinstance(offset, ir.Expr)
+        assert isinstance(value, ir.Expr) and isinstance(mask, ir.Expr)
         return [f'{self.space}.atomic_add({self.write(tensor, offset, value, mask)}, sem="relaxed")']
 
-    def call_assume(self, s: FuncCall) -> list[str]:
-        assert isinstance(s.args[0], Expr)
+    def call_assume(self, s: ir.FuncCall) -> list[str]:
+        assert isinstance(s.args[0], ir.Expr)
         return [f"{self.space}.assume({self.text(s.args[0])})"]
 
-    def lines_Comment(self, s: Comment) -> list[str]:
+    def lines_Comment(self, s: ir.Comment) -> list[str]:
         return [f"# {line}" for line in s.text.splitlines()]
 
 
-def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
+def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
     """The text of a module with one ``@triton.jit`` function named like the kernel; ``first``: the
     first lines of its body."""
     lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
@@ -291,15 +280,16 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     about = [f"# {line}" for line in header]
     tensors = [f"    # {p}" for p in given]
     requires = [f"    # sizes {kernel.sizes}"] if sizes else []
-    own = helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
-                  {r.op for r in find(kernel, Reduce)}, "triton.jit", "tl")
+    own = ir.helpers({c.name for c in ir.find(kernel, ir.Call)},
+                     {c.type for c in ir.find(kernel, ir.Cast)},
+                     {r.op for r in ir.find(kernel, ir.Reduce)}, "triton.jit", "tl")
     lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "",
              *own, "", f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
              f"def {kernel.name}({params}):", *requires, *tensors, "", *begun(first), *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def multiples_said(kernel: Kernel, mentioned: Container[str] | None = None) -> list[str]:
+def multiples_said(kernel: ir.Kernel, mentioned: Container[str] | None = None) -> list[str]:
     """Lines that say what sizes are multiples of. Triton knows nothing of an argument that it is not
     specialised on; with this it finds the addresses that begin at a multiple of 4 or 16 bytes.
     ``mentioned``: the names that matter, if not all."""
@@ -308,7 +298,7 @@ def multiples_said(kernel: Kernel, mentioned: Container[str] | None = None) -> l
             for name, share in known.items() if share > 1 and (mentioned is None or name in mentioned)]
 
 
-def spelled_lines(lets: Iterable[Let], value: Expr) -> list[str]:
+def spelled_lines(lets: Iterable[ir.Let], value: ir.Expr) -> list[str]:
     """The lines of a function's body that binds names of numbers and returns a value; ``{tl}`` stands for
     the language."""
     speller = TlEmitter()
@@ -316,11 +306,11 @@ def spelled_lines(lets: Iterable[Let], value: Expr) -> list[str]:
     return [*(line for s in lets for line in speller.lines(s)), f"return {speller.text(value)}"]
 
 
-def loads_something(body: Stmt) -> bool:
+def loads_something(body: ir.Stmt) -> bool:
     """Whether any load has a mask that may hold. Triton 3.6 ends the process where it flattens a loop over
     tiles that reads nothing."""
-    never = {FALSE, *(s.var for s in find(body, Let) if s.value is FALSE)}
-    return any(not isinstance(x, Load) or x.mask not in never for x in find(body, MemoryRead))
+    never = {ir.FALSE, *(s.var for s in ir.find(body, ir.Let) if s.value is ir.FALSE)}
+    return any(not isinstance(x, ir.Load) or x.mask not in never for x in ir.find(body, ir.MemoryRead))
 
 
 def folded(lines: list[str]) -> list[str]:
@@ -375,21 +365,21 @@ def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:
     return [line] if len(rest) >= len(line) else [line[:1 - at], *_filled(rest, around)]
 
 
-def spelled_lanes(root: Stmt) -> list[Lane]:
+def spelled_lanes(root: ir.Stmt) -> list[ir.Lane]:
     """The lanes that the text mentions, in the order of a tile's dimensions; those inside a box are not
     spelled."""
-    found: set[Lane] = set()
-    stack: list[Node] = [root]
+    found: set[ir.Lane] = set()
+    stack: list[ir.Node] = [root]
     while stack:
         at = stack.pop()
-        if isinstance(at, Lane):
+        if isinstance(at, ir.Lane):
             found.add(at)
-        elif isinstance(at, (BoxLoad, BoxStore, Fetch, Send)):
-            stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
-        elif isinstance(at, (SlotTile, Put)):
-            stack += [at.value] if isinstance(at, Put) else []
-        elif isinstance(at, (Alloc, Spread, Reduce, Renamed)):  # their lanes are shapes
-            stack += [at.init if isinstance(at, Alloc) else at.x]
+        elif isinstance(at, (ir.BoxLoad, ir.BoxStore, ir.Fetch, ir.Send)):
+            stack += [*at.corner, *([at.value] if isinstance(at, ir.BoxStore) else [])]
+        elif isinstance(at, (ir.SlotTile, ir.Put)):
+            stack += [at.value] if isinstance(at, ir.Put) else []
+        elif isinstance(at, (ir.Alloc, ir.Spread, ir.Reduce, ir.Renamed)):  # their lanes are shapes
+            stack += [at.init if isinstance(at, ir.Alloc) else at.x]
         else:
             stack += at.children()
     return sorted(found, key=lambda x: (x.axis, x.name))

@@ -1,27 +1,16 @@
-"""Records which kernels are compiled in Triton's cache, so that their launch compiles nothing.
+"""Kernels that Triton has compiled, in its cache: a launch compiles nothing and waits for nothing.
 
 A record names the folder of Triton's cache with a kernel's machine code; that the folder still exists is
 checked. A kernel with a missing or stale record counts as not compiled; a wrong record costs time only.
-With what else a record has, the kernel is read without Triton's front end (launch/binary_reload.py).
-
-Also here: a kernel that another process compiled: its machine code, without Triton's front
-end.
-
-Triton finds a kernel in its cache by a key for which it reads its own files, and parses the kernel's text.
-Where a record (launch/compile_records.py) names the folder, the kernel is read from there. Whatever
-differs from the time of the record has None for an answer, and Triton decides: its version, variables that
-change what it compiles, its hooks, the rules for known miscompiles, the chip. Damaged machine code is
-compiled anew.
-
-Also here: Triton's fingerprint of itself, remembered between processes.
+Triton finds a kernel by a key for which it reads its own files, and parses the kernel's text; where a
+record names the folder, the kernel is read from there. Whatever differs from the time of the record has
+None for an answer, and Triton decides: its version, variables that change what it compiles, its hooks, the
+rules for known miscompiles, the chip. Damaged machine code is compiled anew.
 
 Triton names what it has compiled by a hash of its own files, some hundred megabytes, which takes each
 process about half a second before its first kernel. The hash is kept in the cache beside the sizes and
-times of change of those files, and computed again when one of them differs.
-
-Also here: what the first kernel of a process waits for, begun before it: Triton's fingerprint of itself,
-and the C code with which Triton talks to the driver and starts kernels, which a C compiler makes once for
-a cache.
+times of change of those files, and computed again when one of them differs. That, and the C code with
+which Triton talks to the driver and starts kernels, is begun before the first kernel of a process.
 """
 
 from __future__ import annotations
@@ -43,7 +32,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transconv import knobs
-from transconv.backend_triton.offline import fake_tensors
+from transconv.backend_triton.launch import jit_module
 from transconv.disk_cache import Cache, Content, Drawer, records
 from transconv.disk_cache import files as keep
 from transconv.target import triton_version
@@ -222,7 +211,7 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
     driver.set_active(_Chip(GPUTarget(backend, arch, warp_size)))
     with (
         suppress(Exception),
-        fake_tensors.without_torch(),
+        jit_module.without_torch(),
     ):  # other releases look at arguments in other ways
         from triton.backends.compiler import BaseBackend
         from triton.runtime.jit import native_specialize_impl
@@ -231,7 +220,7 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
 
 
 KNOWN = "3.6."  # the releases of Triton whose kernels are made here
-RULES = ("miscompiles.py", "offline/machine_code.py")  # what a kernel was read for when it was compiled
+RULES = ("miscompiles.py",)  # what a kernel was read for when it was compiled
 CODE = "cubin"
 HOOKS = {"compilation": ("always_compile", "override", "dump_ir", "instrumentation_mode", "listener"),
          "runtime": ("debug", "override_arch", "jit_cache_hook", "jit_post_compile_hook",

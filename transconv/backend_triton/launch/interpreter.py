@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @lru_cache(maxsize=1)
 def prepare_interpreter() -> None:
     """Patch Triton's interpreter, once per process: scalar conditions in masks, rounding to bf16 and 8-bit
-    floats, fused products and sums, reductions, the waits of ``launch/programmatic_launch.py``.
+    floats, fused products and sums, reductions, the waits of ``launch/bound_start.py``.
 
     The interpreter gives the result of a comparison the type of its operands, and broadcasts a scalar
     as that type: ``mask & (0 <= i)`` becomes 32-bit integers. Triton 3.6 accepts them as a mask, 3.9
@@ -38,7 +38,7 @@ def prepare_interpreter() -> None:
 
     It adds up integers in 64 bits, and refuses a sum that 32 bits do not hold: on chips it wraps around.
 
-    It lacks the instructions of ``launch/programmatic_launch.py``. Kernels run one after another here, so
+    It lacks the instructions of ``launch/bound_start.py``. Kernels run one after another here, so
     a wait does nothing. It lacks ``map_elementwise``, too: functions of numbers are functions of tiles
     here.
     """

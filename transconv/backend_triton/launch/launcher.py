@@ -19,26 +19,10 @@ from types import MappingProxyType
 from typing import Any
 
 from transconv.backend_triton import torch_internals
-from transconv.backend_triton.launch import bound_start, compile_records
-from transconv.backend_triton.launch.bound_start import (
-    CALLS_KEPT,
-    MAPS_KEPT,
-    At,
-    Bind,
-    Boxed,
-    Encoder,
-    KernelStart,
-    addresses,
-    arguments,
-    boxes_at,
-    encodings,
-    torch_module,
-)
-from transconv.backend_triton.launch.descriptors import describe, describe_explicit, lying
+from transconv.backend_triton.launch import bound_start, compile_records, jit_module
 from transconv.backend_triton.launch.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.miscompiles import refuse
-from transconv.backend_triton.offline import fake_tensors
 from transconv.errors import Unsupported
 from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
 from transconv.simplify import facts_of, range_of
@@ -67,14 +51,14 @@ class Launcher:
     most two kernels a device are ``kept``, for tensors that are aligned and for others."""
 
     def __init__(self, source: str, function: str, path: Any, grid: int | Expr, warps: int, stages: int,
-                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False,
+                 boxes: tuple[bound_start.Boxed | None, ...] = (), explicit: bool = False,
                  early: bool = False, types: tuple[str, ...] = (), key: str = "",
                  fuse: bool = True, sizes: Sizes | None = None, requires: Sizes | None = None) -> None:
         self.source, self.function, self.path = source, function, path
         self.programs, self.warps, self.stages = as_expr(grid), warps, stages
         self.grid = grid if isinstance(grid, int) else 1  # 0: there is nothing to launch
         self.boxes = boxes if any(b is not None for b in boxes) else ()
-        self.describe = describe_explicit if explicit else describe
+        self.describe = bound_start.describe_explicit if explicit else bound_start.describe
         self.explicit, self.early = explicit, early
         self.types, self.key, self.fuse = types, key, fuse
         self.sizes = sizes
@@ -82,15 +66,15 @@ class Launcher:
         # Another process may have found them already.
         self.requires = requires or (sizes and _countable(self.programs, sizes, self.boxes))
         self.jit: Any = None
-        self.kept: dict[tuple[int, bool], KernelStart] = {}
+        self.kept: dict[tuple[int, bool], bound_start.KernelStart] = {}
         self.lock = threading.Lock()
 
     @cached_property  # most kernels that are read from disk are never launched
-    def numbers(self) -> Callable[..., tuple[At, tuple[()]]]:
+    def numbers(self) -> Callable[..., tuple[bound_start.At, tuple[()]]]:
         """What is computed from sizes, in the order of their names."""
         if self.names:
             return numbers_of([self], (), self.names)
-        at = self.grid, tuple([b and lying(b[0]) for b in self.boxes])
+        at = self.grid, tuple([b and bound_start.lying(b[0]) for b in self.boxes])
         return lambda: (at, ())
 
     def start(self, tensors: list[Any], values: Mapping[str, int] = EXACT) -> None:
@@ -103,22 +87,23 @@ class Launcher:
         if device.type == "cpu":
             self._interpret(tensors, sizes, at)
             return
-        aligned, index = addresses(tensors)[1], device.index
+        aligned, index = bound_start.addresses(tensors)[1], device.index
         start, (current, stream) = self.kept.get((index, aligned)), _current()
         if start is not None and index == current():
             start(sizes, at, tensors, stream(index))
             return
-        with torch_module().cuda.device(index):
+        with bound_start.torch_module().cuda.device(index):
             if start is None:
                 start = self.kept[index, aligned] = self.starting(self._compiled(tensors, aligned))
             start(sizes, at, tensors, stream(index))
 
-    def _interpret(self, tensors: list[Any], sizes: tuple[int, ...], at: At) -> None:
+    def _interpret(self, tensors: list[Any], sizes: tuple[int, ...], at: bound_start.At) -> None:
         self._refuse_steps("Triton's interpreter")
         with INTERPRETER:
             prepare_interpreter()
             with explained():
-                given = arguments(tensors, boxes_at(self.boxes, at[1]), self.describe)
+                given = bound_start.arguments(tensors, bound_start.boxes_at(self.boxes, at[1]),
+                                              self.describe)
                 self._function()[(at[0],)](*given, *sizes, **self._options())
 
     def _refuse_steps(self, what: str) -> None:
@@ -172,8 +157,8 @@ class Launcher:
         import triton
 
         if triton.__version__.startswith(DIRECT):
-            return [fake_tensors.tensor(t) for t in self.types]
-        torch = torch_module()
+            return [jit_module.tensor(t) for t in self.types]
+        torch = bound_start.torch_module()
         return [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
 
     def is_ready(self, aligned: bool) -> bool:
@@ -195,7 +180,7 @@ class Launcher:
     def _arguments(self, tensors: list[Any]) -> Sequence[Any]:
         """Tensors, or descriptors of boxes in their place, and example sizes, on which the compiled kernel
         does not depend."""
-        given = arguments(tensors, self.boxes, self.describe)
+        given = bound_start.arguments(tensors, self.boxes, self.describe)
         return [*given, *self.sizes.like.values()] if self.sizes else given
 
     def _options(self) -> dict[str, Any]:
@@ -205,15 +190,16 @@ class Launcher:
                    "enable_fp_fusion": self.fuse}
         return options | {"launch_pdl": True} if self.early else options
 
-    def starting(self, kernel: Any) -> KernelStart:
+    def starting(self, kernel: Any) -> bound_start.KernelStart:
         """What starts a compiled kernel with the least work per call."""
         found, encoder = bound_start.entry(kernel, bool(self.boxes)), None
         if found is None:
             self._refuse_steps("Triton's own launch")
         elif self.boxes:
-            encoder = Encoder(encodings(self.boxes, found[1]), CALLS_KEPT if self.sizes else MAPS_KEPT)
-        return KernelStart(found and found[0], kernel, self.early, encoder, self.boxes, self.describe,
-                           len(self.names))
+            encoder = bound_start.Encoder(bound_start.encodings(self.boxes, found[1]),
+                                          bound_start.CALLS_KEPT if self.sizes else bound_start.MAPS_KEPT)
+        return bound_start.KernelStart(found and found[0], kernel, self.early, encoder, self.boxes,
+                                       self.describe, len(self.names))
 
     def starter(self, device: int, aligned: bool, order: tuple[int, ...],
                 values: Mapping[str, int] = EXACT) -> Callable[..., None] | None:
@@ -226,13 +212,13 @@ class Launcher:
         bind, sizes = self.binding(device, aligned, order), tuple([values[n] for n in self.names])
         return None if bind is None else bind(sizes, *self.numbers(*sizes)[0])
 
-    def begun(self, device: int, aligned: bool) -> KernelStart | None:
+    def begun(self, device: int, aligned: bool) -> bound_start.KernelStart | None:
         """What starts the kernel; None before the first launch on the device for this ``aligned``, and
         where only Triton's own launch does."""
         start = self.kept.get((device, aligned))
         return None if start is None or start.raw is None else start
 
-    def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
+    def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> bound_start.Bind | None:
         """From sizes and what is ``At`` them to what ``starter`` returns."""
         start = self.kept.get((device, aligned))
         return start and start.binding(order, device, torch_internals.raw_stream)
@@ -250,7 +236,7 @@ def programs(kernel: Kernel) -> Expr:
     return as_expr(1)
 
 
-def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) -> Sizes:
+def _countable(programs: Expr, sizes: Sizes, boxes: tuple[bound_start.Boxed | None, ...]) -> Sizes:
     """The requirements of a launch: not more programs than a grid may have, and no stride of a box longer
     than a descriptor allows."""
     most = [(programs, LARGEST_SIZE), *((b[0].far * b[0].dtype.bytes, FARTHEST) for b in boxes
@@ -279,10 +265,10 @@ def numbers_of(launchers: Sequence[Launcher], rooms: Sequence[Expr],
     return function_of([*each, *rooms], names, said)
 
 
-def _place(box: Boxed | None, left: Iterator[str]) -> str:
+def _place(box: bound_start.Boxed | None, left: Iterator[str]) -> str:
     """The text of how a box's tensor lies, of those of what it depends on."""
     if box is None or not box[0].extents:
-        return repr(box and lying(box[0]))
+        return repr(box and bound_start.lying(box[0]))
     return _tuple([_tuple([next(left) for _ in box[0].shape]) for _ in range(2)])
 
 

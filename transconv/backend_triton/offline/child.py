@@ -1,7 +1,7 @@
 """The child process of offline/compilation.py: ``python -m transconv.backend_triton.offline.child`` reads
 jobs, each a line of JSON, compiles each with Triton, and answers with a line of JSON.
 
-Also here: what a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
+What a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
 
 Read from the machine code alone, without a GPU. The words are opcodes that say which units a
 kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the
@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from transconv.backend_triton.launch.jit_module import load
-from transconv.backend_triton.miscompiles import flaw
-from transconv.backend_triton.offline.machine_code import listing
-from transconv.backend_triton.offline.worker import serve
+from transconv.backend_triton.miscompiles import flaw, listing
+from transconv.backend_triton.offline.compilation import serve
 
 SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
               "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",

@@ -10,7 +10,7 @@ default:
     mb32ic64ih56oc128oh28kh3sh2ph1 dt=f16 tag=nhwc          one word for the three tensors
     mb1ic3ih8oc4oh6kh3 dt=f16:f16:f32 tag=nhwc:oihw:nhwc math=ieee      src:wei:dst
 
-Also here: counts of multiply-adds that are not on padding.
+Counts of multiply-adds that are not on padding.
 """
 
 from __future__ import annotations

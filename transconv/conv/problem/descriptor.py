@@ -1,4 +1,4 @@
-"""The shape part of a problem's text: oneDNN's benchdnn descriptor, read into numbers and printed.
+"""The parts of a problem's text, read and printed: oneDNN's benchdnn descriptor, types and layouts.
 
     desc := { key INT | "_" } [ "n" NAME ]
     key  := g mb ic id ih iw oc od oh ow kd kh kw sd sh sw pd ph pw dd dh dw
@@ -7,16 +7,12 @@ Keys come in any order, and the last value of a key counts. Defaults: stride 1; 
 (the code counts dilation from 1, and this module converts); output and padding follow from one another;
 the first spatial axis gives the others (a square or cubic image); a problem with w alone is 1D.
 
-Also here: the type words of a problem's text: ``dt=`` of src, wei and dst read into element types, and
-printed.
+Of ``dt=``, one type applies to the three tensors (``f16``); three are written ``f16:f16:f32``, for
+src:wei:dst.
 
-One type applies to the three tensors (``f16``); three are written ``f16:f16:f32``, for src:wei:dst.
-
-Also here: the layout words of a problem's text: tags of src, wei and dst read into layouts, and printed.
-
-One tag may apply to the three tensors: ``nhwc`` gives weights ``ohwi``, and in 1D means ``nwc``. Three are
-written ``src:wei:dst``. Weights are (oc, ic/g, *k); if a problem has groups, a weight tag may also name
-them (``goihw``, ``hwigo``, ``abxc``).
+Of the tags of src, wei and dst, one may apply to the three tensors: ``nhwc`` gives weights ``ohwi``, and
+in 1D means ``nwc``. Three are written ``src:wei:dst``. Weights are (oc, ic/g, *k); if a problem has
+groups, a weight tag may also name them (``goihw``, ``hwigo``, ``abxc``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 For plain eager tensors, the launches of calls with the same properties are looked up. Torch computes calls
 under functorch's transforms, with forward derivatives and of tensor subclasses; compilers and dispatch
-modes see the operator ``transconv::function``."""
+modes see the operator ``transconv::function``.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +14,50 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from transconv.calls import route_cache, stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.errors import Unsupported
-from transconv.functional.calls import call_entries, call_forms, first_call_check, torch_operators
+from transconv.functional.calls import call_forms, first_call_check, torch_operators
 from transconv.functional.calls.compiled_launch import aligned, refused
-from transconv.functional.calls.derivatives import (
+from transconv.functional.calls.route import FunctionCall, find, made_of, note
+from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
+from transconv.functional.calls.torch_operators import (
     apply,
     apply_in_graph,
     forward_in_graph,
     function_of,
 )
-from transconv.functional.calls.explain_mode import Asking
-from transconv.functional.calls.route import FunctionCall, made_of
-from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
 from transconv.runtime import COMPILING, NEVER, Waiting, torch_internals
 from transconv.torch_ops import transforms
 from transconv.torch_ops.calls.call_attributes import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
+
+
+class ExplainedCall(Exception):
+    """What a public function makes of its arguments: the function, its tensors after casts, numbers."""
+
+    def __init__(self, *call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+
+class Asking(TorchDispatchMode):
+    """While it is the current mode, a call raises ``ExplainedCall``; torch's operations run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def asked(self, *call: Any) -> ExplainedCall:
+        """What the call raises."""
+        return ExplainedCall(*call)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor | None, ...]
@@ -57,7 +80,7 @@ def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None)
     if _compiling():
         return _traced(f, tensors, numbers)  # type: ignore[no-any-return]
     try:
-        found = None if _modes() else call_entries.find(f, tensors, numbers)
+        found = None if _modes() else find(f, tensors, numbers)
     except (AttributeError, TypeError, RuntimeError):  # no tensor, no hash, no sizes
         found = None
     return (_general if found is None else found)(f, tensors, numbers)  # type: ignore[no-any-return]
@@ -97,7 +120,7 @@ def _general(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
         route = route_cache.keep(key, route)
     elif route.bound is not None and route.over is None and not casts:
         runs = partial(function_of, route) if True in wanted else partial(route.written, False)
-        call_entries.note(f, tensors, numbers, route, runs, _general)
+        note(f, tensors, numbers, route, runs, _general)
     route.calls += 1
     if route.bound is None:
         return f.by_torch(tensors, numbers)

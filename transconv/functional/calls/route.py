@@ -1,23 +1,63 @@
-"""What computes each kind of call: the launches of a bound formula, or the reason why torch does."""
+"""What computes each kind of call: the launches of a bound formula, or the reason why torch does.
+
+Kernels may take sizes as arguments. A form (compute/library/any_size.py) is the same for all sizes of a
+kind of call. It has a registry of plans (runtime/registry.py): where one axis is reduced, each holds rows
+up to a length, and the last reads them again in steps.
+
+Repeated calls have entries, found by the function, its numbers and the first tensor's sizes, checked by
+one guard (calls/guard.py), which does not see whether gradients are on:
+
+    launching   allocate the results, launch, and keep in autograd's context what gradients need
+    gradients   the guard of the saved tensors and the result's gradient, then all launches
+    note        the guard of a call, then one of these
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from transconv.calls import stats
-from transconv.calls.guard import ALIGNMENT, StartableKernel, check_of, current_device, means_more
+from transconv.calls import dynamic_sizes, guard, stats
+from transconv.calls.call_cache import CallCache
+from transconv.calls.guard import (
+    ALIGNMENT,
+    CallGuard,
+    Check,
+    StartableKernel,
+    check_of,
+    current_device,
+    grad_enabled,
+    listed,
+    means_more,
+    written,
+)
 from transconv.calls.route_cache import Route
 from transconv.calls.size_policy import SizeTrial
+from transconv.compute import Alone, library
 from transconv.errors import Unsupported
-from transconv.functional.calls import call_entries
-from transconv.functional.calls.compiled_launch import TensorMemory, deterministic
-from transconv.functional.calls.form_registry import SizedLaunchChoice, launched
-from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, Values
-from transconv.runtime import COMPILING, torch_internals
+from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, launch, program
+from transconv.functional.calls.symbolic_bind import (
+    BoundCall,
+    BoundText,
+    Numbers,
+    PublicFunction,
+    Values,
+    texts,
+)
+from transconv.runtime import (
+    COMPILING,
+    ChosenPlan,
+    Launch,
+    Plan,
+    PlanRequest,
+    Registry,
+    torch_internals,
+)
+from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 
 Tensor = torch.Tensor
 
@@ -107,7 +147,7 @@ class FunctionCall(Route):
             return None
         bound, step, found = self.bound, self.step, self.functions.get(saves)
         if found is None and bound is not None and step is not None and (begun := step.begun()):
-            found = self.functions[saves] = call_entries.launching(
+            found = self.functions[saves] = launching(
                 _empty, bound.operands, begun, bound.results, bound.saved if saves else None)
             if self.trial is not None and self.rival is not None:
                 found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
@@ -134,7 +174,7 @@ class FunctionCall(Route):
         if bound is None or check is None:
             return None
         results = [f"d{n}" if on else "None" for n, on in zip(bound.operands, bound.wanted, strict=True)]
-        return call_entries.gradients(self, _empty, call_entries.guard_of(self, check, back=True),
+        return gradients(self, _empty, guard_of(self, check, back=True),
                                       bound.saved, there, results)
 
     def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
@@ -199,3 +239,155 @@ def _as_kept(t: Tensor, memory: TensorMemory, is_aligned: bool) -> Tensor:
     if t.stride() == memory.strides and not moved and not means_more(t):
         return t
     return torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype, device=t.device).copy_(t)
+
+
+log = logging.getLogger("transconv.functional")
+
+class FormRegistry(Registry[Plan]):
+    """The plans of one form on a device. ``texts``: those of its questions."""
+
+    def __init__(self, named: library.LibraryText, device: torch.device, aligned: bool) -> None:
+        target, same = target_of(device), deterministic()
+        self.texts = {PlanRequest(Alone(program(text).compute), target, same, aligned): text
+                      for text in texts(named)}
+        super().__init__([*self.texts], Plan, "call", named.head.removeprefix("compute "))
+
+
+def chosen(named: library.LibraryText, device: torch.device, aligned: bool,
+           mode: str) -> tuple[ChosenPlan[Plan], str]:
+    """The plan for the sizes of a call, and its text. Raises Unsupported, with a reason, where there is
+    none, or none yet as the mode has it."""
+    registry = registry_of(named, device, aligned)
+    with or_unsupported(registry.title):
+        found: ChosenPlan[Plan] = registry.choose(tuple(named.sizes.values()), mode)
+    return found, registry.texts[found.question]
+
+
+def registry_of(named: library.LibraryText, device: torch.device, aligned: bool) -> FormRegistry:
+    """The registry of a form. Raises Unsupported where there is none."""
+    key = texts(named), device.type, device.index, aligned, deterministic()
+    return dynamic_sizes.registry_of(key, lambda: FormRegistry(named, device, aligned))
+
+
+class SizedLaunchChoice(NamedTuple):
+    """The launch of a step and its text; ``any_size``: sizes are arguments of its kernels; ``waits``, if a
+    process compiles another one: whether it may be chosen by now."""
+
+    launch: Launch
+    text: str
+    any_size: bool = False
+    waits: Callable[[], bool] | None = None
+
+
+def launched(step: BoundText, exact: Callable[[], str], device: torch.device, aligned: bool,
+             mode: str) -> SizedLaunchChoice:
+    """What launches a step: kernels for any size, if it is bound for any. What has no form for any size,
+    or sizes that no plan is for, gets a kernel for its exact sizes, of the text ``exact``. Raises as
+    launch."""
+    if step.named is not None:
+        try:
+            taken, text = chosen(step.named, device, aligned, mode)
+            if log.isEnabledFor(logging.INFO):
+                log.info("%s: %s", text.partition("\n")[0], taken.why)
+            return SizedLaunchChoice(
+                launch(text, device, aligned, mode).at(step.named.sizes), text, True, taken.waits
+            )
+        except Unsupported as error:
+            if not dynamic_sizes.leaves_exact(error):
+                raise
+            log.info("%s: %s", step.named.head, error)
+    text = exact()
+    return SizedLaunchChoice(launch(text, device, aligned, mode), text)
+
+
+Tensors = tuple[Tensor | None, ...]
+Call = Callable[[PublicFunction, Tensors, Numbers], Any]
+Empty = Callable[[Sequence[int], Sequence[int], Any], Any]
+
+_deterministic: Callable[[], bool] = torch_internals.deterministic
+
+CALLS = CallCache(patience=1, chain=4)  # other strides and types, training and inference
+
+
+def find(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Call | None:
+    """The entries of calls of this kind. TypeError and AttributeError for what has no hash or no sizes."""
+    return CALLS.find((f, numbers, len(tensors), tensors[0].shape))  # type: ignore[union-attr]
+
+
+def note(f: PublicFunction, tensors: Tensors, numbers: Numbers, route: Any,
+         runs: Callable[[], Callable[..., Any] | None], onward: Call) -> None:
+    """Make an entry for a call that found its route in the general way, ``onward``. ``runs`` makes what
+    computes it, None before its first launch."""
+    first, given = tensors[0], [t for t in tensors if t is not None]
+    if first is None:
+        return
+    key = (f, numbers, len(tensors), first.shape)
+    place = CALLS.due(key)
+    check = check_of(*given) if place else None
+    if check is not None and (run := runs()) is not None:
+        grads = grad_enabled() if any(t.requires_grad for t in given) else None
+        CALLS.keep(key, entry(route, run, CALLS.others(key, place, onward), guard_of(route, check),
+                              [t is not None for t in tensors], [*map(type, numbers)], grads, f.finish,
+                              len(route.bound.results)))
+
+
+def guard_of(route: Any, check: Check, back: bool = False) -> CallGuard:
+    """What calls of a route are compared with; ``back``: those of its gradients."""
+    seen = (guard.NO_GRADIENTS, guard.NO_MODES, guard.NO_DUALS) if back else (guard.NO_DUALS,)
+    return CallGuard(check, (*seen, guard.deterministic(_deterministic(), cudnn=False)),
+                 route.aligned, route.only_on)
+
+
+def launching(empty: Empty, operands: Sequence[str], begun: StartableKernel, results: Sequence[str],
+              saved: Sequence[str] | None) -> Callable[..., Any]:
+    """A function of the operands, after autograd's context where ``saved`` says what to keep there, to the
+    results; a single one alone."""
+    lines = begun.lines(0)
+    if saved is not None:
+        lines.append(f"ctx.to_save = {listed(saved)}")  # as save_for_backward does
+    if saved is not None and len(results) > 1:
+        lines.append(f"ctx.non_differentiable = {listed(results[1:])}")
+    return written(f"run({', '.join([*['ctx'] * (saved is not None), *operands])})", lines,
+                   f"return {results[0] if len(results) == 1 else listed(results)}",
+                   {"empty": empty, **begun.known(0)})
+
+
+def gradients(route: Any, empty: Empty, found: CallGuard, saved: Sequence[str],
+              begun: Sequence[StartableKernel],
+              results: Sequence[str]) -> Callable[..., tuple[Any, ...] | None]:
+    """A function of the result's gradient ``G`` and the saved tensors, to the operands' gradients
+    ``results``; None for tensors of another kind than those of the guard."""
+    known: dict[str, Any] = {"route": route, "empty": empty, **found.known()}
+    lines = ["route.calls_back += 1"]
+    for at, one in enumerate(begun):
+        lines += one.lines(at)
+        known |= one.known(at)
+    names = ["G", *saved]
+    return written(f"run({', '.join(names)})", [found.tests(names), *lines, f"return {listed(results)}"],
+                   "return None", known)
+
+
+def entry(route: Any, run: Callable[..., Any], others: Callable[..., Any], found: CallGuard,
+          given: Sequence[bool], types: Sequence[type], grads: bool | None,
+          finish: Callable[..., Any] | None, results: int) -> Call:
+    """A function of a Function, its tensors (``given``: which are not None) and its numbers of ``types``:
+    ``run`` where the call is of the same kind, else ``others``. ``grads``: whether gradients are on; None
+    where it does not matter."""
+    tensors = [f"t{i}" for i in range(len(given))]
+    there = [t for t, on in zip(tensors, given, strict=True) if on]
+    numbers = [f"n{i}" for i in range(len(types))]
+    tests = [*found.tests(there), *(f"{t} is None" for t in tensors if t not in there),
+             # Numbers are equal already; here True differs from 1.
+             *(f"{n}.__class__ is c_{n}" for n in numbers),
+             *[f"grad_enabled() is {grads}"] * (grads is not None)]
+    made = f"run({', '.join(there)})"
+    if finish is not None:
+        made = f"finish(tensors, numbers, {made if results > 1 else f'({made},)'})"
+    elif results > 1:
+        made += "[0]"
+    return written(
+        "call(f, tensors, numbers)",
+        [f"{listed(tensors)} = tensors", *[f"{listed(numbers)} = numbers"] * bool(numbers), tests,
+         "route.calls += 1", f"return {made}"], "return others(f, tensors, numbers)",
+        {"route": route, "run": run, "others": others, "finish": finish, "grad_enabled": grad_enabled,
+         **found.known(), **{f"c_{n}": kind for n, kind in zip(numbers, types, strict=True)}})

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from transconv.calls.dynamic_sizes import LIMIT
 from transconv.compute import library, one_line
 from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import TORCH, TYPES, TensorMemory, program
-from transconv.functional.calls.form_registry import texts
 
 Tensor = torch.Tensor
 _unseen: Any = _disable_current_modes  # by tracers and other modes
@@ -258,3 +258,38 @@ def _strides(made: library.Strided, shape: Sequence[int]) -> tuple[int, ...]:
     if prod(shape) != prod(made.shape):
         raise ValueError(f"sizes {list(shape)} of a tensor of sizes {list(made.shape)}")
     return tuple(found)
+
+
+MOST = 2**31 - 2**16  # elements of a tensor; with those of the last tile they fit 32 bits
+REACHES = (128, 1024, 8192, MOST)  # the longest rows of each plan, where one axis is reduced
+WIDEST = 2**20  # a dim of a tensor that windows slide over
+# Examples: rows, elements of a row of any length, elements where nothing is reduced, a dim under windows.
+ROWS, LONG, ELEMENTS, SIDE = 8192, 65536, 1 << 22, 64
+
+_written: dict[str, tuple[str, ...]] = {}  # the texts of each form
+
+
+def texts(named: library.LibraryText) -> tuple[str, ...]:
+    """The texts of a form, one for each plan: they differ in their line of sizes."""
+    found = _written.get(named.rest)
+    if found is None:
+        if len(_written) >= LIMIT:
+            _written.clear()
+        reaches = REACHES if len(named.summed) == 1 else (MOST,)
+        found = _written[named.rest] = tuple(
+            f"{named.head}\n    sizes  {', '.join(_said(named, reach))}\n{named.rest}"
+            for reach in reaches)
+    return found
+
+
+def _said(named: library.LibraryText, reach: int) -> list[str]:
+    """The sizes with examples and ranges, and what must hold for their products."""
+    said, rows = [], len(named.sizes) - len(named.summed)
+    for name in named.sizes:
+        like, most = round((ROWS if named.summed else ELEMENTS) ** (1 / max(1, rows))), MOST
+        if name in named.summed:
+            like, most = round(min(reach, LONG) ** (1 / len(named.summed))), reach
+        elif named.windows:
+            like, most = SIDE, WIDEST
+        said.append(f"{name}={like} in 1..{most}")
+    return said + [f"{'*'.join(p)} <= {MOST}" for p in named.products if len(p) > 1]

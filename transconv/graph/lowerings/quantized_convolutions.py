@@ -89,7 +89,7 @@ def _said(given: list[Any]) -> _Said:
 
 
 def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Piece:
-    """The sum without what the zero point of the input adds (conv/quantization/compensation_sums.py)."""
+    """The sum without what the zero point of the input adds (conv/compensation.py)."""
     if not isinstance(sums, Piece) or p.transposed:
         raise NotOurs("it has a kernel of its own: no input_zero_sums tell what the zero point adds")
     if any(isinstance(n, SymbolicSize) for n in x.shape[2:]):

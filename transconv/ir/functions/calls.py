@@ -1,9 +1,8 @@
-"""What a ``Call`` may call: one row a function, with its meaning in NumPy and its two spellings.
+"""What a ``Call`` or a ``Reduce`` computes: one row each, with its meaning in NumPy and its spellings.
 
 The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
-``triton`` or ``gluon``. For a function that these languages lack the row has its source text.
-
-Also here: ``x * y + z`` with one rounding, in NumPy.
+``triton`` or ``gluon``. For what these languages lack the row has its source text. All reductions
+propagate NaN, as in NumPy.
 """
 
 from __future__ import annotations
@@ -16,25 +15,56 @@ from typing import Any
 import numpy as np
 
 from transconv.ir.dtype import DType, f32, i32
-from transconv.ir.functions.packed_bytes import (
-    BYTES,
-    PRODUCTS,
-    SHIFTED,
-    bytes_helper,
-    bytes_in_numpy,
-    products_helper,
-    products_in_numpy,
-    shifted_helper,
-    shifted_in_numpy,
-)
-from transconv.ir.functions.reductions import REDUCERS
-from transconv.ir.functions.stochastic_rounding import (
-    RANDOM_BITS,
-    SHORT,
-    helper,
-    in_numpy,
-    numpy_bits,
-)
+from transconv.ir.expr import Add, Const, Expr, Max, Min, Mul
+from transconv.ir.functions import packed_bytes, rounding
+
+_HELPER = '''
+@{{jit}}
+def {name}_of(a, b):
+    """{says}"""
+    return {body}
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """A reduction. ``neutral``: its initial value; ``helper``: the source of a function that combines
+    two values, where the languages have no reduction of this name that propagates NaN."""
+
+    neutral: float
+    numpy: Callable[..., Any]
+    node: Callable[[Expr, Expr], Expr]  # the class of a node
+    helper: str = ""
+
+    def identity(self, dtype: DType) -> Const:
+        """The neutral element as a constant of a type; integers have their limits for infinities."""
+        if dtype.kind == "float":
+            return Const(self.neutral, dtype)
+        least, most = dtype.limits
+        return Const(int(min(max(self.neutral, least), most)), dtype)
+
+
+def _helper(name: str, says: str, body: str) -> str:
+    return _HELPER.format(name=name, says=says, body=body)
+
+
+REDUCERS = {
+    "sum": Reducer(0.0, np.sum, Add),
+    "prod": Reducer(1.0, np.prod, Mul, _helper("prod", "The product of two values.", "a * b")),
+    "max": Reducer(float("-inf"), np.max, Max, _helper(
+        "max", "The greater of two values, NaN if one is.",
+        "{tl}.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
+    "min": Reducer(float("inf"), np.min, Min, _helper(
+        "min", "The lesser of two values, NaN if one is.",
+        "{tl}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
+}
+"""The reductions, by name."""
+
+
+def reducer_of(node: type[Expr]) -> str:
+    """The name of the reduction that combines values by this node class; StopIteration if none does."""
+    return next(name for name, row in REDUCERS.items() if row.node is node)
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -402,10 +432,12 @@ CALLS: dict[str, Callee] = {
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(2, np.divide, "divided", "divided", helper=DIVIDED, floats=(32,), off=1.0,
                       instructions=9.0),
-    "random_bits": Callee(2, numpy_bits, "random_bits", "random_bits", helper=RANDOM_BITS, floats=(),
+    "random_bits": Callee(2, rounding.numpy_bits, "random_bits", "random_bits",
+                          helper=rounding.RANDOM_BITS, floats=(),
                           ints=True, off=0.0),
-    **{f"stochastic_{t}": Callee(2, in_numpy(t), f"stochastic_{t}", f"stochastic_{t}", helper=helper(t),
-                                 floats=(32,), off=2.0**(25 - t.digits)) for t in SHORT},
+    **{f"stochastic_{t}": Callee(2, rounding.in_numpy(t), f"stochastic_{t}", f"stochastic_{t}",
+                                 helper=rounding.helper(t), floats=(32,),
+                                 off=2.0**(25 - t.digits)) for t in rounding.SHORT},
     "quotient": Callee(2, np.floor_divide, "quotient", "quotient", helper=QUOTIENT, floats=(), ints=True,
                        off=0.0),
     "remainder": Callee(2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(), ints=True,
@@ -415,13 +447,16 @@ CALLS: dict[str, Callee] = {
 """Functions of values, by the name in a ``Call``."""
 
 
-CALLS |= {name: Callee(n, bytes_in_numpy, name, name, helper=bytes_helper(n), floats=(), ints=True,
-                       off=0.0, result=i32) for n, name in BYTES.items()}
-CALLS |= {name: Callee(2, shifted_in_numpy(n), name, name, helper=shifted_helper(n), floats=(), ints=True,
-                       off=0.0, result=i32, takes=(i32, i32)) for n, name in SHIFTED.items()}
-CALLS |= {name: Callee(3, products_in_numpy(*types), name, name, helper=products_helper(*types), floats=(),
+CALLS |= {name: Callee(n, packed_bytes.bytes_in_numpy, name, name, helper=packed_bytes.bytes_helper(n),
+                       floats=(), ints=True, off=0.0, result=i32)
+          for n, name in packed_bytes.BYTES.items()}
+CALLS |= {name: Callee(2, packed_bytes.shifted_in_numpy(n), name, name,
+                       helper=packed_bytes.shifted_helper(n), floats=(), ints=True, off=0.0, result=i32,
+                       takes=(i32, i32)) for n, name in packed_bytes.SHIFTED.items()}
+CALLS |= {name: Callee(3, packed_bytes.products_in_numpy(*types), name, name,
+                       helper=packed_bytes.products_helper(*types), floats=(),
                        ints=True, off=0.0, result=i32, takes=(i32, i32, i32))
-          for types, name in PRODUCTS.items()}
+          for types, name in packed_bytes.PRODUCTS.items()}
 
 
 def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,

@@ -13,7 +13,7 @@ from math import inf, isnan
 
 from transconv.ir.dtype import DType, f32, f64, i32
 from transconv.ir.expr import Add, Const, Div, Expr, Max, Min, Mul, Sub
-from transconv.ir.functions.stochastic_rounding import CHANCES
+from transconv.ir.functions.rounding import CHANCES
 from transconv.ir.operations import Call, Cast, Select, maximum, minimum, select
 from transconv.ir.visit import ExprMutator
 
@@ -39,7 +39,7 @@ def saturated(x: Expr, to: DType, numbers: AbstractSet[Expr] = frozenset()) -> E
 
 def at_random(x: Expr, to: DType, seed: Expr, element: Expr) -> Expr:
     """A number of f32 as ``to``, one of ``SHORT``: up or down at random (see
-    functions/stochastic_rounding.py). ``seed``: of i32; ``element``: the position that tells its word."""
+    functions/rounding.py). ``seed``: of i32; ``element``: the position that tells its word."""
     word = Call("random_bits", (seed, Cast(element, i32)))
     chance = Cast(word & Const((1 << CHANCES) - 1, i32), f32) * Const(2.0**-CHANCES, f32)
     return saturated(Call(f"stochastic_{to}", (x, chance)), to)

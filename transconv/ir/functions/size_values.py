@@ -1,4 +1,8 @@
-"""The value of an expression of sizes, such as the extent of a tensor or a requirement."""
+"""The value of an expression of sizes, such as the extent of a tensor or a requirement.
+
+Where calls must take the host little time, functions are written out as Python's text: what would be a
+loop over tensors, or a look at a switch, is then a line.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from typing import Any
 
 from transconv.ir import expr as ex
 from transconv.ir.operations import Cast, Select
-from transconv.ir.text.python_functions import defined
 
 Values = Mapping[str, int]
 """Sizes by name."""
@@ -17,6 +20,7 @@ MEANING: dict[type, Callable[[int, int], int]] = {
     ex.Add: operator.add, ex.Sub: operator.sub, ex.Mul: operator.mul, ex.FloorDiv: operator.floordiv,
     ex.Mod: operator.mod, ex.Min: min, ex.Max: max, ex.Lt: operator.lt, ex.Le: operator.le,
     ex.Eq: operator.eq, ex.Ne: operator.ne, ex.And: operator.and_, ex.Or: operator.or_}
+"""What operations of two make of whole numbers."""
 
 
 def value_at(e: ex.Expr, values: Values) -> int:
@@ -149,4 +153,18 @@ def _operation(kind: type[ex.Binary], a: ex.Expr, b: ex.Expr) -> ex.Expr:
             return left
         case left, ex.Const(1) if kind is ex.FloorDiv:
             return left
-    return kind(a, b)  # type: ignore[call-arg]
+    return kind(a, b)
+
+
+def defined(text: str, name: str, known: Mapping[str, Any] | None = None) -> Any:
+    """What a text of Python defines under a name. ``known``: what else it mentions, by name. The text is
+    made of the package's own words and of numbers, never of what a user or a file says."""
+    return executed(text, known or {})[name]
+
+
+def executed(text: str, known: Mapping[str, Any], path: str = "<string>") -> dict[str, Any]:
+    """All names of a text of Python after it ran, with the ``known`` ones. ``path``: where tracebacks say
+    that it is. Who calls this knows where the text is from: it can do all that the program can."""
+    scope = dict(known)
+    exec(compile(text, path, "exec"), scope)
+    return scope

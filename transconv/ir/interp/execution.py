@@ -3,7 +3,7 @@
 Independent loops and lanes are axes of arrays, see ``evaluate.py``. An error names the statement and the
 indices.
 
-Also here: analyses a kernel before it is executed: its lanes, and which loops are independent.
+Analyses a kernel before it is executed: its lanes, and which loops are independent.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.expr import ZERO, Const, Expr, Lane, Var
 from transconv.ir.functions.rounding import convert
-from transconv.ir.interp.evaluate import Evaluator, Fault, position
-from transconv.ir.interp.memory import Array, InterpError, Memory
+from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, position
 from transconv.ir.node import Node
 from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
 from transconv.ir.tensor import Tensor
@@ -295,7 +293,8 @@ class Scan:
         return found
 
     def _shape(self, s: Stmt) -> Shape:
-        out = Shape(apart=isinstance(s, xp.Roles) or isinstance(s, For) and not _known_bounds(s))
+        bounded = not isinstance(s, For) or s.until is None and isinstance(s.start, Const)
+        out = Shape(apart=isinstance(s, st.Roles) or not bounded)
         if isinstance(s, Update):
             out.updates.add(s.var)
         elif isinstance(s, st.FuncCall) and s.func.multiplies:
@@ -319,8 +318,3 @@ class Scan:
         if loop.kind == "tile":
             return not self.shape(loop.body).updates
         return loop.kind in ("grid", "parallel") and not self.shape(loop.body).apart
-
-
-def _known_bounds(loop: For) -> bool:
-    """Whether a loop has the same iterations in every program."""
-    return loop.until is None and isinstance(loop.start, Const)

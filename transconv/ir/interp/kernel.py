@@ -4,7 +4,7 @@ Independent loops (``grid``, ``parallel``, and ``tile`` unless it carries a sum)
 of arrays, see ``evaluate.py``; the other loops run in order. It is slow: use it on problems with sizes
 of 5 to 8.
 
-Also here: the semantics of warp-specialized kernels: shared memory with its hazards, and concurrent
+The semantics of warp-specialized kernels: shared memory with its hazards, and concurrent
 roles.
 
 Each role is a coroutine (a thread of which only one runs at a time). It yields before every wait,
@@ -26,16 +26,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.dtype import multiplied_as, tf32
-from transconv.ir.explicit import Barrier, SlotTile, SmemRing
 from transconv.ir.expr import Expr, Var
 from transconv.ir.functions.rounding import convert
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract
+from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract
 from transconv.ir.interp.execution import Execution
-from transconv.ir.interp.memory import Array, InterpError, Memory
-from transconv.ir.stmt import Kernel
+from transconv.ir.stmt import Barrier, Kernel, SlotTile, SmemRing
 from transconv.ir.tensor import BoxLoad, Load, Tensor, box_address
 from transconv.ir.visit import find
 
@@ -48,8 +45,8 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     Raises InterpError for an access out of bounds, an element that is stored twice (or both stored
     and added to), an unbound variable, an integer division by zero, an assumption that does not
     hold, and an element within the logical shape of a tensor named in ``outputs`` that is never
-    written. ``seed`` draws the order in which roles run; ``interp/warp_roles.py`` lists the errors of
-    roles.
+    written. ``seed`` draws the order in which roles run; the errors of roles are listed
+    above.
     """
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
@@ -102,9 +99,9 @@ class _KernelRun(Execution):
         name, args = s.func.name, s.args
         with self._blame(s):
             match name, args:
-                case _, (xp.Barrier() as barrier, Expr() as slot, Expr() as x):
+                case _, (st.Barrier() as barrier, Expr() as slot, Expr() as x):
                     self._meet(name, barrier, slot, x)
-                case "dot_async", (Var() as acc, xp.SlotTile() as a, xp.SlotTile() as b):
+                case "dot_async", (Var() as acc, st.SlotTile() as a, st.SlotTile() as b):
                     self._pause()
                     cells = [c for p in (a, b) for c in self._cells(p)]
                     if unfenced := next((c for c in cells if c.state == "put"), None):
@@ -148,16 +145,16 @@ class _KernelRun(Execution):
 
     # ---- shared memory and roles ----
 
-    def _Shared(self, s: xp.Shared) -> None:
+    def _Shared(self, s: st.Shared) -> None:
         self.shared.reserve(s.what)
 
-    def _Roles(self, s: xp.Roles) -> None:
+    def _Roles(self, s: st.Roles) -> None:
         """Run the roles of one program concurrently, each with its own variables."""
         turns = Turns(self.seed)
         with self._blame(s):
             turns.run([(role.name, self._player(role, turns)) for role in s.roles])
 
-    def _player(self, role: xp.Role, turns: Turns) -> Callable[[], None]:
+    def _player(self, role: st.Role, turns: Turns) -> Callable[[], None]:
         run = copy.copy(self)
         run.eval = Evaluator(self.memory, self.axes, self.eval.rank)
         run.eval.env, run.eval.active = dict(self.eval.env), self.eval.active
@@ -178,7 +175,7 @@ class _KernelRun(Execution):
             raise Fault("this happens inside of roles only")
         self.turns.pause(condition, waits_for)
 
-    def _meet(self, name: str, barrier: xp.Barrier, slot: Expr, x: Expr) -> None:
+    def _meet(self, name: str, barrier: st.Barrier, slot: Expr, x: Expr) -> None:
         """``wait`` for phase ``x``, ``expect`` ``x`` bytes, or ``arrive`` if ``x`` is true."""
         at, value = (int(v.item()) for v in self.eval.compute_all(slot, x))
         gate = self.shared.gate(barrier, at)
@@ -193,10 +190,10 @@ class _KernelRun(Execution):
             gate.arrived += 1
             gate.settle(where)
 
-    def _cells(self, piece: xp.SlotTile) -> list[Cell]:
+    def _cells(self, piece: st.SlotTile) -> list[Cell]:
         return self.shared.slot(piece, int(self.eval.compute(piece.slot).item()))
 
-    def _read(self, piece: xp.SlotTile) -> Array:
+    def _read(self, piece: st.SlotTile) -> Array:
         value = self.eval.value
         cells = self.shared.slot(piece, int(value(piece.slot).item()))
         return value_of(cells, value(piece.member), tuple(value(w) for w in piece.within))
@@ -212,7 +209,7 @@ class _KernelRun(Execution):
             for cell in groups.pop(0):
                 cell.readers -= 1
 
-    def _Fetch(self, s: xp.Fetch) -> None:
+    def _Fetch(self, s: st.Fetch) -> None:
         with self._blame(s):
             self._pause()
             member, slot = (int(v.item()) for v in self.eval.compute_all(s.piece.member, s.slot))
@@ -231,7 +228,7 @@ class _KernelRun(Execution):
             assert self.turns is not None  # a copy is fetched inside of roles, see _pause
             self.turns.later(cell.name, land)
 
-    def _Put(self, s: xp.Put) -> None:
+    def _Put(self, s: st.Put) -> None:
         with self._blame(s):
             cell = self._cells(s.piece)[0]
             cell.claim()
@@ -240,7 +237,7 @@ class _KernelRun(Execution):
             cell.state = "put"
             self.unfenced.append(cell)
 
-    def _Send(self, s: xp.Send) -> None:
+    def _Send(self, s: st.Send) -> None:
         with self._blame(s):
             self._pause()
             cells = self._cells(s.piece)

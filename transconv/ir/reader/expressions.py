@@ -1,6 +1,6 @@
 """Parses expressions as the printer writes them: nested operations are in parentheses.
 
-Also here: the tokenizer: a line of text as words and signs.
+The tokenizer: a line of text as words and signs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from transconv.errors import KernelError
-from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
+from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, DType
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
+from transconv.ir.printer import INFIX, LITERAL, Header
 from transconv.ir.rules.names import DEEPEST, NAME, why_not_name, why_not_text
 from transconv.ir.tensor import Tensor
-from transconv.ir.text.printer import INFIX, LITERAL, Header
 
 OPERATIONS = {sign: node for node, sign in INFIX.items()}
 LITERALS = {"True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
@@ -32,7 +32,7 @@ class ReaderScope:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     header: Header = field(default_factory=lambda: Header({}, {}, {}))
     variables: dict[str, ex.Var] = field(default_factory=dict)
-    rings: dict[str, xp.SmemRing | xp.Barrier] = field(default_factory=dict)
+    rings: dict[str, st.SmemRing | st.Barrier] = field(default_factory=dict)
 
     def inner(self) -> ReaderScope:
         """The scope of a block inside this one."""
@@ -131,10 +131,10 @@ class ExpressionParser:
             raise _unbound(f"{name}[0:{extent}]", "a lane of the header", known)
         return self.scope.header.lanes[name, extent]
 
-    def piece(self, name: str) -> xp.SlotTile:
+    def piece(self, name: str) -> st.SlotTile:
         buffer = self.scope.rings.get(name)
-        if not isinstance(buffer, xp.SmemRing):
-            known = [n for n, ring in self.scope.rings.items() if isinstance(ring, xp.SmemRing)]
+        if not isinstance(buffer, st.SmemRing):
+            known = [n for n, ring in self.scope.rings.items() if isinstance(ring, st.SmemRing)]
             raise _unbound(name, "shared memory that is reserved here", known)
         self.words.expect("[")
         slot = self.expression()
@@ -144,7 +144,7 @@ class ExpressionParser:
         within = self.several() if self.words.accept("within", "=") else within
         if member is None or within is None:
             raise self.words.unlike(f"'.' and 'within=', as the header has no piece {name}")
-        return xp.SlotTile(buffer, slot, member, within)
+        return st.SlotTile(buffer, slot, member, within)
 
     def several(self) -> tuple[ex.Expr, ...]:
         """``[a, b + 1]``"""

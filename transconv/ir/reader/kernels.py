@@ -1,6 +1,6 @@
 """Parses a whole kernel: notes, the line with its name, the header and the body.
 
-Also here: parses statements, one a line, and the blocks indented below them.
+Parses statements, one a line, and the blocks indented below them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from itertools import takewhile
 from typing import Any
 
 from transconv.errors import KernelError, LayoutError
-from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.dtype import DTYPES, DType, index
 from transconv.ir.expr import TRUE, Expr, Lane, Var
@@ -277,7 +276,7 @@ class Statement(ExpressionParser):
             read: Callable[[], st.Stmt] | None = getattr(self, f"line_{word}", None)
             made = read() if read is not None else self.function(word)
         self.words.end()
-        if self.line.below and not isinstance(made, (st.For, st.If, st.Seq, xp.Roles, xp.Role)):
+        if self.line.below and not isinstance(made, (st.For, st.If, st.Seq, st.Roles, st.Role)):
             raise located(KernelError("found a deeper line, expected one as deep as that before"),
                           self.line.below[0].number)
         return made
@@ -375,9 +374,9 @@ class Statement(ExpressionParser):
             members, below = self.words.count(), self.words.accept("below")
             self.words.expect("x")
         dtype = self.words.type()
-        buffer = xp.SmemRing(name, dtype, slots, self.words.counts(), members, below)
+        buffer = st.SmemRing(name, dtype, slots, self.words.counts(), members, below)
         self.scope.rings[name] = buffer
-        return xp.Shared(buffer)
+        return st.Shared(buffer)
 
     def line_barrier(self) -> st.Stmt:
         name = self.words.new_name()
@@ -385,8 +384,8 @@ class Statement(ExpressionParser):
         slots = self.words.count()
         self.words.expect("]")
         arrivals = self.words.count() if self.words.accept("arrivals", "=") else 1
-        barrier = self.scope.rings[name] = xp.Barrier(name, slots, arrivals)
-        return xp.Shared(barrier)
+        barrier = self.scope.rings[name] = st.Barrier(name, slots, arrivals)
+        return st.Shared(barrier)
 
     def line_fetch(self) -> st.Stmt:
         tensor = self.tensor()
@@ -399,29 +398,29 @@ class Statement(ExpressionParser):
         self.words.expect("[")
         slot = self.expression()
         self.words.expect("]")
-        return xp.Fetch(tensor, corner, piece, barrier, slot)
+        return st.Fetch(tensor, corner, piece, barrier, slot)
 
     def line_put(self) -> st.Stmt:
         piece = self.piece(self.words.name())
         self.words.expect("=")
-        return xp.Put(piece, self.expression())
+        return st.Put(piece, self.expression())
 
     def line_send(self) -> st.Stmt:
         piece = self.piece(self.words.name())
         self.words.expect("->")
         tensor = self.tensor()
         self.words.expect("at", "=")
-        return xp.Send(tensor, self.several(), piece)
+        return st.Send(tensor, self.several(), piece)
 
     # ---- roles and functions ----
 
     def line_roles(self) -> st.Stmt:
         self.end_of_title()
         found = sequence(self.line.below, self.scope)
-        roles = tuple(s for s in found if isinstance(s, xp.Role))
+        roles = tuple(s for s in found if isinstance(s, st.Role))
         if len(roles) < len(found):
             raise KernelError("found another statement among roles, expected 'role'")
-        return xp.Roles(roles)
+        return st.Roles(roles)
 
     def line_role(self) -> st.Stmt:
         name = self.words.new_name()
@@ -429,12 +428,12 @@ class Statement(ExpressionParser):
         warps = self.words.count()
         registers = self.words.count() if self.words.accept("registers", "=") else 0
         self.end_of_title()
-        return xp.Role(name, warps, registers, block(self.line.below, self.scope.inner()))
+        return st.Role(name, warps, registers, block(self.line.below, self.scope.inner()))
 
-    def barrier(self) -> xp.Barrier:
+    def barrier(self) -> st.Barrier:
         name = self.words.name()
         found = self.scope.rings.get(name)
-        if not isinstance(found, xp.Barrier):
+        if not isinstance(found, st.Barrier):
             raise KernelError(f"found '{name}', expected a barrier that is reserved here")
         return found
 

@@ -1,21 +1,15 @@
 """Well-formedness of IR: named rules that hold between passes, each with a reason when it does not.
 
 A rule is a generator function: it takes a ``Site`` and yields a sentence for each breach. Errors call it
-by its name, with dashes. ``RULES`` hold for every tree, ``LEVELS`` also for kernels of a level
-(rules/levels.py). To add a rule, write the function and add it to one of these.
-
-Also here: well-formedness of names: what is bound, allocated, reserved or a parameter before it is used.
-
-Each rule has the signature ``verify.Rule``.
-
-Also here: well-formedness rules of each level, from the loop nest to warp-specialized kernels.
+by its name, with dashes. ``RULES`` hold for every tree: of nodes, and of names, which are bound,
+allocated, reserved or a parameter before they are used. ``LEVELS`` also hold for kernels of a level:
 
     nest       one loop for each axis, or one in each sweep over a reduced axis; scalars
     tiles      one grid; tiles are loops, the sum is a loop of steps
     lanes      tiles are lanes of values, products are calls
     explicit   the same, or with explicit shared memory, barriers and roles
 
-Each rule has the signature ``verify.Rule``.
+To add a rule, write the function and add it to one of these.
 """
 
 from __future__ import annotations
@@ -23,20 +17,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
 from transconv.ir.operations import Reduce, Renamed, Spread
 from transconv.ir.rules import forms as form
+from transconv.ir.rules.forms import Site, alone, sites, statements, title
 from transconv.ir.rules.names import why_not_name
-from transconv.ir.rules.sites import Site, alone, sites, statements, title
 from transconv.ir.tensor import Tensor
 
 WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "part_wait", "fence", "send_wait")
-STEPS = (xp.Fetch, xp.Put, xp.Send)
+STEPS = (st.Fetch, st.Put, st.Send)
 
 
 # -- nest and tiles ------------------------------------------------------------------------------------
@@ -195,9 +188,9 @@ def products_are_of_names(site: Site) -> Iterator[str]:
 
 def nothing_is_explicit(site: Site) -> Iterator[str]:
     """Only explicit kernels have shared memory, barriers and roles."""
-    if _is_explicit(site.stmt) or isinstance(site.stmt, (xp.Shared, xp.Roles, xp.Role)):
+    if _is_explicit(site.stmt) or isinstance(site.stmt, (st.Shared, st.Roles, st.Role)):
         yield f"a {type(site.stmt).__name__} before the level explicit"
-    yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(xp.SlotTile))
+    yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(st.SlotTile))
 
 
 def tiles_are_dealt_in_the_grid(site: Site) -> Iterator[str]:
@@ -210,14 +203,14 @@ def tiles_are_dealt_in_the_grid(site: Site) -> Iterator[str]:
 def roles_share_a_program(site: Site) -> Iterator[str]:
     """Roles occur once, at the end of the grid's body, after the shared memory; each has a name of its
     own and at least one warp."""
-    if isinstance(site.stmt, (xp.Shared, xp.Roles)) and [type(s) for s in site.around] != [st.For]:
+    if isinstance(site.stmt, (st.Shared, st.Roles)) and [type(s) for s in site.around] != [st.For]:
         yield "it stands deeper than in the grid"
     if isinstance(site.stmt, st.For) and site.stmt.kind == "grid":
         parts = st.statements(site.stmt.body)
-        if any(isinstance(s, xp.Roles) for s in parts) and not all(
-                isinstance(s, xp.Shared) for s in parts[:-1]):
+        if any(isinstance(s, st.Roles) for s in parts) and not all(
+                isinstance(s, st.Shared) for s in parts[:-1]):
             yield "roles have something other than shared memory before them, or anything behind them"
-    if isinstance(site.stmt, xp.Roles):
+    if isinstance(site.stmt, st.Roles):
         names = [role.name for role in site.stmt.roles]
         if len(names) != len(set(names)):
             yield f"two roles have one name: {' '.join(names)}"
@@ -227,15 +220,15 @@ def roles_share_a_program(site: Site) -> Iterator[str]:
 
 def only_roles_wait(site: Site) -> Iterator[str]:
     """Statements that copy boxes, wait, arrive or multiply pieces are inside a role."""
-    if _is_explicit(site.stmt) and not any(isinstance(s, xp.Role) for s in site.around):
+    if _is_explicit(site.stmt) and not any(isinstance(s, st.Role) for s in site.around):
         yield f"`{title(site.stmt)}` is in no role"
-    if not any(isinstance(s, xp.Role) for s in site.around):
+    if not any(isinstance(s, st.Role) for s in site.around):
         yield from tiles_are_dealt_in_the_grid(site)
 
 
 def roles_say_all(site: Site) -> Iterator[str]:
     """A role has no implicit copies or products: it uses ``Fetch``, ``Send`` and ``dot_async``."""
-    if any(isinstance(s, xp.Role) for s in site.around):
+    if any(isinstance(s, st.Role) for s in site.around):
         if isinstance(site.stmt, st.BoxStore) or site.has(ac.BoxLoad):
             yield "a box is moved that no barrier counts"
         if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
@@ -246,7 +239,7 @@ def pieces_are_multiplied(site: Site) -> Iterator[str]:
     """An asynchronous product reads shared memory."""
     if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot_async":
         for arg in site.stmt.args[1:]:
-            if not isinstance(arg, xp.SlotTile):
+            if not isinstance(arg, st.SlotTile):
                 yield f"`{arg}` is multiplied; expected a piece of shared memory"
 
 
@@ -305,17 +298,17 @@ def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
 
 def ring_is_reserved(site: Site) -> Iterator[str]:
     """Rings of shared memory and of barriers are reserved before their use, outside of roles."""
-    used: list[Node] = [e.buffer for e in site.find(xp.SlotTile)]
+    used: list[Node] = [e.buffer for e in site.find(st.SlotTile)]
     match site.stmt:
-        case xp.Fetch(barrier=barrier):
+        case st.Fetch(barrier=barrier):
             used.append(barrier)
         case st.FuncCall(_, args):
-            used += [a for a in args if isinstance(a, xp.Barrier)]
-        case xp.Shared(what) if any(isinstance(s, xp.Role) for s in site.around):
+            used += [a for a in args if isinstance(a, st.Barrier)]
+        case st.Shared(what) if any(isinstance(s, st.Role) for s in site.around):
             yield f"{what.name} is reserved inside of a role"
     for ring in dict.fromkeys(used):
         if ring not in site.scope:
-            assert isinstance(ring, (xp.Barrier, xp.SmemRing))
+            assert isinstance(ring, (st.Barrier, st.SmemRing))
             yield f"{ring.name} is not reserved here"
 
 

@@ -8,7 +8,7 @@ element.
 
 With ``split_k`` several programs share a sum (lowering/split_k.py).
 
-Also here: the pass ``widen``: loads an operand along all lanes of its product if it lacks some.
+The pass ``widen``: loads an operand along all lanes of its product if it lacks some.
 
     b = load(B + (grp + k*96))        ->      b = load(B + spread(grp + k*96, [grp m k]))
 
@@ -22,39 +22,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transconv import ir
 from transconv.compute import Compute
-from transconv.ir import (
-    ZERO,
-    Add,
-    Alloc,
-    BoxLoad,
-    BoxStore,
-    Const,
-    Expr,
-    Kernel,
-    Lane,
-    Let,
-    Load,
-    Mul,
-    Mutator,
-    Spread,
-    Stmt,
-    Store,
-    Sub,
-    Tensor,
-    Var,
-    View,
-    find,
-    lanes_of,
-    multiplied_as,
-    substitute,
-)
 from transconv.passes.lowering import tile_statistics
 from transconv.passes.lowering.split_k import split_sums
 from transconv.schedule import Box, Schedule, box_of, boxes_behind, pile, result_boxes
 
 
-def blockwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+def blockwise(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kernel:
     """Move operands in boxes, split the sum, and leave statistics in parts, as the schedule says."""
     shared = split_sums(kernel, schedule, compute)
     if compute.statistics:
@@ -62,9 +37,9 @@ def blockwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     return boxes(shared, schedule, compute)
 
 
-def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+def boxes(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kernel:
     """Let the copy engine fetch and store what the schedule says is a ``box``."""
-    found: dict[Tensor, Box] = {}
+    found: dict[ir.Tensor, Box] = {}
     for word, view in ((schedule.a, compute.a), (schedule.b, compute.b)):
         if word == "box" and view is not None:
             box = box_of(view, schedule, compute)
@@ -77,7 +52,7 @@ def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     positions = _positions(kernel)
     for view in (compute.a, compute.b):
         positions |= _piled(view, schedule, compute, positions) if view is not None else {}
-    made: Kernel = _Boxes(found, positions).mutate(kernel)
+    made: ir.Kernel = _Boxes(found, positions).mutate(kernel)
     params = tuple(found[t].tensor if t in found else t for t in kernel.params)
     return replace(kernel, params=params, body=made.body)
 
@@ -85,60 +60,61 @@ def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
 def _rounded(box: Box, compute: Compute) -> Box:
     """The box of an operand. If it is multiplied as tf32, the copy engine rounds it, at no cost; the
     matrix unit would truncate it, with twice the error."""
-    taken = multiplied_as(box.tensor.dtype, compute.math)
+    taken = ir.multiplied_as(box.tensor.dtype, compute.math)
     return replace(box, tensor=replace(box.tensor, near=taken)) if taken.within else box
 
 
-def _positions(kernel: Kernel) -> dict[Var, tuple[Expr, Expr]]:
+def _positions(kernel: ir.Kernel) -> dict[ir.Var, tuple[ir.Expr, ir.Expr]]:
     """For each tiled axis (block begin, position in the block): ``oh = oh_blk*8 + oh_in``."""
-    found: dict[Var, tuple[Expr, Expr]] = {}
-    for let in find(kernel, Let):
+    found: dict[ir.Var, tuple[ir.Expr, ir.Expr]] = {}
+    for let in ir.find(kernel, ir.Let):
         match let.value:
-            case Add(Mul(_, Const()) as first, within):
+            case ir.Add(ir.Mul(_, ir.Const()) as first, within):
                 found[let.var] = (first, within)
     return found
 
 
-def _piled(view: View, schedule: Schedule, compute: Compute,
-           positions: dict[Var, tuple[Expr, Expr]]) -> dict[Var, tuple[Expr, Expr]]:
+def _piled(view: ir.View, schedule: Schedule, compute: Compute,
+           positions: dict[ir.Var, tuple[ir.Expr, ir.Expr]]) -> dict[ir.Var, tuple[ir.Expr, ir.Expr]]:
     """The same for axes whose block is several boxes (a pile): the begin of the lane's box, and the
     position in that box."""
     found = {}
     for block in schedule.blocks:
         if wide := pile(block, view, schedule, compute):
-            first, within = positions[Var("_".join(block.axes))]
+            first, within = positions[ir.Var("_".join(block.axes))]
             begin = (first + within // wide * wide) % compute.size(block.last)
-            found[Var(block.last)] = (begin, within % wide)
+            found[ir.Var(block.last)] = (begin, within % wide)
     return found
 
 
-class _Boxes(Mutator):
-    def __init__(self, found: dict[Tensor, Box], positions: dict[Var, tuple[Expr, Expr]]) -> None:
+class _Boxes(ir.Mutator):
+    def __init__(self, found: dict[ir.Tensor, Box],
+                 positions: dict[ir.Var, tuple[ir.Expr, ir.Expr]]) -> None:
         self.found, self.positions = found, positions
 
-    def place(self, box: Box) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+    def place(self, box: Box) -> tuple[tuple[ir.Expr, ...], tuple[ir.Expr, ...]]:
         """The corner, and the position of each lane relative to it, per dimension."""
         corner, within = [], []
         for coord, axis in zip(box.coords, box.moving, strict=True):
-            first, inside = self.positions[axis] if axis is not None else (ZERO, ZERO)
-            corner.append(substitute(coord, {axis: first}) if axis is not None else coord)
+            first, inside = self.positions[axis] if axis is not None else (ir.ZERO, ir.ZERO)
+            corner.append(ir.substitute(coord, {axis: first}) if axis is not None else coord)
             within.append(inside)
         return tuple(corner), tuple(within)
 
-    def mutate_Let(self, let: Let) -> Stmt:
-        box = self.found.get(let.value.tensor) if isinstance(let.value, Load) else None
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt:
+        box = self.found.get(let.value.tensor) if isinstance(let.value, ir.Load) else None
         if box is None:
             return let
-        return Let(let.var, BoxLoad(box.tensor, *self.place(box), box.extents), let.origin)
+        return ir.Let(let.var, ir.BoxLoad(box.tensor, *self.place(box), box.extents), let.origin)
 
-    def mutate_Store(self, at: Store) -> Stmt:
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt:
         box = self.found.get(at.tensor)
         if box is None:
             return at
-        return BoxStore(box.tensor, *self.place(box), box.extents, at.value)
+        return ir.BoxStore(box.tensor, *self.place(box), box.extents, at.value)
 
 
-def widen(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+def widen(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kernel:
     """Spread the addresses of operands, if the schedule keeps sums or operands in registers (words
     ``late`` and ``regs``)."""
     if not (schedule.late or schedule.regs):
@@ -148,43 +124,43 @@ def widen(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     return _Widen({r.view.tensor for r in summed}).rebuilt(kernel)
 
 
-class _Widen(Mutator):
-    def __init__(self, operands: set[Tensor]) -> None:
+class _Widen(ir.Mutator):
+    def __init__(self, operands: set[ir.Tensor]) -> None:
         self.operands = operands
-        self.scope: dict[Var, tuple[Lane, ...]] = {}
-        self.values: dict[Var, Expr] = {}
-        self.lanes: tuple[Lane, ...] = ()
+        self.scope: dict[ir.Var, tuple[ir.Lane, ...]] = {}
+        self.values: dict[ir.Var, ir.Expr] = {}
+        self.lanes: tuple[ir.Lane, ...] = ()
 
-    def mutate_Alloc(self, at: Alloc) -> Stmt:
+    def mutate_Alloc(self, at: ir.Alloc) -> ir.Stmt:
         self.scope[at.var] = at.lanes
         self.lanes = at.lanes if len(at.lanes) > len(self.lanes) else self.lanes
         return at
 
-    def mutate_Let(self, let: Let) -> Stmt:
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt:
         load = let.value
-        if isinstance(load, Load) and load.tensor in self.operands:
-            own = lanes_of(load, self.scope)
+        if isinstance(load, ir.Load) and load.tensor in self.operands:
+            own = ir.lanes_of(load, self.scope)
             if own != self.lanes and set(own) <= set(self.lanes) and self.neighbours(load.offset):
-                let = Let(let.var, replace(load, offset=self.spread(load.offset)), let.origin)
+                let = ir.Let(let.var, replace(load, offset=self.spread(load.offset)), let.origin)
         else:
             self.values[let.var] = let.value
-        self.scope[let.var] = lanes_of(let.value, self.scope)
+        self.scope[let.var] = ir.lanes_of(let.value, self.scope)
         return let
 
-    def spread(self, offset: Expr) -> Expr:
+    def spread(self, offset: ir.Expr) -> ir.Expr:
         """The offset along all lanes; its constant stays behind it (see scalar/hoist.py)."""
         match offset:
-            case Add(rest, Const() as constant):
-                return Spread(rest, self.lanes) + constant
-        return Spread(offset, self.lanes)
+            case ir.Add(rest, ir.Const() as constant):
+                return ir.Spread(rest, self.lanes) + constant
+        return ir.Spread(offset, self.lanes)
 
-    def neighbours(self, offset: Expr) -> bool:
+    def neighbours(self, offset: ir.Expr) -> bool:
         """Whether the offset steps by 1 along a lane."""
         match offset:
-            case Add(a, b):
+            case ir.Add(a, b):
                 return self.neighbours(a) or self.neighbours(b)
-            case Sub(a, _):
+            case ir.Sub(a, _):
                 return self.neighbours(a)
-            case Var() if offset in self.values:
+            case ir.Var() if offset in self.values:
                 return self.neighbours(self.values[offset])
-        return isinstance(offset, Lane)
+        return isinstance(offset, ir.Lane)

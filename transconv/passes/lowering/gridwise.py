@@ -9,18 +9,11 @@
                 store(...)                              for k in 0..32 tile: c = step*32 + k ...
                                                     store(...)
 
-``sides`` splits the axes, ``tails`` masks what a partly filled block has too much. The grid has one
-dimension: others are limited.
-
-Also here: the sides of a tile: the axes of one kind (B, M, N or K), split into blocks and lanes.
-
-Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, what
-depends on the block gets the mask ``position < size``, one of the side's tails.
-
-Also here: tail masks: no position beyond the end of an axis is read, written or summed.
-
-Also here: counts of tiles, and positions unpacked from one index. A count is a number, or an expression
-of sizes that are arguments.
+A side of the tile has the axes of one kind (B, M, N or K), split into blocks and lanes. Tiling is
+substitution: position = block_index * extent + lane. If an extent does not divide the size, what depends
+on the block gets the mask ``position < size``, one of the side's tails: no position beyond the end of an
+axis is read, written or summed. The grid has one dimension: others are limited. A count of tiles is a
+number, or an expression of sizes that are arguments.
 """
 
 from __future__ import annotations
@@ -29,58 +22,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite, prod
 
+from transconv import ir
 from transconv.compute import Compute
-from transconv.ir import (
-    ASSUME,
-    ATOMIC_ADD,
-    LARGEST_SIZE,
-    REDUCERS,
-    ZERO,
-    Add,
-    Cast,
-    Const,
-    Expr,
-    ExprMutator,
-    For,
-    FuncCall,
-    Kernel,
-    Le,
-    Let,
-    Load,
-    Lt,
-    Max,
-    Min,
-    Mul,
-    Neg,
-    Node,
-    Select,
-    Seq,
-    Sizes,
-    Stmt,
-    Store,
-    Sub,
-    Update,
-    Var,
-    all_of,
-    conjuncts,
-    find,
-    free_vars,
-    minimum,
-    reducer_of,
-    seq,
-    statements,
-    substitute,
-)
 from transconv.passes.lowering import tile_statistics
 from transconv.passes.lowering.naive import Nest, SweepLoops, parts
 from transconv.passes.scope import VariableNames
 from transconv.schedule import Block, Schedule, ahead
 from transconv.simplify import Facts, facts_of, range_of, simplify
 
-STEP = Var("step")  # counts the steps of the sum
+STEP = ir.Var("step")  # counts the steps of the sum
 
 
-def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+def gridwise(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kernel:
     """Tile every axis as the schedule says. The blocks of B, M and N become the grid, those of K the loop
     over the steps."""
     kernel = tile_statistics.leave_partials(kernel, schedule, compute)
@@ -93,77 +46,79 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
                            compute.factors is not None, facts) for kind in "BMNK"}
     pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
-    written = {Var(a) for a in schedule.regs.split(".")} & {v for v in tails if kinds[v] != "K"}
+    written = {ir.Var(a) for a in schedule.regs.split(".")} & {v for v in tails if kinds[v] != "K"}
     guard = Guard(tails, nest, written)
     outer = [sides[kind] for kind in "BMN"]
-    inner: list[Stmt] = [x for side in outer for x in side.lets]
-    taken = VariableNames(taken=[x.var.name for x in inner if isinstance(x, Let)])
+    inner: list[ir.Stmt] = [x for side in outer for x in side.lets]
+    taken = VariableNames(taken=[x.var.name for x in inner if isinstance(x, ir.Let)])
     for number, sweep in enumerate(nest.sweeps):
         loop = _sweep(sweep, sides["K"], guard, schedule, bool(schedule.turn and number % 2))
-        inner += [*statements(guard.mutate(Seq(sweep.before))), _renamed(loop, number, taken)]
-    whole = seq(*inner, *statements(guard.mutate(Seq(nest.after))))
+        inner += [*ir.statements(guard.mutate(ir.Seq(sweep.before))), _renamed(loop, number, taken)]
+    whole = ir.seq(*inner, *ir.statements(guard.mutate(ir.Seq(nest.after))))
     for side in reversed(outer):
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
-    several = schedule.programs and (isinstance(grid, Expr) or schedule.programs < grid * schedule.split_k)
+    several = schedule.programs and (isinstance(grid, ir.Expr)
+                                     or schedule.programs < grid * schedule.split_k)
     dealt = (ahead(schedule, compute), schedule.programs) if several else (0, 0)
     required = countable(kernel.sizes, grid, facts)
-    body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", *dealt), grid, facts_of(required))
+    body = counted(ir.For(pid, 0, ir.seq(*grid_lets, whole), "grid", *dealt), grid, facts_of(required))
     return replace(kernel, sizes=required, body=tile_statistics.deal_tiles(body, schedule, compute))
 
 
-def _sweep(sweep: SweepLoops, side: Side, guard: Guard, schedule: Schedule, turned: bool) -> Stmt:
+def _sweep(sweep: SweepLoops, side: Side, guard: Guard, schedule: Schedule, turned: bool) -> ir.Stmt:
     """The loop over the steps of a sweep, with the tile loops inside; ``turned``: from the last step."""
-    body = side.wrap(seq(*side.lets, *statements(guard.mutate(sweep.body))))
+    body = side.wrap(ir.seq(*side.lets, *ir.statements(guard.mutate(sweep.body))))
     if not sweep.loops:
         return body
     kind = "unroll" if schedule.unroll else "serial"
-    at = Var("step_from_last") if turned else STEP
+    at = ir.Var("step_from_last") if turned else STEP
     last = simple(side.count, side.facts) - 1
-    named = [Let(at, last - STEP)] if turned else []
-    loop = For(STEP, 0, seq(*named, *unpack(at, side.counts), body), kind, schedule.stages)
+    named = [ir.Let(at, last - STEP)] if turned else []
+    loop = ir.For(STEP, 0, ir.seq(*named, *unpack(at, side.counts), body), kind, schedule.stages)
     return counted(loop, side.count, side.facts)
 
 
-def _renamed(loop: Stmt, number: int, taken: VariableNames) -> Stmt:
+def _renamed(loop: ir.Stmt, number: int, taken: VariableNames) -> ir.Stmt:
     """A sweep renamed so that it shares no names with other sweeps, except for the lanes."""
-    bound = sorted({STEP, *(x.var for x in find(loop, Let))}, key=lambda v: v.name)
-    names: dict[Var, Expr] = {v: Var(taken.fresh(v.name, f"_{number + 1}"), v.type) for v in bound}
-    return substitute(loop, names)
+    bound = sorted({STEP, *(x.var for x in ir.find(loop, ir.Let))}, key=lambda v: v.name)
+    names: dict[ir.Var, ir.Expr] = {v: ir.Var(taken.fresh(v.name, f"_{number + 1}"), v.type)
+                                    for v in bound}
+    return ir.substitute(loop, names)
 
 
-def _unpack_grid(sides: dict[str, Side], schedule: Schedule) -> tuple[Var, list[Stmt], Extent]:
+def _unpack_grid(sides: dict[str, Side], schedule: Schedule) -> tuple[ir.Var, list[ir.Stmt], Extent]:
     """The program's index, lets that unpack it to (batch, row block, column block), and the grid's size.
 
     Programs are numbered in groups of ``group_m`` row blocks, each over all columns, so that programs that
     run at the same time share operands in the cache (Triton's tutorial on matrix multiplication). With
     ``back`` the program with the last index has the first blocks.
     """
-    pid, rows, columns = Var("pid"), sides["M"].count, sides["N"].count
+    pid, rows, columns = ir.Var("pid"), sides["M"].count, sides["N"].count
     group = min(schedule.group_m, rows) if isinstance(rows, int) else schedule.group_m
-    pair, m, n = Var("mn_blk"), Var("m_at"), Var("n_at")
-    lets: list[Stmt] = []
+    pair, m, n = ir.Var("mn_blk"), ir.Var("m_at"), ir.Var("n_at")
+    lets: list[ir.Stmt] = []
     outer = sides["B"].counts
     grid = prod(c for _, c in outer) * rows * columns
-    first: Var = pid
+    first: ir.Var = pid
     if schedule.back and grid != 1:
-        first = Var("from_last")
-        lets.append(Let(first, grid - 1 - pid))
+        first = ir.Var("from_last")
+        lets.append(ir.Let(first, grid - 1 - pid))
     lets += unpack(first, [*outer, (pair, rows * columns)])
     if columns == 1 or rows == 1 or group <= 1:
         lets += unpack(pair, [(m, rows), (n, columns)])
     elif isinstance(rows, int) and rows % group == 0:
-        whole, rest = Var("group"), Var("in_group")
+        whole, rest = ir.Var("group"), ir.Var("in_group")
         lets += unpack(pair, [(whole, rows // group), (rest, group * columns)])
-        lets += [Let(m, whole * group + rest % group), Let(n, rest // group)]
+        lets += [ir.Let(m, whole * group + rest % group), ir.Let(n, rest // group)]
     else:
-        whole, rest, size = Var("group"), Var("in_group"), Var("group_size")
+        whole, rest, size = ir.Var("group"), ir.Var("in_group"), ir.Var("group_size")
         lets += unpack(pair, [(whole, blocks(rows, group)), (rest, group * columns)])
-        lets.append(Let(size, minimum(rows - whole * group, group)))
-        if isinstance(rows, Expr):  # for numbers the simplifier proves it
-            lets.append(FuncCall(ASSUME, (size > 0,)))
-        lets += [Let(m, whole * group + rest % size), Let(n, rest // size),
-                 FuncCall(ASSUME, (m < rows,)), FuncCall(ASSUME, (n < columns,))]
+        lets.append(ir.Let(size, ir.minimum(rows - whole * group, group)))
+        if isinstance(rows, ir.Expr):  # for numbers the simplifier proves it
+            lets.append(ir.FuncCall(ir.ASSUME, (size > 0,)))
+        lets += [ir.Let(m, whole * group + rest % size), ir.Let(n, rest // size),
+                 ir.FuncCall(ir.ASSUME, (m < rows,)), ir.FuncCall(ir.ASSUME, (n < columns,))]
     lets += unpack(m, sides["M"].counts) + unpack(n, sides["N"].counts)
     return pid, lets, grid
 
@@ -179,36 +134,36 @@ class Side:
     kind: str
     name: str  # of the lanes
     facts: Facts
-    counts: list[tuple[Var, Extent]] = field(default_factory=list)
-    lets: list[Stmt] = field(default_factory=list)
+    counts: list[tuple[ir.Var, Extent]] = field(default_factory=list)
+    lets: list[ir.Stmt] = field(default_factory=list)
     extent: int = 1
-    lanes: dict[Block, Var] = field(default_factory=dict)  # if each block has lanes of its own
-    written: list[tuple[Var, int]] = field(default_factory=list)  # positions written out (``regs``)
-    tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
+    lanes: dict[Block, ir.Var] = field(default_factory=dict)  # if each block has lanes of its own
+    written: list[tuple[ir.Var, int]] = field(default_factory=list)  # positions written out (``regs``)
+    tails: dict[ir.Var, ir.Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
 
     @property
     def count(self) -> Extent:
         return simple(prod(n for _, n in self.counts), self.facts)
 
     @property
-    def lane(self) -> Var:
-        return Var(self.name)
+    def lane(self) -> ir.Var:
+        return ir.Var(self.name)
 
-    def wrap(self, body: Stmt) -> Stmt:
+    def wrap(self, body: ir.Stmt) -> ir.Stmt:
         """The tile loops around a body, which is executed at each position of the tile."""
         for var, extent in reversed(self.written):
-            body = For(var, extent, body, "jam")
+            body = ir.For(var, extent, body, "jam")
         if not self.lanes:
             return self.tile_loop(self.lane, self.extent, body) if self.extent > 1 else body
         for block, lane in reversed(self.lanes.items()):
             body = self.tile_loop(lane, block.extent, body)
         return body
 
-    def tile_loop(self, lane: Var, extent: int, body: Stmt) -> For:
-        return For(lane, extent, body, "tile", side=self.kind)
+    def tile_loop(self, lane: ir.Var, extent: int, body: ir.Stmt) -> ir.For:
+        return ir.For(lane, extent, body, "tile", side=self.kind)
 
 
-def side_of(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedule,
+def side_of(kind: str, axes: list[ir.Var], sizes: dict[ir.Var, Extent], schedule: Schedule,
             product: bool, facts: Facts) -> Side:
     """The tiling of ``axes``, all of one kind. With ``product`` each side of a tile is one dimension, as
     in a dot. Otherwise each block is a dimension: a copy may load along one and store along another."""
@@ -219,85 +174,86 @@ def side_of(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Sche
     if kind == "K" and schedule.order:
         rank = {n: i for i, n in enumerate(schedule.order.split("."))}
         axes = sorted(axes, key=lambda v: rank[v.name])
-    tiles = [b for b in schedule.blocks if Var(b.first) in axes and b.extent > 1]
+    tiles = [b for b in schedule.blocks if ir.Var(b.first) in axes and b.extent > 1]
     tiles = [b for b in tiles if not schedule.in_registers(b)]
-    tiles.sort(key=lambda b: axes.index(Var(b.first)))
+    tiles.sort(key=lambda b: axes.index(ir.Var(b.first)))
     side.extent = prod(b.extent for b in tiles)
     if not product and len(tiles) > 1:
-        side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(tiles)}
+        side.lanes = {b: ir.Var(f"{side.lane.name}{i}") for i, b in enumerate(tiles)}
     below = side.extent
     for axis in axes:
         block = schedule.block_of(axis.name)
         if block is None or block.extent == 1:
             side.counts.append((axis, sizes[axis]))
         elif schedule.in_registers(block):
-            side.written.append((Var(f"{axis.name}_in"), block.extent))
+            side.written.append((ir.Var(f"{axis.name}_in"), block.extent))
             _tile(side, block, [axis], side.written[-1][0], sizes)
         elif block.first == axis.name:
             below //= block.extent
             within = _within(side, block, below)
-            _tile(side, block, [Var(n) for n in block.axes], within, sizes)
+            _tile(side, block, [ir.Var(n) for n in block.axes], within, sizes)
     return side
 
 
-def _within(side: Side, block: Block, below: int) -> Expr:
+def _within(side: Side, block: Block, below: int) -> ir.Expr:
     """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, from which the
     positions are unpacked; the last block varies fastest."""
     if block.extent == side.extent or block in side.lanes:
         return side.lanes.get(block, side.lane)
-    within = Var(f"{block.first}_in")
-    at: Expr = side.lane // below if below > 1 else side.lane
-    side.lets.append(Let(within, at % block.extent if below * block.extent < side.extent else at))
+    within = ir.Var(f"{block.first}_in")
+    at: ir.Expr = side.lane // below if below > 1 else side.lane
+    side.lets.append(ir.Let(within, at % block.extent if below * block.extent < side.extent else at))
     return within
 
 
-def _tile(side: Side, block: Block, axes: list[Var], within: Expr,
-          sizes: dict[Var, Extent]) -> None:
+def _tile(side: Side, block: Block, axes: list[ir.Var], within: ir.Expr,
+          sizes: dict[ir.Var, Extent]) -> None:
     """Add the let position = index*extent + within and, if the block fuses several axes, one per axis."""
     whole = block.extent == side.extent and within is side.lane
-    index = Var(f"{side.lane.name if whole else axes[0].name}_blk")
+    index = ir.Var(f"{side.lane.name if whole else axes[0].name}_blk")
     total = simple(prod(sizes[a] for a in axes), side.facts)
-    name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
-    side.lets.append(Let(name, index * block.extent + within))
+    name = axes[0] if len(axes) == 1 else ir.Var("_".join(a.name for a in axes))
+    side.lets.append(ir.Let(name, index * block.extent + within))
     if len(axes) > 1:
         # The outermost axis may exceed its size; the tail mask excludes such positions.
         inner = [(a, sizes[a]) for a in axes[1:]]
-        side.lets.append(Let(axes[0], name // prod(n for _, n in inner)))
+        side.lets.append(ir.Let(axes[0], name // prod(n for _, n in inner)))
         side.lets += unpack(name, inner, total)
     side.counts.append((index, blocks(total, block.extent)))
-    if isinstance(total, Expr) or total % block.extent:
+    if isinstance(total, ir.Expr) or total % block.extent:
         side.tails |= {a: name < total for a in axes}
 
 
-class Guard(ExprMutator):
+class Guard(ir.ExprMutator):
     """Add the tail masks to every access that depends on a partly filled block. The positions of
     ``written`` axes are written out. Their loads need no tail mask if their own mask keeps them inside the
     tensor: results beyond the end are not stored, and the pass ``reuse`` can then share the load."""
 
-    def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
+    def __init__(self, tails: dict[ir.Var, ir.Expr], nest: Nest, written: set[ir.Var]) -> None:
         super().__init__()
         self.tails, self.written = tails, written
         self.lets = nest.lets
         self.summed = {x.var for s in nest.sweeps for x in s.loops}
 
-    def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
+    def guarded(self, offset: ir.Expr, mask: ir.Expr,
+                inside: frozenset[ir.Var] = frozenset()) -> ir.Expr:
         roots = roots_of(offset, self.lets) - inside
         needed = [m for v, m in self.tails.items() if v in roots]
-        return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
+        return ir.all_of([p for m in needed for p in ir.conjuncts(m)] + ir.conjuncts(mask))
 
-    def mutate_Load(self, at: Load) -> Node:
+    def mutate_Load(self, at: ir.Load) -> ir.Node:
         inside = frozenset(v for v in self.written if self.keeps_inside(at, v))
         return replace(at, mask=self.guarded(at.offset, at.mask, inside))
 
-    def keeps_inside(self, at: Load, axis: Var) -> bool:
+    def keeps_inside(self, at: ir.Load, axis: ir.Var) -> bool:
         """Whether a load's own mask excludes positions beyond the end of an axis: it bounds a coordinate
         in the direction in which the axis moves it."""
-        seen = {*find(at.offset, Expr)}
-        for condition in conjuncts(at.mask):
+        seen = {*ir.find(at.offset, ir.Expr)}
+        for condition in ir.conjuncts(at.mask):
             match condition:
-                case Lt(coord, end) if coord in seen and axis not in roots_of(end, self.lets):
+                case ir.Lt(coord, end) if coord in seen and axis not in roots_of(end, self.lets):
                     towards = 1
-                case Le(Const(), coord) if coord in seen:
+                case ir.Le(ir.Const(), coord) if coord in seen:
                     towards = -1
                 case _:
                     continue
@@ -305,108 +261,110 @@ class Guard(ExprMutator):
                 return True
         return False
 
-    def step(self, coord: Expr, axis: Var) -> int:
+    def step(self, coord: ir.Expr, axis: ir.Var) -> int:
         """The change of a coordinate from one position of an axis to the next; 0 if it is not constant."""
-        while named := {v: self.lets[v] for v in free_vars(coord) if v in self.lets}:
-            coord = substitute(coord, named)
-        moved = simplify(substitute(coord, {axis: axis + 1}) - coord, Facts())
-        return int(moved.value) if isinstance(moved, Const) else 0
+        while named := {v: self.lets[v] for v in ir.free_vars(coord) if v in self.lets}:
+            coord = ir.substitute(coord, named)
+        moved = simplify(ir.substitute(coord, {axis: axis + 1}) - coord, Facts())
+        return int(moved.value) if isinstance(moved, ir.Const) else 0
 
-    def mutate_Store(self, at: Store) -> Node:
-        return Store(at.tensor, at.offset, self.mutate(at.value), self.guarded(at.offset, at.mask))
+    def mutate_Store(self, at: ir.Store) -> ir.Node:
+        return ir.Store(at.tensor, at.offset, self.mutate(at.value), self.guarded(at.offset, at.mask))
 
-    def mutate_FuncCall(self, at: FuncCall) -> Node:
-        if not at.func.leaves and at.func is not ATOMIC_ADD:
+    def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Node:
+        if not at.func.leaves and at.func is not ir.ATOMIC_ADD:
             return at
         tensor, offset, value, mask, *count = at.args
-        assert isinstance(offset, Expr) and isinstance(value, Expr) and isinstance(mask, Expr)
+        assert isinstance(offset, ir.Expr) and isinstance(value, ir.Expr) and isinstance(mask, ir.Expr)
         if at.func.leaves:  # all points count that are in the axes
             kept = roots_of(offset, self.lets) | {*self.tails} - self.summed
-            ends = dict.fromkeys(p for v, m in self.tails.items() if v in kept for p in conjuncts(m))
-            return FuncCall(at.func, (tensor, offset, value, all_of([*ends]), *count))
-        return FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
+            ends = dict.fromkeys(p for v, m in self.tails.items() if v in kept for p in ir.conjuncts(m))
+            return ir.FuncCall(at.func, (tensor, offset, value, ir.all_of([*ends]), *count))
+        return ir.FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
 
-    def mutate_Update(self, at: Update) -> Node:
+    def mutate_Update(self, at: ir.Update) -> ir.Node:
         """Positions beyond the end must not change the result. In a sum of products it is enough that they
         are loaded as 0; in other reductions the neutral element replaces their terms."""
         match at.value:
-            case Add(old, term) | Mul(old, term) | Max(old, term) | Min(old, term) if old is at.var:
+            case ir.Add(old, term) | ir.Mul(old, term) | ir.Max(old, term) | ir.Min(old, term) if (
+                    old is at.var):
                 op = type(at.value)
-                reducer = REDUCERS[reducer_of(op)]
+                reducer = ir.REDUCERS[ir.reducer_of(op)]
                 lacking = [m for v, m in self.tails.items() if v in self.summed
                            and not vanishes(term, v, reducer.neutral, self.lets)]
                 if lacking:
                     nothing = reducer.identity(term.dtype)
-                    kept = Select(all_of([p for m in lacking for p in conjuncts(m)]), term, nothing)
-                    return Update(at.var, op(old, kept))
+                    kept = ir.Select(ir.all_of([p for m in lacking for p in ir.conjuncts(m)]), term,
+                                     nothing)
+                    return ir.Update(at.var, op(old, kept))
         return at
 
 
 # -- terms beyond the end of an axis -----------------------------------------------------------------
 
 
-Lets = Mapping[Var, Expr]
+Lets = Mapping[ir.Var, ir.Expr]
 
 
-def roots_of(e: Expr, lets: Lets) -> frozenset[Var]:
+def roots_of(e: ir.Expr, lets: Lets) -> frozenset[ir.Var]:
     """The loop variables that an expression depends on, directly or through lets."""
-    found: set[Var] = set()
-    for v in free_vars(e):
+    found: set[ir.Var] = set()
+    for v in ir.free_vars(e):
         found |= roots_of(lets[v], lets) if v in lets else {v}
     return frozenset(found)
 
 
-def vanishes(term: Expr, axis: Var, nothing: float, lets: Lets) -> bool:
+def vanishes(term: ir.Expr, axis: ir.Var, nothing: float, lets: Lets) -> bool:
     """Whether a term equals ``nothing``, the neutral element, beyond the end of an axis, because it is
     loaded with that fill; in a sum, also if a factor of it is, and the others are finite."""
-    if isinstance(term, Mul) and nothing == 0:
+    if isinstance(term, ir.Mul) and nothing == 0:
         return any(vanishes(x, axis, nothing, lets) and is_finite(y, axis, lets)
                    for x, y in ((term.a, term.b), (term.b, term.a)))
-    value = term.x if isinstance(term, Cast) else term
-    load = lets.get(value) if isinstance(value, Var) else None
-    if isinstance(load, Select):  # between two loads
+    value = term.x if isinstance(term, ir.Cast) else term
+    load = lets.get(value) if isinstance(value, ir.Var) else None
+    if isinstance(load, ir.Select):  # between two loads
         return vanishes(load.yes, axis, nothing, lets) and vanishes(load.no, axis, nothing, lets)
-    return isinstance(load, Load) and load.fill == nothing and axis in roots_of(load.offset, lets)
+    return isinstance(load, ir.Load) and load.fill == nothing and axis in roots_of(load.offset, lets)
 
 
-def is_finite(e: Expr, axis: Var, lets: Lets) -> bool:
+def is_finite(e: ir.Expr, axis: ir.Var, lets: Lets) -> bool:
     """Whether a value beyond the end of an axis is finite, if the elements of tensors are: it is loaded,
     moved, added and multiplied, or it is the same along the axis."""
     match e:
-        case Const(value):
+        case ir.Const(value):
             return isfinite(value)
-        case Load():
+        case ir.Load():
             return isfinite(e.fill)
-        case Cast(x) | Neg(x):
+        case ir.Cast(x) | ir.Neg(x):
             return is_finite(x, axis, lets)
-        case Select(_, x, y) | Add(x, y) | Sub(x, y) | Mul(x, y) | Max(x, y) | Min(x, y):
+        case ir.Select(_, x, y) | ir.Add(x, y) | ir.Sub(x, y) | ir.Mul(x, y) | ir.Max(x, y) | ir.Min(x, y):
             return is_finite(x, axis, lets) and is_finite(y, axis, lets)
-        case Var() if e in lets:
+        case ir.Var() if e in lets:
             return is_finite(lets[e], axis, lets)
     return axis not in roots_of(e, lets)
 
 
-Extent = int | Expr
+Extent = int | ir.Expr
 """A number, or an expression of sizes that are arguments."""
 
 
-def countable(sizes: Sizes | None, tiles: Extent, facts: Facts) -> Sizes | None:
+def countable(sizes: ir.Sizes | None, tiles: Extent, facts: Facts) -> ir.Sizes | None:
     """The requirements of a kernel, and that its tiles can be counted in 32 bits."""
-    if sizes is None or not isinstance(tiles, Expr):
+    if sizes is None or not isinstance(tiles, ir.Expr):
         return sizes
     tiles = simplify(tiles, facts)
     most = range_of(tiles, facts).hi
-    if most is not None and most <= LARGEST_SIZE:
+    if most is not None and most <= ir.LARGEST_SIZE:
         return sizes
-    return replace(sizes, where=(*sizes.where, tiles <= LARGEST_SIZE))
+    return replace(sizes, where=(*sizes.where, tiles <= ir.LARGEST_SIZE))
 
 
-def counted(loop: For, count: Extent, facts: Facts) -> For:
+def counted(loop: ir.For, count: Extent, facts: Facts) -> ir.For:
     """The loop with ``count`` iterations. An expression becomes ``until``, its largest value ``stop``."""
     if isinstance(count, int):
         return replace(loop, stop=count)
     count = simplify(count, facts)
-    if isinstance(count, Const):
+    if isinstance(count, ir.Const):
         return replace(loop, stop=int(count.value))
     most = range_of(count, facts).hi
     assert most is not None, f"{count} has no end"
@@ -415,32 +373,32 @@ def counted(loop: For, count: Extent, facts: Facts) -> For:
 
 def simple(count: Extent, facts: Facts) -> Extent:
     """A count, simplified with the facts about sizes."""
-    return simplify(count, facts) if isinstance(count, Expr) else count
+    return simplify(count, facts) if isinstance(count, ir.Expr) else count
 
 
 def blocks(total: Extent, extent: int) -> Extent:
     """The number of blocks of ``extent`` that hold ``total`` positions."""
-    return (total + (extent - 1)) // extent if isinstance(total, Expr) else -(-total // extent)
+    return (total + (extent - 1)) // extent if isinstance(total, ir.Expr) else -(-total // extent)
 
 
-def unpack(packed: Var, counts: list[tuple[Var, Extent]], total: Extent = 0) -> list[Stmt]:
+def unpack(packed: ir.Var, counts: list[tuple[ir.Var, Extent]], total: Extent = 0) -> list[ir.Stmt]:
     """Lets that unpack an index below ``total``, in row-major order: the last variable varies fastest.
     Without a ``total``, it is the product of the counts."""
-    lets: list[Stmt] = []
+    lets: list[ir.Stmt] = []
     below: Extent = 1
-    given = isinstance(total, Expr) or total > 0
+    given = isinstance(total, ir.Expr) or total > 0
     total = total if given else prod(count for _, count in counts)
     for var, count in reversed(counts):
-        value: Expr = packed // below if isinstance(below, Expr) or below > 1 else packed
+        value: ir.Expr = packed // below if isinstance(below, ir.Expr) or below > 1 else packed
         if count == 1:
-            value = ZERO
+            value = ir.ZERO
         elif (given or var is not counts[0][0]) and _less(below * count, total):
             value = value % count
-        lets.append(Let(var, value))
+        lets.append(ir.Let(var, value))
         below *= count
     return lets[::-1]
 
 
 def _less(a: Extent, b: Extent) -> bool:
     """Whether ``a`` may be less than ``b``."""
-    return isinstance(a, Expr) or isinstance(b, Expr) or a < b
+    return isinstance(a, ir.Expr) or isinstance(b, ir.Expr) or a < b

@@ -28,142 +28,116 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from transconv.ir import (
-    Add,
-    Alloc,
-    And,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    ExprMutator,
-    FloorDiv,
-    FuncCall,
-    Kernel,
-    Let,
-    Mod,
-    Node,
-    Select,
-    Sizes,
-    Stmt,
-    Store,
-    Sub,
-    Update,
-    Var,
-    bf16,
-    f32,
-    f64,
-    ne,
-)
+from transconv import ir
 from transconv.passes.scope import ScopedMutator
 from transconv.simplify import Range, one_value, range_of
 
 FARTHEST = 1 << 24  # a numerator below -FARTHEST is not shifted, because the sum could overflow 32 bits
 
 
-def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
+def final(kernel: ir.Kernel, upcast16: bool = False) -> ir.Kernel:
     """Make every division one that may round down or towards zero, turn bounds that leave one value
     into equalities, and with ``upcast16`` cast 16-bit operands to f32."""
     body = _Final(upcast16, kernel.sizes).mutate(kernel.body)
-    assert isinstance(body, Stmt)
+    assert isinstance(body, ir.Stmt)
     return replace(kernel, body=body)
 
 
 class _Final(ScopedMutator):
-    def __init__(self, upcast16: bool, sizes: Sizes | None) -> None:
+    def __init__(self, upcast16: bool, sizes: ir.Sizes | None) -> None:
         super().__init__(sizes)
         self.upcast16 = upcast16
-        self.cast: dict[Node, Expr] = {}
+        self.cast: dict[ir.Node, ir.Expr] = {}
 
-    def mutate(self, at: Node) -> Any:
-        if isinstance(at, Expr):
+    def mutate(self, at: ir.Node) -> Any:
+        if isinstance(at, ir.Expr):
             return _Spelled(self, self.cast).mutate(at)
         return super().mutate(at)
 
-    def told(self, before: Stmt, after: Stmt | None) -> Stmt | None:
+    def told(self, before: ir.Stmt, after: ir.Stmt | None) -> ir.Stmt | None:
         """What was there: of a division that is spelled as a call, no range is known."""
         return before
 
-    def mutate_Let(self, let: Let) -> Stmt:
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt:
         value = self.mutate(let.value)
-        assert isinstance(value, Expr)
+        assert isinstance(value, ir.Expr)
         if self.upcast16 and value.dtype.kind == "float" and value.dtype.bits <= 16:
-            wide = Var(let.var.name, f32)
+            wide = ir.Var(let.var.name, ir.f32)
             self.cast[let.var] = wide
-            return Let(wide, Cast(value, f32), let.origin)
-        return let if value is let.value else Let(let.var, value, let.origin)
+            return ir.Let(wide, ir.Cast(value, ir.f32), let.origin)
+        return let if value is let.value else ir.Let(let.var, value, let.origin)
 
-    def mutate_Alloc(self, at: Alloc) -> Stmt:
+    def mutate_Alloc(self, at: ir.Alloc) -> ir.Stmt:
         init = self.mutate(at.init)
-        assert isinstance(init, Expr)
+        assert isinstance(init, ir.Expr)
         return replace(at, init=init)
 
-    def mutate_Store(self, at: Store) -> Stmt:
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt:
         offset, value, mask = (self.mutate(e) for e in (at.offset, at.value, at.mask))
-        return Store(at.tensor, offset, value, mask)
+        return ir.Store(at.tensor, offset, value, mask)
 
-    def mutate_Update(self, at: Update) -> Stmt:
-        return Update(at.var, self.mutate(at.value))
+    def mutate_Update(self, at: ir.Update) -> ir.Stmt:
+        return ir.Update(at.var, self.mutate(at.value))
 
-    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
-        args = [self.mutate(a) if isinstance(a, Expr) else a for a in at.args]
-        return FuncCall(at.func, tuple(args))
+    def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt:
+        args = [self.mutate(a) if isinstance(a, ir.Expr) else a for a in at.args]
+        return ir.FuncCall(at.func, tuple(args))
 
 
-class _Spelled(ExprMutator):
-    def __init__(self, scope: _Final, cast: dict[Node, Expr]) -> None:
+class _Spelled(ir.ExprMutator):
+    def __init__(self, scope: _Final, cast: dict[ir.Node, ir.Expr]) -> None:
         super().__init__()
         self.scope = scope
         self.done.update(cast)
 
-    def interval(self, e: Expr) -> Range:
+    def interval(self, e: ir.Expr) -> Range:
         return range_of(self.scope.whole(e), self.scope.facts)
 
-    def mutate_Cast(self, at: Cast) -> Expr:
+    def mutate_Cast(self, at: ir.Cast) -> ir.Expr:
         made = self.generic(at)
-        if self.scope.upcast16 and at.type is bf16 and made.x.dtype is f64:
-            return Cast(Cast(made.x, f32), bf16)
+        if self.scope.upcast16 and at.type is ir.bf16 and made.x.dtype is ir.f64:
+            return ir.Cast(ir.Cast(made.x, ir.f32), ir.bf16)
         return made
 
-    def mutate_And(self, at: And) -> Expr:
+    def mutate_And(self, at: ir.And) -> ir.Expr:
         return one_value(self.generic(at))
 
-    def mutate_FloorDiv(self, at: FloorDiv) -> Expr:
+    def mutate_FloorDiv(self, at: ir.FloorDiv) -> ir.Expr:
         return self.division(at, self.quotient, self.quotient_by_any)
 
-    def mutate_Mod(self, at: Mod) -> Expr:
+    def mutate_Mod(self, at: ir.Mod) -> ir.Expr:
         return self.division(at, self.remainder, self.remainder_by_any)
 
-    def division(self, at: FloorDiv | Mod, positive: Callable[[Expr, Expr], Expr],
-                 of_any: Callable[[Expr, Expr], Expr]) -> Expr:
+    def division(self, at: ir.FloorDiv | ir.Mod, positive: Callable[[ir.Expr, ir.Expr], ir.Expr],
+                 of_any: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> ir.Expr:
         """``positive(a, b)`` for a divisor that is not negative, else ``of_any(a, b)``."""
         if not at.dtype.is_integer:
             return self.generic(at)
         low = self.interval(at.b).lo
         made = (of_any if low is None or low < 0 else positive)(at.a, at.b)
-        return made if made.dtype is at.dtype else Cast(made, at.dtype)
+        return made if made.dtype is at.dtype else ir.Cast(made, at.dtype)
 
-    def quotient(self, a: Expr, b: Expr) -> Expr:
+    def quotient(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
         """``a // b`` where ``b`` is positive."""
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
-            return Call("quotient", (x, by)) if _unknown(x, by) else FloorDiv(x, by)
-        if isinstance(by, Const) and (shift := self.shift(a, int(by.value))) is not None:
-            return FloorDiv(_plus(x, shift * int(by.value)), by) - shift
-        last = Const(-1, x.dtype)
-        return Select(x < 0, last - FloorDiv(last - x, by), FloorDiv(x, by))
+            return ir.Call("quotient", (x, by)) if _unknown(x, by) else ir.FloorDiv(x, by)
+        if isinstance(by, ir.Const) and (shift := self.shift(a, int(by.value))) is not None:
+            return ir.FloorDiv(_plus(x, shift * int(by.value)), by) - shift
+        last = ir.Const(-1, x.dtype)
+        return ir.Select(x < 0, last - ir.FloorDiv(last - x, by), ir.FloorDiv(x, by))
 
-    def remainder(self, a: Expr, b: Expr) -> Expr:
+    def remainder(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
         """``a % b`` where ``b`` is positive."""
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
-            return Call("remainder", (x, by)) if _unknown(x, by) else Mod(x, by)
-        if isinstance(by, Const) and (shift := self.shift(a, int(by.value))) is not None:
-            return Mod(_plus(x, shift * int(by.value)), by)
-        rest = Mod(x, by)  # towards zero; what is added to it is of the other sign
-        return Select(rest < 0, rest + by, rest)
+            return ir.Call("remainder", (x, by)) if _unknown(x, by) else ir.Mod(x, by)
+        if isinstance(by, ir.Const) and (shift := self.shift(a, int(by.value))) is not None:
+            return ir.Mod(_plus(x, shift * int(by.value)), by)
+        rest = ir.Mod(x, by)  # towards zero; what is added to it is of the other sign
+        return ir.Select(rest < 0, rest + by, rest)
 
-    def shift(self, a: Expr, by: int) -> int | None:
+    def shift(self, a: ir.Expr, by: int) -> int | None:
         """How many divisors make ``a`` a number that is not negative, or None where the sum could be
         beyond its type."""
         known, most = self.interval(a), a.dtype.limits[1]
@@ -172,37 +146,38 @@ class _Spelled(ExprMutator):
         shift = -(known.lo // by)
         return shift if known.hi is None or known.hi + shift * by <= most else None
 
-    def quotient_by_any(self, a: Expr, b: Expr) -> Expr:
+    def quotient_by_any(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
         """``a // b`` where ``b`` may be negative: one less than that towards zero where a rest is left
         that has not the divisor's sign."""
         x, by = self.mutate(a), self.mutate(b)
-        made = FloorDiv(x, by)
-        return Select(_apart(Mod(x, by), by), made - 1, made)
+        made = ir.FloorDiv(x, by)
+        return ir.Select(_apart(ir.Mod(x, by), by), made - 1, made)
 
-    def remainder_by_any(self, a: Expr, b: Expr) -> Expr:
+    def remainder_by_any(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
         """``a % b`` where ``b`` may be negative."""
         x, by = self.mutate(a), self.mutate(b)
-        rest = Mod(x, by)
-        return Select(_apart(rest, by), rest + by, rest)
+        rest = ir.Mod(x, by)
+        return ir.Select(_apart(rest, by), rest + by, rest)
 
 
-def _apart(rest: Expr, by: Expr) -> Expr:
+def _apart(rest: ir.Expr, by: ir.Expr) -> ir.Expr:
     """Whether a rest has the other sign than its divisor. Rounded down, none has."""
-    if isinstance(by, Const):
+    if isinstance(by, ir.Const):
         return rest > 0
-    return ne(rest, Const(0, rest.dtype)) & ne(rest < 0, by < 0)
+    return ir.ne(rest, ir.Const(0, rest.dtype)) & ir.ne(rest < 0, by < 0)
 
 
-def _plus(x: Expr, n: int) -> Expr:
+def _plus(x: ir.Expr, n: int) -> ir.Expr:
     """``x + n``, with one constant: ``kh - 1 + 2`` is ``kh + 1``."""
     match x:
-        case Add(a, Const(int(c))) | Sub(a, Const(int(c))) if x.dtype.kind == "index":
-            more = n + (c if isinstance(x, Add) else -c)
-            number = Const(abs(more), x.b.dtype)
+        case ir.Add(a, ir.Const(int(c))) | ir.Sub(a, ir.Const(int(c))) if x.dtype.kind == "index":
+            more = n + (c if isinstance(x, ir.Add) else -c)
+            number = ir.Const(abs(more), x.b.dtype)
             return a if more == 0 else a + number if more > 0 else a - number
     return x + n
 
 
-def _unknown(a: Expr, b: Expr) -> bool:
+def _unknown(a: ir.Expr, b: ir.Expr) -> bool:
     """Whether neither is a number, and both have 32 bits."""
-    return not isinstance(a, Const) and not isinstance(b, Const) and a.dtype.bits == b.dtype.bits == 32
+    constant = isinstance(a, ir.Const) or isinstance(b, ir.Const)
+    return not constant and a.dtype.bits == b.dtype.bits == 32

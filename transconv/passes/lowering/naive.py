@@ -16,10 +16,7 @@ compute/analysis/reduction_passes.py), each of which loads and computes the valu
 
 Without a reduction: loads, values and stores at every point.
 
-Also here: a naive kernel taken apart: parallel loops, sweeps over the reduced axes, what is between them.
-
-Also here: quotients in f32 of which numbers of few bits are made, rounded to nearest; part of the pass
-``naive``.
+Quotients in f32 of which numbers of few bits are made are rounded to nearest:
 
     store y[n] = i8(round(a / s))            ->        store y[n] = i8(round(divided(a, s)))
 
@@ -34,44 +31,16 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
+from transconv import ir
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write, fresh
 from transconv.compute.analysis import statistics
-from transconv.ir import (
-    ATOMIC_ADD,
-    REDUCERS,
-    Alloc,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    ExprMutator,
-    For,
-    FuncCall,
-    Kernel,
-    Let,
-    Load,
-    Seq,
-    Stmt,
-    Update,
-    Var,
-    View,
-    divided,
-    free_vars,
-    held_constant,
-    index,
-    partial,
-    seq,
-    statements,
-    store,
-    substitute,
-)
 from transconv.passes.scope import renamed
 from transconv.simplify import facts_of, range_of
 
-Seen = dict[Step, View]  # the views of steps, with names for their coordinates
+Seen = dict[Step, ir.View]  # the views of steps, with names for their coordinates
 
 
-def naive(compute: Compute, name: str) -> Kernel:
+def naive(compute: Compute, name: str) -> ir.Kernel:
     """The loop nest of a computation. A reduction over no elements has no loops: its result is the neutral
     element."""
     compute = nearest_quotients(_apart(compute))
@@ -80,17 +49,17 @@ def naive(compute: Compute, name: str) -> Kernel:
     for x in reversed(compute.axes):
         if x not in compute.axes_of("K"):
             whole = _loop(x, compute, whole, "parallel")
-    return Kernel(name, compute.tensors, whole, sizes=compute.named)
+    return ir.Kernel(name, compute.tensors, whole, sizes=compute.named)
 
 
-def _loop(x: Axis, compute: Compute, body: Stmt, kind: str = "serial") -> For:
+def _loop(x: Axis, compute: Compute, body: ir.Stmt, kind: str = "serial") -> ir.For:
     """The loop along an axis. If the size is an argument, it runs ``until`` that size and at most to the
     largest one."""
     if x.extent is None:
-        return For(x.var, x.size, body, kind)
+        return ir.For(x.var, x.size, body, kind)
     most = range_of(x.extent, facts_of(compute.named)).hi
     assert most is not None, f"{x.extent} has no end"
-    return For(x.var, most, body, kind, until=x.extent)
+    return ir.For(x.var, most, body, kind, until=x.extent)
 
 
 # The names of lanes. Values and coordinates with such a name are renamed.
@@ -109,65 +78,61 @@ def _apart(compute: Compute) -> Compute:
                              if not isinstance(s, Write) and _is_lanes(s.name)})
 
 
-def _map(compute: Compute, nest: _Nest) -> Stmt:
+def _map(compute: Compute, nest: _Nest) -> ir.Stmt:
     """The body without a reduction. It has no accumulator, so that moved values keep their bits."""
     seen = nest.at_once(compute.steps)
-    return seq(*nest.lets, *nest.steps(compute.steps, seen))
+    return ir.seq(*nest.lets, *nest.steps(compute.steps, seen))
 
 
-def _sweeps(compute: Compute, nest: _Nest) -> Stmt:
+def _sweeps(compute: Compute, nest: _Nest) -> ir.Stmt:
     """The coordinates of the result, then each sweep after the steps of the row that it needs, then the
     steps after all sweeps."""
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     seen = nest.at_once([s for s in compute.writes[:1] if s not in inside])
-    made: list[Stmt] = []
+    made: list[ir.Stmt] = []
     for sweep in compute.sweeps.each:
         made += [*nest.row(sweep.before, seen), *_elements(compute, sweep, nest)]
         nest.names = {x.value: x.var for x in nest.lets}
-    return seq(*made, *nest.row(compute.sweeps.behind, seen, "epilogue"))
+    return ir.seq(*made, *nest.row(compute.sweeps.behind, seen, "epilogue"))
 
 
-def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
+def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[ir.Stmt]:
     """One sweep: the coordinates that are the same for a whole row, the accumulators, and the loops around
     the steps of each element."""
     summed = compute.axes_of("K")
     k_vars = {x.var for x in summed}
     within = nest.within()
-    loops: list[Stmt] = []
-    ends: list[Stmt] = []
-    accs: list[Stmt] = []
+    loops: list[ir.Stmt] = []
+    ends: list[ir.Stmt] = []
+    accs: list[ir.Stmt] = []
     for step in sweep.steps:
         if isinstance(step, Reduction):
-            reducer = REDUCERS[step.op]
-            accs.append(Alloc(step.var, (), reducer.identity(step.var.type)))
-            ends.append(Update(step.var, reducer.node(step.var, step.value)))
+            reducer = ir.REDUCERS[step.op]
+            accs.append(ir.Alloc(step.var, (), reducer.identity(step.var.type)))
+            ends.append(ir.Update(step.var, reducer.node(step.var, step.value)))
             continue
         loops += within.row((step,), {})
     outside = _outside(loops, k_vars, compute.names.indices)
     nest.know(outside)
-    body: Stmt = seq(*(x for x in loops if x not in outside), *ends)
+    body: ir.Stmt = ir.seq(*(x for x in loops if x not in outside), *ends)
     for x in reversed(summed):
         body = _loop(x, compute, body)
     if any(x.size == 0 for x in summed):
-        body = Seq(())
+        body = ir.Seq(())
     return [*outside, *accs, body]
 
 
-def _outside(loops: Sequence[Stmt], k_vars: set[Var], indices: frozenset[Var]) -> list[Let]:
+def _outside(loops: Sequence[ir.Stmt], k_vars: set[ir.Var], indices: frozenset[ir.Var]) -> list[ir.Let]:
     """The lets that do not depend on a reduced axis: coordinates, and the reads of indices in them."""
-    found: list[Let] = []
+    found: list[ir.Let] = []
     changing = set(k_vars)
-    for x in (x for x in loops if isinstance(x, Let)):
-        moved = _is_coordinate(x) and not isinstance(x.value, Load) or x.var in indices
-        if moved and not free_vars(x.value) & changing:
+    for x in (x for x in loops if isinstance(x, ir.Let)):
+        moved = x.var.type is ir.index and not isinstance(x.value, ir.Load) or x.var in indices
+        if moved and not ir.free_vars(x.value) & changing:
             found.append(x)
         else:
             changing.add(x.var)
     return found
-
-
-def _is_coordinate(let: Let) -> bool:
-    return let.var.type is index
 
 
 class _Nest:
@@ -177,10 +142,10 @@ class _Nest:
         self.compute = compute
         self.taken = compute.names.all
         self.origins = {read.name: letter for read, letter in zip(compute.operands, "ab", strict=False)}
-        self.lets: list[Let] = []
+        self.lets: list[ir.Let] = []
         self.placed = 0  # how many of the lets are in the nest already
-        self.given: dict[str, Expr] = {}  # name -> coordinate
-        self.names: dict[Expr, Expr] = {}  # coordinate -> name, of the lets before the current sweep
+        self.given: dict[str, ir.Expr] = {}  # name -> coordinate
+        self.names: dict[ir.Expr, ir.Expr] = {}  # coordinate -> name, of the lets before the current sweep
 
     def within(self) -> _Nest:
         """A nest for one sweep. Its lets are visible in this sweep only; no name is used again."""
@@ -188,34 +153,34 @@ class _Nest:
         made.lets, made.placed = list(self.lets), len(self.lets)
         return made
 
-    def new(self) -> list[Let]:
+    def new(self) -> list[ir.Let]:
         """The lets that are not in the nest yet."""
         found, self.placed = self.lets[self.placed:], len(self.lets)
         return found
 
-    def know(self, outside: list[Let]) -> None:
+    def know(self, outside: list[ir.Let]) -> None:
         """Add the lets that a sweep has placed before its loops."""
         self.lets += outside
         self.placed = len(self.lets)
 
-    def row(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
+    def row(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[ir.Stmt]:
         """The statements of consecutive steps, after the coordinates that they need."""
         seen |= self.at_once([s for s in steps if s not in seen])
         made = [*self.new(), *self.steps(steps, seen, origin)]
         self.placed = len(self.lets)
         return made
 
-    def named(self, view: View) -> View:
+    def named(self, view: ir.View) -> ir.View:
         """The view with names as coordinates; new names are added to ``lets``."""
-        view = substitute(view, self.names)
+        view = ir.substitute(view, self.names)
         for name, dim in zip(view.tensor.dims, view.dims, strict=True):
-            if isinstance(dim.coord, (Var, Const)) or name in self.taken:
+            if isinstance(dim.coord, (ir.Var, ir.Const)) or name in self.taken:
                 continue
             name = self.free(name, dim.coord)
-            let = Let(Var(name), dim.coord)
+            let = ir.Let(ir.Var(name), dim.coord)
             if let not in self.lets:
                 self.lets.append(let)
-            view = substitute(view, {dim.coord: Var(name)})
+            view = ir.substitute(view, {dim.coord: ir.Var(name)})
         return view
 
     def at_once(self, steps: Sequence[Step]) -> Seen:
@@ -224,7 +189,7 @@ class _Nest:
         return {s: self.named(s.view) for s in steps
                 if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)}
 
-    def free(self, name: str, coord: Expr) -> str:
+    def free(self, name: str, coord: ir.Expr) -> str:
         """A name for a coordinate that no other coordinate has: the dimension's, or that with a number. It
         is never a name of lanes."""
         name = f"{name}_coord" if _is_lanes(name) else name
@@ -234,9 +199,9 @@ class _Nest:
         self.given[tried] = coord
         return tried
 
-    def steps(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
+    def steps(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[ir.Stmt]:
         """The statements of some steps. ``origin``: that of lets that are no operands."""
-        made: list[Stmt] = []
+        made: list[ir.Stmt] = []
         for step in steps:
             if isinstance(step, (Read, Write)) and step not in seen:
                 known = len(self.lets)
@@ -244,22 +209,24 @@ class _Nest:
                 made += [replace(x, origin=origin) for x in self.lets[known:]]
             if isinstance(step, Read):
                 view = seen[step]
-                fill = held_constant(step.fill, view.tensor.dtype)
-                load = Load(view.tensor, view.offset(), view.mask(), fill)
-                made.append(Let(step.var, load, self.origins.get(step.name, origin)))
+                fill = ir.held_constant(step.fill, view.tensor.dtype)
+                load = ir.Load(view.tensor, view.offset(), view.mask(), fill)
+                made.append(ir.Let(step.var, load, self.origins.get(step.name, origin)))
             elif isinstance(step, Value):
-                made.append(Let(step.var, step.value, origin))
+                made.append(ir.Let(step.var, step.value, origin))
             elif isinstance(step, Write):
                 view = seen[step]
                 mask = view.mask()
                 if step.op == "add":
-                    made.append(FuncCall(ATOMIC_ADD, (view.tensor, view.offset(), step.value, mask)))
+                    made.append(ir.FuncCall(ir.ATOMIC_ADD,
+                                            (view.tensor, view.offset(), step.value, mask)))
                 elif step.op:
                     value = statistics.value_of(step)
-                    made.append(FuncCall(partial(step.op), (view.tensor, view.offset(), value, mask,
-                                                            Const(1.0, value.dtype))))
+                    made.append(ir.FuncCall(ir.partial(step.op),
+                                            (view.tensor, view.offset(), value, mask,
+                                             ir.Const(1.0, value.dtype))))
                 else:
-                    made.append(store(view.tensor, view.offset(), step.value, mask))
+                    made.append(ir.store(view.tensor, view.offset(), step.value, mask))
         return made
 
 
@@ -267,40 +234,40 @@ class _Nest:
 class SweepLoops:
     """A sweep of a naive kernel: the statements before it, its loops, and their innermost body."""
 
-    before: tuple[Stmt, ...]
-    loops: tuple[For, ...]
-    body: Stmt
+    before: tuple[ir.Stmt, ...]
+    loops: tuple[ir.For, ...]
+    body: ir.Stmt
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
     """The parts of a naive kernel: parallel loops, sweeps over the reduced axes, statements after them."""
 
-    around: tuple[For, ...]
+    around: tuple[ir.For, ...]
     sweeps: tuple[SweepLoops, ...]
-    after: tuple[Stmt, ...]
+    after: tuple[ir.Stmt, ...]
 
     @property
-    def lets(self) -> dict[Var, Expr]:
+    def lets(self) -> dict[ir.Var, ir.Expr]:
         """The values of the nest's lets."""
-        inner = [s for x in self.sweeps for s in (*x.before, *statements(x.body))]
-        return {s.var: s.value for s in (*inner, *self.after) if isinstance(s, Let)}
+        inner = [s for x in self.sweeps for s in (*x.before, *ir.statements(x.body))]
+        return {s.var: s.value for s in (*inner, *self.after) if isinstance(s, ir.Let)}
 
 
-def parts(kernel: Kernel) -> Nest:
+def parts(kernel: ir.Kernel) -> Nest:
     """Take a naive kernel apart."""
     around, at = [], kernel.body
-    while isinstance(at, For) and at.kind == "parallel":
+    while isinstance(at, ir.For) and at.kind == "parallel":
         around.append(at)
         at = at.body
     sweeps: list[SweepLoops] = []
-    before: list[Stmt] = []
-    for s in statements(at):
-        if not isinstance(s, (For, Update)):
+    before: list[ir.Stmt] = []
+    for s in ir.statements(at):
+        if not isinstance(s, (ir.For, ir.Update)):
             before.append(s)
             continue
         loops = []
-        while isinstance(s, For):
+        while isinstance(s, ir.For):
             loops.append(s)
             s = s.body
         sweeps.append(SweepLoops(tuple(before), tuple(loops), s))
@@ -316,16 +283,16 @@ def nearest_quotients(compute: Compute) -> Compute:
     return replace(compute, steps=tuple(reversed(steps))) if marking.names else compute
 
 
-def _is_coarse(dtype: DType) -> bool:
+def _is_coarse(dtype: ir.DType) -> bool:
     return dtype.kind == "int" or dtype.is_short
 
 
-class _Marking(ExprMutator):
+class _Marking(ir.ExprMutator):
     """``names``: of values that become numbers of few bits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[Var] = set()
+        self.names: set[ir.Var] = set()
 
     def step(self, at: Step) -> Step:
         if isinstance(at, Read):
@@ -335,11 +302,11 @@ class _Marking(ExprMutator):
         value = self.made(at.value) if whole else self.mutate(at.value)
         return at if value is at.value else replace(at, value=value)
 
-    def made(self, x: Expr) -> Expr:
-        self.names |= free_vars(x)
-        return divided(x)
+    def made(self, x: ir.Expr) -> ir.Expr:
+        self.names |= ir.free_vars(x)
+        return ir.divided(x)
 
-    def mutate_Cast(self, at: Cast) -> Expr:
+    def mutate_Cast(self, at: ir.Cast) -> ir.Expr:
         coarse = at.x.dtype.kind == "float" and _is_coarse(at.dtype)
         x = self.made(at.x) if coarse else self.mutate(at.x)
-        return at if x is at.x else Cast(x, at.dtype)
+        return at if x is at.x else ir.Cast(x, at.dtype)

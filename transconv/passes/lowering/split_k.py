@@ -13,7 +13,7 @@ second kernel, lowered by the same pipeline from ``combine``, adds them in a fix
 epilogue and casts, so results are deterministic. ``reduce=atomic`` adds to ``c`` itself, which must be
 zero before; the order of additions, hence the last bits, may differ from run to run.
 
-Also here: Stream-K (``reduce=stream``): each program takes an equal range of the steps of all tiles,
+Stream-K (``reduce=stream``): each program takes an equal range of the steps of all tiles,
 wherever tiles begin and end in it.
 
     for pid in 0..72 grid programs=132:         for share in 0..132 grid:
@@ -34,49 +34,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from transconv import ir
 from transconv.compute import Axis, Compute, Write, total
-from transconv.ir import (
-    ATOMIC_ADD,
-    ZERO,
-    Alloc,
-    Const,
-    Expr,
-    For,
-    FuncCall,
-    If,
-    Kernel,
-    Layout,
-    Let,
-    Load,
-    MemoryRead,
-    Mutator,
-    Stmt,
-    Store,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    all_of,
-    find,
-    free_vars,
-    maximum,
-    minimum,
-    seq,
-    substitute,
-)
 from transconv.passes.lowering.gridwise import STEP
 from transconv.schedule import Schedule, k_steps
 
 
-def workspace(compute: Compute, split: int) -> Tensor:
+def workspace(compute: Compute, split: int) -> ir.Tensor:
     """The tensor of partial sums, of shape (split, *C's shape) and the accumulator's type, in the order of
     C's dimensions in memory."""
     c = compute.c.tensor
     order = [b.dim for b in c.layout.blocks]
     order = list(dict.fromkeys(order))
     shape = (split, *c.shape)
-    layout = Layout.dense(compute.acc, shape, [0, *(d + 1 for d in order)])
-    return Tensor("partials", ("part", *c.dims), shape, layout, parts_of=c.name)
+    layout = ir.Layout.dense(compute.acc, shape, [0, *(d + 1 for d in order)])
+    return ir.Tensor("partials", ("part", *c.dims), shape, layout, parts_of=c.name)
 
 
 def most_parts(schedule: Schedule, compute: Compute) -> int:
@@ -99,99 +71,99 @@ def combine(compute: Compute, split: int) -> Compute:
     axis = Axis("part", split, "part")
     points = [x for x in compute.axes if compute.kind(x.name) != "K"]
     points.sort(key=lambda x: -_stride(compute.c, x))  # so that lanes run along contiguous memory
-    a = View(parts, (ViewDim(axis.var), *compute.c.dims))
+    a = ir.View(parts, (ir.ViewDim(axis.var), *compute.c.dims))
     return total(f"{compute.name}_sum", (*points, axis), a, compute.c, compute)
 
 
-def _stride(c: View, axis: Axis) -> int:
+def _stride(c: ir.View, axis: Axis) -> int:
     """The stride of C along an axis, in elements (that of the innermost block, if blocked)."""
     for dim, seen in enumerate(c.dims):
-        if axis.var in free_vars(seen.coord):
+        if axis.var in ir.free_vars(seen.coord):
             own = c.tensor.layout.of_dim(dim)[-1].stride
             return own * (c.tensor.shape[dim] if axis.role == "batch" else 1)
     return 0
 
 
-def split_sums(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+def split_sums(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kernel:
     """Split the sum as the schedule says; a kernel whose sums are not split is returned unchanged."""
     if schedule.reduce == "stream":
         parts = workspace(compute, most_parts(schedule, compute))
         return stream(kernel, schedule, compute, parts)
-    loop = next((x for x in find(kernel, For) if x.var is STEP), None)
+    loop = next((x for x in ir.find(kernel, ir.For) if x.var is STEP), None)
     if schedule.split_k == 1 or loop is None:
         return kernel
-    shared: Kernel = _Share(schedule.split_k, loop, schedule.via == "gluon").mutate(kernel)
+    shared: ir.Kernel = _Share(schedule.split_k, loop, schedule.via == "gluon").mutate(kernel)
     if schedule.reduce == "atomic":
         return _Atomic().rebuilt(shared)
     parts = workspace(compute, schedule.split_k)
     acc = accumulator(kernel)
-    made: Kernel = _Partials(parts, compute.c, acc, find(shared, Store)).mutate(shared)
-    used = {x.tensor for x in find(made, MemoryRead)}
+    made: ir.Kernel = _Partials(parts, compute.c, acc, ir.find(shared, ir.Store)).mutate(shared)
+    used = {x.tensor for x in ir.find(made, ir.MemoryRead)}
     params = tuple(t for t in kernel.params if t in used)
     return replace(kernel, params=(*params, parts), body=made.body)
 
 
-class _Share(Mutator):
+class _Share(ir.Mutator):
     """Give each of ``split`` programs an equal range of the steps. ``explicit``: the kernel loads boxes,
     which have no masks, so the last program ends its loop earlier; otherwise its loads are masked. If the
     number of steps is an expression of sizes, so are the ends of the ranges; the last may be empty."""
 
-    def __init__(self, split: int, loop: For, explicit: bool) -> None:
+    def __init__(self, split: int, loop: ir.For, explicit: bool) -> None:
         self.explicit = explicit
         self.split, self.steps, self.chunk = split, loop.stop, -(-loop.stop // split)
 
-    def mutate_For(self, loop: For) -> Stmt:
+    def mutate_For(self, loop: ir.For) -> ir.Stmt:
         if loop.kind == "grid":
-            tile = Var("tile")
-            lets = [Let(PART, loop.var // loop.stop), Let(tile, loop.var % loop.stop)]
-            body = self.mutate(substitute(loop.body, {loop.var: tile}))
-            return replace(loop, stop=loop.stop * self.split, body=seq(*lets, body))
+            tile = ir.Var("tile")
+            lets = [ir.Let(PART, loop.var // loop.stop), ir.Let(tile, loop.var % loop.stop)]
+            body = self.mutate(ir.substitute(loop.body, {loop.var: tile}))
+            return replace(loop, stop=loop.stop * self.split, body=ir.seq(*lets, body))
         if loop.var is not STEP:
             return self.generic(loop)
-        turn = Var("turn")
+        turn = ir.Var("turn")
         body = loop.body
         until = None
-        chunk: Expr = Const(self.chunk)
+        chunk: ir.Expr = ir.Const(self.chunk)
         if loop.until is not None:
             chunk = (loop.until + (self.split - 1)) // self.split
-            until = minimum(loop.until - PART * chunk, chunk)
+            until = ir.minimum(loop.until - PART * chunk, chunk)
         elif self.explicit and self.chunk * self.split != self.steps:
-            until = minimum(self.steps - PART * self.chunk, self.chunk)
+            until = ir.minimum(self.steps - PART * self.chunk, self.chunk)
         elif self.chunk * self.split != self.steps:
-            body = substitute(body, {x: replace(x, mask=all_of([x.mask, STEP < self.steps]))
-                                     for x in find(body, Load)})
-        first = Let(STEP, PART * chunk + turn)
-        return replace(loop, var=turn, stop=self.chunk, body=seq(first, body), until=until)
+            body = ir.substitute(body, {x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps]))
+                                        for x in ir.find(body, ir.Load)})
+        first = ir.Let(STEP, PART * chunk + turn)
+        return replace(loop, var=turn, stop=self.chunk, body=ir.seq(first, body), until=until)
 
 
-class _Atomic(Mutator):
-    def mutate_Store(self, at: Store) -> Stmt:
-        return FuncCall(ATOMIC_ADD, (at.tensor, at.offset, at.value, at.mask))
+class _Atomic(ir.Mutator):
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt:
+        return ir.FuncCall(ir.ATOMIC_ADD, (at.tensor, at.offset, at.value, at.mask))
 
 
-class _Partials(Mutator):
+class _Partials(ir.Mutator):
     """Store the bare sum to the workspace, where the result is, in the place of the last of several
     stores: one that needs no sum may come before it. What the epilogue reads is read by the second
     kernel."""
 
-    def __init__(self, parts: Tensor, c: View, acc: Var, stores: Sequence[Store]) -> None:
+    def __init__(self, parts: ir.Tensor, c: ir.View, acc: ir.Var, stores: Sequence[ir.Store]) -> None:
         self.parts, self.c, self.acc = parts, c, acc
         self.mask = next(s.mask for s in stores if s.tensor is c.tensor)
         self.last = stores[-1]
 
-    def mutate_Let(self, at: Let) -> Stmt | None:
+    def mutate_Let(self, at: ir.Let) -> ir.Stmt | None:
         return None if at.origin == "epilogue" else at
 
-    def mutate_Store(self, at: Store) -> Stmt | None:
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt | None:
         if at is not self.last:  # one sum, however many results are made of it
             return None
-        view = View(self.parts, (ViewDim(PART), *self.c.dims))
-        return Store(self.parts, view.offset(), self.acc, self.mask)
+        view = ir.View(self.parts, (ir.ViewDim(PART), *self.c.dims))
+        return ir.Store(self.parts, view.offset(), self.acc, self.mask)
 
 
-PART, TILE = Var("part"), Var("tile")
-SHARE, SEGMENT, FIRST, LAST = Var("share"), Var("segment"), Var("first"), Var("last")
-BEGIN, END = Var("begin"), Var("end")
+PART, TILE = ir.Var("part"), ir.Var("tile")
+SHARE, SEGMENT, FIRST, LAST = ir.Var("share"), ir.Var("segment"), ir.Var("first"), ir.Var("last")
+BEGIN, END = ir.Var("begin"), ir.Var("end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +209,7 @@ class Deal:
         """The last program that has steps of a tile."""
         return (tile * self.steps + self.steps - 1) // self.chunk
 
-    def more(self, tile: Expr) -> Expr:
+    def more(self, tile: ir.Expr) -> ir.Expr:
         """``last_of(tile) - first_of(tile)`` as an expression."""
         return (tile * self.steps + (self.steps - 1)) // self.chunk - tile * self.steps // self.chunk
 
@@ -247,11 +219,11 @@ def deal(schedule: Schedule, compute: Compute) -> Deal:
     return Deal(_counted(schedule, compute)[1], k_steps(schedule, compute), schedule.programs)
 
 
-def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
+def _counted(schedule: Schedule, compute: Compute) -> tuple[ir.Expr, int]:
     """The index of the tile of a point of C, and the number of tiles. Tiles are numbered as in
     ``gridwise`` without groups of rows."""
-    number: Expr = ZERO
-    index: Expr
+    number: ir.Expr = ir.ZERO
+    index: ir.Expr
     tiles = 1
     for kind in "BMN":
         for axis in compute.axes_of(kind):
@@ -259,9 +231,9 @@ def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
             if block is None or block.extent == 1:
                 index, count = axis.var, axis.size
             elif block.first == axis.name:
-                at: Expr = ZERO
+                at: ir.Expr = ir.ZERO
                 for name in block.axes:
-                    at = at * compute.size(name) + Var(name)
+                    at = at * compute.size(name) + ir.Var(name)
                 index = at // block.extent
                 count = -(-prod(compute.size(a) for a in block.axes) // block.extent)
             else:
@@ -277,63 +249,63 @@ def only_shared(compute: Compute, schedule: Schedule, second: Compute) -> Comput
     more = dealt.more(_counted(schedule, compute)[0])
     part, *rest = second.a.dims
     there = (part.coord < dealt.fewest) | (part.coord <= more)  # every tile has ``fewest`` parts
-    a = View(second.a.tensor, (ViewDim(part.coord, all_of([part.mask, there])), *rest))
+    a = ir.View(second.a.tensor, (ir.ViewDim(part.coord, ir.all_of([part.mask, there])), *rest))
     if dealt.fewest > 1:
         return second.through(a=a)
 
-    def shared(view: View) -> View:
+    def shared(view: ir.View) -> ir.View:
         head, *tail = view.dims
-        return View(view.tensor, (ViewDim(head.coord, all_of([head.mask, more > 0])), *tail))
+        return ir.View(view.tensor, (ir.ViewDim(head.coord, ir.all_of([head.mask, more > 0])), *tail))
     made = second.through(a=a, c=shared(second.c))
     return replace(made, steps=tuple(
         replace(s, view=shared(s.view)) if isinstance(s, Write) and s.view is not made.c else s
         for s in made.steps))
 
 
-def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) -> Kernel:
+def stream(kernel: ir.Kernel, schedule: Schedule, compute: Compute, parts: ir.Tensor) -> ir.Kernel:
     """Divide the steps of all tiles evenly among the programs. ``parts``: the workspace of tiles that
     several programs share."""
     dealt = deal(schedule, compute)
     grid = kernel.body
-    assert isinstance(grid, For)
-    tile: Stmt = _Tile(dealt, parts, compute.c, kernel).mutate(grid.body)
+    assert isinstance(grid, ir.For)
+    tile: ir.Stmt = _Tile(dealt, parts, compute.c, kernel).mutate(grid.body)
     units = dealt.tiles * dealt.steps
-    names = [Let(TILE, FIRST // dealt.steps + SEGMENT),
-             Let(BEGIN, maximum(FIRST - TILE * dealt.steps, 0)),
-             Let(END, minimum(LAST - TILE * dealt.steps, dealt.steps)),
-             Let(PART, SHARE - TILE * dealt.steps // dealt.chunk)]
-    segments = For(SEGMENT, dealt.segments, seq(*names, substitute(tile, {grid.var: TILE})),
-                   until=(LAST - 1) // dealt.steps - FIRST // dealt.steps + 1)
-    first = [Let(FIRST, SHARE * dealt.chunk), Let(LAST, minimum(FIRST + dealt.chunk, units))]
-    body = For(SHARE, dealt.shares, seq(*first, segments), "grid")
+    names = [ir.Let(TILE, FIRST // dealt.steps + SEGMENT),
+             ir.Let(BEGIN, ir.maximum(FIRST - TILE * dealt.steps, 0)),
+             ir.Let(END, ir.minimum(LAST - TILE * dealt.steps, dealt.steps)),
+             ir.Let(PART, SHARE - TILE * dealt.steps // dealt.chunk)]
+    segments = ir.For(SEGMENT, dealt.segments, ir.seq(*names, ir.substitute(tile, {grid.var: TILE})),
+                      until=(LAST - 1) // dealt.steps - FIRST // dealt.steps + 1)
+    first = [ir.Let(FIRST, SHARE * dealt.chunk), ir.Let(LAST, ir.minimum(FIRST + dealt.chunk, units))]
+    body = ir.For(SHARE, dealt.shares, ir.seq(*first, segments), "grid")
     return replace(kernel, params=(*kernel.params, parts), body=body)
 
 
-def accumulator(kernel: Kernel) -> Var:
+def accumulator(kernel: ir.Kernel) -> ir.Var:
     """The accumulator of a kernel: the only variable that it allocates."""
-    (alloc,) = find(kernel, Alloc)
+    (alloc,) = ir.find(kernel, ir.Alloc)
     return alloc.var
 
 
-class _Tile(Mutator):
+class _Tile(ir.Mutator):
     """Restricts a tile to the steps of one program, and stores its sum to C or to the workspace."""
 
-    def __init__(self, dealt: Deal, parts: Tensor, c: View, kernel: Kernel) -> None:
+    def __init__(self, dealt: Deal, parts: ir.Tensor, c: ir.View, kernel: ir.Kernel) -> None:
         self.dealt, self.parts, self.c, self.acc = dealt, parts, c, accumulator(kernel)
-        stores = find(kernel, Store)
+        stores = ir.find(kernel, ir.Store)
         self.mask = next(s.mask for s in stores if s.tensor is c.tensor)
         self.last = stores[-1]
 
-    def mutate_For(self, loop: For) -> Stmt:
+    def mutate_For(self, loop: ir.For) -> ir.Stmt:
         if loop.var is not STEP:
             return self.generic(loop)
-        return replace(loop, var=Var("turn"), body=seq(Let(STEP, BEGIN + Var("turn")), loop.body),
-                       until=END - BEGIN)
+        step = ir.Let(STEP, BEGIN + ir.Var("turn"))
+        return replace(loop, var=ir.Var("turn"), body=ir.seq(step, loop.body), until=END - BEGIN)
 
-    def mutate_Store(self, at: Store) -> Stmt | None:
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt | None:
         """Of several results the last one's place has the sum: one that needs none may come before it."""
-        view = View(self.parts, (ViewDim(PART), *self.c.dims))
-        part = Store(self.parts, view.offset(), self.acc, self.mask) if at is self.last else None
+        view = ir.View(self.parts, (ir.ViewDim(PART), *self.c.dims))
+        part = ir.Store(self.parts, view.offset(), self.acc, self.mask) if at is self.last else None
         if self.dealt.chunk < self.dealt.steps:  # no program has a whole tile
             return part
-        return If(END - BEGIN > self.dealt.steps - 1, at, part)
+        return ir.If(END - BEGIN > self.dealt.steps - 1, at, part)

@@ -19,80 +19,58 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count, pairwise
 
+from transconv import ir
 from transconv.compute import Compute
-from transconv.ir import (
-    BYTES,
-    PRODUCTS,
-    SHIFTED,
-    Add,
-    Call,
-    Cast,
-    Kernel,
-    Let,
-    Mul,
-    Mutator,
-    Seq,
-    Stmt,
-    Update,
-    Var,
-    free_vars,
-    i8,
-    i32,
-    seq,
-    u8,
-)
 from transconv.passes.scope import VariableNames
 from transconv.schedule import QUAD, Schedule, has_quads
 from transconv.target import Target
 
 FEWEST = 3  # products of a row, for which words take fewer operations
 
-Pair = tuple[Var, Var]
+Pair = tuple[ir.Var, ir.Var]
 
 
-def quads(kernel: Kernel, schedule: Schedule, compute: Compute, target: Target) -> Kernel:
+def quads(kernel: ir.Kernel, schedule: Schedule, compute: Compute, target: Target) -> ir.Kernel:
     """Multiply bytes four at a time where chip and tile allow it."""
     if not has_quads(schedule, compute, target):
         return kernel
     names = VariableNames(kernel)
-    made = _Quads(Var(names.fresh(f"word_{n}"), i32) for n in count()).mutate(kernel)
-    assert isinstance(made, Kernel)
-    return made
+    return _Quads(ir.Var(names.fresh(f"word_{n}"), ir.i32) for n in count()).rebuilt(kernel)
 
 
-class _Quads(Mutator):
-    def __init__(self, new: Iterator[Var]) -> None:
+class _Quads(ir.Mutator):
+    def __init__(self, new: Iterator[ir.Var]) -> None:
         self.new = new
 
-    def mutate_Seq(self, at: Seq) -> Stmt:
-        done: list[Stmt] = []
-        run: list[tuple[Var, Pair]] = []
+    def mutate_Seq(self, at: ir.Seq) -> ir.Stmt:
+        done: list[ir.Stmt] = []
+        run: list[tuple[ir.Var, Pair]] = []
         for s in [*map(self.mutate, at.stmts), None]:
-            if isinstance(s, Update) and (pair := _product(s)) is not None:
+            if isinstance(s, ir.Update) and (pair := _product(s)) is not None:
                 run.append((s.var, pair))
                 continue
-            if isinstance(s, Let) and not free_vars(s.value) & {acc for acc, _ in run}:
+            if isinstance(s, ir.Let) and not ir.free_vars(s.value) & {acc for acc, _ in run}:
                 done.append(s)  # what is multiplied later may be loaded meanwhile
                 continue
             done += _multiplied(run, self.new)
             run = []
-            done += [s] if isinstance(s, Stmt) else []
-        return seq(*done)
+            done += [s] if isinstance(s, ir.Stmt) else []
+        return ir.seq(*done)
 
 
-def _product(s: Update) -> Pair | None:
+def _product(s: ir.Update) -> Pair | None:
     """The bytes that a statement multiplies and adds to its variable; None for other statements."""
-    if s.var.type is not i32 or not isinstance(s.value, Add) or s.value.a != s.var:
+    if s.var.type is not ir.i32 or not isinstance(s.value, ir.Add) or s.value.a != s.var:
         return None
     product = s.value.b
-    found = [x.x for x in (product.a, product.b) if isinstance(x, Cast) and isinstance(x.x, Var)
-             and x.x.type in (i8, u8)] if isinstance(product, Mul) else []
+    found = [x.x for x in (product.a, product.b) if isinstance(x, ir.Cast) and isinstance(x.x, ir.Var)
+             and x.x.type in (ir.i8, ir.u8)] if isinstance(product, ir.Mul) else []
     return (found[0], found[1]) if len(found) == 2 else None
 
 
-def _multiplied(run: list[tuple[Var, Pair]], new: Iterator[Var]) -> Iterator[Stmt]:
+def _multiplied(run: list[tuple[ir.Var, Pair]], new: Iterator[ir.Var]) -> Iterator[ir.Stmt]:
     """The statements of a run of products and sums; ``new``: variables for words."""
-    of: dict[Var, list[Pair]] = {}
+    of: dict[ir.Var, list[Pair]] = {}
     for acc, pair in run:
         of.setdefault(acc, []).append(pair)
     words = _Words(new, [[a for a, _ in pairs] for pairs in of.values()])
@@ -103,23 +81,24 @@ def _multiplied(run: list[tuple[Var, Pair]], new: Iterator[Var]) -> Iterator[Stm
                 continue
             lefts, rights = zip(*each[turn], strict=True)
             if len(rows[acc]) == 1 and len(lefts) < FEWEST:
-                yield from (Update(acc, acc + Cast(a, i32) * Cast(b, i32)) for a, b in each[turn])
+                yield from (ir.Update(acc, acc + ir.Cast(a, ir.i32) * ir.Cast(b, ir.i32)) for a,
+                            b in each[turn])
                 continue
             yield from words.from_place(lefts[0])
             yield from words.made(rights)
             left, right = words.of_place[lefts[0]], words.of_bytes[rights]
-            yield Update(acc, Call(PRODUCTS[lefts[0].type, rights[0].type], (left, right, acc)))
+            yield ir.Update(acc, ir.Call(ir.PRODUCTS[lefts[0].type, rights[0].type], (left, right, acc)))
 
 
 class _Words:
     """The words of a run, each made where it is first multiplied. ``new``: variables for them; ``lefts``:
     the elements that each sum multiplies."""
 
-    def __init__(self, new: Iterator[Var], lefts: list[list[Var]]) -> None:
+    def __init__(self, new: Iterator[ir.Var], lefts: list[list[ir.Var]]) -> None:
         self.new = new
-        self.of_bytes: dict[tuple[Var, ...], Var] = {}
-        self.of_place: dict[Var, Var] = {}
-        self.place: dict[Var, tuple[list[Var], int]] = {}
+        self.of_bytes: dict[tuple[ir.Var, ...], ir.Var] = {}
+        self.of_place: dict[ir.Var, ir.Var] = {}
+        self.place: dict[ir.Var, tuple[list[ir.Var], int]] = {}
         for row in _rows(lefts):
             self.place |= {x: (row, i) for i, x in enumerate(row)}
 
@@ -136,18 +115,18 @@ class _Words:
             group.append(pair)
         yield group
 
-    def made(self, numbers: tuple[Var, ...]) -> Iterator[Stmt]:
+    def made(self, numbers: tuple[ir.Var, ...]) -> Iterator[ir.Stmt]:
         """The statement that makes a word of bytes, if none has made it."""
         if numbers not in self.of_bytes:
             self.of_bytes[numbers] = next(self.new)
-            yield Let(self.of_bytes[numbers], Call(BYTES[len(numbers)], numbers))
+            yield ir.Let(self.of_bytes[numbers], ir.Call(ir.BYTES[len(numbers)], numbers))
 
-    def from_place(self, first: Var) -> Iterator[Stmt]:
+    def from_place(self, first: ir.Var) -> Iterator[ir.Stmt]:
         """The statements that make the word from an element of a row on, if none have made it."""
         if first in self.of_place:
             return
         row, at = self.place[first]
-        words: list[tuple[Var, ...]] = []
+        words: list[tuple[ir.Var, ...]] = []
         for start in (at - at % QUAD, at - at % QUAD + QUAD):
             numbers = tuple(row[start:start + QUAD]) or words[0]
             yield from self.made(numbers)
@@ -159,14 +138,14 @@ class _Words:
             self.of_place[first] = whole[0]
         else:
             self.of_place[first] = next(self.new)
-            yield Let(self.of_place[first], Call(SHIFTED[at % QUAD], (whole[0], whole[1])))
+            yield ir.Let(self.of_place[first], ir.Call(ir.SHIFTED[at % QUAD], (whole[0], whole[1])))
 
 
-def _rows(lefts: list[list[Var]]) -> Iterator[list[Var]]:
+def _rows(lefts: list[list[ir.Var]]) -> Iterator[list[ir.Var]]:
     """Rows in which elements follow one another in most sums; each element is in one row."""
     counts = Counter((a, b) for each in lefts for a, b in pairwise(each) if a.type is b.type and a != b)
-    after: dict[Var, Var] = {}
-    before: dict[Var, Var] = {}
+    after: dict[ir.Var, ir.Var] = {}
+    before: dict[ir.Var, ir.Var] = {}
     for (a, b), _ in counts.most_common():
         if a not in after and b not in before and not _leads(b, a, after):
             after[a], before[b] = b, a
@@ -178,7 +157,7 @@ def _rows(lefts: list[list[Var]]) -> Iterator[list[Var]]:
             yield row
 
 
-def _leads(a: Var, b: Var, after: dict[Var, Var]) -> bool:
+def _leads(a: ir.Var, b: ir.Var, after: dict[ir.Var, ir.Var]) -> bool:
     """Whether one element comes some time behind another one."""
     while a != b and a in after:
         a = after[a]

@@ -21,117 +21,85 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transconv.ir import (
-    Add,
-    Alloc,
-    Const,
-    Expr,
-    For,
-    FuncCall,
-    If,
-    Kernel,
-    Lane,
-    Let,
-    Load,
-    MemoryRead,
-    Mutator,
-    Node,
-    Seq,
-    Stmt,
-    Store,
-    Sub,
-    Update,
-    Var,
-    all_of,
-    bound_vars,
-    conjuncts,
-    find,
-    free_vars,
-    lanes_of,
-    seq,
-    statements,
-    substitute,
-    sum_of,
-    updated,
-)
+from transconv import ir
 from transconv.simplify import simplify
 
 
-def hoist(kernel: Kernel) -> Kernel:
+def hoist(kernel: ir.Kernel) -> ir.Kernel:
     """Move loop-invariant lets, addends and conditions in front of the serial loops."""
-    names = {v.name for v in bound_vars(kernel)}
+    names = {v.name for v in ir.bound_vars(kernel)}
     return _Hoist(names, kernel.sizes is not None).rebuilt(kernel)
 
 
-class _Hoist(Mutator):
+class _Hoist(ir.Mutator):
     def __init__(self, names: set[str], sized: bool) -> None:
         self.names, self.sized = names, sized
         self.taken: dict[str, int] = {}  # the last number given to each name
-        self.scope: dict[Var, tuple[Lane, ...]] = {}
+        self.scope: dict[ir.Var, tuple[ir.Lane, ...]] = {}
 
-    def mutate_Let(self, let: Let) -> Stmt:
-        if isinstance(load := let.value, Load):
-            let = Let(let.var, replace(load, offset=self.address(load.offset),
-                                       mask=self.together(load.mask)), let.origin)
-        self.scope[let.var] = lanes_of(let.value, self.scope)
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt:
+        if isinstance(load := let.value, ir.Load):
+            let = ir.Let(let.var, replace(load, offset=self.address(load.offset),
+                                          mask=self.together(load.mask)), let.origin)
+        self.scope[let.var] = ir.lanes_of(let.value, self.scope)
         return let
 
-    def mutate_Store(self, at: Store) -> Stmt:
-        return Store(at.tensor, self.address(at.offset), at.value, self.together(at.mask))
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt:
+        return ir.Store(at.tensor, self.address(at.offset), at.value, self.together(at.mask))
 
-    def address(self, e: Expr) -> Expr:
+    def address(self, e: ir.Expr) -> ir.Expr:
         """``grouped``; where sizes are arguments with the constant at the end."""
         rest, constant = _without_constant(e) if self.sized else (e, None)
         return self.grouped(rest) if constant is None else self.grouped(rest) + constant
 
-    def grouped(self, e: Expr) -> Expr:
+    def grouped(self, e: ir.Expr) -> ir.Expr:
         """The same sum with terms of equal lanes next to each other, scalars first."""
-        if not isinstance(e, (Add, Sub)):
+        if not isinstance(e, (ir.Add, ir.Sub)):
             return e
-        groups: dict[tuple[Lane, ...], list[Expr]] = {}
+        groups: dict[tuple[ir.Lane, ...], list[ir.Expr]] = {}
         for term in signed_terms(e):
-            groups.setdefault(lanes_of(term, self.scope), []).append(term)
+            groups.setdefault(ir.lanes_of(term, self.scope), []).append(term)
         order = sorted(groups, key=lambda lanes: (len(lanes), [x.axis for x in lanes]))
-        return sum_of([_joined(groups[lanes]) for lanes in order])
+        return ir.sum_of([_joined(groups[lanes]) for lanes in order])
 
-    def together(self, mask: Expr) -> Expr:
+    def together(self, mask: ir.Expr) -> ir.Expr:
         """The same conditions with those of equal lanes next to each other."""
-        groups: dict[tuple[Lane, ...], list[Expr]] = {}
-        for part in conjuncts(mask):
-            groups.setdefault(lanes_of(part, self.scope), []).append(part)
-        return all_of([all_of(parts) for parts in groups.values()])
+        groups: dict[tuple[ir.Lane, ...], list[ir.Expr]] = {}
+        for part in ir.conjuncts(mask):
+            groups.setdefault(ir.lanes_of(part, self.scope), []).append(part)
+        return ir.all_of([ir.all_of(parts) for parts in groups.values()])
 
-    def mutate_Alloc(self, alloc: Alloc) -> Stmt:
+    def mutate_Alloc(self, alloc: ir.Alloc) -> ir.Stmt:
         self.scope[alloc.var] = alloc.lanes
         return alloc
 
-    def mutate_For(self, loop: For) -> Stmt:
-        body = self.mutate(loop.body) or Seq(())
+    def mutate_For(self, loop: ir.For) -> ir.Stmt:
+        body = self.mutate(loop.body) or ir.Seq(())
         if loop.kind == "dealt":
             return self.dealt(loop, body)
         if loop.kind not in ("serial", "unroll"):
             return loop if body is loop.body else replace(loop, body=body)
         split = _Loop(self, loop.var, body)
-        stmts = [split.statement(s) for s in statements(body)]
-        kept = seq(*(s for s in stmts if s is not None))
+        stmts = [split.statement(s) for s in ir.statements(body)]
+        kept = ir.seq(*(s for s in stmts if s is not None))
         made = replace(loop, body=kept)
-        return seq(*split.outside, made)
+        return ir.seq(*split.outside, made)
 
-    def dealt(self, loop: For, body: Stmt) -> Stmt:
+    def dealt(self, loop: ir.For, body: ir.Stmt) -> ir.Stmt:
         """Elements that all tiles of a program read are loaded once, in front of its loop."""
         split = _Loop(self, loop.var, body)
-        stored = {s.tensor for s in find(body, Store)}
-        kept: list[Stmt] = []
-        for s in statements(body):
-            if isinstance(s, Let) and not free_vars(s.value) & split.changing and not {
-                    x.tensor for x in find(s.value, MemoryRead)} & stored:
+        stored = {s.tensor for s in ir.find(body, ir.Store)}
+        kept: list[ir.Stmt] = []
+        for s in ir.statements(body):
+            if isinstance(s, ir.Let) and not ir.free_vars(s.value) & split.changing and not {
+                    x.tensor for x in ir.find(s.value, ir.MemoryRead)} & stored:
                 split.outside.append(s)
                 split.changing.discard(s.var)
             else:
                 kept.append(s)
-        return seq(*split.outside, loop if not split.outside else replace(loop, body=seq(*kept)))
+        return ir.seq(*split.outside, loop if not split.outside else replace(loop, body=ir.seq(*kept)))
 
-    def fresh(self, stem: str, lanes: Sequence[Lane]) -> str:
+    def fresh(self, stem: str, lanes: Sequence[ir.Lane]) -> str:
         """A new name from a stem and the lanes along which the value varies: ``A_m``, ``A_base``."""
         name = "_".join([stem, *(x.name for x in lanes)]) if lanes else f"{stem}_base"
         number = self.taken.get(name, 1)
@@ -147,118 +115,118 @@ class _Loop:
     """One loop being split: ``outside``, the statements moved out so far, and ``changing``, the variables
     that change inside."""
 
-    def __init__(self, owner: _Hoist, var: Var, body: Stmt) -> None:
+    def __init__(self, owner: _Hoist, var: ir.Var, body: ir.Stmt) -> None:
         self.owner = owner
-        self.changing = {var, *bound_vars(body)}
-        self.changing |= updated(body)
-        self.outside: list[Stmt] = []
-        self.moved: dict[tuple[str, Expr], Var] = {}
+        self.changing = {var, *ir.bound_vars(body)}
+        self.changing |= ir.updated(body)
+        self.outside: list[ir.Stmt] = []
+        self.moved: dict[tuple[str, ir.Expr], ir.Var] = {}
 
-    def invariant(self, e: Expr) -> bool:
-        return not free_vars(e) & self.changing and not find(e, MemoryRead)
+    def invariant(self, e: ir.Expr) -> bool:
+        return not ir.free_vars(e) & self.changing and not ir.find(e, ir.MemoryRead)
 
-    def statement(self, s: Stmt) -> Stmt | None:
+    def statement(self, s: ir.Stmt) -> ir.Stmt | None:
         match s:
-            case Let(var, Load(tensor, offset, mask) as load, origin):
-                return Let(var, replace(load, offset=self.address(offset, tensor.name),
-                                        mask=self.conditions(mask, f"{tensor.name}_in")), origin)
-            case Let(var, value) if self.invariant(value):
+            case ir.Let(var, ir.Load(tensor, offset, mask) as load, origin):
+                return ir.Let(var, replace(load, offset=self.address(offset, tensor.name),
+                                           mask=self.conditions(mask, f"{tensor.name}_in")), origin)
+            case ir.Let(var, value) if self.invariant(value):
                 self.outside.append(s)
                 self.changing.discard(var)
                 return None
-            case Let(var, value, origin) if value.dtype.kind == "index":
+            case ir.Let(var, value, origin) if value.dtype.kind == "index":
                 made = self.sums(value, var.name)
-                self.owner.scope[var] = lanes_of(made, self.owner.scope)
-                return Let(var, made, origin)
-            case Store(tensor, offset, value, mask):
-                return Store(tensor, self.address(offset, tensor.name), value,
-                             self.conditions(mask, f"{tensor.name}_in"))
-            case If() | For() | FuncCall() | Update():
+                self.owner.scope[var] = ir.lanes_of(made, self.owner.scope)
+                return ir.Let(var, made, origin)
+            case ir.Store(tensor, offset, value, mask):
+                return ir.Store(tensor, self.address(offset, tensor.name), value,
+                                self.conditions(mask, f"{tensor.name}_in"))
+            case ir.If() | ir.For() | ir.FuncCall() | ir.Update():
                 return s
         return s
 
-    def address(self, e: Expr, stem: str) -> Expr:
+    def address(self, e: ir.Expr, stem: str) -> ir.Expr:
         """``sums``; where sizes are arguments with the constant at the end."""
         rest, constant = _without_constant(e) if self.owner.sized else (e, None)
         return self.sums(rest, stem) if constant is None else self.sums(rest, stem) + constant
 
-    def sums(self, e: Expr, stem: str) -> Expr:
+    def sums(self, e: ir.Expr, stem: str) -> ir.Expr:
         """Split every sum inside an index expression."""
-        if isinstance(e, (Add, Sub)):
+        if isinstance(e, (ir.Add, ir.Sub)):
             return self.split(e, stem)
-        changes: dict[Node, Expr] = {}
+        changes: dict[ir.Node, ir.Expr] = {}
         for child in e.children():
-            if isinstance(child, Expr) and (made := self.sums(child, stem)) is not child:
+            if isinstance(child, ir.Expr) and (made := self.sums(child, stem)) is not child:
                 changes[child] = made
-        return substitute(e, changes)
+        return ir.substitute(e, changes)
 
-    def split(self, e: Expr, stem: str) -> Expr:
+    def split(self, e: ir.Expr, stem: str) -> ir.Expr:
         """``changing + one name per set of lanes of what does not change``."""
-        groups: dict[tuple[Lane, ...], list[Expr]] = {}
-        changing: list[Expr] = []
+        groups: dict[tuple[ir.Lane, ...], list[ir.Expr]] = {}
+        changing: list[ir.Expr] = []
         for term in signed_terms(e):
-            if self.invariant(term) and not isinstance(term, Const):
-                groups.setdefault(lanes_of(term, self.owner.scope), []).append(term)
+            if self.invariant(term) and not isinstance(term, ir.Const):
+                groups.setdefault(ir.lanes_of(term, self.owner.scope), []).append(term)
             else:
                 changing.append(term)
-        constant: list[Expr] = [t for t in changing if isinstance(t, Const)]
-        changing = [t for t in changing if not isinstance(t, Const)]
+        constant: list[ir.Expr] = [t for t in changing if isinstance(t, ir.Const)]
+        changing = [t for t in changing if not isinstance(t, ir.Const)]
         if not groups:
             return e
-        parts: list[Expr] = []
+        parts: list[ir.Expr] = []
         for lanes, terms in groups.items():
             if constant:  # the constant is added to the first invariant part
                 terms, constant = terms + constant, []
             total = _joined(terms)
-            leaf = isinstance(total, (Var, Lane))
+            leaf = isinstance(total, (ir.Var, ir.Lane))
             parts.append(total if leaf else self.name(total, stem, lanes))
         return self.owner.grouped(_joined(changing + parts))
 
-    def name(self, value: Expr, stem: str, lanes: Sequence[Lane]) -> Var:
+    def name(self, value: ir.Expr, stem: str, lanes: Sequence[ir.Lane]) -> ir.Var:
         found = self.moved.get((stem, value))
         if found is None:
-            found = Var(self.owner.fresh(stem, lanes), value.dtype)
+            found = ir.Var(self.owner.fresh(stem, lanes), value.dtype)
             self.moved[stem, value] = found
             self.owner.scope[found] = tuple(lanes)
-            self.outside.append(Let(found, value))
+            self.outside.append(ir.Let(found, value))
         return found
 
-    def conditions(self, mask: Expr, stem: str) -> Expr:
+    def conditions(self, mask: ir.Expr, stem: str) -> ir.Expr:
         """Move invariant conditions out of the loop, under one name per set of lanes."""
-        groups: dict[tuple[Lane, ...], list[Expr]] = {}
-        changing: list[Expr] = []
-        for part in conjuncts(mask):
+        groups: dict[tuple[ir.Lane, ...], list[ir.Expr]] = {}
+        changing: list[ir.Expr] = []
+        for part in ir.conjuncts(mask):
             if self.invariant(part):
-                groups.setdefault(lanes_of(part, self.owner.scope), []).append(part)
+                groups.setdefault(ir.lanes_of(part, self.owner.scope), []).append(part)
             else:
                 changing.append(part)
         if not groups:
             return mask
-        named = [self.name(all_of(parts), stem, lanes) for lanes, parts in groups.items()]
-        return self.owner.together(all_of([*named, *changing]))
+        named = [self.name(ir.all_of(parts), stem, lanes) for lanes, parts in groups.items()]
+        return self.owner.together(ir.all_of([*named, *changing]))
 
 
-def signed_terms(e: Expr) -> list[Expr]:
+def signed_terms(e: ir.Expr) -> list[ir.Expr]:
     """The terms of a sum; subtracted terms are multiplied by -1."""
     match e:
-        case Add(a, b):
+        case ir.Add(a, b):
             return signed_terms(a) + signed_terms(b)
-        case Sub(a, b):
+        case ir.Sub(a, b):
             return signed_terms(a) + [_negated(t) for t in signed_terms(b)]
     return [e]
 
 
-def _without_constant(e: Expr) -> tuple[Expr, Const | None]:
+def _without_constant(e: ir.Expr) -> tuple[ir.Expr, ir.Const | None]:
     """A sum without its constant, and the constant; the whole sum and None if it has none, or is one."""
     terms = signed_terms(e)
-    total = sum(int(t.value) for t in terms if isinstance(t, Const))
-    rest = [t for t in terms if not isinstance(t, Const)]
-    return (_joined(rest), Const(total, e.dtype)) if total and rest else (e, None)
+    total = sum(int(t.value) for t in terms if isinstance(t, ir.Const))
+    rest = [t for t in terms if not isinstance(t, ir.Const)]
+    return (_joined(rest), ir.Const(total, e.dtype)) if total and rest else (e, None)
 
 
-def _negated(e: Expr) -> Expr:
-    return Const(-e.value, e.type) if isinstance(e, Const) else e * -1
+def _negated(e: ir.Expr) -> ir.Expr:
+    return ir.Const(-e.value, e.type) if isinstance(e, ir.Const) else e * -1
 
 
-def _joined(terms: list[Expr]) -> Expr:
-    return simplify(sum_of(terms)) if any("-" in str(t) for t in terms) else sum_of(terms)
+def _joined(terms: list[ir.Expr]) -> ir.Expr:
+    return simplify(ir.sum_of(terms)) if any("-" in str(t) for t in terms) else ir.sum_of(terms)

@@ -6,7 +6,7 @@ that an address is one polynomial, which later passes can split; lets that divid
 keep their names. A mask condition that always holds is dropped, and a note of the kernel gives the reason;
 sums of elements that are never loaded are dropped (see ``dead``).
 
-Also here: removes sums of nothing from a kernel whose masks are simplified; part of the pass
+Removes sums of nothing from a kernel whose masks are simplified; part of the pass
 ``simplify``.
 
     acc: f32[m:64, n:32] = 0                            acc: f32[m:64, n:32] = 0
@@ -28,54 +28,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import TypeVar
 
-from transconv.ir import (
-    ASSUME,
-    ATOMIC_ADD,
-    FALSE,
-    TRUE,
-    Add,
-    Alloc,
-    BoxLoad,
-    BoxStore,
-    Cast,
-    Const,
-    Expr,
-    For,
-    FuncCall,
-    If,
-    Kernel,
-    Lane,
-    Let,
-    Load,
-    Mul,
-    Mutator,
-    Node,
-    Reduce,
-    Sizes,
-    Spread,
-    Stmt,
-    Store,
-    Tensor,
-    Update,
-    Var,
-    all_of,
-    conjuncts,
-    find,
-    readable,
-    statements,
-    substitute,
-    walk,
-)
+from transconv import ir
 from transconv.passes.scope import NOT_AFFINE, ScopedMutator, divides
 from transconv.simplify import Verdict, decide, one_value, reason, simplify
 
 
-def _follows_in_memory(lane: Lane, address: Expr) -> bool:
+def _follows_in_memory(lane: ir.Lane, address: ir.Expr) -> bool:
     """Whether the elements of a lane follow one another in memory."""
-    return simplify(substitute(address, {lane: lane + 1}) - address) is Const(1)
+    return simplify(ir.substitute(address, {lane: lane + 1}) - address) is ir.Const(1)
 
 
-def simplify_kernel(kernel: Kernel) -> Kernel:
+def simplify_kernel(kernel: ir.Kernel) -> ir.Kernel:
     """Simplify every index and mask of a kernel."""
     pass_ = _Simplify(kernel.sizes)
     body = pass_.mutate(kernel.body)
@@ -92,18 +55,18 @@ def _by(verdict: Verdict) -> str:
 NOTE_WIDTH = 96  # characters after the comment sign
 
 
-B = TypeVar("B", BoxLoad, BoxStore)
+B = TypeVar("B", ir.BoxLoad, ir.BoxStore)
 
 
 class _Simplify(ScopedMutator):
-    def __init__(self, sizes: Sizes | None) -> None:
+    def __init__(self, sizes: ir.Sizes | None) -> None:
         super().__init__(sizes)
         self.notes: list[str] = []
 
-    def bound(self, e: Expr) -> Expr:
+    def bound(self, e: ir.Expr) -> ir.Expr:
         return simplify(self.affine(e), self.facts)
 
-    def index(self, e: Expr) -> Expr:
+    def index(self, e: ir.Expr) -> ir.Expr:
         """The address over loop variables and lanes if all divisions cancel (the tile is contiguous in
         memory), else with the names of lets that divide."""
         whole = simplify(self.whole(e), self.facts)
@@ -111,39 +74,39 @@ class _Simplify(ScopedMutator):
             return whole
         return simplify(self.affine(e), self.facts)
 
-    def of_bytes(self, e: Expr) -> Expr:
+    def of_bytes(self, e: ir.Expr) -> ir.Expr:
         """The address of elements of a byte: also without the names of those lets that have lanes, if
         their divisions cancel and lanes then follow one another in memory. Bytes in runs that the compiler
         does not see are loaded one by one."""
         named = self.index(e)
         along = simplify(self._expand(e, {}, self._laned), self.facts)
-        if any(find(n, Lane) for n in walk(along) if isinstance(n, NOT_AFFINE)):
+        if any(ir.find(n, ir.Lane) for n in ir.walk(along) if isinstance(n, NOT_AFFINE)):
             return named
         better = any(_follows_in_memory(x, along) and not _follows_in_memory(x, named)
-                     for x in find(along, Lane))
+                     for x in ir.find(along, ir.Lane))
         return along if better else named
 
-    def _laned(self, value: Expr) -> bool:
-        return not divides(value) or bool(find(self.whole(value), Lane))
+    def _laned(self, value: ir.Expr) -> bool:
+        return not divides(value) or bool(ir.find(self.whole(value), ir.Lane))
 
-    def mask(self, mask: Expr, tensor: str) -> Expr:
-        kept: list[Expr] = []
+    def mask(self, mask: ir.Expr, tensor: str) -> ir.Expr:
+        kept: list[ir.Expr] = []
         notes: list[str] = []
-        for part in conjuncts(mask):
+        for part in ir.conjuncts(mask):
             verdict = decide(simplify(self.whole(part), self.facts), self.facts)
             if verdict is None:
                 kept.append(part)
                 continue
             truth = f"{'always' if verdict.truth else 'never'} true{_by(verdict)}: {self.why(part)}"
             if not verdict.truth:
-                self.notes.append(f"{tensor}: {readable(part)} is {truth}")
-                return FALSE
-            notes.append(f"{tensor}: {readable(part)} is {truth}")
+                self.notes.append(f"{tensor}: {ir.readable(part)} is {truth}")
+                return ir.FALSE
+            notes.append(f"{tensor}: {ir.readable(part)} is {truth}")
         self.notes += notes
-        kept = self.independent(conjuncts(one_value(all_of(kept), self.facts)), tensor)
-        return simplify(all_of(kept), self.facts)
+        kept = self.independent(ir.conjuncts(one_value(ir.all_of(kept), self.facts)), tensor)
+        return simplify(ir.all_of(kept), self.facts)
 
-    def independent(self, parts: list[Expr], tensor: str) -> list[Expr]:
+    def independent(self, parts: list[ir.Expr], tensor: str) -> list[ir.Expr]:
         """The conditions without those that hold where the others hold, as that a fused axis is within its
         first dimension where it is within all of them; FALSE alone if one holds nowhere there."""
         wholes = {part: simplify(self.whole(part), self.facts) for part in parts}
@@ -155,31 +118,31 @@ class _Simplify(ScopedMutator):
             if verdict is None:
                 continue
             if not verdict.truth:
-                self.notes.append(f"{tensor}: {readable(all_of(parts))} is never true{_by(verdict)}")
-                return [FALSE]
+                self.notes.append(f"{tensor}: {ir.readable(ir.all_of(parts))} is never true{_by(verdict)}")
+                return [ir.FALSE]
             kept = others
             if verdict.rule != "simplify":
-                rest = readable(all_of(others))
-                self.notes.append(f"{tensor}: {readable(part)} holds where {rest} does,{_by(verdict)}")
+                rest = ir.readable(ir.all_of(others))
+                self.notes.append(f"{tensor}: {ir.readable(part)} holds where {rest} does,{_by(verdict)}")
         return kept
 
-    def why(self, condition: Expr) -> str:
+    def why(self, condition: ir.Expr) -> str:
         """The facts that decide a condition, over the names of lets if those suffice."""
         near = self.affine(condition)
-        decided = isinstance(simplify(near, self.facts), Const)
+        decided = isinstance(simplify(near, self.facts), ir.Const)
         far = near if decided else self.whole(condition)
         return reason(far, self.facts)
 
-    def mutate_Let(self, let: Let) -> Stmt:
-        if isinstance(let.value, Load):
-            return Let(let.var, self.load(let.value), let.origin)
-        if isinstance(let.value, BoxLoad):
-            return Let(let.var, self.box(let.value), let.origin)
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt:
+        if isinstance(let.value, ir.Load):
+            return ir.Let(let.var, self.load(let.value), let.origin)
+        if isinstance(let.value, ir.BoxLoad):
+            return ir.Let(let.var, self.box(let.value), let.origin)
         if let.value.dtype.kind == "float":
             return let
-        return Let(let.var, simplify(let.value, self.facts), let.origin)
+        return ir.Let(let.var, simplify(let.value, self.facts), let.origin)
 
-    def load(self, at: Load) -> Load:
+    def load(self, at: ir.Load) -> ir.Load:
         index = self.of_bytes if at.tensor.dtype.bits == 8 else self.index
         return replace(at, offset=index(at.offset), mask=self.mask(at.mask, at.tensor.name))
 
@@ -189,94 +152,93 @@ class _Simplify(ScopedMutator):
         within = tuple(simplify(self.whole(w), self.facts) for w in at.within)
         return replace(at, corner=corner, within=within)
 
-    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+    def mutate_BoxStore(self, at: ir.BoxStore) -> ir.Stmt:
         return self.box(at)
 
-    def mutate_Store(self, at: Store) -> Stmt:
-        return Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt:
+        return ir.Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))
 
-    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
-        if at.func is not ATOMIC_ADD:
+    def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt:
+        if at.func is not ir.ATOMIC_ADD:
             return at
         tensor, offset, value, mask = at.args
-        assert isinstance(tensor, Tensor) and isinstance(offset, Expr) and isinstance(mask, Expr)
-        return FuncCall(at.func, (tensor, self.index(offset), value, self.mask(mask, tensor.name)))
+        assert isinstance(tensor, ir.Tensor)
+        assert isinstance(offset, ir.Expr) and isinstance(mask, ir.Expr)
+        return ir.FuncCall(at.func, (tensor, self.index(offset), value, self.mask(mask, tensor.name)))
 
-    def mutate_Update(self, at: Update) -> Node:
+    def mutate_Update(self, at: ir.Update) -> ir.Node:
         return self.loads(at)
 
-    def mutate_Alloc(self, at: Alloc) -> Node:
+    def mutate_Alloc(self, at: ir.Alloc) -> ir.Node:
         return at
 
-    def mutate_If(self, at: If) -> Stmt | None:
+    def mutate_If(self, at: ir.If) -> ir.Stmt | None:
         cond = simplify(self.whole(at.cond), self.facts)
-        if cond is TRUE:
-            made: Stmt | None = self.mutate(at.then)
+        if cond is ir.TRUE:
+            made: ir.Stmt | None = self.mutate(at.then)
             return made
         other = self.mutate(at.other) if at.other is not None else None
-        return If(at.cond, self.mutate(at.then), other)
+        return ir.If(at.cond, self.mutate(at.then), other)
 
-    def loads(self, at: Node) -> Node:
+    def loads(self, at: ir.Node) -> ir.Node:
         """Simplify the loads inside a statement."""
-        return substitute(at, {x: self.load(x) for x in find(at, Load)})
+        return ir.substitute(at, {x: self.load(x) for x in ir.find(at, ir.Load)})
 
 
-def drop_dead_sums(kernel: Kernel) -> Kernel:
+def drop_dead_sums(kernel: ir.Kernel) -> ir.Kernel:
     """Remove products whose operand is never loaded, then loops without a product, then lets that are no
     longer used."""
-    lets = find(kernel, Let)
-    read = {s.var for s in lets if not _never_read(s.value)}
-    nothing = {s.var for s in lets} - read
+    lets = ir.find(kernel, ir.Let)
+    read = {s.var for s in lets if not (isinstance(s.value, ir.Load) and s.value.mask is ir.FALSE
+                                        and s.value.fill == 0)}
+    nothing = {s.var for s in lets} - read  # by no let that binds them
     if not nothing:
         return kernel
     made = _Dead(nothing).rebuilt(kernel)
-    mentions = Counter(at for at in walk(made) if isinstance(at, Var))  # a let mentions its variable once
+    # A let mentions its variable once.
+    mentions = Counter(at for at in ir.walk(made) if isinstance(at, ir.Var))
     return _Unnamed({v for v in nothing if mentions[v] == 1}).rebuilt(made)
 
 
-def _never_read(e: Expr) -> bool:
-    return isinstance(e, Load) and e.mask is FALSE and e.fill == 0
-
-
-class _Dead(Mutator):
-    def __init__(self, nothing: set[Var]) -> None:
+class _Dead(ir.Mutator):
+    def __init__(self, nothing: set[ir.Var]) -> None:
         self.nothing = nothing
 
-    def is_zero(self, e: Node) -> bool:
+    def is_zero(self, e: ir.Node) -> bool:
         match e:
-            case Var():
+            case ir.Var():
                 return e in self.nothing
-            case Cast(x) | Spread(x) | Reduce("sum", x):
+            case ir.Cast(x) | ir.Spread(x) | ir.Reduce("sum", x):
                 return self.is_zero(x)
-            case Mul(a, b):
+            case ir.Mul(a, b):
                 return self.is_zero(a) or self.is_zero(b)
         return False
 
-    def mutate_Update(self, at: Update) -> Stmt | None:
+    def mutate_Update(self, at: ir.Update) -> ir.Stmt | None:
         match at.value:
-            case Add(old, product) if old is at.var and self.is_zero(product):
+            case ir.Add(old, product) if old is at.var and self.is_zero(product):
                 return None
         return at
 
-    def mutate_FuncCall(self, at: FuncCall) -> Stmt | None:
+    def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt | None:
         return None if at.func.multiplies and any(map(self.is_zero, at.args[1:])) else at
 
-    def mutate_For(self, loop: For) -> Stmt | None:
-        made: Stmt = self.generic(loop)
-        if made is loop or not isinstance(made, For) or made.kind not in ("serial", "unroll"):
+    def mutate_For(self, loop: ir.For) -> ir.Stmt | None:
+        made: ir.Stmt = self.generic(loop)
+        if made is loop or not isinstance(made, ir.For) or made.kind not in ("serial", "unroll"):
             return made
         return None if _only_names(made.body) else made
 
 
-class _Unnamed(Mutator):
-    def __init__(self, names: set[Var]) -> None:
+class _Unnamed(ir.Mutator):
+    def __init__(self, names: set[ir.Var]) -> None:
         self.names = names
 
-    def mutate_Let(self, let: Let) -> Stmt | None:
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt | None:
         return None if let.var in self.names else let
 
 
-def _only_names(body: Stmt) -> bool:
+def _only_names(body: ir.Stmt) -> bool:
     """Whether a block has no effect outside of it: it consists of lets and assumptions."""
-    return all(isinstance(s, Let) or isinstance(s, FuncCall) and s.func is ASSUME
-               for s in statements(body))
+    return all(isinstance(s, ir.Let) or isinstance(s, ir.FuncCall) and s.func is ir.ASSUME
+               for s in ir.statements(body))

@@ -16,7 +16,7 @@ A barrier knows only whether a phase is even or odd, so a consumer that waits fo
 round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
 baton, a barrier whose parity is the consumer whose turn it is.
 
-Also here: sums of 8-bit floats in explicit kernels, which move to f32 after at most 128 products
+Sums of 8-bit floats in explicit kernels, which move to f32 after at most 128 products
 (``math=ieee``).
 
     for turn in 0..36:                   held = 0
@@ -40,49 +40,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from transconv.ir import (
-    ARRIVE,
-    DOT_ASYNC,
-    DOT_WAIT,
-    EXACT_TERMS,
-    FENCE,
-    ONE,
-    PART_WAIT,
-    SEND_WAIT,
-    TRUE,
-    WAIT,
-    ZERO,
-    Alloc,
-    Barrier,
-    BoxStore,
-    Const,
-    Expr,
-    For,
-    FuncCall,
-    Let,
-    Mutator,
-    Node,
-    Put,
-    Send,
-    SlotTile,
-    SmemRing,
-    Spread,
-    Stmt,
-    Update,
-    Var,
-    find,
-    lanes_of,
-    seq,
-    statements,
-    substitute,
-)
+from transconv import ir
 from transconv.passes.warp_spec.epilogue_reads import EpilogueBoxes, Sooner
-from transconv.passes.warp_spec.smem_pipeline import PHASE, SLOT, Rings, advance, slot_before
-from transconv.passes.warp_spec.tile_regions import Act, TileStatements, counters
+from transconv.passes.warp_spec.smem_pipeline import (
+    PHASE,
+    SLOT,
+    Act,
+    Rings,
+    TileStatements,
+    advance,
+    counters,
+    slot_before,
+)
 
 CONSUMERS = ("evens", "odds")
-FETCHED = Var("fetched")
-BATON = Barrier("baton", 1)  # a phase completes at the end of a tile's sum
+FETCHED = ir.Var("fetched")
+BATON = ir.Barrier("baton", 1)  # a phase completes at the end of a tile's sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +73,7 @@ class Consumer:
 ALONE = Consumer()
 
 
-def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: Sooner, grid: For,
+def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: Sooner, grid: ir.For,
              consumer: Consumer) -> Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed. What stands behind the sum and need not wait for it comes ``ahead``."""
@@ -109,84 +82,86 @@ def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: 
     ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
     read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
 
-    def start(acc: Var, step: Expr) -> tuple[Stmt, ...]:
-        kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
-        product = seq(*kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
-                      *(FuncCall(DOT_ASYNC, (acc, *pair)) for pair in pairs))
-        return statements(product if step is tile.loop.var else substitute(product, {tile.loop.var: step}))
+    def start(acc: ir.Var, step: ir.Expr) -> tuple[ir.Stmt, ...]:
+        kept = [ir.FuncCall(ir.WAIT, (rings.kept, tile.loop.var, ir.ZERO))] if rings.kept else []
+        product = ir.seq(*kept, *(ir.FuncCall(ir.WAIT, (b, SLOT, PHASE)) for b in ready),
+                         *(ir.FuncCall(ir.DOT_ASYNC, (acc, *pair)) for pair in pairs))
+        return ir.statements(product if step is tile.loop.var
+                             else ir.substitute(product, {tile.loop.var: step}))
 
-    def free(before: int, when: Expr = TRUE) -> tuple[Stmt, ...]:
-        return tuple(FuncCall(ARRIVE, (b, slot_before(before, rings.slots), when)) for b in read)
+    def free(before: int, when: ir.Expr = ir.TRUE) -> tuple[ir.Stmt, ...]:
+        return tuple(ir.FuncCall(ir.ARRIVE, (b, slot_before(before, rings.slots), when)) for b in read)
 
     onward = advance(rings.slots)
-    ended: tuple[Stmt, ...] = ()
+    ended: tuple[ir.Stmt, ...] = ()
     each = steps_of_a_part(left, right, tile.product.func.attr("precision"), rings.slots)
     if each and len(pairs) > 1:
-        landed = (*tile.lets, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready))
+        landed = (*tile.lets, *(ir.FuncCall(ir.WAIT, (b, SLOT, PHASE)) for b in ready))
         sums = in_groups(Multiplying(tile.loop, tile.acc, each, start, free), landed, pairs, onward)
     elif each:
         sums = in_parts(Multiplying(tile.loop, tile.acc, each,
                                     lambda acc, step: (*start(acc, step), *onward), free))
     else:
-        running = FuncCall(DOT_WAIT, (Const(len(pairs)),))
-        step = seq(*tile.lets, *start(tile.acc.var, tile.loop.var), running,
-                   *free(1, tile.loop.var > 0), *onward)
+        running = ir.FuncCall(ir.DOT_WAIT, (ir.Const(len(pairs)),))
+        step = ir.seq(*tile.lets, *start(tile.acc.var, tile.loop.var), running,
+                      *free(1, tile.loop.var > 0), *onward)
         sums = (replace(tile.loop, body=step, stages=0),)
-        ended = (FuncCall(DOT_WAIT, (ZERO,)), *free(1))
+        ended = (ir.FuncCall(ir.DOT_WAIT, (ir.ZERO,)), *free(1))
     first = counters(0)
     if consumer.of > 1:
         first, sums = (), _in_turn(sums, tile, rings, grid, consumer)
-    sent = [b for s in tile.after for b in find(s, BoxStore)]
+    sent = [b for s in tile.after for b in ir.find(s, ir.BoxStore)]
     results = Results(consumer, brought, sent)
     moved = ahead.once + ahead.early
     after = [results.mutate(s) for s in brought.read(tile.after, consumer.number) if s not in moved]
-    whole = seq(*tile.before, *ahead.early, tile.acc, *sums, *ended, *after)
+    whole = ir.seq(*tile.before, *ahead.early, tile.acc, *sums, *ended, *after)
     return Act((*ahead.once, *first, *brought.met()), whole,
-               (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
+               (ir.FuncCall(ir.SEND_WAIT, (ir.ZERO,)),) if sent else ())
 
 
-def _in_turn(sums: tuple[Stmt, ...], tile: TileStatements, rings: Rings, grid: For,
-             consumer: Consumer) -> tuple[Stmt, ...]:
+def _in_turn(sums: tuple[ir.Stmt, ...], tile: TileStatements, rings: Rings, grid: ir.For,
+             consumer: Consumer) -> tuple[ir.Stmt, ...]:
     """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
     has begun all its products. What is left of those runs on beside the first ones here."""
     fetched = grid.var // grid.programs * tile.loop.stop
-    return (Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
-            Alloc(PHASE, (), FETCHED // rings.slots % 2),
-            FuncCall(WAIT, (BATON, ZERO, Const(1 - consumer.number))), *sums,
-            FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
+    return (ir.Let(FETCHED, fetched), ir.Alloc(SLOT, (), FETCHED % rings.slots),
+            ir.Alloc(PHASE, (), FETCHED // rings.slots % 2),
+            ir.FuncCall(ir.WAIT, (BATON, ir.ZERO, ir.Const(1 - consumer.number))), *sums,
+            ir.FuncCall(ir.ARRIVE, (BATON, ir.ZERO, ir.TRUE)))
 
 
-def _operands(arg: Node, rings: Rings) -> tuple[SlotTile, ...]:
+def _operands(arg: ir.Node, rings: Rings) -> tuple[ir.SlotTile, ...]:
     """What the products of a slot multiply: one, or one for each step that shares it."""
-    var = arg.x if isinstance(arg, Spread) else arg
-    assert isinstance(var, Var)
+    var = arg.x if isinstance(arg, ir.Spread) else arg
+    assert isinstance(var, ir.Var)
     ring = rings.of[var]
     return ring.pieces or (ring.piece if ring.transposed is None else ring.transposed,)
 
 
-class Results(Mutator):
+class Results(ir.Mutator):
     """Stores boxes through shared memory, after the copies of the tile before have read that; one of them
     in place of a box that was brought, after which the producer may bring the next one."""
 
-    def __init__(self, consumer: Consumer, brought: EpilogueBoxes, sent: Sequence[BoxStore]) -> None:
+    def __init__(self, consumer: Consumer, brought: EpilogueBoxes, sent: Sequence[ir.BoxStore]) -> None:
         self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
         self.brought, self.number = brought, consumer.number
         self.tensors = [s.tensor for s in sent]
 
-    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+    def mutate_BoxStore(self, at: ir.BoxStore) -> ir.Stmt:
         brought = self.brought
         if brought.result is not None and at.tensor is brought.stored:
-            piece = SlotTile(brought.result, Const(self.number), ZERO, at.within)
+            piece = ir.SlotTile(brought.result, ir.Const(self.number), ir.ZERO, at.within)
         else:
-            own = SmemRing(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
-            piece = SlotTile(own, ZERO, ZERO, at.within)
-        sent = (Put(piece, at.value), FuncCall(FENCE, ()), Send(at.tensor, at.corner, piece))
+            own = ir.SmemRing(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
+            piece = ir.SlotTile(own, ir.ZERO, ir.ZERO, at.within)
+        sent = (ir.Put(piece, at.value), ir.FuncCall(ir.FENCE, ()), ir.Send(at.tensor, at.corner, piece))
         if brought.result is not None:
-            return seq(*sent, *(brought.done(self.number) if at.tensor is self.tensors[-1] else ()))
-        return seq(*([FuncCall(SEND_WAIT, (ZERO,))] if at.tensor is self.tensors[0] else []), *sent)
+            return ir.seq(*sent, *(brought.done(self.number) if at.tensor is self.tensors[-1] else ()))
+        return ir.seq(*([ir.FuncCall(ir.SEND_WAIT, (ir.ZERO,))] if at.tensor is self.tensors[0]
+                        else []), *sent)
 
 
-PAIR = Var("pair")
+PAIR = ir.Var("pair")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,72 +170,75 @@ class Multiplying:
     its product to an accumulator and go on to the next slot; ``free`` those that free the slot of so many
     steps before."""
 
-    turns: For
-    acc: Alloc
+    turns: ir.For
+    acc: ir.Alloc
     each: int  # steps of a part
-    start: Callable[[Var, Expr], tuple[Stmt, ...]]
-    free: Callable[[int], tuple[Stmt, ...]]
+    start: Callable[[ir.Var, ir.Expr], tuple[ir.Stmt, ...]]
+    free: Callable[[int], tuple[ir.Stmt, ...]]
 
-    def products(self, acc: Var, first: Expr, steps: range) -> list[Stmt]:
+    def products(self, acc: ir.Var, first: ir.Expr, steps: range) -> list[ir.Stmt]:
         """Start the products of some steps behind the ``first``."""
         return [s for i in steps for s in self.start(acc, first + i)]
 
-    def zero(self, acc: Var) -> Alloc:
-        return Alloc(acc, self.acc.lanes, self.acc.init)
+    def zero(self, acc: ir.Var) -> ir.Alloc:
+        return ir.Alloc(acc, self.acc.lanes, self.acc.init)
 
-    def add(self, part: Var) -> Update:
-        return Update(self.acc.var, self.acc.var + part)
+    def add(self, part: ir.Var) -> ir.Update:
+        return ir.Update(self.acc.var, self.acc.var + part)
 
 
-def steps_of_a_part(left: SlotTile, right: SlotTile, precision: str, slots: int) -> int:
+def steps_of_a_part(left: ir.SlotTile, right: ir.SlotTile, precision: str, slots: int) -> int:
     """How many steps have 128 products, and leave one of the ``slots`` to be filled; 0 if sums of these
     operands are not moved."""
     if not (precision == "ieee" and left.dtype.is_short and right.dtype.is_short):
         return 0
-    summed = next(x for x in lanes_of(left) if x in lanes_of(right))
-    return max(1, min(EXACT_TERMS // summed.extent, slots - 1))
+    summed = next(x for x in ir.lanes_of(left) if x in ir.lanes_of(right))
+    return max(1, min(ir.EXACT_TERMS // summed.extent, slots - 1))
 
 
-def in_parts(m: Multiplying) -> tuple[Stmt, ...]:
+def in_parts(m: Multiplying) -> tuple[ir.Stmt, ...]:
     """The statements of the whole sum, behind which all slots are free."""
-    even, odd, held = (Var(name, m.acc.var.type) for name in ("even", "odd", "held"))
+    even, odd, held = (ir.Var(name, m.acc.var.type) for name in ("even", "odd", "held"))
     each, turns = m.each, m.turns
     both = 2 * each
     pairs, until = turns.stop // both, None if turns.until is None else turns.until // both
     first, second, others = PAIR * both, PAIR * both + each, range(1, each)
-    body = seq(
+    body = ir.seq(
         m.zero(even), *m.products(even, first, range(1)), m.add(held), *m.products(even, first, others),
         m.zero(odd), *m.products(odd, second, range(1)),
-        FuncCall(PART_WAIT, (ONE, even, m.acc.var)), *_freed(m, range(each + 1, 1, -1)), m.add(even),
+        ir.FuncCall(ir.PART_WAIT, (ir.ONE, even, m.acc.var)),
+        *_freed(m, range(each + 1, 1, -1)), m.add(even),
         *m.products(odd, second, others),
-        FuncCall(PART_WAIT, (ZERO, odd, m.acc.var)), *_freed(m, range(each, 0, -1)), Update(held, odd))
-    whole: list[Stmt] = []
+        ir.FuncCall(ir.PART_WAIT, (ir.ZERO, odd, m.acc.var)),
+        *_freed(m, range(each, 0, -1)), ir.Update(held, odd))
+    whole: list[ir.Stmt] = []
     if pairs:
-        whole = [m.zero(held), For(PAIR, pairs, body, until=until), m.add(held)]
+        whole = [m.zero(held), ir.For(PAIR, pairs, body, until=until), m.add(held)]
     if until is not None or turns.stop % both:
-        alone = seq(m.zero(even), *m.products(even, turns.var, range(1)),
-                    FuncCall(PART_WAIT, (ZERO, even, m.acc.var)), *m.free(1), m.add(even))
-        start = Const(pairs * both) if until is None else until * both
-        whole.append(For(turns.var, turns.stop, alone, start=start, until=turns.until))
+        alone = ir.seq(m.zero(even), *m.products(even, turns.var, range(1)),
+                       ir.FuncCall(ir.PART_WAIT, (ir.ZERO, even, m.acc.var)), *m.free(1), m.add(even))
+        start = ir.Const(pairs * both) if until is None else until * both
+        whole.append(ir.For(turns.var, turns.stop, alone, start=start, until=turns.until))
     return tuple(whole)
 
 
-def in_groups(m: Multiplying, landed: tuple[Stmt, ...], pairs: list[tuple[SlotTile, SlotTile]],
-              onward: list[Stmt]) -> tuple[Stmt, ...]:
+def in_groups(m: Multiplying, landed: tuple[ir.Stmt, ...], pairs: list[tuple[ir.SlotTile, ir.SlotTile]],
+              onward: list[ir.Stmt]) -> tuple[ir.Stmt, ...]:
     """The statements of a whole sum of groups of steps, whose products have these ``pairs`` of operands in
     a slot that has ``landed``. ``onward``: those that go on to the next slot."""
-    held = Var("held", m.acc.var.type)
+    held = ir.Var("held", m.acc.var.type)
     body, before = list(landed), held
     for at in range(0, len(pairs), m.each):
-        part = Var(f"part{at // m.each}", m.acc.var.type)
-        first, *others = (FuncCall(DOT_ASYNC, (part, *pair)) for pair in pairs[at:at + m.each])
+        part = ir.Var(f"part{at // m.each}", m.acc.var.type)
+        first, *others = (ir.FuncCall(ir.DOT_ASYNC, (part, *pair)) for pair in pairs[at:at + m.each])
         body += [m.zero(part), first]
-        body += [FuncCall(PART_WAIT, (ONE, before, m.acc.var))] if at else []
+        body += [ir.FuncCall(ir.PART_WAIT, (ir.ONE, before, m.acc.var))] if at else []
         body += [m.add(before), *others]
         before = part
-    body += [*onward, FuncCall(PART_WAIT, (ZERO, before, m.acc.var)), *m.free(1), Update(held, before)]
-    return m.zero(held), replace(m.turns, body=seq(*body), stages=0), m.add(held)
+    body += [*onward, ir.FuncCall(ir.PART_WAIT, (ir.ZERO, before, m.acc.var)), *m.free(1),
+             ir.Update(held, before)]
+    return m.zero(held), replace(m.turns, body=ir.seq(*body), stages=0), m.add(held)
 
 
-def _freed(m: Multiplying, before: range) -> list[Stmt]:
+def _freed(m: Multiplying, before: range) -> list[ir.Stmt]:
     return [s for steps in before for s in m.free(steps)]

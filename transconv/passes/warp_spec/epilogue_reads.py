@@ -15,7 +15,7 @@ their own. Each consumer has its tiles, in the slots of one ring. They are fetch
 been read, and where the result takes their place when it has been sent. A program of one tile fetches
 once, so nothing is emptied.
 
-Also here: loads behind a sum that do not wait for it, in the consumers of warp-specialized kernels
+Loads behind a sum that do not wait for it, in the consumers of warp-specialized kernels
 (``warp_spec/warp_roles.py``).
 
     for pid ..:                                       let q = load(Q, 0); let i = 1 / q
@@ -37,44 +37,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from transconv.ir import (
-    ARRIVE,
-    EXPECT,
-    FENCE,
-    ONE,
-    SEND_WAIT,
-    TRUE,
-    WAIT,
-    ZERO,
-    Alloc,
-    Barrier,
-    BoxLoad,
-    BoxStore,
-    Const,
-    Expr,
-    Fetch,
-    FuncCall,
-    Lane,
-    Let,
-    Load,
-    MemoryRead,
-    SlotTile,
-    SmemRing,
-    Stmt,
-    Store,
-    Tensor,
-    Update,
-    Var,
-    eq,
-    find,
-    free_vars,
-    lanes_of,
-    select,
-)
+from transconv import ir
 from transconv.passes.warp_spec.smem_pipeline import laned_lets, whole
 from transconv.schedule import Schedule
 
-MET, BARE, TURN = Var("met"), Var("bare"), Var("turn")
+MET, BARE, TURN = ir.Var("met"), ir.Var("bare"), ir.Var("turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +51,27 @@ class EpilogueBoxes:
     whether a program has several tiles; ``spread``: the values of names over lanes, of which the producer
     has none."""
 
-    lets: tuple[Let, ...]
-    names: tuple[Let, ...]  # before them, in which their corners are said
-    of: dict[Var, SmemRing]
-    result: SmemRing | None
-    stored: Tensor | None
+    lets: tuple[ir.Let, ...]
+    names: tuple[ir.Let, ...]  # before them, in which their corners are said
+    of: dict[ir.Var, ir.SmemRing]
+    result: ir.SmemRing | None
+    stored: ir.Tensor | None
     consumers: int
     again: bool
-    spread: dict[Var, Expr]
+    spread: dict[ir.Var, ir.Expr]
 
     @property
-    def brought(self) -> Barrier:
+    def brought(self) -> ir.Barrier:
         """The boxes of a tile have landed."""
-        return Barrier("brought", self.consumers)
+        return ir.Barrier("brought", self.consumers)
 
     @property
-    def emptied(self) -> Barrier:
+    def emptied(self) -> ir.Barrier:
         """They have been read, and what took their place has been sent."""
-        return Barrier("emptied", self.consumers)
+        return ir.Barrier("emptied", self.consumers)
 
     @property
-    def shared(self) -> tuple[SmemRing | Barrier, ...]:
+    def shared(self) -> tuple[ir.SmemRing | ir.Barrier, ...]:
         """What they need in shared memory."""
         if not self.lets:
             return ()
@@ -112,87 +79,88 @@ class EpilogueBoxes:
 
     # -- the producer ----------------------------------------------------------------------------
 
-    def counters(self) -> tuple[Stmt, ...]:
+    def counters(self) -> tuple[ir.Stmt, ...]:
         """The producer's: whose tile is next, and the phase of its slot that is waited for."""
         if not self.lets or not self.again:
             return ()
-        turn = (Alloc(TURN, (), ZERO),) if self.consumers > 1 else ()
-        return (*turn, Alloc(BARE, (), ONE))
+        turn = (ir.Alloc(TURN, (), ir.ZERO),) if self.consumers > 1 else ()
+        return (*turn, ir.Alloc(BARE, (), ir.ONE))
 
-    def fetches(self) -> Iterator[Stmt]:
+    def fetches(self) -> Iterator[ir.Stmt]:
         """Of one tile, as soon as its consumer has done with the tile before."""
         if not self.lets:
             return
-        slot: Expr = TURN if self.consumers > 1 else ZERO
+        slot: ir.Expr = TURN if self.consumers > 1 else ir.ZERO
         yield from (s for s in self.names if s.var not in self.spread)
         if self.again:
-            yield FuncCall(WAIT, (self.emptied, slot, BARE))
+            yield ir.FuncCall(ir.WAIT, (self.emptied, slot, BARE))
         bytes_of = sum(b.box_bytes for b in self.of.values())
-        yield FuncCall(EXPECT, (self.brought, slot, Const(bytes_of)))
+        yield ir.FuncCall(ir.EXPECT, (self.brought, slot, ir.Const(bytes_of)))
         for let in self.lets:
-            assert isinstance(let.value, BoxLoad)
+            assert isinstance(let.value, ir.BoxLoad)
             corner = tuple(whole(c, self.spread) for c in let.value.corner)
             piece = self.piece(let, slot)
             piece = replace(piece, within=tuple(whole(w, self.spread) for w in piece.within))
-            yield Fetch(let.value.tensor, corner, piece, self.brought, slot)
+            yield ir.Fetch(let.value.tensor, corner, piece, self.brought, slot)
         if self.again and self.consumers > 1:
-            yield Update(BARE, select(eq(TURN, self.consumers - 1), ONE - BARE, BARE))
-            yield Update(TURN, ONE - TURN)
+            yield ir.Update(BARE, ir.select(ir.eq(TURN, self.consumers - 1), ir.ONE - BARE, BARE))
+            yield ir.Update(TURN, ir.ONE - TURN)
         elif self.again:
-            yield Update(BARE, ONE - BARE)
+            yield ir.Update(BARE, ir.ONE - BARE)
 
-    def piece(self, let: Let, slot: Expr) -> SlotTile:
+    def piece(self, let: ir.Let, slot: ir.Expr) -> ir.SlotTile:
         """A box in shared memory, as a tile."""
-        assert isinstance(let.value, BoxLoad)
-        return SlotTile(self.of[let.var], slot, ZERO, let.value.within)
+        assert isinstance(let.value, ir.BoxLoad)
+        return ir.SlotTile(self.of[let.var], slot, ir.ZERO, let.value.within)
 
     # -- a consumer ------------------------------------------------------------------------------
 
-    def met(self) -> tuple[Stmt, ...]:
+    def met(self) -> tuple[ir.Stmt, ...]:
         """A consumer's counter: the phase in which its tile's boxes land."""
-        return (Alloc(MET, (), ZERO),) if self.lets and self.again else ()
+        return (ir.Alloc(MET, (), ir.ZERO),) if self.lets and self.again else ()
 
-    def read(self, after: tuple[Stmt, ...], number: int) -> Iterator[Stmt]:
+    def read(self, after: tuple[ir.Stmt, ...], number: int) -> Iterator[ir.Stmt]:
         """The statements behind the sum of consumer ``number``, with the boxes read where they landed."""
-        slot, left = Const(number), len(self.lets)
+        slot, left = ir.Const(number), len(self.lets)
         for s in after:
             if s not in self.lets:
                 yield s
                 continue
-            assert isinstance(s, Let)
+            assert isinstance(s, ir.Let)
             if left == len(self.lets):
-                yield FuncCall(WAIT, (self.brought, slot, MET if self.again else ZERO))
+                yield ir.FuncCall(ir.WAIT, (self.brought, slot, MET if self.again else ir.ZERO))
             left -= 1
             yield replace(s, value=self.piece(s, slot))
             if not left and self.result is None:
                 yield from self.done(number)
 
-    def done(self, number: int) -> Iterator[Stmt]:
+    def done(self, number: int) -> Iterator[ir.Stmt]:
         """Let the producer fetch the boxes of the next tile."""
         if self.lets and self.again:
-            yield FuncCall(FENCE, ()) if self.result is None else FuncCall(SEND_WAIT, (ZERO,))
-            yield FuncCall(ARRIVE, (self.emptied, Const(number), TRUE))
-            yield Update(MET, ONE - MET)
+            read = (ir.FENCE, ()) if self.result is None else (ir.SEND_WAIT, (ir.ZERO,))
+            yield ir.FuncCall(*read)
+            yield ir.FuncCall(ir.ARRIVE, (self.emptied, ir.Const(number), ir.TRUE))
+            yield ir.Update(MET, ir.ONE - MET)
 
 
 def behind(
-    before: tuple[Stmt, ...], after: tuple[Stmt, ...], consumers: int, again: bool
+    before: tuple[ir.Stmt, ...], after: tuple[ir.Stmt, ...], consumers: int, again: bool
 ) -> EpilogueBoxes:
     """The boxes that the statements after a sum read; ``before``: the lets before it."""
-    lets = tuple(s for s in after if isinstance(s, Let) and isinstance(s.value, BoxLoad))
+    lets = tuple(s for s in after if isinstance(s, ir.Let) and isinstance(s.value, ir.BoxLoad))
     last = max((after.index(s) for s in lets), default=0)
-    names = tuple(s for s in after[:last] if isinstance(s, Let) and not find(s, MemoryRead))
-    stored = [s for s in after if isinstance(s, BoxStore)]
+    names = tuple(s for s in after[:last] if isinstance(s, ir.Let) and not ir.find(s, ir.MemoryRead))
+    stored = [s for s in after if isinstance(s, ir.BoxStore)]
     of, result, into = {}, None, None
     for let in lets:
         box = let.value
-        assert isinstance(box, BoxLoad)
+        assert isinstance(box, ir.BoxLoad)
         own = f"{box.tensor.name}_tile"
         alike = (s for s in stored if result is None and s.extents == box.extents
                  and s.within == box.within and s.tensor.dtype is box.dtype)
         if (taken := next(alike, None)) is not None:
             own = f"{taken.tensor.name}_tile"
-        of[let.var] = SmemRing(own, box.dtype, consumers, box.extents)
+        of[let.var] = ir.SmemRing(own, box.dtype, consumers, box.extents)
         if taken is not None:
             result, into = of[let.var], taken.tensor
     spread = laned_lets((*before, *names))
@@ -205,7 +173,7 @@ REGISTERS = 208
 COLUMNS = 4  # threads that share a row of the register tile
 ROWS = 8  # rows of it that a warp's threads share
 
-Scope = Mapping[Var, tuple[Lane, ...]]
+Scope = Mapping[ir.Var, tuple[ir.Lane, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,60 +181,61 @@ class Sooner:
     """Statements that stood behind the sum: those to execute ``once``, before the first tile, and those
     ``early``, before the sum of each."""
 
-    once: tuple[Stmt, ...] = ()
-    early: tuple[Stmt, ...] = ()
+    once: tuple[ir.Stmt, ...] = ()
+    early: tuple[ir.Stmt, ...] = ()
 
 
-def sooner(after: Sequence[Stmt], names: Iterable[Stmt], acc: Alloc, schedule: Schedule) -> Sooner:
+def sooner(after: Sequence[ir.Stmt], names: Iterable[ir.Stmt], acc: ir.Alloc,
+           schedule: Schedule) -> Sooner:
     """What of the statements behind the sum ``acc`` need not wait for it. ``names``: the statements before
     it, which say the places of a tile."""
-    lets = [s for s in after if isinstance(s, Let)]
-    stored = {x.tensor for s in after for x in find(s, Store)} | {
-        x.tensor for s in after for x in find(s, BoxStore)}
+    lets = [s for s in after if isinstance(s, ir.Let)]
+    stored = {x.tensor for s in after for x in ir.find(s, ir.Store)} | {
+        x.tensor for s in after for x in ir.find(s, ir.BoxStore)}
     scope = _scope(names)
     once = _once(lets, stored, scope)
     late = {acc.var, *(s.var for s in lets)} - {s.var for s in once}
     left = REGISTERS - _of_tiles(acc, lets, schedule)
-    early: list[Stmt] = []
+    early: list[ir.Stmt] = []
     for s in lets:
-        if s in once or not isinstance(s.value, Load) or s.value.tensor in stored or (
-                late & free_vars(s.value)):
+        if s in once or not isinstance(s.value, ir.Load) or s.value.tensor in stored or (
+                late & ir.free_vars(s.value)):
             continue
-        along = lanes_of(s.value, scope)
+        along = ir.lanes_of(s.value, scope)
         if len(along) < 2 and (need := _registers(s.value, along, schedule)) <= left:
             early.append(s)
             left -= need
     return Sooner(tuple(once), tuple(early))
 
 
-def _scope(names: Iterable[Stmt]) -> dict[Var, tuple[Lane, ...]]:
+def _scope(names: Iterable[ir.Stmt]) -> dict[ir.Var, tuple[ir.Lane, ...]]:
     """The lanes along which names vary."""
-    found: dict[Var, tuple[Lane, ...]] = {}
+    found: dict[ir.Var, tuple[ir.Lane, ...]] = {}
     for s in names:
-        if isinstance(s, Let):
-            found[s.var] = lanes_of(s.value, found)
+        if isinstance(s, ir.Let):
+            found[s.var] = ir.lanes_of(s.value, found)
     return found
 
 
-def _once(lets: list[Let], stored: set[Tensor], scope: Scope) -> list[Let]:
+def _once(lets: list[ir.Let], stored: set[ir.Tensor], scope: Scope) -> list[ir.Let]:
     """Scalars that are the same for all tiles: loads, and what follows from them alone."""
-    found: list[Let] = []
+    found: list[ir.Let] = []
     for s in lets:
-        known = free_vars(s.value) <= {x.var for x in found} and not lanes_of(s.value, scope)
-        loads = isinstance(s.value, Load) and s.value.tensor not in stored
-        if known and (loads or free_vars(s.value)):
+        known = ir.free_vars(s.value) <= {x.var for x in found} and not ir.lanes_of(s.value, scope)
+        loads = isinstance(s.value, ir.Load) and s.value.tensor not in stored
+        if known and (loads or ir.free_vars(s.value)):
             found.append(s)
     return found
 
 
-def _of_tiles(acc: Alloc, lets: list[Let], schedule: Schedule) -> float:
+def _of_tiles(acc: ir.Alloc, lets: list[ir.Let], schedule: Schedule) -> float:
     """Registers of a thread for a tile's sums, and for boxes that are read behind them."""
     points = prod(lane.extent for lane in acc.lanes) / (32 * schedule.warps)
-    read = sum(s.value.dtype.bytes for s in lets if isinstance(s.value, BoxLoad))
+    read = sum(s.value.dtype.bytes for s in lets if isinstance(s.value, ir.BoxLoad))
     return points * (acc.var.type.bytes + read) / 4
 
 
-def _registers(load: Load, along: tuple[Lane, ...], schedule: Schedule) -> float:
+def _registers(load: ir.Load, along: tuple[ir.Lane, ...], schedule: Schedule) -> float:
     """Registers of a thread for what it holds of a vector: a row's share of it, or a column's."""
     if not along:
         return 1

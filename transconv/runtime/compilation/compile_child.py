@@ -17,8 +17,8 @@ from transconv.compute import Workload
 from transconv.errors import TransconvError, Unsupported
 from transconv.runtime import check_records, compiler
 from transconv.runtime.compilation.plan_request import PlanRequest, Room
-from transconv.runtime.estimates import estimated
 from transconv.runtime.plans import Plan, PlanStep
+from transconv.runtime.steps import estimated
 from transconv.selection import files_digest
 from transconv.target import Target
 

@@ -14,11 +14,19 @@ Dimensions in which a box has extent 1 are merged into their inner neighbour if 
 factor ``[n, kh, kw, c]`` with one element of ``kh.kw`` per step is the matrix ``[n, kh*kw*c]``. A block
 that fuses whole dimensions (``n.h.w:128``) runs along one merged dimension.
 
-Also here: which blocks of a tile a Gluon kernel loads as several boxes, placed side by side or below one
-another in shared memory: a pile.
+Some blocks of a tile a Gluon kernel loads as several boxes, placed side by side or below one another in
+shared memory: a pile.
 
     kh.kw.c:256   features innermost: a box of 64 features per window element   64 columns | 64 columns
     kh.c:256      positions innermost: a box per window element, its features are rows below one another
+
+Several steps of a sum may share boxes (``slide=``):
+
+    X[n, c, oh + kh - 1, ow + kw - 1]     the tiles of kh = 0, 1, 2 are rows 0..7, 1..8 and 2..9
+
+Along an axis that moves a tile by whole rows, the tiles of its steps overlap. An explicit kernel fetches
+all of their rows once, each as a box of its own, and a step multiplies those that are its tile: of a 3x3
+filter and tiles of 8 rows 10 rows are fetched instead of 24. The other operand has the boxes of each step.
 """
 
 from __future__ import annotations
@@ -27,24 +35,11 @@ import itertools
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
+from transconv import ir
 from transconv.compute import Compute, axis_facts
-from transconv.ir import (
-    Const,
-    Expr,
-    Layout,
-    LayoutBlock,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    conjuncts,
-    free_vars,
-    readable,
-    substitute,
-)
-from transconv.schedule.legality.box_dimensions import (
+from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.tiles.box_dimensions import (
     ENGINE_ALIGN,
     ENGINE_EXTENT,
     ENGINE_RANK,
@@ -59,9 +54,6 @@ from transconv.schedule.legality.box_dimensions import (
 )
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
-
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -69,20 +61,20 @@ class Box:
     over axes, the axis that moves (None if none does), the extent of the box in elements, and the kind of
     that axis (B, M, N or K; empty if none moves)."""
 
-    tensor: Tensor
-    coords: tuple[Expr, ...]
-    moving: tuple[Var | None, ...]
+    tensor: ir.Tensor
+    coords: tuple[ir.Expr, ...]
+    moving: tuple[ir.Var | None, ...]
     extents: tuple[int, ...]
     kinds: tuple[str, ...]
 
 
-def box_of(view: View, schedule: Schedule, compute: Compute, stored: bool = False) -> Box | str:
+def box_of(view: ir.View, schedule: Schedule, compute: Compute, stored: bool = False) -> Box | str:
     """The box that loads (or stores) a tile of a view, or the reason why there is none."""
     return _of_blocks(view, schedule.blocks, schedule.via, schedule.order, compute, stored)
 
 
 @lru_cache(maxsize=4096)
-def _of_blocks(view: View, blocks: tuple[Block, ...], via: str, order: str, compute: Compute,
+def _of_blocks(view: ir.View, blocks: tuple[Block, ...], via: str, order: str, compute: Compute,
                stored: bool) -> Box | str:
     """``box_of`` for the words that it depends on, which many schedules share, so that the cache hits."""
     from transconv.schedule.schedule import Schedule
@@ -97,13 +89,13 @@ def _of_blocks(view: View, blocks: tuple[Block, ...], via: str, order: str, comp
 
 
 @lru_cache(maxsize=512)
-def _along(view: View) -> frozenset[str]:
+def _along(view: ir.View) -> frozenset[str]:
     """The axes that move along some dimension of a view."""
-    return frozenset(v.name for d in view.dims for v in free_vars(d.coord))
+    return frozenset(v.name for d in view.dims for v in ir.free_vars(d.coord))
 
 
 @lru_cache(maxsize=4096)
-def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> Box | str:
+def _box_of(view: ir.View, schedule: Schedule, compute: Compute, stored: bool) -> Box | str:
     """``box_of`` for a schedule of only the relevant blocks, which many schedules of a computation share,
     so that the cache hits."""
     facts = axis_facts(compute)
@@ -130,36 +122,36 @@ def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> B
     return _box(view.tensor, dims, schedule, compute)
 
 
-def _strides(tensor: Tensor) -> dict[int, Expr]:
+def _strides(tensor: ir.Tensor) -> dict[int, ir.Expr]:
     """The strides that are expressions of sizes, by dimension."""
     steps = map(simplify, tensor.steps) if tensor.extents else ()
-    return {dim: step for dim, step in enumerate(steps) if free_vars(step)}
+    return {dim: step for dim, step in enumerate(steps) if ir.free_vars(step)}
 
 
 @lru_cache(maxsize=512)
-def _seen(seen: ViewDim, size: Expr, compute: Compute) -> tuple[Expr, Expr | None]:
+def _seen(seen: ir.ViewDim, size: ir.Expr, compute: Compute) -> tuple[ir.Expr, ir.Expr | None]:
     """The simplified coordinate, and a condition of the mask other than "inside the tensor", or None."""
     facts = axis_facts(compute)
     coord = simplify(seen.coord, facts)
     inside = facts.assume(coord >= 0).assume(coord < size)
-    for part in conjuncts(seen.mask):
+    for part in ir.conjuncts(seen.mask):
         if not prove(simplify(part, facts), inside):
             return coord, part
     return coord, None
 
 
-def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, compute: Compute,
+def _dim(view: ir.View, b: ir.LayoutBlock, apart: ir.Expr | None, schedule: Schedule, compute: Compute,
          facts: Facts, stored: bool) -> list[Dim] | str:
     """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal.
     ``apart``: its stride, if that is no number. The engine takes every so many-th position only where
     sizes are arguments: what makes such descriptors is the launcher of such kernels."""
     name, of = view.tensor.dims[b.dim], view.tensor
     bound = (simplify(of.extents[b.dim], facts)
-             if of.extents and free_vars(of.extents[b.dim]) else None)
-    coord, beyond = _seen(view.dims[b.dim], Const(b.size) if bound is None else bound, compute)
+             if of.extents and ir.free_vars(of.extents[b.dim]) else None)
+    coord, beyond = _seen(view.dims[b.dim], ir.Const(b.size) if bound is None else bound, compute)
     if beyond is not None:
         return f"the mask {beyond} says more than that {name} is inside"
-    moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
+    moving = [v for v in sorted(ir.free_vars(coord), key=lambda v: v.name)
               if (own := schedule.block_of(v.name)) and own.extent > 1
               and (own.last == v.name or not pile(own, view, schedule, compute))]
     if not moving:
@@ -179,17 +171,17 @@ def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, com
     if step > 1:
         whole = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
         planes = planes_of(whole, step, facts)
-        if multiple_of(whole.length, facts) % step == 0 or isinstance(planes[1].coord, Const) or (
+        if multiple_of(whole.length, facts) % step == 0 or isinstance(planes[1].coord, ir.Const) or (
                 bound is None and _ends_within(coord, b.size, schedule, compute, facts)):
             return planes
         if of.extents and not stored and step <= ENGINE_STEP:
             return [replace(whole, every=step)]
     size = b.size if bound is None else bound
     why = f" and {size} is no multiple of {step}" if step > 1 else ""
-    return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
+    return f"lane {axis.name} moves along {name} as {ir.readable(coord)}, a box steps by 1{why}"
 
 
-def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
+def transposed(view: ir.View, schedule: Schedule, compute: Compute) -> bool:
     """Whether an explicit kernel must transpose the boxes of a view before it multiplies them.
 
     The matrix unit reads 16-bit operands from shared memory in either order, those of 8 and of 32 bits
@@ -205,20 +197,20 @@ def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _step(coord: Expr, axis: Var, facts: Facts) -> int:
+def _step(coord: ir.Expr, axis: ir.Var, facts: Facts) -> int:
     """The change of a coordinate per step of an axis; 0 unless it is a positive constant."""
-    ahead = simplify(substitute(coord, {axis: axis + 1}) - coord, facts)
-    if isinstance(ahead, Const) and int(ahead.value) > 0 and (
-            axis not in free_vars(simplify(coord - axis * int(ahead.value), facts))):
+    ahead = simplify(ir.substitute(coord, {axis: axis + 1}) - coord, facts)
+    if isinstance(ahead, ir.Const) and int(ahead.value) > 0 and (
+            axis not in ir.free_vars(simplify(coord - axis * int(ahead.value), facts))):
         return int(ahead.value)
     return 0
 
 
-def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
+def _ends_within(coord: ir.Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
     """Whether no lane is beyond the end of a dimension, not even beyond the end of its axis. Then no lane
     reads the last row of planes that lack it."""
     last = range_of(coord, facts).hi
-    used = {schedule.block_of(v.name) for v in free_vars(coord)} - {None}
+    used = {schedule.block_of(v.name) for v in ir.free_vars(coord)} - {None}
     return last is not None and last < size and all(
         prod(compute.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
 
@@ -237,13 +229,13 @@ def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | 
             continue
         run = dims[at:at + len(block.axes)]
         all_of_it = [(x.coord, x.length) for x in run] == [
-            (Var(a), whole(compute, (a,))) for a in block.axes]
+            (ir.Var(a), whole(compute, (a,))) for a in block.axes]
         packed = all(x.apart == simplify(y.apart * y.length) for x, y in itertools.pairwise(run))
         if not all_of_it or not packed:
             return f"the lanes of block {block} do not follow one another in memory"
         name = "_".join(block.axes)
         bound = whole(compute, block.axes) if any(x.bound is not None for x in run) else None
-        out.append(Dim(name, prod(x.size for x in run), run[-1].stride, Var(name), Var(name),
+        out.append(Dim(name, prod(x.size for x in run), run[-1].stride, ir.Var(name), ir.Var(name),
                        block.extent, bound=bound, pitch=run[-1].pitch))
         at += len(run)
     return out
@@ -279,28 +271,28 @@ def _stays(d: Dim, facts: Facts) -> bool:
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
 
 
-def _still(dims: list[Dim], view: View, schedule: Schedule, compute: Compute) -> str | None:
+def _still(dims: list[Dim], view: ir.View, schedule: Schedule, compute: Compute) -> str | None:
     """The reason if no dimension moves along some block, because its axis has one position: the box would
     have fewer elements than the tile."""
     moved = {d.moving for d in dims}
     for b in schedule.blocks:
-        if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
+        if b.extent > 1 and ir.Var("_".join(b.axes)) not in moved and not pile(
                 b, view, schedule, compute):
             return f"no dimension moves along block {b}, there is only one position"
     return None
 
 
-def _shifted(inner: Dim, tensor: Tensor, facts: Facts) -> str | None:
+def _shifted(inner: Dim, tensor: ir.Tensor, facts: Facts) -> str | None:
     """The reason if the box may begin between multiples of 16 bytes along the innermost dimension."""
     shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
     if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
-        return f"the box begins at {readable(inner.coord)} along {inner.name}, not at 16 bytes"
+        return f"the box begins at {ir.readable(inner.coord)} along {inner.name}, not at 16 bytes"
     return None
 
 
-def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) -> Box:
-    blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
-    layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
+def _box(tensor: ir.Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) -> Box:
+    blocks = tuple(ir.LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
+    layout = ir.Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
     names = tuple(d.name for d in dims)
     extents = tuple(d.length for d in dims) if any(d.named for d in dims) else ()
     planes = any(d.plane for d in dims)
@@ -308,12 +300,12 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
     every = tuple(d.every for d in dims)
     seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
                    planes=planes, extents=extents, pitches=pitches, every=every if max(every) > 1 else ())
-    fused = {Var("_".join(b.axes)): b.first for b in schedule.blocks}
+    fused = {ir.Var("_".join(b.axes)): b.first for b in schedule.blocks}
     return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
                tuple(d.extent for d in dims), tuple(_kind(d.moving, fused, compute) for d in dims))
 
 
-def _kind(moving: Var | None, fused: dict[Var, str], compute: Compute) -> str:
+def _kind(moving: ir.Var | None, fused: dict[ir.Var, str], compute: Compute) -> str:
     """The kind of an axis, or of the fused axes of a block; empty for None."""
     return "" if moving is None else compute.kind(fused.get(moving, moving.name))
 
@@ -321,7 +313,7 @@ def _kind(moving: Var | None, fused: dict[Var, str], compute: Compute) -> str:
 FEWEST_ROWS = 16  # of boxes that lie below one another; the swizzle repeats every 8 rows
 
 
-def pile(block: Block, view: View, schedule: Schedule, compute: Compute) -> int:
+def pile(block: Block, view: ir.View, schedule: Schedule, compute: Compute) -> int:
     """The number of features in each box of a pile; 0 if the block is not a pile.
 
     A block that runs through window elements and then through features (``kh.kw.c:256``) is not one box,
@@ -337,12 +329,12 @@ def pile(block: Block, view: View, schedule: Schedule, compute: Compute) -> int:
             or view is compute.c):
         return 0
     positions = [x for x in compute.axes_of("K") if x.role == "position"]
-    seen = {v.name for d in view.dims for v in free_vars(d.coord)}
+    seen = {v.name for d in view.dims for v in ir.free_vars(d.coord)}
     if feature not in seen or not any(x.name in seen for x in positions):
         return 0
     inner = {v for b in view.tensor.layout.blocks if b.stride == 1
-             for v in free_vars(view.dims[b.dim].coord)}
-    if Var(feature) in inner:
+             for v in ir.free_vars(view.dims[b.dim].coord)}
+    if ir.Var(feature) in inner:
         most, least = ROW // view.tensor.dtype.bytes, SHORTEST // view.tensor.dtype.bytes
     elif inner & {x.var for x in positions}:
         most, least = ENGINE_EXTENT, FEWEST_ROWS
@@ -352,3 +344,47 @@ def pile(block: Block, view: View, schedule: Schedule, compute: Compute) -> int:
     while compute.size(feature) % wide:
         wide //= 2
     return wide if wide >= least else 0
+
+
+SWIZZLED = 8  # rows after which the order of bytes in shared memory repeats
+
+
+def rows_of(view: ir.View | None, schedule: Schedule, compute: Compute) -> tuple[int, int]:
+    """How many boxes of one row the steps of a group share, and how many of them one step reads; two
+    zeros where they share none, and where the schedule does not ask for it."""
+    if view is None or not schedule.slide:
+        return 0, 0
+    box = box_of(view, schedule, compute)
+    found = None if isinstance(box, str) else along(box, schedule.slide, compute)
+    if found is None or isinstance(box, str):
+        return 0, 0
+    dim, step = found
+    own = box.extents[dim]
+    return own + (compute.size(schedule.slide) - 1) * abs(step), own
+
+
+def moves(view: ir.View, schedule: Schedule) -> bool:
+    """Whether an operand depends on the axis at all."""
+    return any(ir.Var(schedule.slide) in ir.free_vars(d.coord) for d in view.dims)
+
+
+@lru_cache(maxsize=1024)
+def along(box: Box, axis: str, compute: Compute) -> tuple[int, int] | None:
+    """The dimension that an axis moves a box through by whole rows of it, and by how many a step; None
+    where it moves otherwise, or where the tiles do not overlap: those of boxes that take every so
+    many-th position do not."""
+    if box.tensor.every:
+        return None
+    facts, var = axis_facts(compute), ir.Var(axis)
+    ahead = [simplify(ir.substitute(c, {var: var + 1}) - c, facts) for c in box.coords]
+    if any(not isinstance(x, ir.Const) for x in ahead):
+        return None
+    steps = {d: int(x.value) for d, x in enumerate(ahead) if isinstance(x, ir.Const) and x.value}
+    if len(steps) != 1:
+        return None
+    (dim, step), = steps.items()
+    below = box.extents[dim + 1:]
+    if (prod(box.extents[:dim]) > 1 or not below or box.extents[dim] <= abs(step)
+            or prod(below[:-1]) % SWIZZLED or below[-1] * box.tensor.dtype.bytes > ROW):
+        return None
+    return dim, step

@@ -5,47 +5,36 @@
 Adjacent dimensions that are contiguous in both tensors are one axis. Where sizes are arguments, they are
 those of the copy as well; its examples do not depend on the computation's, so that kernels which were
 chosen for other examples share it.
+
+``Scheduled``, a computation with its schedule and target, derives all computations that become kernels:
+the main one, with its groups merged and over copies, and those that copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
+from transconv import ir
 from transconv.compute import Axis, Compute, moved, usual, with_examples
-from transconv.ir import (
-    ONE,
-    Const,
-    Expr,
-    Layout,
-    Mod,
-    Size,
-    Sizes,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    eq,
-    f32,
-    find,
-    free_vars,
-    value_at,
-)
-from transconv.schedule.tiles.merging import inner_feature
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.merging import inner_feature, merged
 from transconv.schedule.tiles.packing import (
     FEATURES,
     copy_for,
     diagonal,
-    has_rows,
     innermost,
-    letters,
+    over_copies,
     row_copy,
     rows_of_features,
     view_of,
-    widens,
+    workspaces,
 )
+from transconv.schedule.words import has_rows, letters, widens
 from transconv.simplify import simplify
+from transconv.target import Target
 
 
 def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Compute]:
@@ -68,7 +57,7 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
         if letter == "c":
             yield _copy("unpack", tensor.name, copied, tensor, inner, compute)
             continue
-        exact = copied.dtype is f32
+        exact = copied.dtype is ir.f32
         name = f"exact_{tensor.name}" if exact else tensor.name
         name = f"{copied.dtype}_{name}" if tensor.dtype.is_short and not copied.dtype.is_short else name
         if diagonal(view, compute) > 1:
@@ -76,18 +65,18 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
         yield _copy("pack", name, tensor, copied, inner, compute, feature)
 
 
-def _in_blocks(view: View, compute: Compute) -> ViewDim:
+def _in_blocks(view: ir.View, compute: Compute) -> ir.ViewDim:
     """The inner feature of the original for a point of the copy, and the condition that it is in a
     block."""
-    outer, inner = (Var(n) for n in view.tensor.dims[:2])
+    outer, inner = (ir.Var(n) for n in view.tensor.dims[:2])
     across = inner_feature(view, compute)
     along = next(x for x in compute.axes if x.role == "feature" and x is not across)
     each, rows = view.tensor.shape[1], along.size // compute.merge
-    return ViewDim(inner % each, eq(inner // each, outer // rows % compute.merge))
+    return ir.ViewDim(inner % each, ir.eq(inner // each, outer // rows % compute.merge))
 
 
-def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compute,
-          feature: ViewDim | None = None) -> Compute:
+def _copy(does: str, name: str, a: ir.Tensor, c: ir.Tensor, inner: int, compute: Compute,
+          feature: ir.ViewDim | None = None) -> Compute:
     """``c = a`` for all elements. The innermost dimension of the copy varies fastest, then features if
     they are innermost in the original. Adjacent dimensions that are contiguous in both tensors are one
     axis; if both have the same dense layout, all are. ``feature``: the feature of A for one of C, if not
@@ -101,50 +90,50 @@ def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compu
     order.append(fastest)
     a, c = _merged(a, runs), _merged(c, runs)
     axes = tuple(_axis(c, d, "feature" if d == fastest else "position") for d in order)
-    dims = tuple(ViewDim(Var(name)) for name in c.dims)
+    dims = tuple(ir.ViewDim(ir.Var(name)) for name in c.dims)
     seen = tuple(feature or x if d == features else x for d, x in enumerate(dims))
-    made = moved(f"{does}_{name}", axes, View(a, seen), View(c, dims), compute.math)
+    made = moved(f"{does}_{name}", axes, ir.View(a, seen), ir.View(c, dims), compute.math)
     if compute.named is None or not c.extents:
         return replace(made, does=does)
     required = _required(compute.named, c)
     return with_examples(replace(made, does=does, named=required), usual(required))
 
 
-def _required(named: Sizes, tensor: Tensor) -> Sizes:
+def _required(named: ir.Sizes, tensor: ir.Tensor) -> ir.Sizes:
     """What a copy of a tensor requires of sizes that are arguments: that it has elements, and no more than
     the computation requires. What a size is divided by is not required, so that kernels that need it share
     the copy with others."""
     each = tuple(replace(s, like=s.least, least=_least(s, tensor)) for s in named.each)
-    return Sizes(each, tuple(c for c in named.where if not find(c, Mod)))
+    return ir.Sizes(each, tuple(c for c in named.where if not ir.find(c, ir.Mod)))
 
 
-def _least(size: Size, tensor: Tensor) -> int:
+def _least(size: ir.Size, tensor: ir.Tensor) -> int:
     """The smallest size for which the dimensions that follow from it alone have elements."""
-    alone = [e for e in tensor.extents if free_vars(e) == {size.var}]
-    return next((n for n in range(1, size.least) if all(value_at(e, {size.name: n}) >= 1 for e in alone)),
-                size.least)
+    alone = [e for e in tensor.extents if ir.free_vars(e) == {size.var}]
+    return next((n for n in range(1, size.least)
+                 if all(ir.value_at(e, {size.name: n}) >= 1 for e in alone)), size.least)
 
 
-def _axis(tensor: Tensor, dim: int, role: str) -> Axis:
+def _axis(tensor: ir.Tensor, dim: int, role: str) -> Axis:
     """The axis of a dimension."""
     extent = tensor.bounds[dim]
-    return Axis(tensor.dims[dim], tensor.shape[dim], role, extent if free_vars(extent) else None)
+    return Axis(tensor.dims[dim], tensor.shape[dim], role, extent if ir.free_vars(extent) else None)
 
 
-def _is_one(tensor: Tensor, dim: int) -> bool:
+def _is_one(tensor: ir.Tensor, dim: int) -> bool:
     """Whether a dimension has one place, whatever the sizes are."""
-    return tensor.bounds[dim] == ONE
+    return tensor.bounds[dim] == ir.ONE
 
 
-def _strides(tensor: Tensor) -> list[Expr] | None:
+def _strides(tensor: ir.Tensor) -> list[ir.Expr] | None:
     """The stride of each dimension; None for a layout of blocks."""
     if tensor.extents:
         return [simplify(s) for s in tensor.steps]
     strides = tensor.layout.strides()
-    return None if strides is None else [Const(s) for s in strides]
+    return None if strides is None else [ir.Const(s) for s in strides]
 
 
-def _order(tensor: Tensor) -> list[int]:
+def _order(tensor: ir.Tensor) -> list[int]:
     """The dimensions of a tensor without blocks, outermost first."""
     if tensor.extents:
         return [b.dim for b in tensor.layout.blocks]
@@ -152,13 +141,13 @@ def _order(tensor: Tensor) -> list[int]:
     return sorted(range(len(strides)), key=lambda d: (-strides[d], tensor.shape[d]))
 
 
-def _whole(a: Tensor, c: Tensor) -> tuple[int, ...]:
+def _whole(a: ir.Tensor, c: ir.Tensor) -> tuple[int, ...]:
     """All dimensions, outermost first, if both tensors have the same dense layout; else none."""
     strides = _strides(c)
     if strides is None or strides != _strides(a):
         return ()
     order = _order(c)
-    step: Expr = ONE
+    step: ir.Expr = ir.ONE
     for dim in reversed(order):
         if not _is_one(c, dim) and strides[dim] != step:
             return ()
@@ -166,7 +155,7 @@ def _whole(a: Tensor, c: Tensor) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
+def _runs(a: ir.Tensor, c: ir.Tensor, inner: int) -> list[tuple[int, ...]]:
     """The dimensions grouped into runs that are contiguous in both tensors. A dimension of size 1 joins
     any neighbour; ``inner`` and the features stay separate."""
     apart = {inner, FEATURES}
@@ -184,7 +173,7 @@ def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
     return runs
 
 
-def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
+def _merged(tensor: ir.Tensor, runs: list[tuple[int, ...]]) -> ir.Tensor:
     """The tensor with each run of dimensions merged into one."""
     if all(len(run) == 1 for run in runs):
         return tensor
@@ -192,8 +181,8 @@ def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
     assert strides is not None
     shape = tuple(prod(tensor.shape[d] for d in run) for run in runs)
     inner = [next((d for d in reversed(run) if not _is_one(tensor, d)), run[-1]) for run in runs]
-    layout = Layout.from_strides(tensor.dtype, shape, [strides[d] for d in inner],
-                                 tensor.layout.offset)
+    layout = ir.Layout.from_strides(tensor.dtype, shape, [strides[d] for d in inner],
+                                    tensor.layout.offset)
     names = tuple("_".join(tensor.dims[d] for d in run) for run in runs)
     made = replace(tensor, dims=names, shape=shape, layout=layout)
     if not tensor.extents:
@@ -201,7 +190,7 @@ def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
     held = [next(at for at, run in enumerate(runs) if b.dim in run) for b in tensor.layout.blocks]
     order = [x for at, x in enumerate(held) if x not in held[:at]]
     blocks = tuple(next(b for b in layout.blocks if b.dim == d) for d in order)
-    extents = tuple(simplify(prod((tensor.extents[d] for d in run), start=ONE)) for run in runs)
+    extents = tuple(simplify(prod((tensor.extents[d] for d in run), start=ir.ONE)) for run in runs)
     pitches = tuple(tensor.pitches[d] for d in inner) if tensor.pitches else ()
     return replace(made, layout=replace(layout, blocks=blocks), extents=extents, pitches=pitches)
 
@@ -221,3 +210,37 @@ def share(compute: Compute) -> float:
     fraction of the result, because all phases share the copies."""
     owned = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
     return min(1.0, owned / max(1, prod(compute.c.tensor.shape))) if compute.phase else 1.0
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A computation with a schedule and a target. The properties are defined if ``why_not`` is None. No
+    other code merges groups or replaces tensors by copies."""
+
+    compute: Compute
+    schedule: Schedule
+    target: Target
+
+    @cached_property
+    def grouped(self) -> Compute:
+        """The computation with groups merged, over the original tensors."""
+        return merged(self.compute, self.schedule.merge)
+
+    @cached_property
+    def main(self) -> Compute:
+        """The computation of the main kernel: groups merged, over the copies."""
+        pack = self.schedule.pack
+        return over_copies(self.grouped, pack, self.schedule.unit) if pack else self.grouped
+
+    @property
+    def copies(self) -> tuple[Compute, ...]:
+        """The computations that copy operands, and last the one that copies the result."""
+        c = self.schedule
+        return tuple(copies(self.grouped, c.pack, c.split_k, c.unit))
+
+    @property
+    def workspaces(self) -> list[ir.Tensor]:
+        """The tensors that hold the copies, and the one that the main kernel writes if its result is
+        copied afterwards."""
+        c = self.schedule
+        return workspaces(self.grouped, c.pack, c.split_k, c.unit)

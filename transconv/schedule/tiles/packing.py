@@ -29,7 +29,7 @@ The factor of merged groups is copied with the zeros around its blocks, so that 
 
     B[f, c % 4] where c//4 == f//4 % 16  -- pack_blocks16_B -->  B_packed16[f, kh, kw, c]
 
-Also here: copies whose rows are summed positions, as the matrix unit reads operands of 8 bits: those that
+Rows of a copy may be summed positions, as the matrix unit reads operands of 8 bits: those that
 a window sees, once for each of its columns.
 
     A[n, c, h + kh - 1, w + kw - 1]   -- pack_rows_A -->   A_rows[n, c, h + kh - 1, kw, w]
@@ -38,6 +38,18 @@ A box begins at a multiple of 16 bytes in memory, a window anywhere; so each col
 of its own, in which its first position comes first. What lies outside of the image is 0 in them. In memory
 features are outermost, then images and columns of the window. The other operand, which has no window, is
 copied with positions innermost.
+
+With ``pack=f16`` nothing is copied: the elements of 8 bits become f16 in registers, on their way to the
+matrix unit.
+
+    read   a = A[n, c, h, w] (f8)             read   a = A[n, c, h, w] (f8)
+    read   b = B[n, f, h, w] (f8)      ->     read   b = B[n, f, h, w] (f8)
+    let    s = sum(a*b; n h w)                let    wide_a = f16(a)
+                                              let    wide_b = f16(b)
+                                              let    s = sum(wide_a*wide_b; n h w)
+
+Bytes that do not lie along the sum would be
+transposed one by one in registers.
 """
 
 from __future__ import annotations
@@ -46,43 +58,25 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Axis, Compute, axis_facts, moved
-from transconv.ir import (
-    ONE,
-    TRUE,
-    Const,
-    Expr,
-    Layout,
-    LayoutBlock,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    f16,
-    f32,
-    free_vars,
-    multiplied_as,
-    substitute,
-)
-from transconv.schedule.tiles.fp8_upcast import widened
+from transconv import ir
+from transconv.compute import Axis, Compute, Read, Reduction, Value, axis_facts, moved
 from transconv.schedule.tiles.merging import inner_feature
+from transconv.schedule.words import has_rows, in_registers, letters, widens
 from transconv.simplify import Facts, multiple_of, simplify
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1
 """The dimension of features in every tensor, innermost in most copies."""
-WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
-IN_ROWS = "rows"  # the same where copies are rows of summed positions (tiles/row_copies.py)
 LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
 
 
-def row_of(view: View, compute: Compute) -> int:
+def row_of(view: ir.View, compute: Compute) -> int:
     """The innermost dimension of a copy: that of features. It is dimension 0 if there is only one feature
     and dimension 0 has features or batches, as in the factor of a depthwise sum, or if there is no other
     dimension."""
     if len(view.tensor.shape) < 2:
         return 0
-    seen = free_vars(view.dims[0].coord)
+    seen = ir.free_vars(view.dims[0].coord)
     outer = {x.role for x in compute.axes if x.var in seen}
     alone = view.tensor.shape[FEATURES] == 1 and not is_named(view.tensor, FEATURES)
     return 0 if alone and outer and outer <= {"feature", "batch"} else FEATURES
@@ -100,7 +94,7 @@ def innermost(compute: Compute, letter: str, wide: bool = False) -> int:
         return row
     summed = {x.var for x in compute.axes_of("K")
               if x.role == "feature" or x.extent is None and x.size >= LEAST_ROW}
-    return 0 if summed & free_vars(view.dims[0].coord) else row
+    return 0 if summed & ir.free_vars(view.dims[0].coord) else row
 
 
 def reads_along(compute: Compute) -> bool:
@@ -108,16 +102,16 @@ def reads_along(compute: Compute) -> bool:
     types = [v.tensor.dtype for v in (compute.a, compute.b) if v is not None]
     if all(t.bits == 8 for t in types):
         return True
-    return compute.math != "ieee" and all(t.memory is f32 for t in types)
+    return compute.math != "ieee" and all(t.memory is ir.f32 for t in types)
 
 
-def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False,
-            near: bool = False) -> Tensor:
+def copy_of(tensor: ir.Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False,
+            near: bool = False) -> ir.Tensor:
     """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
     outermost, or if ``near`` next to it, the rest in order, and rows of at least 16 bytes padded to
     multiples of 16, also those whose length is an argument. Dimensions, shape and dtype stay, but
     dimension 1 is ``merge`` times as long, and 8-bit floats are f16 if ``wide``."""
-    dtype = f16 if wide and tensor.dtype.is_short else tensor.dtype
+    dtype = ir.f16 if wide and tensor.dtype.is_short else tensor.dtype
     rest = [*range(len(tensor.shape) - 1, 1, -1)]
     order = [inner, 1 - inner, *rest] if near else [inner, *rest, 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
@@ -125,23 +119,23 @@ def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = 
     row = row if shape[inner] >= row or is_named(tensor, inner) else 1
     blocks, step = [], 1
     for dim in order:
-        blocks.append(LayoutBlock(dim, shape[dim], step))
+        blocks.append(ir.LayoutBlock(dim, shape[dim], step))
         step *= -(-shape[dim] // row) * row if dim == inner else shape[dim]
-    layout = Layout(dtype, len(shape), tuple(reversed(blocks)))
+    layout = ir.Layout(dtype, len(shape), tuple(reversed(blocks)))
     name = f"{tensor.name}_packed{merge if merge > 1 else ''}"
     name += "" if dtype is tensor.dtype else f"_{dtype}"
-    made = Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name, extents=tensor.extents)
+    made = ir.Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name, extents=tensor.extents)
     return replace(made, pitches=_apart(made, order, row)) if tensor.extents else made
 
 
-def _apart(copy: Tensor, order: list[int], row: int) -> tuple[Expr, ...]:
+def _apart(copy: ir.Tensor, order: list[int], row: int) -> tuple[ir.Expr, ...]:
     """The strides of a copy whose sizes are arguments, dimensions in ``order`` from the innermost, rows
     of multiples of ``row`` elements; none where rows follow one another."""
     inner = order[0]
     if not is_named(copy, inner) and copy.shape[inner] % row == 0:
         return ()
-    found: dict[int, Expr] = {}
-    step: Expr = ONE
+    found: dict[int, ir.Expr] = {}
+    step: ir.Expr = ir.ONE
     for dim in order:
         found[dim] = step
         size = copy.extents[dim]
@@ -149,42 +143,12 @@ def _apart(copy: Tensor, order: list[int], row: int) -> tuple[Expr, ...]:
     return tuple(found[dim] for dim in range(len(order)))
 
 
-def is_named(tensor: Tensor, dim: int) -> bool:
+def is_named(tensor: ir.Tensor, dim: int) -> bool:
     """Whether the size of a dimension is an argument, or follows from some."""
-    return bool(tensor.extents) and bool(free_vars(tensor.extents[dim]))
+    return bool(tensor.extents) and bool(ir.free_vars(tensor.extents[dim]))
 
 
-def letters(pack: str) -> list[str]:
-    """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
-    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
-
-
-def widens(pack: str) -> bool:
-    """Whether copies of 8-bit floats hold f16."""
-    return WIDE in pack.split(".")
-
-
-def in_registers(pack: str) -> bool:
-    """Whether 8-bit floats become f16 in registers, without copies (tiles/fp8_upcast.py)."""
-    return pack == WIDE
-
-
-def has_rows(pack: str) -> bool:
-    """Whether copies are rows of summed positions."""
-    return IN_ROWS in pack.split(".")
-
-
-def with_letter(pack: str, letter: str) -> str:
-    """The value of ``pack=`` with another operand: ``a``, c -> ``a.c``."""
-    return ".".join(sorted({*pack.split("."), letter} - {""}))
-
-
-def without(pack: str, letter: str) -> str:
-    """The value of ``pack=`` without an operand: ``a.c``, c -> ``a``."""
-    return ".".join(x for x in pack.split(".") if x != letter)
-
-
-def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
+def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> list[ir.Tensor]:
     """The tensors that hold the copies of operands, and the one that the main kernel writes to if its
     result is copied afterwards."""
     named = [x for x in letters(pack) if x != "c" or split == 1]
@@ -193,7 +157,7 @@ def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> li
     return [copy_for(compute, x, unit, widens(pack)) for x in named]
 
 
-def copy_for(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
+def copy_for(compute: Compute, letter: str, unit: str, wide: bool) -> ir.Tensor:
     """The copy of an operand for a unit. An operand that the matrix unit multiplies as tf32 is rounded in
     its copy, because the unit would truncate it, with twice the error. Other products of f32 need the
     exact values and have a copy with another name."""
@@ -202,29 +166,29 @@ def copy_for(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
     inner = innermost(compute, letter, wide)
     made = copy_of(view.tensor, inner, diagonal(view, compute), wide,
                    inner == 0 and _in_patches(view, compute))
-    if letter == "c" or made.dtype is not f32:
+    if letter == "c" or made.dtype is not ir.f32:
         return made
     if unit == "mma" and wants_rounding(view, compute):
-        return replace(made, layout=replace(made.layout, dtype=multiplied_as(f32, compute.math)))
+        return replace(made, layout=replace(made.layout, dtype=ir.multiplied_as(ir.f32, compute.math)))
     return replace(made, name=f"{made.name}_exact")
 
 
-def _in_patches(view: View, compute: Compute) -> bool:
+def _in_patches(view: ir.View, compute: Compute) -> bool:
     """Whether a tensor of 8-bit elements is summed along its first dimension alone, as gradients of layers
     are whose windows do not overlap: the others are then a run, with features innermost as in memory. Not
     where the computation is one of several parts: they share the copy, and others may sum along more."""
     if compute.part is not None:
         return False
     summed = {x.var for x in compute.axes_of("K") if x.size > 1}
-    apart = {v for d in view.dims[1:] for e in (d.coord, d.mask) for v in free_vars(e)}
+    apart = {v for d in view.dims[1:] for e in (d.coord, d.mask) for v in ir.free_vars(e)}
     return view.tensor.dtype.bits == 8 and prod(view.tensor.shape[2:]) > 1 and not summed & apart
 
 
-def view_of(compute: Compute, letter: str) -> View | None:
+def view_of(compute: Compute, letter: str) -> ir.View | None:
     return {"a": compute.a, "b": compute.b, "c": compute.c}[letter]
 
 
-def diagonal(view: View, compute: Compute) -> int:
+def diagonal(view: ir.View, compute: Compute) -> int:
     """The number of blocks on the diagonal of a view: 1 unless it is a factor of merged groups."""
     return 1 if inner_feature(view, compute) is None else compute.merge
 
@@ -238,16 +202,16 @@ def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
         assert view is not None, f"{compute.name} has no operand {letter}"
         dims = view.dims
         if inner := inner_feature(view, seen):
-            dims = (dims[0], ViewDim(inner.var), *dims[2:])
-        over = rows_of(view, seen) if has_rows(pack) else View(
+            dims = (dims[0], ir.ViewDim(inner.var), *dims[2:])
+        over = rows_of(view, seen) if has_rows(pack) else ir.View(
             copy_for(seen, letter, unit, widens(pack)), dims)
         compute = compute.through(**{letter: over})
     return widened(compute) if in_registers(pack) else compute
 
 
-def wants_rounding(view: View, compute: Compute) -> bool:
+def wants_rounding(view: ir.View, compute: Compute) -> bool:
     """Whether an operand of the matrix unit must be rounded to tf32 and is not a rounded copy."""
-    return multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
+    return ir.multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
 
 
 def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
@@ -277,7 +241,7 @@ def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
     return None
 
 
-def rows_of_features(tensor: Tensor, inner: int = FEATURES, facts: Facts | None = None) -> bool:
+def rows_of_features(tensor: ir.Tensor, inner: int = FEATURES, facts: Facts | None = None) -> bool:
     """Whether a tensor already has the layout of a copy: stride 1 along ``inner``, and the other strides
     multiples of 16 bytes unless rows are shorter. True for a tensor of one dimension. ``facts``: of sizes
     that are arguments."""
@@ -294,21 +258,19 @@ def rows_of_features(tensor: Tensor, inner: int = FEATURES, facts: Facts | None 
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
 
 
-def _are_rows(tensor: Tensor, inner: int, facts: Facts) -> bool:
+def _are_rows(tensor: ir.Tensor, inner: int, facts: Facts) -> bool:
     """``rows_of_features`` for all sizes that are arguments."""
     steps, row = [simplify(s) for s in tensor.steps], tensor.bounds[inner]
-    others = [s for d, s in enumerate(steps) if d != inner and tensor.bounds[d] != ONE]
-    short = isinstance(row, Const) and row.value * tensor.dtype.bytes < ROW_ALIGN
-    return (steps[inner] == ONE or row == ONE) and (short or all(
+    others = [s for d, s in enumerate(steps) if d != inner and tensor.bounds[d] != ir.ONE]
+    short = isinstance(row, ir.Const) and row.value * tensor.dtype.bytes < ROW_ALIGN
+    return (steps[inner] == ir.ONE or row == ir.ONE) and (short or all(
         multiple_of(s, facts) * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
 
 
-PITCH = 16  # bytes: rows begin at multiples
-LEAST = 32  # positions of a row; fewer do not fill a row of shared memory
 MOST = 16  # columns of a window, of each of which there is a copy
 
 
-def why_not_rows(view: View, compute: Compute) -> str | None:
+def why_not_rows(view: ir.View, compute: Compute) -> str | None:
     """None if an operand can be copied in rows of summed positions, else the reason."""
     name, tensor = view.tensor.name, view.tensor
     if tensor.dtype.bits != 8:
@@ -320,11 +282,11 @@ def why_not_rows(view: View, compute: Compute) -> str | None:
     if compute.merge > 1 or compute.fill_of(view):
         return f"{name} is of merged groups, or read as another number than 0 beyond its end"
     row = _row(compute)
-    if row.size < LEAST:
-        return f"rows of {row.size} positions are shorter than {LEAST}"
+    if row.size < LEAST_ROW:
+        return f"rows of {row.size} positions are shorter than {LEAST_ROW}"
     last, others = view.dims[-1], view.dims[:-1]
-    if row.var not in free_vars(last.coord) or any(
-            row.var in free_vars(e) for d in others for e in (d.coord, d.mask)):
+    if row.var not in ir.free_vars(last.coord) or any(
+            row.var in ir.free_vars(e) for d in others for e in (d.coord, d.mask)):
         return f"{name} has no dimension of {row.name} alone"
     if len(_seen(last)) > 2 or any(compute.kind(v.name) == "K" for v in _seen(last) if v is not row.var):
         return f"{name}: a row depends on more than {row.name} and one column of a window"
@@ -334,11 +296,11 @@ def why_not_rows(view: View, compute: Compute) -> str | None:
     return None
 
 
-def rows_of(view: View, compute: Compute) -> View:
+def rows_of(view: ir.View, compute: Compute) -> ir.View:
     """The view of an operand through its copy. Relies on ``why_not_rows``."""
     tensor, row = view.tensor, _row(compute)
     columns = [v for v in _seen(view.dims[-1]) if v is not row.var]
-    dims = (*view.dims[:-1], *map(ViewDim, columns), ViewDim(row.var))
+    dims = (*view.dims[:-1], *map(ir.ViewDim, columns), ir.ViewDim(row.var))
     names = (*tensor.dims[:-1], *(v.name for v in columns), row.name)
     shape = (*tensor.shape[:-1], *(compute.size(v.name) for v in columns), row.size)
     space = [*range(2, len(tensor.shape) - 1)]
@@ -347,25 +309,25 @@ def rows_of(view: View, compute: Compute) -> View:
     strides, step = [0] * len(shape), 1
     for dim in reversed(order):
         strides[dim] = step
-        step *= -(-shape[dim] // PITCH) * PITCH if dim == last else shape[dim]
-    layout = Layout.from_strides(tensor.dtype, shape, strides, 0)
-    return View(Tensor(f"{tensor.name}_rows", names, shape, layout, copy_of=tensor.name), dims)
+        step *= -(-shape[dim] // ROW_ALIGN) * ROW_ALIGN if dim == last else shape[dim]
+    layout = ir.Layout.from_strides(tensor.dtype, shape, strides, 0)
+    return ir.View(ir.Tensor(f"{tensor.name}_rows", names, shape, layout, copy_of=tensor.name), dims)
 
 
-def row_copy(view: View, compute: Compute) -> Compute:
+def row_copy(view: ir.View, compute: Compute) -> Compute:
     """The computation that makes the copy. Features vary next to positions, as both memories have them."""
     over = rows_of(view, compute)
     made, row = over.tensor, _row(compute)
-    given = {Var(n): Var(n) for n in made.dims}
-    values: dict[Expr, Expr] = {row.var: given[Var(row.name)]}
+    given = {ir.Var(n): ir.Var(n) for n in made.dims}
+    values: dict[ir.Expr, ir.Expr] = {row.var: given[ir.Var(row.name)]}
     last = view.dims[-1]
-    coord, mask = (substitute(e, values) for e in (last.coord, last.mask))
-    seen = (*(ViewDim(Var(n)) for n in made.dims[:len(view.dims) - 1]), ViewDim(coord, mask))
+    coord, mask = (ir.substitute(e, values) for e in (last.coord, last.mask))
+    seen = (*(ir.ViewDim(ir.Var(n)) for n in made.dims[:len(view.dims) - 1]), ir.ViewDim(coord, mask))
     inner = len(made.dims) - 1
     order = [d for d in range(inner) if d != 1] + [1, inner]
     axes = tuple(Axis(made.dims[d], made.shape[d], "feature" if d == inner else "position") for d in order)
-    found = moved(f"pack_rows_{view.tensor.name}", axes, View(view.tensor, seen),
-                  View(made, tuple(ViewDim(Var(n)) for n in made.dims)), compute.math)
+    found = moved(f"pack_rows_{view.tensor.name}", axes, ir.View(view.tensor, seen),
+                  ir.View(made, tuple(ir.ViewDim(ir.Var(n)) for n in made.dims)), compute.math)
     return replace(found, does="pack")
 
 
@@ -374,10 +336,31 @@ def _row(compute: Compute) -> Axis:
     return next(x for x in reversed(compute.axes_of("K")) if x.role == "position")
 
 
-def _seen(dim: ViewDim) -> list[Var]:
+def _seen(dim: ir.ViewDim) -> list[ir.Var]:
     """The variables of a coordinate and its mask, in the order of their names."""
-    mask = free_vars(dim.mask) if dim.mask is not TRUE else frozenset()
-    return sorted(free_vars(dim.coord) | mask, key=lambda v: v.name)
+    mask = ir.free_vars(dim.mask) if dim.mask is not ir.TRUE else frozenset()
+    return sorted(ir.free_vars(dim.coord) | mask, key=lambda v: v.name)
 
 
 __all__ = ["row_copy", "rows_of", "why_not_rows"]
+
+
+def why_not_widened(compute: Compute) -> str | None:
+    """None if both factors are elements of 8-bit floats as they are read, else the reason."""
+    views = [v for v in (compute.a, compute.b) if v is not None]
+    other = next((v.tensor for v in views if not v.tensor.dtype.is_short), None)
+    if other is not None:
+        return f"{other.name} holds {other.dtype}, no floats of 8 bits"
+    if compute.factors is None or not all(isinstance(f, Read) for f in compute.factors):
+        return f"{compute.name} has no product of two tensors as they are"
+    return None
+
+
+def widened(compute: Compute) -> Compute:
+    """The computation with factors of f16. Relies on ``why_not_widened``."""
+    assert compute.factors is not None and compute.sum is not None
+    wide = {f.var: Value(f"wide_{f.name}", ir.Cast(f.var, ir.f16)) for f in compute.factors}
+    a, b = (ir.Cast(wide[f.var].var, compute.acc) for f in compute.factors)
+    at = compute.steps.index(compute.sum)
+    made: Reduction = replace(compute.sum, value=a * b)
+    return replace(compute, steps=(*compute.steps[:at], *wide.values(), made, *compute.steps[at + 1:]))

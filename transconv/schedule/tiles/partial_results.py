@@ -1,4 +1,5 @@
-"""Partial values: what tiles leave of statistics, and the kernel that combines them.
+"""Reductions over tiles: the parts that tiles leave of statistics, the kernels that combine them, and how
+a schedule divides the rows that are reduced.
 
     tile n, h:8 w:16, o:64                  parts[n, h_part, w_part, o] = sum of y over the rows of a tile
     store M[n, o//8] sum= y         ->      second kernel: M[n, o] = sum of parts over h_part w_part o_in
@@ -9,11 +10,21 @@ is not kept of them. If all tiles have the same places, each persistent program 
 and leaves one part (``carried``). Squared deviations are combined with those of the parts' means, which
 the partial sums tell. Parts are combined in a fixed order, so results are the same in every run.
 
-Also here: the kernels that combine the parts of statistics (tiles/partial_results.py), as computations.
+Statistics at the same coordinates share a kernel that combines their parts.
 
-    parts[n, h_part, w_part, o]     ->     M[n, o] = sum of parts over h_part w_part o_in
+Rows that are reduced are divided, and stay in registers or do not:
 
-Statistics at the same coordinates share one.
+    red=lane     one thread reduces a row
+    red=warp     threads of one warp share a row and combine their results by shuffles
+    red=block    threads of several warps share a row and combine their results in shared memory
+    red=split    several programs share a row and combine their results in memory (see ``reduce=``)
+
+    row=held     a tile covers the row: its elements are loaded once for all sweeps
+    row=again    it does not: every sweep loads them again
+
+Both follow from the blocks, the warps and ``split_k``; a schedule whose words contradict them is illegal.
+Triton lays out the threads of a program along the innermost block first, each with 16 bytes of it, then
+along the next one.
 """
 
 from __future__ import annotations
@@ -22,28 +33,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
-from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, fresh, with_roles
-from transconv.compute.analysis import statistics as stat
-from transconv.ir import (
-    ZERO,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    FloorDiv,
-    Layout,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    minimum,
+from transconv import ir
+from transconv.compute import (
+    Axis,
+    Compute,
+    Read,
+    Reduction,
+    Step,
+    Value,
+    Write,
+    axis_strides,
+    fresh,
+    touched,
+    with_roles,
 )
-from transconv.schedule.counts import programs
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
+from transconv.compute.analysis import statistics as stat
+from transconv.schedule.counts import k_steps, programs, tile
+from transconv.schedule.schedule import Block, Schedule
+from transconv.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +61,33 @@ class WorkspaceDim:
 
     name: str
     size: int
-    tile: Expr
+    tile: ir.Expr
     axes: tuple[Axis, ...]
-    at: Expr
+    at: ir.Expr
     whole: int = 1
     extent: int = 1
 
-    def count(self, at: Expr) -> Expr:
+    def count(self, at: ir.Expr) -> ir.Expr:
         """How many positions the part at a place is of."""
         if self.whole % self.extent == 0:
-            return Const(self.extent)
-        return minimum(Const(self.whole) - at * self.extent, self.extent)
+            return ir.Const(self.extent)
+        return ir.minimum(ir.Const(self.whole) - at * self.extent, self.extent)
 
 
-def counted(counts: Iterable[Expr], dtype: DType) -> Expr:
+def counted(counts: Iterable[ir.Expr], dtype: ir.DType) -> ir.Expr:
     """A product of counts as a number of a type."""
     known, total = 1, None
     for count in counts:
-        if isinstance(count, Const):
+        if isinstance(count, ir.Const):
             known *= int(count.value)
         else:
             total = count if total is None else total * count
     if total is None:
-        return Const(float(known), dtype)
-    return Cast(total * known if known > 1 else total, dtype)
+        return ir.Const(float(known), dtype)
+    return ir.Cast(total * known if known > 1 else total, dtype)
 
 
-PROGRAM = Var("program")
+PROGRAM = ir.Var("program")
 """The number of a persistent program, which carries its statistics from tile to tile."""
 
 
@@ -179,23 +187,23 @@ def _of_block(block: Block, kept: dict[str, int], compute: Compute) -> Workspace
     size = -(-whole // block.extent)
     part = Axis(fresh(f"{name}_part", compute.names.all), size, "")
     axes: tuple[Axis, ...] = (part,)
-    at: Expr = part.var
+    at: ir.Expr = part.var
     outer = next((a for a in block.axes if a in kept and compute.size(a) > 1), None)
     if outer is not None:
         each = size // compute.size(outer)
         part = replace(part, size=each)
-        axes, at = (Axis(outer, compute.size(outer), ""), part), Var(outer) * each + part.var
-    return WorkspaceDim(part.name, size, Var(name) // block.extent, axes, at, whole, block.extent)
+        axes, at = (Axis(outer, compute.size(outer), ""), part), ir.Var(outer) * each + part.var
+    return WorkspaceDim(part.name, size, ir.Var(name) // block.extent, axes, at, whole, block.extent)
 
 
-def workspace(write: Write, compute: Compute, schedule: Schedule) -> Tensor:
+def workspace(write: Write, compute: Compute, schedule: Schedule) -> ir.Tensor:
     """The tensor of the parts."""
     dims = along(write, compute, schedule)
     taken = {*(t.name for t in compute.tensors), *compute.names.all}
     shape = tuple(d.size for d in dims) or (1,)
     name = fresh(f"{write.view.tensor.name}_parts", taken)
-    return Tensor(name, tuple(d.name for d in dims) or ("one",), shape,
-                  Layout.dense(write.view.tensor.dtype, shape))
+    return ir.Tensor(name, tuple(d.name for d in dims) or ("one",), shape,
+                     ir.Layout.dense(write.view.tensor.dtype, shape))
 
 
 def left_bytes(compute: Compute, schedule: Schedule) -> int:
@@ -204,17 +212,17 @@ def left_bytes(compute: Compute, schedule: Schedule) -> int:
                for w in compute.statistics)
 
 
-def part_spaces(compute: Compute, schedule: Schedule) -> list[Tensor]:
+def part_spaces(compute: Compute, schedule: Schedule) -> list[ir.Tensor]:
     """Those of all statistics."""
     return [workspace(w, compute, schedule) for w in compute.statistics]
 
 
-def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[View, Expr]:
+def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[ir.View, ir.Expr]:
     """Where a tile leaves its part, and how many values it is of. A block's variable stands for any
     position in it."""
     dims = along(write, compute, schedule)
-    at = tuple(ViewDim(d.tile) for d in dims) or (ViewDim(ZERO),)
-    return (View(workspace(write, compute, schedule), at),
+    at = tuple(ir.ViewDim(d.tile) for d in dims) or (ir.ViewDim(ir.ZERO),)
+    return (ir.View(workspace(write, compute, schedule), at),
             counted((d.count(d.tile) for d in dims), write.view.tensor.dtype))
 
 
@@ -249,7 +257,7 @@ def finishes(compute: Compute, schedule: Schedule) -> tuple[Compute, ...]:
 @lru_cache(maxsize=64)
 def groups(compute: Compute) -> tuple[list[Write], ...]:
     """The statistics, those at the same coordinates together."""
-    alike: dict[tuple[Expr, ...], list[Write]] = {}
+    alike: dict[tuple[ir.Expr, ...], list[Write]] = {}
     for w in compute.statistics:
         alike.setdefault(tuple(d.coord for d in w.view.dims), []).append(w)
     return tuple(alike.values())
@@ -263,12 +271,12 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
     total = prod(stat.points(compute).values())
     places = prod(axes[n].size for n in kept if n in axes)
     steps: list[Step] = []
-    sums: dict[Write, tuple[Read, Var]] = {}
+    sums: dict[Write, tuple[Read, ir.Var]] = {}
     for i, w in enumerate(group):
-        at = tuple(ViewDim(d.at) for d in dims) or (ViewDim(ZERO),)
-        read = Read(f"part_{i}", View(workspace(w, compute, schedule), at))
+        at = tuple(ir.ViewDim(d.at) for d in dims) or (ir.ViewDim(ir.ZERO),)
+        read = Read(f"part_{i}", ir.View(workspace(w, compute, schedule), at))
         steps.append(read)
-        value: Expr = read.var
+        value: ir.Expr = read.var
         if w.op == "squares":
             of, whole = sums[stat.sum_of(compute, w) or w]
             value = _between(i, steps, read, of, whole, dims, total // places)
@@ -287,19 +295,128 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
         replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes))
 
 
-def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[WorkspaceDim, ...],
-             values: int) -> Expr:
+def _between(i: int, steps: list[Step], read: Read, of: Read, whole: ir.Var,
+             dims: tuple[WorkspaceDim, ...],
+             values: int) -> ir.Expr:
     """The squared deviations of a part from the mean of all: those from its own mean, and its mean's."""
     dtype = read.var.type
     number = counted((d.count(d.at) for d in dims), dtype)
-    mean = Value(f"mean_{i}", whole / Const(float(values), dtype))
+    mean = Value(f"mean_{i}", whole / ir.Const(float(values), dtype))
     off = Value(f"off_{i}", of.var / number - mean.var)
     steps += [mean, off]
     return read.var + number * (off.var * off.var)
 
 
-def _finished(write: Write, axes: Mapping[str, Axis]) -> View:
+def _finished(write: Write, axes: Mapping[str, Axis]) -> ir.View:
     """The view of a statistic over the second kernel's axes, which has none of one position."""
-    coords = [d.coord.a if isinstance(d.coord, FloorDiv) else d.coord for d in write.view.dims]
-    return View(write.view.tensor, tuple(
-        ViewDim(e if not isinstance(e, Var) or axes.get(e.name) else ZERO) for e in coords))
+    coords = [d.coord.a if isinstance(d.coord, ir.FloorDiv) else d.coord for d in write.view.dims]
+    return ir.View(write.view.tensor, tuple(
+        ir.ViewDim(e if not isinstance(e, ir.Var) or axes.get(e.name) else ir.ZERO) for e in coords))
+
+
+VECTOR = 16  # bytes that a thread loads at once
+NOWHERE = 1 << 40  # the stride along a block that the tensor does not vary along
+
+MEANS = {"lane": "a thread has pieces of a row to itself",
+         "warp": "threads of one warp share a row",
+         "block": "threads of several warps share a row",
+         "split": "several programs share a row"}
+EXPECTED = {"lane": "no block of what is reduced, or one of 16 bytes",
+            "warp": "a smaller block of what is reduced, or fewer warps",
+            "block": "a larger block of what is reduced, and more warps",
+            "split": "split_k=2 or more, and a smaller block of what is reduced"}
+
+
+def divided(c: Schedule, compute: Compute, target: Target) -> str:
+    """How rows are divided: ``lane``, ``warp``, ``block`` or ``split``; empty if nothing is reduced, and
+    for products."""
+    if not compute.streams or compute.sum is None:
+        return ""
+    if c.split_k > 1:
+        return "split"
+    return within(c.blocks, c.warps, tile(c, compute, "K"), compute, target.warp_size)
+
+
+def within(blocks: tuple[Block, ...], warps: int, length: int, compute: Compute, warp: int) -> str:
+    """How the threads of one program divide rows, if a tile has ``length`` elements of each: ``lane``,
+    ``warp`` or ``block``. ``warp``: threads of a warp."""
+    strides, size, reduced = _read_most(compute)
+    threads = warps * warp
+    inner = min(blocks, key=lambda b: abs(strides[b.last]) or NOWHERE, default=None)
+    if inner is None:
+        return "lane"
+    along = min(threads, max(1, inner.extent * size // VECTOR))
+    if inner.first in reduced:
+        sharing, reach = along, along
+    else:
+        sharing = min(threads // along, length)
+        reach = along * sharing
+    return "lane" if sharing <= 1 else "warp" if reach <= warp else "block"
+
+
+@lru_cache(maxsize=256)
+def _read_most(compute: Compute) -> tuple[dict[str, int], int, frozenset[str]]:
+    """The strides and the element's bytes of the largest input, and the reduced axes."""
+    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute),
+               default=compute.c)
+    reduced = frozenset(x.name for x in compute.axes_of("K"))
+    return axis_strides(view, compute), view.tensor.dtype.bytes, reduced
+
+
+def kept(c: Schedule, compute: Compute) -> str:
+    """``held`` or ``again``; empty if there is only one sweep."""
+    if len(compute.sweeps.each) < 2:
+        return ""
+    return "held" if k_steps(c, compute) == 1 else "again"
+
+
+def told(c: Schedule, compute: Compute, target: Target) -> str:
+    """The values of ``red`` and ``row`` that a schedule implies, as text: ``red=warp row=held``; empty if
+    nothing is reduced."""
+    found = {"red": divided(c, compute, target), "row": kept(c, compute)}
+    return " ".join(f"{word}={value}" for word, value in found.items() if value)
+
+
+def why_not_red(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """Relies on the rule of ``split_k``."""
+    if not c.red:
+        return None
+    found = divided(c, compute, target)
+    if not found:
+        why = "reduces nothing" if compute.sum is None else "is a product, whose sum split_k divides"
+        return f"red={c.red}: {compute.name} {why}"
+    if found != c.red:
+        blocks = " ".join(map(str, c.blocks)) or "one element a step"
+        return (f"red={c.red}: with {blocks} warps={c.warps} split_k={c.split_k} {MEANS[found]} "
+                f"(red={found}); expected {EXPECTED[c.red]}")
+    return None
+
+
+def why_not_row(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if not c.row:
+        return None
+    found = kept(c, compute)
+    if not found:
+        return f"row={c.row}: {compute.name} needs every element of a row in one sweep alone"
+    if found == c.row:
+        return None
+    axes = compute.axes_of("K")
+    length = prod(x.size for x in axes)
+    block = f"{'.'.join(x.name for x in axes)}:{1 << max(0, length - 1).bit_length()}"
+    if c.row == "held":
+        return (f"row=held: a tile has {tile(c, compute, 'K')} of the {length} elements of a row; "
+                f"expected a tile that covers it, such as {block}")
+    return (f"row=again: the tile covers the row of {length} elements, which is loaded once; expected "
+            f"one that does not, smaller than {block}")
+
+
+def why_not_turn(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if not c.turn:
+        return None
+    found = kept(c, compute)
+    if found == "again" and c.via == "tl":
+        return None
+    why = {"": f"{compute.name} needs every element of a row in one sweep alone",
+           "held": "the tile covers the row, which is loaded once",
+           "again": "an explicit kernel (via=gluon) has one sweep"}[found]
+    return f"turn=1: {why}; expected several sweeps over rows longer than the tile (row=again)"

@@ -17,12 +17,12 @@ from transconv.cost import estimate, spills
 from transconv.errors import ScheduleError
 from transconv.ir import f32
 from transconv.schedule import (
+    PROPOSING,
     Schedule,
     Scheduled,
     Word,
     is_copy,
     programs,
-    proposing,
     registered_words,
     why_not,
     within_places,
@@ -110,7 +110,7 @@ def _ranked(compute: Compute, target: Target,
 def _with_words(schedules: dict[Schedule, None], compute: Compute,
                 target: Target) -> dict[Schedule, None]:
     """The schedules, and those that ``Word.propose`` of any word adds to the legal ones."""
-    for word in proposing():
+    for word in PROPOSING.values():
         for schedule in list(schedules):
             if word.propose is not None and why_not(schedule, compute, target) is None:
                 schedules |= dict.fromkeys(word.propose(schedule, compute, target))

@@ -163,7 +163,7 @@ class Quantities:
     unit, where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
     ``residual``: a tensor of floats with the result's shape, added in real numbers before the activation.
     ``input_zero_sums``: what the input's zero point adds to the sums, if it is known, of int8 tensors (see
-    conv/quantization/compensation_sums.py): kernels read it instead of computing it in every call.
+    conv/compensation.py): kernels read it instead of computing it in every call.
     ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up
     or down at random then, by this seed and their place alone."""
 

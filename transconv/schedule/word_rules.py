@@ -1,38 +1,27 @@
 """The legality rules of single schedule words: None, or a sentence that says why not.
 
-words.py refers to them; legality/check.py has their order and first checks the value of each word.
-legality/boxes.py has the rules of boxes and explicit kernels.
+words.py refers to them; legality.py has their order and first checks the value of each word.
+box_rules.py has the rules of boxes and explicit kernels.
 
-Also here: which schedules may have steps that share boxes (``slide=``, see tiles/window_reuse.py).
+Which schedules may have steps that share boxes (``slide=``, see tiles/boxes.py).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
-from transconv.schedule.counts import k_steps, lanes, tile, transposed_bytes
-from transconv.schedule.tiles.fp8_upcast import why_not_widened
+from transconv.schedule.counts import k_steps, lanes, tile
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.boxes import rows_of
 from transconv.schedule.tiles.merging import why_not_merged
-from transconv.schedule.tiles.packing import (
-    has_rows,
-    in_registers,
-    letters,
-    view_of,
-    why_not_copied,
-    why_not_rows,
-    widens,
-)
+from transconv.schedule.tiles.packing import view_of, why_not_copied, why_not_rows, why_not_widened
 from transconv.schedule.tiles.partial_results import carried
-from transconv.schedule.tiles.window_reuse import rows_of
+from transconv.schedule.tiles.shared_memory import transposed_bytes
+from transconv.schedule.words import has_rows, in_registers, letters, widens
 from transconv.target import Target, has_wide_views, triton_version
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
-
 
 MOST_WRITTEN = 128  # more take too long to compile and too many registers
 """The most positions that ``regs`` may write out."""

@@ -1,5 +1,15 @@
-"""What the maps behind a sum read, and which of it a warp-specialized kernel fetches as TMA boxes (the
-word ``behind=box``): elements of a tile as large as the result's, such as a residual or a gate.
+"""What a tile needs in shared memory: its operands, the results that leave as TMA boxes (the word
+``c=box``), and the boxes that the maps behind the sum read (the word ``behind=box``).
+
+    store  Y0[n, y, x, o] = i8(...)           that of the sum: Y0
+    store  Y1[n, y, x, o] = relu(s + r)       and in warp-specialized kernels others of the same tile
+
+Without a box, consumers of a warp-specialized kernel store what the matrix unit leaves in their registers:
+16 bytes of a row at a time, half a sector. Triton's own kernels reorder such results before they store
+them.
+
+What is read behind the sum, as large as the result, such as a residual or a gate, a warp-specialized
+kernel may fetch as boxes:
 
     read  r = R[n, y, x, o]           let   s = sum(a * b; K)            store Y[n, y, x, o] = relu(s + r)
 
@@ -11,18 +21,96 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
-from transconv.compute import Compute, Read
+from transconv.compute import Compute, Read, Write, axis_facts
 from transconv.ir import View, free_vars
-from transconv.schedule.counts import sides
-from transconv.schedule.tiles.boxes import Box, box_of
+from transconv.schedule.counts import k_steps, sides
+from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.tiles.boxes import Box, box_of, moves, rows_of, transposed
+from transconv.schedule.tiles.packing import ROW_ALIGN
 from transconv.schedule.tiles.partial_results import reduced_sides
-from transconv.schedule.tiles.result_boxes import is_whole, result_boxes
-from transconv.target import Target
+from transconv.simplify import Facts, multiple_of, simplify
+from transconv.target import Target, is_direct
 
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
+
+def shared_bytes(c: Schedule, compute: Compute) -> int:
+    """Bytes of shared memory for the operands of a kernel that uses the matrix unit. Triton has one place
+    for those of a sum of one step, whatever ``stages`` says: there is no loop in which steps overlap. A
+    sum whose length is an argument has a loop, also where the example is one step."""
+    extents, steps = sides(c, compute), k_steps(c, compute)
+    loop = steps > 1 or any(x.extent is not None for x in compute.axes_of("K"))
+    stages = max(1, c.stages) if loop or c.via != "tl" or c.programs else 1
+    need = transposed_bytes(c, compute) * stages
+    for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
+        times = steps if letter == c.keep else stages
+        each = extents[kind] * extents["K"] * tiles_of_a_stage(view, c, compute)
+        need += int(times * each * view.tensor.dtype.bytes) if view is not None else 0
+    return need
+
+
+def tiles_of_a_stage(view: View | None, c: Schedule, compute: Compute) -> float:
+    """How many tiles of an operand are fetched together: one, or where steps share boxes all their rows,
+    or the tiles of all of these steps."""
+    if not c.slide or view is None:
+        return 1
+    rows, own = rows_of(view, c, compute)
+    return rows / own if rows else compute.size(c.slide) if moves(view, c) else 1
+
+
+def transposed_bytes(c: Schedule, compute: Compute) -> int:
+    """Bytes of the operand tiles of a step that an explicit kernel transposes."""
+    if c.via != "gluon":
+        return 0
+    extents = sides(c, compute)
+    return sum(extents[kind] * extents["K"] * view.tensor.dtype.bytes
+               for kind, view in (("M", compute.a), ("N", compute.b))
+               if view is not None and transposed(view, c, compute))
+
+
+@lru_cache(maxsize=4096)
+def result_boxes(c: Schedule, compute: Compute) -> dict[View, Box]:
+    """The boxes of the results that are stored so, by view, that of the sum first; none without the
+    word."""
+    found = box_of(compute.c, c, compute, stored=True) if c.c == "box" else ""
+    if isinstance(found, str):
+        return {}
+    others = {w.view: _other(w, c, compute) for w in compute.writes
+              if c.via == "gluon" and w.view is not compute.c}
+    return {compute.c: found} | {view: box for view, box in others.items() if box is not None}
+
+
+def result_bytes(c: Schedule, compute: Compute) -> int:
+    """Bytes of shared memory from which one tile's results leave as boxes."""
+    return sum([prod(box.extents) * box.tensor.dtype.bytes for box in result_boxes(c, compute).values()])
+
+
+def _other(write: Write, c: Schedule, compute: Compute) -> Box | None:
+    """The box of another result than the sum's, or None: of elements of a tile, each stored once, by rows
+    that the copy engine writes whole."""
+    view = write.view
+    if (write.op or view.tensor.dtype.kind == "bool" or compute.why_not_plain(view)
+            or sum(v.tensor is view.tensor for v in compute.views()) > 1):
+        return None
+    found = box_of(view, c, compute, stored=True)
+    if isinstance(found, str) or not is_whole(found, c, compute) or found.tensor.every and not is_direct():
+        return None
+    return None if ends_short(found, view, axis_facts(compute)) else found
+
+
+def is_whole(box: Box, c: Schedule, compute: Compute) -> bool:
+    """Whether a box has as many elements as a tile of the result."""
+    extents = sides(c, compute)
+    return prod(box.extents) == extents["M"] * extents["N"] * extents["B"]
+
+
+def ends_short(box: Box, view: View, facts: Facts) -> bool:
+    """Whether rows of a stored tensor end between multiples of 16 bytes: TMA then writes beyond their end
+    (observed on an H200). In a copy, the elements beyond are padding that nobody reads."""
+    if view.tensor.copy_of:
+        return False
+    along = multiple_of(simplify(box.tensor.bounds[-1]), facts)
+    return bool(along * view.tensor.dtype.bytes % ROW_ALIGN)
+
 
 KEPT = 4096  # bytes of a warp
 
@@ -43,8 +131,6 @@ def told_behind(c: Schedule, compute: Compute) -> dict[View, Box | str]:
 def _told_behind(blocks: tuple[Block, ...], via: str, order: str,
                  compute: Compute) -> dict[View, Box | str]:
     """``told_behind`` for the words that it depends on, which many schedules share."""
-    from transconv.schedule.schedule import Schedule
-
     c = Schedule(blocks, via=via, order=order)
     reads = [s for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
     return {r.view: _why_not(r, compute) or _as_large(box_of(r.view, c, compute), r.view, c, compute)

@@ -10,59 +10,42 @@ of the elements as they are stored; what zero points add to it is subtracted beh
 The second sum is that of one image of zero points, which differs only where something outside is read. So
 a kernel of its own computes it once for each state of an axis (each position at a border, and one for all
 between), and another the third, once for each position of the result. Both are written from the product
-alone: its axes, and the mask of its first operand. What shifts of operands take from it
-(quantization/u8_shift.py) is subtracted in the same way.
+alone: its axes, and the mask of its first operand. What shifts of operands take from it is subtracted in
+the same way.
 
-Also here: operands of u8 as s8: what matrix units multiply, and Triton 3.6 has a dot for.
-
-An element less 128 is one of s8. The product is that of the shifted elements, where what lies outside of a
-tensor is 128, so that it becomes 0; what the shifts take from it is subtracted with that of zero points,
-which the shifts are taken from (quantization/compensation.py):
+Operands of u8 are multiplied as s8, which matrix units multiply and Triton 3.6 has a dot for. An element
+less 128 is one of s8. The product is that of the shifted elements, where what lies outside of a tensor is
+128, so that it becomes 0; what the shifts take from it is subtracted with that of zero points, which the
+shifts are taken from:
 
     sum (d - z)*(w - y)  =  sum (d - r)*(w - s)  -  sum (z - r)*(w - s)  -  (y - s) * sum (d - z)
 
 with 128 for r and s of operands of u8 and 0 for those of s8. Shifts are for products of matrices; where
 groups have few channels, elements are multiplied one by one as they are.
 
-Also here: which integer operands have zero points: words of an epilogue, tensors, and when they can be
-subtracted.
+Zero points are words of an epilogue:
 
     zero:src    zero:dst:per_oc    zero:wei:per_oc    zero:src:known:2x2x2x2
 
-The data are src in a forward convolution, dst in the gradient of src. What is computed is in
-quantization/compensation.py. Where weights and zero point never change, what the zero point adds to sums
-may be given, as ``src_zero_table``, s32: for each feature and each number of positions that a window
-reaches before and behind an image along each axis.
+Where weights and zero point never change, what the zero point adds to sums may be given, as
+``src_zero_table``, s32 (``zero_sums``):
+
+    sums[f, u0, h0, u1, h1, ..] = zero * sum of weight[f, c, k..] over c and the taps that are inside
+
+for each feature and where a window reaches ``u`` positions before the first element of an axis, and ``h``
+behind the last one. So it is the same for images of all sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from transconv import ir
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, product
 from transconv.errors import ScheduleError
-from transconv.ir import (
-    ZERO,
-    Cast,
-    Const,
-    Expr,
-    Layout,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    all_of,
-    free_vars,
-    i8,
-    i32,
-    maximum,
-    minimum,
-    select,
-    substitute,
-    u8,
-)
 from transconv.simplify import Facts, range_of
 
 if TYPE_CHECKING:
@@ -89,53 +72,53 @@ class States:
             facts = facts.with_range(other.var, 0, max(0, other.size - 1))
         n = low = high = axis.size
         for dim, size in zip(main.a.dims, main.a.tensor.shape, strict=True):
-            if axis.var not in free_vars(dim.coord):
+            if axis.var not in ir.free_vars(dim.coord):
                 continue
-            at = [range_of(substitute(dim.coord, {axis.var: Const(i)}), facts) for i in (0, 1)]
+            at = [range_of(ir.substitute(dim.coord, {axis.var: ir.Const(i)}), facts) for i in (0, 1)]
             first, last, step = int(at[0].low), int(at[0].high), int(at[1].low - at[0].low)
             low, high = max(0, -(first // step)), n - max(0, -((last - size) // step))
         low, high = min(low, n), min(max(high, 0), n)
         return States(low, low + 1 + high, n) if low + 1 + high < n else States(n, n, n)
 
-    def position(self, state: Expr) -> Expr:
+    def position(self, state: ir.Expr) -> ir.Expr:
         """The position that stands for a state."""
         if self.size == self.positions:
             return state
-        return state + minimum(maximum(state - self.low, 0), 1) * (self.positions - self.size)
+        return state + ir.minimum(ir.maximum(state - self.low, 0), 1) * (self.positions - self.size)
 
-    def of_position(self, o: Expr) -> Expr:
+    def of_position(self, o: ir.Expr) -> ir.Expr:
         """The state of a position."""
         if self.size == self.positions:
             return o
         if self.size == 1:
-            return ZERO
-        return minimum(o, self.low) + maximum(o - (self.positions - self.size + self.low), 0)
+            return ir.ZERO
+        return ir.minimum(o, self.low) + ir.maximum(o - (self.positions - self.size + self.low), 0)
 
 
 def _places(main: Compute) -> list[Axis]:
     """The axes of a position of the result: its coordinates, and the stride phases that are axes."""
-    seen = {v for d in main.c.dims[2:] for v in free_vars(d.coord)}
+    seen = {v for d in main.c.dims[2:] for v in ir.free_vars(d.coord)}
     return [x for x in main.axes if x.var in seen]
 
 
-def _inside(main: Compute, at: Mapping[Var, Expr]) -> Expr:
+def _inside(main: Compute, at: Mapping[ir.Var, ir.Expr]) -> ir.Expr:
     """Whether a point of the product is inside of the data, where some axes are at other places."""
-    return substitute(all_of([d.mask for d in main.a.dims]), at)
+    return ir.substitute(ir.all_of([d.mask for d in main.a.dims]), at)
 
 
-def _zero(p: ConvProblem, zeros: ZeroPoints, main: Compute, at: Mapping[Var, Expr]) -> View:
+def _zero(p: ConvProblem, zeros: ZeroPoints, main: Compute, at: Mapping[ir.Var, ir.Expr]) -> ir.View:
     """The zero point of a channel of the data, where these are."""
-    channel = main.a.dims[1].coord if zeros.per_channel else ZERO
-    return View(zeros.tensors(p)[0], (ViewDim(channel, _inside(main, at)),))
+    channel = main.a.dims[1].coord if zeros.per_channel else ir.ZERO
+    return ir.View(zeros.tensors(p)[0], (ir.ViewDim(channel, _inside(main, at)),))
 
 
-def _sums_of(name: str, label: str, first: tuple[str, int], places: Mapping[str, int]) -> Tensor:
+def _sums_of(name: str, label: str, first: tuple[str, int], places: Mapping[str, int]) -> ir.Tensor:
     sizes = dict([first]) | dict(places)
     shape = tuple(sizes.values())
-    return Tensor(f"{name}_{SUMS}{label}", tuple(sizes), shape, Layout.dense(i32, shape))
+    return ir.Tensor(f"{name}_{SUMS}{label}", tuple(sizes), shape, ir.Layout.dense(ir.i32, shape))
 
 
-def _of_data(main: Compute, label: str) -> tuple[Tensor, dict[str, States]]:
+def _of_data(main: Compute, label: str) -> tuple[ir.Tensor, dict[str, States]]:
     """What the zero points of the data add, and the states of its axes."""
     places = _places(main)
     states = {x.name: States.of(main, x) for x in places if x.role == "position"}
@@ -144,7 +127,7 @@ def _of_data(main: Compute, label: str) -> tuple[Tensor, dict[str, States]]:
     return _sums_of(main.a.tensor.name, label, (main.c.tensor.dims[1], channels[1]), sizes), states
 
 
-def _of_wei(main: Compute, label: str) -> Tensor:
+def _of_wei(main: Compute, label: str) -> ir.Tensor:
     """The sums of data that the zero point of weights is multiplied by."""
     mb = main.c.tensor.dims[0], main.c.tensor.shape[0]
     return _sums_of("wei", label, mb, {x.name: x.size for x in _places(main)})
@@ -159,20 +142,21 @@ def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, by: Shif
         sums, states = _of_data(main, label)
         axes = tuple(Axis(x.name, states[x.name].size, x.role) if x.name in states else x
                      for x in main.axes if x.name != main.c.tensor.dims[0])
-        at = {Var(n): s.position(Var(n)) for n, s in states.items()}
-        stored = View(sums, (ViewDim(main.c.dims[1].coord), *(ViewDim(x.var) for x in _places(main))))
+        at = {ir.Var(n): s.position(ir.Var(n)) for n, s in states.items()}
+        stored = ir.View(sums, (ir.ViewDim(main.c.dims[1].coord),
+                                *(ir.ViewDim(x.var) for x in _places(main))))
         name = f"zero_{main.a.tensor.name}{label}"
         if any(by):
             made.append(_of_weights(name, p, zeros, main, axes, at, stored, by))
         else:
-            made.append(product(name, axes, _zero(p, zeros, main, at), main.b, stored, i32))
+            made.append(product(name, axes, _zero(p, zeros, main, at), main.b, stored, ir.i32))
     if zeros.wei or by.wei:
         made.append(_sums_of_data(p, zeros, main, label))
     return tuple(made)
 
 
 def _of_weights(name: str, p: ConvProblem, zeros: ZeroPoints, main: Compute, axes: tuple[Axis, ...],
-                at: Mapping[Var, Expr], stored: View, by: Shifts) -> Compute:
+                at: Mapping[ir.Var, ir.Expr], stored: ir.View, by: Shifts) -> Compute:
     """``sum (z - r)*(wei - s)`` with the shifts r and s; without a zero point of data z is 0."""
     assert main.b is not None
     wei = Read("b", main.b, float(by.wei))
@@ -182,7 +166,7 @@ def _of_weights(name: str, p: ConvProblem, zeros: ZeroPoints, main: Compute, axe
         steps.append(zero)
         factor = less(zero.var, by.data)
     else:
-        factor = select(_inside(main, at), Const(-by.data, i32), Const(0, i32))
+        factor = ir.select(_inside(main, at), ir.Const(-by.data, ir.i32), ir.Const(0, ir.i32))
     value = Value("part", factor * less(wei.var, by.wei))
     total = Reduction("sums", "sum", value.var, tuple(x.name for x in main.axes_of("K")))
     return Compute(name, axes, (*steps, value, total, Write(stored, total.var)))
@@ -190,23 +174,23 @@ def _of_weights(name: str, p: ConvProblem, zeros: ZeroPoints, main: Compute, axe
 
 def _sums_of_data(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) -> Compute:
     """``sum (data - z)`` over the taps and channels of every position of the result."""
-    feature = {v.name for v in free_vars(main.c.dims[1].coord)}
+    feature = {v.name for v in ir.free_vars(main.c.dims[1].coord)}
     axes = tuple(x for x in main.axes if x.name not in feature)
     read = Read("a", main.a)
     steps: list[Step] = [read]
-    value: Expr = Cast(read.var, i32)
+    value: ir.Expr = ir.Cast(read.var, ir.i32)
     if zeros.data:
         zero = Read("z", _zero(p, zeros, main, {}))
         steps.append(zero)
         value = value - zero.var
     total = Reduction("sums", "sum", value, tuple(x.name for x in main.axes_of("K")))
-    places = [ViewDim(x.var) for x in _places(main)]
-    stored = View(_of_wei(main, label), (ViewDim(main.c.dims[0].coord), *places))
+    places = [ir.ViewDim(x.var) for x in _places(main)]
+    stored = ir.View(_of_wei(main, label), (ir.ViewDim(main.c.dims[0].coord), *places))
     return Compute(f"zero_wei{label}", axes, (*steps, total, Write(stored, total.var)))
 
 
-def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc: Expr,
-               by: Shifts) -> tuple[tuple[Step, ...], Expr]:
+def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc: ir.Expr,
+               by: Shifts) -> tuple[tuple[Step, ...], ir.Expr]:
     """The reads of what the zero points add to a sum ``acc`` of the product ``main``, and the sum without
     it, in s32."""
     reads: list[Step] = []
@@ -217,36 +201,37 @@ def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc
         acc = acc - read.var
     elif zeros.data or by.data:
         sums, states = _of_data(main, label)
-        at = [ViewDim(states[x.name].of_position(x.var) if x.name in states else x.var) for x in places]
-        read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[1].coord), *at)))
+        at = [ir.ViewDim(states[x.name].of_position(x.var) if x.name in states else x.var)
+              for x in places]
+        read = Read(f"{sums.name}_value", ir.View(sums, (ir.ViewDim(main.c.dims[1].coord), *at)))
         reads.append(read)
         acc = acc - read.var
     if zeros.wei or by.wei:
         sums = _of_wei(main, label)
-        at = [ViewDim(x.var) for x in places]
-        read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[0].coord), *at)))
+        at = [ir.ViewDim(x.var) for x in places]
+        read = Read(f"{sums.name}_value", ir.View(sums, (ir.ViewDim(main.c.dims[0].coord), *at)))
         reads.append(read)
         if zeros.wei:
-            channel = main.c.dims[1].coord if zeros.along else ZERO
+            channel = main.c.dims[1].coord if zeros.along else ir.ZERO
             of_wei = next(t for t in zeros.tensors(p) if t.name == "wei_zero")
-            point = Read("wei_zero_value", View(of_wei, (ViewDim(channel),)))
+            point = Read("wei_zero_value", ir.View(of_wei, (ir.ViewDim(channel),)))
             reads.append(point)
             acc = acc - read.var * less(point.var, by.wei)
         else:
-            acc = acc + read.var * Const(by.wei, i32)
+            acc = acc + read.var * ir.Const(by.wei, ir.i32)
     return tuple(reads), acc
 
 
-def _in_table(p: ConvProblem, zeros: ZeroPoints, main: Compute) -> View:
+def _in_table(p: ConvProblem, zeros: ZeroPoints, main: Compute) -> ir.View:
     """The place of a position of the result in the table of what is known."""
-    at = [ViewDim(main.c.dims[1].coord)]
+    at = [ir.ViewDim(main.c.dims[1].coord)]
     for x, dim in enumerate(main.c.dims[2:]):
         last = (p.k[x] - 1) * p.dilation[x] - p.pad_lo[x] - (p.i[x] - 1)
         first = dim.coord * p.stride[x]
-        at += [ViewDim(maximum(p.pad_lo[x] - first, 0)), ViewDim(maximum(first + last, 0))]
+        at += [ir.ViewDim(ir.maximum(p.pad_lo[x] - first, 0)), ir.ViewDim(ir.maximum(first + last, 0))]
     ones = [n == 1 for n in zeros.known]
-    return View(zeros.table(p), (at[0], *(ViewDim(ZERO) if one else d
-                                          for one, d in zip(ones, at[1:], strict=True))))
+    return ir.View(zeros.table(p), (at[0], *(ir.ViewDim(ir.ZERO) if one else d
+                                             for one, d in zip(ones, at[1:], strict=True))))
 
 
 HALF = 128
@@ -263,9 +248,9 @@ class Shifts(NamedTuple):
 
 def shifts(p: ConvProblem, prop: Prop) -> Shifts:
     """Those of the operands of a product with weights."""
-    if prop.roles[1] != "wei" or min(p.icg, p.ocg) < LEAST_CHANNELS or p.acc is not i32:
+    if prop.roles[1] != "wei" or min(p.icg, p.ocg) < LEAST_CHANNELS or p.acc is not ir.i32:
         return Shifts()
-    data, wei = (p.specs[n].dtype is u8 for n in prop.operands)
+    data, wei = (p.specs[n].dtype is ir.u8 for n in prop.operands)
     if wei and p.g > 1:  # sums of data would be for each group
         return Shifts()
     return Shifts(HALF * data, HALF * wei)
@@ -279,21 +264,21 @@ def shifted(compute: Compute, by: Shifts) -> Compute:
     assert isinstance(left, Read) and isinstance(right, Read) and isinstance(total, Reduction)
     reads = Read(left.name, left.view, float(by.data)), Read(right.name, right.view, float(by.wei))
     near: list[Value] = []
-    factors: list[Var] = []
+    factors: list[ir.Var] = []
     for read, shift in zip(reads, by, strict=True):
         if shift:
-            near.append(Value(f"near_{read.name}", Cast(less(read.var, shift), i8)))
+            near.append(Value(f"near_{read.name}", ir.Cast(less(read.var, shift), ir.i8)))
         factors.append(near[-1].var if shift else read.var)
-    value = Cast(factors[0], compute.acc) * Cast(factors[1], compute.acc)
+    value = ir.Cast(factors[0], compute.acc) * ir.Cast(factors[1], compute.acc)
     made = Reduction(total.name, total.op, value, total.axes)
     return Compute(compute.name, compute.axes, (*reads, *near, made, *after), compute.math,
                    behind=compute.behind)
 
 
-def less(x: Expr, shift: int) -> Expr:
+def less(x: ir.Expr, shift: int) -> ir.Expr:
     """An integer less a shift, in s32."""
-    wide = Cast(x, i32) if x.dtype is not i32 else x
-    return wide - Const(shift, i32) if shift else wide
+    wide = ir.Cast(x, ir.i32) if x.dtype is not ir.i32 else x
+    return wide - ir.Const(shift, ir.i32) if shift else wide
 
 
 WORD = "zero"
@@ -352,19 +337,20 @@ class ZeroPoints:
                                     "result is added by add:s32:common or add:s32:per_oc)")
         return ZeroPoints(data, per_channel, wei, along, sizes), others
 
-    def tensors(self, p: ConvProblem) -> tuple[Tensor, ...]:
+    def tensors(self, p: ConvProblem) -> tuple[ir.Tensor, ...]:
         """The tensors of zero points, s32: that of the data, and ``wei_zero``."""
         channels = {"src": p.ic, "dst": p.oc, "per_ic": p.ic, "per_oc": p.oc, "": 1}
         sizes = {f"{self.data}_zero": channels[self.data] if self.per_channel else 1} if self.data else {}
         sizes |= {"wei_zero": channels[self.along]} if self.wei else {}
-        found = [Tensor(n, ("c",), (size,), Layout.dense(i32, (size,))) for n, size in sizes.items()]
+        found = [ir.Tensor(n, ("c",), (size,), ir.Layout.dense(ir.i32, (size,))) for n,
+                 size in sizes.items()]
         return (*found, *[self.table(p)] * bool(self.known))
 
-    def table(self, p: ConvProblem) -> Tensor:
+    def table(self, p: ConvProblem) -> ir.Tensor:
         """What is known."""
         shape = (p.oc, *self.known)
         dims = ("oc", *(f"{end}{n}" for n in p.spatial for end in ("before", "behind")))
-        return Tensor(TABLE, dims, shape, Layout.dense(i32, shape))
+        return ir.Tensor(TABLE, dims, shape, ir.Layout.dense(ir.i32, shape))
 
 
 def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) -> str | None:
@@ -376,10 +362,10 @@ def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) ->
     if zeros.data and zeros.data != prop.roles[0]:
         return (f"{prop} multiplies {prop.roles[0]} by weights; expected its zero point, not one of "
                 f"{zeros.data}")
-    if p.acc is not i32:
+    if p.acc is not ir.i32:
         types = " and ".join(f"{n} is {p.specs[n].dtype}" for n in prop.operands)
         return f"zero points are for integers; {types}"
-    if zeros.known and (prop.roles[0] != "src" or p.src.dtype is not i8 or p.wei.dtype is not i8):
+    if zeros.known and (prop.roles[0] != "src" or p.src.dtype is not ir.i8 or p.wei.dtype is not ir.i8):
         return "known sums of zero points are for forward convolutions of s8"
     if zeros.known and len(zeros.known) != 2 * p.ndims or any(
             n <= max(0, pad) for n, pad in zip(zeros.known, _pads(p), strict=False)):
@@ -408,3 +394,31 @@ def without_zeros(tensors: Mapping[str, torch.Tensor], zeros: ZeroPoints) -> dic
             after = tensors[name].ndim - (1 if name == "wei" and zeros.along == "per_oc" else 2)
             made[name] = tensors[name].short() - zero.short().view(-1, *[1] * after)
     return made
+
+
+MOST_STATES = 1024  # ways to reach beyond an image, with as many sums for each feature
+
+
+def zero_sums(weight: torch.Tensor, zero: torch.Tensor, pad_lo: Sequence[int], pad_hi: Sequence[int],
+              dilation: Sequence[int]) -> torch.Tensor | None:
+    """The sums, s32, of a weight (oc, ic/groups, *k) of integers and one zero point; None where windows
+    reach beyond images in too many ways."""
+    import torch
+
+    states = [n + 1 for pair in zip(pad_lo, pad_hi, strict=True) for n in pair]
+    if prod(states) > MOST_STATES:
+        return None
+    found = weight.detach().double().sum(1)  # exact: (oc, *k)
+    ends = zip(weight.shape[2:], pad_lo, pad_hi, dilation, strict=True)
+    for k, low, high, d in ends:  # the axis in front becomes the last two
+        tap = torch.arange(k, device=weight.device) * d
+        before = tap >= torch.arange(low + 1, device=weight.device).view(-1, 1)
+        behind = tap.flip(0) >= torch.arange(high + 1, device=weight.device).view(-1, 1)
+        inside = (before[:, None] & behind[None]).double()
+        found = torch.einsum("ok...,uhk->o...uh", found, inside)
+    return (found * zero.double()).round().to(torch.int32).contiguous()
+
+
+def zero_sums_shape(channels: int, pad_lo: Sequence[int], pad_hi: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the sums."""
+    return (channels, *(n + 1 for pair in zip(pad_lo, pad_hi, strict=True) for n in pair))

@@ -1,10 +1,8 @@
 """Which schedules are legal: ``why_not`` returns None, or a sentence that says why not.
 
 First the value of each word is checked, then the rules, in the order of ``ASKED``: a rule may rely on
-those before it. The rule of one word is in the row of that word (words.py); rules about blocks and about
-several words are here.
-
-Also here: when a schedule may leave parts of statistics (tiles/partial_results.py).
+those before it. Rules of single words are in word_rules.py and box_rules.py; rules about blocks,
+about several words and about parts of statistics (tiles/partial_results.py) are here.
 """
 
 from __future__ import annotations
@@ -17,14 +15,28 @@ from operator import attrgetter
 
 from transconv.compute import Compute, Write, why_not_any_size, why_not_lowered
 from transconv.compute.analysis import statistics as stat
-from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
-from transconv.schedule.legality.words import why_not_early
-from transconv.schedule.schedule import Schedule, Scheduled
-from transconv.schedule.tiles.epilogue_reads import behind_bytes, exchanged_bytes
-from transconv.schedule.tiles.packing import has_rows
-from transconv.schedule.tiles.partial_results import blocks_of_sides, is_mixed, is_within
-from transconv.schedule.tiles.result_boxes import result_bytes
-from transconv.schedule.words import Rule, Value, Word, by_name, words
+from transconv.schedule import box_rules as boxes
+from transconv.schedule import word_rules as rules
+from transconv.schedule.counts import ahead_bytes, lanes, sides
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.copy_kernels import Scheduled
+from transconv.schedule.tiles.partial_results import (
+    blocks_of_sides,
+    is_mixed,
+    is_within,
+    why_not_red,
+    why_not_row,
+    why_not_turn,
+)
+from transconv.schedule.tiles.shared_memory import (
+    behind_bytes,
+    exchanged_bytes,
+    result_bytes,
+    shared_bytes,
+    transposed_bytes,
+    why_not_behind,
+)
+from transconv.schedule.words import Rule, Value, Word, has_rows, registered, words
 from transconv.target import Target
 
 FEWEST = 8  # values that a tile combines into a part, if there are as many
@@ -71,13 +83,12 @@ def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
         return reason
     if compute.named and (reason := why_not_any_size(compute) or _why_not_sized(schedule, compute)):
         return reason
-    merge, pack = by_name()["merge"].why_not, by_name()["pack"].why_not
-    if merge is not None and (reason := merge(schedule, compute, target)):
+    if reason := rules.why_not_merge(schedule, compute, target):
         return reason
     made = Scheduled(compute, schedule, target)
-    if schedule.pack and pack is not None and (reason := pack(schedule, made.grouped, target)):
+    if schedule.pack and (reason := rules.why_not_pack(schedule, made.grouped, target)):
         return reason
-    for rule in _rules(words()):
+    for rule in (*ASKED, *(w.why_not for w in registered() if w.why_not)):
         if reason := rule(schedule, made.main, target):
             return reason
     return None
@@ -196,24 +207,17 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
     return c.via == "tl" and c.programs > 0 and compute.c.tensor.dtype.bits > 16
 
 
-# The order of the rules; a word's name means its rule. Words that are not here come last, in the order of
-# the table; `merge` and `pack` come first, because the other rules see the computation that they give.
-ASKED: tuple[str | Rule, ...] = (
-    _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", "slide", _fits, "reduce",
-    "split_k", why_not_early, "via", "consumers", "transposers", "keep", "a", "b", "c", "behind",
-    why_not_partials)
+# The order of the rules. Those of registered words come last; those of `merge` and `pack` come first,
+# because the others see the computation that these give.
+ASKED: tuple[Rule, ...] = (
+    _axes_exist, _blocks_are_pure, rules.why_not_order, rules.why_not_late, rules.why_not_regs,
+    rules.why_not_matrix_unit, rules.why_not_slide, _fits, rules.why_not_reduce, rules.why_not_split,
+    rules.why_not_early, boxes.why_not_explicit, boxes.why_not_consumers, boxes.why_not_transposers,
+    boxes.why_not_kept, boxes.why_not_a, boxes.why_not_b, boxes.why_not_c, why_not_behind,
+    why_not_partials, rules.why_not_back, why_not_red, why_not_row, why_not_turn)
 
 
 @lru_cache(maxsize=4)
 def _values(table: tuple[Word, ...]) -> Callable[[Schedule], tuple[Value, ...]]:
     """A function that reads all words of a schedule at once, which is fast; proposals are many."""
     return attrgetter(*(w.name for w in table))
-
-
-@lru_cache(maxsize=4)
-def _rules(table: tuple[Word, ...]) -> tuple[Rule, ...]:
-    """The rules, in the order in which they are checked."""
-    known = {w.name: w.why_not for w in table}
-    named = {*ASKED, "merge", "pack"}
-    asked = [known[x] if isinstance(x, str) else x for x in ASKED]
-    return tuple(r for r in (*asked, *(w.why_not for w in table if w.name not in named)) if r)

@@ -1,10 +1,8 @@
-"""The text form of the IR, used in dumps, traces and error messages.
+"""The text form of the IR, used in dumps, traces and error messages, and a shorter one for people.
 
 Different nodes have different texts, and ``Kernel.parse`` reads a kernel's text back. Each name is
-defined once: variables where they are bound, all else in the kernel's header (text/header.py). The text of
-an expression alone has no header.
-
-Also here: the header of a kernel's text: abbreviations of names that the text repeats.
+defined once: variables where they are bound, all else in the kernel's header. The text of an expression
+alone has no header.
 
     kernel scale(x: f16, y: f16):
         sizes M=8 in 1..99, N=64 in 8..4096, N % 8 == 0    arguments: example, range, requirements
@@ -14,6 +12,9 @@ Also here: the header of a kernel's text: abbreviations of names that the text r
         lanes m[0:8 axis=1 M] n[0:64 axis=2 N]             the body writes m[0:8]
         box x = [m[0:8], n[0:64]]                          the position of each lane in boxes of x
         piece ring = [m[0:8], n[0:64]] of 0                the same in slots of ring, and which box
+
+``readable`` has parentheses only where precedence needs them: ``((qh * 2) + 0) + 1`` is ``qh*2 + 1``. Its
+spelling is Python's, with ``and`` and ``or`` instead of ``&`` and ``|``.
 """
 
 from __future__ import annotations
@@ -22,18 +23,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, boolean, f32, index
-from transconv.ir.explicit import SlotTile
-from transconv.ir.expr import Expr, Lane, Var
-from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
-from transconv.ir.stmt import BoxStore, Kernel
-from transconv.ir.tensor import BoxLoad, MemoryRead, Tensor
 from transconv.ir.visit import find, lanes_of, walk
 
 INFIX = {
@@ -113,14 +109,14 @@ class ExprPrinter:
         within = "" if known else f", within=[{self.several(e.within)}]"
         return f"at=[{self.several(e.corner)}], extents=[{', '.join(map(str, e.extents))}]{within}"
 
-    def text_SlotTile(self, e: xp.SlotTile) -> str:
+    def text_SlotTile(self, e: st.SlotTile) -> str:
         text = f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
         if self.header is None:
             return text
         member, within = self.header.pieces.get(e.buffer.name, (None, None))
         if e.member is not member:
             inside = self.text(e.member)
-            text += f".({inside})" if isinstance(e.member, (xp.SlotTile, ex.Unary)) else f".{inside}"
+            text += f".({inside})" if isinstance(e.member, (st.SlotTile, ex.Unary)) else f".{inside}"
         return text if e.within == within else f"{text} within=[{self.several(e.within)}]"
 
     def text_Spread(self, e: Spread) -> str:
@@ -210,8 +206,8 @@ class Printer(ExprPrinter):
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         return [f"{s.func}({', '.join(self.argument(a) for a in s.args)})"]
 
-    def lines_Shared(self, s: xp.Shared) -> list[str]:
-        if isinstance(s.what, xp.Barrier):
+    def lines_Shared(self, s: st.Shared) -> list[str]:
+        if isinstance(s.what, st.Barrier):
             arrivals = "" if s.what.arrivals == 1 else self.detail(f" arrivals={s.what.arrivals}")
             return [f"barrier {s.what.name}[{s.what.slots}]{arrivals}"]
         shape = ", ".join(map(str, s.what.extents))
@@ -219,26 +215,26 @@ class Printer(ExprPrinter):
         members = f"{s.what.members} {below}x " if below or s.what.members != 1 else ""
         return [f"shared {s.what.name}[{s.what.slots}]: {members}{s.what.type}[{shape}]"]
 
-    def lines_Fetch(self, s: xp.Fetch) -> list[str]:
+    def lines_Fetch(self, s: st.Fetch) -> list[str]:
         corner = self.several(s.corner)
         lands = f"{s.barrier.name}[{_bare(self.text(s.slot))}]"
         return [f"fetch {s.tensor.name} at=[{corner}] -> {self.target(s.piece)}, then {lands}"]
 
-    def target(self, piece: xp.SlotTile) -> str:
+    def target(self, piece: st.SlotTile) -> str:
         """The piece that a box is fetched to, with its box of the slot also where there is no header."""
         member = piece.buffer.members > 1 and self.header is None
         return self.text(piece) + (f".{self.text(piece.member)}" if member else "")
 
-    def lines_Put(self, s: xp.Put) -> list[str]:
+    def lines_Put(self, s: st.Put) -> list[str]:
         return [f"put {self.text(s.piece)} = {_bare(self.text(s.value))}"]
 
-    def lines_Send(self, s: xp.Send) -> list[str]:
+    def lines_Send(self, s: st.Send) -> list[str]:
         return [f"send {self.text(s.piece)} -> {s.tensor.name} at=[{self.several(s.corner)}]"]
 
-    def lines_Roles(self, s: xp.Roles) -> list[str]:
+    def lines_Roles(self, s: st.Roles) -> list[str]:
         return ["roles:", *("    " + line for role in s.roles for line in self.lines(role))]
 
-    def lines_Role(self, s: xp.Role) -> list[str]:
+    def lines_Role(self, s: st.Role) -> list[str]:
         registers = f" registers={s.registers}" if s.registers else ""
         return [f"role {s.name} warps={s.warps}{registers}:", *self.block(s.body)]
 
@@ -280,7 +276,7 @@ def text(at: Node) -> str:
     return "\n".join(Printer().lines(at))
 
 
-Within = tuple[Expr, ...]
+Within = tuple[ex.Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,36 +284,36 @@ class Header:
     """Lanes by name and extent, ``within`` of boxes by tensor, ``member, within`` of pieces by buffer.
     The body prints these only where they differ from the header."""
 
-    lanes: dict[tuple[str, int], Lane]
+    lanes: dict[tuple[str, int], ex.Lane]
     boxes: dict[str, Within]
-    pieces: dict[str, tuple[Expr, Within]]
+    pieces: dict[str, tuple[ex.Expr, Within]]
 
     @staticmethod
-    def of(kernel: Kernel) -> Header:
+    def of(kernel: st.Kernel) -> Header:
         """The header of a kernel: its first lane of each name, box of each tensor and piece of each buffer
         whose positions depend on lanes alone."""
         boxes: dict[str, Within] = {}
-        boxed: list[BoxLoad | BoxStore] = [*find(kernel, BoxLoad), *find(kernel, BoxStore)]
+        boxed: list[ac.BoxLoad | st.BoxStore] = [*find(kernel, ac.BoxLoad), *find(kernel, st.BoxStore)]
         for box in boxed:
             if _over_lanes(box.within):
                 boxes.setdefault(box.tensor.name, box.within)
-        slots: dict[str, tuple[Expr, Within]] = {}
-        for piece in sorted(find(kernel, SlotTile), key=lambda p: not lanes_of(p.member)):
+        slots: dict[str, tuple[ex.Expr, Within]] = {}
+        for piece in sorted(find(kernel, st.SlotTile), key=lambda p: not lanes_of(p.member)):
             if _over_lanes((piece.member, *piece.within)):
                 slots.setdefault(piece.buffer.name, (piece.member, piece.within))
-        return Header({(x.name, x.extent): x for x in reversed(find(kernel, Lane))}, boxes, slots)
+        return Header({(x.name, x.extent): x for x in reversed(find(kernel, ex.Lane))}, boxes, slots)
 
-    def suffix(self, lane: Lane) -> str:
+    def suffix(self, lane: ex.Lane) -> str:
         """A lane's axis and kind; empty where the header has this lane."""
         return "" if self.lanes.get((lane.name, lane.extent)) is lane else axis_and_kind(lane)
 
 
-def axis_and_kind(lane: Lane) -> str:
+def axis_and_kind(lane: ex.Lane) -> str:
     """`` axis=1 M``: what the text of a lane has after its name and extent."""
     return f" axis={lane.axis}" + (f" {lane.kind}" if lane.kind else "")
 
 
-def tensor_line(t: Tensor) -> str:
+def tensor_line(t: ac.Tensor) -> str:
     """The header's line about a tensor: everything but its type."""
     words = ((t.copy_of, f"copy of {t.copy_of}"), (t.parts_of, f"parts of {t.parts_of}"),
              (t.planes, "planes"), (t.number, "number"),
@@ -327,6 +323,164 @@ def tensor_line(t: Tensor) -> str:
     return ", ".join([str(t), *(text for holds, text in words if holds)])
 
 
-def _over_lanes(exprs: Iterable[Expr]) -> bool:
+def _over_lanes(exprs: Iterable[ex.Expr]) -> bool:
     """Whether expressions mention only lanes and constants, so that the header can print them."""
-    return not any(isinstance(n, (Var, MemoryRead, SlotTile)) for e in exprs for n in walk(e))
+    return not any(isinstance(n, (ex.Var, ac.MemoryRead, st.SlotTile)) for e in exprs for n in walk(e))
+
+
+# Precedence, weakest first: that of Python's `or`, `and`, comparisons, `^`, shifts, sums and products.
+LEVEL = {ex.Or: 1, ex.And: 2, ex.Lt: 4, ex.Le: 4, ex.Eq: 4, ex.Ne: 4, ex.Xor: 5, ex.Shl: 6,
+         ex.Shr: 6, ex.Add: 7, ex.Sub: 7, ex.Mul: 8, ex.Div: 8, ex.FloorDiv: 8, ex.Mod: 8}
+SIGN = {ex.Or: " or ", ex.And: " and ", ex.Lt: " < ", ex.Le: " <= ", ex.Eq: " == ", ex.Ne: " != ",
+        ex.Xor: " ^ ", ex.Shl: " << ", ex.Shr: " >> ", ex.Add: " + ", ex.Sub: " - ", ex.Mul: "*",
+        ex.Div: " / ", ex.FloorDiv: " // ", ex.Mod: " % "}
+UNARY, ATOM = 9, 10
+WIDTH = 70  # characters of a statement, without indentation
+
+
+class Reading(ExprPrinter):
+    """Prints one expression, without additions of 0 and multiplications by 1."""
+
+    def text(self, e: Node, top: bool = False) -> str:
+        assert isinstance(e, ex.Expr)
+        return self.spell(e)[0]
+
+    def spell(self, e: ex.Expr) -> tuple[str, int]:
+        """The text and its precedence."""
+        e = _without_neutral(e)
+        if isinstance(e, Spread):
+            return self.spell(e.x)
+        if isinstance(e, ex.Binary) and type(e) in LEVEL:
+            return self.binary(e)
+        if isinstance(e, ex.Unary) and type(e) in PREFIX:
+            return f"{PREFIX[type(e)]}{self.inside(e.x, UNARY)}", UNARY
+        if isinstance(e, ex.Const):
+            return repr(e.value), UNARY if not isinstance(e.value, bool) and e.value < 0 else ATOM
+        return super().text(e), ATOM
+
+    def text_Reduce(self, e: Reduce) -> str:
+        return f"{e.op}({self.text(e.x)}, over={e.lane.name})"
+
+    def binary(self, e: ex.Binary) -> tuple[str, int]:
+        level = LEVEL[type(e)]
+        a, b = e.a, e.b
+        if isinstance(e, ex.Add):
+            positive = _negated(b)
+            if positive is not None:  # print a + -3 as a - 3
+                return f"{self.inside(a, level)} - {self.inside(positive, level + 1)}", level
+            if (positive := _negated(a)) is not None and _negated(b) is None:
+                return f"{self.inside(b, level)} - {self.inside(positive, level + 1)}", level
+        tight = level + (1 if not isinstance(e, (ex.And, ex.Or, ex.Add)) else 0)
+        # Python takes x % 2*64 as (x % 2)*64, but readers may not.
+        apart = isinstance(e, ex.Mul) and isinstance(a, (ex.Div, ex.FloorDiv, ex.Mod))
+        left = self.inside(a, level + (1 if apart or isinstance(e, ex.Compare) else 0))
+        return f"{left}{SIGN[type(e)]}{self.inside(b, tight)}", level
+
+    def inside(self, e: ex.Expr, level: int) -> str:
+        text, strength = self.spell(e)
+        return f"({text})" if strength < level else text
+
+
+def _without_neutral(e: ex.Expr) -> ex.Expr:
+    """``x + 0``, ``x + 0*3`` and ``x*1`` as ``x``, ``x + 1 + 1`` as ``x + 2``. Such terms come from views
+    whose coefficients are 0 or 1."""
+    while True:
+        match e:
+            case ex.Add(ex.Add(x, ex.Const(a, t)), ex.Const(b)) if t.is_integer:
+                e = ex.Add(x, ex.Const(a + b, t))
+            case ex.Add(x, b) | ex.Sub(x, b) if _is_zero(b):
+                e = x
+            case ex.Add(a, x) if _is_zero(a):
+                e = x
+            case ex.Mul(x, ex.Const(1)) | ex.Mul(ex.Const(1), x):
+                e = x
+            case _:
+                return e
+
+
+def _is_zero(e: ex.Expr) -> bool:
+    match e:
+        case ex.Const(value):
+            return value == 0 and not isinstance(value, bool)
+        case ex.Mul(a, b):
+            return e.dtype.is_integer and (_is_zero(a) or _is_zero(b))
+    return False
+
+
+def _negated(e: ex.Expr) -> ex.Expr | None:
+    """``x`` for ``-x``, ``x*-1``, ``x*-4`` (as ``x*4``) and negative constants, else None."""
+    match e:
+        case ex.Neg(x):
+            return x
+        case ex.Const(value) if not isinstance(value, bool) and value < 0:
+            return ex.Const(-value, e.type)
+        case ex.Mul(x, ex.Const(value) as c) if not isinstance(value, bool) and value < 0:
+            return x if value == -1 else ex.Mul(x, ex.Const(-value, c.type))
+    return None
+
+
+class ReadingStatements(Reading, Printer):
+    """Prints statements and kernels, with their expressions printed by ``Reading``."""
+
+    def lines(self, s: Node) -> list[str]:
+        return [part for line in super().lines(s) for part in _folded(line)]
+
+    def detail(self, text: str) -> str:
+        return ""
+
+    def lines_Seq(self, s: st.Seq) -> list[str]:
+        return [line for part in s.stmts for line in self.lines(part)]
+
+    def lines_Roles(self, s: st.Roles) -> list[str]:
+        return [line for role in s.roles for line in self.lines(role)]
+
+    def lines_Comment(self, s: st.Comment) -> list[str]:
+        return [f"# {line}" for line in s.text.splitlines()]
+
+    def lines_Kernel(self, s: st.Kernel) -> list[str]:
+        params = ", ".join(f"{p.name}: {p.dtype}" for p in s.params)
+        return [*(f"# {n}" for n in s.notes), f"kernel {s.name}({params}):",
+                *(f"    # {p}" for p in s.params), *self.block(s.body)]
+
+    def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
+        """Print the precision of a product only for f32 operands: it has no effect on others."""
+        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype.memory is not f32
+                                        for a in s.args[1:]):
+            return [f"dot({', '.join(self.argument(a) for a in s.args)})"]
+        return super().lines_FuncCall(s)
+
+
+def _folded(line: str) -> list[str]:
+    """A line that is too long, broken before the mask of an access and between its conditions, before the
+    extents of a box, or before the destination of a fetch."""
+    opening = line.find("(") + 1
+    if len(line) <= WIDTH:
+        return [line]
+    if line.startswith("fetch ") and " -> " in line:
+        what, where = line.split(" -> ", 1)
+        return [what, f"      -> {where}"]
+    if 0 < opening < (cut := line.find(", mask=")):
+        return [line[:cut + 1], *_conditions(line[cut + 2:], opening)]
+    if 0 < opening < (cut := line.find(", extents=")):
+        return [line[:cut + 1], " " * opening + line[cut + 2:]]
+    return [line]
+
+
+def _conditions(mask: str, indent: int) -> list[str]:
+    """``mask=a and b and ..)`` wrapped between conditions."""
+    first, *others = mask.split(" and ")
+    lines = [" " * indent + first]
+    for part in others:
+        if len(lines[-1]) + len(f" and {part}") <= WIDTH:
+            lines[-1] += f" and {part}"
+        else:
+            lines[-1] += " and"
+            lines.append(" " * (indent + len("mask=")) + part)
+    return lines
+
+
+def readable(at: Node) -> str:
+    """The text of an expression, a statement or a kernel for people; it does not parse back."""
+    if isinstance(at, ex.Expr):
+        return Reading().text(at)
+    return "\n".join(ReadingStatements().lines(at))

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
 from transconv.ir import Const, DType, Expr, Tensor, Var, free_vars
+from transconv.schedule.schedule import Block, Schedule
 from transconv.simplify import Facts, multiple_of, prove, simplify
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Block, Schedule
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256

@@ -6,7 +6,6 @@ and ``keep``.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
 from transconv.ir import EXACT_TERMS, View, f32, multiplied_as
@@ -18,16 +17,13 @@ from transconv.schedule.counts import (
     programs,
     tile,
     tiles_along,
-    transposed_bytes,
 )
-from transconv.schedule.legality.box_dimensions import INTEGERS, ROW
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.box_dimensions import INTEGERS, ROW
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.packing import ROW_ALIGN
-from transconv.schedule.tiles.result_boxes import ends_short
+from transconv.schedule.tiles.shared_memory import ends_short, transposed_bytes
 from transconv.target import Target, is_direct, triton_version
-
-if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
 
 IN_PARTS = 192  # registers of a thread for a sum in f32 and two parts of it
 

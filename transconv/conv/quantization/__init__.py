@@ -1,1 +1,0 @@
-"""Zero points and compensation sums of quantised convolutions."""

@@ -1,1 +1,0 @@
-"""Texts of the IR: the printer, headers of kernels, infix expressions for people."""

@@ -1,1 +1,0 @@
-"""Legality of schedules: None, or a sentence that says why not."""
