@@ -45,7 +45,6 @@ LATE = (
     "runtime/operands.py",
     "runtime/first_run_check.py",
     "compute/semantics/sampled_points.py",
-    "compute/semantics/sampled_statistics.py",
     "conv/sampling.py",
     "conv/spotcheck.py",
     "conv/quantization/compensation_sums.py",

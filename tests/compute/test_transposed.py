@@ -13,7 +13,7 @@ import pytest
 from transconv.compute import Axis, Compute, execute, parse, transposed
 from transconv.compute.analysis.store_conflicts import covers
 from transconv.compute.autodiff.affine_inverse import inverse
-from transconv.compute.text.expressions import ComputeScope, expression
+from transconv.compute.expressions import ComputeScope, expression
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Layout, Tensor, Var, f32, index
 from transconv.runtime import build_compute

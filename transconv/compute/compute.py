@@ -9,9 +9,7 @@
 Convolutions, matrix products, pools and chains of elementwise operations all have this form. The matrix
 unit can compute a sum of products of two reads, ``sum(a*b; k)``; the kind of each axis, B, M, N or K,
 follows from which of the reads and stores mention it. The compiler uses a computation's properties (``a``,
-``b``, ``c``, ``sum``); text/format.py prints and parses it, semantics/evaluation.py executes it in NumPy.
-
-Also here: the product of a computation: its factors, the reads behind them, and the kind of each axis.
+``b``, ``c``, ``sum``); parser.py parses its text, semantics/evaluation.py executes it in NumPy.
 """
 
 from __future__ import annotations
@@ -21,21 +19,36 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from transconv.compute.analysis.reduction_passes import Sweeps, sweeps
-from transconv.compute.steps import Axis, ComputeNames, Read, Reduction, Step, Value, Write
+from transconv.compute.steps import (
+    Axis,
+    ComputeNames,
+    Read,
+    Reduction,
+    Step,
+    Sweeps,
+    Value,
+    Write,
+    line,
+    sweeps,
+)
+from transconv.errors import ComputeError
 from transconv.ir import (
     TRUE,
     Cast,
     Const,
     DType,
     Expr,
+    Layout,
     Mul,
     Sizes,
     Tensor,
     Var,
     View,
     f32,
+    f64,
+    readable,
     substitute,
+    value_at,
 )
 
 
@@ -68,17 +81,29 @@ class Compute:
 
     @staticmethod
     def parse(text: str) -> Compute:
-        """Read the text form (see text/format.py). Raises ComputeError, with a message of one line."""
-        from transconv.compute.text.format import parse
+        """Read the text form (see parser.py). Raises ComputeError, with a message of one line."""
+        from transconv.compute import parse
 
         return parse(text)
 
     def at(self, /, **sizes: int) -> Compute:
         """The computation with these numbers for the sizes that are arguments. Raises ComputeError for
         sizes that do not meet its requirements."""
-        from transconv.compute.symbolic_compute import at_sizes
+        if self.named is None:
+            return self
+        if reason := self.named.why_not(sizes):
+            raise ComputeError(f"{self.name}: {reason}; it requires {self.named}")
+        consts: dict[Expr, Expr] = {Var(n): Const(sizes[n]) for n in self.named.names}
 
-        return at_sizes(self, sizes)
+        def step(of: Step) -> Step:
+            if isinstance(of, (Read, Write)):
+                tensor = of.view.tensor.at(sizes)
+                of = replace(of, view=View(tensor, substitute(of.view, consts).dims))
+            return of if isinstance(of, Read) else replace(of, value=substitute(of.value, consts))
+
+        axes = tuple(x if x.extent is None else Axis(x.name, value_at(x.extent, sizes), x.role)
+                     for x in self.axes)
+        return replace(self, axes=axes, steps=tuple(map(step, self.steps)), named=None)
 
     # -- the parts -------------------------------------------------------------------------------
 
@@ -114,7 +139,7 @@ class Compute:
 
     @cached_property
     def sweeps(self) -> Sweeps:
-        """The sweeps over the reduced axes (see analysis/reduction_passes.py)."""
+        """The sweeps over the reduced axes ."""
         return sweeps(self.steps, self.reduced)
 
     @property
@@ -132,7 +157,26 @@ class Compute:
     def factors(self) -> tuple[Read | Value, Read | Value] | None:
         """The two factors of the product that is summed, if that is the only reduction: reads, values that
         a ``where`` chooses from reads, or computed values (a prologue). Otherwise None."""
-        return factors_of(self)
+        total, names = self.sum, self.names
+        named = total.factors if total is not None and total.op == "sum" and not self.again else None
+        if total is None or named is None:
+            return None
+        moved = all(v in names.chosen for v in named) and isinstance(total.value, Mul) and all(
+            isinstance(e, Cast) for e in (total.value.a, total.value.b))
+        if not moved and not self._contracts(*named):
+            return None
+        first, second = (next(s for s in self.steps if isinstance(s, (Read, Value)) and s.var is v)
+                         for v in named)
+        return first, second
+
+    def _contracts(self, a: Var, b: Var) -> bool:
+        """Whether two computed values of one type are factors of a matrix product: each varies along an
+        axis of the result that the other lacks, both along a summed one, and each has a read that varies
+        along all axes of the value."""
+        if a.type is not b.type or any(self.names.main(v) is None for v in (a, b)):
+            return False
+        in_a, in_b, in_c = self.roots(a), self.roots(b), self.seen_by(self.c)
+        return bool((in_a - in_b) & in_c and (in_b - in_a) & in_c and in_a & in_b - in_c)
 
     @cached_property
     def prologue(self) -> tuple[Value, ...]:
@@ -148,7 +192,11 @@ class Compute:
     @cached_property
     def operands(self) -> tuple[Read, ...]:
         """The main read of each factor of a product; without a product, the first read."""
-        return operands_of(self)
+        if self.factors is None:
+            return self.reads[:1]
+        names = self.names
+        found = (names.chosen.get(f.var, (names.main(f.var),))[0] for f in self.factors)
+        return tuple(r for r in found if r is not None)
 
     @cached_property
     def a(self) -> View:
@@ -223,14 +271,20 @@ class Compute:
     # -- axes ------------------------------------------------------------------------------------
 
     def kind(self, axis: str) -> str:
-        """B, M, N or K, from membership: M is shared by A and C, N by B and C, K by A and B, and B
-        by all three. An axis that only C mentions is an M axis, one that only A has is a K axis."""
+        """The kind of an axis (see ``kinds``)."""
         return self.kinds[axis]
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """The kind of every axis, by name (see ``kind``)."""
-        return kinds_of(self)
+        """The kind of every axis, by name: B, M, N or K, from membership. M is shared by A and C, N by B
+        and C, K by A and B, and B by all three. An axis that only C mentions is an M axis, one that only
+        A has is a K axis."""
+        if self.factors is None:
+            return {x.name: "K" if x.name in self.reduced else "M" for x in self.axes}
+        in_a, in_b = (self.roots(f.var) for f in self.factors)
+        in_c = self.seen_by(self.c)
+        return {x.name: "K" if x.name not in in_c else
+                "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -280,7 +334,20 @@ class Compute:
     def why_not_plain(self, view: View | None) -> str | None:
         """None if an operand or result is exactly the elements of its view, so that it can be a box or be
         copied; else why not."""
-        return why_not_plain(self, view)
+        if view is None:
+            return None
+        if view in self.added:
+            return f"several points add to one place in {view.tensor.name}"
+        if told := self.names.told(view):
+            return (f"places in {view.tensor.name} are told by the values of "
+                    f"{' '.join(sorted(v.name for v in told))}")
+        for factor in self.factors or ():
+            if factor in self.prologue and any(r.view is view for r in self.names.made_of[factor.var]):
+                return f"{factor.name} is computed from it before it is multiplied"
+            chosen = self.names.chosen.get(factor.var, ())
+            if isinstance(factor, Value) and any(r.view is view for r in chosen):
+                return f"{factor.name} is chosen from several tensors"
+        return None
 
     @property
     def phase(self) -> bool:
@@ -327,79 +394,34 @@ class Compute:
         yield from (r.view for r in self.reads)
         yield from (w.view for w in self.writes)
 
+    @property
+    def type(self) -> DType:
+        """The type of arithmetic: f64 if a tensor is f64, else f32."""
+        return f64 if any(t.dtype is f64 for t in self.tensors) else f32
+
     def __str__(self) -> str:
+        """The text; ``parse(str(c)) == c`` for one that was parsed."""
         return self._text
 
     @cached_property
     def _text(self) -> str:
-        from transconv.compute.text.format import write
-
-        return write(self)
-
-
-Factors = tuple[Read | Value, Read | Value]
-
-
-def factors_of(compute: Compute) -> Factors | None:
-    """The two factors of the product that is summed (see ``Compute.factors``), or None."""
-    total, names = compute.sum, compute.names
-    if total is None or total.op != "sum" or compute.again:
-        return None
-    if (named := total.factors) is None:
-        return None
-    a, b = named
-    moved = all(v in names.chosen for v in named) and isinstance(total.value, Mul) and all(
-        isinstance(e, Cast) for e in (total.value.a, total.value.b))
-    if not moved and not _contracted(compute, a, b):
-        return None
-    first, second = (next(s for s in compute.steps if isinstance(s, (Read, Value)) and s.var is v)
-                     for v in named)
-    return first, second
+        said = "".join(f" {k}={v}" for k, v, usual in (
+            ("math", self.math, "tf32"), ("merge", self.merge, 1)) if v != usual)
+        lines = [f"compute {self.name}{said}", *([f"    sizes  {self.named}"] if self.named else [])]
+        lines += [f"    tensor {_declared(t)}" for t in self.tensors]
+        summed = {x.name for x in self.axes_of("K")}
+        groups = [" ".join(f"{x.name}={x.size if x.extent is None else _short(x.extent)}"
+                           for x in self.axes if (x.name in summed) is inside) for inside in (False, True)]
+        lines.append(f"    axes   {' | '.join(filter(None, groups))}")
+        return "\n".join([*lines, *(f"    {line(s, self.type)}" for s in self.steps)])
 
 
-def _contracted(compute: Compute, a: Var, b: Var) -> bool:
-    """Whether two computed values of one type are factors of a matrix product: each varies along an
-    axis of the result that the other lacks, both along a summed one, and each has a read that varies
-    along all axes of the value."""
-    if a.type is not b.type or any(compute.names.main(v) is None for v in (a, b)):
-        return False
-    in_a, in_b, in_c = compute.roots(a), compute.roots(b), compute.seen_by(compute.c)
-    return bool((in_a - in_b) & in_c and (in_b - in_a) & in_c and in_a & in_b - in_c)
+def _declared(t: Tensor) -> str:
+    sizes = ", ".join(f"{d}={_short(n)}" for d, n in zip(t.dims, t.bounds, strict=True))
+    dense = t.layout is Layout.dense(t.dtype, t.shape)
+    order = t.layout.tag() if t.extents else t.layout
+    return f"{t.name} {t.dtype} [{sizes}]" + ("" if dense else f" {order}")
 
 
-def operands_of(compute: Compute) -> tuple[Read, ...]:
-    """The main read of each factor of a product; without a product, the first read."""
-    factors = compute.factors
-    if factors is None:
-        return compute.reads[:1]
-    chosen = compute.names.chosen
-    found = [chosen[f.var][0] if f.var in chosen else compute.names.main(f.var) for f in factors]
-    return tuple(r for r in found if r is not None)
-
-
-def kinds_of(compute: Compute) -> dict[str, str]:
-    """The kind of every axis, by name (see ``Compute.kind``)."""
-    if compute.factors is None:
-        return {x.name: "K" if x.name in compute.reduced else "M" for x in compute.axes}
-    in_a, in_b = (compute.roots(f.var) for f in compute.factors)
-    in_c = compute.seen_by(compute.c)
-    return {x.name: "K" if x.name not in in_c else
-            "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in compute.axes}
-
-
-def why_not_plain(compute: Compute, view: View | None) -> str | None:
-    """None if an operand or result is exactly the elements of its view; else why not."""
-    if view is None:
-        return None
-    if view in compute.added:
-        return f"several points add to one place in {view.tensor.name}"
-    if told := compute.names.told(view):
-        return (f"places in {view.tensor.name} are told by the values of "
-                f"{' '.join(sorted(v.name for v in told))}")
-    for factor in compute.factors or ():
-        if factor in compute.prologue and any(r.view is view for r in compute.names.made_of[factor.var]):
-            return f"{factor.name} is computed from it before it is multiplied"
-        chosen = compute.names.chosen.get(factor.var, ())
-        if isinstance(factor, Value) and any(r.view is view for r in chosen):
-            return f"{factor.name} is chosen from several tensors"
-    return None
+def _short(e: Expr) -> str:
+    return readable(e).replace(" ", "")

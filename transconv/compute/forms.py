@@ -1,6 +1,5 @@
-"""Builds computations of common forms: a sum of products of two views, a sum of one view, a copy.
-
-Also here: a computation of several examples at once: the same, over one axis more.
+"""Builds computations of common forms: a sum of products of two views, a sum of one view, a copy, and the
+same computation of several examples, over one axis more.
 
     read  x = X[m, k]                     read  x = X[example, m, k]
     read  w = W[k]                        read  w = W[k]                   the same for all examples
@@ -14,8 +13,8 @@ from dataclasses import replace
 
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.compute import Compute
+from transconv.compute.parser import parse
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
-from transconv.compute.text.format import parse
 from transconv.errors import ComputeError
 from transconv.ir import (
     Cast,

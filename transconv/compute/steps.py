@@ -1,18 +1,50 @@
-"""What a computation is made of: axes, and the steps over them.
+"""What a computation is made of: axes and the steps over them, with the text of each step.
 
-Also here: dependencies of a computation's names: the axes of each, the reads that a ``where`` chooses
-from, and the values in coordinates.
+``ComputeNames`` has what the names depend on: the axes of each, the reads that a ``where`` chooses from,
+the values in coordinates. ``sweeps`` tells how often a computation loops over its reduced axes, and what
+it does in each loop:
+
+    read  x = X[n, k]                       sweep 0: x, top = max(x; k)
+    let   top = max(x; k)                   sweep 1: x, e, total = sum(e; k)
+    let   e = exp(x - top)                  sweep 2: x, e, store Y[n, k]
+    let   total = sum(e; k)
+    store Y[n, k] = e / total
+
+A reduction is known at the end of its sweep; steps that depend on it belong to a later one. A step that
+varies within a row is evaluated again in every sweep that needs it; other steps are evaluated once, before
+the first sweep that needs them.
 """
 
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
 
-from transconv.ir import DTYPES, Cast, Const, Expr, Mul, Select, Var, View, free_vars, why_not_name
+from transconv.ir import (
+    DTYPES,
+    TRUE,
+    Cast,
+    Const,
+    DType,
+    Expr,
+    Mul,
+    Select,
+    Var,
+    View,
+    all_of,
+    conjuncts,
+    free_vars,
+    i32,
+    i64,
+    index,
+    readable,
+    rewrite,
+    why_not_name,
+)
 
 variable = lru_cache(maxsize=1 << 12)(Var)
 """The variable of a name and a type."""
@@ -272,3 +304,157 @@ def leaves_of(value: Expr) -> tuple[Var, ...]:
             return ()
         found += inner
     return tuple(found)
+
+
+# -- the text ----------------------------------------------------------------------------------------
+
+
+SELECTION = re.compile(r"\bselect\(")
+
+
+def line(step: Step, computed: DType) -> str:
+    """The line of a step; ``computed``: the type of arithmetic."""
+    match step:
+        case Read(name, view, fill):
+            return f"read   {name} = {_view(view)}{f' else {fill:g}' if fill else ''}"
+        case Value(name, value):
+            return f"let    {name} = {_value(value, computed)}"
+        case Reduction(name, op, value, axes):
+            return f"let    {name} = {op}({_value(value, computed)}; {' '.join(axes)})"
+        case Write(view, value, op):  # without a store's cast to its tensor's type
+            value = value.x if isinstance(value, Cast) else value
+            return f"store  {_view(view)} {'+' if op == 'add' else op}= {_value(value, computed)}"
+
+
+def _view(view: View) -> str:
+    coords = ", ".join(render(as_written(d.coord)) for d in view.dims)
+    where = all_of(conditions(view))
+    said = "" if where is TRUE else f" where {render(as_written(where))}"
+    return f"{view.tensor.name}[{coords}]{said}"
+
+
+def _value(e: Expr, computed: DType) -> str:
+    """The text of an expression, without the casts that the parser adds; all others stay."""
+    def is_added(cast: Cast) -> bool:
+        x = cast.x
+        if isinstance(x, Const):
+            return True
+        if not isinstance(x, Var) or x.dtype.kind not in ("float", "int"):
+            return False
+        return cast.type is (computed if x.dtype.kind == "float" else i32 if x.dtype.bits < 64 else i64)
+
+    return render(rewrite(e, lambda at: at.x if isinstance(at, Cast) and is_added(at) else at))
+
+
+def render(e: Expr) -> str:
+    """The text of an expression, with ``where`` for the IR's ``select``."""
+    return SELECTION.sub("where(", readable(e))
+
+
+def as_written(e: Expr) -> Expr:
+    """A coordinate or condition without casts to index, which the text does not have."""
+    return rewrite(e, lambda at: at.x if isinstance(at, Cast) and at.type is index else at)
+
+
+def conditions(view: View) -> list[Expr]:
+    """The conditions of a view's mask other than that its coordinates are inside the tensor. One that says
+    this once more is among them: it tells that indices may be outside."""
+    inside = [c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
+              for c in (d.coord >= 0, d.coord < n)]  # some twice, on a diagonal
+    found: list[Expr] = []
+    for c in (c for d in view.dims for c in conjuncts(d.mask)):
+        if c in inside:
+            inside.remove(c)
+        else:
+            found.append(c)
+    return found
+
+
+# -- sweeps -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """``before``: steps of a whole row; ``steps``: steps of every element, in order, including the sweep's
+    reductions and stores."""
+
+    before: tuple[Step, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeps:
+    """All sweeps, and the steps of a whole row after the last one. Without a reduction there are no
+    sweeps."""
+
+    each: tuple[Sweep, ...]
+    behind: tuple[Step, ...]
+
+
+def sweeps(steps: tuple[Step, ...], reduced: Iterable[str]) -> Sweeps:
+    """The fewest sweeps over the reduced axes that evaluate the steps; each reduction is over all of these
+    axes."""
+    known = _Levels(steps, reduced)
+    count = 1 + max((known.level[i] for i in known.ends), default=-1)
+    within = [known.needed(i for i in known.ends if known.level[i] == number) for number in range(count)]
+    places = known.places(within)
+    before = [tuple(s for i, s in enumerate(steps) if places.get(i) == number)
+              for number in range(count + 1)]
+    each = [tuple(steps[i] for i in sorted(found)) for found in within]
+    return Sweeps(tuple(Sweep(b, e) for b, e in zip(before, each, strict=False)), before[count])
+
+
+class _Levels:
+    """For each step, by its index: the steps that it uses, the number of sweeps that must end before it
+    (``level``), and whether it varies within a row (``inside``). ``ends``: the reductions and stores of
+    sweeps."""
+
+    def __init__(self, steps: tuple[Step, ...], reduced: Iterable[str]) -> None:
+        axes = {Var(a) for a in reduced}
+        self.steps = steps
+        made: dict[Var, int] = {}
+        self.used: list[list[int]] = []
+        self.level: list[int] = []
+        self.inside: list[bool] = []
+        for i, step in enumerate(steps):
+            mentioned = used(step)
+            needed = sorted(made[v] for v in mentioned if v in made)
+            self.used.append(needed)
+            self.level.append(max((self.level[j] + self.reduces(j) for j in needed), default=0))
+            self.inside.append(self.reduces(i) or not axes.isdisjoint(mentioned)
+                               or any(self.inside[j] and not self.reduces(j) for j in needed))
+            if not isinstance(step, Write):
+                made[step.var] = i
+        self.ends = [i for i, s in enumerate(steps)
+                     if self.inside[i] and isinstance(s, (Reduction, Write))]
+
+    def reduces(self, i: int) -> bool:
+        return isinstance(self.steps[i], Reduction)
+
+    def needed(self, ends: Iterable[int]) -> set[int]:
+        """The steps within a row that some ends need, including these."""
+        found: set[int] = set()
+        left = list(ends)
+        while left:
+            at = left.pop()
+            if at not in found:
+                found.add(at)
+                left += [j for j in self.used[at] if self.inside[j] and not self.reduces(j)]
+        return found
+
+    def places(self, within: list[set[int]]) -> dict[int, int]:
+        """The sweep before which each step of a whole row is evaluated: the first that needs it, for a
+        store the earliest possible. A value that nothing needs is left out."""
+        found: dict[int, int] = {}
+        for number, sweep in reversed(list(enumerate(within))):
+            found |= {j: number for i in sweep for j in self.used[i] if not self.inside[j]}
+        for i in reversed(range(len(self.steps))):
+            if self.inside[i]:
+                continue
+            if isinstance(self.steps[i], Write):
+                found[i] = self.level[i]
+            if i in found:
+                for j in self.used[i]:
+                    if not self.inside[j]:
+                        found[j] = min(found[i], found.get(j, found[i]))
+        return found

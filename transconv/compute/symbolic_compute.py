@@ -1,6 +1,4 @@
-"""A computation whose sizes are arguments: its form for given sizes, and what is refused of it.
-
-Also here: the line of a computation's text that names the sizes that are arguments of its kernels.
+"""Sizes that are arguments of kernels: the line that names them, examples, what is refused.
 
     sizes  N=8 in 1..64, H in 1..4096, W in 1..4096, C=64 in 8..512, C % 8 == 0, N*H*W*C < 2147483648
 
@@ -17,8 +15,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute.compute import Compute
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.compute.text.expressions import ComputeScope, expression
+from transconv.compute.expressions import ComputeScope, expression
+from transconv.compute.steps import Read, Step, Write
 from transconv.errors import ComputeError
 from transconv.ir import (
     LARGEST_SIZE,
@@ -40,33 +38,6 @@ from transconv.ir import (
 from transconv.simplify import simplify
 
 MANY = 256  # an example of a size that nothing else is known of
-
-
-def at_sizes(compute: Compute, values: Values) -> Compute:
-    """The computation for given sizes; itself if no size is an argument. Raises ComputeError for sizes
-    that do not meet its requirements."""
-    if compute.named is None:
-        return compute
-    if reason := compute.named.why_not(values):
-        raise ComputeError(f"{compute.name}: {reason}; it requires {compute.named}")
-    consts: dict[Expr, Expr] = {Var(n): Const(values[n]) for n in compute.named.names}
-
-    def view(of: View) -> View:
-        dims = tuple(ViewDim(substitute(d.coord, consts), substitute(d.mask, consts)) for d in of.dims)
-        return View(of.tensor.at(values), dims)
-
-    def step(of: Step) -> Step:
-        match of:
-            case Read():
-                return replace(of, view=view(of.view))
-            case Write():
-                return replace(of, view=view(of.view), value=substitute(of.value, consts))
-            case Value() | Reduction():
-                return replace(of, value=substitute(of.value, consts))
-
-    axes = tuple(x if x.extent is None else Axis(x.name, value_at(x.extent, values), x.role)
-                 for x in compute.axes)
-    return replace(compute, axes=axes, steps=tuple(map(step, compute.steps)), named=None)
 
 
 def with_examples(compute: Compute, values: Values) -> Compute:

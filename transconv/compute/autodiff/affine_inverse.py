@@ -1,21 +1,16 @@
 """The axes of a computation, told by the position in a tensor that it reads: coordinates solved for axes.
 
-    X[i*2 + k], k in 0..1     ->     i = p // 2, k = p % 2
+    X[i*2 + k], k in 0..1     ->     i = p // 2, k = p % 2          digits of a mixed-radix number
     X[i + k]                  ->     i = p - k, where that is a position; all k have their turn
 
-One coordinate is inverted for one axis (autodiff/view_inverse.py), or is a mixed-radix number whose digits
-are several.
-
-Also here: inverts the coordinates of a view: which positions of an axis a coordinate maps to a given
-index.
+One coordinate is inverted for one axis. Candidates follow from the expression, node by node:
 
     x[i*2 + 1]              element p is read at       i = (p - 1) // 2     if (p - 1) % 2 == 0
     x[i // 3]                                          i = p*3 + turn       for 3 turns
     x[reflect(i - 2, 8)]                               i = p + 2, 2 - p, 16 - p, if in the range of i
 
-Candidates follow from the expression, node by node. Because sizes are numbers, all positions are then
-enumerated: this drops candidates that are not needed, finds the condition of each, and proves that no
-position is missing.
+Because sizes are numbers, all positions are then enumerated: this drops candidates that are not needed,
+finds the condition of each, and proves that no position is missing.
 """
 
 from __future__ import annotations

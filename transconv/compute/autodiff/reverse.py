@@ -5,27 +5,21 @@
     let   s = sum(x*w; k)           ->      let   dw = sum(dy*where(s <= 0, 0, 1)*x; m)
     store Y[m, n] = relu(s)                 store dW[n, k] = dw              (s is computed again)
 
-Every step has a *flow*, the gradient of its value at each point of the axes that the value depends on.
-The steps are visited from the last to the first; each hands its flow to the names that it mentions, times
-the partial derivatives of its expression (autodiff/partial_derivatives.py), summed over the axes that the
-name does not have. What a sum reduces gets its flow at every element; the flow of an extreme is divided
-evenly among equal elements, as torch.amax does; that of a product is multiplied by the product of the
-other elements, which one zero does not spoil. Values and sums are in the type of arithmetic.
-autodiff/gradient_stores.py stores the flows of reads.
+Every step has a *flow*, the gradient of its value at each point of the axes that the value depends on. The
+steps are visited from the last to the first; each hands its flow to the names that it mentions, times the
+partial derivatives of its expression, summed over the axes that the name does not have. What a sum reduces
+gets its flow at every element; the flow of an extreme is divided evenly among equal elements, as
+torch.amax does; that of a product is multiplied by the product of the other elements, which one zero does
+not spoil. Values and sums are in the type of arithmetic. autodiff/gradient_stores.py stores the flows of
+reads.
 
-Also here: which names and results of a computation depend on its tensors in a way that has a derivative.
-
-Also here: a computation's steps with others behind them, of which none is made twice.
-
-Also here: partial derivatives of an expression with respect to its parts, from the table of operations.
+A partial derivative is that of a row in the table of operations. A text writes operations out, so a row is
+found by its expression: ``row(part)`` is the expression itself, because nodes are interned. The derivative
+is then torch's, also where a function has none (0 for relu at 0) and where the rule of each node would
+overflow (elu, softplus):
 
     x * sigmoid(x)        is silu(x): the derivative of its row
     a * b                 is mul(a, b)
-    exp(x)                is exp(x)
-
-A text writes operations out, so a row is found by its expression: ``row(part)`` is the expression itself,
-because nodes are interned. The derivative is then torch's, also where a function has none (0 for relu at
-0) and where the rule of each node would overflow (elu, softplus).
 """
 
 from __future__ import annotations
@@ -39,8 +33,7 @@ from transconv.compute.analysis.pointwise import MOST_NODES, nodes_of
 from transconv.compute.analysis.statistics import kept, points, sum_of
 from transconv.compute.compute import Compute
 from transconv.compute.elementwise import OPS, Op
-from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, used
-from transconv.compute.text.format import line
+from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, line, used
 from transconv.errors import ComputeError
 from transconv.ir import (
     Add,
@@ -174,7 +167,7 @@ class Flows(Appended):
                 self.visit(step)
             except ComputeError as error:
                 raise ComputeError(f"{compute.name}: {error}, in the line: "
-                                   f"{' '.join(line(step, compute).split())}") from None
+                                   f"{' '.join(line(step, self.type).split())}") from None
 
     def visit(self, step: Step) -> None:
         """Hand a step's flow to what it mentions."""

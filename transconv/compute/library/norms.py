@@ -1,17 +1,12 @@
-"""layer_norm, rms_norm, group_norm, and instance_norm as one group for each feature.
+"""layer_norm, rms_norm, batch_norm, group_norm, and instance_norm as one group for each feature.
 
 The variance is the mean of squared deviations from the mean: that takes a second sweep, but subtracts no
 large numbers. ``W`` and ``B`` scale and shift; either may be missing. Gradients need the mean ``M`` of
 each row and ``R``, one over its deviation, which are stored in the type of arithmetic.
 
-Also here: batch_norm: each feature is normalised over all other dims; the statistics are stored for
-gradients.
-
-Also here: the parts of a norm whose rows are in several places: moments of the rows that are here, and
-what is made of each element once those of all rows are known.
-
-x [n, c, ...] is normalised over the dims after c; moments and factors are [n, c], in the type of
-arithmetic.
+A norm whose rows are in several places takes ``moments`` of the rows that are here, and makes of each
+element what it is once those of all rows are known (``scaled``): x [n, c, ...] is normalised over the dims
+after c; moments and factors are [n, c].
 """
 
 from __future__ import annotations
@@ -19,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transconv.compute.library.any_size import SizeExpression, counted
 from transconv.compute.library.page import (
     Gradient,
     LibraryFormula,
     NamedSpace,
     Placed,
+    SizeExpression,
     Strided,
+    counted,
     held,
     lines,
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transconv.compute.autodiff.scatter_to_gather import transposed
+from transconv.compute.autodiff.gradient_stores import transposed
 from transconv.compute.library.page import (
     Dim,
     Gradient,
@@ -20,7 +20,7 @@ from transconv.compute.library.page import (
     Placed,
     Strided,
 )
-from transconv.compute.text.format import parse
+from transconv.compute.parser import parse
 
 MODES = {"constant": "{at}", "reflect": "reflect({at}, {n})", "replicate": "clamp({at}, {n})",
          "circular": "wrap({at}, {n})"}

@@ -4,16 +4,13 @@
     let y = tanh(s)         error |tanh(s + error) - tanh(s)|, the slope of tanh where s is
 
 A sum's own error is a fraction of the sum of its absolute terms. Later steps are evaluated at the value
-plus and minus its error, so functions with steep slopes need no constants; semantics/rounding_errors.py
-has the errors of their own operations.
-
-Also here: the rounding error of evaluating an expression, operation by operation.
+plus and minus its error, so functions with steep slopes need no constants.
 
     x*0.5*(1 + erf(x*c))     1 + erf is off by half a unit in the last place of 1, also where it is 1e-6
 
-Each operation rounds its own result. What becomes of that in the rest of the expression is found by
-evaluating the rest with the result moved: cancellations count, and errors that an expression is written to
-cancel do not (``log(u)/(u - 1)`` hardly changes with u).
+Each operation of an expression rounds its own result. What becomes of that in the rest of the expression
+is found by evaluating the rest with the result moved: cancellations count, and errors that an expression
+is written to cancel do not (``log(u)/(u - 1)`` hardly changes with u).
 
     p - p,  p = x*x          fma(x, x, -p): one of both is not rounded, the difference is not 0
 

@@ -7,7 +7,7 @@ so that kernels can be compared with it.
 It also computes the error that a correct kernel may have (``error``): the rounding errors of sums and
 values are propagated by evaluating each later step with every name moved by its error.
 
-Also here: the meaning of stores that share places: what all points leave in one place, in NumPy.
+Stores that share places leave there what ``Gathered`` reduces.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 
 from transconv.compute.compute import Compute
 from transconv.compute.semantics import error_bounds
-from transconv.compute.steps import Read, Reduction, Step, Value, Write, used
-from transconv.compute.text.expressions import conditions
+from transconv.compute.steps import Read, Reduction, Step, Value, Write, conditions, used
 from transconv.ir import (
     REDUCERS,
     Array,

@@ -1,6 +1,6 @@
 """Calls whose kernels take sizes as arguments: the texts of a form for any size, and their launches.
 
-A form (compute/library/any_size.py) is the same for all sizes of a kind of call. It has a registry of
+A form (compute/library/page.py) is the same for all sizes of a kind of call. It has a registry of
 plans (runtime/registry.py): where one axis is reduced, each holds rows up to a length, and the last reads
 them again in steps.
 """

@@ -1,7 +1,13 @@
-"""Python expressions in a computation's text, read into the IR.
+"""Python expressions in a computation's text, read into the IR: values, and views with their masks.
 
-Also here: views in a computation's text: coordinates, their masks, and sizes of tensors that no line
-declares.
+Coordinates may use integer functions such as ``reflect`` and ``wrap``, one row of ``COORDINATES`` each. A
+row expands to an expression, which determines its meaning in NumPy, the range of its values and its text
+in a kernel:
+
+    x[reflect(h - 1, 8)]    expands to    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
+
+The expressions are chosen so that the simplifier can prove their bounds, and a coordinate that is always
+inside needs no mask. If a position is at most one period outside, no division is left.
 """
 
 from __future__ import annotations
@@ -13,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from transconv.compute.coordinates import COORDINATES, as_written
 from transconv.compute.elementwise import OPS
+from transconv.compute.steps import as_written
 from transconv.errors import ComputeError, nearest
 from transconv.ir import (
     DTYPES,
@@ -33,13 +39,14 @@ from transconv.ir import (
     Mod,
     Neg,
     Not,
+    RowTable,
     Select,
     Sizes,
     Tensor,
     Var,
     View,
     ViewDim,
-    conjuncts,
+    as_expr,
     eq,
     find,
     free_vars,
@@ -51,10 +58,60 @@ from transconv.ir import (
     ne,
     promote,
     readable,
+    select,
     why_not_depth,
     why_not_text,
 )
 from transconv.simplify import Facts, facts_of, prove, range_of, simplify
+
+Whole = Expr | int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A function of ``arity`` integers: a position and, unless ``arity`` is 1, the size of its dimension.
+    ``says``: a description for the documentation."""
+
+    name: str
+    arity: int
+    expression: Callable[..., Whole]
+    says: str
+
+    def __call__(self, *values: Expr) -> Expr:
+        """The expression for these values; a constant if all are constants."""
+        return as_expr(self.expression(*(int(v.value) if isinstance(v, Const) else v for v in values)))
+
+
+def _abs(i: Whole) -> Expr:
+    return maximum(i, -i)
+
+
+def _reflect(i: Whole, n: Whole) -> Expr:
+    """Reflection at the first and last position: the period is 2n - 2."""
+    period = n * 2 - 2
+    there = _abs(i) % (max(period, 1) if isinstance(period, int) else maximum(period, 1))
+    return minimum(there, period - there)
+
+
+def _symmetric(i: Whole, n: Whole) -> Expr:
+    there = maximum(i, -1 - i) % (n * 2)
+    return minimum(there, n * 2 - 1 - there)
+
+
+COORDINATES: RowTable[Coordinate] = RowTable(
+    Coordinate("clamp", 2, lambda i, n: minimum(maximum(i, 0), n - 1),
+               "beyond an end: the element at that end (torch's padding mode replicate)"),
+    Coordinate("reflect", 2, _reflect,
+               "beyond an end: as far inside, the element at the end itself left out (reflect)"),
+    Coordinate("symmetric", 2, _symmetric,
+               "beyond an end: as far inside, beginning with the element at the end (NumPy's symmetric)"),
+    Coordinate("wrap", 2, lambda i, n: i % n, "beyond an end: on from the other one (circular)"),
+    Coordinate("from_end", 2, lambda i, n: select(i < 0, i + n, i),
+               "a negative position counts from the end, as an index of torch does"),
+    Coordinate("abs", 1, _abs, "the distance from 0"),
+)
+"""Functions of a position and a size that coordinates may use."""
+
 
 BINARY: dict[type, Callable[[Expr, Expr], Expr]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -360,20 +417,6 @@ def sized(name: str, coords: list[Expr], scope: ComputeScope, dtype: DType) -> T
     sized = any(not isinstance(e, Const) for e in extents)
     return Tensor(name, dims, tuple(shape), Layout.dense(dtype, shape),
                   extents=tuple(extents) if sized else ())
-
-
-def conditions(view: View) -> list[Expr]:
-    """The conditions of a view's mask other than that its coordinates are inside the tensor. One that says
-    this once more is among them: it tells that indices may be outside."""
-    inside = [c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
-              for c in (d.coord >= 0, d.coord < n)]  # some twice, on a diagonal
-    found: list[Expr] = []
-    for c in (c for d in view.dims for c in conjuncts(d.mask)):
-        if c in inside:
-            inside.remove(c)
-        else:
-            found.append(c)
-    return found
 
 
 def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: ComputeScope) -> View:

@@ -1,4 +1,4 @@
-"""The text of a computation, read by ``parse`` and printed by ``write``.
+"""Reads the text of a computation (``parse``), and describes what was read (``describe``).
 
     compute max_pool
         sizes  w=56 in 1..4096, w % 8 == 0                 names for sizes; see symbolic_compute.py
@@ -10,14 +10,21 @@
 
 Reads outside of a tensor give 0, or the value after ``else``; ``where`` after a view adds a condition.
 Arithmetic is in f32 (f64 if a declared tensor is f64); a store rounds to its tensor's type, or adds to the
-tensor (``+=``), which is 0 at first. Expressions are Python's, with the operations of ``ops`` and
-``where(cond, x, y)``. A product may also store reductions of its result, ``store M[n] sum= y``, and
-``max=``, ``min=`` and ``squares=`` (analysis/statistics.py). Two semicolons also end a line, so that
-``one_line`` can write a text without line ends.
+tensor (``+=``), which is 0 at first. Expressions are Python's (expressions.py). A product may also store
+reductions of its result, ``store M[n] sum= y``, and ``max=``, ``min=`` and ``squares=``
+(analysis/statistics.py). Two semicolons also end a line, so that ``one_line`` can write a text without
+line ends.
 
-Also here: parses the lines of a computation's text; text/format.py describes the format.
+A description has axes with kinds, views with coordinates, masks and proofs:
 
-Also here: parses the lines of a computation's text that are steps: reads, lets and stores.
+    compute strided_1_1
+        M  rows     n=32  qh=28  qw=28
+        N  columns  f=64
+        K  summed   th=2  tw=2  c=128
+        A = X[n, c, oh = qh - th + 1, ow = qw - tw + 1]
+            always true: (qh*2 + 2 - th*2) % 2 == 0    qh*2 - th*2 + 2 is a multiple of 2
+            kept:        oh < 28                qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
+        ...
 """
 
 from __future__ import annotations
@@ -27,59 +34,63 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from transconv.compute.analysis.axis_roles import with_roles
-from transconv.compute.analysis.prologues import with_prologues
+from transconv.compute.analysis.axis_roles import with_prologues, with_roles
 from transconv.compute.analysis.statistics import STATISTICS
 from transconv.compute.compute import Compute
-from transconv.compute.coordinates import as_written
 from transconv.compute.elementwise import EXTREMA, where_first
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, why_not_named
-from transconv.compute.symbolic_compute import of_sizes, sizes_of
-from transconv.compute.text.expressions import (
+from transconv.compute.expressions import (
     ComputeScope,
-    conditions,
     coordinates_of,
     expression,
+    facts_of_axes,
     facts_of_scope,
     shortened,
     sized,
     viewed,
 )
+from transconv.compute.steps import (
+    Axis,
+    Read,
+    Reduction,
+    Step,
+    Value,
+    Write,
+    as_written,
+    why_not_named,
+)
+from transconv.compute.symbolic_compute import of_sizes, sizes_of
 from transconv.errors import ComputeError, LayoutError, nearest
 from transconv.ir import (
     DTYPES,
     ELSEWHERE,
     LAUNCH,
     REDUCERS,
-    TRUE,
     Cast,
     Const,
     Div,
     DType,
     Expr,
     Layout,
+    Mod,
     Select,
     Sizes,
     Tensor,
     Var,
     View,
-    all_of,
+    conjuncts,
     f32,
     f64,
     find,
     free_vars,
-    i32,
-    i64,
     index,
     readable,
-    rewrite,
+    substitute,
     type_named,
     value_at,
     why_not_text,
 )
-from transconv.simplify import simplify
+from transconv.simplify import Facts, prove, reason, simplify
 
-SELECTION = re.compile(r"\bselect\(")
 END = ";;"
 """The end of a line in a text that is written in one line."""
 WORDS = ("compute", "sizes", "tensor", "axes", "read", "let", "store")
@@ -115,82 +126,6 @@ def one_line(text: str) -> str:
     """The text of a computation as one line, without comments."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return f" {END} ".join(line for line in lines if line)
-
-
-def write(compute: Compute) -> str:
-    """The text of a computation; ``parse(write(c)) == c`` for one that was parsed."""
-    said = "".join(f" {k}={v}" for k, v, usual in (
-        ("math", compute.math, "tf32"), ("merge", compute.merge, 1)) if v != usual)
-    lines = [f"compute {compute.name}{said}"]
-    lines += [f"    sizes  {compute.named}"] if compute.named else []
-    lines += [f"    tensor {_tensor(t)}" for t in compute.tensors]
-    summed = {x.name for x in compute.axes_of("K")}
-    groups = [" ".join(f"{x.name}={_extent(x)}" for x in compute.axes if (x.name in summed) is inside)
-              for inside in (False, True)]
-    lines.append(f"    axes   {' | '.join(filter(None, groups))}")
-    lines += [f"    {line(s, compute)}" for s in compute.steps]
-    return "\n".join(lines)
-
-
-def _tensor(t: Tensor) -> str:
-    bounds = (readable(e).replace(" ", "") for e in t.bounds)
-    sizes = ", ".join(f"{d}={n}" for d, n in zip(t.dims, bounds, strict=True))
-    dense = t.layout is Layout.dense(t.dtype, t.shape)
-    order = t.layout.tag() if t.extents else t.layout
-    return f"{t.name} {t.dtype} [{sizes}]" + ("" if dense else f" {order}")
-
-
-def _extent(axis: Axis) -> str:
-    return str(axis.size) if axis.extent is None else readable(axis.extent).replace(" ", "")
-
-
-def line(step: Step, compute: Compute) -> str:
-    """The line of a step."""
-    if isinstance(step, Read):
-        fill = f" else {step.fill:g}" if step.fill else ""
-        return f"read   {step.name} = {_view(step.view)}{fill}"
-    computed = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
-    if isinstance(step, Value):
-        return f"let    {step.name} = {_value(step.value, computed)}"
-    if isinstance(step, Reduction):
-        return f"let    {step.name} = {step.op}({_value(step.value, computed)}; {' '.join(step.axes)})"
-    value = _value(_inner(step.value), computed)
-    return f"store  {_view(step.view)} {'+' if step.op == 'add' else step.op}= {value}"
-
-
-def _view(view: View) -> str:
-    coords = ", ".join(_said(as_written(d.coord)) for d in view.dims)
-    where = all_of(conditions(view))
-    said = "" if where is TRUE else f" where {_said(as_written(where))}"
-    return f"{view.tensor.name}[{coords}]{said}"
-
-
-def _value(e: Expr, computed: DType) -> str:
-    """The text of an expression, without the casts that the parser adds; all others stay."""
-    def shorter(at: Expr) -> Expr:
-        return at.x if isinstance(at, Cast) and _is_added(at, computed) else at
-
-    return _said(rewrite(e, shorter))
-
-
-def _inner(e: Expr) -> Expr:
-    """The expression without an outermost cast, such as that of a store to its tensor's type."""
-    return e.x if isinstance(e, Cast) else e
-
-
-def _is_added(cast: Cast, computed: DType) -> bool:
-    """Whether the parser makes this cast of a name or a number."""
-    x = cast.x
-    if isinstance(x, Const):
-        return True
-    if not isinstance(x, Var) or x.dtype.kind not in ("float", "int"):
-        return False
-    return cast.type is (computed if x.dtype.kind == "float" else i32 if x.dtype.bits < 64 else i64)
-
-
-def _said(e: Expr) -> str:
-    """The text of an expression, with ``where`` for the IR's ``select``."""
-    return SELECTION.sub("where(", readable(e))
 
 
 class Reader:
@@ -482,3 +417,64 @@ def _number(text: str) -> float:
         return NUMBERS[text] if text in NUMBERS else float(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError):
         raise ComputeError(f"else {text}; expected a number, inf or -inf") from None
+
+
+KINDS = (("B", "groups"), ("M", "rows"), ("N", "columns"), ("K", "summed"))
+WIDTH = 30  # characters of a condition, so that reasons are aligned
+
+
+@lru_cache(maxsize=64)
+def axis_facts(compute: Compute) -> Facts:
+    """The ranges of the axes: 0 to size - 1, for all values of sizes that are arguments."""
+    extents = {x.name: x.extent for x in compute.axes if x.extent is not None}
+    return facts_of_axes({x.name: x.size for x in compute.axes}, extents, compute.named)
+
+
+def describe(compute: Compute) -> str:
+    """The description of a computation as text. Masks that the ranges of the axes prove are marked, with
+    the reason."""
+    facts = axis_facts(compute)
+    lines = [f"compute {compute.name}"]
+    for kind, meaning in KINDS:
+        if axes := compute.axes_of(kind):
+            sizes = "  ".join(f"{x.name}={x.size}" for x in axes)
+            lines.append(f"    {kind}  {meaning:<8} {sizes}")
+    if any(x.size == 0 for x in compute.axes_of("K")):
+        return "\n".join([*lines, "    the sum is empty: acc = 0",
+                          *_view_lines("C", compute.c, facts),
+                          f"    C = {compute.behind or 'acc'}"])
+    others = [(r.name, r.view) for r in compute.reads if r.view not in (compute.a, compute.b)
+              and (r.var in compute.names.indices or r in compute.names.chosen_from)]
+    for role, view in (("A", compute.a), ("B", compute.b), *others, ("C", compute.c)):
+        if view is not None:
+            lines += _view_lines(role, view, facts)
+    if compute.b is None and not compute.axes_of("K"):
+        return "\n".join([*lines, "    C = A"])
+    summed = ", ".join(x.name for x in compute.axes_of("K"))
+    factors = "A" if compute.b is None else "A * B"
+    lines.append(f"    acc = sum of {factors} over {summed}, in {compute.acc}")
+    lines.append(f"    C = {compute.behind or 'acc'}")
+    return "\n".join(lines)
+
+
+def _view_lines(role: str, view: View, facts: Facts) -> list[str]:
+    """A line with the coordinates of a view, and a line for each of its conditions."""
+    coords, conditions = [], []
+    for name, dim in zip(view.tensor.dims, view.dims, strict=True):
+        short = dim.coord if isinstance(dim.coord, Var) else simplify(dim.coord, facts)
+        coords.append(name if short is Var(name) else f"{name} = {readable(as_written(short))}")
+        conditions += [_condition(part, name, dim.coord, facts) for part in conjuncts(dim.mask)
+                       if not isinstance(part, Const)]
+    return [f"    {role} = {view.tensor.name}[{', '.join(coords)}]", *conditions]
+
+
+def _condition(part: Expr, name: str, coord: Expr, facts: Facts) -> str:
+    """One condition of a mask: whether it is kept or always true, and the reason."""
+    named = readable(as_written(substitute(part, {coord: Var(name)})))
+    if prove(part, facts):
+        verdict, why = "always true:", reason(part, facts)
+    else:
+        verdict, why = "kept:", "" if find(part, Mod) else reason(part, facts)
+        if read := [readable(as_written(e)) for e in find(part, Cast)]:
+            why = f"{' '.join(read)} may be any number"
+    return f"        {verdict:<12} {named:<{WIDTH}}  {why}".rstrip()
