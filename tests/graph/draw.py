@@ -395,17 +395,17 @@ def why_wrong(drawn: Drawn, most: float = 1e-8) -> str:
 
 def _why_wrong(drawn: Drawn, most: float) -> str:
     from tests.graph.meant import by_meaning, compare, traced
-    from transconv.graph.fusion.epilogue_reductions import REFUSED
-    from transconv.graph.regions import region_runner
+    from transconv.graph.regions import region_kernels
+    from transconv.graph.regions.region_kernels import REFUSED
 
     try:
         with torch.no_grad():
             drawn(*drawn.inputs)
     except (RuntimeError, IndexError, ValueError):
         return ""  # no graph at all
-    real = region_runner.why_again
+    real = region_kernels.why_again
     if drawn.leaves:
-        region_runner.why_again = lambda kernel, rates: (  # at any price, if it can be
+        region_kernels.why_again = lambda kernel, rates: (  # at any price, if it can be
             why if (why := real(kernel, rates)) == REFUSED else "")
     try:
         with by_meaning():
@@ -413,7 +413,7 @@ def _why_wrong(drawn: Drawn, most: float) -> str:
     except Exception as error:  # any error is a failure that the caller shows
         return f"{type(error).__name__}: {error}"
     finally:
-        region_runner.why_again = real
+        region_kernels.why_again = real
     return ""
 
 

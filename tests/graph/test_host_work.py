@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from bench import faked_launches
 from tests.graph.meant import traced
 from transconv.functional.calls import compiled_launch
-from transconv.graph.regions import region_calls, region_runner
+from transconv.graph import torch_compile
+from transconv.graph.regions import region_calls
 
 Tensor = torch.Tensor
 SMALL, LAST = torch.bfloat16, torch.channels_last
@@ -30,12 +31,12 @@ def forward(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
 def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.RegionLaunches]:
     """The regions that are compiled."""
     found: list[region_calls.RegionLaunches] = []
-    real = region_runner.launches
+    real = torch_compile.launches
 
     def noted(*asked: Any) -> region_calls.RegionLaunches:
         found.append(real(*asked))
         return found[-1]
-    monkeypatch.setattr(region_runner, "launches", noted)
+    monkeypatch.setattr(torch_compile, "launches", noted)
     return found
 
 

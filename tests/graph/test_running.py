@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
 from transconv.functional.calls.compiled_launch import TensorMemory
-from transconv.graph.regions import region_calls, region_runner
+from transconv.graph import torch_compile
+from transconv.graph.regions import region_calls
 from transconv.runtime import Spaces
 
 Tensor = torch.Tensor
@@ -116,12 +117,12 @@ def test_launches_share_memory_for_workspaces() -> None:
 def test_a_graph_of_one_region_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs that are results, results twice, and values that are known."""
     wired = []
-    found = region_runner.Parts.wired
+    found = torch_compile.Parts.wired
 
-    def noted(self: region_runner.Parts) -> region_runner.Wired | None:
+    def noted(self: torch_compile.Parts) -> torch_compile.Wired | None:
         wired.append(found(self))
         return wired[-1]
-    monkeypatch.setattr(region_runner.Parts, "wired", noted)
+    monkeypatch.setattr(torch_compile.Parts, "wired", noted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z = x.exp() + y

@@ -21,10 +21,8 @@ from torch import nn
 from transconv.compute import Workload
 from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import launch
-from transconv.graph.fusion.fusion_cost import Price, counted
+from transconv.graph.fusion.groups import Edge, Price, traffic
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.fusion.plan import Edge
-from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.runtime import Wanted, estimated, torch_internals
 from transconv.tuning.timing import Clock
@@ -168,13 +166,9 @@ def _tables(graph: GraphReport) -> Iterator[PrintedTable]:
     yield PrintedTable(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
 
 
-def kernel_rows(region: RegionLaunches, rates: Price) -> list[KernelRow | TorchRow]:
-    """The rows of a region."""
-    return [_row(k, region, rates) for k in region.kernels]
-
-
-def _row(kernel: RegionKernel, region: RegionLaunches, rates: Price) -> KernelRow:
-    moved, operations = counted(kernel.group, {*region.plan.stored})
+def kernel_row(kernel: RegionKernel, stored: set[Piece], device: torch.device, rates: Price) -> KernelRow:
+    """The row of a kernel; ``stored``: what the kernels of its region store."""
+    moved, operations = traffic(kernel.group, stored)
 
     def us() -> float:
         try:
@@ -184,24 +178,8 @@ def _row(kernel: RegionKernel, region: RegionLaunches, rates: Price) -> KernelRo
 
     said = tuple(w for w in kernel.group.labels if w not in UNSAID)
     return KernelRow(kernel.group.name, said, moved, operations, us,
-                     lambda clock: measured(kernel.asked, region.device, clock), "\n".join(kernel.texts),
+                     lambda clock: measured(kernel.asked, device, clock), "\n".join(kernel.texts),
                      kernel.sized.refused if kernel.sized else "")
-
-
-def peak_of(region: RegionLaunches) -> int:
-    """Bytes of what a region stores that are held at once at most."""
-    held = most = 0
-    inputs = {piece for _, _, piece in region.inputs}
-    cut: set[Piece] = set()  # tensors that hold several values, and are there
-    for kernel, done, over in zip(region.kernels, region.last, region.over, strict=True):
-        new = {region.cut[p].whole for p in kernel.stored if p in region.cut} - cut
-        cut |= new
-        held += sum(p.bytes for p in new)
-        held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in region.cut)
-        most = max(most, held)
-        held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
-        held -= sum(p.bytes for p in done if p not in inputs and p not in region.cut)
-    return most
 
 
 def report(compiled: Any, measure: bool = False) -> Report:

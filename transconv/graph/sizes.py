@@ -11,7 +11,7 @@ others. No arithmetic gives a number of the example: for estimates ``like`` does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Union
@@ -32,6 +32,11 @@ from transconv.simplify import Facts, prove, range_of, simplify
 
 Length = Union[int, "SymbolicSize"]
 """The size of a dim."""
+
+
+Index = tuple[Expr, ...]
+Move = Callable[[Index], Index]
+Where = Callable[[Index], Expr]
 
 
 @dataclass(eq=False, slots=True)

@@ -22,7 +22,6 @@ from transconv.graph.fusion.index_ir import (
     TYPES,
     ConstantValue,
     Counted,
-    Index,
     Indexed,
     Mapped,
     MovedView,
@@ -32,10 +31,10 @@ from transconv.graph.fusion.index_ir import (
     ProductSum,
     Reduced,
 )
-from transconv.graph.fusion.sized_text import NAME, SizedText, braced
 from transconv.graph.lowerings.table import number
 from transconv.graph.lowerings.view_indexing import flattened
-from transconv.graph.sizes import Known, Length, SymbolicSize, like, packed
+from transconv.graph.regions.region_kernel import NAME, SizedText, braced
+from transconv.graph.sizes import Index, Known, Length, SymbolicSize, like, packed
 from transconv.ir import TRUE, ZERO, Expr, Var, all_of, conjuncts, free_vars, readable
 from transconv.simplify import Facts, prove, simplify
 

@@ -1,1 +1,8 @@
-"""The table of operations: how each of aten's becomes pieces, a file for a family."""
+"""The rows of aten's operations, which its files enter into one table: how each becomes values of an index IR."""
+
+from transconv.graph.lowerings import elementwise as elementwise
+from transconv.graph.lowerings import pools as pools
+from transconv.graph.lowerings import products as products
+from transconv.graph.lowerings import quantization as quantization
+from transconv.graph.lowerings import reductions as reductions
+from transconv.graph.lowerings import views as views

@@ -8,38 +8,20 @@ from typing import Any
 
 import torch
 
-from transconv.graph.fusion.index_ir import ConstantValue, Piece, Reduced
-from transconv.graph.lowerings.elementwise import cast
+from transconv.graph.fusion.index_ir import Piece, Reduced
 from transconv.graph.lowerings.table import (
     NodeCall,
     NotOurs,
-    computed,
+    cast,
     expanded,
     kind,
     mapped,
+    reduced,
     reshaped,
     row,
+    wide,
 )
 from transconv.graph.sizes import Fraction
-
-
-def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
-            write: Any = str) -> Piece:
-    """A reduction, with the reduced dims gone."""
-    alone = [d for d in dims if inputs[0].shape[d] == 1]
-    if alone:
-        kept = [n for d, n in enumerate(inputs[0].shape) if d not in alone]
-        inputs = tuple(reshaped(x, kept) for x in inputs)
-        dims = [d - sum(a < d for a in alone) for d in dims if d not in alone]
-    computed(dtype)
-    x = inputs[0]
-    if not dims:
-        if op.startswith("arg"):
-            return ConstantValue(shape=x.shape, dtype=dtype, value=0)
-        return mapped(write, *inputs, dtype=dtype, label=label or op)
-    shape = tuple(n for d, n in enumerate(x.shape) if d not in dims)
-    return Reduced(shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op,
-                   write=write)
 
 
 def dims_of(given: Any, rank: int) -> tuple[int, ...]:
@@ -76,11 +58,6 @@ def _mean_of(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, 
     total = reduced("sum", dims, x, dtype=wide(dtype), label="mean")
     count = prod(x.shape[d] for d in dims)
     return total, mapped(f"{{}} / {count}".format, total, dtype=dtype, label="mean")
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums are kept in."""
-    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 @row("amax", "amin")

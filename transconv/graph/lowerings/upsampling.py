@@ -20,18 +20,17 @@ from typing import NamedTuple
 
 from transconv.graph.fusion.index_ir import (
     ConstantValue,
-    Index,
     Mapped,
     MovedView,
     Piece,
     PiecewiseIndex,
     PiecewisePart,
+    features_last,
     holds,
 )
-from transconv.graph.fusion.memory_order import features_last
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.table import mapped
-from transconv.graph.sizes import Length, SymbolicSize, like, with_axis
+from transconv.graph.sizes import Index, Length, SymbolicSize, like, with_axis
 from transconv.ir import Const, Expr, FloorDiv, Var, free_vars, substitute, value_at
 from transconv.simplify import Facts, simplify
 from transconv.torch_ops.arguments import Params

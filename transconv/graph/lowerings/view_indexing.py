@@ -19,8 +19,7 @@ import numpy.typing as npt
 import torch
 
 from transconv.compute import COORDINATES
-from transconv.graph.fusion.index_ir import Index, Move, Where
-from transconv.graph.sizes import Length, SymbolicSize, divides, like
+from transconv.graph.sizes import Index, Length, Move, SymbolicSize, Where, divides, like
 from transconv.ir import ZERO, Expr, all_of, as_expr, maximum, minimum
 
 Shape = Sequence[Length]

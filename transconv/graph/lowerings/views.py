@@ -12,20 +12,16 @@ from typing import Any
 from transconv.compute import COORDINATES
 from transconv.graph.fusion.index_ir import (
     ConstantValue,
-    Index,
     Indexed,
-    Move,
     MovedView,
     Piece,
     PiecewiseIndex,
     PiecewisePart,
-    Where,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.elementwise import cast, filled
-from transconv.graph.lowerings.table import NodeCall, NotOurs, expanded, kind, row
+from transconv.graph.lowerings.table import NodeCall, NotOurs, cast, expanded, filled, kind, row
 from transconv.graph.lowerings.view_indexing import told_by_place
-from transconv.graph.sizes import Fraction, Length, SymbolicSize, packed, same
+from transconv.graph.sizes import Fraction, Index, Length, Move, SymbolicSize, Where, packed, same
 from transconv.ir import ZERO, Expr, Var, all_of, as_expr, eq
 from transconv.simplify import Facts, simplify
 

@@ -45,13 +45,16 @@ from transconv.functional.calls.compiled_launch import (
     refused,
 )
 from transconv.functional.calls.torch_operators import as_wanted
-from transconv.graph.fusion.concat_views import Slices
+from transconv.graph.fusion.groups import FusionPlan, Slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput
-from transconv.graph.fusion.plan import FusionPlan
 from transconv.graph.lowerings.table import is_bug
-from transconv.graph.regions.partition import Region
-from transconv.graph.regions.refusals import RefusedKernel, refusal
-from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
+from transconv.graph.regions.region_kernel import (
+    RefusedKernel,
+    Region,
+    RegionKernel,
+    SizedTensor,
+    refusal,
+)
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import defined, value_at
@@ -285,7 +288,23 @@ class RegionLaunches:
     numbered: set[RegionKernel] = field(default_factory=set)  # that have no schedule for any sizes
     lying: dict[str, tuple[Length, ...]] = field(
         default_factory=dict
-    )  # strides of results, see regions/saved_tensors.py
+    )  # strides of results, see regions/aot_graphs.py
+
+    @property
+    def peak(self) -> int:
+        """Bytes of what its kernels store that are held at once at most."""
+        held = most = 0
+        inputs = {piece for _, _, piece in self.inputs}
+        cut: set[Piece] = set()  # tensors that hold several values, and are there
+        for kernel, done, over in zip(self.kernels, self.last, self.over, strict=True):
+            new = {self.cut[p].whole for p in kernel.stored if p in self.cut} - cut
+            cut |= new
+            held += sum(p.bytes for p in new)
+            held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in self.cut)
+            most = max(most, held)
+            held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
+            held -= sum(p.bytes for p in done if p not in inputs and p not in self.cut)
+        return most
 
     def bound(self, sizes: Mapping[str, int]) -> BoundRegion:
         """The region for some sizes."""

@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,9 +42,7 @@ from transconv.compute import Workload
 from transconv.disk_cache import leave_text, replace_data
 from transconv.errors import Unsupported
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.regions.partition import Region
-from transconv.graph.regions.refusals import RefusedKernel
-from transconv.graph.regions.region_kernel import RegionKernel
+from transconv.graph.regions.region_kernel import RefusedKernel, Region, RegionKernel
 from transconv.graph.verification.agreement import difference, room
 from transconv.graph.verification.fx_reference import (
     RecordedNode,
@@ -56,10 +54,6 @@ from transconv.graph.verification.fx_reference import (
 )
 from transconv.runtime import FirstSizes, is_collecting
 from transconv.torch_ops.calls.lower_call import capturing
-
-if TYPE_CHECKING:
-    from transconv.graph.regions.region_runner import Parts
-
 
 Tensor = torch.Tensor
 log = logging.getLogger("transconv.graph")
@@ -108,12 +102,11 @@ class Checks:
         rest = 0.0 if got.numel() <= SMALL else max(0.0, seconds - USUAL)
         self.took[key] = times + 1, min(base, seconds, USUAL), min(more, max(least, rest) / self.larger)
 
-    def chosen(self, parts: Parts, values: tuple[int, ...]) -> set[object] | None:
+    def chosen(self, every: Sequence[object], values: tuple[int, ...]) -> set[object] | None:
         """What is compared for further sizes: what was compared least often, as much as time allows."""
         if not self.sizes.seen:
             return None
         self.larger = max(1.0, prod(values) / max(1, prod(self.sizes.seen[0])))
-        every: list[object] = [k for found in parts.launches() for k in (*found.kernels, found.region)]
         left, found = STALL, set()
         for one in sorted(every, key=lambda k: self.took.get(k, NEVER)[0]):
             left -= self.expected(one)
@@ -309,8 +302,9 @@ class FirstCall:
         """As ``Parts.__call__``."""
         checks, parts = self.checks, self.way.parts
         assert checks.reference is not None
-        watch = WatchedCall(checks, checks.reference.values(given), checks.chosen(parts, self.values),
-                      bool(self.values))
+        every = [k for found in parts.launches() for k in (*found.kernels, found.region)]
+        watch = WatchedCall(checks, checks.reference.values(given), checks.chosen(every, self.values),
+                            bool(self.values))
         made: list[Any] = parts.compared(sizes, given, numbers, watch)
         if not watch.waiting:
             wrong = self.ends(watch, made)
