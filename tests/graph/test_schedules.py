@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.graph.meant import traced
 from transconv.conv import ConvProblem, Prop, Surrounded, compiler
 from transconv.graph.fusion.groups import Price
+from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.partition import regions
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.graph.regions.region_kernels import launches

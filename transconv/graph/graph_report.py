@@ -1,11 +1,8 @@
 """What a compiled model became: its kernels with what they cost, what torch computes, and why.
 
-Also here: from what torch.compile returned to the calls of the backend that it made.
-
-torch's compiler leaves them in code that is kept by code of Python: of a function, of what continues one
-behind a graph break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
-
-Also here: microseconds of a kernel on the device.
+Of what torch.compile returned, ``found`` gives the calls of the backend that it made. torch's compiler
+leaves them in code that is kept by code of Python: of a function, of what continues one behind a graph
+break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
 """
 
 from __future__ import annotations

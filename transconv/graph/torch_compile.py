@@ -1,12 +1,5 @@
-"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd, their regions, how they run.
-
-Also here: how AOTAutograd writes graphs: torch's decompositions, but for operations that rows translate
-whole, and its division into forward and backward, which keeps nothing that costs nothing to have again.
-
-Also here: how the regions of a graph run, one after another: each by kernels, or by torch.
-
-Also here: the kernels of a region of a graph: planned, written as texts, and weighed until nothing
-changes.
+"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd and how their regions run, one
+after another, each by kernels or by torch.
 """
 
 from __future__ import annotations
@@ -286,7 +279,6 @@ class _Way:
         self.graph.made.graphs[self.place] = self.report()
 
 
-Tensor = torch.Tensor
 Row = graph_report.KernelRow | graph_report.TorchRow
 log = logging.getLogger("transconv.graph")
 unseen: Any = _disable_current_modes  # by tracers and other modes

@@ -4,10 +4,8 @@ A value is asked for at a position and writes the lines that it needs; what was 
 Views become coordinates. Names are counted, so that groups that do the same have the same text, and one
 kernel: blocks of a network repeat.
 
-Also here: reads and stores of a text, and the dims that their tensors have in it.
-
-A tensor has the dims of its value until all reads and stores of a text are known. Then some fall out, or
-become others, which count the same elements: what a schedule sees is a rectangle of axes.
+A tensor has the dims of its value until all its reads and stores are known. Then some fall out, or become
+others, which count the same elements: what a schedule sees is a rectangle of axes.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ the cost room's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -19,7 +19,6 @@ from math import prod
 from typing import NamedTuple
 
 from transconv.compute import counted
-from transconv.errors import Iterable
 from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.graph.fusion.index_ir import (
     Mapped,
@@ -327,8 +326,8 @@ def slices(plan: FusionPlan) -> dict[Piece, Slices]:
     by_whole: dict[Piece, list[tuple[Piece, tuple[int, ...], int]]] = {}
     for piece, at in plan.places.items():
         by_whole.setdefault(at.whole, []).append((piece, numbers_of(piece.shape), at.behind))
-    made = {w: Slices(w, TensorMemory(numbers_of(w.shape), numbers_of(memory_of(w)), w.dtype), tuple(parts))
-            for w, parts in by_whole.items()}
+    made = {w: Slices(w, TensorMemory(numbers_of(w.shape), numbers_of(memory_of(w)), w.dtype),
+                      tuple(parts)) for w, parts in by_whole.items()}
     return {piece: made[at.whole] for piece, at in plan.places.items()}
 
 

@@ -1,17 +1,23 @@
 """What a graph is translated into: values of every position, made of other values at positions.
 
-    Source     a tensor in memory                       Mapped    arithmetic on the same position of others
-    Seen       another value at other positions         Chosen    one of several, by the position
-    Indexed    another value at positions that values tell
-    Reduced    many positions become one                Product   a sum of products of two values
-    Constant   a number                                 Counted   a number made of the position
+    RegionInput      a tensor in memory                      Mapped    arithmetic on a position of others
+    MovedView        another value at other positions        Indexed   at positions that values tell
+    PiecewiseIndex   one of several, by the position         Reduced   many positions become one
+    ConstantValue    a number                                Counted   a number made of the position
+    ProductSum       a sum of products of two values
 
 A view is a function of coordinates; nothing is computed or copied until a kernel asks for a position.
+
+What is stored lies in memory in torch's order, but for images of convolutions. Convolutions read and store
+boxes of features, and what stands between them is as fast in any order that all have in common. So values
+that a convolution reads or makes, and those that maps, pads, windows and concatenations connect with such
+ones, lie with features last, whatever torch says; what is handed out keeps its order, but for what only
+the backward graph sees (regions/aot_graphs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -19,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.conv import ConvProblem, Prop
-from transconv.errors import Iterable
 from transconv.functional.calls import compiled_launch
 from transconv.graph.sizes import Fraction, Index, Length, Move, Where, like, packed
 from transconv.ir import TRUE, DType, Expr

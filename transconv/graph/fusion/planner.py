@@ -15,11 +15,10 @@ value again. And what could be evaluated where it is read is written once where 
 
 from __future__ import annotations
 
-from collections.abc import Container, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
-from transconv.errors import Mapping, Sequence
 from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Price, ahead, map_group, visits
 from transconv.graph.fusion.index_ir import (
     ConstantValue,
@@ -70,7 +69,9 @@ CUT_OFF = "is needed behind such a chain"
 
 
 class Planner:
-    """What is known of a plan while it is made, and what is stored for it. ``home``: the group in which a value rides; ``chain``: how many operations, one of the
+    """What is known of a plan while it is made, and what is stored for it.
+
+    ``home``: the group in which a value rides; ``chain``: how many operations, one of the
     other's result, have made a value of what is in memory; ``cut``: what is in memory because those are
     too many, and is read from there by whatever is made of it."""
 
@@ -399,8 +400,8 @@ def _weigh_visits(piece: Piece, user: Piece, count: float, late: float, planner:
 
 def _keep_if_cheaper(piece: Piece, user: Piece, count: float, kernels: int, late: float,
                      planner: Planner) -> None:
-    """Store a value that would be evaluated ``count`` times by some kernels, each of which reads what it is
-    made of, if it takes fewer microseconds that they read it. ``late``: what evaluating it takes
+    """Store a value that would be evaluated ``count`` times by some kernels, each of which reads what it
+    is made of, if it takes fewer microseconds that they read it. ``late``: what evaluating it takes
     beside."""
     rates, memory = planner.rates, planner.memory
     read = sum(x.bytes for x in sources(piece, memory))

@@ -1,4 +1,4 @@
-"""The rows of aten's operations, which its files enter into one table: how each becomes values of an index IR."""
+"""The rows of aten's operations, which its files enter into the table of operations."""
 
 from transconv.graph.lowerings import elementwise as elementwise
 from transconv.graph.lowerings import pools as pools

@@ -1,10 +1,6 @@
-"""Rows of operations element by element: those that the table of operations names torch's functions of,
-and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored.
-
-Also here: pieces in another type, and what was there before they were cast to a wider one.
-
-Also here: rows of tensors that are made of no other ones: of one number, of any numbers, and of counted
-ones.
+"""Rows of operations element by element: those that the table of operations names torch's functions of, a
+few more, and tensors that are made of no other ones. Values are computed in f32 (f64 in f64), and rounded by
+casts and where they are stored.
 """
 
 from __future__ import annotations

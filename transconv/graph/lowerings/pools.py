@@ -1,6 +1,5 @@
-"""Rows of pools: reductions of windows, of one size or of sizes that their places tell.
-
-Also here: rows of gradients that gather: each element of the input sums those of the result that it went to.
+"""Rows of windows: pools, of one size or of sizes that their places tell, and gradients that gather, in
+which each element of the input sums those of the result that it went to.
 """
 
 from __future__ import annotations

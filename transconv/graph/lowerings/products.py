@@ -1,7 +1,4 @@
-"""Rows of products of matrices.
-
-Also here: rows of convolutions by their relation, forward and backward.
-"""
+"""Rows of products: of matrices, and convolutions by their relation, forward and backward."""
 
 from __future__ import annotations
 

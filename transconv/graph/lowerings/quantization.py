@@ -175,7 +175,8 @@ def _finished(call: NodeCall, total: Piece, bias: Piece | None, said: _Said) -> 
     def apply(text: str, *quantities: Any, label: str) -> None:
         nonlocal value
         given = [value]
-        said = [_operand(q if isinstance(q, Piece) else float(q), call.shape, 1, given) for q in quantities]
+        said = [_operand(q if isinstance(q, Piece) else float(q), call.shape, 1, given)
+                for q in quantities]
         value = mapped(text.format("{0}", *said).format, *given, dtype=torch.float32, label=label)
 
     apply("{}*({}*{})", q["input_scale"], q["weight_scale"], label="dequantize")

@@ -1,4 +1,4 @@
-"""Rows of reductions, and of what is made of them: moments, pools."""
+"""Rows of reductions, and of moments and norms."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The table of operations: for each of aten's overloads, how a call of it becomes pieces.
 
 A rule takes a ``NodeCall`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does
-not translate, with the reason. The rows are in lowerings/elementwise.py, lowerings/fills.py,
-lowerings/views.py, lowerings/concatenations.py, lowerings/reductions.py, lowerings/pools.py,
-lowerings/products.py, lowerings/convolutions.py, lowerings/gradients.py, lowerings/quantization.py and
-lowerings/quantized_convolutions.py.
+not translate, with the reason. The other files of this folder enter the rows; what rules are made of is
+here.
 """
 
 from __future__ import annotations

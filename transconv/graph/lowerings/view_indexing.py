@@ -1,10 +1,8 @@
 """Views as functions of coordinates: what torch's functions that move elements mean for a position.
 
-Also here: whole numbers that the position tells: (position*up + add) // down, between a least and a most
-one.
-
-Indices of nearest and linear interpolation, ends of windows of unlike sizes, and parts, flips and repeats
-of these are such numbers. What is found gives exactly the values at hand.
+An ``IndexLine`` is a whole number that the position tells: (position*up + add) // down, between a least
+and a most one. Indices of nearest and linear interpolation, ends of windows of unlike sizes, and parts,
+flips and repeats of these are such numbers. What is found gives exactly the values at hand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Rows of operations that only move elements: each is a function of coordinates.
-
-Also here: the row of concatenations: one of several values by the position, or one whose ends are
-repeated.
-"""
+"""Rows of operations that only move elements: each is a function of coordinates, or a choice."""
 
 from __future__ import annotations
 

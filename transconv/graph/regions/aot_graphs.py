@@ -1,17 +1,19 @@
-"""What a forward graph leaves for its backward graph: which values, and how they lie in memory.
+"""How AOTAutograd writes and divides graphs, and what a forward graph leaves for its backward graph.
 
-    cat(a, b) read by both graphs     the concatenation is left, not a and b: their kernels store into it
+Graphs have torch's decompositions, but for operations that rows translate whole. Only the two graphs see
+what one leaves for the other: nothing that costs nothing to have again, and
+
+    cat(a, b) read by both graphs     the concatenation, not a and b: their kernels store into it
     cast(cat(a, b))                   cat(cast(a), cast(b)): the same numbers, which may be stored in place
-    max_pool backward                 needs the places that were chosen, in 32 bits, of its image the shape
+    max_pool backward                 the places that were chosen, in 32 bits, of its image the shape
     an image of a convolution         has its features last, whatever torch's order would be
 
-Only the two graphs see such values. torch's compiler is told how those lie whose order is not torch's, and
-hands the backward graph examples that lie so.
+torch's compiler is told how those lie whose order is not torch's, and hands the backward graph examples
+that lie so.
 
-Also here: inputs that a graph writes to: running statistics, caches.
-
-AOTAutograd writes them at a graph's end, ``copy_(input, value)``. The values become results, and all
-inputs are written by one call behind the graph: a launch for each takes the host longer than the kernels.
+What a graph writes to its inputs, such as running statistics, it writes at its end, ``copy_(input,
+value)``. The values become results, and all inputs are written by one call behind the graph: a launch for
+each takes the host longer than the kernels.
 """
 
 from __future__ import annotations

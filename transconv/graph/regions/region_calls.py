@@ -1,7 +1,5 @@
-"""The kernels of a compiled region, called with its sizes and inputs.
-
-Also here: how a region runs: one function of Python, written out for its kernels, in which every tensor
-is a local variable.
+"""The kernels of a compiled region, called with its sizes and inputs by one function of Python, written
+out for its kernels, in which every tensor is a local variable.
 
     def run(given):
         a0, a1 = given
@@ -300,7 +298,8 @@ class RegionLaunches:
             new = {self.cut[p].whole for p in kernel.stored if p in self.cut} - cut
             cut |= new
             held += sum(p.bytes for p in new)
-            held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in self.cut)
+            held += sum(p.bytes for i, p in enumerate(kernel.stored)
+                        if i not in over and p not in self.cut)
             most = max(most, held)
             held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
             held -= sum(p.bytes for p in done if p not in inputs and p not in self.cut)

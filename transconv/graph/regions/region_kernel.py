@@ -1,12 +1,9 @@
-"""A kernel of a graph: its texts, and the tensors that it takes.
+"""A region of a graph and its kernels: the texts of each, its tensors, and why it may be refused.
 
-Also here: a text whose sizes are names: written once, with the sizes of axes and tensors in braces.
-
-In the named form the names are arguments of the kernel. They are counted in the order of the text, so that
-parts of a network that do the same at other resolutions have the same text. What cannot be said with names
-has a text of numbers for the sizes of each call.
-
-Also here: a kernel that cannot be had: which of a graph's operations are torch's for it.
+A text whose sizes are names is written once, with the sizes of axes and tensors in braces. In the named
+form the names are arguments of the kernel. They are counted in the order of the text, so that parts of a
+network that do the same at other resolutions have the same text. What cannot be said with names has a text
+of numbers for the sizes of each call.
 """
 
 from __future__ import annotations

@@ -227,7 +227,8 @@ def plain(work: Workload) -> Workload:
     return replace(work, parts=made) if isinstance(work, Surrounded) else Alone(made[0])
 
 
-def to_estimate(kernel: RegionKernel, plan: FusionPlan, rates: Price, known: Set[Workload]) -> list[Workload]:
+def to_estimate(kernel: RegionKernel, plan: FusionPlan, rates: Price,
+                known: Set[Workload]) -> list[Workload]:
     """What the alternatives of a product are weighed by. Where it decides whether factors are written
     first, the plain product only once the product itself is ``known``."""
     product, work = kernel.group.product, plain(kernel.workload)
@@ -330,7 +331,7 @@ def _features_last(problem: ConvProblem, names: Collection[str]) -> ConvProblem:
         shape = problem.shapes[name]
         order = (0, *range(2, len(shape)), 1)
         specs[name] = replace(specs[name], layout=Layout.dense(specs[name].dtype, shape, order))
-    return replace(problem, **specs)
+    return replace(problem, src=specs["src"], wei=specs["wei"], dst=specs["dst"])
 
 
 def written(piece: Piece, stored: set[Piece], rates: Price) -> float:

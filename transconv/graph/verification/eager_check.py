@@ -7,11 +7,9 @@
 
 A kernel whose result is not torch's is refused, as one that cannot be had is: torch computes its
 operations, in this call and later ones. What Inductor makes of regions that kernels leave is compared in
-the first call. The check is none of a warm call's: one whose sizes were seen
-runs what it ran before. It draws no random numbers, and is over before a CUDA graph is captured.
-TRANSCONV_TRUST=never switches it off.
-
-Also here: a result that is not torch's, as a folder: the operations and what they were handed.
+the first call. The check is none of a warm call's: one whose sizes were seen runs what it ran before. It
+draws no random numbers, and is over before a CUDA graph is captured. TRANSCONV_TRUST=never switches it
+off. A result that is not torch's is left as a folder:
 
     case.py       computed(...): the operations, on the nearest operands that are known; calls: the inputs
     inputs.pt     the tensors of the calls
