@@ -199,7 +199,8 @@ class SymbolicSize(Arithmetic):
         if not all(isinstance(x, (int, float, SymbolicSize)) for x in (a, b)):
             return NotImplemented
         known = next(x.known for x in (a, b) if isinstance(x, SymbolicSize))
-        return known.made(op(*(x.expr if isinstance(x, SymbolicSize) else as_expr(int(x)) for x in (a, b))))
+        return known.made(op(*(x.expr if isinstance(x, SymbolicSize) else as_expr(int(x))
+                               for x in (a, b))))
 
     def __neg__(self) -> Any:
         return 0 - self

@@ -105,7 +105,8 @@ class Symbols:
             return Fraction.of(float(e))
         if isinstance(e, DIVIDED):
             over, under = (self._broken(x) for x in e.args)
-            return over / under
+            ratio: Fraction = over / under
+            return ratio
         if isinstance(e, (sympy.Add, sympy.Mul)) and any(not x.is_integer for x in e.args):
             first, *rest = map(self._broken, e.args)
             for x in rest:

@@ -1,11 +1,12 @@
-"""Rows of operations element by element: those that the table of operations names torch's functions of, a
-few more, and tensors that are made of no other ones. Values are computed in f32 (f64 in f64), and rounded by
-casts and where they are stored.
+"""Rows of operations element by element, and of tensors that are made of no other ones.
+
+Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf, log2
 from typing import Any
 
@@ -45,16 +46,11 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", 
 WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
 EQUAL = {"eq", "ne"}
 BY_NAME = {"sub", "add"}  # whose second operand torch scales
+# Arguments behind the values: alpha, scale, input scale; beta, threshold.
+USUAL = {"elu": (1, 1, 1), "softplus": (1, 20)}
 
 
 # -- rows of the table of operations ---------------------------------------------------------------
-
-
-def _text(op: Op) -> Callable[..., str]:
-    """What a text says for an operation."""
-    if op.name in INFIX:
-        return f"{{}} {INFIX[op.name]} {{}}".format
-    return f"{op.name}({', '.join(['{}'] * op.arity)})".format
 
 
 def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
@@ -69,13 +65,17 @@ def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
         given = {**call.kwargs}
         if given.pop("alpha", 1) != 1 or given.pop("rounding_mode", None):
             raise NotOurs(f"{op.name} with {call.kwargs}")
-        found = next((o for o in _named(op) if all(dict(o.options).get(k) == v for k, v in given.items())
+        found = next((o for o in OPS.values() if o.torch == op.torch
+                      and all(dict(o.options).get(k) == v for k, v in given.items())
                       and (given or o.options in ((), (("approximate", "none"),)))), None)
-        if found is None or len(call.args) > op.arity and not _usual(op, call):
+        rest = tuple(call.args[op.arity:])
+        if found is None or rest != USUAL.get(op.name, ())[:len(rest)]:
             raise NotOurs(f"{op.name} with other arguments than its row has")
         if op.name == "where":
             return _where(call, *values)
-        made = arithmetic(call, _text(found), *values, label=found.name, work=work,
+        text = f"{{}} {INFIX[op.name]} {{}}" if op.name in INFIX else (
+            f"{found.name}({', '.join(['{}'] * op.arity)})")
+        made = arithmetic(call, text.format, *values, label=found.name, work=work,
                           whole=op.name in WHOLE)
         made.equal = op.name in EQUAL and any(x.dtype.is_floating_point for x in made.inputs)
         made.nearest = _nearest(op, made)
@@ -94,20 +94,6 @@ def _nearest(op: Op, made: Mapped) -> tuple[Piece, Piece | None] | None:
     return None
 
 
-def _named(op: Op) -> list[Op]:
-    """The rows of one function of torch."""
-    return [o for o in OPS.values() if o.torch == op.torch]
-
-
-USUAL = {"elu": (1, 1, 1), "softplus": (1, 20)}  # alpha, scale, input scale; beta, threshold
-
-
-def _usual(op: Op, call: NodeCall) -> bool:
-    """Whether the arguments behind the values are those that the row means."""
-    rest = tuple(call.args[op.arity:])
-    return rest == USUAL.get(op.name, ())[:len(rest)]
-
-
 def _where(call: NodeCall, cond: Any, a: Any, b: Any) -> Piece:
     computed(call.dtype)
     inputs = together(call, cond, a, b)
@@ -117,17 +103,10 @@ def _where(call: NodeCall, cond: Any, a: Any, b: Any) -> Piece:
     return mapped("where({}, {}, {})".format, *inputs, dtype=call.dtype, label="where")
 
 
-def enter_table() -> None:
-    """Rows for every operation whose function aten has, of tensors and of numbers."""
-    for op in OPS.values():
-        if isinstance(op.torch, str) and op.torch.startswith("torch."):
-            packet = op.torch.rpartition(".")[2]
-            for overload in ("default", "Tensor", "Scalar", "self"):
-                if getattr(getattr(torch.ops.aten, packet, None), overload, None) is not None:
-                    row(f"{packet}.{overload}")(_from_table(op))
-
-
-enter_table()
+for _op in OPS.values():  # whose functions aten has, of tensors and of numbers
+    if isinstance(_op.torch, str) and _op.torch.startswith("torch."):
+        row(*(f"{_op.torch.rpartition('.')[2]}.{overload}"
+              for overload in ("default", "Tensor", "Scalar", "self")))(_from_table(_op))
 
 
 # -- rows of their own -----------------------------------------------------------------------------
@@ -149,9 +128,28 @@ def _to(call: NodeCall) -> Piece:
     return anew(before, before.of) if isinstance(before, (MovedView, Indexed)) else copied(before)
 
 
-@row("reciprocal")
-def _reciprocal(call: NodeCall) -> Piece:
-    return arithmetic(call, "1 / {}".format, call.args[0], label="reciprocal")
+def _written(text: str, label: str, work: float, call: NodeCall) -> Piece:
+    return arithmetic(call, text.format, call.args[0], label=label, work=work)
+
+
+def _truths(text: str, call: NodeCall) -> Piece:
+    values = call.args[:text.count("{")]
+    if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
+        raise NotOurs("bits of whole numbers")
+    return mapped(text.format, *together(call, *values), dtype=torch.bool, label="logical")
+
+
+for _names, _write, _work in (
+    (("reciprocal",), "1 / {0}", 1.0), (("isnan",), "{0} != {0}", 1.0),
+    (("sign", "sgn"), "where({0} > 0, 1.0, where({0} < 0, -1.0, 0.0))", 3.0),
+):
+    row(*_names)(partial(_written, _write, _names[0], _work))
+for _names, _write in (
+    (("logical_not", "bitwise_not"), "not {}"),
+    (("logical_and", "bitwise_and.Tensor"), "({}) and ({})"),
+    (("logical_or", "bitwise_or.Tensor"), "({}) or ({})"),
+):
+    row(*_names)(partial(_truths, _write))
 
 
 @row("hardtanh", "clamp")
@@ -182,14 +180,6 @@ def _leaky(call: NodeCall) -> Piece:
     slope = number(call.arg(1, "negative_slope", 0.01))
     return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0],
                       label="leaky_relu", work=2)
-
-
-@row("sign", "sgn")
-def _sign(call: NodeCall) -> Piece:
-    if call.dtype.is_complex:
-        raise NotOurs("complex numbers")
-    return arithmetic(call, lambda x: f"where({x} > 0, 1.0, where({x} < 0, -1.0, 0.0))", call.args[0],
-                      label="sign", work=3)
 
 
 MULTIPLIED = 64  # the largest power that is computed by multiplications
@@ -235,32 +225,6 @@ def _clamp_between(call: NodeCall) -> Piece:
         if bound is not None:
             found = arithmetic(call, f"{op}({{}}, {{}})".format, found, bound, label="clamp", whole=True)
     return found
-
-
-@row("isnan")
-def _isnan(call: NodeCall) -> Piece:
-    return arithmetic(call, lambda x: f"{x} != {x}", call.args[0], label="isnan")
-
-
-@row("logical_not", "bitwise_not")
-def _not(call: NodeCall) -> Piece:
-    return _truths(call, "not {}".format, call.args[0])
-
-
-@row("logical_and", "bitwise_and.Tensor")
-def _and(call: NodeCall) -> Piece:
-    return _truths(call, "({}) and ({})".format, *call.args[:2])
-
-
-@row("logical_or", "bitwise_or.Tensor")
-def _or(call: NodeCall) -> Piece:
-    return _truths(call, "({}) or ({})".format, *call.args[:2])
-
-
-def _truths(call: NodeCall, write: Callable[..., str], *values: Any) -> Piece:
-    if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
-        raise NotOurs("bits of whole numbers")
-    return mapped(write, *together(call, *values), dtype=torch.bool, label="logical")
 
 
 @row("copy")

@@ -18,11 +18,9 @@ from transconv.graph.fusion.index_ir import (
     Mapped,
     MovedView,
     Piece,
-    PiecewiseIndex,
-    PiecewisePart,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, reduced, row, wide
+from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, piecewise, reduced, row, wide
 from transconv.graph.lowerings.view_indexing import IndexLine, fitted
 from transconv.graph.sizes import Index, Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq, maximum, minimum
@@ -52,16 +50,13 @@ def _windows(x: Piece, sizes: Sequence[Length], window: Sequence[int], stride: S
         sizes, stride, window, dilation, padding, x.shape[-n:], strict=True))
     if not leaves:
         return MovedView(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
-    beyond = ConstantValue(shape=shape, dtype=x.dtype, value=fill)
-    return PiecewiseIndex(
-        shape=shape,
-        dtype=x.dtype,
-        label="windows",
-        parts=(
-            PiecewisePart(x, move, view_indexing.inside(x.shape, move, dims)),
-            PiecewisePart(beyond, lambda at: at),
-        ),
-    )
+    return piecewise(x, shape, move, view_indexing.inside(x.shape, move, dims), fill, "windows")
+
+
+def _each_window(op: str, n: int, windows: Piece, dtype: torch.dtype, label: str) -> Piece:
+    """A reduction of the last dims, the elements of each window."""
+    rank = len(windows.shape)
+    return reduced(op, range(rank - n, rank), windows, dtype=dtype, label=label)
 
 
 @row("max_pool2d_with_indices", "max_pool3d_with_indices")
@@ -72,9 +67,8 @@ def _max_pool(call: NodeCall) -> tuple[Piece, ...]:
     dilation = _list(call.arg(4, "dilation", 1), n, ())
     sizes = call.shape[-n:]
     seen = _windows(x, sizes, window, stride, padding, dilation, float("-inf"))
-    dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
-    top = reduced("max", dims, seen, dtype=call.dtype, label="max_pool")
-    place = reduced("argmax", dims, seen, dtype=torch.int64, label="max_pool")
+    top = _each_window("max", n, seen, call.dtype, "max_pool")
+    place = _each_window("argmax", n, seen, torch.int64, "max_pool")
 
     def coordinates(at: Index) -> Index:
         first = len(at) - n
@@ -154,8 +148,7 @@ def _avg_pool(call: NodeCall) -> Piece:
     n = int(call.name.split(".")[0][-2])
     pool = Averages.of(call, x, n, 1)
     seen = _windows(x, call.shape[-n:], pool.window, pool.stride, pool.padding, [1] * n, 0.0)
-    dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
-    total = reduced("sum", dims, seen, dtype=wide(call.dtype), label="avg_pool")
+    total = _each_window("sum", n, seen, wide(call.dtype), "avg_pool")
     return pool.divided(total, call.dtype, "avg_pool")
 
 
@@ -194,9 +187,7 @@ def stretched(x: Piece, first: int, made: Sequence[Length], each: Sequence[Stret
         return all_of([s.inside(at[first + d], moved[first + d]) for d, s in enumerate(each) if s.inside])
     if not any(s.inside for s in each):
         return MovedView(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
-    nothing = ConstantValue(shape=shape, dtype=x.dtype, value=0)
-    return PiecewiseIndex(shape=shape, dtype=x.dtype, label="windows", parts=(
-        PiecewisePart(x, move, where), PiecewisePart(nothing, lambda at: at)))
+    return piecewise(x, shape, move, where, 0, "windows")
 
 
 def _numbers(*shapes: Sequence[Length]) -> None:
@@ -214,8 +205,7 @@ def _averaged(x: Piece, sizes: Sequence[Length], made: Sequence[Length], dtype: 
     _numbers(sizes, made)
     n, each = len(sizes), [adaptive(int(s), int(o)) for s, o in zip(sizes, made, strict=True)]
     seen = stretched(x, len(x.shape) - n, made, [windows for windows, _ in each])
-    dims = tuple(range(len(x.shape), len(x.shape) + n))
-    total = reduced("sum", dims, seen, dtype=wide(dtype), label="avg_pool")
+    total = _each_window("sum", n, seen, wide(dtype), "avg_pool")
     return over(total, n, lambda at: _lengths(each, at), dtype, "avg_pool")
 
 
@@ -235,8 +225,7 @@ def _adaptive_backward(call: NodeCall) -> Piece:
     back = [adaptive(int(o), int(s))[0] for s, o in zip(sizes, made, strict=True)]
     each = over(grad, n, lambda at: _lengths(there, at), wide(call.dtype), "pool gradient")
     seen = stretched(each, len(x.shape) - n, sizes, back)
-    dims = tuple(range(len(x.shape), len(x.shape) + n))
-    return reduced("sum", dims, seen, dtype=call.dtype, label="pool gradient")
+    return _each_window("sum", n, seen, call.dtype, "pool gradient")
 
 
 def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
@@ -260,9 +249,7 @@ def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride:
                 for d in range(n) if all_inside and (last[d] + 1) % stride[d]]
         return all_of([*inside, *ends])
     shape = (*grad.shape[:lead], *sizes, *reach)
-    nothing = ConstantValue(shape=shape, dtype=grad.dtype, value=0)
-    return PiecewiseIndex(shape=shape, dtype=grad.dtype, label="windows", parts=(
-        PiecewisePart(grad, move, where), PiecewisePart(nothing, lambda at: at)))
+    return piecewise(grad, shape, move, where, 0, "windows")
 
 
 @row("avg_pool2d_backward", "avg_pool3d_backward")
@@ -272,8 +259,7 @@ def _avg_pool_backward(call: NodeCall) -> Piece:
     pool = Averages.of(call, x, n, 2)
     each = grad if pool.by else pool.divided(grad, wide(call.dtype), "pool gradient")
     seen = _spread(each, x.shape[-n:], pool.window, pool.stride, pool.padding, [1] * n, True)
-    dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
-    total = reduced("sum", dims, seen, dtype=wide(call.dtype), label="pool gradient")
+    total = _each_window("sum", n, seen, wide(call.dtype), "pool gradient")
     if pool.by:
         return pool.divided(total, call.dtype, "pool gradient")
     return mapped(str, total, dtype=call.dtype, label="pool gradient", work=0)
@@ -292,8 +278,7 @@ def _put(call: NodeCall) -> Piece:
         raise NotOurs("elements are put where values say")
     found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
     seen = stretched(grad, first, x.shape[first:first + len(told)], found)
-    dims = tuple(range(len(x.shape), len(x.shape) + len(told)))
-    return reduced("sum", dims, seen, dtype=call.dtype, label="sum of neighbours")
+    return _each_window("sum", len(told), seen, call.dtype, "sum of neighbours")
 
 
 def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
@@ -344,8 +329,7 @@ def _put_in_memory(call: NodeCall) -> Piece:
     def where(at: Index) -> Expr:
         found, left = places(at)
         return all_of([eq(left, 0), *(c for d in order for c in (found[d] >= 0, found[d] < sizes[d]))])
-    return PiecewiseIndex(shape=call.shape, dtype=x.dtype, label="as_strided_scatter", parts=(
-        PiecewisePart(source, lambda at: tuple(places(at)[0]), where), PiecewisePart(x, lambda at: at)))
+    return piecewise(source, call.shape, lambda at: tuple(places(at)[0]), where, x, "as_strided_scatter")
 
 
 @row("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
@@ -369,8 +353,7 @@ def _max_pool_backward(call: NodeCall) -> Piece:
     # and so is the gradient.
     chosen = Mapped(shape=grads.shape, dtype=grad.dtype, inputs=(grads, places), place=own, work=2,
                     write="where({1} == {2}, {0}, 0.0)".format, label="chosen")
-    dims = tuple(range(len(grads.shape) - n, len(grads.shape)))
-    return reduced("sum", dims, chosen, dtype=call.dtype, label="pool gradient")
+    return _each_window("sum", n, chosen, call.dtype, "pool gradient")
 
 
 @row("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
@@ -395,11 +378,8 @@ def _replicate_backward(call: NodeCall) -> Piece:
                 (k > before[d]) & eq(i, sizes[d] - 1)))
         return all_of(found)
     shape = (*x.shape, *(a + b + 1 for a, b in zip(before, behind, strict=True)))
-    nothing = ConstantValue(shape=shape, dtype=grad.dtype, value=0)
-    seen = PiecewiseIndex(shape=shape, dtype=grad.dtype, label="windows", parts=(
-        PiecewisePart(grad, move, where), PiecewisePart(nothing, lambda at: at)))
-    dims = tuple(range(lead + n, lead + 2 * n))
-    return reduced("sum", dims, seen, dtype=call.dtype, label="pad gradient")
+    seen = piecewise(grad, shape, move, where, 0, "windows")
+    return _each_window("sum", n, seen, call.dtype, "pad gradient")
 
 
 @row("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
@@ -419,12 +399,9 @@ def _folded(grad: Piece, dim: int, size: Length, before: int, behind: int) -> Pi
     shape = (*grad.shape[:dim], size, *grad.shape[dim + 1:])
 
     def image(place: Callable[[Expr], Expr], where: Callable[[Expr], Expr]) -> Piece:
-        part = PiecewisePart(
-            grad, lambda at: (*at[:dim], place(at[dim]), *at[dim + 1 :]), lambda at: where(at[dim])
-        )
-        nothing = ConstantValue(shape=shape, dtype=grad.dtype, value=0)
-        return PiecewiseIndex(shape=shape, dtype=grad.dtype, label="pad gradient", parts=(
-            part, PiecewisePart(nothing, lambda at: at)))
+        return piecewise(grad, shape, lambda at: (*at[:dim], place(at[dim]), *at[dim + 1:]),
+                         lambda at: where(at[dim]), 0, "pad gradient")
+
     images = [image(lambda i: i + before, lambda i: TRUE)]
     if before:
         images.append(image(lambda i: as_expr(before) - i, lambda i: (i >= 1) & (i <= before)))

@@ -23,10 +23,12 @@ from transconv.graph.fusion.index_ir import (
     Mapped,
     MovedView,
     Piece,
+    PiecewiseIndex,
+    PiecewisePart,
     Reduced,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.sizes import Fraction, Length, SymbolicSize, same
+from transconv.graph.sizes import Fraction, Length, Move, SymbolicSize, Where, same
 
 
 class NotOurs(Exception):
@@ -155,6 +157,15 @@ def expanded(x: Piece, shape: Sequence[Length]) -> Piece:
     return MovedView(
         shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape), label="expand"
     )
+
+
+def piecewise(x: Piece, shape: Sequence[Length], move: Move, where: Where, beyond: Piece | float,
+              label: str = "") -> PiecewiseIndex:
+    """The piece at moved positions where a condition holds, else another one, or a number."""
+    if not isinstance(beyond, Piece):
+        beyond = ConstantValue(shape=tuple(shape), dtype=x.dtype, value=beyond)
+    return PiecewiseIndex(shape=tuple(shape), dtype=x.dtype, label=label, parts=(
+        PiecewisePart(x, move, where), PiecewisePart(beyond, tuple)))
 
 
 def reshaped(x: Piece, shape: Sequence[Length]) -> Piece:

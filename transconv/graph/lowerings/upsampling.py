@@ -23,13 +23,11 @@ from transconv.graph.fusion.index_ir import (
     Mapped,
     MovedView,
     Piece,
-    PiecewiseIndex,
-    PiecewisePart,
     features_last,
     holds,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.table import mapped
+from transconv.graph.lowerings.table import mapped, piecewise
 from transconv.graph.sizes import Index, Length, SymbolicSize, like, with_axis
 from transconv.ir import Const, Expr, FloorDiv, Var, free_vars, substitute, value_at
 from transconv.simplify import Facts, simplify
@@ -178,12 +176,4 @@ def _term(w: Piece, taps: Sequence[int], place: Sequence[int], shape: tuple[Leng
     def move(at: Index) -> Index:
         return (at[1], at[0], *(k - 1 + d - u for k, d, u in zip(taps, place, at[2:], strict=True)))
     dims = [2 + d for d in range(len(taps)) if shape[2 + d] != taps[d]]
-    none = ConstantValue(shape=shape, dtype=w.dtype, value=0.0)
-    return PiecewiseIndex(
-        shape=shape,
-        dtype=w.dtype,
-        parts=(
-            PiecewisePart(w, move, view_indexing.inside(w.shape, move, dims)),
-            PiecewisePart(none, lambda at: at),
-        ),
-    )
+    return piecewise(w, shape, move, view_indexing.inside(w.shape, move, dims), 0.0)

@@ -118,7 +118,7 @@ def selected(dim: int, place: Length) -> Move:
     return lambda at: (*at[:dim], as_expr(place), *at[dim:])
 
 
-def shifted(before: Sequence[int]) -> Move:
+def shifted(before: Shape) -> Move:
     """A tensor that begins later."""
     return lambda at: tuple(e - n if n != 0 else e for e, n in zip(at, before, strict=True))
 
