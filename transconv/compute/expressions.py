@@ -17,6 +17,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 from transconv.compute.elementwise import OPS
@@ -123,6 +124,7 @@ LARGEST_POWER = 8
 LONGEST_SAID = 160  # characters of a text in an error
 PRINTED = {"nearest": "round", "ndtr_wide": "ndtr"}  # operations that print as the function that they call
 WHOLE = ("nearest_small",)  # functions of floats that give integers
+NO_FACTS = Facts()
 
 
 @dataclass
@@ -379,12 +381,12 @@ def _parts(text: str) -> list[str]:
 
 def facts_of_scope(scope: ComputeScope) -> Facts:
     """The ranges of the axes of a text."""
-    return facts_of_axes(scope.axes, scope.extents, scope.named)
+    return facts_of_axes(scope.axes, facts_of(scope.named), scope.extents)
 
 
-def facts_of_axes(axes: Mapping[str, int], extents: Mapping[str, Expr], named: Sizes | None) -> Facts:
-    """The ranges of axes, for all values of sizes that are arguments."""
-    facts = facts_of(named)
+def facts_of_axes(axes: Mapping[str, int], facts: Facts = NO_FACTS,
+                  extents: Mapping[str, Expr] = MappingProxyType({})) -> Facts:
+    """The ranges of axes, for all values of sizes that are arguments, beside some facts."""
     for name, size in axes.items():
         if (extent := extents.get(name)) is None:
             facts = facts.with_range(Var(name), 0, max(0, size - 1))

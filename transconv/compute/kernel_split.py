@@ -37,7 +37,18 @@ from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import STATISTICS, why_not_reduced
 from transconv.compute.analysis.store_conflicts import why_not_stored
 from transconv.compute.compute import Compute
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
+from transconv.compute.steps import (
+    Axis,
+    Read,
+    Reduction,
+    Step,
+    Value,
+    Write,
+    fresh,
+    needed,
+    uncast,
+    used,
+)
 from transconv.ir import (
     TRUE,
     ZERO,
@@ -289,14 +300,8 @@ def _behind(cut: Cut, taken: list[Step], left: list[Step], points: frozenset[str
 
 def with_statistics(cut: Cut, taken: list[Step], found: Left) -> Compute:
     """The computation of a kernel with what leaves with it."""
-    needed: set[Step] = {*taken}
-    left: list[Step] = [*taken, *found.values()]
-    while left:
-        for v in used(left.pop()):
-            if v in cut.made and cut.made[v] not in needed:
-                needed.add(step := cut.made[v])
-                left.append(step)
-    steps = (*(s for s in cut.steps if s in needed), *found.values())
+    own = {*taken, *needed(cut.steps, (v for s in (*taken, *found.values()) for v in used(s)))}
+    steps = (*(s for s in cut.steps if s in own), *found.values())
     along = frozenset().union(*(whole(cut, s) for s in taken))
     axes = tuple(x for x in cut.compute.axes if x.name in along)
     return with_roles(replace(cut.compute, name=f"{cut.compute.name}_1", steps=steps, axes=axes))
@@ -346,8 +351,7 @@ def _place(cut: Cut, step: Reduction) -> View:
 
 def stores(cut: Cut, write: Write, step: Reduction) -> bool:
     """Whether a store has a reduction, and nothing else, at places that its rows tell."""
-    view, value = write.view, write.value
-    value = value.x if isinstance(value, Cast) else value
+    view, value = write.view, uncast(write.value)
     coords = [d.coord.name for d in view.dims if isinstance(d.coord, Var)]
     return (value is step.var and not write.op and view.tensor.dtype is step.var.type
             and view.mask() is TRUE and len(coords) == len(view.dims)

@@ -56,6 +56,7 @@ from transconv.compute.steps import (
     Value,
     Write,
     as_written,
+    uncast,
     why_not_named,
 )
 from transconv.compute.symbolic_compute import of_sizes, sizes_of
@@ -89,11 +90,12 @@ from transconv.ir import (
     value_at,
     why_not_text,
 )
-from transconv.simplify import Facts, prove, reason, simplify
+from transconv.simplify import Facts, facts_of, prove, reason, simplify
 
 END = ";;"
 """The end of a line in a text that is written in one line."""
-WORDS = ("compute", "sizes", "tensor", "axes", "read", "let", "store")
+STEPS = ("read", "let", "store")
+WORDS = ("compute", "sizes", "tensor", "axes", *STEPS)
 
 
 def parse(text: str) -> Compute:
@@ -114,8 +116,10 @@ def parse(text: str) -> Compute:
                 if "[" in word and "=" in line:
                     hint = f"; write: store {line.replace('+=', 'sum=')}"
                 raise ComputeError(f"'{word}' is unknown; expected one of {' '.join(WORDS)}{hint}")
-            reader.number = number
-            getattr(reader, f"line_{word}")(rest.strip())
+            if word in STEPS:
+                reader.steps.append((word, rest.strip(), number))
+            else:
+                getattr(reader, f"line_{word}")(rest.strip())
         except ComputeError as error:
             raise ComputeError(f"line {number}: {error}") from None
     return reader.made()
@@ -137,8 +141,8 @@ class Reader:
         self.axes: dict[str, int] = {}
         self.extents: dict[str, Expr] = {}  # of axes whose sizes are arguments
         self.tensors: dict[str, Tensor] = {}
-        self.number = 1  # of the line
-        self.steps: list[tuple[str, str, int]] = []  # parsed after all tensors are known
+        # Words, texts and numbers of lines that are parsed after all tensors are known.
+        self.steps: list[tuple[str, str, int]] = []
 
     def line_compute(self, rest: str) -> None:
         if self.name:
@@ -206,15 +210,6 @@ class Reader:
             raise ComputeError(f"tensor '{found[1]}' has sizes that are arguments and the layout "
                                f"{found[4]}; expected a dense one, without blocks")
         self.tensors[named(found[1], "a tensor")] = Tensor(found[1], dims, shape, layout, extents=sized)
-
-    def line_read(self, rest: str) -> None:
-        self.steps.append(("read", rest, self.number))
-
-    def line_let(self, rest: str) -> None:
-        self.steps.append(("let", rest, self.number))
-
-    def line_store(self, rest: str) -> None:
-        self.steps.append(("store", rest, self.number))
 
     # -- the whole -------------------------------------------------------------------------------
 
@@ -334,7 +329,7 @@ class StepReader:
         term, over = _term(value, scope), _reduced_axes(op, axes, scope)
         top = self.reductions.get((EXTREMA[op], term, over))
         if top is None:
-            if not isinstance(term.x if isinstance(term, Cast) else term, Var):
+            if not isinstance(uncast(term), Var):
                 made = Value(scope.unnamed(f"{name}_of"), term)
                 scope.values[made.name] = term = made.var
                 yield made
@@ -427,7 +422,7 @@ WIDTH = 30  # characters of a condition, so that reasons are aligned
 def axis_facts(compute: Compute) -> Facts:
     """The ranges of the axes: 0 to size - 1, for all values of sizes that are arguments."""
     extents = {x.name: x.extent for x in compute.axes if x.extent is not None}
-    return facts_of_axes({x.name: x.size for x in compute.axes}, extents, compute.named)
+    return facts_of_axes({x.name: x.size for x in compute.axes}, facts_of(compute.named), extents)
 
 
 def describe(compute: Compute) -> str:

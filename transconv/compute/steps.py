@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
@@ -245,14 +245,9 @@ class ComputeNames:
         return frozenset(v for s in self.steps if isinstance(s, (Read, Write)) for v in self.told(s.view))
 
     @cached_property
-    def placing(self) -> tuple[Read | Value | Reduction, ...]:
+    def placing(self) -> tuple[Named, ...]:
         """The steps that make the values that coordinates mention."""
-        found, wanted = list[Read | Value | Reduction](), {*self.indices}
-        for s in reversed(self.steps):
-            if not isinstance(s, Write) and s.var in wanted:
-                found.append(s)
-                wanted |= used(s)
-        return tuple(reversed(found))
+        return tuple(needed(self.steps, self.indices))
 
     @cached_property
     def chosen_from(self) -> tuple[Read, ...]:
@@ -293,6 +288,25 @@ def used(step: Step) -> set[Var]:
     return found
 
 
+Named = Read | Value | Reduction
+"""A step that makes a value."""
+
+
+def needed(steps: Sequence[Step], names: Iterable[Var]) -> list[Named]:
+    """The steps that some names depend on, in order."""
+    found, left = list[Named](), {*names}
+    for step in reversed(steps):
+        if not isinstance(step, Write) and step.var in left:
+            left |= used(step)
+            found.append(step)
+    return found[::-1]
+
+
+def uncast(e: Expr) -> Expr:
+    """The expression without an outermost cast."""
+    return e.x if isinstance(e, Cast) else e
+
+
 def leaves_of(value: Expr) -> tuple[Var, ...]:
     """The variables among which a value made of Selects alone chooses; else none."""
     if not isinstance(value, Select):
@@ -322,8 +336,7 @@ def line(step: Step, computed: DType) -> str:
         case Reduction(name, op, value, axes):
             return f"let    {name} = {op}({_value(value, computed)}; {' '.join(axes)})"
         case Write(view, value, op):  # without a store's cast to its tensor's type
-            value = value.x if isinstance(value, Cast) else value
-            return f"store  {_view(view)} {'+' if op == 'add' else op}= {_value(value, computed)}"
+            return f"store  {_view(view)} {'+' if op == 'add' else op}= {_value(uncast(value), computed)}"
 
 
 def _view(view: View) -> str:

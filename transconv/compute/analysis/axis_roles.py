@@ -19,7 +19,7 @@ from itertools import product
 from math import prod
 
 from transconv.compute.compute import Compute
-from transconv.compute.steps import Axis, Reduction, Step, Value, fresh
+from transconv.compute.steps import Axis, Reduction, Step, Value, fresh, uncast
 from transconv.ir import Cast, Const, Expr, Mul, Var, View, ViewDim, free_vars, substitute
 from transconv.simplify import simplify
 
@@ -151,5 +151,5 @@ def _named(compute: Compute, total: Reduction, sides: tuple[Expr, Expr], names: 
 
 def _name(e: Expr) -> Var | None:
     """The variable of a factor that is one, with or without a cast; else None."""
-    inner = e.x if isinstance(e, Cast) else e
+    inner = uncast(e)
     return inner if isinstance(inner, Var) else None

@@ -24,6 +24,7 @@ from math import prod
 import numpy as np
 
 from transconv.compute.compute import Compute
+from transconv.compute.expressions import facts_of_axes
 from transconv.compute.steps import Axis, fresh
 from transconv.ir import (
     TRUE,
@@ -137,10 +138,7 @@ class Solved:
         self.conditions = [substitute(c, known) for c in self.conditions]
 
     def facts(self) -> Facts:
-        facts = Facts()
-        for x in (*self.compute.axes, *self.places, *self.turns):
-            facts = facts.with_range(x.var, 0, max(0, x.size - 1))
-        return facts
+        return facts_of_axes({x.name: x.size for x in (*self.compute.axes, *self.places, *self.turns)})
 
 
 def _digits(coord: Expr, axes: list[Axis], place: Var) -> dict[Axis, Expr] | None:
@@ -215,9 +213,7 @@ class _Grid:
     def __init__(self, coord: Expr, axis: Axis, place: tuple[Var, int],
                  others: list[tuple[Var, int]]) -> None:
         self.coord, self.axis, self.place, self.others = coord, axis, place, others
-        self.facts = Facts().with_range(axis.var, 0, axis.size - 1)
-        for v, n in (place, *others):
-            self.facts = self.facts.with_range(v, 0, n - 1)
+        self.facts = facts_of_axes({axis.name: axis.size} | {v.name: n for v, n in (place, *others)})
 
     def candidates(self, e: Expr, to: Expr, turns: int) -> list[_Candidate] | None:
         """Candidates for ``e == to``, where ``to`` depends on ``TURN`` in 0..turns; None for an expression

@@ -37,9 +37,9 @@ from transconv.compute.analysis.store_conflicts import covers
 from transconv.compute.autodiff.affine_inverse import Solved
 from transconv.compute.autodiff.reverse import Flows, alike, between
 from transconv.compute.compute import Compute
-from transconv.compute.expressions import masked
+from transconv.compute.expressions import facts_of_axes, masked
 from transconv.compute.kernel_split import kernels
-from transconv.compute.parser import parse
+from transconv.compute.parser import axis_facts, parse
 from transconv.compute.steps import (
     Axis,
     Read,
@@ -49,6 +49,8 @@ from transconv.compute.steps import (
     Write,
     conditions,
     fresh,
+    needed,
+    uncast,
     used,
 )
 from transconv.errors import ComputeError
@@ -76,7 +78,7 @@ from transconv.ir import (
     select,
     substitute,
 )
-from transconv.simplify import Facts, simplify
+from transconv.simplify import simplify
 
 
 def transposed(compute: Compute, of: str, into: Tensor, given: Tensor, adds: bool = False) -> Compute:
@@ -169,24 +171,14 @@ class _Back:
 
     def scattered(self) -> Compute:
         """The computation in which each result adds to the element that it was read from."""
-        steps = self.indices()
-        steps.append(Read("g", View(self.given, self.write.view.dims)))
+        steps: list[Step] = [*needed(self.compute.steps, self.needed),
+                             Read("g", View(self.given, self.write.view.dims))]
         dims = self.read.view.dims
         if self.found.condition is not TRUE:
             dims = (replace(dims[0], mask=all_of([dims[0].mask, self.found.condition])), *dims[1:])
         value = self.scaled(Var("g", self.given.dtype), {})
         steps.append(Write(View(self.into, dims), Cast(value, self.into.dtype), "add"))
         return self.made(self.compute.axes, steps)
-
-    def indices(self) -> list[Step]:
-        """The steps whose values coordinates need."""
-        needed = set(self.needed)
-        steps: list[Step] = []
-        for step in reversed(self.compute.steps):
-            if not isinstance(step, Write) and step.var in needed:
-                needed |= used(step)
-                steps.append(step)
-        return steps[::-1]
 
     def scaled(self, g: Var, values: dict[Expr, Expr]) -> Expr:
         """The gradient times the factor."""
@@ -351,9 +343,7 @@ class _Returned:
     def reduced(self, view: View, flow: Expr) -> tuple[View, Expr]:
         """The view without axes along which it shows the same element, and the flow summed over them. A
         condition on such an axis chooses what is summed."""
-        facts = Facts()
-        for x in self.compute.axes:
-            facts = facts.with_range(x.var, 0, max(0, x.size - 1))
+        facts = axis_facts(self.compute)
         coords = [simplify(d.coord, facts) for d in view.dims]
         axes = frozenset(a for c in coords for a in self.compute.roots(c))
         over = frozenset(a for d in view.dims for e in (d.coord, d.mask)
@@ -378,7 +368,7 @@ class _Returned:
 
     def text(self, writes: list[Write]) -> Compute:
         """The computation of some stores, of the steps that they need."""
-        steps = [*self.flows.needed({v for w in writes for v in used(w)}), *writes]
+        steps = [*needed(self.flows.steps, {v for w in writes for v in used(w)}), *writes]
         named = {v.name for s in steps for v in used(s)}.union(
             *(s.axes for s in steps if isinstance(s, Reduction)))
         axes = tuple(x for x in self.compute.axes if x.name in named) or self.compute.axes[:1]
@@ -395,7 +385,7 @@ def pulled(flows: Flows, view: View, into: Tensor, flow: Expr) -> Compute | None
     solved = Solved(moved, view)
     if not solved.done or {x.name for x in (*solved.places, *solved.turns)} & (flows.taken - seen):
         return None
-    steps = flows.needed(free_vars(flow))
+    steps = needed(flows.steps, free_vars(flow))
     own = next((s for s in steps if isinstance(s, Reduction) and s.var is flow and s.op == "sum"), None)
     changed = {v.name for v in solved.values if isinstance(v, Var)}
     for s in steps:
@@ -408,9 +398,7 @@ def pulled(flows: Flows, view: View, into: Tensor, flow: Expr) -> Compute | None
 class _Pulled:
     def __init__(self, flows: Flows, solved: Solved, view: View, changed: set[str]) -> None:
         self.flows, self.solved, self.view, self.changed = flows, solved, view, changed
-        self.facts = solved.facts()
-        for x in flows.compute.axes:
-            self.facts = self.facts.with_range(x.var, 0, max(0, x.size - 1))
+        self.facts = facts_of_axes({x.name: x.size for x in flows.compute.axes}, solved.facts())
         self.values: dict[Expr, Expr] = dict(solved.values)
         inside = [c for e, x in solved.positions for c in (e >= 0, e < x.size)]
         self.where = all_of([p for c in (*solved.conditions, *inside, *map(self.moved, conditions(view)))
@@ -441,8 +429,7 @@ class _Pulled:
 
     def gradient_in(self, term: Expr) -> Var | None:
         """The gradient that is read in a term which is zero where it is: alone, or times another read."""
-        factors = [f.x if isinstance(f, Cast) else f
-                   for f in ((term.a, term.b) if isinstance(term, Mul) else (term,))]
+        factors = [uncast(f) for f in ((term.a, term.b) if isinstance(term, Mul) else (term,))]
         reads = {s.var for s in self.flows.steps if isinstance(s, Read)}
         return next((f for f in factors if isinstance(f, Var) and f in self.flows.stores), None) if (
             {*factors} <= reads) else None

@@ -33,7 +33,7 @@ from transconv.compute.analysis.pointwise import MOST_NODES, nodes_of
 from transconv.compute.analysis.statistics import kept, points, sum_of
 from transconv.compute.compute import Compute
 from transconv.compute.elementwise import OPS, Op
-from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, line, used
+from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, line, uncast, used
 from transconv.errors import ComputeError
 from transconv.ir import (
     Add,
@@ -121,16 +121,6 @@ class Appended:
         product = self.compute.factors and step is self.compute.sum
         if not isinstance(step, Write) and (product or used(step) & self.behind):
             self.behind.add(step.var)
-
-    def needed(self, names: Collection[Var]) -> list[Step]:
-        """The steps that some names depend on, in order."""
-        left = {*names}
-        found: list[Step] = []
-        for step in reversed(self.steps):
-            if not isinstance(step, Write) and step.var in left:
-                left |= used(step)
-                found.append(step)
-        return found[::-1]
 
     def roots(self, e: Expr) -> Axes:
         """The axes that an expression depends on."""
@@ -240,7 +230,7 @@ class Flows(Appended):
         read it. Its type is that of both factors, as in torch, if they have one."""
         total = self.compute.sum
         assert total is not None
-        if (flow.x if isinstance(flow, Cast) else flow) in self.stores:
+        if uncast(flow) in self.stores:
             return flow
         types = {r.view.tensor.dtype for r in self.compute.operands}
         dtype = types.pop() if len(types) == 1 else self.type

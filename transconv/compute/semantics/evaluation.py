@@ -12,7 +12,7 @@ Stores that share places leave there what ``Gathered`` reduces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -308,6 +308,10 @@ def _exact(e: Expr) -> Expr:
 NEEDS = {"add": ("sum", "size", "off"), "sum": ("count", "sum", "size", "off"),
          "max": ("count", "off_most"), "min": ("count", "off_most"),
          "squares": ("count", "sum", "size", "squares", "off_squares")}
+TERMS: dict[str, Callable[[Array, Array], Array]] = {  # of a value and its error
+    "count": lambda x, off: np.ones_like(off), "sum": lambda x, off: x, "squares": lambda x, off: x * x,
+    "size": lambda x, off: np.where(np.isfinite(x), np.abs(x), 0.0), "off": lambda x, off: off,
+    "off_squares": lambda x, off: off * off, "off_most": lambda x, off: off}
 
 
 class Gathered:
@@ -328,21 +332,7 @@ class Gathered:
         if self.op in ("max", "min"):
             (np.maximum if self.op == "max" else np.minimum).at(self.most, where, value)
         for name, into in self.every.items():
-            match name:
-                case "count":
-                    np.add.at(into, where, 1.0)
-                case "sum":
-                    np.add.at(into, where, value)
-                case "squares":
-                    np.add.at(into, where, value * value)
-                case "size":
-                    np.add.at(into, where, np.where(np.isfinite(value), np.abs(value), 0.0))
-                case "off":
-                    np.add.at(into, where, error)
-                case "off_squares":
-                    np.add.at(into, where, error * error)
-                case "off_most":
-                    np.maximum.at(into, where, error)
+            (np.maximum if name == "off_most" else np.add).at(into, where, TERMS[name](value, error))
 
     @property
     def held(self) -> dict[str, Array]:

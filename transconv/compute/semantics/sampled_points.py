@@ -31,7 +31,7 @@ from transconv.compute.analysis.statistics import kept, value_of
 from transconv.compute.compute import Compute
 from transconv.compute.semantics.error_bounds import SUMMED, allowed, share_of
 from transconv.compute.semantics.evaluation import StepEvaluator
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
+from transconv.compute.steps import Axis, Read, Reduction, Value, Write, fresh, needed, used
 from transconv.ir import (
     TRUE,
     Array,
@@ -248,12 +248,8 @@ class _Told:
                     self.pinned[dim] = x
         self.free = [x for x in axes if x not in self.pinned.values()]
         self.free_sizes = [x.size for x in self.free]
-        needed = {v for d in write.view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
-        self.steps: list[Read | Value | Reduction] = []
-        for step in reversed(compute.steps):
-            if not isinstance(step, Write) and step.var in needed:
-                needed |= used(step)
-                self.steps.insert(0, step)
+        self.steps = needed(compute.steps, (
+            v for d in write.view.dims for e in (d.coord, d.mask) for v in free_vars(e)))
 
     def is_alone(self, axis: Axis, dim: int) -> bool:
         """Whether a coordinate is a position along one axis, and every position another one."""
@@ -413,20 +409,12 @@ def _alone(compute: Compute, write: Write) -> Compute | None:
     by = kept(write) or {}
     if write.op == "squares" or any(n > 1 for n in by.values()):
         return None
-    made = {s.var: s for s in compute.steps if not isinstance(s, Write)}
-    needed: set[Step] = set()
-    left: list[Step] = [write]
-    while left:
-        for v in used(left.pop()):
-            step = made.get(v)
-            if isinstance(step, Reduction):
-                return None
-            if step is not None and step not in needed:
-                needed.add(step)
-                left.append(step)
+    before = needed(compute.steps, used(write))
+    if any(isinstance(s, Reduction) for s in before):
+        return None
     over = tuple(x.name for x in compute.axes if x.name not in by)
     total = Reduction(fresh("whole", compute.names.all), write.op, value_of(write), over)
-    steps = (*(s for s in compute.steps if s in needed), total, Write(write.view, total.var))
+    steps = (*before, total, Write(write.view, total.var))
     return with_roles(replace(compute, steps=steps))
 
 
