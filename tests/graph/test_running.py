@@ -107,7 +107,7 @@ def test_launches_share_memory_for_workspaces() -> None:
     lines = [region_calls.LaunchLine(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
                           [TensorMemory((2,), (1,), torch.float32)], {}, [x], spaces)
              for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)]
-    run = region_calls.written(pieces[:1], lines, [(pieces[-1], None)], empty)
+    run = region_calls.RegionWriter(pieces[:1], lines, [(pieces[-1], None)], empty).run()
     run([empty((2,), (1,), torch.float32)])
     f, h = torch.float32, torch.bfloat16
     assert seen == [[(f, 90)], [], [(h, 6), (f, 90)], [(f, big), (f, 4), (f, 3)], [(h, 6)]]

@@ -7,6 +7,7 @@ break, of the ``forward`` of a class, or, for modules of torch, of one function 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -112,7 +113,7 @@ class GraphReport:
                 yield from (f"      {reason}" for reason in row.reasons)
         if self.edges:
             yield "  through memory:"
-        for edge, n in _counts(self.edges).items():
+        for edge, n in Counter(self.edges).items():
             times = f" ({n} times)" if n > 1 else ""
             yield f"    {edge.value} -> {edge.user}: {edge.reason}{times}"
 
@@ -120,13 +121,6 @@ class GraphReport:
 def many(n: int, what: str) -> str:
     """A number of things in words."""
     return f"{n} {what}{'' if n == 1 else 's'}"
-
-
-def _counts(edges: tuple[Edge, ...]) -> dict[Edge, int]:
-    found: dict[Edge, int] = {}
-    for edge in edges:
-        found[edge] = found.get(edge, 0) + 1
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +153,7 @@ def _tables(graph: GraphReport) -> Iterator[PrintedTable]:
     head = ("kernel", "operations", "MB", "GFLOP", "estimate, us", "measured, us")
     remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []), *graph.remarks)
     yield PrintedTable(graph.phase, head, tuple(rows), remarks)
-    edges = tuple((e.value, e.user, float(n), e.reason) for e, n in _counts(graph.edges).items())
+    edges = tuple((e.value, e.user, float(n), e.reason) for e, n in Counter(graph.edges).items())
     yield PrintedTable(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
 
 

@@ -16,12 +16,10 @@ from transconv.graph.lowerings.table import NotOurs, ResultSpec
 from transconv.graph.sizes import Fraction, Known, Length
 from transconv.ir import LARGEST_SIZE, Expr, Var, as_expr, value_at
 
-ROUNDED = tuple(found for name in ("TruncToInt", "FloorToInt", "CeilToInt")
-                if (found := getattr(functions, name, None)))
-EXTREMES = tuple(found for name in ("Max", "Min") if (found := getattr(functions, name, None)))
-DIVIDED = tuple(found for name in ("IntTrueDiv", "FloatTrueDiv")
-                if (found := getattr(functions, name, None)))
-TIMES = tuple(found for name in ("FloatTrueMul", "FloatMul") if (found := getattr(functions, name, None)))
+ROUNDED, EXTREMES, DIVIDED, TIMES = (
+    tuple(found for name in names.split() if (found := getattr(functions, name, None)))  # of this release
+    for names in ("TruncToInt FloorToInt CeilToInt", "Max Min", "IntTrueDiv FloatTrueDiv",
+                  "FloatTrueMul FloatMul"))
 
 
 class Told(NamedTuple):

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,17 @@ MOVED = "transconv_moved"  # of a placeholder: it lies otherwise than when the g
 POOLS = (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 LONGEST = 2 ** 31  # places that 32 bits tell apart
+
+
+def replace_node(node: fx.Node, target: Any, args: tuple[Any, ...],
+                 kwargs: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Put another call, of the same value, in the place of a node."""
+    graph = node.graph
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, dict(kwargs))
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
 
 
 # -- before the division ---------------------------------------------------------------------------
@@ -83,10 +95,7 @@ def parts_cast(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             parts = [_cast(graph, x, dtype) for x in _listed(cat)]
-            made = graph.call_function(aten.cat.default, (parts, *cat.args[1:]))
-        made.meta = dict(node.meta)
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
+        replace_node(node, aten.cat.default, (parts, *cat.args[1:]))
         graph.erase_node(cat)
 
 
@@ -244,7 +253,7 @@ def taken(graph: fx.Graph) -> list[int]:
 
 def _is_copy(node: fx.Node, given: Sequence[Any]) -> bool:
     """Whether a node writes to an input a value of its type and shape, in memory of its own."""
-    if node.target is not torch.ops.aten.copy_.default or node.users or len(node.args) != 2:
+    if node.target is not aten.copy_.default or node.users or len(node.args) != 2:
         return False
     into, value = node.args
     if not isinstance(into, fx.Node) or not isinstance(value, fx.Node) or into not in given or (
@@ -283,7 +292,6 @@ ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
 @functools.lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
     """The decompositions, by operation."""
-    aten = torch.ops.aten
     also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
     more = torch_internals.get_decompositions(also)
     found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
@@ -296,13 +304,13 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     shape, device = x.shape, x.device
     if train is False or p == 0:
         return x.clone(), torch.ones(shape, dtype=torch.bool, device=device)
-    mask = torch.ops.aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=device), 1 - p)
+    mask = aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=device), 1 - p)
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 NORM = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
 VIEWS = {getattr(getattr(torch.ops.aten, packet), "default") for packet in (  # noqa: B009
     "cat", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
     "replication_pad1d", "replication_pad2d", "replication_pad3d")}
-EQUAL = {torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor}
+EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 
 
 def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -317,7 +325,9 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
             told.add(node)
         if node in told or node.target in VIEWS or _told_by_place(node, told):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        elif node.target in EQUAL and any(_is_float(x) for x in node.all_input_nodes):
+        elif node.target in EQUAL and any(
+                isinstance(v := x.meta.get("val"), Tensor) and v.is_floating_point()
+                for x in node.all_input_nodes):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
         joint, *args, **kwargs)
@@ -325,21 +335,12 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
     return found
 
 
-def _is_float(node: fx.Node) -> bool:
-    val = node.meta.get("val")
-    return isinstance(val, Tensor) and val.is_floating_point()
-
-
 def repeated(gm: fx.GraphModule) -> None:
     """Write nearest upsampling by a power of 2 as what it is, each element several times, in a graph of
     torch's functions. Of sizes that are known when a graph runs torch makes arithmetic on tensors."""
     for node in gm.graph.nodes:
         if node.target is torch.nn.functional.interpolate and (times := _times(node)):
-            with gm.graph.inserting_before(node):
-                made = gm.graph.call_function(_repeated, (node.args[0], times))
-                made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
-            gm.graph.erase_node(node)
+            replace_node(node, _repeated, (node.args[0], times))
     gm.recompile()
 
 
@@ -352,12 +353,8 @@ def normalized(gm: fx.GraphModule) -> None:
             continue
         given = dict(zip(NORM, node.args, strict=False)) | node.kwargs
         if given.get("running_mean") is None and given.get("use_input_stats", True):
-            with gm.graph.inserting_before(node):
-                made = gm.graph.call_function(_normalized, (
-                    given["input"], given.get("weight"), given.get("bias"), given.get("eps", 1e-5)))
-            made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
-            gm.graph.erase_node(node)
+            replace_node(node, _normalized, (given["input"], given.get("weight"), given.get("bias"),
+                                             given.get("eps", 1e-5)))
     gm.recompile()
 
 
@@ -365,7 +362,7 @@ def once(graph: fx.Graph) -> None:
     """Compute equal operations of torch's once, as its partitioner does in graphs of training. Results
     that are handed out stay apart; random numbers stay, and graphs in which something is written to."""
     calls = [n for n in graph.nodes if n.op == "call_function"]
-    writes = [n for n in calls if n.target is not torch.ops.aten.copy_.default and _writes(n)]
+    writes = [n for n in calls if n.target is not aten.copy_.default and _writes(n)]
     handed = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
     known: dict[tuple[Any, str, str], fx.Node] = {}
     for node in calls if not writes else ():
@@ -395,7 +392,6 @@ def _memory(node: fx.Node) -> int | None:
 def waiting_for_nothing(graph: fx.Graph) -> None:
     """Write memory that is as large as another tensor without it, so that random numbers that are drawn
     into it need not wait for what computes the other one. Where sizes are symbols it stays as it is."""
-    aten = torch.ops.aten
     for node in graph.nodes:
         if node.target not in (aten.empty_like.default, aten.new_empty.default,
                                aten.new_empty_strided.default):
@@ -403,12 +399,8 @@ def waiting_for_nothing(graph: fx.Graph) -> None:
         val = node.meta["val"]
         shape, strides = list(val.shape), list(val.stride())
         if all(isinstance(n, int) for n in (*shape, *strides)):
-            with graph.inserting_before(node):
-                made = graph.call_function(aten.empty_strided.default, (shape, strides),
-                                           {"dtype": val.dtype, "device": val.device})
-            made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
+            replace_node(node, aten.empty_strided.default, (shape, strides),
+                         {"dtype": val.dtype, "device": val.device})
 
 
 def _times(node: fx.Node) -> tuple[int, ...]:
@@ -442,7 +434,7 @@ def _normalized(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
 def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
     """Whether elements are taken from positions that are the same at every call: nearest upsampling."""
     places: Any = node.args[1] if len(node.args) > 1 else ()
-    return node.target in (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor) and all(
+    return node.target in (aten.index.Tensor, aten._unsafe_index.Tensor) and all(
         i is None or i in told for i in places)
 
 

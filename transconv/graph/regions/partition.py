@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -119,7 +120,8 @@ def _aliasing(made: Piece, node: fx.Node) -> Piece:
     base = base_of(node)
     val, whole = node.meta["val"], base.meta.get("val") if base is not None else None
     if isinstance(made, MovedView) and base is not None:
-        made.alias = isinstance(whole, torch.Tensor) and _same_memory(whole, val)
+        made.alias = isinstance(whole, torch.Tensor) and bool(
+            whole.untyped_storage()._cdata == val.untyped_storage()._cdata)
     return made
 
 
@@ -158,10 +160,6 @@ def _as_torch(made: Piece, result: ResultSpec) -> Piece:
     if made.strides is None and not isinstance(made, RegionInput):
         made.strides = result.strides
     return made
-
-
-def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _pieces(given: Any, known: Mapping[fx.Node, Any]) -> Any:
@@ -259,21 +257,15 @@ class _Partition:
                               self.symbols)
         except NotOurs:
             return False
-        if (
-            isinstance(made, (ConstantValue, Counted))
-            or isinstance(made, Piece)
-            and made.values is not None
-        ):
+        if isinstance(made, (ConstantValue, Counted)) or (
+                isinstance(made, Piece) and made.values is not None):
             self.constants[node] = made
         return node in self.constants
 
     def constants_of(self, node: fx.Node) -> list[fx.Node]:
         """The constants that a node is made of, operands first."""
-        found: dict[fx.Node, None] = {}
-        for x in node.all_input_nodes:
-            if x in self.constants:
-                found |= dict.fromkeys([*self.constants_of(x), x])
-        return [*found]
+        return [*dict.fromkeys(y for x in node.all_input_nodes if x in self.constants
+                               for y in (*self.constants_of(x), x))]
 
     def try_ours(self, node: fx.Node) -> str:
         """Translate a node into a region; why that cannot be."""
@@ -370,9 +362,6 @@ def extracted(region: Region, graph: fx.GraphModule) -> fx.GraphModule:
 
 def names(nodes: Sequence[fx.Node]) -> str:
     """The operations of nodes, counted."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        if node.target is not operator.getitem:
-            said = str(node.target).removeprefix("aten.")
-            counts[said] = counts.get(said, 0) + 1
+    counts = Counter(str(n.target).removeprefix("aten.") for n in nodes
+                     if n.target is not operator.getitem)
     return ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
