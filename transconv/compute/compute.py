@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from transconv import ir
 from transconv.compute.steps import (
     Axis,
     ComputeNames,
@@ -32,24 +33,7 @@ from transconv.compute.steps import (
     sweeps,
 )
 from transconv.errors import ComputeError
-from transconv.ir import (
-    TRUE,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    Layout,
-    Mul,
-    Sizes,
-    Tensor,
-    Var,
-    View,
-    f32,
-    f64,
-    readable,
-    substitute,
-    value_at,
-)
+from transconv.ir import f32, f64, readable, substitute, value_at
 
 
 @dataclass(frozen=True, eq=True)
@@ -69,7 +53,7 @@ class Compute:
     behind: str = ""
     part: tuple[int, ...] | None = None
     does: str = "compute"
-    named: Sizes | None = None
+    named: ir.Sizes | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -93,12 +77,12 @@ class Compute:
             return self
         if reason := self.named.why_not(sizes):
             raise ComputeError(f"{self.name}: {reason}; it requires {self.named}")
-        consts: dict[Expr, Expr] = {Var(n): Const(sizes[n]) for n in self.named.names}
+        consts: dict[ir.Expr, ir.Expr] = {ir.Var(n): ir.Const(sizes[n]) for n in self.named.names}
 
         def step(of: Step) -> Step:
             if isinstance(of, (Read, Write)):
                 tensor = of.view.tensor.at(sizes)
-                of = replace(of, view=View(tensor, substitute(of.view, consts).dims))
+                of = replace(of, view=ir.View(tensor, substitute(of.view, consts).dims))
             return of if isinstance(of, Read) else replace(of, value=substitute(of.value, consts))
 
         axes = tuple(x if x.extent is None else Axis(x.name, value_at(x.extent, sizes), x.role)
@@ -123,7 +107,7 @@ class Compute:
         return tuple(s for s in self.steps if isinstance(s, Write))
 
     @cached_property
-    def added(self) -> tuple[View, ...]:
+    def added(self) -> tuple[ir.View, ...]:
         """The views of stores that add to elements (``+=``)."""
         return tuple(w.view for w in self.writes if w.op == "add")
 
@@ -161,15 +145,15 @@ class Compute:
         named = total.factors if total is not None and total.op == "sum" and not self.again else None
         if total is None or named is None:
             return None
-        moved = all(v in names.chosen for v in named) and isinstance(total.value, Mul) and all(
-            isinstance(e, Cast) for e in (total.value.a, total.value.b))
+        moved = all(v in names.chosen for v in named) and isinstance(total.value, ir.Mul) and all(
+            isinstance(e, ir.Cast) for e in (total.value.a, total.value.b))
         if not moved and not self._contracts(*named):
             return None
         first, second = (next(s for s in self.steps if isinstance(s, (Read, Value)) and s.var is v)
                          for v in named)
         return first, second
 
-    def _contracts(self, a: Var, b: Var) -> bool:
+    def _contracts(self, a: ir.Var, b: ir.Var) -> bool:
         """Whether two computed values of one type are factors of a matrix product: each varies along an
         axis of the result that the other lacks, both along a summed one, and each has a read that varies
         along all axes of the value."""
@@ -199,22 +183,22 @@ class Compute:
         return tuple(r for r in found if r is not None)
 
     @cached_property
-    def a(self) -> View:
+    def a(self) -> ir.View:
         """The view of the left factor of a product, else of the first read; ``c`` if nothing is read."""
         return self.operands[0].view if self.operands else self.c
 
     @cached_property
-    def b(self) -> View | None:
+    def b(self) -> ir.View | None:
         """The view of the right factor of a product, or None."""
         return self.operands[1].view if self.factors else None
 
     @cached_property
-    def c(self) -> View:
+    def c(self) -> ir.View:
         """The view of the first store."""
         return self.writes[0].view
 
     @property
-    def acc(self) -> DType:
+    def acc(self) -> ir.DType:
         """The accumulator's type: that of the reduced value; f32 if nothing is reduced."""
         return self.sum.value.dtype if self.sum else f32
 
@@ -225,7 +209,7 @@ class Compute:
         return self.steps[at:]
 
     @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[ir.Tensor, ...]:
         """The kernel's parameters in the order of the call: tensors that are read, then those written."""
         views = [*(r.view for r in self.reads), *(w.view for w in self.writes)]
         return tuple(dict.fromkeys(v.tensor for v in views))
@@ -234,14 +218,14 @@ class Compute:
     def finishes(self) -> bool:
         """Whether the steps after the sum do more than cast it and store it once."""
         return self.sum is not None and not (
-            len(self.after) == 1 and self.writes[0].value is Cast(self.sum.var, self.c.tensor.dtype))
+            len(self.after) == 1 and self.writes[0].value is ir.Cast(self.sum.var, self.c.tensor.dtype))
 
     @property
     def stores_all(self) -> bool:
         """Whether all elements of the result are stored: by this computation, or together with the other
         stride phases; also for merged groups."""
         points = prod(x.size for x in self.axes if self.kinds[x.name] != "K")
-        whole = self.c.mask() is TRUE and points >= prod(self.c.tensor.shape)
+        whole = self.c.mask() is ir.TRUE and points >= prod(self.c.tensor.shape)
         return (whole or self.phase or self.merge > 1) and not self.added
 
     @cached_property
@@ -255,11 +239,11 @@ class Compute:
         if self.sum is None or self.sum.op != "sum" or self.prologue:
             return False
         value = self.sum.value
-        factors = [value.a, value.b] if isinstance(value, Mul) else [value]
+        factors = [value.a, value.b] if isinstance(value, ir.Mul) else [value]
         named = {v for v, reads in self.names.chosen.items() if not any(r.fill for r in reads)}
-        return any(isinstance(f, Cast) and f.x in named for f in factors)
+        return any(isinstance(f, ir.Cast) and f.x in named for f in factors)
 
-    def fill_of(self, view: View) -> float:
+    def fill_of(self, view: ir.View) -> float:
         """The value of a read where its view's mask is false."""
         return next((r.fill for r in self.reads if r.view is view), 0.0)
 
@@ -315,23 +299,23 @@ class Compute:
         return ComputeNames(self.axes, self.steps, self.named.names if self.named else ())
 
     @cached_property
-    def stand_ins(self) -> dict[Expr, Expr]:
+    def stand_ins(self) -> dict[ir.Expr, ir.Expr]:
         """Expressions that replace values in coordinates, and sizes that are arguments, in estimates of
         strides and bytes, where they are not known."""
         sizes = self.named.like if self.named else {}
-        found: dict[Expr, Expr] = {Var(n): Const(size) for n, size in sizes.items()}
+        found: dict[ir.Expr, ir.Expr] = {ir.Var(n): ir.Const(size) for n, size in sizes.items()}
         return {**found, **{v: e for v, e in self.names.stand_ins.items()}}
 
-    def roots(self, e: Expr) -> frozenset[str]:
+    def roots(self, e: ir.Expr) -> frozenset[str]:
         """The axes that an expression depends on, directly or through values."""
         return self.names.roots(e)
 
-    def seen_by(self, view: View) -> frozenset[str]:
+    def seen_by(self, view: ir.View) -> frozenset[str]:
         """The axes on which the coordinates or masks of a view depend. Masks count because both operands
         of a product depend on the stride phase if it sums a part of the window."""
         return frozenset(a for d in view.dims for e in (d.coord, d.mask) for a in self.roots(e))
 
-    def why_not_plain(self, view: View | None) -> str | None:
+    def why_not_plain(self, view: ir.View | None) -> str | None:
         """None if an operand or result is exactly the elements of its view, so that it can be a box or be
         copied; else why not."""
         if view is None:
@@ -361,14 +345,15 @@ class Compute:
 
     # -- the same computation, seen otherwise ----------------------------------------------------
 
-    def through(self, a: View | None = None, b: View | None = None, c: View | None = None) -> Compute:
+    def through(self, a: ir.View | None = None, b: ir.View | None = None,
+                c: ir.View | None = None) -> Compute:
         """The computation with other views of the operands or of the result. A read after the sum at the
         coordinates of the result (a residual) gets the new coordinates."""
         operands = self.operands if self.factors else self.reads[:2]
         seen = {r.name: v for r, v in zip(operands, (a, b), strict=False) if v is not None}
         behind = self.after if self.sum else ()
         steps: list[Step] = []
-        retyped: dict[Expr, Expr] = {}  # reads whose new tensor has another type
+        retyped: dict[ir.Expr, ir.Expr] = {}  # reads whose new tensor has another type
         for step in self.steps:
             if not isinstance(step, Read) and retyped:
                 step = replace(step, value=substitute(step.value, retyped))
@@ -380,22 +365,22 @@ class Compute:
                 step = replace(step, view=c)
             elif c is not None and isinstance(step, Read) and step in behind and (
                     step.view.dims == self.c.dims):
-                step = replace(step, view=View(step.view.tensor, c.dims))
+                step = replace(step, view=ir.View(step.view.tensor, c.dims))
             steps.append(step)
         return replace(self, steps=tuple(steps))
 
-    def over(self, seen: Callable[[View], View]) -> Compute:
+    def over(self, seen: Callable[[ir.View], ir.View]) -> Compute:
         """The computation with a function applied to each view."""
         return replace(self, steps=tuple(
             replace(s, view=seen(s.view)) if isinstance(s, (Read, Write)) else s for s in self.steps))
 
-    def views(self) -> Iterator[View]:
+    def views(self) -> Iterator[ir.View]:
         """Every view, reads first."""
         yield from (r.view for r in self.reads)
         yield from (w.view for w in self.writes)
 
     @property
-    def type(self) -> DType:
+    def type(self) -> ir.DType:
         """The type of arithmetic: f64 if a tensor is f64, else f32."""
         return f64 if any(t.dtype is f64 for t in self.tensors) else f32
 
@@ -416,12 +401,12 @@ class Compute:
         return "\n".join([*lines, *(f"    {line(s, self.type)}" for s in self.steps)])
 
 
-def _declared(t: Tensor) -> str:
+def _declared(t: ir.Tensor) -> str:
     sizes = ", ".join(f"{d}={_short(n)}" for d, n in zip(t.dims, t.bounds, strict=True))
-    dense = t.layout is Layout.dense(t.dtype, t.shape)
+    dense = t.layout is ir.Layout.dense(t.dtype, t.shape)
     order = t.layout.tag() if t.extents else t.layout
     return f"{t.name} {t.dtype} [{sizes}]" + ("" if dense else f" {order}")
 
 
-def _short(e: Expr) -> str:
+def _short(e: ir.Expr) -> str:
     return readable(e).replace(" ", "")

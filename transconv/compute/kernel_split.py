@@ -33,6 +33,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+from transconv import ir
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import STATISTICS, why_not_reduced
 from transconv.compute.analysis.store_conflicts import why_not_stored
@@ -49,22 +50,7 @@ from transconv.compute.steps import (
     uncast,
     used,
 )
-from transconv.ir import (
-    TRUE,
-    ZERO,
-    Cast,
-    Const,
-    Div,
-    Expr,
-    Layout,
-    Mul,
-    Sub,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    f32,
-)
+from transconv.ir import f32
 
 
 @lru_cache(maxsize=1024)
@@ -109,28 +95,28 @@ def kernels(compute: Compute) -> tuple[Compute, ...]:
     return tuple(cut.computation(steps, number, found) for number, steps in enumerate(found))
 
 
-def _sums(compute: Compute, narrow: Tensor) -> Tensor:
+def _sums(compute: Compute, narrow: ir.Tensor) -> ir.Tensor:
     """The f32 tensor in which the elements of a 16-bit tensor are added up."""
     name = fresh(f"{narrow.name}_sums", (t.name for t in compute.tensors))
-    return Tensor(name, narrow.dims, narrow.shape, Layout.dense(f32, narrow.shape))
+    return ir.Tensor(name, narrow.dims, narrow.shape, ir.Layout.dense(f32, narrow.shape))
 
 
-def _wide(compute: Compute, narrow: Tensor) -> Compute:
+def _wide(compute: Compute, narrow: ir.Tensor) -> Compute:
     """The computation that adds to the f32 tensor."""
     wide = _sums(compute, narrow)
     return replace(compute, steps=tuple(
-        replace(s, view=View(wide, s.view.dims),
-                value=s.value.x if isinstance(s.value, Cast) else Cast(s.value, f32))
+        replace(s, view=ir.View(wide, s.view.dims),
+                value=s.value.x if isinstance(s.value, ir.Cast) else ir.Cast(s.value, f32))
         if isinstance(s, Write) and s.view.tensor is narrow else s for s in compute.steps))
 
 
-def _rounded(compute: Compute, narrow: Tensor) -> Compute:
+def _rounded(compute: Compute, narrow: ir.Tensor) -> Compute:
     """The computation that rounds the f32 sums."""
     wide = _sums(compute, narrow)
     axes = tuple(Axis(f"i{d}", n, "") for d, n in enumerate(narrow.shape))
-    at = tuple(ViewDim(x.var) for x in axes)
-    read = Read("added", View(wide, at))
-    made = Write(View(narrow, at), Cast(read.var, narrow.dtype))
+    at = tuple(ir.ViewDim(x.var) for x in axes)
+    read = Read("added", ir.View(wide, at))
+    made = Write(ir.View(narrow, at), ir.Cast(read.var, narrow.dtype))
     return with_roles(replace(compute, name=f"{compute.name}_rounded", axes=axes, steps=(read, made)))
 
 
@@ -140,7 +126,7 @@ class Cut:
     def __init__(self, compute: Compute) -> None:
         self.compute, self.steps = compute, compute.steps
         self.sizes = compute.sizes
-        self.made: dict[Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
+        self.made: dict[ir.Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
         self.axes: dict[Step, Axes] = {}  # the axes along which a step's value varies
         self.needs: dict[Step, set[Step]] = {}  # the steps in ``kept`` that it depends on directly
         self.kept: set[Step] = set()  # reductions, and values stored in their place
@@ -170,9 +156,9 @@ class Cut:
         read, summed = (self.tensors(used(s) for s in of) for of in ([step], needs))
         return len(needs) > 1 or bool(read & summed) and self.compute.factors is None
 
-    def tensors(self, named: Iterable[set[Var]]) -> set[Tensor]:
+    def tensors(self, named: Iterable[set[ir.Var]]) -> set[ir.Tensor]:
         """The tensors that some names depend on, not counting those behind kept steps."""
-        found: set[Tensor] = set()
+        found: set[ir.Tensor] = set()
         left = [v for names in named for v in names]
         while left:
             step = self.made.get(left.pop())
@@ -225,7 +211,7 @@ class Cut:
             if isinstance(step, Kept) and step in self.kept and step not in ends:
                 step = Read(step.name, self.leave[step].view if step in self.leave else self.between(step))
             steps.append(step)
-        steps += [Write(self.between(s), Cast(s.var, s.var.type)) for s in ends
+        steps += [Write(self.between(s), ir.Cast(s.var, s.var.type)) for s in ends
                   if isinstance(s, Kept) and s in later]
         along = {a for s in ends for a in (*self.axes[s], *getattr(s, "axes", ()))}
         name = f"{self.compute.name}_{number + 1}" if len(all_ends) > 1 else self.compute.name
@@ -245,14 +231,14 @@ class Cut:
                     left += [self.made[v] for v in used(step) if v in self.made]
         return found
 
-    def between(self, step: Kept) -> View:
+    def between(self, step: Kept) -> ir.View:
         """The tensor that keeps a value between kernels, with one element for each row."""
         rows = [x for x in self.compute.axes if x.name in self.axes[step]]
         shape = tuple(x.size for x in rows) or (1,)
         name = fresh(f"{step.name}_kept", (t.name for t in self.compute.tensors))
         dims = tuple(x.name for x in rows) or ("one",)
-        tensor = Tensor(name, dims, shape, Layout.dense(step.var.type, shape))
-        return View(tensor, tuple(ViewDim(x.var) for x in rows) or (ViewDim(ZERO),))
+        tensor = ir.Tensor(name, dims, shape, ir.Layout.dense(step.var.type, shape))
+        return ir.View(tensor, tuple(ir.ViewDim(x.var) for x in rows) or (ir.ViewDim(ir.ZERO),))
 
 
 # -- reductions of what a product stores --------------------------------------------------------------
@@ -312,7 +298,7 @@ def whole(cut: Cut, step: Step) -> frozenset[str]:
     return cut.axes[step] | (frozenset(step.axes) if isinstance(step, Reduction) else frozenset())
 
 
-def _statistic(cut: Cut, step: Reduction, found: Left) -> tuple[Expr, str] | None:
+def _statistic(cut: Cut, step: Reduction, found: Left) -> tuple[ir.Expr, str] | None:
     """What a reduction reduces, and how; None if a statistic is not that."""
     if (deviating := _deviating(cut, step, found)) is not None:
         return deviating, "squares"
@@ -321,14 +307,14 @@ def _statistic(cut: Cut, step: Reduction, found: Left) -> tuple[Expr, str] | Non
     return step.value, step.op
 
 
-def _deviating(cut: Cut, step: Reduction, found: Left) -> Expr | None:
+def _deviating(cut: Cut, step: Reduction, found: Left) -> ir.Expr | None:
     """The value whose squared deviations from its mean are added up; None for other terms."""
     match step.value:
-        case Mul(Var() as off, other) if off is other and step.op == "sum":
+        case ir.Mul(ir.Var() as off, other) if off is other and step.op == "sum":
             match _value(cut, off):
-                case Sub(x, Var() as mean):
+                case ir.Sub(x, ir.Var() as mean):
                     match _value(cut, mean):
-                        case Div(Var() as total, Const(count)):
+                        case ir.Div(ir.Var() as total, ir.Const(count)):
                             made = cut.made.get(total)
                             if isinstance(made, Reduction) and made in found and (
                                     (made.op, made.value) == ("sum", x)) and (
@@ -338,12 +324,12 @@ def _deviating(cut: Cut, step: Reduction, found: Left) -> Expr | None:
     return None
 
 
-def _value(cut: Cut, v: Var) -> Expr | None:
+def _value(cut: Cut, v: ir.Var) -> ir.Expr | None:
     step = cut.made.get(v)
     return step.value if isinstance(step, Value) else None
 
 
-def _place(cut: Cut, step: Reduction) -> View:
+def _place(cut: Cut, step: Reduction) -> ir.View:
     """Where a reduction is kept: where it is stored itself, or between kernels."""
     own = next((w for w in cut.compute.writes if stores(cut, w, step)), None)
     return cut.between(step) if own is None else own.view
@@ -352,7 +338,7 @@ def _place(cut: Cut, step: Reduction) -> View:
 def stores(cut: Cut, write: Write, step: Reduction) -> bool:
     """Whether a store has a reduction, and nothing else, at places that its rows tell."""
     view, value = write.view, uncast(write.value)
-    coords = [d.coord.name for d in view.dims if isinstance(d.coord, Var)]
+    coords = [d.coord.name for d in view.dims if isinstance(d.coord, ir.Var)]
     return (value is step.var and not write.op and view.tensor.dtype is step.var.type
-            and view.mask() is TRUE and len(coords) == len(view.dims)
+            and view.mask() is ir.TRUE and len(coords) == len(view.dims)
             and sorted(coords) == sorted(cut.axes[step]))

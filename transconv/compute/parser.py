@@ -34,6 +34,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
+from transconv import ir
 from transconv.compute.analysis.axis_roles import with_prologues, with_roles
 from transconv.compute.analysis.statistics import STATISTICS
 from transconv.compute.compute import Compute
@@ -62,22 +63,6 @@ from transconv.compute.steps import (
 from transconv.compute.symbolic_compute import of_sizes, sizes_of
 from transconv.errors import ComputeError, LayoutError, nearest
 from transconv.ir import (
-    DTYPES,
-    ELSEWHERE,
-    LAUNCH,
-    REDUCERS,
-    Cast,
-    Const,
-    Div,
-    DType,
-    Expr,
-    Layout,
-    Mod,
-    Select,
-    Sizes,
-    Tensor,
-    Var,
-    View,
     conjuncts,
     f32,
     f64,
@@ -137,10 +122,10 @@ class Reader:
 
     def __init__(self) -> None:
         self.name, self.math = "", "tf32"
-        self.named: Sizes | None = None
+        self.named: ir.Sizes | None = None
         self.axes: dict[str, int] = {}
-        self.extents: dict[str, Expr] = {}  # of axes whose sizes are arguments
-        self.tensors: dict[str, Tensor] = {}
+        self.extents: dict[str, ir.Expr] = {}  # of axes whose sizes are arguments
+        self.tensors: dict[str, ir.Tensor] = {}
         # Words, texts and numbers of lines that are parsed after all tensors are known.
         self.steps: list[tuple[str, str, int]] = []
 
@@ -160,16 +145,16 @@ class Reader:
             raise ComputeError("sizes stand in one line, before tensors and axes")
         self.named = sizes_of(rest)
         for name in self.named.names:
-            if named(name, "a size") in LAUNCH:  # sizes are parameters, and keep their names
+            if named(name, "a size") in ir.LAUNCH:  # sizes are parameters, and keep their names
                 raise ComputeError(f"'{name}' is a word of Triton's launches; expected another name for a "
                                    "size")
 
-    def extent(self, text: str) -> tuple[int, Expr]:
+    def extent(self, text: str) -> tuple[int, ir.Expr]:
         """A size as a number (the example if it has names) and as an expression of names."""
         if text.isdigit() or self.named is None:
-            return int(text), Const(int(text))
+            return int(text), ir.Const(int(text))
         made = simplify(of_sizes(text, self.named))
-        if made.dtype is not index or find(made, Div):
+        if made.dtype is not index or find(made, ir.Div):
             raise ComputeError(f"size '{text}'; expected whole numbers and names of sizes")
         return value_at(made, self.named.like), made
 
@@ -190,7 +175,7 @@ class Reader:
         found = re.fullmatch(r"(\w+)\s+(\w+)\s+\[(.*?)\]\s*(.*)", rest)
         if found is not None and found[2] not in _types():
             raise ComputeError(f"'{found[2]}' is no type; expected one of {' '.join(_types())}"
-                               f"{nearest(found[2], _types(), ELSEWHERE)}")
+                               f"{nearest(found[2], _types(), ir.ELSEWHERE)}")
         if found is None:
             raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
                                "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
@@ -202,14 +187,14 @@ class Reader:
         dims = tuple(name or f"{found[1]}_{i}" for i, (name, _, _) in enumerate(sizes))
         dtype = type_named(found[2])
         try:
-            layout = Layout.parse(found[4], dtype, shape) if found[4] else Layout.dense(dtype, shape)
+            layout = ir.Layout.parse(found[4], dtype, shape) if found[4] else ir.Layout.dense(dtype, shape)
         except LayoutError as error:
             raise ComputeError(f"tensor '{found[1]}': {error}") from None
         sized = tuple(e for _, e in extents) if any(free_vars(e) for _, e in extents) else ()
         if sized and (not layout.is_packed or layout.strides() is None or layout.offset):
             raise ComputeError(f"tensor '{found[1]}' has sizes that are arguments and the layout "
                                f"{found[4]}; expected a dense one, without blocks")
-        self.tensors[named(found[1], "a tensor")] = Tensor(found[1], dims, shape, layout, extents=sized)
+        self.tensors[named(found[1], "a tensor")] = ir.Tensor(found[1], dims, shape, layout, extents=sized)
 
     # -- the whole -------------------------------------------------------------------------------
 
@@ -232,13 +217,13 @@ class Reader:
         return with_roles(with_prologues(
             Compute(self.name, axes, tuple(steps), self.math, named=self.named)))
 
-    def _type(self) -> DType:
+    def _type(self) -> ir.DType:
         """The type of arithmetic: f64 if a declared tensor is f64, else f32."""
         return f64 if any(t.dtype is f64 for t in self.tensors.values()) else f32
 
 
 def _types() -> list[str]:
-    known = [t for t in DTYPES.values() if t.torch and not t.within]
+    known = [t for t in ir.DTYPES.values() if t.torch and not t.within]
     return [*(t.name for t in known), *(name for t in known for name in t.aliases)]
 
 
@@ -251,9 +236,9 @@ class StepReader:
     """Makes steps of lines. ``scope``: the names that have a meaning; ``tensors``: the declared ones, and
     those that a line is the first to mention."""
 
-    def __init__(self, scope: ComputeScope, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, scope: ComputeScope, tensors: dict[str, ir.Tensor]) -> None:
         self.scope, self.tensors = scope, tensors
-        self.reductions: dict[tuple[str, Expr, tuple[str, ...]], Reduction] = {}
+        self.reductions: dict[tuple[str, ir.Expr, tuple[str, ...]], Reduction] = {}
 
     def read(self, rest: str) -> Iterator[Step]:
         """The step of ``x = X[m, k] else fill``."""
@@ -314,13 +299,13 @@ class StepReader:
                 return
             text = f"{text[:begin]}{own}{text[end:]}"
         rest = expression(text, scope)
-        if name and isinstance(rest, Select) and (choice := _choice(rest, scope)) is not None:
+        if name and isinstance(rest, ir.Select) and (choice := _choice(rest, scope)) is not None:
             rest = choice
-            scope.reads.add(Var(name, rest.dtype))
+            scope.reads.add(ir.Var(name, rest.dtype))
         if name and rest.dtype.kind == "index":
             scope.positions[name] = rest
         if name:
-            scope.values[name] = Var(name, rest.dtype)
+            scope.values[name] = ir.Var(name, rest.dtype)
         yield Value(name, rest)
 
     def _placed(self, name: str, op: str, value: str, axes: str) -> Iterator[Step]:
@@ -329,7 +314,7 @@ class StepReader:
         term, over = _term(value, scope), _reduced_axes(op, axes, scope)
         top = self.reductions.get((EXTREMA[op], term, over))
         if top is None:
-            if not isinstance(uncast(term), Var):
+            if not isinstance(uncast(term), ir.Var):
                 made = Value(scope.unnamed(f"{name}_of"), term)
                 scope.values[made.name] = term = made.var
                 yield made
@@ -341,16 +326,16 @@ class StepReader:
         yield found
 
 
-def _choice(value: Expr, scope: ComputeScope) -> Expr | None:
+def _choice(value: ir.Expr, scope: ComputeScope) -> ir.Expr | None:
     """``where(condition, x, y)`` of reads of one type, without the casts to the type of arithmetic, so
     that elements keep their type and bits. None for other values."""
-    if isinstance(value, Cast) and value.x in scope.reads:
+    if isinstance(value, ir.Cast) and value.x in scope.reads:
         return value.x
-    if not isinstance(value, Select):
+    if not isinstance(value, ir.Select):
         return None
     yes, no = _choice(value.yes, scope), _choice(value.no, scope)
     same = yes is not None and no is not None and yes.dtype is no.dtype
-    return Select(value.cond, yes, no) if same and yes is not None and no is not None else None
+    return ir.Select(value.cond, yes, no) if same and yes is not None and no is not None else None
 
 
 def _reduced(name: str, op: str, value: str, axes: str, scope: ComputeScope) -> Reduction:
@@ -368,16 +353,16 @@ def _reduced_axes(op: str, axes: str, scope: ComputeScope) -> tuple[str, ...]:
     return names
 
 
-def _term(value: str, scope: ComputeScope) -> Expr:
+def _term(value: str, scope: ComputeScope) -> ir.Expr:
     """The term of a reduction; booleans and positions are cast to the type of arithmetic."""
     term = expression(value, scope)
-    return term if term.dtype.kind in ("float", "int") else Cast(term, scope.type)
+    return term if term.dtype.kind in ("float", "int") else ir.Cast(term, scope.type)
 
 
 def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
     """The last reduction of a text, as (begin, end, operation, value, axes), or None. It is an innermost
     one, because a reduction inside another begins after it."""
-    for found in reversed([*re.finditer(rf"\b({'|'.join((*REDUCERS, *EXTREMA))})\(", text)]):
+    for found in reversed([*re.finditer(rf"\b({'|'.join((*ir.REDUCERS, *EXTREMA))})\(", text)]):
         depth, at, cut = 1, found.end(), -1
         while at < len(text) and depth:
             depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -390,11 +375,11 @@ def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
     return None
 
 
-def _stored(value: Expr, dtype: DType) -> Expr:
+def _stored(value: ir.Expr, dtype: ir.DType) -> ir.Expr:
     """The value cast to the tensor's type; a read of this type is stored without casts, with its bits."""
-    if isinstance(value, Cast) and isinstance(value.x, Var) and value.x.dtype is dtype:
+    if isinstance(value, ir.Cast) and isinstance(value.x, ir.Var) and value.x.dtype is dtype:
         return value.x
-    return Cast(value, dtype)
+    return ir.Cast(value, dtype)
 
 
 def named(text: str, what: str) -> str:
@@ -452,24 +437,24 @@ def describe(compute: Compute) -> str:
     return "\n".join(lines)
 
 
-def _view_lines(role: str, view: View, facts: Facts) -> list[str]:
+def _view_lines(role: str, view: ir.View, facts: Facts) -> list[str]:
     """A line with the coordinates of a view, and a line for each of its conditions."""
     coords, conditions = [], []
     for name, dim in zip(view.tensor.dims, view.dims, strict=True):
-        short = dim.coord if isinstance(dim.coord, Var) else simplify(dim.coord, facts)
-        coords.append(name if short is Var(name) else f"{name} = {readable(as_written(short))}")
+        short = dim.coord if isinstance(dim.coord, ir.Var) else simplify(dim.coord, facts)
+        coords.append(name if short is ir.Var(name) else f"{name} = {readable(as_written(short))}")
         conditions += [_condition(part, name, dim.coord, facts) for part in conjuncts(dim.mask)
-                       if not isinstance(part, Const)]
+                       if not isinstance(part, ir.Const)]
     return [f"    {role} = {view.tensor.name}[{', '.join(coords)}]", *conditions]
 
 
-def _condition(part: Expr, name: str, coord: Expr, facts: Facts) -> str:
+def _condition(part: ir.Expr, name: str, coord: ir.Expr, facts: Facts) -> str:
     """One condition of a mask: whether it is kept or always true, and the reason."""
-    named = readable(as_written(substitute(part, {coord: Var(name)})))
+    named = readable(as_written(substitute(part, {coord: ir.Var(name)})))
     if prove(part, facts):
         verdict, why = "always true:", reason(part, facts)
     else:
-        verdict, why = "kept:", "" if find(part, Mod) else reason(part, facts)
-        if read := [readable(as_written(e)) for e in find(part, Cast)]:
+        verdict, why = "kept:", "" if find(part, ir.Mod) else reason(part, facts)
+        if read := [readable(as_written(e)) for e in find(part, ir.Cast)]:
             why = f"{' '.join(read)} may be any number"
     return f"        {verdict:<12} {named:<{WIDTH}}  {why}".rstrip()

@@ -24,17 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
 
+from transconv import ir
 from transconv.ir import (
-    DTYPES,
-    TRUE,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    Mul,
-    Select,
-    Var,
-    View,
     all_of,
     conjuncts,
     free_vars,
@@ -46,7 +37,7 @@ from transconv.ir import (
     why_not_name,
 )
 
-variable = lru_cache(maxsize=1 << 12)(Var)
+variable = lru_cache(maxsize=1 << 12)(ir.Var)
 """The variable of a name and a type."""
 
 
@@ -60,10 +51,10 @@ class Axis:
     name: str
     size: int
     role: str
-    extent: Expr | None = None
+    extent: ir.Expr | None = None
 
     @property
-    def var(self) -> Var:
+    def var(self) -> ir.Var:
         """The variable of its positions."""
         return variable(self.name)
 
@@ -73,11 +64,11 @@ class Read:
     """``name = tensor[coordinates]``: an element seen through a view, ``fill`` where its mask is false."""
 
     name: str
-    view: View
+    view: ir.View
     fill: float = 0.0
 
     @property
-    def var(self) -> Var:
+    def var(self) -> ir.Var:
         """The element as a variable of the tensor's type."""
         return variable(self.name, self.view.tensor.dtype)
 
@@ -87,18 +78,18 @@ class Value:
     """``name = value``; the value is an expression of axes and of names before it."""
 
     name: str
-    value: Expr
+    value: ir.Expr
 
     @property
     def casts(self) -> bool:
         """Whether it is another value in another type."""
         e = self.value
-        while isinstance(e, Cast):
+        while isinstance(e, ir.Cast):
             e = e.x
-        return isinstance(e, Var) and e is not self.value
+        return isinstance(e, ir.Var) and e is not self.value
 
     @property
-    def var(self) -> Var:
+    def var(self) -> ir.Var:
         """The value as a variable of its type."""
         return variable(self.name, self.value.dtype)
 
@@ -109,21 +100,21 @@ class Reduction:
 
     name: str
     op: str
-    value: Expr
+    value: ir.Expr
     axes: tuple[str, ...]
 
     @property
-    def var(self) -> Var:
+    def var(self) -> ir.Var:
         """The result as a variable of the value's type."""
         return variable(self.name, self.value.dtype)
 
     @property
-    def factors(self) -> tuple[Var, Var] | None:
+    def factors(self) -> tuple[ir.Var, ir.Var] | None:
         """The two variables of a product ``a*b``, with or without casts; None for other values."""
-        match self.value:
-            case Mul((Cast(Var() as a) | (Var() as a)), (Cast(Var() as b) | (Var() as b))) if a is not b:
-                return a, b
-        return None
+        if not isinstance(self.value, ir.Mul):
+            return None
+        a, b = uncast(self.value.a), uncast(self.value.b)
+        return (a, b) if isinstance(a, ir.Var) and isinstance(b, ir.Var) and a is not b else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +123,15 @@ class Write:
     to a tensor that is zero at first; several points may add to one element. ``sum``, ``max``, ``min`` and
     ``squares`` reduce the values of all points that have one place (see analysis/statistics.py)."""
 
-    view: View
-    value: Expr
+    view: ir.View
+    value: ir.Expr
     op: str = ""
 
     @property
-    def unrounded(self) -> Expr:
+    def unrounded(self) -> ir.Expr:
         """The value before it is rounded to the tensor's type; what is added to others is rounded."""
         match self.value:
-            case Cast(x) if not self.op and x.dtype.kind == self.value.dtype.kind == "float":
+            case ir.Cast(x) if not self.op and x.dtype.kind == self.value.dtype.kind == "float":
                 return x
         return self.value
 
@@ -151,7 +142,7 @@ Step = Read | Value | Reduction | Write
 
 # Names that generated kernels use.
 RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "group_size", "turn", "share",
-            "segment", "slot", "phase", "tl", "gl", "triton", "inf", *DTYPES}
+            "segment", "slot", "phase", "tl", "gl", "triton", "inf", *ir.DTYPES}
 
 
 def is_word(name: str) -> bool:
@@ -185,10 +176,10 @@ class ComputeNames:
         return frozenset(x.name for x in self.axes) | {v.name for v in self._values}
 
     @cached_property
-    def chosen(self) -> dict[Var, tuple[Read, ...]]:
+    def chosen(self) -> dict[ir.Var, tuple[Read, ...]]:
         """The values that are elements of tensors, and their reads: a read itself, and a value that a
         ``where`` chooses from several (a concatenation)."""
-        found: dict[Var, tuple[Read, ...]] = {}
+        found: dict[ir.Var, tuple[Read, ...]] = {}
         for s in self.steps:
             if isinstance(s, Read):
                 found[s.var] = (s,)
@@ -197,11 +188,11 @@ class ComputeNames:
         return found
 
     @cached_property
-    def made_of(self) -> dict[Var, tuple[Read, ...]]:
+    def made_of(self) -> dict[ir.Var, tuple[Read, ...]]:
         """The reads that a value is computed from elementwise. Values that depend on a reduction are left
         out."""
-        found: dict[Var, tuple[Read, ...]] = {}
-        behind: set[Var] = set()
+        found: dict[ir.Var, tuple[Read, ...]] = {}
+        behind: set[ir.Var] = set()
         for s in self.steps:
             if isinstance(s, Read):
                 found[s.var] = (s,)
@@ -212,7 +203,7 @@ class ComputeNames:
                 found |= {s.var: tuple(sorted(reads, key=self.steps.index))} if reads else {}
         return found
 
-    def main(self, v: Var) -> Read | None:
+    def main(self, v: ir.Var) -> Read | None:
         """The first read that varies along exactly the axes along which a value varies, or None."""
         return next((r for r in self.made_of.get(v, ()) if self.rooted[r.var] == self.rooted[v]), None)
 
@@ -221,9 +212,9 @@ class ComputeNames:
         return {r.fill for s in steps for r in self.chosen.get(s.var, ())}
 
     @cached_property
-    def rooted(self) -> dict[Var, frozenset[str]]:
+    def rooted(self) -> dict[ir.Var, frozenset[str]]:
         """The axes that each name depends on."""
-        found: dict[Var, frozenset[str]] = {Var(n): frozenset() for n in self.sizes}
+        found: dict[ir.Var, frozenset[str]] = {ir.Var(n): frozenset() for n in self.sizes}
         found |= {x.var: frozenset((x.name,)) for x in self.axes}
         for s in self.steps:
             if not isinstance(s, Write):
@@ -231,16 +222,16 @@ class ComputeNames:
                 found[s.var] = own - frozenset(s.axes) if isinstance(s, Reduction) else own
         return found
 
-    def roots(self, e: Expr) -> frozenset[str]:
+    def roots(self, e: ir.Expr) -> frozenset[str]:
         """The axes that an expression depends on, directly or through values."""
         return frozenset(a for v in free_vars(e) for a in self.rooted.get(v, (v.name,)))
 
-    def told(self, view: View) -> frozenset[Var]:
+    def told(self, view: ir.View) -> frozenset[ir.Var]:
         """The values that a view's coordinates mention: the indices of a gather."""
         return frozenset(v for d in view.dims for v in free_vars(d.coord)) & self._values
 
     @cached_property
-    def indices(self) -> frozenset[Var]:
+    def indices(self) -> frozenset[ir.Var]:
         """The values that the coordinates of any view mention."""
         return frozenset(v for s in self.steps if isinstance(s, (Read, Write)) for v in self.told(s.view))
 
@@ -256,16 +247,16 @@ class ComputeNames:
         return tuple(dict.fromkeys(r for v in values for r in self.chosen.get(v, ())))
 
     @cached_property
-    def _values(self) -> frozenset[Var]:
+    def _values(self) -> frozenset[ir.Var]:
         return frozenset(s.var for s in self.steps if not isinstance(s, Write))
 
     @cached_property
-    def stand_ins(self) -> dict[Var, Expr]:
+    def stand_ins(self) -> dict[ir.Var, ir.Expr]:
         """For every value in coordinates, the number of the point at which it is read, which estimates use
         instead: they take a gather for contiguous reads."""
-        found: dict[Var, Expr] = {}
+        found: dict[ir.Var, ir.Expr] = {}
         for v in self.indices:
-            at: Expr = Const(0)
+            at: ir.Expr = ir.Const(0)
             for x in self.axes:
                 at = at * x.size + x.var if x.name in self.rooted[v] else at
             found[v] = at
@@ -280,7 +271,7 @@ def fresh(name: str, taken: Iterable[str]) -> str:
     return name
 
 
-def used(step: Step) -> set[Var]:
+def used(step: Step) -> set[ir.Var]:
     """The names that a step mentions, in its value and in the coordinates and conditions of its view."""
     found = set(free_vars(step.value)) if not isinstance(step, Read) else set()
     if isinstance(step, (Read, Write)):
@@ -292,7 +283,7 @@ Named = Read | Value | Reduction
 """A step that makes a value."""
 
 
-def needed(steps: Sequence[Step], names: Iterable[Var]) -> list[Named]:
+def needed(steps: Sequence[Step], names: Iterable[ir.Var]) -> list[Named]:
     """The steps that some names depend on, in order."""
     found, left = list[Named](), {*names}
     for step in reversed(steps):
@@ -302,18 +293,18 @@ def needed(steps: Sequence[Step], names: Iterable[Var]) -> list[Named]:
     return found[::-1]
 
 
-def uncast(e: Expr) -> Expr:
+def uncast(e: ir.Expr) -> ir.Expr:
     """The expression without an outermost cast."""
-    return e.x if isinstance(e, Cast) else e
+    return e.x if isinstance(e, ir.Cast) else e
 
 
-def leaves_of(value: Expr) -> tuple[Var, ...]:
+def leaves_of(value: ir.Expr) -> tuple[ir.Var, ...]:
     """The variables among which a value made of Selects alone chooses; else none."""
-    if not isinstance(value, Select):
+    if not isinstance(value, ir.Select):
         return ()
-    found: list[Var] = []
+    found: list[ir.Var] = []
     for part in (value.yes, value.no):
-        inner = (part,) if isinstance(part, Var) else leaves_of(part)
+        inner = (part,) if isinstance(part, ir.Var) else leaves_of(part)
         if not inner:
             return ()
         found += inner
@@ -326,7 +317,7 @@ def leaves_of(value: Expr) -> tuple[Var, ...]:
 SELECTION = re.compile(r"\bselect\(")
 
 
-def line(step: Step, computed: DType) -> str:
+def line(step: Step, computed: ir.DType) -> str:
     """The line of a step; ``computed``: the type of arithmetic."""
     match step:
         case Read(name, view, fill):
@@ -339,42 +330,42 @@ def line(step: Step, computed: DType) -> str:
             return f"store  {_view(view)} {'+' if op == 'add' else op}= {_value(uncast(value), computed)}"
 
 
-def _view(view: View) -> str:
+def _view(view: ir.View) -> str:
     coords = ", ".join(render(as_written(d.coord)) for d in view.dims)
     where = all_of(conditions(view))
-    said = "" if where is TRUE else f" where {render(as_written(where))}"
+    said = "" if where is ir.TRUE else f" where {render(as_written(where))}"
     return f"{view.tensor.name}[{coords}]{said}"
 
 
-def _value(e: Expr, computed: DType) -> str:
+def _value(e: ir.Expr, computed: ir.DType) -> str:
     """The text of an expression, without the casts that the parser adds; all others stay."""
-    def is_added(cast: Cast) -> bool:
+    def is_added(cast: ir.Cast) -> bool:
         x = cast.x
-        if isinstance(x, Const):
+        if isinstance(x, ir.Const):
             return True
-        if not isinstance(x, Var) or x.dtype.kind not in ("float", "int"):
+        if not isinstance(x, ir.Var) or x.dtype.kind not in ("float", "int"):
             return False
         return cast.type is (computed if x.dtype.kind == "float" else i32 if x.dtype.bits < 64 else i64)
 
-    return render(rewrite(e, lambda at: at.x if isinstance(at, Cast) and is_added(at) else at))
+    return render(rewrite(e, lambda at: at.x if isinstance(at, ir.Cast) and is_added(at) else at))
 
 
-def render(e: Expr) -> str:
+def render(e: ir.Expr) -> str:
     """The text of an expression, with ``where`` for the IR's ``select``."""
     return SELECTION.sub("where(", readable(e))
 
 
-def as_written(e: Expr) -> Expr:
+def as_written(e: ir.Expr) -> ir.Expr:
     """A coordinate or condition without casts to index, which the text does not have."""
-    return rewrite(e, lambda at: at.x if isinstance(at, Cast) and at.type is index else at)
+    return rewrite(e, lambda at: at.x if isinstance(at, ir.Cast) and at.type is index else at)
 
 
-def conditions(view: View) -> list[Expr]:
+def conditions(view: ir.View) -> list[ir.Expr]:
     """The conditions of a view's mask other than that its coordinates are inside the tensor. One that says
     this once more is among them: it tells that indices may be outside."""
     inside = [c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
               for c in (d.coord >= 0, d.coord < n)]  # some twice, on a diagonal
-    found: list[Expr] = []
+    found: list[ir.Expr] = []
     for c in (c for d in view.dims for c in conjuncts(d.mask)):
         if c in inside:
             inside.remove(c)
@@ -423,9 +414,9 @@ class _Levels:
     sweeps."""
 
     def __init__(self, steps: tuple[Step, ...], reduced: Iterable[str]) -> None:
-        axes = {Var(a) for a in reduced}
+        axes = {ir.Var(a) for a in reduced}
         self.steps = steps
-        made: dict[Var, int] = {}
+        made: dict[ir.Var, int] = {}
         self.used: list[list[int]] = []
         self.level: list[int] = []
         self.inside: list[bool] = []

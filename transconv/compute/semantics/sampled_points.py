@@ -26,26 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transconv import ir
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import kept, value_of
 from transconv.compute.compute import Compute
 from transconv.compute.semantics.error_bounds import SUMMED, allowed, share_of
 from transconv.compute.semantics.evaluation import StepEvaluator
 from transconv.compute.steps import Axis, Read, Reduction, Value, Write, fresh, needed, used
-from transconv.ir import (
-    TRUE,
-    Array,
-    Cast,
-    Const,
-    Evaluator,
-    Expr,
-    Memory,
-    Tensor,
-    Var,
-    f64,
-    free_vars,
-    substitute,
-)
+from transconv.ir import f64, free_vars, substitute
 from transconv.simplify import simplify
 
 if TYPE_CHECKING:
@@ -93,7 +81,7 @@ def examine_points(compute: Compute, tensors: dict[str, torch.Tensor], seed: int
         return run.found()
 
 
-def _drawn(draw: np.random.Generator, size: int, count: int) -> Array:
+def _drawn(draw: np.random.Generator, size: int, count: int) -> ir.Array:
     """Random positions along an axis, including the first and the last."""
     made = draw.integers(0, size, count)
     made[:1], made[1:2] = size - 1, 0
@@ -104,7 +92,7 @@ class Samples(StepEvaluator):
     """Evaluates the steps at the points, which are the first dimension of every array; the reduced axes
     are the others."""
 
-    def __init__(self, compute: Compute, tensors: dict[str, Any], at: dict[str, Array],
+    def __init__(self, compute: Compute, tensors: dict[str, Any], at: dict[str, ir.Array],
                  points: int) -> None:
         reduced = [x for x in compute.axes if x.name not in at]
         self.compute, self.tensors = compute, tensors
@@ -113,9 +101,9 @@ class Samples(StepEvaluator):
             self.share *= 2.0**-29
         self.names = ["", *(x.name for x in reduced)]
         self.sizes = [points, *(x.size for x in reduced)]
-        self.at = Evaluator(Memory({}), {}, len(self.names))
+        self.at = ir.Evaluator(ir.Memory({}), {}, len(self.names))
         for name, places in at.items():
-            self.at.env[Var(name)] = self.at.along(0, places)
+            self.at.env[ir.Var(name)] = self.at.along(0, places)
         for i, x in enumerate(reduced, 1):
             self.at.env[x.var] = self.at.along(i, np.arange(x.size))
         self.errors, self.products = {}, set()
@@ -144,12 +132,12 @@ class Samples(StepEvaluator):
                           f"{want[bad][0]:g}")
         return SampleOutcome(checked, telling, all(self.varied.values()), tuple(wrong), reason)
 
-    def answer(self, step: Write) -> tuple[tuple[Array, ...], Array, Array] | None:
+    def answer(self, step: Write) -> tuple[tuple[ir.Array, ...], ir.Array, ir.Array] | None:
         """Where a step stores, what should be there, and how far it may be off; None if that is not known
         yet."""
         return self.stored(step, self.sure)
 
-    def stored(self, step: Write, wanted: Array) -> tuple[tuple[Array, ...], Array, Array]:
+    def stored(self, step: Write, wanted: ir.Array) -> tuple[tuple[ir.Array, ...], ir.Array, ir.Array]:
         """The same of the ``wanted`` points."""
         value = self.value(step.value)
         error = self.error(step.unrounded, value)
@@ -160,8 +148,8 @@ class Samples(StepEvaluator):
         off = np.zeros(1) if error is None else np.broadcast_to(error, shape)[keep]
         return where, np.broadcast_to(value, shape)[keep], off
 
-    def compared(self, tensor: Tensor, where: tuple[Array, ...], want: Array,
-                 off: Array) -> tuple[Array, Array, Array, Array]:
+    def compared(self, tensor: ir.Tensor, where: tuple[ir.Array, ...], want: ir.Array,
+                 off: ir.Array) -> tuple[ir.Array, ir.Array, ir.Array, ir.Array]:
         """For stored elements: whether each can be compared, whether it is wrong, its value, and whether 0
         would be wrong."""
         import torch
@@ -177,7 +165,7 @@ class Samples(StepEvaluator):
 
     def evaluate(self, step: Read | Value | Reduction) -> None:
         super().evaluate(step)
-        found = self.at.env[Var(step.name, f64) if step.var.type.kind == "float" else step.var]
+        found = self.at.env[ir.Var(step.name, f64) if step.var.type.kind == "float" else step.var]
         if found.dtype.kind == "f":
             far = np.isfinite(found) & (np.abs(found) > LARGE)
             self.sure = self.sure & ~far.any(tuple(range(1, far.ndim)), keepdims=True)
@@ -186,12 +174,12 @@ class Samples(StepEvaluator):
             self.varied[step.view.tensor.name] = seen or found.size <= 1 or bool(
                 (found != found.flat[0]).any())
 
-    def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:
+    def elements(self, tensor: ir.Tensor, coords: tuple[ir.Array, ...]) -> ir.Array:
         """Elements of a tensor, gathered on its device."""
         import torch
 
         t = self.tensors[tensor.name]
-        offset: Array = np.zeros((), np.int64)
+        offset: ir.Array = np.zeros((), np.int64)
         for c, s in zip(coords, t.stride(), strict=True):
             offset = offset + c * s
         span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
@@ -203,7 +191,7 @@ class Samples(StepEvaluator):
 
 COLUMNS, EACH = 8, 4  # positions along the axes that coordinates tell, places for each
 
-Points = dict[str, Array]  # positions by axis, one for each point
+Points = dict[str, ir.Array]  # positions by axis, one for each point
 
 
 def examine_sums(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
@@ -257,9 +245,9 @@ class _Told:
         if free_vars(coord) != {axis.var}:
             return False
         ahead = simplify(substitute(coord, {axis.var: axis.var + 1}) - coord)
-        return isinstance(ahead, Const) and ahead.value != 0
+        return isinstance(ahead, ir.Const) and ahead.value != 0
 
-    def seen(self, points: Points, tensors: dict[str, Any]) -> tuple[list[Array], Array]:
+    def seen(self, points: Points, tensors: dict[str, Any]) -> tuple[list[ir.Array], ir.Array]:
         """Coordinates of the store at points, and whether anything is added there."""
         count = len(next(iter(points.values()), [0]))
         run = Samples(self.compute, tensors, points, count)
@@ -270,7 +258,7 @@ class _Told:
         return ([np.broadcast_to(c.reshape(c.shape[0], -1)[:, 0], shape) for c in coords],
                 np.broadcast_to(mask.reshape(mask.shape[0], -1)[:, 0], shape))
 
-    def places(self, tensors: dict[str, Any], draw: np.random.Generator) -> Array:
+    def places(self, tensors: dict[str, Any], draw: np.random.Generator) -> ir.Array:
         """Places that something is added to, a row each, and some that may have nothing."""
         points = {x.name: np.repeat(draw.integers(0, x.size, COLUMNS), EACH) for x in self.pinned.values()}
         points |= {x.name: draw.integers(0, x.size, COLUMNS * EACH) for x in self.free}
@@ -284,7 +272,7 @@ class _Told:
                 other[:, dim] = draw.integers(0, size, len(other))
         return np.unique(np.concatenate([found, other]), axis=0)
 
-    def leading_to(self, places: Array, tensors: dict[str, Any]) -> Iterator[Points]:
+    def leading_to(self, places: ir.Array, tensors: dict[str, Any]) -> Iterator[Points]:
         """The points that add to places."""
         dims = [*self.pinned]
         count = prod(self.free_sizes)
@@ -305,9 +293,9 @@ class _Told:
     def position(self, dim: int, coord: int) -> int | None:
         """Where an axis leads to a coordinate."""
         axis = self.pinned[dim]
-        found = simplify(substitute(self.write.view.dims[dim].coord, {axis.var: Const(0)}))
-        ahead = simplify(substitute(self.write.view.dims[dim].coord, {axis.var: Const(1)}))
-        assert isinstance(found, Const) and isinstance(ahead, Const)
+        found = simplify(substitute(self.write.view.dims[dim].coord, {axis.var: ir.Const(0)}))
+        ahead = simplify(substitute(self.write.view.dims[dim].coord, {axis.var: ir.Const(1)}))
+        assert isinstance(found, ir.Const) and isinstance(ahead, ir.Const)
         at, rest = divmod(coord - int(found.value), int(ahead.value) - int(found.value))
         return at if not rest and 0 <= at < axis.size else None
 
@@ -316,12 +304,12 @@ class _Sums(Samples):
     """The steps at all points that add to some places."""
 
     def __init__(self, compute: Compute, tensors: dict[str, Any], at: Points, points: int,
-                 places: Array) -> None:
+                 places: ir.Array) -> None:
         super().__init__(compute, tensors, at, points)
         self.places = places
         self.sums, self.off = np.zeros(len(places)), np.zeros(len(places))
 
-    def answer(self, step: Write) -> tuple[tuple[Array, ...], Array, Array] | None:
+    def answer(self, step: Write) -> tuple[tuple[ir.Array, ...], ir.Array, ir.Array] | None:
         """Sums are known behind the last store that adds to them."""
         if not step.op:
             return super().answer(step)
@@ -335,7 +323,7 @@ class _Sums(Samples):
         last = [w for w in self.compute.writes if w.op][-1]
         return (tuple(self.places.T), self.sums, self.off) if step is last else None
 
-    def surely(self, step: Write) -> Array:
+    def surely(self, step: Write) -> ir.Array:
         """Of the points of a store, whether f32 holds all that is on the way."""
         coords, mask = self.place(step.view)
         shape = np.broadcast_shapes(*(x.shape for x in (self.value(step.value), mask, self.sure, *coords)))
@@ -397,9 +385,9 @@ def _missing(compute: Compute, write: Write, tensors: dict[str, torch.Tensor]) -
 
 def _shows(compute: Compute, stored: Write, write: Write) -> bool:
     """Whether a store has the value of a statistic, perhaps rounded, at a place for each point."""
-    names = [d.coord.name for d in stored.view.dims if isinstance(d.coord, Var)]
+    names = [d.coord.name for d in stored.view.dims if isinstance(d.coord, ir.Var)]
     points = [x.name for x in compute.axes if x.size > 1 and compute.kind(x.name) != "K"]
-    return (_base(compute, stored.value) is _base(compute, write.value) and stored.view.mask() is TRUE
+    return (_base(compute, stored.value) is _base(compute, write.value) and stored.view.mask() is ir.TRUE
             and len(names) == len(stored.view.dims) == len({*names}) and {*names} >= {*points})
 
 
@@ -418,22 +406,22 @@ def _alone(compute: Compute, write: Write) -> Compute | None:
     return with_roles(replace(compute, steps=steps))
 
 
-def _base(compute: Compute, value: Expr) -> Expr:
+def _base(compute: Compute, value: ir.Expr) -> ir.Expr:
     """What a value is rounded from."""
-    made: dict[Expr, Expr] = {s.var: s.value for s in compute.steps if isinstance(s, Value)}
-    while isinstance(value, Cast) or isinstance(made.get(value), Cast | Var):
-        value = value.x if isinstance(value, Cast) else made[value]
+    made: dict[ir.Expr, ir.Expr] = {s.var: s.value for s in compute.steps if isinstance(s, Value)}
+    while isinstance(value, ir.Cast) or isinstance(made.get(value), ir.Cast | ir.Var):
+        value = value.x if isinstance(value, ir.Cast) else made[value]
     return value
 
 
 def _both(compute: Compute, write: Write, shown: Write,
-          tensors: dict[str, torch.Tensor]) -> tuple[Array, Array, Array]:
+          tensors: dict[str, torch.Tensor]) -> tuple[ir.Array, ir.Array, ir.Array]:
     """The elements of a statistic, what they should be, and how far they may be off."""
     t = tensors[shown.view.tensor.name].detach()
     by = kept(write) or {}
     rows, over, at = [], [], 0
     for coord in (d.coord for d in shown.view.dims):
-        assert isinstance(coord, Var)
+        assert isinstance(coord, ir.Var)
         each = by.get(coord.name, 0)
         if each > 1:
             t = t.reshape(*t.shape[:at], -1, each, *t.shape[at + 1:])  # a view
@@ -446,7 +434,7 @@ def _both(compute: Compute, write: Write, shown: Write,
     want, off = (x.permute([rows.index(a) for a in told]) for x in (want, off))
     got = tensors[write.view.tensor.name].detach()
     for dim in reversed(range(got.dim())):
-        if isinstance(coord := write.view.dims[dim].coord, Const):
+        if isinstance(coord := write.view.dims[dim].coord, ir.Const):
             got = got.select(dim, int(coord.value))
     got = got[tuple(slice(0, n) for n in want.shape)]
     one, two, three = (np.asarray(x.double().cpu().numpy()) for x in (got, want, off))
