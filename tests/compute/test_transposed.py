@@ -120,6 +120,12 @@ def test_sums_and_multiples() -> None:
     holds(made, back(made))
 
 
+@pytest.mark.parametrize("value", ["x*(i + 2)", "(i + 2)*x"])
+def test_a_factor_stands_on_either_side(value: str) -> None:
+    made = parse(f"compute p\n axes i=4\n read x = X[i]\n store Y[i] = {value}")
+    holds(made, back(made))
+
+
 @pytest.mark.parametrize(("steps", "said"), [
     ("store Y[i] = x*x", "is no multiple"), ("store Y[i] = exp(x)", "is no multiple"),
     ("let m = max(x; i)\n store Y[0] = m", "max"), ("store Y[i] = where(x > 0, x, 0)", "axes tell"),

@@ -125,7 +125,8 @@ class _Back:
                     return replace(a, condition=all_of([a.condition, cond]))
                 if b is not None and a is None:
                     return replace(b, condition=all_of([b.condition, ir.Not(cond)]))
-            case ir.Mul(u, v) | ir.Mul(v, u) if (found := self.alone(u, v)):
+            case ir.Mul(u, v) if (found := self.alone(u, v) or self.alone(v, u)):
+                v = v if self.term(v) is None else u
                 self.told_by_axes(v)
                 return replace(found, factor=found.factor * self.number(v))
             case ir.Div(u, v) if (found := self.alone(u, v)):
