@@ -452,8 +452,8 @@ class RunnableRegion:
         """Find the kernels. What cannot be written as texts is torch's."""
         s = self.setting
         try:
-            self.launches = launches(self.region, s.device, s.target, s.rates, s.symbols,
-                                     s.upsampling)
+            self.launches = RegionLaunches.of(launches(
+                self.region, s.device, s.target, s.rates, s.symbols, s.upsampling))
         except RefusedKernel as refused:
             self.divide(refused)
         except TransconvError as error:

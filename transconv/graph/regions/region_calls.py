@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
 
 from transconv.calls import stats
 from transconv.calls.guard import current_device
@@ -43,13 +42,13 @@ from transconv.functional.calls.compiled_launch import (
     refused,
 )
 from transconv.functional.calls.torch_operators import as_wanted
-from transconv.graph.fusion.groups import FusionPlan, Slices
-from transconv.graph.fusion.index_ir import Piece, RegionInput
+from transconv.graph.fusion.groups import Slices
+from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.lowerings.table import is_bug
 from transconv.graph.regions.region_kernel import (
     RefusedKernel,
-    Region,
     RegionKernel,
+    RegionPlan,
     SizedTensor,
     refusal,
 )
@@ -222,18 +221,6 @@ NOTHING = nullcontext()
 When = tuple[object, object, bool, tuple[int, ...]]
 """What launches were asked for: the last change of a setting, the function that finds them, whether the
 same bits are wanted, and the places of inputs that are not aligned."""
-View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
-"""A place, for all sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """A result of a region: a tensor, or another view of its memory."""
-
-    piece: Piece
-    view: View | None
-
-
 class Start(NamedTuple):
     """A kernel for the sizes of a call: what is asked for, the values of its names, what is stored."""
 
@@ -256,39 +243,17 @@ class BoundRegion:
 
 
 @dataclass(slots=True)
-class RegionLaunches:
-    """A region of ours: called with the sizes of a call, by name, and its inputs, it returns its outputs.
-    ``inputs``: its tensors, each with its place among the inputs."""
+class RegionLaunches(RegionPlan):
+    """A region of ours: called with the sizes of a call, by name, and its inputs, it returns its
+    outputs."""
 
-    device: torch.device
-    region: Region
-    plan: FusionPlan
-    kernels: list[RegionKernel]
-    inputs: list[tuple[int, fx.Node, RegionInput]]
-    handed: list[Handed]
-    last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
-    over: list[dict[int, int]] = field(default_factory=list)  # of each launch, see ``in_place``
-    cut: dict[Piece, Slices] = field(default_factory=dict)  # tensors that hold several values, by these
     known: dict[tuple[int, ...], BoundRegion] = field(default_factory=dict)  # by sizes
     numbered: set[RegionKernel] = field(default_factory=set)  # that have no schedule for any sizes
-    lying: dict[str, tuple[Length, ...]] = field(default_factory=dict)  # strides that are not torch's
 
-    @property
-    def peak(self) -> int:
-        """Bytes of what its kernels store that are held at once at most."""
-        held = most = 0
-        inputs = {piece for _, _, piece in self.inputs}
-        cut: set[Piece] = set()  # tensors that hold several values, and are there
-        for kernel, done, over in zip(self.kernels, self.last, self.over, strict=True):
-            new = {self.cut[p].whole for p in kernel.stored if p in self.cut} - cut
-            cut |= new
-            held += sum(p.bytes for p in new)
-            held += sum(p.bytes for i, p in enumerate(kernel.stored)
-                        if i not in over and p not in self.cut)
-            most = max(most, held)
-            held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
-            held -= sum(p.bytes for p in done if p not in inputs and p not in self.cut)
-        return most
+    @classmethod
+    def of(cls, made: RegionPlan) -> RegionLaunches:
+        """Of the kernels of a region."""
+        return cls(*(getattr(made, f.name) for f in fields(RegionPlan)))
 
     def bound(self, sizes: Mapping[str, int]) -> BoundRegion:
         """The region for some sizes."""

@@ -23,7 +23,7 @@ from transconv.compute import Alone, Workload
 from transconv.conv import Surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.calls.compiled_launch import TensorMemory, program
-from transconv.graph.fusion.groups import FusionGroup, FusionPlan
+from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput, ingredients
 from transconv.graph.sizes import Length
 from transconv.ir import sizes_told
@@ -242,3 +242,51 @@ class RegionKernel:
     def workload(self) -> Workload:
         """What is computed."""
         return Alone(program(self.asked).compute) if isinstance(self.asked, str) else self.asked
+
+
+View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
+"""Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A result of a region: a tensor, or another view of its memory."""
+
+    piece: Piece
+    view: View | None
+
+
+@dataclass(slots=True)
+class RegionPlan:
+    """The kernels of a region of ours, in the order in which they run. ``inputs``: its tensors, each with
+    its place among the inputs; ``last``: of each launch, what no later one needs; ``over``: which results
+    replace operands (see ``in_place``); ``cut``: tensors that hold several values, by these; ``lying``:
+    strides of results that are not torch's, by the names of their nodes."""
+
+    device: torch.device
+    region: Region
+    plan: FusionPlan
+    kernels: list[RegionKernel]
+    inputs: list[tuple[int, fx.Node, RegionInput]]
+    handed: list[Handed]
+    last: list[list[Piece]]
+    over: list[dict[int, int]]
+    cut: dict[Piece, Slices]
+    lying: dict[str, tuple[Length, ...]]
+
+    @property
+    def peak(self) -> int:
+        """Bytes of what its kernels store that are held at once at most."""
+        held = most = 0
+        inputs = {piece for _, _, piece in self.inputs}
+        cut: set[Piece] = set()  # tensors that hold several values, and are there
+        for kernel, done, over in zip(self.kernels, self.last, self.over, strict=True):
+            new = {self.cut[p].whole for p in kernel.stored if p in self.cut} - cut
+            cut |= new
+            held += sum(p.bytes for p in new)
+            held += sum(p.bytes for i, p in enumerate(kernel.stored)
+                        if i not in over and p not in self.cut)
+            most = max(most, held)
+            held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
+            held -= sum(p.bytes for p in done if p not in inputs and p not in self.cut)
+        return most

@@ -48,8 +48,14 @@ from transconv.graph.fusion.plan import planned
 from transconv.graph.fusion.planner import MaterializeReason, step
 from transconv.graph.regions.aot_graphs import FREE, MOVED
 from transconv.graph.regions.partition import base_of
-from transconv.graph.regions.region_calls import Handed, RegionLaunches
-from transconv.graph.regions.region_kernel import Region, RegionKernel, SizedTensor, refusal
+from transconv.graph.regions.region_kernel import (
+    Handed,
+    Region,
+    RegionKernel,
+    RegionPlan,
+    SizedTensor,
+    refusal,
+)
 from transconv.graph.sizes import Known, Length, like, same
 from transconv.graph.symbols import Symbols
 from transconv.ir import TRUE, Layout
@@ -69,7 +75,7 @@ DEARER = "leaves with the product: {:.3g} us, the product and a kernel that read
 
 
 def launches(region: Region, device: torch.device, target: Target, rates: Price,
-             symbols: Symbols | None = None, upsampling: str = "auto") -> RegionLaunches:
+             symbols: Symbols | None = None, upsampling: str = "auto") -> RegionPlan:
     """The launches of a region on a device, which is a target, decided by rates of one. ``upsampling``:
     see lowerings/py. Raises Refused where the text of a kernel cannot be read, which is a
     bug."""
@@ -112,12 +118,11 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
             apart[product] = (*apart.get(product, ()), step(product, plan.stored, why))
     inputs = [(i, x, region.pieces[x]) for i, x in enumerate(region.inputs)
               if isinstance(region.pieces[x], RegionInput)]
-    found = RegionLaunches(device, region, plan, kernels, inputs, handed)
-    found.last, found.cut = _last(found), slices(plan)
-    found.over = replacing(found.kernels, found.last, plan.places)
-    found.lying = {node.name: plan.strides(h.piece) for node, h in zip(region.outputs, handed, strict=True)
-                   if h.piece in free}
-    return found
+    last = _last(kernels, {h.piece for h in handed})
+    lying = {node.name: plan.strides(h.piece) for node, h in zip(region.outputs, handed, strict=True)
+             if h.piece in free}
+    return RegionPlan(device, region, plan, kernels, inputs, handed, last,
+                      replacing(kernels, last, plan.places), slices(plan), lying)
 
 
 def _free(region: Region, handed: Sequence[Handed]) -> set[Piece]:
@@ -178,12 +183,11 @@ def _handed(node: fx.Node, region: Region, symbols: Symbols) -> Handed:
     return Handed(piece, (own.shape, own.strides, behind))
 
 
-def _last(found: RegionLaunches) -> list[list[Piece]]:
-    """Of each launch, the tensors that nothing needs behind it."""
-    held = {h.piece for h in found.handed}
+def _last(kernels: Sequence[RegionKernel], held: set[Piece]) -> list[list[Piece]]:
+    """Of each launch, the tensors that nothing needs behind it; ``held``: what is handed out."""
     seen = {*held}
     done: list[list[Piece]] = []
-    for kernel in reversed(found.kernels):
+    for kernel in reversed(kernels):
         own = [p for p in dict.fromkeys((*kernel.given, *kernel.stored)) if p not in seen]
         seen |= {*own}
         done.append(own)
