@@ -24,7 +24,7 @@ from transconv.compute.elementwise import OPS
 from transconv.compute.expressions import expression_tree
 from transconv.compute.steps import Value
 from transconv.errors import ComputeError
-from transconv.ir import Const, DType, Expr, boolean
+from transconv.ir import Const, DType, Expr, boolean, f32
 
 if TYPE_CHECKING:
     import torch
@@ -117,18 +117,18 @@ class Pointwise:
 
     @property
     def is_exact(self) -> bool:
-        """Whether f32 computes it without rounding, of sums of 11 bits and operands of 4."""
+        """Whether f32 computes it without rounding, of sums of 11 bits."""
         return self.is_exact_of(11)
 
-    def is_exact_of(self, bits: int, operands: int = 4, digits: int = 24) -> bool:
-        """Whether a type of so many ``digits`` computes it without rounding, where ``acc`` is an integer
-        of up to ``bits`` bits, and the other values are of up to ``operands``."""
+    def is_exact_of(self, bits: int) -> bool:
+        """Whether f32 computes it without rounding, where ``acc`` is an integer of up to ``bits`` bits,
+        and the other values are of up to 4."""
         spans: list[tuple[float, float]] = []  # of each step the places of its first and its last bit
 
         def span(ref: Ref) -> tuple[float, float]:
             if isinstance(ref, int):
                 return spans[ref]
-            return _places(ref) if isinstance(ref, float) else (bits if ref == "acc" else operands, 0)
+            return _places(ref) if isinstance(ref, float) else (bits if ref == "acc" else 4, 0)
 
         for step in self.steps:
             if not OPS[step.op].exact:
@@ -144,7 +144,7 @@ class Pointwise:
                 high += 1
             elif step.op in JUMPS:
                 low = max(low, 0)
-            if high - low > digits:
+            if high - low > f32.digits:
                 return False
             spans.append((high, low))
         return True

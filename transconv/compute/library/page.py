@@ -140,13 +140,10 @@ class NamedSpace:
         parts.sort(key=lambda p: -t.strides[p[0][-1]])
         kept = [i for group, _ in parts for i in group]
         order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
-        return TensorView(
-            t.shape,
-            order,
-            tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
-            tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
-            tuple(coord for _, coord in parts) or ("0" if self.groups else "one",),
-        )
+        return TensorView(t.shape, order,
+                          tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
+                          tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
+                          tuple(coord for _, coord in parts) or ("0" if self.groups else "one",))
 
     def __getitem__(self, word: str) -> str:
         """The replacement of a word in braces: a tensor with its coordinates, or axes."""
@@ -336,9 +333,8 @@ def named(page: NamedSpace, text: str) -> LibraryText | None:
     read = [t for t in page.seen if t in used]
     if not page.groups or not all(_is_dense(page, t) for t in read):
         return None
-    said = {
-        word: value.names if isinstance(value, SizeExpression) else value for word, value in words.items()
-    }
+    said = {word: value.names if isinstance(value, SizeExpression) else value
+            for word, value in words.items()}
     whole = page.written(name, lines, said, partial(_name, page), partial(_declared, page))
     head, rest = whole.split("\n", 1)
     used = {word for word in WORD.findall(rest) if not word.isdigit()}

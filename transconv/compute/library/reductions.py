@@ -34,6 +34,7 @@ from transconv.ir import DType, Var, boolean, f32, f64, i32
 EXTREMUM = """let hit = where({size} == y, 1.0, 0.0)
               let ties = sum(hit; {k})
               store {dX} = hit*g*{slope} / ties"""
+OF_VALUES = EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
 OF_NAN = EXTREMUM.replace("{size} == y", "x == y or x != x").replace("*{slope}", "")
 """Of torch.max and torch.min without dims: a NaN is the extreme."""
 
@@ -59,12 +60,8 @@ ROWS = {
         let others = where(zeros == 0.0, rest / x, where(alone, 0.0, {several}))
         store {dX} = g * where(x == 0.0, where(zeros == 1.0, rest, {several}), others)""",
     ),
-    "amax": ReductionRow(
-        "store {Y} = max(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
-    ),
-    "amin": ReductionRow(
-        "store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
-    ),
+    "amax": ReductionRow("store {Y} = max(x; {k})", OF_VALUES),
+    "amin": ReductionRow("store {Y} = min(x; {k})", OF_VALUES),
     "max_of_all": ReductionRow("store {Y} = max(x; {k})", OF_NAN),
     "min_of_all": ReductionRow("store {Y} = min(x; {k})", OF_NAN),
     "logsumexp": ReductionRow(
@@ -208,9 +205,8 @@ def softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None 
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def log_softmax(
-    x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None
-) -> LibraryFormula:
+def log_softmax(x: Strided, dim: int, dtype: DType | None = None,
+                y: Strided | None = None) -> LibraryFormula:
     """The logarithm of ``softmax``, which never underflows."""
     page = _rows_page(x, [dim], y or x.like(dtype))
     text = page.sized("log_softmax", *lines(EXPONENTIALS), "store {Y} = x - top - log(total)")
@@ -221,9 +217,8 @@ def log_softmax(
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def normalize(
-    x: Strided, dims: Sequence[int], eps: float = 1e-12, y: Strided | None = None
-) -> LibraryFormula:
+def normalize(x: Strided, dims: Sequence[int], eps: float = 1e-12,
+              y: Strided | None = None) -> LibraryFormula:
     """x divided by its Euclidean norm along ``dims``, or by ``eps`` if that is larger."""
     page = _rows_page(x, dims, y or x.like())
     size = ["read x = {X}", "let size = sqrt(sum(x*x; {k}))", "let d = max(size, {eps})"]

@@ -119,9 +119,7 @@ def reduce(piece: Reduced, planner: Planner) -> None:
             planner.keep(x, piece, why if group.kind == "product" else "another set of axes is reduced")
     reads = {t for x in piece.inputs for t in sources(x, planner.memory)}
     for other in planner.plan.groups[::-1]:
-        same = any(
-            reads & sources(x, planner.memory) for r in other.within for x in r.operands
-        )
+        same = any(reads & sources(x, planner.memory) for r in other.within for x in r.operands)
         if same and _joins(piece, other, planner):
             return
     for x in piece.inputs:
@@ -256,21 +254,15 @@ def _strides(piece: PiecewiseIndex, planner: Planner) -> tuple[int, ...]:
     return numbers_of(memory_of(piece))
 
 
-def _may_lie(
-    part: Piece, behind: int, strides: tuple[int, ...], piece: PiecewiseIndex, planner: Planner
-) -> bool:
+def _may_lie(part: Piece, behind: int, strides: tuple[int, ...], piece: PiecewiseIndex,
+             planner: Planner) -> bool:
     """Whether the kernel that stores a value may store it so many elements behind the beginning of a
     tensor: it is needed nowhere else in an order of its own, boxes may begin there, and what is stored in
     one piece is as long as what memory moves at once."""
     group = planner.plan.stored.get(part)
-    if (
-        group is None
-        or part not in group.stores
-        or part in group.statistics
-        or isinstance(part, RegionInput)
-    ):
-        return False
-    if part in planner.outputs or part in planner.plan.places or part.dtype is not piece.dtype:
+    if group is None or part not in group.stores or part in group.statistics or (
+            isinstance(part, RegionInput) or part in planner.outputs or part in planner.plan.places
+            or part.dtype is not piece.dtype):
         return False
     size = part.dtype.itemsize
     mine = memory_of(part)

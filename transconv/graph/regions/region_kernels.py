@@ -76,9 +76,8 @@ DEARER = "leaves with the product: {:.3g} us, the product and a kernel that read
 
 def launches(region: Region, device: torch.device, target: Target, rates: Price,
              symbols: Symbols | None = None, upsampling: str = "auto") -> RegionPlan:
-    """The launches of a region on a device, which is a target, decided by rates of one. ``upsampling``:
-    see lowerings/py. Raises Refused where the text of a kernel cannot be read, which is a
-    bug."""
+    """The kernels of a region on a device, which is a target, decided by rates of one. ``upsampling``: one
+    of UPSAMPLING. Raises RefusedKernel where the text of a kernel cannot be read, which is a bug."""
     symbols = symbols or Symbols(fx.Graph())
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, RegionInput)]
@@ -156,12 +155,10 @@ def _related(problem: ConvProblem, prop: Prop, texts: tuple[str, ...]) -> Surrou
     return None if any(len(kernels_of(c)) > 1 for c in computes) else surrounded(problem, prop, computes)
 
 
-def _kernel(
-    group: FusionGroup, texts: tuple[str, ...], written: GroupText, asked: str | Surrounded
-) -> RegionKernel:
-    return RegionKernel(group, texts, written.given, written.stored,
-                  tuple(SizedTensor(p.shape, group.strides[p], p.dtype) for p in written.stored), asked,
-                  written.sized)
+def _kernel(group: FusionGroup, texts: tuple[str, ...], written: GroupText,
+            asked: str | Surrounded) -> RegionKernel:
+    memory = tuple(SizedTensor(p.shape, group.strides[p], p.dtype) for p in written.stored)
+    return RegionKernel(group, texts, written.given, written.stored, memory, asked, written.sized)
 
 
 def _handed(node: fx.Node, region: Region, symbols: Symbols) -> Handed:
@@ -301,11 +298,8 @@ def _seen(kernel: RegionKernel, plan: FusionPlan) -> list[Piece]:
     if product is None:
         return []
     bases = [(f.of, f.of if product.relation else aliased(f.of)) for f in product.factors]
-    return [
-        x
-        for x, base in bases
-        if base not in plan.stored and not isinstance(base, (RegionInput, ConstantValue))
-    ]
+    return [x for x, base in bases
+            if base not in plan.stored and not isinstance(base, (RegionInput, ConstantValue))]
 
 
 def _is_estimated(kernel: RegionKernel, work: Workload) -> bool:
