@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
 from operator import add, floordiv, ge, gt, le, lt, mod, mul, sub, truediv
 from typing import Any, Union
 
@@ -299,6 +299,11 @@ def packed(shape: Sequence[Length], strides: Sequence[Length]) -> list[int] | No
         found.append(inner)
         step = step * shape[inner]
     return found
+
+
+def dense_strides(shape: Sequence[Length]) -> tuple[Length, ...]:
+    """The strides of a tensor without gaps, the last dim innermost."""
+    return tuple(prod(shape[d + 1:]) for d in range(len(shape)))
 
 
 NOTHING = Facts()

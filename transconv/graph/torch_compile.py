@@ -326,7 +326,7 @@ class Setting:
     rest: str
     symbols: Symbols
     changed: Callable[[], None]
-    upsampling: str = "auto"  # see lowerings/small_images.py
+    upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
 
 
 class Wired(NamedTuple):

@@ -1,6 +1,6 @@
 """Functions that only move elements: pads, flips, repetitions, gathers, concatenations, windows. Each is
 one read through a view, or a ``where`` of reads; gradients are derived from the views
-(autodiff/scatter_to_gather.py).
+(autodiff/gradient_stores.py).
 
 Every function takes the operands and the result as ``Strided``, and returns a ``Formula``.
 """

@@ -32,7 +32,7 @@ from transconv.graph.fusion.index_ir import (
 from transconv.graph.lowerings.table import number
 from transconv.graph.lowerings.view_indexing import flattened
 from transconv.graph.regions.region_kernel import NAME, SizedText, braced
-from transconv.graph.sizes import Index, Known, Length, SymbolicSize, like, packed
+from transconv.graph.sizes import Index, Known, Length, SymbolicSize, dense_strides, like, packed
 from transconv.ir import TRUE, ZERO, Expr, Var, all_of, conjuncts, free_vars, readable
 from transconv.simplify import Facts, prove, simplify
 
@@ -55,8 +55,8 @@ class MemoryAccess:
     def declared(self) -> str:
         """The tensor, as a text declares it."""
         sizes = ", ".join(map(braced, self.shape))
-        dense = [prod(self.shape[d + 1:]) for d in range(len(self.shape))]
-        order = "" if self.strides == dense else f" strides({','.join(map(braced, self.strides))})"
+        is_dense = tuple(self.strides) == dense_strides(self.shape)
+        order = "" if is_dense else f" strides({','.join(map(braced, self.strides))})"
         if order and any(isinstance(n, SymbolicSize) for n in self.shape) and (tag := self.order()):
             order = f" {tag}"
         return f"{self.tensor} {TYPES[self.piece.dtype].name} [{sizes}]{order}"

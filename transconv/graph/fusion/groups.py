@@ -172,16 +172,12 @@ def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
     """A group that reduces over some dims of its inputs."""
     shape = inputs[0].shape
     made = FusionGroup(number, named(refined(shape, others)))
-    at = _position(made, shape)
+    space, sizes = made.space
+    at = made.simple(reshape(shape, sizes)(tuple(space)))
     made.reduced = {v.name for d in dims for v in free_vars(at[d])}
     for x in inputs:
         made.at[x] = at
     return made
-
-
-def _position(group: FusionGroup, shape: Sequence[Length]) -> Index:
-    at, sizes = group.space
-    return group.simple(reshape(shape, sizes)(tuple(at)))
 
 
 def product_group(number: int, piece: ProductSum) -> FusionGroup:

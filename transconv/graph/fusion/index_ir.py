@@ -26,7 +26,7 @@ import torch
 
 from transconv.conv import ConvProblem, Prop
 from transconv.functional.calls import compiled_launch
-from transconv.graph.sizes import Fraction, Index, Length, Move, Where, like, packed
+from transconv.graph.sizes import Fraction, Index, Length, Move, Where, dense_strides, like, packed
 from transconv.ir import TRUE, DType, Expr
 
 TYPES: dict[torch.dtype, DType] = compiled_launch.HELD
@@ -273,10 +273,9 @@ def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
 
 def memory_of(piece: Piece) -> tuple[Length, ...]:
     """The strides in which a value is stored: torch's, where its elements have places of their own."""
-    dense = tuple(prod(piece.shape[d + 1:]) for d in range(len(piece.shape)))
-    if piece.strides is None:
-        return dense
-    return piece.strides if packed(piece.shape, piece.strides) is not None else dense
+    if piece.strides is not None and packed(piece.shape, piece.strides) is not None:
+        return piece.strides
+    return dense_strides(piece.shape)
 
 
 def aliased(piece: Piece) -> Piece:

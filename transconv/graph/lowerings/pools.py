@@ -22,7 +22,7 @@ from transconv.graph.fusion.index_ir import (
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, piecewise, reduced, row, wide
 from transconv.graph.lowerings.view_indexing import IndexLine, fitted
-from transconv.graph.sizes import Index, Length, SymbolicSize, like
+from transconv.graph.sizes import Index, Length, SymbolicSize, dense_strides, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq, maximum, minimum
 
 
@@ -310,9 +310,8 @@ def _put_in_memory(call: NodeCall) -> Piece:
     """The gradient of a view by strides, whose elements have places of their own."""
     x, source, sizes, strides = call.args[:4]
     begin = call.arg(4, "storage_offset") or 0
-    dense = tuple(prod(x.shape[d + 1:]) for d in range(len(x.shape)))
     if x.strides is None or any(n != 1 and a != b for n, a, b in zip(
-            x.shape, x.strides, dense, strict=True)):
+            x.shape, x.strides, dense_strides(x.shape), strict=True)):
         raise NotOurs("its operand has gaps, or another order")
     order = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -like(strides[d]))
     for d, inner in pairwise(order):

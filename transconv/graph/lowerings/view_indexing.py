@@ -29,12 +29,6 @@ def expand(shape: Shape, into: Shape) -> Move:
     return lambda at: tuple(ZERO if n == 1 else at[lead + d] for d, n in enumerate(shape))
 
 
-def permute(order: Sequence[int]) -> tuple[Move, Move]:
-    """There and back."""
-    back = tuple(order.index(d) for d in range(len(order)))
-    return (lambda at: tuple(at[d] for d in back)), (lambda at: tuple(at[d] for d in order))
-
-
 def reshape(shape: Shape, into: Shape) -> Move:
     """From a position of ``into`` to that of the same element in ``shape``. Dims whose products meet
     are counted together, others are left alone."""
@@ -100,22 +94,12 @@ def unflattened(flat: Expr, shape: Shape) -> list[Expr]:
     return found
 
 
-def flip(shape: Shape, dims: Sequence[int]) -> Move:
-    """From the ends of some dims. It is its own way back."""
-    return lambda at: tuple(as_expr(shape[d] - 1) - e if d in dims else e for d, e in enumerate(at))
-
-
 def sliced(dim: int, start: Length, step: int) -> Move:
     """Every ``step``-th position from ``start`` on."""
     def move(at: Index) -> Index:
         e = at[dim] * step if step != 1 else at[dim]
         return (*at[:dim], e + start if start != 0 else e, *at[dim + 1:])
     return move
-
-
-def selected(dim: int, place: Length) -> Move:
-    """A dim that is gone."""
-    return lambda at: (*at[:dim], as_expr(place), *at[dim:])
 
 
 def shifted(before: Shape) -> Move:

@@ -60,8 +60,8 @@ def _permute(call: NodeCall) -> Piece:
 
 
 def _permuted(call: NodeCall, x: Piece, order: Sequence[int]) -> Piece:
-    there, back = view_indexing.permute(order)
-    return _seen(call, x, there, back, "permute")
+    return _seen(call, x, lambda at: tuple(at[order.index(d)] for d in range(len(order))),
+                 lambda at: tuple(at[d] for d in order), "permute")
 
 
 @row("transpose.int", "t")
@@ -93,7 +93,10 @@ def _as_strided(call: NodeCall) -> Piece:
 @row("flip")
 def _flip(call: NodeCall) -> Piece:
     x = call.args[0]
-    move = view_indexing.flip(x.shape, _dims(call.args[1], len(x.shape)))
+    dims = _dims(call.args[1], len(x.shape))
+
+    def move(at: Index) -> Index:  # its own way back
+        return tuple(as_expr(x.shape[d] - 1) - e if d in dims else e for d, e in enumerate(at))
     return _seen(call, x, move, move, "flip")
 
 
@@ -116,7 +119,8 @@ def _range(size: Length, start: Length | None, end: Length | None) -> tuple[Leng
 def _select(call: NodeCall) -> Piece:
     x, dim, place = call.args
     dim %= len(x.shape)
-    return _seen(call, x, view_indexing.selected(dim, place % x.shape[dim]), label="select")
+    place = as_expr(place % x.shape[dim])
+    return _seen(call, x, lambda at: (*at[:dim], place, *at[dim:]), label="select")
 
 
 @row("split_with_sizes")
