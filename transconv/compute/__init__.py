@@ -58,6 +58,7 @@ from transconv.compute.steps import (
            Write,
            counted,
            fresh,
+           render,
 )
 from transconv.compute.symbolic_compute import (
            of_sizes,
@@ -78,7 +79,7 @@ __all__ = ["ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answe
            "axis_strides", "counted", "describe", "differentiate", "examine", "execute", "fresh",
            "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_examples",
            "of_sizes", "one_line", "outside", "parse", "parted", "places", "pointwise", "product",
-           "reaches", "register", "rounds_once", "share_of", "sizes_of", "table", "total",
+           "reaches", "register", "render", "rounds_once", "share_of", "sizes_of", "table", "total",
            "touched", "transposed", "unregister", "usual", "why_not_all_stored",
            "why_not_any_size", "why_not_lowered", "why_not_stored", "with_error", "with_examples",
            "with_roles", "written"]

@@ -36,19 +36,22 @@ from transconv.compute.compute import Compute
 from transconv.compute.elementwise import OPS, Op
 from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, line, uncast, used
 from transconv.errors import ComputeError
-from transconv.ir import eq, f32, f64, find, free_vars, select, substitute
+from transconv.ir import eq, find, free_vars, select, substitute
 
 Axes = frozenset[str]
 
 
-class Appended:
-    """The steps of a computation without its stores, and those that are added. ``type``: of arithmetic;
-    ``rooted``: the axes that each name depends on; ``behind``: the names that depend on the result of the
-    computation's product."""
+class Flows:
+    """The flows of the reads of some tensors, from the gradients of some results. ``steps``: the steps of
+    the computation and behind them those of the flows; ``reads``: the flow of each read, an expression of
+    ``type``; ``kept``: stores of flows that steps behind them read, in order; ``results``: the gradients
+    of results. Raises ComputeError for an operation without a derivative, with its line.
 
-    def __init__(self, compute: Compute) -> None:
-        self.compute = compute
-        self.type = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
+    ``type``: of arithmetic; ``rooted``: the axes that each name depends on; ``behind``: the names that
+    depend on the result of the computation's product."""
+
+    def __init__(self, compute: Compute, of: Collection[str], given: Collection[str]) -> None:
+        self.compute, self.type = compute, compute.type
         self.taken = {*compute.names.all, *(t.name for t in compute.tensors)}
         self.steps: list[Step] = [s for s in compute.steps if not isinstance(s, Write)]
         self.rooted: dict[ir.Var, Axes] = dict(compute.names.rooted)
@@ -57,6 +60,19 @@ class Appended:
         self.behind: set[ir.Var] = set()
         for step in self.steps:
             self.follow(step)
+        self.moving = reached(compute, of)
+        self.flows: dict[ir.Var, ir.Expr] = {}
+        self.results = {t: alike(t, self.fresh(f"d{t.name}")) for t in
+                        dict.fromkeys(w.view.tensor for w in compute.writes) if t.name in given}
+        self.reads: dict[Read, ir.Expr] = {}
+        self.kept: list[Write] = []  # flows that later steps read
+        self.stores: set[ir.Var] = set()  # reads of gradients and of these flows
+        for step in reversed(compute.steps):
+            try:
+                self.visit(step)
+            except ComputeError as error:
+                raise ComputeError(f"{compute.name}: {error}, in the line: "
+                                   f"{' '.join(line(step, self.type).split())}") from None
 
     def total(self, name: str, value: ir.Expr, axes: Collection[str], op: str = "sum") -> ir.Expr:
         """A reduction, made once."""
@@ -110,28 +126,7 @@ class Appended:
         self.taken.add(found)
         return found
 
-
-class Flows(Appended):
-    """The flows of the reads of some tensors, from the gradients of some results. ``steps``: the steps of
-    the computation and behind them those of the flows; ``reads``: the flow of each read, an expression of
-    ``type``; ``kept``: stores of flows that steps behind them read, in order; ``results``: the gradients
-    of results. Raises ComputeError for an operation without a derivative, with its line."""
-
-    def __init__(self, compute: Compute, of: Collection[str], given: Collection[str]) -> None:
-        super().__init__(compute)
-        self.moving = reached(compute, of)
-        self.flows: dict[ir.Var, ir.Expr] = {}
-        self.results = {t: alike(t, self.fresh(f"d{t.name}")) for t in
-                        dict.fromkeys(w.view.tensor for w in compute.writes) if t.name in given}
-        self.reads: dict[Read, ir.Expr] = {}
-        self.kept: list[Write] = []  # flows that later steps read
-        self.stores: set[ir.Var] = set()  # reads of gradients and of these flows
-        for step in reversed(compute.steps):
-            try:
-                self.visit(step)
-            except ComputeError as error:
-                raise ComputeError(f"{compute.name}: {error}, in the line: "
-                                   f"{' '.join(line(step, self.type).split())}") from None
+    # -- flows -----------------------------------------------------------------------------------
 
     def visit(self, step: Step) -> None:
         """Hand a step's flow to what it mentions."""

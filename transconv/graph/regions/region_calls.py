@@ -317,7 +317,7 @@ class RegionLaunches(RegionPlan):
         fresh = [self.started(start, kernel, sizes, not loose & {*kernel.given})
                  for kernel, start in zip(self.kernels, bound.starts, strict=True)]
         watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
-        looked = watch.kernels(self.region, self.kernels) if watch is not None else None
+        looked = RegionWatch(watch, self.region, self.kernels) if watch is not None else None
         begins = [self.watched(kernel, start, looked) for kernel, start in zip(
             self.kernels, fresh, strict=True)] if looked is not None else watched
         made = self.written(bound, [(by, ()) for by in begins], [NOT_OVER] * len(fresh))([*tensors])

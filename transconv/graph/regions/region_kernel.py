@@ -124,8 +124,7 @@ class SizedText:
             most = MOST if len(factors) > 1 or like > LONG else LONG
             yield f"{name}={like} in 1..{most}"
 
-    def _bounds(self, said: object) -> Iterator[str]:
-        assert callable(said)
+    def _bounds(self, said: Callable[[Sequence[str]], str]) -> Iterator[str]:
         found: dict[str, None] = {}
         for sizes in (*self.dims, *self.spaces):
             factors = [f for s in sizes for f in _dim(s)]

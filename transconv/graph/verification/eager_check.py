@@ -134,10 +134,6 @@ class WatchedCall:
         self.waiting = False
         self.began = self.spent = 0.0  # ``began``: the last comparison
 
-    def kernels(self, region: Region, kernels: Sequence[RegionKernel]) -> RegionWatch:
-        """What looks at the kernels of a region."""
-        return RegionWatch(self, region, kernels)
-
     def enter(self, nodes: Sequence[fx.Node], made: Sequence[Any]) -> None:
         """That results of a region are known."""
         for node, value in zip(nodes, made, strict=True):

@@ -162,7 +162,7 @@ class Values:
                 node = self.of.nodes[name]
                 what = "stored" if node.op == "call_function" else "given"
                 values[name] = _changed(values[name], change, what, node)
-        with torch.no_grad(), only_aten(), _plain():
+        with torch.no_grad(), only_aten(), _disable_current_modes():  # no mode of the caller sees them
             for node in nodes:
                 values[node.name] = _called(node, values, wide, change)
                 for x in (*node.inputs, node.name):
@@ -176,11 +176,6 @@ def origin(node: fx.Node) -> str:
     """The name of what a node stands for in the graph that was handed over; empty for none."""
     found: str = node.meta.get(ORIGIN, "")
     return found
-
-
-def _plain() -> Any:
-    """No mode of the caller sees torch's operators, such as one that counts them."""
-    return _disable_current_modes()
 
 
 def _why_not(node: RecordedNode) -> str:
