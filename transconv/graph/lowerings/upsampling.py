@@ -59,7 +59,8 @@ def small(x: Piece) -> Small | None:
     maps: list[Mapped] = []
     piece = x
     while True:
-        if isinstance(piece, Mapped) and piece.place is None and len(own := _varying(piece)) == 1:
+        own = [x for x in piece.operands if not isinstance(x, ConstantValue)]
+        if isinstance(piece, Mapped) and piece.place is None and len(own) == 1:
             maps.append(piece)
             piece = own[0]
         elif isinstance(piece, MovedView):
@@ -142,11 +143,6 @@ def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]
                        for x in m.inputs)
         piece = replace(m, shape=piece.shape, inputs=inputs, strides=None)
     return piece
-
-
-def _varying(piece: Mapped) -> list[Piece]:
-    """The operands that are not one number everywhere."""
-    return [x for x in piece.inputs if not isinstance(x, ConstantValue)]
 
 
 def params(p: Params, found: Small, taps: Sequence[int]) -> Params | None:
