@@ -136,9 +136,8 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
 def _freedom(page: NamedSpace, correction: float) -> SizeExpression:
     """What the sum of squared deviations is scaled with; infinite where no degree of freedom is left."""
     left = counted(page, "k", less=correction)
-    return SizeExpression(
-        f"/ {left}" if int(page.count("k")) > correction else "* inf", f"/ max({left.names}, 0.0)"
-    )
+    return SizeExpression(f"/ {left}" if int(page.count("k")) > correction else "* inf",
+                          f"/ max({left.names}, 0.0)")
 
 
 def _slope(page: NamedSpace, correction: float, undirected: bool) -> SizeExpression:

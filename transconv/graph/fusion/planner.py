@@ -355,9 +355,8 @@ def weigh_windows(piece: Piece, user: Reduced, planner: Planner) -> None:
 def step(product: ProductSum, stored: Container[Piece], reason: str) -> MaterializeReason:
     """One more step in which the factors of a product are written first, behind a plan that stores some
     values."""
-    return MaterializeReason(
-        reason, frozenset(x for f in product.factors if (x := seen(f.of, stored)) in stored)
-    )
+    return MaterializeReason(reason,
+                             frozenset(x for f in product.factors if (x := seen(f.of, stored)) in stored))
 
 
 def seen(piece: Piece, stored: Container[Piece]) -> Piece:

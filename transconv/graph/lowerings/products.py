@@ -157,9 +157,8 @@ def _instead(call: NodeCall, x: Piece, w: Piece, p: Params, finished: bool) -> I
     if found is None or other is None:
         return None
     try:
-        made = _related(
-            Prop.BWD_D, call.shape, found.image, upsampling.weight(w, found), other, call.dtype
-        )
+        made = _related(Prop.BWD_D, call.shape, found.image, upsampling.weight(w, found), other,
+                        call.dtype)
     except NotOurs:
         return None
     made.label = "upsampled convolution"

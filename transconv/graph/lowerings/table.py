@@ -154,9 +154,8 @@ def expanded(x: Piece, shape: Sequence[Length]) -> Piece:
         return x
     if isinstance(x, ConstantValue):
         return ConstantValue(shape=tuple(shape), dtype=x.dtype, value=x.value)
-    return MovedView(
-        shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape), label="expand"
-    )
+    return MovedView(shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape),
+                     label="expand")
 
 
 def piecewise(x: Piece, shape: Sequence[Length], move: Move, where: Where, beyond: Piece | float,

@@ -372,9 +372,8 @@ def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> st
     return f"; python -m transconv report-wrong {folder / 'case.py'} makes a report of it"
 
 
-def text_of(
-    values: Values, nodes: Sequence[RecordedNode], given: Sequence[RecordedNode], name: str
-) -> str:
+def text_of(values: Values, nodes: Sequence[RecordedNode], given: Sequence[RecordedNode],
+            name: str) -> str:
     """Operations as a function of Python, ``computed``."""
     graph = fx.Graph()
     known = {x.node: graph.placeholder(x.name) for x in given}
