@@ -201,6 +201,9 @@ def behind(at: Index, piece: Reduced) -> Index:
     return tuple(e for d, e in enumerate(at) if d not in piece.dims)
 
 
+# -- costs -------------------------------------------------------------------------------------------
+
+
 WIDE = 128  # columns of a product's tile: as often is a row loaded
 
 
@@ -269,6 +272,9 @@ def traffic(group: FusionGroup, stored: set[Piece]) -> tuple[int, float]:
     operations = 2.0 * group.product.multiplied if group.product else 0.0
     operations += each * (like(group.product.size) if group.product else elements)
     return sum(x.bytes for x in {*read, *group.stores}), operations
+
+
+# -- plans -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
