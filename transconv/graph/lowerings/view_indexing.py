@@ -94,6 +94,11 @@ def unflattened(flat: Expr, shape: Shape) -> list[Expr]:
     return found
 
 
+def flip(shape: Shape, dims: Sequence[int]) -> Move:
+    """From the ends of some dims. It is its own way back."""
+    return lambda at: tuple(as_expr(shape[d] - 1) - e if d in dims else e for d, e in enumerate(at))
+
+
 def sliced(dim: int, start: Length, step: int) -> Move:
     """Every ``step``-th position from ``start`` on."""
     def move(at: Index) -> Index:

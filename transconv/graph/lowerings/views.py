@@ -93,10 +93,7 @@ def _as_strided(call: NodeCall) -> Piece:
 @row("flip")
 def _flip(call: NodeCall) -> Piece:
     x = call.args[0]
-    dims = _dims(call.args[1], len(x.shape))
-
-    def move(at: Index) -> Index:  # its own way back
-        return tuple(as_expr(x.shape[d] - 1) - e if d in dims else e for d, e in enumerate(at))
+    move = view_indexing.flip(x.shape, _dims(call.args[1], len(x.shape)))
     return _seen(call, x, move, move, "flip")
 
 
