@@ -131,7 +131,7 @@ def _is_product(e: Expr) -> bool:
     return isinstance(e, Var)
 
 
-class Arithmetic:
+class SizeArithmetic:
     """Operators of a number, each of which is ``_made``."""
 
     __slots__ = ()
@@ -177,7 +177,7 @@ class Arithmetic:
         return self._made(mod, other, self)
 
 
-class SymbolicSize(Arithmetic):
+class SymbolicSize(SizeArithmetic):
     """A size that is an expression of names."""
 
     __slots__ = ("expr", "known")
@@ -248,7 +248,7 @@ class SymbolicSize(Arithmetic):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Fraction(Arithmetic):
+class Fraction(SizeArithmetic):
     """A number made of sizes, as a text has it. It has no order: that would be one of the example."""
 
     text: str
