@@ -44,7 +44,6 @@ LATE = (
     "runtime/operands.py",
     "runtime/first_run_check.py",
     "compute/semantics/sampled_points.py",
-    "compute/semantics/sampled_statistics.py",
     "conv/spotcheck.py",
     "conv/compensation.py",
     "backend_triton/launch/jit_module.py",

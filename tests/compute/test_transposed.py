@@ -13,7 +13,7 @@ import pytest
 from transconv.compute import Axis, Compute, execute, parse, transposed
 from transconv.compute.analysis.store_conflicts import covers
 from transconv.compute.autodiff.affine_inverse import inverse
-from transconv.compute.text.expressions import ComputeScope, expression
+from transconv.compute.expressions import ComputeScope, expression
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Layout, Tensor, Var, f32, index
 from transconv.runtime import build_compute
@@ -117,6 +117,12 @@ def test_concatenations(of: str) -> None:
 def test_sums_and_multiples() -> None:
     made = parse("compute pool\n tensor X f32 [2, 9]\n axes c=2 o=4 | k=3\n read x = X[c, o*2 + k - 1]\n"
                  "let s = sum(x*(k + 1); k)\n store Y[c, o] = 1 - -s / 3.0")
+    holds(made, back(made))
+
+
+@pytest.mark.parametrize("value", ["x*(i + 2)", "(i + 2)*x"])
+def test_a_factor_stands_on_either_side(value: str) -> None:
+    made = parse(f"compute p\n axes i=4\n read x = X[i]\n store Y[i] = {value}")
     holds(made, back(made))
 
 

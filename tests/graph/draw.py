@@ -396,8 +396,8 @@ def why_wrong(drawn: Drawn, most: float = 1e-8) -> str:
 
 def _why_wrong(drawn: Drawn, most: float) -> str:
     from tests.graph.meant import by_meaning, compare, traced
-    from transconv.graph.fusion.epilogue_reductions import REFUSED, why_again
-    from transconv.graph.regions import region_runner
+    from transconv.graph.regions import region_kernels
+    from transconv.graph.regions.region_kernels import REFUSED, why_again
 
     try:
         with torch.no_grad():
@@ -410,7 +410,7 @@ def _why_wrong(drawn: Drawn, most: float) -> str:
         return why if why == REFUSED or not drawn.leaves else ""
 
     try:
-        with by_meaning(), patch.object(region_runner, "why_again", at_any_price):
+        with by_meaning(), patch.object(region_kernels, "why_again", at_any_price):
             compare(drawn, traced(drawn.traced(), drawn.inputs), drawn.inputs, most)
     except Exception as error:  # any error is a failure that the caller shows
         return f"{type(error).__name__}: {error}"

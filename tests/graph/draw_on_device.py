@@ -97,7 +97,7 @@ def _settle(device: str) -> None:
     import transconv
     from transconv.backend_triton.launch.launcher import Launcher
     from transconv.graph import torch_compile
-    from transconv.graph.regions import region_runner
+    from transconv.graph.regions import region_kernels
 
     torch.set_num_threads(1)
     gc.freeze()
@@ -107,7 +107,7 @@ def _settle(device: str) -> None:
     if device == "cpu":
         transconv.config.cpu = "interpret"
     torch_compile.begin = lambda questions: None  # type: ignore[attr-defined]
-    region_runner.rank = lambda questions: None  # type: ignore[attr-defined]
+    region_kernels.rank = lambda questions: None  # type: ignore[attr-defined]
     Launcher._compiled = Clock.of(Launcher._compiled)  # type: ignore[method-assign]
 
 

@@ -17,8 +17,7 @@ from transconv.backend_triton.launch.launcher import Launcher
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
-from transconv.graph.fusion import epilogue_reductions
-from transconv.graph.regions import region_runner
+from transconv.graph.regions import region_kernels
 from transconv.runtime import BatchCompile, PlanRequest, begin, compiler, is_ready, steps
 from transconv.runtime.compilation import async_compile, batch_compile
 from transconv.selection import candidates, choice
@@ -99,8 +98,8 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
     layers = [m for n in (16, 32, 48)
               for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))]
     monkeypatch.setattr(steps, "_made", lambda work, target: 1e3)  # as a process would have left
-    monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
-    monkeypatch.setattr(region_runner, "why_apart", lambda *_: "")
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_kernels, "why_apart", lambda *_: "")
     monkeypatch.setattr(choice, "ranked", None)  # not by this process
     called(nn.Sequential(*layers).to("meta").eval(), 2, 16, 12, 12)
     kinds = [bool(job.get("rank")) for job in processes.jobs]
@@ -111,7 +110,7 @@ def test_a_plain_product_is_not_ranked_where_its_factor_is_too_dear_to_write(
         processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
     """The product that computes its factor is estimated to take no longer than to write that: no schedule
     of the plain one is asked for."""
-    monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     made: list[str] = []
 
     counts = []
@@ -160,16 +159,16 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
     for known in (
         compiled_launch.program,
         steps.estimated,
-        region_runner._related,
-        epilogue_reductions.plain,
+        region_kernels._related,
+        region_kernels.plain,
     ):
         known.cache_clear()
     layers = [m for _ in range(blocks) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16),
                                                  nn.ReLU())]
     with monkeypatch.context() as again:
         counted(compiled_launch, "parse")
-        counted(region_runner, "planned")
-        counted(region_runner, "surrounded")
+        counted(region_kernels, "planned")
+        counted(region_kernels, "surrounded")
         counted(steps, "_made", lambda work, target: 9.0 if work.computations[0].statistics else 5.0)
         called(nn.Sequential(*layers).to("meta"), 2, 16, 12, 12)
     return counts

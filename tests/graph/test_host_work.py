@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from bench import faked_launches
 from tests.graph.meant import traced
 from transconv.functional.calls import compiled_launch
-from transconv.graph.regions import region_calls, region_runner
+from transconv.graph.regions import region_calls
 
 Tensor = torch.Tensor
 SMALL, LAST = torch.bfloat16, torch.channels_last
@@ -30,12 +30,12 @@ def forward(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
 def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.RegionLaunches]:
     """The regions that are compiled."""
     found: list[region_calls.RegionLaunches] = []
-    real = region_runner.launches
+    real = region_calls.RegionLaunches.of
 
-    def noted(*asked: Any) -> region_calls.RegionLaunches:
-        found.append(real(*asked))
+    def noted(made: Any) -> region_calls.RegionLaunches:
+        found.append(real(made))
         return found[-1]
-    monkeypatch.setattr(region_runner, "launches", noted)
+    monkeypatch.setattr(region_calls.RegionLaunches, "of", noted)
     return found
 
 

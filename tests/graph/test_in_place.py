@@ -14,8 +14,8 @@ from tests.graph.test_statistics import Block
 from transconv.functional.calls.compiled_launch import program
 from transconv.functional.calls.torch_operators import by_numpy
 from transconv.graph import backend
-from transconv.graph.fusion.fusion_cost import Price
-from transconv.graph.regions import region_runner
+from transconv.graph.fusion.groups import Price
+from transconv.graph.regions import region_kernels
 
 Tensor = torch.Tensor
 Seen = list[tuple[str, bool]]
@@ -26,7 +26,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Of each launch the name, and whether a tensor is there twice."""
     found: Seen = []
     monkeypatch.setattr(
-        region_runner, "why_again", lambda kernel, rates: ""
+        region_kernels, "why_again", lambda kernel, rates: ""
     )  # moments leave: a map is left
     monkeypatch.setattr(Price, "worked", lambda self, count: 1e3 * count)  # the norm is computed once
     start = Meant.start

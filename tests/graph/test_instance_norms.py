@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.graph.meant import by_meaning, compare
 from transconv.graph import backend, report
-from transconv.graph.regions import region_runner
+from transconv.graph.regions import region_kernels
 
 Tensor = torch.Tensor
 
@@ -42,7 +42,7 @@ def test_deciding_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it is said of each product, each time, that its factors should be written."""
     def dear(*_: Any) -> str:
         return "is dear"
-    monkeypatch.setattr(region_runner, "why_apart", dear)
+    monkeypatch.setattr(region_kernels, "why_apart", dear)
     model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3))
 
     def f(x: Tensor) -> Tensor:

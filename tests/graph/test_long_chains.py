@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
 from transconv.graph import backend, report
-from transconv.graph.fusion.plan import LONGEST
+from transconv.graph.fusion.planner import LONGEST
 
 Tensor = torch.Tensor
 WIDE = torch.float64

@@ -13,7 +13,7 @@ from tests.graph.meant import by_meaning
 from tests.graph.networks import Residual
 from transconv.graph import backend, report
 from transconv.graph.graph_report import KernelRow
-from transconv.graph.regions import saved_tensors
+from transconv.graph.regions import aot_graphs
 
 Tensor = torch.Tensor
 
@@ -22,12 +22,12 @@ Tensor = torch.Tensor
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many inputs each call wrote."""
     found: list[int] = []
-    write = saved_tensors.write
+    write = aot_graphs.write
 
     def counted(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         found.append(len(inputs))
         write(inputs, values)
-    monkeypatch.setattr(saved_tensors, "write", counted)
+    monkeypatch.setattr(aot_graphs, "write", counted)
     return found
 
 
@@ -102,5 +102,5 @@ def test_a_view_of_another_input_stays(made: Callable[..., Tensor] | None) -> No
     graph.output((b,))
     for node in (a, b, value):
         node.meta["val"] = torch.empty(3, 3, device="meta")
-    assert saved_tensors.taken(graph) == ([0] if made is torch.ops.aten.neg.default else [])
+    assert aot_graphs.taken(graph) == ([0] if made is torch.ops.aten.neg.default else [])
     assert len(graph.output_node().args[0]) == (2 if made is torch.ops.aten.neg.default else 1)

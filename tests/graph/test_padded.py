@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning, compare, traced
-from transconv.graph.lowerings import convolutions
+from transconv.graph.lowerings import products
 
 Tensor = torch.Tensor
 
@@ -19,12 +19,12 @@ Tensor = torch.Tensor
 def paddings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Of the convolutions that are described."""
     found: list[tuple[int, ...]] = []
-    real = convolutions.describe
+    real = products.describe
 
     def noted(*given: Any) -> Any:
         found.append(given[4].padding)
         return real(*given)
-    monkeypatch.setattr(convolutions, "describe", noted)
+    monkeypatch.setattr(products, "describe", noted)
     return found
 
 

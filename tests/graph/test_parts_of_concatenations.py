@@ -13,7 +13,7 @@ import transconv
 from tests.graph.meant import by_meaning, compare
 from transconv.errors import Unsupported
 from transconv.graph import GraphReport, backend, report
-from transconv.graph.fusion import concat_views
+from transconv.graph.fusion import plan
 from transconv.graph.graph_report import TorchRow
 from transconv.graph.regions import region_calls
 
@@ -90,7 +90,7 @@ def made(f: Callable[..., Any], x: Tensor = X) -> GraphReport:
 
 
 def placed(graph: GraphReport) -> int:
-    return sum(edge.reason == concat_views.IN_PLACE for edge in graph.edges)
+    return sum(edge.reason == plan.IN_PLACE for edge in graph.edges)
 
 
 @pytest.mark.parametrize(("f", "parts", "kernels"), CASES, ids=[f.__name__ for f, _, _ in CASES])
@@ -134,7 +134,7 @@ def test_memory_is_held_once() -> None:
 
 def test_a_mistake_in_a_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "never")  # else it is torch's
-    monkeypatch.setattr(concat_views, "_starts", lambda piece: [0] * len(piece.parts))
+    monkeypatch.setattr(plan, "_starts", lambda piece: [0] * len(piece.parts))
     with pytest.raises(AssertionError):
         made(branches)
 

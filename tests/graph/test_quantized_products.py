@@ -13,7 +13,7 @@ from tests.graph.meant import by_meaning
 from transconv import knobs
 from transconv.graph import backend  # which defines torch's operators
 from transconv.graph.graph_report import TorchRow
-from transconv.graph.lowerings import quantized_convolutions
+from transconv.graph.lowerings import quantization
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -81,6 +81,6 @@ def test_which_integers_are_multiplied(dtype: torch.dtype, joined: int) -> None:
         return F.conv2d(wide, ops.dequantize_per_channel(w, s, z, 0, -127, 127, torch.int8), b)
     x, *others = given(16)
     made = make_fx(one, tracing_mode="fake")(x.to(dtype), *others)
-    quantized_convolutions.joined(made.graph)
+    quantization.joined(made.graph)
     found = [n for n in made.graph.nodes if "quantized_convolution" in str(n.target)]
     assert len(found) == joined

@@ -16,9 +16,9 @@ from tests.graph.meant import Meant, by_meaning, compare, traced
 from transconv.compute import Compute
 from transconv.errors import Unsupported
 from transconv.graph import KernelRow, TorchRow, backend, report
-from transconv.graph.fusion.fusion_cost import Price
-from transconv.graph.regions.region_runner import Parts, Setting
+from transconv.graph.fusion.groups import Price
 from transconv.graph.symbols import Symbols
+from transconv.graph.torch_compile import Parts, Setting
 from transconv.schedule import Word
 from transconv.schedule.schedule import register, unregister
 from transconv.target import TARGETS

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
-from transconv.graph import KernelRow, TorchRow, backend, report
-from transconv.graph.regions import region_calls, region_runner
+from transconv.graph import KernelRow, TorchRow, backend, report, torch_compile
+from transconv.graph.regions import region_calls
 
 Tensor = torch.Tensor
 
@@ -127,7 +127,7 @@ def test_results_of_another_type_than_the_graph_s(monkeypatch: pytest.MonkeyPatc
     def inductor(gm: torch.fx.GraphModule, like: list[Tensor]) -> Any:
         return lambda *given: [t.double() for t in gm.forward(*given)]
 
-    monkeypatch.setattr(region_runner.torch_internals, "inductor_compile", inductor, raising=False)
+    monkeypatch.setattr(torch_compile.torch_internals, "inductor_compile", inductor, raising=False)
     x = torch.randn(3, 4)
     with by_meaning():
         made = torch.compile(lambda x: torch.digamma(x * 2) * 3, backend=backend)(x)

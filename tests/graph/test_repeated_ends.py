@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning, compare
 from transconv.graph import backend, report
-from transconv.graph.regions import region_runner
+from transconv.graph.regions import region_kernels
 
 Tensor = torch.Tensor
 W = torch.randn(8, 8, 3, 3, 3) / 15
@@ -48,7 +48,7 @@ def test_no_copy(f: Callable[[Tensor], Tensor], seen: str, kernels: int) -> None
 
 def test_a_copy_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that one kernel needs, and a copy of it that another one needs."""
-    monkeypatch.setattr(region_runner, "why_again",
+    monkeypatch.setattr(region_kernels, "why_again",
                         lambda kernel, rates: "read again" if kernel.group.statistics else "")
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:

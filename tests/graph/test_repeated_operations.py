@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning, compare, results
 from transconv.graph import KernelRow, backend, report
-from transconv.graph.torch_compile import once
+from transconv.graph.regions.aot_graphs import once
 
 Tensor = torch.Tensor
 

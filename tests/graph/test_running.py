@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
 from transconv.functional.calls.compiled_launch import TensorMemory
-from transconv.graph.regions import region_calls, region_runner
+from transconv.graph import torch_compile
+from transconv.graph.regions import region_calls
 from transconv.runtime import Spaces
 
 Tensor = torch.Tensor
@@ -106,7 +107,7 @@ def test_launches_share_memory_for_workspaces() -> None:
     lines = [region_calls.LaunchLine(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
                           [TensorMemory((2,), (1,), torch.float32)], {}, [x], spaces)
              for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)]
-    run = region_calls.written(pieces[:1], lines, [(pieces[-1], None)], empty)
+    run = region_calls.RegionWriter(pieces[:1], lines, [(pieces[-1], None)], empty).run()
     run([empty((2,), (1,), torch.float32)])
     f, h = torch.float32, torch.bfloat16
     assert seen == [[(f, 90)], [], [(h, 6), (f, 90)], [(f, big), (f, 4), (f, 3)], [(h, 6)]]
@@ -116,12 +117,12 @@ def test_launches_share_memory_for_workspaces() -> None:
 def test_a_graph_of_one_region_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs that are results, results twice, and values that are known."""
     wired = []
-    found = region_runner.Parts.wired
+    found = torch_compile.Parts.wired
 
-    def noted(self: region_runner.Parts) -> region_runner.Wired | None:
+    def noted(self: torch_compile.Parts) -> torch_compile.Wired | None:
         wired.append(found(self))
         return wired[-1]
-    monkeypatch.setattr(region_runner.Parts, "wired", noted)
+    monkeypatch.setattr(torch_compile.Parts, "wired", noted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z = x.exp() + y

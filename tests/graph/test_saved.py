@@ -15,7 +15,7 @@ from torch import fx, nn
 from tests.graph.meant import by_meaning, near, results, traced
 from transconv.graph import backend, report, torch_compile
 from transconv.graph.fusion.index_ir import TYPES
-from transconv.graph.regions import saved_tensors
+from transconv.graph.regions import aot_graphs
 
 Tensor = torch.Tensor
 
@@ -40,7 +40,7 @@ class Skipped(nn.Module):
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[fx.Graph, list[fx.Node]]]]:
     """The backward graphs, and what forward ones leave for them."""
     found: list[tuple[fx.Graph, list[fx.Node]]] = []
-    divided = torch_compile.divided
+    divided = aot_graphs.divided
 
     def seen(joint: fx.GraphModule, *given: Any, **about: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = divided(joint, *given, **about)
@@ -48,7 +48,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[fx.Graph, list[
         found.append((backward.graph, [x for x in outs[about["num_fwd_outputs"]:]]))
         return forward, backward
     with monkeypatch.context() as patch:
-        patch.setattr(torch_compile, "divided", seen)
+        patch.setattr(aot_graphs, "divided", seen)
         yield found
 
 
@@ -175,7 +175,7 @@ def test_a_forward_graph_tells_how_its_results_lie(norm: Callable[..., nn.Module
         if graph.phase == "forward":
             lying.append([t.stride() if isinstance(t, Tensor) else None for t in made])
         return made
-    monkeypatch.setattr(saved_tensors, "told", told.append)
+    monkeypatch.setattr(aot_graphs, "told", told.append)
     monkeypatch.setattr(torch_compile._Graph, "__call__", called)
     with by_meaning():
         torch.compile(Normed(norm(4, 32), torch.sin), backend=backend, options={"rest": "eager"})(

@@ -13,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.meant import traced
 from transconv.conv import ConvProblem, Prop, Surrounded, compiler
-from transconv.graph import torch_compile
-from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.fusion.groups import Price
+from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.partition import regions
-from transconv.graph.regions.region_runner import RegionKernel, launches
+from transconv.graph.regions.region_kernel import RegionKernel
+from transconv.graph.regions.region_kernels import launches
 from transconv.runtime import Plan, ready
 from transconv.selection import shortlist
 from transconv.target import TARGETS
@@ -42,7 +43,7 @@ def kernels(f: Callable[..., Any], *like: Like) -> list[RegionKernel]:
     """The kernels of a function of tensors of these shapes, strides and types, on an H200."""
     with FakeTensorMode():
         tensors = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in like]
-        graph = make_fx(f, decomposition_table=torch_compile.table())(*tensors).graph
+        graph = make_fx(f, decomposition_table=aot_graphs.table())(*tensors).graph
     graph.eliminate_dead_code()
     (region,) = (r for r in regions(graph, CPU) if r.nodes)
     return launches(region, CPU, H200, Price(H200)).kernels

@@ -13,7 +13,7 @@ from tests.graph.meant import by_meaning, compare
 from transconv.compute import parse
 from transconv.graph import backend, report
 from transconv.graph.graph_report import GraphReport
-from transconv.graph.regions import region_runner
+from transconv.graph.regions import region_kernels
 
 Tensor = torch.Tensor
 
@@ -61,13 +61,13 @@ def stored(texts: list[str]) -> set[tuple[str, ...]]:
 def test_they_are_torch_s(network: nn.Module, shapes: list[tuple[int, ...]],
                           operations: set[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever they cost."""
-    monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     assert stored(whole(network, *shapes)[1]) == operations
 
 
 def test_what_multiplies_a_vector_reduces_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no tiles of which parts could leave."""
-    monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     x, w = torch.randn(1, 4), torch.randn(4, 3)
     run: Any = torch.compile(lambda x, w: (y := x @ w).exp() / y.sum(), backend=backend,
                              options={"rest": "eager"})
@@ -96,7 +96,7 @@ def test_long_rows_leave() -> None:
 def test_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Moments of tiles of the real kernels, whatever they cost: group norms behind convolutions, in both
     layouts."""
-    monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     torch.manual_seed(0)
     for layout in (torch.contiguous_format, torch.channels_last):
         network = Block(128, 32).cuda().bfloat16().to(memory_format=layout).eval()
@@ -110,7 +110,7 @@ def test_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_kernels_and_their_second_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launched as they are, by Triton's interpreter."""
-    monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     network, x = Block(16, 4).eval(), torch.randn(2, 4, 9, 9)
     run: Any = torch.compile(network, backend=backend, options={"rest": "eager"})
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_kernels_and_their_second_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_only_a_statistic_needs_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The squares of an RMS norm over features leave their sums; the product's result is stored, once."""
-    monkeypatch.setattr(region_runner, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
 
     class Root(nn.Module):
         def __init__(self) -> None:

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning, compare, results, traced
 from transconv.graph import KernelRow, backend, report
-from transconv.graph.lowerings import small_images
-from transconv.graph.regions import region_runner
+from transconv.graph.regions import region_kernels
 
 Tensor = torch.Tensor
 F64, BF16 = torch.float64, torch.bfloat16
@@ -23,8 +22,8 @@ F64, BF16 = torch.float64, torch.bfloat16
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adding up weights saves time: images are large. No image is written before a product reads it."""
-    monkeypatch.setattr(small_images, "written", lambda *_: -1e9)
-    monkeypatch.setattr(region_runner, "why_apart", lambda *_: "")
+    monkeypatch.setattr(region_kernels, "written_for", lambda *_: -1e9)
+    monkeypatch.setattr(region_kernels, "why_apart", lambda *_: "")
 
 
 def rewritten(run: Any) -> bool:

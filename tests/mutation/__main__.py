@@ -35,7 +35,7 @@ from tests.mutation.trials import Trials
 
 # Files where a wrong line is a wrong number: they are drawn so many times as often as their length says.
 OFTEN = (
-    "graph/fusion/memory_order.py",
+    "graph/fusion/index_ir.py",
     "kernel/tiles/values.py",
     "runtime/plans.py",
     "graph/lowerings/elementwise.py",

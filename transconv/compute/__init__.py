@@ -17,18 +17,17 @@ from transconv.compute.analysis.pointwise import (
            Pointwise,
            Recorder,
            Ref,
+           in_torch,
            number,
            pointwise,
+           with_error,
            written,
 )
-from transconv.compute.analysis.reduction_passes import Sweep, Sweeps
 from transconv.compute.analysis.rfactor import parted
 from transconv.compute.analysis.store_conflicts import why_not_all_stored, why_not_stored
-from transconv.compute.autodiff.gradient_stores import Derivative, differentiate
+from transconv.compute.autodiff.gradient_stores import Derivative, differentiate, transposed
 from transconv.compute.autodiff.reverse import reaches
-from transconv.compute.autodiff.scatter_to_gather import transposed
 from transconv.compute.compute import Compute
-from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import (
            ACTIVATION_ROWS,
            ACTIVATIONS,
@@ -41,25 +40,33 @@ from transconv.compute.elementwise import (
            table,
            unregister,
 )
+from transconv.compute.expressions import COORDINATES, Coordinate
 from transconv.compute.forms import ACC, moved, of_examples, product, total
-from transconv.compute.kernel_split import kernels
-from transconv.compute.one_kernel import why_not_lowered
+from transconv.compute.kernel_split import kernels, why_not_lowered
+from transconv.compute.parser import END, axis_facts, describe, one_line, parse
 from transconv.compute.semantics.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
 from transconv.compute.semantics.evaluation import Answer, execute, outside
-from transconv.compute.semantics.pointwise_values import in_torch, with_error
-from transconv.compute.semantics.sampled_points import SampleOutcome
-from transconv.compute.semantics.sampled_statistics import examine
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, counted, fresh
+from transconv.compute.semantics.sampled_points import SampleOutcome, examine
+from transconv.compute.steps import (
+           Axis,
+           Read,
+           Reduction,
+           Step,
+           Sweep,
+           Sweeps,
+           Value,
+           Write,
+           counted,
+           fresh,
+           render,
+)
 from transconv.compute.symbolic_compute import (
-           at_sizes,
            of_sizes,
            sizes_of,
            usual,
            why_not_any_size,
            with_examples,
 )
-from transconv.compute.text.format import END, one_line, parse
-from transconv.compute.text.page import axis_facts, describe
 from transconv.compute.workload import COMPUTE, Alone, TorchText, Workload
 
 Algorithm = Compute  # deprecated alias
@@ -68,11 +75,11 @@ __all__ = ["ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answe
            "BINARY_ROWS", "COMPUTE", "COORDINATES", "Compute", "Coordinate", "Derivative", "END",
            "FUNCTION_ROWS", "SampleOutcome", "IDENTITY", "OPS", "Op", "Pointwise", "Read",
            "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep", "Sweeps", "TorchText",
-           "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts", "axis_steps",
+           "Value", "Workload", "Write", "allowed", "axis_facts", "axis_steps",
            "axis_strides", "counted", "describe", "differentiate", "examine", "execute", "fresh",
            "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_examples",
            "of_sizes", "one_line", "outside", "parse", "parted", "places", "pointwise", "product",
-           "reaches", "register", "rounds_once", "share_of", "sizes_of", "table", "total",
+           "reaches", "register", "render", "rounds_once", "share_of", "sizes_of", "table", "total",
            "touched", "transposed", "unregister", "usual", "why_not_all_stored",
            "why_not_any_size", "why_not_lowered", "why_not_stored", "with_error", "with_examples",
            "with_roles", "written"]

@@ -1,25 +1,18 @@
-"""The rows of the operations that work element by element: arithmetic, functions, activations.
-
-The form of an expression determines the text of kernels, which tests/golden compares. Derivatives are
-those of torch, also at points where a function has none: 0 for relu at 0, one half each for equal operands
-of a maximum.
-
-Also here: elementwise operations: one row each, from which every list of operations is derived.
+"""Elementwise operations: one row each, from which every list of operations is derived.
 
 A row has the meaning of an operation (an expression of the IR), the equivalent function of torch, its
-derivative, and where it may be used. The rows of this package are in elementwise.py; ``register`` adds
-others:
+derivative, and where it may be used. The form of an expression determines the text of kernels, which
+tests/golden compares. Derivatives are those of torch, also at points where a function has none: 0 for relu
+at 0, one half each for equal operands of a maximum. ``register`` adds rows:
 
     register(Op("cube", 1, lambda x: x * x * x, torch="mypackage.cube", activation=True))
 
-Also here: ``argmax`` and ``argmin``: one row each. Each expands to two reductions.
+``argmax`` and ``argmin`` expand to two reductions. Elements are numbered over the axes in the order in
+which they are named, the last one fastest; as in torch, the first of equal elements counts, and NaN is
+greater and less than all other numbers. Sizes that are arguments stay names:
 
     let i = argmax(x; k)        expands to        let i_top = max(x; k)
                                                   let i = min(where(x == i_top or x != x, k, 768); k)
-
-Elements are numbered over the axes in the order in which they are named, the last one fastest. As in
-torch, the first of equal elements counts, and NaN is greater and less than all other numbers. Sizes that
-are arguments stay names: ``min(where(x == i_top or x != x, i32(k), i32(K)); k)``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Builds computations of common forms: a sum of products of two views, a sum of one view, a copy.
-
-Also here: a computation of several examples at once: the same, over one axis more.
+"""Builds computations of common forms: a sum of products of two views, a sum of one view, a copy, and the
+same computation of several examples, over one axis more.
 
     read  x = X[m, k]                     read  x = X[example, m, k]
     read  w = W[k]                        read  w = W[k]                   the same for all examples
@@ -14,8 +13,8 @@ from dataclasses import replace
 
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.compute import Compute
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
-from transconv.compute.text.format import parse
+from transconv.compute.parser import parse
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, needed, used
 from transconv.errors import ComputeError
 from transconv.ir import (
     Cast,
@@ -68,23 +67,12 @@ def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) ->
     """``c = sum(a)`` over the axes that c does not mention, with the reduction of ``like``, the steps
     after it, and what these use of the steps before it, such as a bias that is read first."""
     assert like.sum is not None
-    kept = _kept(like)
+    before = like.steps[:like.steps.index(like.sum)]
+    kept = needed(before, (v for s in like.after for v in used(s)))
     part = Read(fresh("a", [s.name for s in (*kept, *like.after) if not isinstance(s, Write)]), a)
     made = Reduction(like.sum.name, like.sum.op, Cast(part.var, like.acc), _summed(axes, c))
     return Compute(name, axes, (part, made, *kept, *like.after), like.math, behind=like.behind,
                    part=like.part, does="add")
-
-
-def _kept(like: Compute) -> tuple[Step, ...]:
-    """The steps before the first reduction that steps after it use."""
-    assert like.sum is not None
-    names = {v.name for s in like.after for v in used(s)}
-    kept: list[Step] = []
-    for step in reversed(like.steps[:like.steps.index(like.sum)]):
-        if not isinstance(step, Write) and step.name in names:
-            kept.append(step)
-            names |= {v.name for v in used(step)}
-    return tuple(reversed(kept))
 
 
 def moved(name: str, axes: tuple[Axis, ...], a: View, c: View, math: str) -> Compute:

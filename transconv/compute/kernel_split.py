@@ -22,6 +22,8 @@ leave with it:
 Only where nothing needs the result together with them: else it is read again anyway, by one kernel. Rows
 are reduced along some axes, and what leaves with them keeps those: the gradient of a norm's weight is
 summed over rows by the kernel that makes the gradient of its input.
+
+``why_not_lowered`` tells whether one kernel can compute a computation.
 """
 
 from __future__ import annotations
@@ -31,27 +33,47 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+from transconv import ir
 from transconv.compute.analysis.axis_roles import with_roles
-from transconv.compute.analysis.statistics import STATISTICS
+from transconv.compute.analysis.statistics import STATISTICS, why_not_reduced
+from transconv.compute.analysis.store_conflicts import why_not_stored
 from transconv.compute.compute import Compute
-from transconv.compute.one_kernel import why_not_lowered
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
-from transconv.ir import (
-    TRUE,
-    ZERO,
-    Cast,
-    Const,
-    Div,
-    Expr,
-    Layout,
-    Mul,
-    Sub,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    f32,
+from transconv.compute.steps import (
+    Axis,
+    Read,
+    Reduction,
+    Step,
+    Value,
+    Write,
+    fresh,
+    needed,
+    uncast,
+    used,
 )
+from transconv.ir import f32
+
+
+@lru_cache(maxsize=1024)
+def why_not_lowered(compute: Compute) -> str | None:
+    """None if one kernel can compute this, else the reason."""
+    for step in compute.steps:
+        if isinstance(step, Reduction) and {*step.axes} != {*compute.reduced}:
+            other = next(a for a in compute.reduced if a not in step.axes)
+            return (f"{step.name} is reduced over {' '.join(step.axes)}, another one over {other}; one "
+                    "kernel reduces over the same axes")
+    inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
+    for x in compute.axes:
+        if x.size == 1 and x.extent is None:
+            continue  # one position, whatever the coordinates say
+        for write in compute.writes:
+            if x.name in compute.reduced and write not in inside or write in compute.statistics:
+                continue
+            if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
+                said = "has one value for each" if x.name in compute.reduced else "is not reduced"
+                return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
+                        f"expected {x.name} in its coordinates")
+    return why_not_stored(compute) or why_not_reduced(compute)
+
 
 Axes = frozenset[str]
 Kept = Reduction | Value
@@ -73,28 +95,28 @@ def kernels(compute: Compute) -> tuple[Compute, ...]:
     return tuple(cut.computation(steps, number, found) for number, steps in enumerate(found))
 
 
-def _sums(compute: Compute, narrow: Tensor) -> Tensor:
+def _sums(compute: Compute, narrow: ir.Tensor) -> ir.Tensor:
     """The f32 tensor in which the elements of a 16-bit tensor are added up."""
     name = fresh(f"{narrow.name}_sums", (t.name for t in compute.tensors))
-    return Tensor(name, narrow.dims, narrow.shape, Layout.dense(f32, narrow.shape))
+    return ir.Tensor(name, narrow.dims, narrow.shape, ir.Layout.dense(f32, narrow.shape))
 
 
-def _wide(compute: Compute, narrow: Tensor) -> Compute:
+def _wide(compute: Compute, narrow: ir.Tensor) -> Compute:
     """The computation that adds to the f32 tensor."""
     wide = _sums(compute, narrow)
     return replace(compute, steps=tuple(
-        replace(s, view=View(wide, s.view.dims),
-                value=s.value.x if isinstance(s.value, Cast) else Cast(s.value, f32))
+        replace(s, view=ir.View(wide, s.view.dims),
+                value=s.value.x if isinstance(s.value, ir.Cast) else ir.Cast(s.value, f32))
         if isinstance(s, Write) and s.view.tensor is narrow else s for s in compute.steps))
 
 
-def _rounded(compute: Compute, narrow: Tensor) -> Compute:
+def _rounded(compute: Compute, narrow: ir.Tensor) -> Compute:
     """The computation that rounds the f32 sums."""
     wide = _sums(compute, narrow)
     axes = tuple(Axis(f"i{d}", n, "") for d, n in enumerate(narrow.shape))
-    at = tuple(ViewDim(x.var) for x in axes)
-    read = Read("added", View(wide, at))
-    made = Write(View(narrow, at), Cast(read.var, narrow.dtype))
+    at = tuple(ir.ViewDim(x.var) for x in axes)
+    read = Read("added", ir.View(wide, at))
+    made = Write(ir.View(narrow, at), ir.Cast(read.var, narrow.dtype))
     return with_roles(replace(compute, name=f"{compute.name}_rounded", axes=axes, steps=(read, made)))
 
 
@@ -104,7 +126,7 @@ class Cut:
     def __init__(self, compute: Compute) -> None:
         self.compute, self.steps = compute, compute.steps
         self.sizes = compute.sizes
-        self.made: dict[Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
+        self.made: dict[ir.Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
         self.axes: dict[Step, Axes] = {}  # the axes along which a step's value varies
         self.needs: dict[Step, set[Step]] = {}  # the steps in ``kept`` that it depends on directly
         self.kept: set[Step] = set()  # reductions, and values stored in their place
@@ -134,9 +156,9 @@ class Cut:
         read, summed = (self.tensors(used(s) for s in of) for of in ([step], needs))
         return len(needs) > 1 or bool(read & summed) and self.compute.factors is None
 
-    def tensors(self, named: Iterable[set[Var]]) -> set[Tensor]:
+    def tensors(self, named: Iterable[set[ir.Var]]) -> set[ir.Tensor]:
         """The tensors that some names depend on, not counting those behind kept steps."""
-        found: set[Tensor] = set()
+        found: set[ir.Tensor] = set()
         left = [v for names in named for v in names]
         while left:
             step = self.made.get(left.pop())
@@ -189,7 +211,7 @@ class Cut:
             if isinstance(step, Kept) and step in self.kept and step not in ends:
                 step = Read(step.name, self.leave[step].view if step in self.leave else self.between(step))
             steps.append(step)
-        steps += [Write(self.between(s), Cast(s.var, s.var.type)) for s in ends
+        steps += [Write(self.between(s), ir.Cast(s.var, s.var.type)) for s in ends
                   if isinstance(s, Kept) and s in later]
         along = {a for s in ends for a in (*self.axes[s], *getattr(s, "axes", ()))}
         name = f"{self.compute.name}_{number + 1}" if len(all_ends) > 1 else self.compute.name
@@ -209,14 +231,14 @@ class Cut:
                     left += [self.made[v] for v in used(step) if v in self.made]
         return found
 
-    def between(self, step: Kept) -> View:
+    def between(self, step: Kept) -> ir.View:
         """The tensor that keeps a value between kernels, with one element for each row."""
         rows = [x for x in self.compute.axes if x.name in self.axes[step]]
         shape = tuple(x.size for x in rows) or (1,)
         name = fresh(f"{step.name}_kept", (t.name for t in self.compute.tensors))
         dims = tuple(x.name for x in rows) or ("one",)
-        tensor = Tensor(name, dims, shape, Layout.dense(step.var.type, shape))
-        return View(tensor, tuple(ViewDim(x.var) for x in rows) or (ViewDim(ZERO),))
+        tensor = ir.Tensor(name, dims, shape, ir.Layout.dense(step.var.type, shape))
+        return ir.View(tensor, tuple(ir.ViewDim(x.var) for x in rows) or (ir.ViewDim(ir.ZERO),))
 
 
 # -- reductions of what a product stores --------------------------------------------------------------
@@ -264,14 +286,8 @@ def _behind(cut: Cut, taken: list[Step], left: list[Step], points: frozenset[str
 
 def with_statistics(cut: Cut, taken: list[Step], found: Left) -> Compute:
     """The computation of a kernel with what leaves with it."""
-    needed: set[Step] = {*taken}
-    left: list[Step] = [*taken, *found.values()]
-    while left:
-        for v in used(left.pop()):
-            if v in cut.made and cut.made[v] not in needed:
-                needed.add(step := cut.made[v])
-                left.append(step)
-    steps = (*(s for s in cut.steps if s in needed), *found.values())
+    own = {*taken, *needed(cut.steps, (v for s in (*taken, *found.values()) for v in used(s)))}
+    steps = (*(s for s in cut.steps if s in own), *found.values())
     along = frozenset().union(*(whole(cut, s) for s in taken))
     axes = tuple(x for x in cut.compute.axes if x.name in along)
     return with_roles(replace(cut.compute, name=f"{cut.compute.name}_1", steps=steps, axes=axes))
@@ -282,7 +298,7 @@ def whole(cut: Cut, step: Step) -> frozenset[str]:
     return cut.axes[step] | (frozenset(step.axes) if isinstance(step, Reduction) else frozenset())
 
 
-def _statistic(cut: Cut, step: Reduction, found: Left) -> tuple[Expr, str] | None:
+def _statistic(cut: Cut, step: Reduction, found: Left) -> tuple[ir.Expr, str] | None:
     """What a reduction reduces, and how; None if a statistic is not that."""
     if (deviating := _deviating(cut, step, found)) is not None:
         return deviating, "squares"
@@ -291,14 +307,14 @@ def _statistic(cut: Cut, step: Reduction, found: Left) -> tuple[Expr, str] | Non
     return step.value, step.op
 
 
-def _deviating(cut: Cut, step: Reduction, found: Left) -> Expr | None:
+def _deviating(cut: Cut, step: Reduction, found: Left) -> ir.Expr | None:
     """The value whose squared deviations from its mean are added up; None for other terms."""
     match step.value:
-        case Mul(Var() as off, other) if off is other and step.op == "sum":
+        case ir.Mul(ir.Var() as off, other) if off is other and step.op == "sum":
             match _value(cut, off):
-                case Sub(x, Var() as mean):
+                case ir.Sub(x, ir.Var() as mean):
                     match _value(cut, mean):
-                        case Div(Var() as total, Const(count)):
+                        case ir.Div(ir.Var() as total, ir.Const(count)):
                             made = cut.made.get(total)
                             if isinstance(made, Reduction) and made in found and (
                                     (made.op, made.value) == ("sum", x)) and (
@@ -308,12 +324,12 @@ def _deviating(cut: Cut, step: Reduction, found: Left) -> Expr | None:
     return None
 
 
-def _value(cut: Cut, v: Var) -> Expr | None:
+def _value(cut: Cut, v: ir.Var) -> ir.Expr | None:
     step = cut.made.get(v)
     return step.value if isinstance(step, Value) else None
 
 
-def _place(cut: Cut, step: Reduction) -> View:
+def _place(cut: Cut, step: Reduction) -> ir.View:
     """Where a reduction is kept: where it is stored itself, or between kernels."""
     own = next((w for w in cut.compute.writes if stores(cut, w, step)), None)
     return cut.between(step) if own is None else own.view
@@ -321,9 +337,8 @@ def _place(cut: Cut, step: Reduction) -> View:
 
 def stores(cut: Cut, write: Write, step: Reduction) -> bool:
     """Whether a store has a reduction, and nothing else, at places that its rows tell."""
-    view, value = write.view, write.value
-    value = value.x if isinstance(value, Cast) else value
-    coords = [d.coord.name for d in view.dims if isinstance(d.coord, Var)]
+    view, value = write.view, uncast(write.value)
+    coords = [d.coord.name for d in view.dims if isinstance(d.coord, ir.Var)]
     return (value is step.var and not write.op and view.tensor.dtype is step.var.type
-            and view.mask() is TRUE and len(coords) == len(view.dims)
+            and view.mask() is ir.TRUE and len(coords) == len(view.dims)
             and sorted(coords) == sorted(cut.axes[step]))

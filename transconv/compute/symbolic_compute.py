@@ -1,6 +1,4 @@
-"""A computation whose sizes are arguments: its form for given sizes, and what is refused of it.
-
-Also here: the line of a computation's text that names the sizes that are arguments of its kernels.
+"""Sizes that are arguments of kernels: the line that names them, examples, what is refused.
 
     sizes  N=8 in 1..64, H in 1..4096, W in 1..4096, C=64 in 8..512, C % 8 == 0, N*H*W*C < 2147483648
 
@@ -16,60 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from transconv import ir
 from transconv.compute.compute import Compute
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.compute.text.expressions import ComputeScope, expression
+from transconv.compute.expressions import ComputeScope, expression
+from transconv.compute.steps import Read, Step, Write
 from transconv.errors import ComputeError
-from transconv.ir import (
-    LARGEST_SIZE,
-    Const,
-    Expr,
-    Size,
-    Sizes,
-    Values,
-    Var,
-    View,
-    ViewDim,
-    conjuncts,
-    f32,
-    free_vars,
-    index,
-    substitute,
-    value_at,
-)
+from transconv.ir import conjuncts, f32, free_vars, index, substitute, value_at
 from transconv.simplify import simplify
 
 MANY = 256  # an example of a size that nothing else is known of
 
 
-def at_sizes(compute: Compute, values: Values) -> Compute:
-    """The computation for given sizes; itself if no size is an argument. Raises ComputeError for sizes
-    that do not meet its requirements."""
-    if compute.named is None:
-        return compute
-    if reason := compute.named.why_not(values):
-        raise ComputeError(f"{compute.name}: {reason}; it requires {compute.named}")
-    consts: dict[Expr, Expr] = {Var(n): Const(values[n]) for n in compute.named.names}
-
-    def view(of: View) -> View:
-        dims = tuple(ViewDim(substitute(d.coord, consts), substitute(d.mask, consts)) for d in of.dims)
-        return View(of.tensor.at(values), dims)
-
-    def step(of: Step) -> Step:
-        match of:
-            case Read():
-                return replace(of, view=view(of.view))
-            case Write():
-                return replace(of, view=view(of.view), value=substitute(of.value, consts))
-            case Value() | Reduction():
-                return replace(of, value=substitute(of.value, consts))
-
-    axes = tuple(x if x.extent is None else Axis(x.name, value_at(x.extent, values), x.role)
-                 for x in compute.axes)
-    return replace(compute, axes=axes, steps=tuple(map(step, compute.steps)), named=None)
-
-
-def with_examples(compute: Compute, values: Values) -> Compute:
+def with_examples(compute: Compute, values: ir.Values) -> Compute:
     """The same computation with other examples of its sizes. Raises ComputeError for sizes that do not
     meet its requirements."""
     named = compute.named
@@ -77,9 +33,9 @@ def with_examples(compute: Compute, values: Values) -> Compute:
     if reason := named.why_not(values):
         raise ComputeError(f"{compute.name}: {reason}; it requires {named}")
 
-    def view(of: View) -> View:
+    def view(of: ir.View) -> ir.View:
         tensor = of.tensor
-        return View(replace(tensor.at(values), extents=tensor.extents, pitches=tensor.pitches), of.dims)
+        return ir.View(replace(tensor.at(values), extents=tensor.extents, pitches=tensor.pitches), of.dims)
 
     axes = tuple(x if x.extent is None else replace(x, size=value_at(x.extent, values))
                  for x in compute.axes)
@@ -89,7 +45,7 @@ def with_examples(compute: Compute, values: Values) -> Compute:
     return replace(compute, axes=axes, steps=steps, named=replace(named, each=each))
 
 
-def usual(sizes: Sizes) -> dict[str, int]:
+def usual(sizes: ir.Sizes) -> dict[str, int]:
     """Examples that follow from the requirements alone: each size as near to ``MANY`` as its own let it
     be; to half of that, or a quarter, where they together ask for less."""
     near = MANY
@@ -128,10 +84,10 @@ def _refused(compute: Compute) -> Iterator[str]:
         yield "sizes that are arguments: places are told by the values of a tensor"
 
 
-def _moves(seen: ViewDim, axis: str) -> bool:
+def _moves(seen: ir.ViewDim, axis: str) -> bool:
     """Whether each step along an axis adds the same positive number to a coordinate."""
-    ahead = simplify(substitute(seen.coord, {Var(axis): Var(axis) + 1}) - seen.coord)
-    return isinstance(ahead, Const) and ahead.value > 0
+    ahead = simplify(substitute(seen.coord, {ir.Var(axis): ir.Var(axis) + 1}) - seen.coord)
+    return isinstance(ahead, ir.Const) and ahead.value > 0
 
 
 def _inside(compute: Compute) -> set[Step]:
@@ -142,7 +98,7 @@ SIZE = re.compile(r"([A-Za-z_]\w*)(?:\s*=\s*(\d+))?(?:\s+in\s+(\d+)\s*\.\.\s*(\d
 USUAL = 64  # the default example
 
 
-def sizes_of(text: str) -> Sizes:
+def sizes_of(text: str) -> ir.Sizes:
     """The sizes of a line. Raises ComputeError."""
     if not text:
         raise ComputeError("no size; expected names such as N=8 in 1..64")
@@ -150,16 +106,16 @@ def sizes_of(text: str) -> Sizes:
     named = [found for w in words if (found := SIZE.fullmatch(w))]
     names = tuple(found[1] for found in named)
     where = tuple(p for w in words if not SIZE.fullmatch(w) for p in conjuncts(_condition(w, names)))
-    each: list[Size] = []
+    each: list[ir.Size] = []
     for found in named:
-        least, most = int(found[3] or 1), int(found[4] or LARGEST_SIZE)
-        if not 1 <= least <= most <= LARGEST_SIZE:
-            raise ComputeError(f"size '{found[0]}'; expected a range within 1..{LARGEST_SIZE}")
+        least, most = int(found[3] or 1), int(found[4] or ir.LARGEST_SIZE)
+        if not 1 <= least <= most <= ir.LARGEST_SIZE:
+            raise ComputeError(f"size '{found[0]}'; expected a range within 1..{ir.LARGEST_SIZE}")
         if found[1] in (s.name for s in each):
             raise ComputeError(f"size '{found[1]}' is there twice; expected it once")
-        size = Size(found[1], int(found[2] or least), least, most)
+        size = ir.Size(found[1], int(found[2] or least), least, most)
         each.append(size if found[2] else replace(size, like=example(size, where, USUAL)))
-    made = Sizes(tuple(each), where)
+    made = ir.Sizes(tuple(each), where)
     if not each:
         raise ComputeError(f"sizes '{text}'; expected names such as N=8 in 1..64")
     if reason := made.why_not(made.like):
@@ -167,28 +123,28 @@ def sizes_of(text: str) -> Sizes:
     return made
 
 
-def of_sizes(text: str, sizes: Sizes) -> Expr:
+def of_sizes(text: str, sizes: ir.Sizes) -> ir.Expr:
     """An expression of sizes. Raises ComputeError."""
     return _of_names(text, sizes.names)
 
 
 @lru_cache(maxsize=4096)  # plans of any size, which are read from disk, have the same again and again
-def _of_names(text: str, names: tuple[str, ...]) -> Expr:
+def _of_names(text: str, names: tuple[str, ...]) -> ir.Expr:
     return expression(text, ComputeScope(dict.fromkeys(names, 0), f32, whole=index))
 
 
 @lru_cache(maxsize=4096)
-def _condition(text: str, names: tuple[str, ...]) -> Expr:
+def _condition(text: str, names: tuple[str, ...]) -> ir.Expr:
     made = expression(text, ComputeScope(dict.fromkeys(names, 0), f32))
     if made.dtype.kind != "bool" or not free_vars(made):
         raise ComputeError(f"'{text}'; expected a size such as N=8 in 1..64, or a condition of sizes")
     return made
 
 
-def example(size: Size, where: Sequence[Expr], near: int) -> int:
+def example(size: ir.Size, where: Sequence[ir.Expr], near: int) -> int:
     """An example of a size, ``near`` a number, that meets those conditions which are about it alone."""
     name, least, most = size.name, size.least, size.most
-    own = [c for c in where if free_vars(c) == {Var(name)}]
+    own = [c for c in where if free_vars(c) == {ir.Var(name)}]
     near = min(max(near, least), most)
     tried = [near, *range(near, min(most, near + 4096)), *range(near, max(least - 1, near - 4096), -1)]
     return next((n for n in tried if all(value_at(c, {name: n}) for c in own)), near)

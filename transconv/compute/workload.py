@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transconv.compute.compute import Compute
-from transconv.compute.kernel_split import kernels
-from transconv.compute.one_kernel import why_not_lowered
-from transconv.compute.semantics.sampled_points import SampleOutcome
-from transconv.compute.semantics.sampled_statistics import examine
+from transconv.compute.kernel_split import kernels, why_not_lowered
+from transconv.compute.semantics.sampled_points import SampleOutcome, examine
 from transconv.compute.symbolic_compute import why_not_any_size
 from transconv.errors import ScheduleError
 from transconv.ir import Tensor, sizes_told

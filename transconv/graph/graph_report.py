@@ -1,15 +1,13 @@
 """What a compiled model became: its kernels with what they cost, what torch computes, and why.
 
-Also here: from what torch.compile returned to the calls of the backend that it made.
-
-torch's compiler leaves them in code that is kept by code of Python: of a function, of what continues one
-behind a graph break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
-
-Also here: microseconds of a kernel on the device.
+Of what torch.compile returned, ``found`` gives the calls of the backend that it made. torch's compiler
+leaves them in code that is kept by code of Python: of a function, of what continues one behind a graph
+break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -21,10 +19,8 @@ from torch import nn
 from transconv.compute import Workload
 from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import launch
-from transconv.graph.fusion.fusion_cost import Price, counted
+from transconv.graph.fusion.groups import Edge, Price, traffic
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.fusion.plan import Edge
-from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.runtime import Wanted, estimated, timing, torch_internals
 
@@ -116,7 +112,7 @@ class GraphReport:
                 yield from (f"      {reason}" for reason in row.reasons)
         if self.edges:
             yield "  through memory:"
-        for edge, n in _counts(self.edges).items():
+        for edge, n in Counter(self.edges).items():
             times = f" ({n} times)" if n > 1 else ""
             yield f"    {edge.value} -> {edge.user}: {edge.reason}{times}"
 
@@ -124,13 +120,6 @@ class GraphReport:
 def many(n: int, what: str) -> str:
     """A number of things in words."""
     return f"{n} {what}{'' if n == 1 else 's'}"
-
-
-def _counts(edges: tuple[Edge, ...]) -> dict[Edge, int]:
-    found: dict[Edge, int] = {}
-    for edge in edges:
-        found[edge] = found.get(edge, 0) + 1
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +152,13 @@ def _tables(graph: GraphReport) -> Iterator[PrintedTable]:
     head = ("kernel", "operations", "MB", "GFLOP", "estimate, us", "measured, us")
     remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []), *graph.remarks)
     yield PrintedTable(graph.phase, head, tuple(rows), remarks)
-    edges = tuple((e.value, e.user, float(n), e.reason) for e, n in _counts(graph.edges).items())
+    edges = tuple((e.value, e.user, float(n), e.reason) for e, n in Counter(graph.edges).items())
     yield PrintedTable(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
 
 
-def kernel_rows(region: RegionLaunches, rates: Price) -> list[KernelRow | TorchRow]:
-    """The rows of a region."""
-    return [_row(k, region, rates) for k in region.kernels]
-
-
-def _row(kernel: RegionKernel, region: RegionLaunches, rates: Price) -> KernelRow:
-    moved, operations = counted(kernel.group, {*region.plan.stored})
+def kernel_row(kernel: RegionKernel, stored: set[Piece], device: torch.device, rates: Price) -> KernelRow:
+    """The row of a kernel; ``stored``: what the kernels of its region store."""
+    moved, operations = traffic(kernel.group, stored)
 
     def us() -> float:
         try:
@@ -183,24 +168,8 @@ def _row(kernel: RegionKernel, region: RegionLaunches, rates: Price) -> KernelRo
 
     said = tuple(w for w in kernel.group.labels if w not in UNSAID)
     return KernelRow(kernel.group.name, said, moved, operations, us,
-                     lambda clock: measured(kernel.asked, region.device, clock), "\n".join(kernel.texts),
+                     lambda clock: measured(kernel.asked, device, clock), "\n".join(kernel.texts),
                      kernel.sized.refused if kernel.sized else "")
-
-
-def peak_of(region: RegionLaunches) -> int:
-    """Bytes of what a region stores that are held at once at most."""
-    held = most = 0
-    inputs = {piece for _, _, piece in region.inputs}
-    cut: set[Piece] = set()  # tensors that hold several values, and are there
-    for kernel, done, over in zip(region.kernels, region.last, region.over, strict=True):
-        new = {region.cut[p].whole for p in kernel.stored if p in region.cut} - cut
-        cut |= new
-        held += sum(p.bytes for p in new)
-        held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in region.cut)
-        most = max(most, held)
-        held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
-        held -= sum(p.bytes for p in done if p not in inputs and p not in region.cut)
-    return most
 
 
 def report(compiled: Any, measure: bool = False) -> Report:

@@ -151,7 +151,7 @@ class ModelTrial:
         ours = self.prepare()
         legal = ours and self.recordable() and cudagraphs is not False
         if measure:
-            return self.measured(legal or bool(cudagraphs))
+            return self.fastest(*self.tried(legal or bool(cudagraphs)))
         if not ours:
             return self.choice(EAGER, "it stays eager: there is no GPU here", (
                 "expected: torch's own time; transconv.compile(.., target=\"sm_90\") has kernels"))
@@ -206,11 +206,6 @@ class ModelTrial:
         seconds = [(self.seconds(OURS), self.seconds(RECORDED)) for _ in range(TURNS)]
         ours, recorded = (min(times) for times in zip(*seconds, strict=True))
         return bool(recorded < ours)
-
-    def measured(self, recorded: bool) -> Optimization:
-        """The fastest side, by times taken in turn."""
-        sides, furthest = self.tried(recorded)
-        return self.fastest(sides, furthest)
 
     def tried(self, recorded: bool) -> tuple[dict[str, TimedSide], float]:
         """The sides, compiled and compared with eager, and how far results of one that is kept may be from

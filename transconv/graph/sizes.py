@@ -11,9 +11,10 @@ others. No arithmetic gives a number of the example: for estimates ``like`` does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
+from operator import add, floordiv, ge, gt, le, lt, mod, mul, sub, truediv
 from typing import Any, Union
 
 from transconv.ir import (
@@ -32,6 +33,13 @@ from transconv.simplify import Facts, prove, range_of, simplify
 
 Length = Union[int, "SymbolicSize"]
 """The size of a dim."""
+Operator = Callable[[Any, Any], Any]
+SIGNS: dict[Operator, str] = {add: "+", sub: "-", mul: "*", truediv: "/"}
+
+
+Index = tuple[Expr, ...]
+Move = Callable[[Index], Index]
+Where = Callable[[Index], Expr]
 
 
 @dataclass(eq=False, slots=True)
@@ -123,7 +131,53 @@ def _is_product(e: Expr) -> bool:
     return isinstance(e, Var)
 
 
-class SymbolicSize:
+class SizeArithmetic:
+    """Operators of a number, each of which is ``_made``."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _made(cls, op: Operator, a: Any, b: Any) -> Any:
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Any:
+        return self._made(add, self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._made(sub, self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._made(mul, self, other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._made(truediv, self, other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._made(floordiv, self, other)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._made(mod, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._made(add, other, self)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._made(sub, other, self)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._made(mul, other, self)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._made(truediv, other, self)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._made(floordiv, other, self)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._made(mod, other, self)
+
+
+class SymbolicSize(SizeArithmetic):
     """A size that is an expression of names."""
 
     __slots__ = ("expr", "known")
@@ -136,51 +190,20 @@ class SymbolicSize:
         """The value for the example."""
         return value_at(self.expr, self.known.like)
 
-    def __truediv__(self, other: Any) -> Any:
-        return Fraction.of(self) / other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / Fraction.of(self)
-
-    def __add__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a + b)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a - b)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a * b)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a // b)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a % b)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b + a)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b - a)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b * a)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b // a)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b % a)
+    @classmethod
+    def _made(cls, op: Operator, a: Any, b: Any) -> Any:
+        if op is truediv:
+            return Fraction.of(a) / Fraction.of(b)
+        if any(isinstance(x, float) and x % 1 for x in (a, b)):
+            return op(Fraction.of(a), Fraction.of(b))
+        if not all(isinstance(x, (int, float, SymbolicSize)) for x in (a, b)):
+            return NotImplemented
+        known = next(x.known for x in (a, b) if isinstance(x, SymbolicSize))
+        return known.made(op(*(x.expr if isinstance(x, SymbolicSize) else as_expr(int(x))
+                               for x in (a, b))))
 
     def __neg__(self) -> Any:
         return 0 - self
-
-    def _with(self, other: Any, does: Any) -> Any:
-        if isinstance(other, float):
-            return does(Fraction.of(self), other) if other % 1 else self._with(int(other), does)
-        if isinstance(other, (int, SymbolicSize)):
-            return self.known.made(does(self.expr, as_expr(other)))
-        return NotImplemented
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SymbolicSize) and other.expr is self.expr:
@@ -194,20 +217,20 @@ class SymbolicSize:
         return hash(self.expr)
 
     def __lt__(self, other: Any) -> bool:
-        return self._ordered(other, lambda a, b: a < b)
+        return self._ordered(lt, other)
 
     def __le__(self, other: Any) -> bool:
-        return self._ordered(other, lambda a, b: a <= b)
+        return self._ordered(le, other)
 
     def __gt__(self, other: Any) -> bool:
-        return self._ordered(other, lambda a, b: a > b)
+        return self._ordered(gt, other)
 
     def __ge__(self, other: Any) -> bool:
-        return self._ordered(other, lambda a, b: a >= b)
+        return self._ordered(ge, other)
 
-    def _ordered(self, other: Any, does: Any) -> bool:
+    def _ordered(self, op: Operator, other: Any) -> bool:
         if isinstance(other, (int, SymbolicSize)):
-            return self.known.assume(does(self.expr, as_expr(other)))
+            return self.known.assume(op(self.expr, as_expr(other)))
         raise TypeError(f"an order of a size and {other!r}; expected whole numbers")
 
     def __bool__(self) -> bool:
@@ -225,7 +248,7 @@ class SymbolicSize:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Fraction:
+class Fraction(SizeArithmetic):
     """A number made of sizes, as a text has it. It has no order: that would be one of the example."""
 
     text: str
@@ -236,33 +259,9 @@ class Fraction:
         return n if isinstance(n, Fraction) else cls(repr(float(n)) if isinstance(n, (int, float)) else (
             f"({n} * 1.0)"))
 
-    def __add__(self, other: Any) -> Fraction:
-        return self._with("+", self, other)
-
-    def __sub__(self, other: Any) -> Fraction:
-        return self._with("-", self, other)
-
-    def __mul__(self, other: Any) -> Fraction:
-        return self._with("*", self, other)
-
-    def __truediv__(self, other: Any) -> Fraction:
-        return self._with("/", self, other)
-
-    def __radd__(self, other: Any) -> Fraction:
-        return self._with("+", other, self)
-
-    def __rsub__(self, other: Any) -> Fraction:
-        return self._with("-", other, self)
-
-    def __rmul__(self, other: Any) -> Fraction:
-        return self._with("*", other, self)
-
-    def __rtruediv__(self, other: Any) -> Fraction:
-        return self._with("/", other, self)
-
     @classmethod
-    def _with(cls, sign: str, a: Any, b: Any) -> Fraction:
-        return cls(f"({cls.of(a)} {sign} {cls.of(b)})")
+    def _made(cls, op: Operator, a: Any, b: Any) -> Any:
+        return cls(f"({cls.of(a)} {SIGNS[op]} {cls.of(b)})") if op in SIGNS else NotImplemented
 
     def __str__(self) -> str:
         return self.text
@@ -300,6 +299,11 @@ def packed(shape: Sequence[Length], strides: Sequence[Length]) -> list[int] | No
         found.append(inner)
         step = step * shape[inner]
     return found
+
+
+def dense_strides(shape: Sequence[Length]) -> tuple[Length, ...]:
+    """The strides of a tensor without gaps, the last dim innermost."""
+    return tuple(prod(shape[d + 1:]) for d in range(len(shape)))
 
 
 NOTHING = Facts()

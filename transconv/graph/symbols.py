@@ -4,7 +4,9 @@ and where a call tells their values."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add, floordiv, mod, mul
 from typing import Any, NamedTuple
 
 import sympy
@@ -16,12 +18,13 @@ from transconv.graph.lowerings.table import NotOurs, ResultSpec
 from transconv.graph.sizes import Fraction, Known, Length
 from transconv.ir import LARGEST_SIZE, Expr, Var, as_expr, value_at
 
-ROUNDED = tuple(found for name in ("TruncToInt", "FloorToInt", "CeilToInt")
-                if (found := getattr(functions, name, None)))
-EXTREMES = tuple(found for name in ("Max", "Min") if (found := getattr(functions, name, None)))
-DIVIDED = tuple(found for name in ("IntTrueDiv", "FloatTrueDiv")
-                if (found := getattr(functions, name, None)))
-TIMES = tuple(found for name in ("FloatTrueMul", "FloatMul") if (found := getattr(functions, name, None)))
+ROUNDED, EXTREMES, DIVIDED, TIMES = (
+    tuple(found for name in names.split() if (found := getattr(functions, name, None)))  # of this release
+    for names in ("TruncToInt FloorToInt CeilToInt", "Max Min", "IntTrueDiv FloatTrueDiv",
+                  "FloatTrueMul FloatMul"))
+OPERATIONS: tuple[tuple[Any, Callable[[Expr, Expr], Expr]], ...] = (
+    (sympy.Add, add), (sympy.Mul, mul), (functions.FloorDiv, floordiv),
+    ((functions.Mod, functions.PythonMod), mod))
 
 
 class Told(NamedTuple):
@@ -105,13 +108,14 @@ class Symbols:
             return Fraction.of(float(e))
         if isinstance(e, DIVIDED):
             over, under = (self._broken(x) for x in e.args)
-            return over / under
+            ratio: Fraction = over / under
+            return ratio
         if isinstance(e, (sympy.Add, sympy.Mul)) and any(not x.is_integer for x in e.args):
             first, *rest = map(self._broken, e.args)
             for x in rest:
                 first = first + x if isinstance(e, sympy.Add) else first * x
             return first
-        return Fraction.of(self._product(_args(e)[0] if isinstance(e, functions.ToFloat) else e))
+        return Fraction.of(self._product(e.args[0] if isinstance(e, functions.ToFloat) else e))
 
     def _product(self, e: sympy.Expr) -> Length:
         if isinstance(e, sympy.Mul):
@@ -133,18 +137,11 @@ class Symbols:
             return self._expr(whole)
         if isinstance(e, sympy.Pow) and e.exp.is_Integer and 0 < e.exp <= 4:
             return math.prod([self._expr(e.base)] * int(e.exp), start=as_expr(1))
-        args: list[Expr] = [self._expr(x) for x in e.args] if isinstance(e, (
-            sympy.Add, sympy.Mul, functions.FloorDiv, functions.Mod, functions.PythonMod)) else []
         if isinstance(e, (sympy.Max, sympy.Min, *EXTREMES)):
             return self._extreme(e)
-        if isinstance(e, sympy.Add):
-            return sum(args[1:], start=args[0])
-        if isinstance(e, sympy.Mul):
-            return math.prod(args[1:], start=args[0])
-        if isinstance(e, functions.FloorDiv):
-            return args[0] // args[1]
-        if args:
-            return args[0] % args[1]
+        for kinds, op in OPERATIONS:
+            if isinstance(e, kinds):
+                return reduce(op, map(self._expr, e.args))
         raise NotOurs(f"a size that is {e}")
 
     def _extreme(self, e: Any) -> Expr:
@@ -203,28 +200,19 @@ def _times(symbol: sympy.Symbol, guards: Sequence[Any]) -> int:
                 if one.args[0] == symbol and one.args[1].is_Integer:
                     found = math.lcm(found, int(one.args[1]))
             elif one == symbol and not other.is_Integer:
-                found = math.lcm(found, _content(other))
-    return found
-
-
-def _content(e: sympy.Expr) -> int:
-    """The greatest number that divides each term of a sum."""
-    terms = e.args if isinstance(e, sympy.Add) else (e,)
-    return math.gcd(*(int(x.as_coeff_Mul()[0]) if x.as_coeff_Mul()[0].is_Integer else 1 for x in terms))
-
-
-def _args(e: Any) -> Sequence[Any]:
-    found: Sequence[Any] = e.args
+                content = other.primitive()[0]  # divides each term of a sum
+                found = math.lcm(found, int(content) if content.is_Integer else 1)
     return found
 
 
 def _whole(e: Any) -> Any:
     """What a product of fractions is where its factors are whole numbers; else None."""
+    args: Sequence[Any] = e.args
     if isinstance(e, functions.ToFloat):
-        return _args(e)[0]
+        return args[0]
     if isinstance(e, sympy.Float) and e == int(e):
         return sympy.Integer(int(e))
-    if isinstance(e, (sympy.Mul, *TIMES)):
-        parts = [_whole(x) for x in _args(e)]
-        return None if None in parts else sympy.Mul(*parts)
-    return None
+    if not isinstance(e, (sympy.Mul, *TIMES)):
+        return None
+    parts = [_whole(x) for x in args]
+    return None if None in parts else sympy.Mul(*parts)

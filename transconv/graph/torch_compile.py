@@ -1,49 +1,55 @@
-"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd, their regions, how they run.
-
-Also here: how AOTAutograd writes graphs: torch's decompositions, but for operations that rows translate
-whole, and its division into forward and backward, which keeps nothing that costs nothing to have again.
+"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd and how their regions run, one
+after another, each by kernels or by torch.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.calls import stats
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
-from transconv.errors import TransconvError
+from transconv.errors import TransconvError, Unsupported
 from transconv.graph import graph_report
-from transconv.graph import translate as translate  # its tables have entered their rows
-from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.fusion.groups import Edge, Price
 from transconv.graph.graph_report import Made, owner
-from transconv.graph.lowerings import quantized_convolutions
-from transconv.graph.lowerings.small_images import UPSAMPLING
-from transconv.graph.lowerings.table import ROWS
-from transconv.graph.regions import saved_tensors
+from transconv.graph.lowerings import quantization
+from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.cudagraphs import Captures
-from transconv.graph.regions.partition import is_size
-from transconv.graph.regions.region_runner import Parts, Setting, unseen
+from transconv.graph.regions.partition import extracted, is_size, names, nothing, regions
+from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_kernel import (
+    RefusedKernel,
+    Region,
+)
+from transconv.graph.regions.region_kernels import UPSAMPLING, launches
+from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
-from transconv.graph.verification.eager_check import Checks, FirstCall
+from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedCall
 from transconv.runtime import (
     SIZES,
+    Batch,
     BatchCompile,
+    PlanRequest,
     begin,
     begin_processes,
+    collect,
     cores,
     is_collecting,
     torch_internals,
 )
-from transconv.target import TARGETS
+from transconv.target import TARGETS, Target
 from transconv.torch_ops.calls.lower_call import target_of
+from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 RESTS = ("inductor", "eager")
@@ -96,11 +102,11 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         return compiled
 
     _expect(gm, tensors)
-    repeated(gm)
-    normalized(gm)
+    aot_graphs.repeated(gm)
+    aot_graphs.normalized(gm)
     run = torch_internals.aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
-                       inference_compiler=compiler("inference"), decompositions=table(),
-                       partition_fn=divided, keep_inference_input_mutations=True)
+                       inference_compiler=compiler("inference"), decompositions=aot_graphs.table(),
+                       partition_fn=aot_graphs.divided, keep_inference_input_mutations=True)
     return _marked(run(gm, example_inputs), made)
 
 
@@ -140,14 +146,14 @@ class _Graph:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.checks = Checks(gm, device)
         if phase == "backward":
-            saved_tensors.examples(gm.graph, inputs)
+            aot_graphs.examples(gm.graph, inputs)
         elif phase == "inference":
-            saved_tensors.parts_cast(gm.graph)
-        waiting_for_nothing(gm.graph)
+            aot_graphs.parts_cast(gm.graph)
+        aot_graphs.waiting_for_nothing(gm.graph)
         if phase == "inference":
-            once(gm.graph)
-        quantized_convolutions.joined(gm.graph)
-        self.mutated = saved_tensors.taken(gm.graph)
+            aot_graphs.once(gm.graph)
+        quantization.joined(gm.graph)
+        self.mutated = aot_graphs.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         self.upsampling = upsampling
         self.device = device
@@ -155,7 +161,7 @@ class _Graph:
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
         self.ways = [_Way(self, Symbols(gm.graph))]
         if phase == "forward":
-            saved_tensors.told(self.strides())
+            aot_graphs.told(self.strides())
         self.known: dict[tuple[int, ...], Chosen] = {}
 
     def __call__(self, given: list[Any]) -> list[Any]:
@@ -168,7 +174,7 @@ class _Graph:
         inputs = [given[place] for place in self.mutated]
         made = way.parts(sizes, given, numbers)
         own = len(made) - len(inputs)
-        saved_tensors.write(inputs, made[own:])
+        aot_graphs.write(inputs, made[own:])
         return made[:own]
 
     def strides(self) -> list[tuple[int, ...] | None]:
@@ -262,7 +268,7 @@ class _Way:
 
     def report(self) -> graph_report.GraphReport:
         """What it runs."""
-        held = [graph_report.peak_of(found) for found in self.parts.launches()]
+        held = [found.peak for found in self.parts.launches()]
         return graph_report.GraphReport(
             self.graph.phase, tuple(self.parts.rows()), self.parts.edges(),
             whole=self.whole, sizes=self.symbols.known.said(), peak=max(held, default=0),
@@ -273,198 +279,267 @@ class _Way:
         self.graph.made.graphs[self.place] = self.report()
 
 
-# Softmax, batch norms and the gradients of norms become moments and maps, of which kernels are made again.
-ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
-        "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm",
-        "_batch_norm_with_update_functional", "_batch_norm_no_update", "batch_norm_backward", "addcmul",
-        "addcdiv", "linalg_vector_norm", "std", "glu", "hardsigmoid", "mish", "native_dropout_backward")
+Row = graph_report.KernelRow | graph_report.TorchRow
+log = logging.getLogger("transconv.graph")
+unseen: Any = _disable_current_modes  # by tracers and other modes
 
 
-def table() -> dict[Any, Callable[..., Any]]:
-    """The decompositions, by operation: of those that no row translates now."""
-    return _table(frozenset(ROWS))
+class Rest:
+    """A region of torch's: compiled when it is first called, as its inputs then are."""
+
+    def __init__(self, gm: fx.GraphModule, rest: str, sized: bool) -> None:
+        self.gm, self.sized = gm, sized  # whether its sizes differ between calls
+        self.compiles = rest != "eager"
+        self.run: Callable[..., Any] | None = gm.forward if rest == "eager" else None
+
+    def __call__(self, *given: Any) -> Sequence[Any]:
+        if self.run is None:
+            return self.first(given)
+        found: Sequence[Any] = self.run(*given)
+        return found
+
+    def first(self, given: Sequence[Any]) -> Sequence[Any]:
+        """The first call, by torch's operators where Inductor's results have other types than theirs."""
+        self.run = self.dynamic() if self.sized else self.compiled(given)
+        found: Sequence[Any] = self.run(*given)
+        ends: Any = self.gm.graph.output_node().args[0]
+        wanted = [getattr(n.meta["val"], "dtype", None) if isinstance(n, fx.Node) else None for n in ends]
+        wrong = [f"{t.dtype}, expected {dtype}" for t, dtype in zip(found, wanted, strict=True)
+                 if dtype is not None and t.dtype != dtype]
+        if wrong:
+            log.warning("Inductor's result is of type %s: torch's operators compute it", wrong[0])
+            self.run, self.compiles = self.gm.forward, False
+            found = self.run(*given)
+        return found
+
+    def compiled(self, given: Sequence[Any]) -> Callable[..., Any]:
+        """By Inductor. In a thread of its own: the call that asks for it stands in the middle of autograd,
+        whose state is the thread's."""
+        like = [t.detach() if isinstance(t, Tensor) else t for t in given]
+
+        def compile_() -> Callable[..., Any]:
+            found: Callable[..., Any] = torch_internals.inductor_compile(self.gm, like)
+            return found
+        with ThreadPoolExecutor(1) as fresh:
+            return fresh.submit(compile_).result()
+
+    def dynamic(self) -> Callable[..., Any]:
+        """By Inductor, for all sizes: through torch.compile, which asks for symbols of its own."""
+        made: Callable[..., Any] = torch.compile(self.gm, dynamic=True)
+        return made
 
 
-@functools.lru_cache(maxsize=1)
-def _table(rows: frozenset[Any]) -> dict[Any, Callable[..., Any]]:
-    """``table`` where these operations have rows."""
-    aten = torch.ops.aten
-    also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
-    more = torch_internals.get_decompositions(also)
-    found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout,
-             aten.bernoulli.p: _bernoulli}
-    return {op: how for op, how in found.items() if op not in ROWS}
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the regions of a graph have in common. ``rest``: who computes what kernels do not; ``changed``
+    is called where a region runs otherwise than it was reported."""
+
+    device: torch.device
+    target: Target
+    rates: Price
+    rest: str
+    symbols: Symbols
+    changed: Callable[[], None]
+    upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
 
 
-def _bernoulli(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
-    """Drawn as booleans, which are the same ones in each type. Inductor draws no others: its decomposition
-    of ``bernoulli`` on a GPU has booleans as its result, whatever the type of ``x``."""
-    if x.dtype is torch.bool or generator is not None:
-        return NotImplemented
-    mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-    return torch.ops.aten.bernoulli.p(mask, p).to(x.dtype)
+class Wired(NamedTuple):
+    """Of one part that is a whole graph: which placeholders are its inputs, which are results, and each
+    result's place among these and the part's outputs; -1 for a value that is known."""
+
+    inputs: list[int]
+    used: list[int]
+    results: list[tuple[int, Any]]
 
 
-def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Its mask by torch, of nothing that is computed before; what is done with it is arithmetic. In the
-    type, the order and the numbers of torch's dropout on a CPU."""
-    shape, device = x.shape, x.device
-    if train is False or p == 0:
-        return x.clone(), torch.ones(shape, dtype=torch.bool, device=device)
-    mask = torch.ops.aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=device), 1 - p)
-    return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+class Parts:
+    """The regions of a graph: called with the sizes of a call by name, the values of its placeholders in a
+    list that is emptied, and those of its sizes, they return its results. ``whole``: why torch computes
+    all of it; ``refused``: why some operations, by their names."""
+
+    def __init__(self, gm: fx.GraphModule, setting: Setting, whole: str = "",
+                 refused: Mapping[str, str] | None = None) -> None:
+        nodes = [*gm.graph.nodes]
+        self.given = [n.name for n in nodes if n.op == "placeholder"]
+        self.results = [n.name if isinstance(n, fx.Node) else n for n in nodes[-1].args[0]]
+        held = {n.name: getattr(gm, n.target) for n in nodes if n.op == "get_attr"}
+        self.held: dict[str, Any] = held | {n.name: None for n in nodes if nothing(n)}
+        found = regions(gm.graph, setting.device, setting.symbols, whole, refused or {})
+        self.parts = [RunnableRegion(region, gm, setting) for region in found]
+        kept = {*map(str, self.results)}
+        for part in reversed(self.parts):
+            part.done = {n for n in (*part.inputs, *part.outputs) if n not in kept}
+            kept |= {*part.inputs, *part.outputs}
+        self.alone = self.wired()
+
+    def wired(self) -> Wired | None:
+        """How values come to one part that is the whole graph, and to the results, if these are
+        placeholders, outputs, or known: a dictionary of hundreds of tensors takes the host long."""
+        if len(self.parts) != 1 or not {*self.parts[0].inputs} <= {*self.given}:
+            return None
+        part = self.parts[0]
+        used = [*dict.fromkeys(r for r in self.results if r in self.given)]
+        values = {name: at for at, name in enumerate((*used, *part.outputs))}
+        ends = [r for r in self.results if isinstance(r, str)]
+        if any(r not in values and r not in self.held for r in ends):
+            return None
+        return Wired([self.given.index(n) for n in part.inputs], [self.given.index(n) for n in used],
+                     [(values.get(r, -1), self.held.get(r)) if isinstance(r, str) else (-1, r)
+                      for r in self.results])
+
+    def __call__(self, sizes: Mapping[str, int], given: list[Any],
+                 numbers: Mapping[str, int | float]) -> list[Any]:
+        if self.alone is not None:
+            inputs, used, results = self.alone
+            made = [given[at] for at in used]
+            tensors = [given[at] for at in inputs]
+            given.clear()
+            made += self.parts[0](sizes, tensors)
+            return [value if at < 0 else made[at] for at, value in results]
+        values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
+        given.clear()
+        for part in self.parts:
+            tensors = [values[name] for name in part.inputs]
+            for name in part.done:
+                values.pop(name, None)  # the list alone has it
+            values.update(zip(part.outputs, part(sizes, tensors), strict=True))
+        return [values[r] if isinstance(r, str) else r for r in self.results]
+
+    def compared(self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float],
+                 watch: WatchedCall) -> list[Any]:
+        """As a call, whose results are compared with torch's."""
+        values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
+        given.clear()
+        for part in self.parts:
+            tensors = [values[name] for name in part.inputs]
+            for name in part.done:
+                values.pop(name, None)
+            made = part(sizes, tensors, watch)
+            watch.enter(part.region.outputs, made)
+            values.update(zip(part.outputs, made, strict=True))
+        return [values[r] if isinstance(r, str) else r for r in self.results]
+
+    def launches(self) -> Iterator[RegionLaunches]:
+        """The regions of ours."""
+        for part in self.parts:
+            if part.instead is not None:
+                yield from part.instead.launches()
+            elif part.launches is not None:
+                yield part.launches
+
+    def lying(self) -> dict[str, tuple[int, ...]]:
+        """The strides of results that lie as kernels like it, by the names of their nodes."""
+        return {name: tuple(map(like, strides)) for found in self.launches()
+                for name, strides in found.lying.items()}
+
+    def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
+        """What the kernels are asked for."""
+        return [q for found in self.launches() for q in found.questions(sizes)]
+
+    def rows(self) -> list[Row]:
+        """Kernels and regions of torch, in their order."""
+        return [row for part in self.parts for row in part.rows()]
+
+    def edges(self) -> tuple[Edge, ...]:
+        """The values that go through memory."""
+        return tuple(edge for found in self.launches() for edge in found.plan.edges)
 
 
-NORM = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-MOVED = {getattr(getattr(torch.ops.aten, packet), "default") for packet in (  # noqa: B009
-    "cat", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d")}
+class RunnableRegion:
+    """A region that runs. ``done``: the names of what nothing needs behind it; ``why``: the reasons for
+    which it is torch's; ``instead``: the regions that it is divided into, without operations whose kernel
+    was refused."""
+
+    def __init__(self, region: Region, gm: fx.GraphModule, setting: Setting) -> None:
+        self.region, self.setting = region, setting
+        self.inputs, self.outputs = [n.name for n in region.inputs], [n.name for n in region.outputs]
+        self.done: set[str] = set()
+        self.gm = extracted(region, gm)
+        self.torch = Rest(self.gm, setting.rest, setting.symbols.any)
+        self.why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
+        self.launches: RegionLaunches | None = None
+        self.instead: Parts | None = None
+        if region.ours:
+            self.translate()
+
+    def translate(self) -> None:
+        """Find the kernels. What cannot be written as texts is torch's."""
+        s = self.setting
+        try:
+            self.launches = RegionLaunches.of(launches(
+                self.region, s.device, s.target, s.rates, s.symbols, s.upsampling))
+        except RefusedKernel as refused:
+            self.divide(refused)
+        except TransconvError as error:
+            self.why = [str(error)]
+        except Exception as error:  # a program must not stop for a bug of ours
+            if settings.fallback == "error":
+                raise
+            log.warning("no kernels for a part of a graph: %s", error, exc_info=True)
+            self.why = [f"{type(error).__name__}: {error}"]
+
+    def divide(self, refused: RefusedKernel) -> None:
+        """Leave the operations of a kernel to torch."""
+        self.launches = None
+        if refused.nodes:
+            self.instead = Parts(self.gm, self.setting, refused=dict.fromkeys(refused.nodes, str(refused)))
+        else:
+            self.why = [str(refused)]
+
+    def __call__(self, sizes: Mapping[str, int], given: list[Any],
+                 watch: WatchedCall | None = None) -> Sequence[Any]:
+        """Empties the list, where its tensors may go before the region ends. ``watch``: compares results
+        with torch's."""
+        if self.launches is not None and is_collecting():
+            for question in self.launches.questions(sizes):
+                collect(Batch((question,)))
+            with aten():
+                made: Sequence[Any] = self.gm.forward(*given)
+                return made
+        if self.launches is not None:
+            try:
+                return self.launches(sizes, given) if watch is None else self.launches.compared(
+                    sizes, given, watch)
+            except RefusedKernel as refused:
+                _announce(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
+                with unseen():
+                    self.divide(refused)
+                self.setting.changed()
+            except Unsupported as error:
+                _announce(error.reason, error.message, "this part of a graph")
+                if error.reason not in PASSING:
+                    self.launches, self.why = None, [str(error)]
+                    self.setting.changed()
+                elif watch is not None:
+                    watch.waiting = True
+        if self.instead is not None:
+            return self.instead(sizes, given, {}) if watch is None else self.instead.compared(
+                sizes, given, {}, watch)
+        made = self.torch(*given)
+        return made if watch is None or not self.torch.compiles else self.beside_torch(made, watch)
+
+    def beside_torch(self, made: Sequence[Any], watch: WatchedCall) -> Sequence[Any]:
+        """What Inductor has made; torch's own operators from now on where it is not theirs."""
+        found, why = watch.compiled(self.region, made)
+        if why:
+            _announce("wrong", why, "a part of a graph that Inductor compiled")
+            self.torch, self.why = Rest(self.gm, "eager", self.torch.sized), [why]
+            self.setting.changed()
+        return found
+
+    def rows(self) -> list[Row]:
+        """What it is in a report."""
+        if self.instead is not None:
+            return self.instead.rows()
+        if self.launches is not None:
+            stored = {*self.launches.plan.stored}
+            return [graph_report.kernel_row(k, stored, self.launches.device, self.setting.rates)
+                    for k in self.launches.kernels]
+        said = names(self.region.nodes)
+        by = self.setting.rest if self.torch.compiles else "eager"
+        return [graph_report.TorchRow(by, said, tuple(dict.fromkeys(self.why)))]
 
 
-EQUAL = {torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor}
-
-
-def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """torch's division of a joint graph. What is made of no input, or only moves elements of what is kept,
-    is not kept: the backward graph reads it through a view again. Where values are equal is kept: one that
-    is evaluated again is not that of which the largest was stored, as it is not rounded alike."""
-    saved_tensors.prepared(joint.graph)
-    told: set[fx.Node] = set()
-    for node in joint.graph.nodes:
-        known = all(x in told for x in node.all_input_nodes)
-        if node.op == "call_function" and known and not _random(node):
-            told.add(node)
-        if node in told or node.target in MOVED or _told_by_place(node, told):
-            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        elif node.target in EQUAL and any(_is_float(x) for x in node.all_input_nodes):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
-        joint, *args, **kwargs)
-    saved_tensors.shared(*found, kwargs["num_fwd_outputs"])
-    return found
-
-
-def _is_float(node: fx.Node) -> bool:
-    val = node.meta.get("val")
-    return isinstance(val, Tensor) and val.is_floating_point()
-
-
-def repeated(gm: fx.GraphModule) -> None:
-    """Write nearest upsampling by a power of 2 as what it is, each element several times, in a graph of
-    torch's functions. Of sizes that are known when a graph runs torch makes arithmetic on tensors."""
-    for node in gm.graph.nodes:
-        if node.target is torch.nn.functional.interpolate and (times := _times(node)):
-            with gm.graph.inserting_before(node):
-                made = gm.graph.call_function(_repeated, (node.args[0], times))
-                made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
-            gm.graph.erase_node(node)
-    gm.recompile()
-
-
-def normalized(gm: fx.GraphModule) -> None:
-    """Write instance norms without running statistics as group norms with a group for each feature, in a
-    graph of torch's functions. torch computes them as batch norms of an image that has the features of all
-    images, where a convolution has to look for each of its own."""
-    for node in gm.graph.nodes:
-        if node.target is not torch.nn.functional.instance_norm:
-            continue
-        given = dict(zip(NORM, node.args, strict=False)) | node.kwargs
-        if given.get("running_mean") is None and given.get("use_input_stats", True):
-            with gm.graph.inserting_before(node):
-                made = gm.graph.call_function(_normalized, (
-                    given["input"], given.get("weight"), given.get("bias"), given.get("eps", 1e-5)))
-            made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
-            gm.graph.erase_node(node)
-    gm.recompile()
-
-
-def once(graph: fx.Graph) -> None:
-    """Compute equal operations of torch's once, as its partitioner does in graphs of training. Results
-    that are handed out stay apart; random numbers stay, and graphs in which something is written to."""
-    calls = [n for n in graph.nodes if n.op == "call_function"]
-    writes = [n for n in calls if n.target is not torch.ops.aten.copy_.default and _writes(n)]
-    handed = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
-    known: dict[tuple[Any, str, str], fx.Node] = {}
-    for node in calls if not writes else ():
-        if not isinstance(node.target, torch_internals.OpOverload) or _random(node) or _writes(node) or (
-                node.target.namespace not in ("aten", "prims") or _memory(node) in {None, *handed}):
-            continue
-        found = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
-        if found is not node:
-            node.replace_all_uses_with(found)
-            graph.erase_node(node)
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether a call may write to what it is handed."""
-    schema = getattr(node.target, "_schema", None)
-    return node.target is not operator.getitem if schema is None else bool(schema.is_mutable)
-
-
-def _memory(node: fx.Node) -> int | None:
-    """What the memory of a tensor is known by, which its views have too; None for other values."""
-    val = node.meta.get("val")
-    if isinstance(val, Tensor) and val.layout is torch.strided:
-        return int(val.untyped_storage()._cdata)
-    return None
-
-
-def waiting_for_nothing(graph: fx.Graph) -> None:
-    """Write memory that is as large as another tensor without it, so that random numbers that are drawn
-    into it need not wait for what computes the other one. Where sizes are symbols it stays as it is."""
-    aten = torch.ops.aten
-    for node in graph.nodes:
-        if node.target not in (aten.empty_like.default, aten.new_empty.default,
-                               aten.new_empty_strided.default):
-            continue
-        val = node.meta["val"]
-        shape, strides = list(val.shape), list(val.stride())
-        if all(isinstance(n, int) for n in (*shape, *strides)):
-            with graph.inserting_before(node):
-                made = graph.call_function(aten.empty_strided.default, (shape, strides),
-                                           {"dtype": val.dtype, "device": val.device})
-            made.meta = dict(node.meta)
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-
-
-def _times(node: fx.Node) -> tuple[int, ...]:
-    """How often an upsampling takes each element along each dim; empty for one that is otherwise."""
-    given = dict(zip(("input", "size", "scale_factor", "mode"), node.args, strict=False)) | node.kwargs
-    like, scale = getattr(given["input"], "meta", {}).get("example_value"), given.get("scale_factor")
-    if not isinstance(like, torch.Tensor) or given.get("mode", "nearest") != "nearest" or not any(
-            isinstance(n, torch.SymInt) for n in like.shape[2:]):
-        return ()
-    scales = [*scale] if isinstance(scale, (list, tuple)) else [scale] * (like.dim() - 2)
-    if given.get("size") is not None or any(s not in (1, 2, 4, 8) for s in scales):
-        return ()
-    return tuple(int(s) for s in scales if isinstance(s, (int, float)))
-
-
-def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
-    lead, sizes = list(x.shape[:2]), x.shape[2:]
-    wide = x.reshape(lead + [e for n in sizes for e in (n, 1)])
-    wide = wide.expand(lead + [e for n, k in zip(sizes, times, strict=True) for e in (n, k)])
-    return wide.reshape(lead + [n * k for n, k in zip(sizes, times, strict=True)])
-
-
-def _normalized(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
-                eps: float) -> torch.Tensor:
-    """In the type of the image, as instance norms are under autocast, too; that of the weight may be
-    wider."""
-    wide = x if weight is None else x.to(weight.dtype)
-    return torch.nn.functional.group_norm(wide, x.shape[1], weight, bias, eps).to(x.dtype)
-
-
-def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
-    """Whether elements are taken from positions that are the same at every call: nearest upsampling."""
-    places: Any = node.args[1] if len(node.args) > 1 else ()
-    return node.target in (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor) and all(
-        i is None or i in told for i in places)
-
-
-def _random(node: fx.Node) -> bool:
-    tags: Sequence[Any] = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
+def _announce(reason: str, message: str, what: str) -> None:
+    stats.announce(reason, message, what)
+    stats.add(False, reason, 1)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transconv.compute.steps import Axis, Write
-from transconv.compute.symbolic_compute import at_sizes
 from transconv.ir import (
     TRUE,
     Add,
@@ -97,7 +96,7 @@ def why_not_all_stored(compute: Compute) -> str | None:
     """None if each element of the results is stored, or if that is not known; else the reason. Stores that
     add begin with 0 everywhere. Sizes that are arguments: at their examples."""
     if compute.named is not None:
-        return why_not_all_stored(at_sizes(compute, compute.named.like))
+        return why_not_all_stored(compute.at(**compute.named.like))
     for tensor, writes in _by_tensor(compute).items():
         counts = [_elements(compute, w.view) for w in writes if not w.op]
         stored, size = sum(n or 0 for n in counts), prod(tensor.shape)

@@ -1,21 +1,16 @@
 """The axes of a computation, told by the position in a tensor that it reads: coordinates solved for axes.
 
-    X[i*2 + k], k in 0..1     ->     i = p // 2, k = p % 2
+    X[i*2 + k], k in 0..1     ->     i = p // 2, k = p % 2          digits of a mixed-radix number
     X[i + k]                  ->     i = p - k, where that is a position; all k have their turn
 
-One coordinate is inverted for one axis (autodiff/view_inverse.py), or is a mixed-radix number whose digits
-are several.
-
-Also here: inverts the coordinates of a view: which positions of an axis a coordinate maps to a given
-index.
+One coordinate is inverted for one axis. Candidates follow from the expression, node by node:
 
     x[i*2 + 1]              element p is read at       i = (p - 1) // 2     if (p - 1) % 2 == 0
     x[i // 3]                                          i = p*3 + turn       for 3 turns
     x[reflect(i - 2, 8)]                               i = p + 2, 2 - p, 16 - p, if in the range of i
 
-Candidates follow from the expression, node by node. Because sizes are numbers, all positions are then
-enumerated: this drops candidates that are not needed, finds the condition of each, and proves that no
-position is missing.
+Because sizes are numbers, all positions are then enumerated: this drops candidates that are not needed,
+finds the condition of each, and proves that no position is missing.
 """
 
 from __future__ import annotations
@@ -28,36 +23,11 @@ from math import prod
 
 import numpy as np
 
+from transconv import ir
 from transconv.compute.compute import Compute
+from transconv.compute.expressions import facts_of_axes
 from transconv.compute.steps import Axis, fresh
-from transconv.ir import (
-    TRUE,
-    ZERO,
-    Add,
-    Array,
-    Cast,
-    Const,
-    Evaluator,
-    Expr,
-    FloorDiv,
-    Max,
-    Memory,
-    Min,
-    Mod,
-    Mul,
-    Neg,
-    Or,
-    Select,
-    Sub,
-    Var,
-    View,
-    all_of,
-    eq,
-    free_vars,
-    ne,
-    select,
-    substitute,
-)
+from transconv.ir import all_of, eq, free_vars, ne, select, substitute
 from transconv.simplify import Facts, simplify
 
 MOST_MATCHED = 256  # the largest axis all of whose positions are compared if there is no closed form
@@ -69,11 +39,11 @@ class Solved:
     expression of each axis, ``positions`` those that may be outside of their axis. ``done``: whether all
     are solved."""
 
-    def __init__(self, compute: Compute, view: View) -> None:
+    def __init__(self, compute: Compute, view: ir.View) -> None:
         self.compute = compute
-        self.values: dict[Expr, Expr] = {}
-        self.positions: list[tuple[Expr, Axis]] = []
-        self.conditions: list[Expr] = []
+        self.values: dict[ir.Expr, ir.Expr] = {}
+        self.positions: list[tuple[ir.Expr, Axis]] = []
+        self.conditions: list[ir.Expr] = []
         self.turns: list[Axis] = []
         self.taken = set(compute.names.all)
         coords = [d.coord for d in view.dims]
@@ -86,20 +56,20 @@ class Solved:
             if x.var not in self.values and x.name not in {a.name for a in (*self.places, *self.turns)}:
                 self.turns.append(x)
 
-    def place(self, dim: int, coord: Expr, size: int, count: int) -> Axis:
+    def place(self, dim: int, coord: ir.Expr, size: int, count: int) -> Axis:
         """The axis of a dimension: the computation's axis that is its coordinate, or a new one."""
-        if isinstance(coord, Var) and count == 1 and self.compute.size(coord.name) == size:
+        if isinstance(coord, ir.Var) and count == 1 and self.compute.size(coord.name) == size:
             return Axis(coord.name, size, "")
         name = fresh(f"p{dim}", self.taken)
         self.taken.add(name)
         return Axis(name, size, "")
 
-    def unknown(self, coord: Expr) -> list[Axis]:
+    def unknown(self, coord: ir.Expr) -> list[Axis]:
         named = {p.name for p in self.places} | {x.name for x in self.turns}
         free = free_vars(substitute(coord, self.values))
         return [x for x in self.compute.axes if x.var in free and x.name not in named]
 
-    def solve(self, coord: Expr, place: Axis) -> bool:
+    def solve(self, coord: ir.Expr, place: Axis) -> bool:
         """Solve one coordinate for its unknown axes. Returns whether that is possible."""
         left = self.unknown(coord)
         coord = simplify(substitute(coord, self.values), self.facts())
@@ -122,19 +92,19 @@ class Solved:
             self.turns.append(axis)
             self.conditions.append(eq(coord, place.var))
             return True
-        turn = Var(fresh(f"{axis.name}_turn", self.taken))
+        turn = ir.Var(fresh(f"{axis.name}_turn", self.taken))
         self.taken.add(turn.name)
         if solved.turns > 1:
             self.turns.append(Axis(turn.name, solved.turns, ""))
-        named: dict[Expr, Expr] = {TURN: turn if solved.turns > 1 else ZERO}
+        named: dict[ir.Expr, ir.Expr] = {TURN: turn if solved.turns > 1 else ir.ZERO}
         self.values[axis.var] = substitute(solved.position, named)
         self.positions.append((self.values[axis.var], axis))
         self.conditions.append(substitute(solved.condition, named))
         return True
 
-    def digits(self, found: dict[Axis, Expr]) -> None:
+    def digits(self, found: dict[Axis, ir.Expr]) -> None:
         """Add the solutions of several axes, which need no turns any more."""
-        known: dict[Expr, Expr] = {x.var: e for x, e in found.items()}
+        known: dict[ir.Expr, ir.Expr] = {x.var: e for x, e in found.items()}
         self.turns = [x for x in self.turns if x not in found]
         self.values = {v: substitute(e, known) for v, e in self.values.items()} | known
         self.positions = [(substitute(e, known), x) for e, x in self.positions]
@@ -142,28 +112,25 @@ class Solved:
         self.conditions = [substitute(c, known) for c in self.conditions]
 
     def facts(self) -> Facts:
-        facts = Facts()
-        for x in (*self.compute.axes, *self.places, *self.turns):
-            facts = facts.with_range(x.var, 0, max(0, x.size - 1))
-        return facts
+        return facts_of_axes({x.name: x.size for x in (*self.compute.axes, *self.places, *self.turns)})
 
 
-def _digits(coord: Expr, axes: list[Axis], place: Var) -> dict[Axis, Expr] | None:
+def _digits(coord: ir.Expr, axes: list[Axis], place: ir.Var) -> dict[Axis, ir.Expr] | None:
     """Axes of which a coordinate is a mixed-radix number, each as its digit of ``place``; None if it is
     not."""
     steps: dict[Axis, int] = {}
     for x in axes:
         ahead = simplify(substitute(coord, {x.var: x.var + 1}) - coord)
-        if not isinstance(ahead, Const) or ahead.value <= 0:
+        if not isinstance(ahead, ir.Const) or ahead.value <= 0:
             return None
         steps[x] = int(ahead.value)
     order = sorted(axes, key=lambda x: -steps[x])
     reach = [sum(steps[y] * (y.size - 1) for y in order[i + 1:]) for i in range(len(order))]
     if any(steps[x] <= r for x, r in zip(order, reach, strict=True)):
         return None
-    zero: dict[Expr, Expr] = {x.var: ZERO for x in axes}
+    zero: dict[ir.Expr, ir.Expr] = {x.var: ir.ZERO for x in axes}
     rest = simplify(place - substitute(coord, zero))
-    found: dict[Axis, Expr] = {}
+    found: dict[Axis, ir.Expr] = {}
     for x in order:
         found[x] = simplify(rest // steps[x]) if steps[x] > 1 else rest
         rest = rest % steps[x]
@@ -172,15 +139,15 @@ def _digits(coord: Expr, axes: list[Axis], place: Var) -> dict[Axis, Expr] | Non
 
 MOST_COUNTED = 1 << 22  # the most elements and positions that are enumerated
 WRITTEN = 16  # the most candidates of a second set of turns, which are listed one by one
-TURN = Var("turn_")
+TURN = ir.Var("turn_")
 
 
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """``position`` of the axis, valid if ``condition`` holds, for each value of ``TURN`` in 0..turns."""
 
-    position: Expr
-    condition: Expr
+    position: ir.Expr
+    condition: ir.Expr
     turns: int
 
 
@@ -188,12 +155,12 @@ class Inverse:
 class _Candidate:
     """A possible position for each value of ``TURN`` in 0..turns, and its condition."""
 
-    position: Expr
+    position: ir.Expr
     turns: int = 1
-    condition: Expr = TRUE
+    condition: ir.Expr = ir.TRUE
 
 
-def inverse(coord: Expr, axis: Axis, place: Var, sizes: Mapping[Var, int]) -> Inverse | None:
+def inverse(coord: ir.Expr, axis: Axis, place: ir.Var, sizes: Mapping[ir.Var, int]) -> Inverse | None:
     """The positions of an axis at which a coordinate equals ``place``; ``sizes``: of the place and of the
     other variables in the coordinate. None if no closed form is found."""
     others = [v for v in sorted(free_vars(coord), key=str) if v is not axis.var]
@@ -202,67 +169,67 @@ def inverse(coord: Expr, axis: Axis, place: Var, sizes: Mapping[Var, int]) -> In
     grid = _Grid(coord, axis, (place, sizes[place]), [(v, sizes[v]) for v in others])
     if _is_plain(coord, axis.var):
         found = grid.candidates(coord, place, 1)
-        return Inverse(grid.simple(found[0].position), TRUE, 1) if found else None
+        return Inverse(grid.simple(found[0].position), ir.TRUE, 1) if found else None
     if (axis.size + sizes[place]) * prod(sizes[v] for v in others) > MOST_COUNTED:
         return None
     found = grid.candidates(coord, place, 1)
     return None if found is None else grid.chosen(found)
 
 
-def _is_plain(coord: Expr, axis: Var) -> bool:
+def _is_plain(coord: ir.Expr, axis: ir.Var) -> bool:
     """Whether a coordinate is its axis plus a constant, so that nothing needs to be enumerated."""
-    return free_vars(coord) == {axis} and simplify(substitute(coord, {axis: axis + 1}) - coord) is Const(1)
+    ahead = simplify(substitute(coord, {axis: axis + 1}) - coord)
+    return free_vars(coord) == {axis} and ahead is ir.Const(1)
 
 
 class _Grid:
     """A coordinate, enumerated over all positions and places."""
 
-    def __init__(self, coord: Expr, axis: Axis, place: tuple[Var, int],
-                 others: list[tuple[Var, int]]) -> None:
+    def __init__(self, coord: ir.Expr, axis: Axis, place: tuple[ir.Var, int],
+                 others: list[tuple[ir.Var, int]]) -> None:
         self.coord, self.axis, self.place, self.others = coord, axis, place, others
-        self.facts = Facts().with_range(axis.var, 0, axis.size - 1)
-        for v, n in (place, *others):
-            self.facts = self.facts.with_range(v, 0, n - 1)
+        self.facts = facts_of_axes({axis.name: axis.size} | {v.name: n for v, n in (place, *others)})
 
-    def candidates(self, e: Expr, to: Expr, turns: int) -> list[_Candidate] | None:
+    def candidates(self, e: ir.Expr, to: ir.Expr, turns: int) -> list[_Candidate] | None:
         """Candidates for ``e == to``, where ``to`` depends on ``TURN`` in 0..turns; None for an expression
         without a rule."""
         at = self.axis.var
         if at not in free_vars(e):
             return []
         match e:
-            case Var():
+            case ir.Var():
                 return [_Candidate(to, turns)]
-            case Cast(x):
+            case ir.Cast(x):
                 return self.candidates(x, to, turns)
-            case Neg(x):
+            case ir.Neg(x):
                 return self.candidates(x, -to, turns)
-            case Add(u, v) if at not in free_vars(v):
+            case ir.Add(u, v) if at not in free_vars(v):
                 return self.candidates(u, to - v, turns)
-            case Add(u, v) if at not in free_vars(u):
+            case ir.Add(u, v) if at not in free_vars(u):
                 return self.candidates(v, to - u, turns)
-            case Sub(u, v) if at not in free_vars(v):
+            case ir.Sub(u, v) if at not in free_vars(v):
                 return self.candidates(u, to + v, turns)
-            case Sub(u, v) if at not in free_vars(u):
+            case ir.Sub(u, v) if at not in free_vars(u):
                 return self.candidates(v, u - to, turns)
-            case Mul(u, Const(by)) | Mul(Const(by), u) if by:
+            case ir.Mul(u, ir.Const(by)) | ir.Mul(ir.Const(by), u) if by:
                 n = int(by)
                 found = self.candidates(u, to // n if n > 0 else -to // -n, turns)
-                whole = eq(to % abs(n), 0) if abs(n) > 1 else TRUE
+                whole = eq(to % abs(n), 0) if abs(n) > 1 else ir.TRUE
                 return found and [replace(c, condition=all_of([c.condition, whole])) for c in found]
-            case FloorDiv(u, Const(by)):
+            case ir.FloorDiv(u, ir.Const(by)):
                 n = int(by)
                 return self.spread(u, to * n, 1, n, turns)
-            case Mod(u, Const(by)):
+            case ir.Mod(u, ir.Const(by)):
                 n, reached = int(by), self.over(u)
                 low, high = int(reached.min()) // n, int(reached.max()) // n
                 return self.spread(u, to + low * n, n, high - low + 1, turns)
-            case Min(u, v) | Max(u, v) | Select(_, u, v):
+            case ir.Min(u, v) | ir.Max(u, v) | ir.Select(_, u, v):
                 found = _joined(self.candidates(x, to, turns) for x in (u, v))
                 return found and found + self.still(e, u, v)
         return None
 
-    def spread(self, u: Expr, to: Expr, step: int, count: int, turns: int) -> list[_Candidate] | None:
+    def spread(self, u: ir.Expr, to: ir.Expr, step: int, count: int,
+               turns: int) -> list[_Candidate] | None:
         """Candidates for ``u`` equal to one of ``count`` numbers from ``to`` on, ``step`` apart."""
         if count == 1:
             return self.candidates(u, to, turns)
@@ -272,7 +239,7 @@ class _Grid:
             return None
         return _joined(self.candidates(u, to + i * step, turns) for i in range(count))
 
-    def still(self, e: Expr, u: Expr, v: Expr) -> list[_Candidate]:
+    def still(self, e: ir.Expr, u: ir.Expr, v: ir.Expr) -> list[_Candidate]:
         """Candidates at which ``e`` equals that of ``u`` and ``v`` which does not depend on the axis: runs
         of consecutive positions."""
         still = [x for x in (u, v) if self.axis.var not in free_vars(x)]
@@ -281,12 +248,12 @@ class _Grid:
         moving = v if still[0] is u else u
         held = (self.over(e) == self.over(still[0])) & (self.over(e) != self.over(moving))
         ends = np.flatnonzero(np.diff(np.concatenate(([0], held.astype(np.int8), [0]))))
-        return [_Candidate(Const(int(a)) + TURN if b - a > 1 else Const(int(a)), int(b - a))
+        return [_Candidate(ir.Const(int(a)) + TURN if b - a > 1 else ir.Const(int(a)), int(b - a))
                 for a, b in zip(ends[::2], ends[1::2], strict=True)]
 
     # -- enumeration -----------------------------------------------------------------------------
 
-    def over(self, e: Expr) -> Array:
+    def over(self, e: ir.Expr) -> ir.Array:
         """The values of an expression for all values of the other variables and all positions, in this
         order of axes."""
         return _computed(e, [*self.others, (self.axis.var, self.axis.size)])
@@ -294,7 +261,7 @@ class _Grid:
     def chosen(self, found: list[_Candidate]) -> Inverse | None:
         """The needed candidates, with their conditions, as one Inverse; None if positions are missing."""
         kept: list[_Candidate] = []
-        seen: list[Array] = []
+        seen: list[ir.Array] = []
         for c in found:
             names = [*self.others, self.place, (TURN, c.turns)]
             position, own = _computed(c.position, names), _computed(c.condition, names).astype(bool)
@@ -320,13 +287,13 @@ class _Grid:
         count = int(((there >= 0) & (there < self.place[1])).sum())
         return _together(kept) if kept and sum(int((s >= 0).sum()) for s in seen) == count else None
 
-    def simple(self, e: Expr) -> Expr:
+    def simple(self, e: ir.Expr) -> ir.Expr:
         return simplify(e, self.facts)
 
 
-def _computed(e: Expr, names: Sequence[tuple[Var, int]]) -> Array:
+def _computed(e: ir.Expr, names: Sequence[tuple[ir.Var, int]]) -> ir.Array:
     """The values of an expression for all values of some variables, an axis for each."""
-    at = Evaluator(Memory({}), {}, len(names))
+    at = ir.Evaluator(ir.Memory({}), {}, len(names))
     for i, (v, n) in enumerate(names):
         at.env[v] = at.along(i, np.arange(n, dtype=np.int64))
     return np.asarray(np.broadcast_to(at.compute(e), [n for _, n in names]))
@@ -349,10 +316,10 @@ def _together(kept: list[_Candidate]) -> Inverse:
     position, conditions = kept[-1].position, []
     ends = list(accumulate(c.turns for c in kept))
     for i, (c, end) in reversed(list(enumerate(zip(kept, ends, strict=True)))):
-        moved: dict[Expr, Expr] = {TURN: TURN - (end - c.turns)}
+        moved: dict[ir.Expr, ir.Expr] = {TURN: TURN - (end - c.turns)}
         own = substitute(c.position, moved)
         position = own if i == len(kept) - 1 else select(TURN < end, own, position)
-        if c.condition is not TRUE:
+        if c.condition is not ir.TRUE:
             other = ([TURN < end - c.turns] if i else []) + ([TURN >= end] if c is not kept[-1] else [])
-            conditions.append(reduce(Or, other, substitute(c.condition, moved)))
+            conditions.append(reduce(ir.Or, other, substitute(c.condition, moved)))
     return Inverse(position, all_of(conditions[::-1]), ends[-1])

@@ -5,27 +5,21 @@
     let   s = sum(x*w; k)           ->      let   dw = sum(dy*where(s <= 0, 0, 1)*x; m)
     store Y[m, n] = relu(s)                 store dW[n, k] = dw              (s is computed again)
 
-Every step has a *flow*, the gradient of its value at each point of the axes that the value depends on.
-The steps are visited from the last to the first; each hands its flow to the names that it mentions, times
-the partial derivatives of its expression (autodiff/partial_derivatives.py), summed over the axes that the
-name does not have. What a sum reduces gets its flow at every element; the flow of an extreme is divided
-evenly among equal elements, as torch.amax does; that of a product is multiplied by the product of the
-other elements, which one zero does not spoil. Values and sums are in the type of arithmetic.
-autodiff/gradient_stores.py stores the flows of reads.
+Every step has a *flow*, the gradient of its value at each point of the axes that the value depends on. The
+steps are visited from the last to the first; each hands its flow to the names that it mentions, times the
+partial derivatives of its expression, summed over the axes that the name does not have. What a sum reduces
+gets its flow at every element; the flow of an extreme is divided evenly among equal elements, as
+torch.amax does; that of a product is multiplied by the product of the other elements, which one zero does
+not spoil. Values and sums are in the type of arithmetic. autodiff/gradient_stores.py stores the flows of
+reads.
 
-Also here: which names and results of a computation depend on its tensors in a way that has a derivative.
-
-Also here: a computation's steps with others behind them, of which none is made twice.
-
-Also here: partial derivatives of an expression with respect to its parts, from the table of operations.
+A partial derivative is that of a row in the table of operations. A text writes operations out, so a row is
+found by its expression: ``row(part)`` is the expression itself, because nodes are interned. The derivative
+is then torch's, also where a function has none (0 for relu at 0) and where the rule of each node would
+overflow (elu, softplus):
 
     x * sigmoid(x)        is silu(x): the derivative of its row
     a * b                 is mul(a, b)
-    exp(x)                is exp(x)
-
-A text writes operations out, so a row is found by its expression: ``row(part)`` is the expression itself,
-because nodes are interned. The derivative is then torch's, also where a function has none (0 for relu at
-0) and where the rule of each node would overflow (elu, softplus).
 """
 
 from __future__ import annotations
@@ -35,63 +29,52 @@ from functools import lru_cache
 from itertools import product
 from math import inf, isfinite, prod
 
+from transconv import ir
 from transconv.compute.analysis.pointwise import MOST_NODES, nodes_of
 from transconv.compute.analysis.statistics import kept, points, sum_of
 from transconv.compute.compute import Compute
 from transconv.compute.elementwise import OPS, Op
-from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, used
-from transconv.compute.text.format import line
+from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, line, uncast, used
 from transconv.errors import ComputeError
-from transconv.ir import (
-    Add,
-    Call,
-    Cast,
-    Const,
-    Div,
-    DType,
-    Expr,
-    Layout,
-    Lt,
-    Max,
-    Min,
-    Mul,
-    Neg,
-    Select,
-    Sub,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    eq,
-    f32,
-    f64,
-    find,
-    free_vars,
-    select,
-    substitute,
-)
+from transconv.ir import eq, find, free_vars, select, substitute
 
 Axes = frozenset[str]
 
 
-class Appended:
-    """The steps of a computation without its stores, and those that are added. ``type``: of arithmetic;
-    ``rooted``: the axes that each name depends on; ``behind``: the names that depend on the result of the
-    computation's product."""
+class Flows:
+    """The flows of the reads of some tensors, from the gradients of some results. ``steps``: the steps of
+    the computation and behind them those of the flows; ``reads``: the flow of each read, an expression of
+    ``type``; ``kept``: stores of flows that steps behind them read, in order; ``results``: the gradients
+    of results. Raises ComputeError for an operation without a derivative, with its line.
 
-    def __init__(self, compute: Compute) -> None:
-        self.compute = compute
-        self.type = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
+    ``type``: of arithmetic; ``rooted``: the axes that each name depends on; ``behind``: the names that
+    depend on the result of the computation's product."""
+
+    def __init__(self, compute: Compute, of: Collection[str], given: Collection[str]) -> None:
+        self.compute, self.type = compute, compute.type
         self.taken = {*compute.names.all, *(t.name for t in compute.tensors)}
         self.steps: list[Step] = [s for s in compute.steps if not isinstance(s, Write)]
-        self.rooted: dict[Var, Axes] = dict(compute.names.rooted)
-        self.named: dict[Expr, Var] = {}
-        self.totals: dict[tuple[str, Expr, tuple[str, ...]], Var] = {}
-        self.behind: set[Var] = set()
+        self.rooted: dict[ir.Var, Axes] = dict(compute.names.rooted)
+        self.named: dict[ir.Expr, ir.Var] = {}
+        self.totals: dict[tuple[str, ir.Expr, tuple[str, ...]], ir.Var] = {}
+        self.behind: set[ir.Var] = set()
         for step in self.steps:
             self.follow(step)
+        self.moving = reached(compute, of)
+        self.flows: dict[ir.Var, ir.Expr] = {}
+        self.results = {t: alike(t, self.fresh(f"d{t.name}")) for t in
+                        dict.fromkeys(w.view.tensor for w in compute.writes) if t.name in given}
+        self.reads: dict[Read, ir.Expr] = {}
+        self.kept: list[Write] = []  # flows that later steps read
+        self.stores: set[ir.Var] = set()  # reads of gradients and of these flows
+        for step in reversed(compute.steps):
+            try:
+                self.visit(step)
+            except ComputeError as error:
+                raise ComputeError(f"{compute.name}: {error}, in the line: "
+                                   f"{' '.join(line(step, self.type).split())}") from None
 
-    def total(self, name: str, value: Expr, axes: Collection[str], op: str = "sum") -> Expr:
+    def total(self, name: str, value: ir.Expr, axes: Collection[str], op: str = "sum") -> ir.Expr:
         """A reduction, made once."""
         if not axes:
             return self.name(name, value)
@@ -102,11 +85,11 @@ class Appended:
             self.totals[op, value, ordered] = made.var
         return self.totals[op, value, ordered]
 
-    def small(self, name: str, e: Expr) -> Expr:
+    def small(self, name: str, e: ir.Expr) -> ir.Expr:
         """An expression, as a name if it is long."""
         return e if nodes_of(e) <= MOST_NODES else self.name(name, e)
 
-    def name(self, name: str, e: Expr) -> Expr:
+    def name(self, name: str, e: ir.Expr) -> ir.Expr:
         """The name of an expression, a new one unless it is short or has one."""
         if nodes_of(e) <= 2:
             return e
@@ -129,23 +112,13 @@ class Appended:
         if not isinstance(step, Write) and (product or used(step) & self.behind):
             self.behind.add(step.var)
 
-    def needed(self, names: Collection[Var]) -> list[Step]:
-        """The steps that some names depend on, in order."""
-        left = {*names}
-        found: list[Step] = []
-        for step in reversed(self.steps):
-            if not isinstance(step, Write) and step.var in left:
-                left |= used(step)
-                found.append(step)
-        return found[::-1]
-
-    def roots(self, e: Expr) -> Axes:
+    def roots(self, e: ir.Expr) -> Axes:
         """The axes that an expression depends on."""
         return frozenset(a for v in free_vars(e) for a in self.rooted.get(v, (v.name,)))
 
-    def number(self, e: Expr) -> Expr:
+    def number(self, e: ir.Expr) -> ir.Expr:
         """An expression in the type of arithmetic."""
-        return e if e.dtype is self.type else Cast(e, self.type)
+        return e if e.dtype is self.type else ir.Cast(e, self.type)
 
     def fresh(self, name: str) -> str:
         """A name that nothing has yet."""
@@ -153,28 +126,7 @@ class Appended:
         self.taken.add(found)
         return found
 
-
-class Flows(Appended):
-    """The flows of the reads of some tensors, from the gradients of some results. ``steps``: the steps of
-    the computation and behind them those of the flows; ``reads``: the flow of each read, an expression of
-    ``type``; ``kept``: stores of flows that steps behind them read, in order; ``results``: the gradients
-    of results. Raises ComputeError for an operation without a derivative, with its line."""
-
-    def __init__(self, compute: Compute, of: Collection[str], given: Collection[str]) -> None:
-        super().__init__(compute)
-        self.moving = reached(compute, of)
-        self.flows: dict[Var, Expr] = {}
-        self.results = {t: alike(t, self.fresh(f"d{t.name}")) for t in
-                        dict.fromkeys(w.view.tensor for w in compute.writes) if t.name in given}
-        self.reads: dict[Read, Expr] = {}
-        self.kept: list[Write] = []  # flows that later steps read
-        self.stores: set[Var] = set()  # reads of gradients and of these flows
-        for step in reversed(compute.steps):
-            try:
-                self.visit(step)
-            except ComputeError as error:
-                raise ComputeError(f"{compute.name}: {error}, in the line: "
-                                   f"{' '.join(line(step, compute).split())}") from None
+    # -- flows -----------------------------------------------------------------------------------
 
     def visit(self, step: Step) -> None:
         """Hand a step's flow to what it mentions."""
@@ -198,11 +150,11 @@ class Flows(Appended):
 
     def stored(self, step: Write) -> None:
         """The flow of a stored value is the gradient of its place."""
-        view = View(self.results[step.view.tensor], step.view.dims)
+        view = ir.View(self.results[step.view.tensor], step.view.dims)
         read = Read(self.fresh(f"d{step.view.tensor.name.lower()}"), view)
         self.add(read)
         self.stores.add(read.var)
-        flow: Expr = self.number(read.var)
+        flow: ir.Expr = self.number(read.var)
         if step.op in ("max", "min"):
             raise ComputeError(f"{step.op}= has no derivative; expected let m = {step.op}(...)")
         if step.op == "squares":
@@ -212,28 +164,28 @@ class Flows(Appended):
                 self.compute.size(a) // by for a, by in (kept(step) or {}).items())
             mean = Read(self.fresh(f"{total.view.tensor.name.lower()}_sum"), total.view)
             self.add(mean)
-            apart = self.number(step.value) - self.number(mean.var) / Const(count, self.type)
-            flow = flow * Const(2.0, self.type) * apart
+            apart = self.number(step.value) - self.number(mean.var) / ir.Const(count, self.type)
+            flow = flow * ir.Const(2.0, self.type) * apart
         self.hand(step.value, flow, self.roots(flow) | self.roots(step.value))
 
-    def reduced(self, step: Reduction, flow: Expr) -> None:
+    def reduced(self, step: Reduction, flow: ir.Expr) -> None:
         """The flow of the elements of a reduction."""
         domain = self.roots(step.value) | {*step.axes}
         x = self.small(f"{step.name}_of", self.number(step.value))
-        one, zero = Const(1.0, self.type), Const(0.0, self.type)
+        one, zero = ir.Const(1.0, self.type), ir.Const(0.0, self.type)
         if step.op in ("max", "min"):
             hit = eq(x, self.number(step.var))
             own = {*step.axes} & self.roots(step.value)
             ties = self.total(f"{step.name}_ties", select(hit, one, zero), own)
             more = prod(self.compute.size(a) for a in {*step.axes} - own)
-            each = flow / ties if more == 1 else flow / (ties * Const(float(more), self.type))
+            each = flow / ties if more == 1 else flow / (ties * ir.Const(float(more), self.type))
             flow = select(hit, each, zero)
         elif step.op == "prod":
             if not {*step.axes} <= self.roots(step.value):
                 raise ComputeError("a product over an axis that its elements lack has no derivative")
             # A product with a zero is y, 0 or NaN, also without an element that is finite but not it.
             y = self.number(step.var)
-            nil, tame = eq(x, zero), Lt(Call("abs", (x,)), Const(inf, self.type))
+            nil, tame = eq(x, zero), ir.Lt(ir.Call("abs", (x,)), ir.Const(inf, self.type))
             zeros = self.total(f"{step.name}_zeros", select(nil, one, zero), step.axes)
             wild = self.total(f"{step.name}_wild", select(tame, zero, one), step.axes)
             rest = self.total(f"{step.name}_rest", select(nil, one, x), step.axes, "prod")
@@ -242,25 +194,25 @@ class Flows(Appended):
             flow = flow * select(nil, select(eq(zeros, one), rest, y), others)
         self.hand(step.value, flow, domain)
 
-    def apart(self, flow: Expr) -> Expr:
+    def apart(self, flow: ir.Expr) -> ir.Expr:
         """A flow at the points of a product's result, stored, unless it was read: the products behind it
         read it. Its type is that of both factors, as in torch, if they have one."""
         total = self.compute.sum
         assert total is not None
-        if (flow.x if isinstance(flow, Cast) else flow) in self.stores:
+        if uncast(flow) in self.stores:
             return flow
         types = {r.view.tensor.dtype for r in self.compute.operands}
         dtype = types.pop() if len(types) == 1 else self.type
         dtype = dtype if dtype.kind == "float" else self.type
         rows = tuple((x.name, x.size) for x in self.compute.axes if x.name in self.rooted[total.var])
         view = between(self.fresh(f"{total.name}_flow"), rows, dtype)
-        self.kept.append(Write(view, Cast(flow, view.tensor.dtype)))
+        self.kept.append(Write(view, ir.Cast(flow, view.tensor.dtype)))
         read = Read(self.fresh(f"{total.name}_grad"), view)
         self.add(read)
         self.stores.add(read.var)
         return self.number(read.var)
 
-    def shared(self, flow: Expr, domain: Axes) -> Expr:
+    def shared(self, flow: ir.Expr, domain: Axes) -> ir.Expr:
         """A flow that several operands get: stored, if it depends on a product's result, which would be
         computed again for each of them."""
         total = self.compute.sum
@@ -271,11 +223,11 @@ class Flows(Appended):
 
     # -- expressions -----------------------------------------------------------------------------
 
-    def hand(self, e: Expr, flow: Expr, domain: Axes) -> None:
+    def hand(self, e: ir.Expr, flow: ir.Expr, domain: Axes) -> None:
         """Give the flow of an expression at every point of some axes to the names that it mentions."""
         if not flows_from(e) & self.moving:
             return
-        if isinstance(e, Var):
+        if isinstance(e, ir.Var):
             self.give(e, flow, domain)
             return
         inner = partials(e, self.type)
@@ -285,55 +237,56 @@ class Flows(Appended):
         flow = self.shared(flow, domain) if len(moving) > 1 else flow
         for part, slope in moving:
             handed = self.scaled(flow, self.slope(slope, part))
-            if not isinstance(handed, Const):
+            if not isinstance(handed, ir.Const):
                 self.hand(part, handed, domain)
 
-    def give(self, v: Var, flow: Expr, domain: Axes) -> None:
+    def give(self, v: ir.Var, flow: ir.Expr, domain: Axes) -> None:
         """Add to the flow of a name, summed over the axes that it does not have."""
         over = domain - self.rooted[v]
         own = [a for a in self.compute.sizes if a in over and a in self.roots(flow)]
         if (times := prod(self.compute.size(a) for a in over if a not in own)) > 1:
-            flow = flow * Const(float(times), self.type)
+            flow = flow * ir.Const(float(times), self.type)
         if own:
             flow = self.total(f"{v.name}_sum", flow, own)
         self.flows[v] = self.flows[v] + flow if v in self.flows else flow
 
-    def scaled(self, flow: Expr, slope: Expr) -> Expr:
+    def scaled(self, flow: ir.Expr, slope: ir.Expr) -> ir.Expr:
         """A flow times a derivative; a choice among constants chooses the flow or none."""
-        if isinstance(slope, Select) and any(isinstance(e, Const) for e in (slope.yes, slope.no)):
+        if isinstance(slope, ir.Select) and any(isinstance(e, ir.Const) for e in (slope.yes, slope.no)):
             return select(slope.cond, self.scaled(flow, slope.yes), self.scaled(flow, slope.no))
-        if not isinstance(slope, Const) or slope.value not in (1.0, 0.0, -1.0):
+        if not isinstance(slope, ir.Const) or slope.value not in (1.0, 0.0, -1.0):
             return flow * slope
-        return slope if not slope.value else flow if slope.value > 0 else Neg(flow)
+        return slope if not slope.value else flow if slope.value > 0 else ir.Neg(flow)
 
-    def slope(self, slope: Expr, part: Expr) -> Expr:
+    def slope(self, slope: ir.Expr, part: ir.Expr) -> ir.Expr:
         """A derivative, with a name for the operand that it mentions, if that is long."""
-        if isinstance(slope, Const):
+        if isinstance(slope, ir.Const):
             return slope
         wide = self.number(part)
         if nodes_of(wide) > MOST_NODES:
             slope = substitute(slope, {wide: self.small("value", wide)})
-        return slope if isinstance(slope, Select) else self.small("value", slope)
+        return slope if isinstance(slope, ir.Select) else self.small("value", slope)
 
 
-def alike(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:
+def alike(tensor: ir.Tensor, name: str, dtype: ir.DType | None = None) -> ir.Tensor:
     """A tensor of another name and the same shape, dense where the first has gaps."""
     dims = tuple(f"{name}_{i}" if d == f"{tensor.name}_{i}" else d for i, d in enumerate(tensor.dims))
     own = dtype or tensor.dtype
     same = own is tensor.dtype and tensor.layout.is_dense and not tensor.layout.offset
-    return Tensor(name, dims, tensor.shape, tensor.layout if same else Layout.dense(own, tensor.shape))
+    layout = tensor.layout if same else ir.Layout.dense(own, tensor.shape)
+    return ir.Tensor(name, dims, tensor.shape, layout)
 
 
-def between(name: str, axes: tuple[tuple[str, int], ...], dtype: DType) -> View:
+def between(name: str, axes: tuple[tuple[str, int], ...], dtype: ir.DType) -> ir.View:
     """A tensor that one text stores for another, with an element for each point of some axes."""
     shape = tuple(n for _, n in axes) or (1,)
-    tensor = Tensor(name, tuple(a for a, _ in axes) or ("one",), shape, Layout.dense(dtype, shape))
-    return View(tensor, tuple(ViewDim(Var(a)) for a, _ in axes) or (ViewDim(Const(0)),))
+    tensor = ir.Tensor(name, tuple(a for a, _ in axes) or ("one",), shape, ir.Layout.dense(dtype, shape))
+    return ir.View(tensor, tuple(ir.ViewDim(ir.Var(a)) for a, _ in axes) or (ir.ViewDim(ir.Const(0)),))
 
 
-def reached(compute: Compute, of: Collection[str]) -> set[Var]:
+def reached(compute: Compute, of: Collection[str]) -> set[ir.Var]:
     """The names whose values depend on floats of some tensors, other than by conditions."""
-    found: set[Var] = set()
+    found: set[ir.Var] = set()
     for step in compute.steps:
         if isinstance(step, Read):
             found |= {step.var} if step.view.tensor.name in of and step.var.type.kind == "float" else set()
@@ -354,85 +307,86 @@ def reaches(compute: Compute) -> dict[str, frozenset[str]]:
     return {name: frozenset(tensors) for name, tensors in found.items()}
 
 
-NODES: dict[type[Expr], str] = {Add: "add", Sub: "sub", Mul: "mul", Div: "div", Max: "max", Min: "min",
-                                Neg: "neg", Select: "where"}
+NODES: dict[type[ir.Expr], str] = {
+    ir.Add: "add", ir.Sub: "sub", ir.Mul: "mul", ir.Div: "div", ir.Max: "max", ir.Min: "min",
+    ir.Neg: "neg", ir.Select: "where"}
 """The row of each node that is an operation by itself."""
 
-Partials = tuple[tuple[Expr, Expr], ...]
+Partials = tuple[tuple[ir.Expr, ir.Expr], ...]
 
 
-def partials(e: Expr, dtype: DType) -> Partials | None:
+def partials(e: ir.Expr, dtype: ir.DType) -> Partials | None:
     """The operands of an expression's outermost operation, each with the derivative with respect to it, of
     ``dtype``; constants, conditions and zeros are left out. None for an operation without a derivative."""
-    if isinstance(e, Cast):
-        return ((e.x, Const(1.0, dtype)),) if e.x.dtype.kind == "float" else ()
+    if isinstance(e, ir.Cast):
+        return ((e.x, ir.Const(1.0, dtype)),) if e.x.dtype.kind == "float" else ()
     if (found := _row_of(e)) is None:
         return None
     row, operands, numbers = found
     if row.derivative is None:
         return None
-    values = [o if o.dtype in (dtype,) or o.dtype.kind != "float" else Cast(o, dtype) for o in operands]
-    each = row.derivative(*values, *(Const(float(n.value), dtype) for n in numbers))
+    values = [o if o.dtype in (dtype,) or o.dtype.kind != "float" else ir.Cast(o, dtype) for o in operands]
+    each = row.derivative(*values, *(ir.Const(float(n.value), dtype) for n in numbers))
     return tuple((o, d) for o, d in zip(operands, each, strict=True)
-                 if d is not None and not isinstance(o, Const) and not is_number(d, 0.0))
+                 if d is not None and not isinstance(o, ir.Const) and not is_number(d, 0.0))
 
 
-def is_number(e: Expr, number: float) -> bool:
+def is_number(e: ir.Expr, number: float) -> bool:
     """Whether an expression is a constant of this value."""
-    return isinstance(e, Const) and e.value == number
+    return isinstance(e, ir.Const) and e.value == number
 
 
-def parts_of(e: Expr) -> Iterator[Expr]:
+def parts_of(e: ir.Expr) -> Iterator[ir.Expr]:
     """The operands of an expression's nodes through which derivatives may flow: not its conditions."""
     match e:
-        case Select(_, yes, no):
+        case ir.Select(_, yes, no):
             yield from (yes, no)
-        case Cast(x):
+        case ir.Cast(x):
             yield from (x,) if x.dtype.kind == "float" else ()
         case _:
-            yield from (c for c in e.children() if isinstance(c, Expr) and c.dtype.kind == "float")
+            yield from (c for c in e.children() if isinstance(c, ir.Expr) and c.dtype.kind == "float")
 
 
-def flows_from(e: Expr) -> set[Var]:
+def flows_from(e: ir.Expr) -> set[ir.Var]:
     """The float variables that an expression depends on other than by conditions and whole numbers."""
-    found: set[Var] = set()
-    seen: set[Expr] = set()
+    found: set[ir.Var] = set()
+    seen: set[ir.Expr] = set()
     left = [e] if e.dtype.kind == "float" else []
     while left:
         at = left.pop()
         if at in seen:
             continue
         seen.add(at)
-        if isinstance(at, Var):
+        if isinstance(at, ir.Var):
             found.add(at)
         left += parts_of(at)
     return found
 
 
-def name_of(e: Expr) -> str:
+def name_of(e: ir.Expr) -> str:
     """The name of an expression's outermost operation, for messages."""
-    if isinstance(e, Call):
+    if isinstance(e, ir.Call):
         return e.name
     return NODES.get(type(e), type(e).__name__.lower())
 
 
-def _row_of(e: Expr) -> tuple[Op, tuple[Expr, ...], tuple[Const, ...]] | None:
+def _row_of(e: ir.Expr) -> tuple[Op, tuple[ir.Expr, ...], tuple[ir.Const, ...]] | None:
     """The row whose expression this is, with its operands and numbers."""
     if (found := _function_of(e)) is not None:
         return found
-    if isinstance(e, Call):
+    if isinstance(e, ir.Call):
         row = OPS.get(e.name)
         return (row, tuple(e.args), ()) if row is not None and row(*e.args) is e else None
     if type(e) not in NODES:
         return None
-    return OPS[NODES[type(e)]], tuple(c for c in e.children() if isinstance(c, Expr)), ()
+    return OPS[NODES[type(e)]], tuple(c for c in e.children() if isinstance(c, ir.Expr)), ()
 
 
 @lru_cache(maxsize=4096)
-def _function_of(e: Expr) -> tuple[Op, tuple[Expr, ...], tuple[Const, ...]] | None:
+def _function_of(e: ir.Expr) -> tuple[Op, tuple[ir.Expr, ...], tuple[ir.Const, ...]] | None:
     """The row of one operand that writes out to this expression."""
-    inner = [p for p in find(e, Expr) if p is not e and p.dtype is e.dtype and flows_from(p)]
-    constants = [c for c in find(e, Const) if c.type is e.dtype and isfinite(c.value)]
+    inner = [p for p in find(e, ir.Expr) if p is not e and p.dtype is e.dtype and flows_from(p)]
+    constants = [c for c in find(e, ir.Const) if c.type is e.dtype and isfinite(c.value)]
     for row in OPS.values():
         if row.arity == 1 and row.derivative is not None and type(e) in _roots(row, e.dtype):
             for numbers in _numbers(row, constants):
@@ -442,17 +396,17 @@ def _function_of(e: Expr) -> tuple[Op, tuple[Expr, ...], tuple[Const, ...]] | No
     return None
 
 
-def _numbers(row: Op, constants: list[Const]) -> Iterator[tuple[Const, ...]]:
+def _numbers(row: Op, constants: list[ir.Const]) -> Iterator[tuple[ir.Const, ...]]:
     """The numbers that a row may have in an expression with these constants, first its own."""
     yield ()
     if row.numbers and constants:
-        usual = [Const(n, constants[0].type) for n in row.defaults]
+        usual = [ir.Const(n, constants[0].type) for n in row.defaults]
         yield from product([*dict.fromkeys([*constants, *usual])], repeat=len(row.numbers))
 
 
 @lru_cache(maxsize=1024)
-def _roots(row: Op, dtype: DType) -> frozenset[type[Expr]]:
+def _roots(row: Op, dtype: ir.DType) -> frozenset[type[ir.Expr]]:
     """The classes of a row's outermost node, whatever its numbers are."""
-    some = [Const(n, dtype) for n in (-2.5, 1.0, 2.0, 2.3, *row.defaults)]
+    some = [ir.Const(n, dtype) for n in (-2.5, 1.0, 2.0, 2.3, *row.defaults)]
     choices = [(), *product(some, repeat=len(row.numbers))]
-    return frozenset(type(row(Var("x", dtype), *numbers)) for numbers in choices)
+    return frozenset(type(row(ir.Var("x", dtype), *numbers)) for numbers in choices)

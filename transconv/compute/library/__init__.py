@@ -1,7 +1,6 @@
 """Generators of computations: from shapes, strides and types of any rank and layout to the text of a
 function of torch and the texts of its gradients. See Formula."""
 
-from transconv.compute.library.any_size import LibraryText, named
 from transconv.compute.library.norms import (
     batch_norm,
     group_norm,
@@ -12,20 +11,29 @@ from transconv.compute.library.norms import (
     scaled,
     sums,
 )
-from transconv.compute.library.page import Gradient, LibraryFormula, NamedSpace, Strided, TensorView
+from transconv.compute.library.page import (
+    Gradient,
+    LibraryFormula,
+    LibraryText,
+    NamedSpace,
+    Strided,
+    TensorView,
+    named,
+)
 from transconv.compute.library.pools import (
     adaptive_average_pool,
     adaptive_max_pool,
     average_pool,
     max_pool,
 )
-from transconv.compute.library.products import linear, matmul
 from transconv.compute.library.reductions import (
     NORMS,
     ROWS,
     cross_entropy,
     extreme,
+    linear,
     log_softmax,
+    matmul,
     normalize,
     reduced,
     softmax,

@@ -1,17 +1,12 @@
-"""layer_norm, rms_norm, group_norm, and instance_norm as one group for each feature.
+"""layer_norm, rms_norm, batch_norm, group_norm, and instance_norm as one group for each feature.
 
 The variance is the mean of squared deviations from the mean: that takes a second sweep, but subtracts no
 large numbers. ``W`` and ``B`` scale and shift; either may be missing. Gradients need the mean ``M`` of
 each row and ``R``, one over its deviation, which are stored in the type of arithmetic.
 
-Also here: batch_norm: each feature is normalised over all other dims; the statistics are stored for
-gradients.
-
-Also here: the parts of a norm whose rows are in several places: moments of the rows that are here, and
-what is made of each element once those of all rows are known.
-
-x [n, c, ...] is normalised over the dims after c; moments and factors are [n, c], in the type of
-arithmetic.
+A norm whose rows are in several places takes ``moments`` of the rows that are here, and makes of each
+element what it is once those of all rows are known (``scaled``): x [n, c, ...] is normalised over the dims
+after c; moments and factors are [n, c].
 """
 
 from __future__ import annotations
@@ -19,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transconv.compute.library.any_size import SizeExpression, counted
 from transconv.compute.library.page import (
     Gradient,
     LibraryFormula,
     NamedSpace,
     Placed,
+    SizeExpression,
     Strided,
+    counted,
     held,
     lines,
 )
@@ -69,7 +65,7 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     axes = _axes(page, row)
     over = _axes(page, " ".join(c for c in page.classes if all(names[d] != c for d in features)))
     words = {"k": axes, "over": over, "count": counted(page, *row.split()), "eps": float(eps)}
-    text = page.sized(name, *lines(MOMENTS), *_affine("d * r", w, b),
+    text = page.sized(name, *lines(MOMENTS), *_affine(page, "d * r"),
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
     by_w = ("read w = {W}", "let u = g*w") if w else ("let u = g",)
     back = [*lines(SAVED), *by_w, *lines("""
@@ -80,7 +76,8 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     if w and "e" in names and page.classes.get("k"):
         assert together is not None
         together = replace(together, text=_by_features(page, b is not None, words))
-    return LibraryFormula(page, text, _given(w, b), gradients=gradients, together=together)
+    given = ("X", *(name for name in "WB" if name in page.seen))
+    return LibraryFormula(page, text, given, gradients=gradients, together=together)
 
 
 def _by_features(page: NamedSpace, shifted: bool, words: dict[str, object]) -> str:
@@ -103,14 +100,14 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
                  range(rank - count, rank), w, None, y or x.like())
     words = {"over": page["n"], "count": counted(page, "k"), "eps": float(eps)}
     text = page.sized("rms_norm", *lines("""read x = {X}
-        let r = rsqrt(sum(x*x; {k}) / {count} + {eps})"""), *_affine("x * r", w, None),
+        let r = rsqrt(sum(x*x; {k}) / {count} + {eps})"""), *_affine(page, "x * r"),
                      "store {R} = r" if saves else "", **words)
     saved = ["read x = {X}", "read r = {R}", "read g = {G}", "let h = x*r"]
     back = [*saved, "read w = {W}" if w else "", "let u = g*w" if w else "let u = g", *lines("""
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - h*c) * r""")]
     gradients, together = _gradients(page, "rms_norm", back, saved, w, None, words)
-    return LibraryFormula(page, text, _given(w, None), gradients=gradients, together=together)
+    return LibraryFormula(page, text, ("X", *["W"] * bool(w)), gradients=gradients, together=together)
 
 
 def _page(names: Sequence[str], x: Strided, rows: Sequence[int], features: Sequence[int],
@@ -130,12 +127,9 @@ def _axes(page: NamedSpace, names: str) -> str:
     return found or names.partition(" ")[0]
 
 
-def _given(w: Strided | None, b: Strided | None) -> tuple[str, ...]:
-    return ("X", *["W"] * bool(w), *["B"] * bool(b))
-
-
-def _affine(value: str, w: Strided | None, b: Strided | None) -> list[str]:
-    """The steps that scale and shift a value and store it."""
+def _affine(page: NamedSpace, value: str) -> list[str]:
+    """The steps that scale and shift a value, as far as the page has tensors for it, and store it."""
+    w, b = (name in page.seen for name in "WB")
     return ["read w = {W}" if w else "", "read b = {B}" if b else "",
             f"store {{Y}} = {value}{' * w' if w else ''}{' + b' if b else ''}"]
 
@@ -175,7 +169,7 @@ def batch_norm(x: Strided, mean: Strided | None = None, variance: Strided | None
         return _inference(page, given, words)
     keeps = ["read p = {P}", "read q = {Q}", "store {newP} = p*{old} + mean*{new}",
              "store {newQ} = q*{old} + v*({new}*{unbiased})"] if mean else []
-    text = page.sized("batch_norm", *lines(MOMENTS), *_scaled(page, "d * r"), *keeps,
+    text = page.sized("batch_norm", *lines(MOMENTS), *_affine(page, "d * r"), *keeps,
                      *(("store {M} = mean", "store {R} = r") if saves else ()), **words)
     sums = ["let a = sum(g; {k})", "let c = sum(g*h; {k})"]
     back = page.sized("batch_norm_gradient", *lines(SAVED), *sums, "read w = {W}" if w else "",
@@ -191,7 +185,7 @@ def _inference(page: NamedSpace, given: tuple[str, ...], words: dict[str, object
         read p = {P}
         read q = {Q}
         let r = rsqrt(q + {eps})""")
-    text = page.sized("batch_norm", *read, *_scaled(page, "(x - p) * r"), **words)
+    text = page.sized("batch_norm", *read, *_affine(page, "(x - p) * r"), **words)
     scaled = "W" in page.seen
     back = page.sized("batch_norm_gradient", "read q = {Q}", "read g = {G}",
                      "read w = {W}" if scaled else "",
@@ -204,12 +198,6 @@ def _inference(page: NamedSpace, given: tuple[str, ...], words: dict[str, object
         sums = page.sized("batch_norm_affine_gradient", *read, "read g = {G}", *steps, **words)
         gradients.append(Gradient(sums, of))
     return LibraryFormula(page, text, given, gradients=tuple(gradients))
-
-
-def _scaled(page: NamedSpace, value: str) -> list[str]:
-    w, b = (name in page.seen for name in "WB")
-    return ["read w = {W}" if w else "", "read b = {B}" if b else "",
-            f"store {{Y}} = {value}{' * w' if w else ''}{' + b' if b else ''}"]
 
 
 def _batch_page(x: Strided, mean: Strided | None, variance: Strided | None, w: Strided | None,

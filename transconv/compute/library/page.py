@@ -1,19 +1,21 @@
 """Builds the text of a computation: torch tensors become axes, ``tensor`` lines and coordinates.
 
-    page = Page(["n", "n", "k"], (2, 3, 40), {"X": (x, (0, 1, 2)), "Y": (y, (0, 1, 2))})
-    page.text("twice", "read x = {X}", "store {Y} = x + x")
+    page = NamedSpace(["n", "n", "k"], (2, 3, 40), {"X": (x, (0, 1, 2)), "Y": (y, (0, 1, 2))})
+    page.sized("twice", "read x = {X}", "store {Y} = x + x")
 
-    compute twice
-        tensor X f32 [n=6, k=40]
-        tensor Y f32 [n=6, k=40]
-        axes   n=6 k=40
-        read   x = X[n, k]
-        store  Y[n, k] = x + x
+    compute twice                       named(page, text):  compute twice
+        tensor X f32 [n=6, k=40]                                tensor X f32 [n=N, k=K]
+        tensor Y f32 [n=6, k=40]                                tensor Y f32 [n=N, k=K]
+        axes   n=6 k=40                                         axes   n=N k=K
+        read   x = X[n, k]                                      read   x = X[n, k]
+        store  Y[n, k] = x + x                                  store  Y[n, k] = x + x
 
 Dims of one name become one axis if the strides of every tensor allow it. Texts thus have few axes, and
-different shapes often have the same text. Texts by ``sized`` also have a form for any size: any_size.py.
+different shapes often have the same text. A text by ``sized`` also has a form whose sizes are names, which
+kernels take as arguments: for the values of a page it is the same computation, so that one form serves all
+sizes. Its line of sizes, with ranges and examples, is the caller's.
 
-Also here: formula, the result of a library function: the text of a computation, the texts of its
+A ``LibraryFormula`` is the result of a library function: the text of a computation, the texts of its
 gradients, and how torch's tensors map to the tensors in the texts.
 """
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -137,13 +140,10 @@ class NamedSpace:
         parts.sort(key=lambda p: -t.strides[p[0][-1]])
         kept = [i for group, _ in parts for i in group]
         order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
-        return TensorView(
-            t.shape,
-            order,
-            tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
-            tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
-            tuple(coord for _, coord in parts) or ("0" if self.groups else "one",),
-        )
+        return TensorView(t.shape, order,
+                          tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
+                          tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
+                          tuple(coord for _, coord in parts) or ("0" if self.groups else "one",))
 
     def __getitem__(self, word: str) -> str:
         """The replacement of a word in braces: a tensor with its coordinates, or axes."""
@@ -189,7 +189,7 @@ class NamedSpace:
         return self.written(name, lines, words, lambda axis: f"{int(self.size(axis))}", self._declared)
 
     def sized(self, name: str, *lines: str, **words: Any) -> str:
-        """As ``text``, for lines that say no size, and words that say one only as any_size.Said."""
+        """As ``text``, for lines that say no size, and words that say one only as ``SizeExpression``."""
         made = self.text(name, *lines, **words)
         self.lines[made] = name, lines, words
         return made
@@ -288,3 +288,96 @@ def held(dtype: DType) -> DType:
 def lines(text: str) -> tuple[str, ...]:
     """The lines of a text, stripped."""
     return tuple(line.strip() for line in text.strip().splitlines())
+
+
+@dataclass(frozen=True, slots=True)
+class SizeExpression:
+    """A number that follows from sizes, as a text of numbers and one of names have it."""
+
+    number: str
+    names: str
+
+    def __str__(self) -> str:
+        return self.number
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryText:
+    """``head`` and ``rest``: a text without its line of sizes, which belongs between them. ``sizes``: the
+    values; ``summed``: the names of axes that are reduced; ``products``: of each tensor the factors of its
+    number of elements; ``windows``: whether coordinates are made of several axes."""
+
+    head: str
+    rest: str
+    sizes: dict[str, int]
+    summed: frozenset[str]
+    products: tuple[tuple[str, ...], ...]
+    windows: bool
+
+
+def counted(page: NamedSpace, *names: str, less: float = 0.0) -> SizeExpression:
+    """The number of points of the axes of these names, less a number; as a float."""
+    axes = [axis for name in names for axis in page.classes.get(name, ())]
+    left = int(prod(map(page.size, axes))) - less
+    product = "*".join(_name(page, axis) for axis in axes) or "1.0"
+    return SizeExpression(f"{float(left)}", f"({product} - {less})" if less else f"({product})")
+
+
+def named(page: NamedSpace, text: str) -> LibraryText | None:
+    """The form for any size of one of the page's texts; None for texts with sizes in their lines, without
+    axes, and of tensors with gaps."""
+    if text not in page.lines:
+        return None
+    name, lines, words = page.lines[text]
+    used = {*WORD.findall(text)}
+    read = [t for t in page.seen if t in used]
+    if not page.groups or not all(_is_dense(page, t) for t in read):
+        return None
+    said = {word: value.names if isinstance(value, SizeExpression) else value
+            for word, value in words.items()}
+    whole = page.written(name, lines, said, partial(_name, page), partial(_declared, page))
+    head, rest = whole.split("\n", 1)
+    used = {word for word in WORD.findall(rest) if not word.isdigit()}
+    sizes = {own: page.size(axis) for axis in page.groups if (own := _name(page, axis)) in used}
+    for t in read:
+        sizes |= {own: n for own, n in zip(_dims(page, t), page.seen[t].sizes, strict=True) if own in used}
+    over = {axis for found in SUMMED.findall(rest) for axis in found.split()}
+    products = dict.fromkeys(tuple(d for d in _dims(page, t) if d != "1") for t in read)
+    summed = frozenset(own for axis in over if (own := _name(page, axis)) in sizes)
+    told = tuple(p for p in products if sizes.keys() & {*p})
+    axes = {_name(page, axis) for axis in page.groups}
+    windows = any(d not in axes and d in sizes for t in read for d in _dims(page, t))
+    return LibraryText(head, rest, sizes, summed, told, windows) if sizes else None
+
+
+def length(page: NamedSpace, coord: str, tensor: str = "") -> SizeExpression:
+    """The size of an axis, or of the dim of a tensor that has this coordinate."""
+    if not tensor:
+        return SizeExpression(f"{int(page.size(coord))}", _name(page, coord))
+    at = page.seen[tensor].coords.index(coord)
+    return SizeExpression(f"{int(page.seen[tensor].sizes[at])}", _dims(page, tensor)[at])
+
+
+def _name(page: NamedSpace, axis: str) -> str:
+    """The name of an axis' size, or the size where it stays a number."""
+    if axis not in page.groups or any(page.names[d] in page.numbers for d in page.groups[axis]):
+        return f"{page.size(axis)}"
+    return axis.upper() if axis.upper() not in page.seen else f"{axis.upper()}_"
+
+
+def _dims(page: NamedSpace, name: str) -> list[str]:
+    """The sizes of a tensor's dims."""
+    seen = page.seen[name]
+    return [_name(page, c) if c in page.groups else f"{n}" if c in ("0", "one") else f"{name}{i}"
+            for i, (c, n) in enumerate(zip(seen.coords, seen.sizes, strict=True))]
+
+
+def _declared(page: NamedSpace, name: str) -> str:
+    dims = ", ".join(f"{c}={own}" if c in page.groups or c == "one" else own
+                     for c, own in zip(page.seen[name].coords, _dims(page, name), strict=True))
+    return f"{name} {page.tensors[name].dtype} [{dims}]"
+
+
+def _is_dense(page: NamedSpace, name: str) -> bool:
+    seen = page.seen[name]
+    return Strided.dense(seen.sizes, page.tensors[name].dtype).strides == seen.strides

@@ -11,8 +11,14 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from transconv.compute.library.any_size import length
-from transconv.compute.library.page import Dim, Gradient, LibraryFormula, NamedSpace, Strided
+from transconv.compute.library.page import (
+    Dim,
+    Gradient,
+    LibraryFormula,
+    NamedSpace,
+    Strided,
+    length,
+)
 from transconv.ir import i32
 
 Ints = Sequence[int]

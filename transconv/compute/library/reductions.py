@@ -1,13 +1,12 @@
-"""Reductions over any dims of a tensor: one row each, a text and the text of its gradient.
+"""Reductions over any dims of a tensor, softmax and losses of rows, and products of matrices.
 
     formula = reduced("sum", Strided.dense((4, 5, 6), f32), dims=(0, 2))
     formula.text                the computation; formula.gradients: those of its gradients
 
-Results have torch's shapes; values are computed in f32, or in f64 if a tensor is f64. Rows:
+A reduction is one row of a table, a text and the text of its gradient. Results have torch's shapes; values
+are computed in f32, or in f64 if a tensor is f64. Rows:
 ``sum mean prod amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax
-and argmin.
-
-Also here: softmax, log_softmax, normalize and cross_entropy of rows.
+and argmin. Products are batched and broadcast, with bias and activation.
 """
 
 from __future__ import annotations
@@ -16,22 +15,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from transconv.compute.elementwise import EXTREMA
-from transconv.compute.library.any_size import SizeExpression, counted
+from transconv.compute.elementwise import EXTREMA, OPS
 from transconv.compute.library.page import (
     WORD,
     Gradient,
     LibraryFormula,
     NamedSpace,
+    Placed,
+    SizeExpression,
     Strided,
+    counted,
     held,
     lines,
 )
-from transconv.ir import DType, boolean, f32, f64, i32
+from transconv.compute.steps import render
+from transconv.ir import DType, Var, boolean, f32, f64, i32
 
 EXTREMUM = """let hit = where({size} == y, 1.0, 0.0)
               let ties = sum(hit; {k})
               store {dX} = hit*g*{slope} / ties"""
+OF_VALUES = EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
 OF_NAN = EXTREMUM.replace("{size} == y", "x == y or x != x").replace("*{slope}", "")
 """Of torch.max and torch.min without dims: a NaN is the extreme."""
 
@@ -57,12 +60,8 @@ ROWS = {
         let others = where(zeros == 0.0, rest / x, where(alone, 0.0, {several}))
         store {dX} = g * where(x == 0.0, where(zeros == 1.0, rest, {several}), others)""",
     ),
-    "amax": ReductionRow(
-        "store {Y} = max(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
-    ),
-    "amin": ReductionRow(
-        "store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
-    ),
+    "amax": ReductionRow("store {Y} = max(x; {k})", OF_VALUES),
+    "amin": ReductionRow("store {Y} = min(x; {k})", OF_VALUES),
     "max_of_all": ReductionRow("store {Y} = max(x; {k})", OF_NAN),
     "min_of_all": ReductionRow("store {Y} = min(x; {k})", OF_NAN),
     "logsumexp": ReductionRow(
@@ -137,9 +136,8 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
 def _freedom(page: NamedSpace, correction: float) -> SizeExpression:
     """What the sum of squared deviations is scaled with; infinite where no degree of freedom is left."""
     left = counted(page, "k", less=correction)
-    return SizeExpression(
-        f"/ {left}" if int(page.count("k")) > correction else "* inf", f"/ max({left.names}, 0.0)"
-    )
+    return SizeExpression(f"/ {left}" if int(page.count("k")) > correction else "* inf",
+                          f"/ max({left.names}, 0.0)")
 
 
 def _slope(page: NamedSpace, correction: float, undirected: bool) -> SizeExpression:
@@ -206,9 +204,8 @@ def softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None 
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def log_softmax(
-    x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None
-) -> LibraryFormula:
+def log_softmax(x: Strided, dim: int, dtype: DType | None = None,
+                y: Strided | None = None) -> LibraryFormula:
     """The logarithm of ``softmax``, which never underflows."""
     page = _rows_page(x, [dim], y or x.like(dtype))
     text = page.sized("log_softmax", *lines(EXPONENTIALS), "store {Y} = x - top - log(total)")
@@ -219,9 +216,8 @@ def log_softmax(
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def normalize(
-    x: Strided, dims: Sequence[int], eps: float = 1e-12, y: Strided | None = None
-) -> LibraryFormula:
+def normalize(x: Strided, dims: Sequence[int], eps: float = 1e-12,
+              y: Strided | None = None) -> LibraryFormula:
     """x divided by its Euclidean norm along ``dims``, or by ``eps`` if that is larger."""
     page = _rows_page(x, dims, y or x.like())
     size = ["read x = {X}", "let size = sqrt(sum(x*x; {k}))", "let d = max(size, {eps})"]
@@ -274,3 +270,79 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
         let d = exp(x - z - s) - where({at} == t, 1.0, 0.0)
         store {dX} = where(t == {ignore}, 0.0, g) * d"""), **words)
     return LibraryFormula(page, text, ("X", "T"), gradients=(Gradient(back, {"dX": "X"}),))
+
+
+def linear(x: Strided, w: Strided, b: Strided | None = None, activation: str = "", math: str = "ieee",
+           saves: bool = False, y: Strided | None = None) -> LibraryFormula:
+    """activation(x w' + b) of x [..., k], w [n, k] and b [n]. ``saves``: the sum before the activation is
+    stored as well, as ``Z``. ``math``: the precision of products of f32. ValueError if w has not two
+    dims."""
+    if len(w.shape) != 2:
+        raise ValueError(f"a weight of {len(w.shape)} dims; expected two")
+    rank = len(x.shape)
+    lead = range(rank - 1)
+    y = y or Strided.dense([*x.shape[:-1], w.shape[0]], x.dtype)
+    names, sizes = ["m"] * (rank - 1) + ["n", "k"], (*x.shape[:-1], w.shape[0], x.shape[-1])
+    return _product("linear", names, sizes, (x, [*lead, rank]), (w, [rank - 1, rank]), b,
+                    (y, [*lead, rank - 1]), activation, math, saves)
+
+
+def matmul(x: Strided, w: Strided, activation: str = "", math: str = "ieee", saves: bool = False,
+           y: Strided | None = None) -> LibraryFormula:
+    """activation(x w) of x [..., m, k] and w [..., k, n], whose leading dims broadcast; either may be a
+    vector of k elements."""
+    first, second = x.shape[:-2], w.shape[:-2]
+    rank = max(len(first), len(second))
+    padded = [(1,) * (rank - len(s)) + s for s in (first, second)]
+    batch = tuple(max(a, b) if 1 in (a, b) else a for a, b in zip(*padded, strict=True))
+    kinds = ["b" if a == b else "q" if a == 1 else "p" for a, b in zip(*padded, strict=True)]
+    at = {"m": rank, "n": rank + 1, "k": rank + 2}
+    row, column = len(x.shape) > 1, len(w.shape) > 1
+    sizes = (*batch, x.shape[-2] if row else 1, w.shape[-1] if column else 1, x.shape[-1])
+    of_x = [*range(rank - len(first), rank), *[at["m"]] * row, at["k"]]
+    of_w = [*range(rank - len(second), rank), at["k"], *[at["n"]] * column]
+    kept = [*range(rank), *[at["m"]] * row, *[at["n"]] * column]
+    y = y or Strided.dense([sizes[d] for d in kept], x.dtype)
+    return _product("matmul", [*kinds, "m", "n", "k"], sizes, (x, of_x), (w, of_w), None, (y, kept),
+                    activation, math, saves)
+
+
+def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w: Placed,
+             b: Strided | None, y: Placed, activation: str, math: str, saves: bool) -> LibraryFormula:
+    column = list(names).index("n")
+    tensors: dict[str, Placed] = {"X": x, "W": w, "Y": y, "G": y, "Z": y, "H": y,
+                                  "dX": (x[0].like(), x[1]), "dW": (w[0].like(), w[1])}
+    if b:
+        tensors |= {"B": (b, [column]), "dB": (b.like(), [column])}
+    page = NamedSpace(names, sizes, tensors, keeps="m n k")
+    words = {"ahead": _axes(page, "q", "n"), "below": _axes(page, "p", "m"), "rows": _axes(page, "m", "m")}
+    whole = f"{name} math={math}"
+    value = "s + b" if b else "s"
+    text = page.text(whole, "read x = {X}", "read w = {W}", "let s = sum(x*w; {k})",
+                     "read b = {B}" if b else "",
+                     f"store {{Z}} = {value}" if saves and activation else "",
+                     f"store {{Y}} = {f'{activation}({value})' if activation else value}")
+    g = "H" if activation else "G"
+    gradients = []
+    if activation:
+        derivative = OPS[activation].derivative
+        assert derivative is not None, activation
+        slope, = derivative(Var("z", held(x[0].dtype)))
+        assert slope is not None, activation
+        gradients.append(Gradient(page.text(f"{name}_slope", "read z = {Z}", "read g = {G}",
+                                            f"store {{H}} = g * ({render(slope)})"), {}))
+    gradients += [
+        Gradient(page.text(f"{name}_gradient_x math={math}", f"read g = {{{g}}}", "read w = {W}",
+                           "store {dX} = sum(g*w; {ahead})", **words), {"dX": "X"}),
+        Gradient(page.text(f"{name}_gradient_w math={math}", f"read g = {{{g}}}", "read x = {X}",
+                           "store {dW} = sum(g*x; {below})", **words), {"dW": "W"})]
+    if b:
+        gradients.append(Gradient(page.text(f"{name}_gradient_b", f"read g = {{{g}}}",
+                                            "store {dB} = sum(g; {rows})", **words), {"dB": "B"}))
+    return LibraryFormula(page, text, ("X", "W", *["B"] * bool(b)), gradients=tuple(gradients))
+
+
+def _axes(page: NamedSpace, *names: str) -> str:
+    """The axes of several names; an axis of the last name if none has axes."""
+    found = [axis for name in names for axis in page.classes.get(name, ())]
+    return " ".join(found) or page[names[-1]]

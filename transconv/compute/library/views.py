@@ -1,6 +1,6 @@
 """Functions that only move elements: pads, flips, repetitions, gathers, concatenations, windows. Each is
 one read through a view, or a ``where`` of reads; gradients are derived from the views
-(autodiff/scatter_to_gather.py).
+(autodiff/gradient_stores.py).
 
 Every function takes the operands and the result as ``Strided``, and returns a ``Formula``.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transconv.compute.autodiff.scatter_to_gather import transposed
+from transconv.compute.autodiff.gradient_stores import transposed
 from transconv.compute.library.page import (
     Dim,
     Gradient,
@@ -20,7 +20,7 @@ from transconv.compute.library.page import (
     Placed,
     Strided,
 )
-from transconv.compute.text.format import parse
+from transconv.compute.parser import parse
 
 MODES = {"constant": "{at}", "reflect": "reflect({at}, {n})", "replicate": "clamp({at}, {n})",
          "circular": "wrap({at}, {n})"}

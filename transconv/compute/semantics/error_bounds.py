@@ -4,16 +4,13 @@
     let y = tanh(s)         error |tanh(s + error) - tanh(s)|, the slope of tanh where s is
 
 A sum's own error is a fraction of the sum of its absolute terms. Later steps are evaluated at the value
-plus and minus its error, so functions with steep slopes need no constants; semantics/rounding_errors.py
-has the errors of their own operations.
-
-Also here: the rounding error of evaluating an expression, operation by operation.
+plus and minus its error, so functions with steep slopes need no constants.
 
     x*0.5*(1 + erf(x*c))     1 + erf is off by half a unit in the last place of 1, also where it is 1e-6
 
-Each operation rounds its own result. What becomes of that in the rest of the expression is found by
-evaluating the rest with the result moved: cancellations count, and errors that an expression is written to
-cancel do not (``log(u)/(u - 1)`` hardly changes with u).
+Each operation of an expression rounds its own result. What becomes of that in the rest of the expression
+is found by evaluating the rest with the result moved: cancellations count, and errors that an expression
+is written to cancel do not (``log(u)/(u - 1)`` hardly changes with u).
 
     p - p,  p = x*x          fma(x, x, -p): one of both is not rounded, the difference is not 0
 
@@ -29,27 +26,10 @@ from math import prod
 
 import numpy as np
 
+from transconv import ir
 from transconv.compute.compute import Compute
 from transconv.compute.kernel_split import kernels
-from transconv.ir import (
-    CALLS,
-    EXACT_TERMS,
-    Add,
-    Array,
-    Call,
-    Cast,
-    Const,
-    Div,
-    DType,
-    Eq,
-    Evaluator,
-    Expr,
-    Mul,
-    Ne,
-    Sub,
-    f32,
-    tf32,
-)
+from transconv.ir import f32, tf32
 
 SUMMED = 2.0**-18  # the error of a sum in f32, as a fraction of the sum of absolute terms
 TF32 = tf32.spacing  # the same if both factors are rounded to tf32
@@ -90,7 +70,7 @@ def short_chain(compute: Compute) -> float | None:
     if compute.factors is None or not all(f.var.type.is_short for f in compute.factors):
         return None
     terms = prod(x.size for x in compute.axes_of("K"))
-    return max(1.0, (min(terms, EXACT_TERMS) if compute.math == "ieee" else terms) / 32)
+    return max(1.0, (min(terms, ir.EXACT_TERMS) if compute.math == "ieee" else terms) / 32)
 
 
 def is_tf32(compute: Compute) -> bool:
@@ -100,14 +80,14 @@ def is_tf32(compute: Compute) -> bool:
         for c in _products(compute))
 
 
-def allowed(value: Array, error: Array, dtype: DType) -> Array:
+def allowed(value: ir.Array, error: ir.Array, dtype: ir.DType) -> ir.Array:
     """The allowed difference between stored elements of a type and ``value``, known to within
     ``error``."""
     place = 2.0 ** -dtype.digits
     return np.asarray(ROUNDINGS * (place + 2.0**-20) * np.maximum(1.0, np.abs(value)) + error)
 
 
-def rounds_once(value: Array, error: Array, dtype: DType) -> Array:
+def rounds_once(value: ir.Array, error: ir.Array, dtype: ir.DType) -> ir.Array:
     """Where a stored element of a type is certainly ``value`` rounded once: where all that is within
     ``error`` of it is rounded to one number. Close to the middle of two numbers, and where nearly equal
     ones are subtracted, it is not. The error of whole numbers is less than a half."""
@@ -117,14 +97,14 @@ def rounds_once(value: Array, error: Array, dtype: DType) -> Array:
         return np.asarray(_nearest(value - error, dtype) == _nearest(value + error, dtype))
 
 
-def _nearest(value: Array, dtype: DType) -> Array:
+def _nearest(value: ir.Array, dtype: ir.DType) -> ir.Array:
     """The numbers of a type without a largest one that are nearest to values."""
     place = np.ldexp(dtype.spacing, np.frexp(value)[1] - 1)
     place = np.maximum(place, 2 * dtype.tiny)
     return np.asarray(np.rint(value / place) * place)
 
 
-def _underflow(factors: Array, axes: tuple[int, ...]) -> Array:
+def _underflow(factors: ir.Array, axes: tuple[int, ...]) -> ir.Array:
     """What products of absolute values lose where some of the factors alone may be too small for f32, in
     whichever order they are multiplied. A factor 0 gives 0 behind that as well."""
     least = np.prod(np.where(factors > 0, np.minimum(factors, 1.0), 1.0), axes, keepdims=True)
@@ -132,8 +112,8 @@ def _underflow(factors: Array, axes: tuple[int, ...]) -> Array:
     return np.where(lost, SMALLEST * GROWN, 0.0)
 
 
-def reduced(op: str, terms: Array, found: Array, error: Array | None, axes: tuple[int, ...],
-            share: float) -> Array:
+def reduced(op: str, terms: ir.Array, found: ir.Array, error: ir.Array | None, axes: tuple[int, ...],
+            share: float) -> ir.Array:
     """The error of a reduction, whose terms have the errors ``error``; ``share`` as in ``share_of``."""
     off = np.zeros((1,) * terms.ndim) if error is None else error
     sizes = np.where(np.isfinite(terms), np.abs(terms), 0.0)
@@ -151,7 +131,8 @@ DIVISION = 4.0
 """Half units in the last place by which a quotient of f32 may be off: chips approximate it."""
 
 
-def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator, products: Collection[Expr] = ()) -> Array:
+def own(e: ir.Expr, exact: Callable[[ir.Expr], ir.Expr], at: ir.Evaluator,
+        products: Collection[ir.Expr] = ()) -> ir.Array:
     """The error of an expression from the roundings of its own operations; ``at`` has the values of its
     variables, ``exact`` gives an expression in f64. ``products``: the variables that are products."""
     rounds = {x: _half_units(x) for x in _parts(e) if x.dtype.kind == "float" and _is_off(x)}
@@ -160,11 +141,11 @@ def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator, products: Collect
     wide = {part: exact(part) for part in (e, *rounds)}
     whole = wide[e]
     values = at.parts(whole)
-    moves: dict[Expr, Array] = {}
+    moves: dict[ir.Expr, ir.Array] = {}
     shared = _used_again(e, products)
     for part, units in rounds.items():
         off = _rounding(part, wide[part], units, values, at)
-        if isinstance(part, (Add, Sub)):
+        if isinstance(part, (ir.Add, ir.Sub)):
             for x in part.children():
                 off = off + (part.dtype.spacing / 2 * _size(values[exact(x)]) if x in shared else 0.0)
         moves[wide[part]] = np.maximum(off, moves.get(wide[part], 0.0))
@@ -174,17 +155,17 @@ def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator, products: Collect
     return total
 
 
-def _used_again(e: Expr, products: Collection[Expr]) -> set[Expr]:
+def _used_again(e: ir.Expr, products: Collection[ir.Expr]) -> set[ir.Expr]:
     """The products that an expression uses more than once."""
-    uses = Counter(x for part in _parts(e) for x in part.children() if isinstance(x, Expr))
-    return {x for x, n in uses.items() if n > 1 and (isinstance(x, Mul) or x in products)}
+    uses = Counter(x for part in _parts(e) for x in part.children() if isinstance(x, ir.Expr))
+    return {x for x, n in uses.items() if n > 1 and (isinstance(x, ir.Mul) or x in products)}
 
 
-def _size(value: Array) -> Array:
+def _size(value: ir.Array) -> ir.Array:
     return np.where(np.isfinite(value), np.abs(value), 0.0)
 
 
-def apart(one: Array, other: Array) -> Array:
+def apart(one: ir.Array, other: ir.Array) -> ir.Array:
     """The distance of values: 0 for equal infinities and two NaN, infinity if only one is NaN or
     infinite, 1 for unlike truths."""
     if one.dtype.kind == "b":
@@ -194,7 +175,8 @@ def apart(one: Array, other: Array) -> Array:
     return np.asarray(np.where(np.isnan(off), np.inf, off))
 
 
-def moved(whole: Expr, part: Expr, off: Array, values: Mapping[Expr, Array], at: Evaluator) -> Array:
+def moved(whole: ir.Expr, part: ir.Expr, off: ir.Array, values: Mapping[ir.Expr, ir.Array],
+          at: ir.Evaluator) -> ir.Array:
     """How far an expression moves if a part of it is off; ``values``: those of its parts."""
     with_it = _above(whole, part)
     known = {x: v for x, v in values.items() if x not in with_it}
@@ -203,29 +185,30 @@ def moved(whole: Expr, part: Expr, off: Array, values: Mapping[Expr, Array], at:
     return np.maximum(*sides)
 
 
-def equalities(e: Expr) -> list[Eq | Ne]:
+def equalities(e: ir.Expr) -> list[ir.Eq | ir.Ne]:
     """The comparisons of floats by equality in an expression. Moving what is compared makes equal values
     unlike, but never hits the one number at which unlike values are equal."""
-    return [x for x in _parts(e) if isinstance(x, (Eq, Ne)) and x.a.dtype.kind == "float"]
+    return [x for x in _parts(e) if isinstance(x, (ir.Eq, ir.Ne)) and x.a.dtype.kind == "float"]
 
 
-def turned(whole: Expr, equality: Eq | Ne, off: Array, at: Evaluator) -> Array:
+def turned(whole: ir.Expr, equality: ir.Eq | ir.Ne, off: ir.Array, at: ir.Evaluator) -> ir.Array:
     """How far an expression moves if values that are within ``off`` of one another, and compared by an
     ``equality`` in it, are equal once they are rounded."""
     values = at.parts(whole)
     near = np.abs(values[equality.a] - values[equality.b]) <= off
-    truth = np.where(near, isinstance(equality, Eq), values[equality])
+    truth = np.where(near, isinstance(equality, ir.Eq), values[equality])
     with_it = _above(whole, equality)
     known = {x: v for x, v in values.items() if x not in with_it}
     return apart(np.asarray(at.compute(whole, {**known, equality: truth})), values[whole])
 
 
-def _rounding(part: Expr, wide: Expr, units: float, values: Mapping[Expr, Array], at: Evaluator) -> Array:
+def _rounding(part: ir.Expr, wide: ir.Expr, units: float, values: Mapping[ir.Expr, ir.Array],
+              at: ir.Evaluator) -> ir.Array:
     """How far the result of one operation may be off by its own rounding."""
     value, half = values[wide], part.dtype.spacing / 2
     off = units * (half * _size(value) + part.dtype.tiny)
-    if isinstance(part, Call) and isinstance(wide, Call):
-        callee, smallest = CALLS[part.name], part.dtype.tiny / half
+    if isinstance(part, ir.Call) and isinstance(wide, ir.Call):
+        callee, smallest = ir.CALLS[part.name], part.dtype.tiny / half
         off = off + smallest * (units > 0)  # functions give 0 for numbers with fewer digits
         size = np.abs(values[wide.args[0]])
         taken = callee.inside * half * size + np.where(callee.flushes & (size < smallest), size, 0.0)
@@ -234,41 +217,41 @@ def _rounding(part: Expr, wide: Expr, units: float, values: Mapping[Expr, Array]
     return np.asarray(off)
 
 
-def _is_off(part: Expr) -> bool:
+def _is_off(part: ir.Expr) -> bool:
     """Whether the result of an operation may be off by its own doing."""
-    return _half_units(part) > 0 or isinstance(part, Call) and CALLS[part.name].flushes
+    return _half_units(part) > 0 or isinstance(part, ir.Call) and ir.CALLS[part.name].flushes
 
 
-def _half_units(part: Expr) -> float:
+def _half_units(part: ir.Expr) -> float:
     """By how many half units in the last place the result of an operation may be off."""
     match part:
-        case Const(value, type):
+        case ir.Const(value, type):
             return 0.0 if _holds(type, float(value)) else 1.0
-        case Mul(a, b):
+        case ir.Mul(a, b):
             return 0.0 if _is_power_of_two(a) or _is_power_of_two(b) else 1.0
-        case Add() | Sub():
+        case ir.Add() | ir.Sub():
             return 1.0
-        case Div():
+        case ir.Div():
             return DIVISION
-        case Cast(x, type):
+        case ir.Cast(x, type):
             return 0.0 if x.dtype.kind == "float" and x.dtype.digits <= type.digits else 1.0
-        case Call(name):
-            return CALLS[name].off
+        case ir.Call(name):
+            return ir.CALLS[name].off
     return 0.0
 
 
-def _is_power_of_two(e: Expr) -> bool:
-    return isinstance(e, Const) and abs(np.frexp(float(e.value))[0]) == 0.5
+def _is_power_of_two(e: ir.Expr) -> bool:
+    return isinstance(e, ir.Const) and abs(np.frexp(float(e.value))[0]) == 0.5
 
 
-def _holds(type: DType, value: float) -> bool:
+def _holds(type: ir.DType, value: float) -> bool:
     """Whether a type has a number."""
     return not np.isfinite(value) or float(np.frexp(value)[0] * 2.0**type.digits).is_integer()
 
 
-def _parts(e: Expr) -> list[Expr]:
+def _parts(e: ir.Expr) -> list[ir.Expr]:
     """An expression and its parts, each once, operands first."""
-    found: dict[Expr, None] = {}
+    found: dict[ir.Expr, None] = {}
     todo = [(e, False)]
     while todo:
         part, seen = todo.pop()
@@ -276,11 +259,11 @@ def _parts(e: Expr) -> list[Expr]:
             found[part] = None
         elif part not in found:
             todo.append((part, True))
-            todo += [(x, False) for x in part.children() if isinstance(x, Expr)]
+            todo += [(x, False) for x in part.children() if isinstance(x, ir.Expr)]
     return [*found]
 
 
-def _above(whole: Expr, part: Expr) -> set[Expr]:
+def _above(whole: ir.Expr, part: ir.Expr) -> set[ir.Expr]:
     """The parts of an expression that contain another, and that one."""
     found = {part}
     for x in _parts(whole):

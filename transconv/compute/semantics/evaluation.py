@@ -7,40 +7,22 @@ so that kernels can be compared with it.
 It also computes the error that a correct kernel may have (``error``): the rounding errors of sums and
 values are propagated by evaluating each later step with every name moved by its error.
 
-Also here: the meaning of stores that share places: what all points leave in one place, in NumPy.
+Stores that share places leave there what ``Gathered`` reduces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
+from transconv import ir
 from transconv.compute.compute import Compute
 from transconv.compute.semantics import error_bounds
-from transconv.compute.steps import Read, Reduction, Step, Value, Write, used
-from transconv.compute.text.expressions import conditions
-from transconv.ir import (
-    REDUCERS,
-    Array,
-    Cast,
-    Const,
-    Evaluator,
-    Expr,
-    Memory,
-    Mul,
-    Select,
-    Tensor,
-    Var,
-    View,
-    all_of,
-    contract,
-    f64,
-    free_vars,
-    rewrite,
-)
+from transconv.compute.steps import Read, Reduction, Step, Value, Write, conditions, used
+from transconv.ir import all_of, contract, f64, free_vars, rewrite
 
 LARGEST = 1 << 24  # the most points that are evaluated at once
 
@@ -50,12 +32,12 @@ class Answer:
     """A stored tensor: its elements in f64, and the allowed error of each before it is rounded to the
     tensor's type. Both have the tensor's logical shape."""
 
-    value: Array
-    error: Array
+    value: ir.Array
+    error: ir.Array
 
 
-def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0,
-            before: Mapping[str, Array] | None = None) -> dict[str, Answer]:
+def execute(compute: Compute, given: Mapping[str, ir.Array], share: float = 0.0,
+            before: Mapping[str, ir.Array] | None = None) -> dict[str, Answer]:
     """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
     no step stores are as ``before``, in logical shapes, or NaN. ``share``: the error of a sum as a
     fraction of the sum of its absolute terms; with 0 all errors are 0."""
@@ -70,7 +52,7 @@ def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0,
     return made
 
 
-def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
+def outside(compute: Compute, given: Mapping[str, ir.Array]) -> str | None:
     """torch's error message for the first index that is out of bounds and that no ``where`` excludes, of
     the read itself or of what takes its element; None if there is none. ``given``: the tensors whose
     elements are indices, or what these are made of."""
@@ -100,9 +82,9 @@ class _Takers:
 
     def __init__(self, run: StepEvaluator) -> None:
         self.run = run
-        self.known: dict[Var, Array] = {}
+        self.known: dict[ir.Var, ir.Array] = {}
 
-    def of(self, v: Var) -> Array:
+    def of(self, v: ir.Var) -> ir.Array:
         """Whether the value is taken at each point."""
         if v not in self.known:
             taken = [self.by(step, v) for step in self.run.compute.steps if v in used(step)]
@@ -110,7 +92,7 @@ class _Takers:
             self.known[v] = np.asarray(np.logical_or.reduce(wide))
         return self.known[v]
 
-    def by(self, step: Step, v: Var) -> Array:
+    def by(self, step: Step, v: ir.Var) -> ir.Array:
         """Whether a step that mentions the value takes it."""
         if isinstance(step, Read):
             return np.ones(1, bool)  # a coordinate
@@ -125,16 +107,16 @@ class _Takers:
             later = np.asarray(later.any(axis=over, keepdims=True))
         return self.within(step.value, v) & later
 
-    def within(self, e: Expr, v: Var) -> Array:
+    def within(self, e: ir.Expr, v: ir.Var) -> ir.Array:
         """Whether an expression takes it."""
         if v not in free_vars(e):
             return np.zeros(1, bool)
-        if isinstance(e, Select) and (first := self.told(e.cond)) is not None:
+        if isinstance(e, ir.Select) and (first := self.told(e.cond)) is not None:
             return np.asarray((first & self.within(e.yes, v)) | (~first & self.within(e.no, v)))
-        parts = [self.within(x, v) for x in e.children() if isinstance(x, Expr)]
+        parts = [self.within(x, v) for x in e.children() if isinstance(x, ir.Expr)]
         return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*parts))) if parts else np.ones(1, bool)
 
-    def told(self, e: Expr) -> Array | None:
+    def told(self, e: ir.Expr) -> ir.Array | None:
         """A condition of axes and indices; None for one of other values."""
         known = free_vars(e) <= self.run.at.env.keys()
         return np.asarray(self.run.at.compute(e)).astype(bool) if known else None
@@ -158,18 +140,18 @@ class StepEvaluator:
     """Evaluates the steps at the points of a part of the axes. ``errors``: the error of each name's
     value."""
 
-    def __init__(self, compute: Compute, given: Mapping[str, Array], part: Mapping[str, Sequence[int]],
+    def __init__(self, compute: Compute, given: Mapping[str, ir.Array], part: Mapping[str, Sequence[int]],
                  share: float = 0.0) -> None:
         self.compute, self.given, self.share = compute, given, share
         self.names = [x.name for x in compute.axes]
         self.sizes = [len(part[n]) for n in self.names]
-        self.at = Evaluator(Memory({}), {}, max(1, len(self.names)))
+        self.at = ir.Evaluator(ir.Memory({}), {}, max(1, len(self.names)))
         for i, name in enumerate(self.names):
-            self.at.env[Var(name)] = self.at.along(i, np.asarray(part[name], np.int64))
-        self.errors: dict[Var, Array] = {}
-        self.products: set[Var] = set()  # names of products, which a sum may take unrounded
+            self.at.env[ir.Var(name)] = self.at.along(i, np.asarray(part[name], np.int64))
+        self.errors: dict[ir.Var, ir.Array] = {}
+        self.products: set[ir.Var] = set()  # names of products, which a sum may take unrounded
 
-    def into(self, made: Mapping[str, Answer], shared: Mapping[Tensor, Gathered]) -> None:
+    def into(self, made: Mapping[str, Answer], shared: Mapping[ir.Tensor, Gathered]) -> None:
         with np.errstate(all="ignore"):
             for step in self.compute.steps:
                 if isinstance(step, Write):
@@ -188,17 +170,17 @@ class StepEvaluator:
         else:
             self.at.env[var] = found = self.value(step.value)
             self.know(var, self.error(step.value, found))
-            if isinstance(step.value, Mul):
+            if isinstance(step.value, ir.Mul):
                 self.products.add(step.var)
 
-    def know(self, var: Var, error: Array | None) -> None:
+    def know(self, var: ir.Var, error: ir.Array | None) -> None:
         if error is not None:
             self.errors[var] = error
 
-    def value(self, e: Expr) -> Array:
+    def value(self, e: ir.Expr) -> ir.Array:
         return self.at.compute(_exact(e))
 
-    def error(self, e: Expr, found: Array) -> Array | None:
+    def error(self, e: ir.Expr, found: ir.Array) -> ir.Array | None:
         """The error of an expression whose value is ``found``: from the error of each name, and from its
         own rounding; 1 for a truth that the errors of what is compared turn over. None if errors are not
         computed."""
@@ -215,27 +197,27 @@ class StepEvaluator:
             total = total + error_bounds.turned(exact, wide, off, self.at)
         return total
 
-    def _known(self, e: Expr) -> Array:
+    def _known(self, e: ir.Expr) -> ir.Array:
         """The error of a part of an expression."""
         error = self.error(e, self.value(e))
         return np.zeros(1) if error is None else error
 
-    def place(self, view: View) -> tuple[tuple[Array, ...], Array]:
+    def place(self, view: ir.View) -> tuple[tuple[ir.Array, ...], ir.Array]:
         """The coordinates of a view's elements, 0 where its mask is false, and the mask."""
         mask = self.at.compute(view.mask()).astype(bool)
         coords = [np.where(mask, self.at.compute(d.coord), 0) for d in view.dims]
         return tuple(coords), mask
 
-    def read(self, step: Read) -> Array:
+    def read(self, step: Read) -> ir.Array:
         coords, mask = self.place(step.view)
         return np.where(mask, self.elements(step.view.tensor, coords), step.fill)
 
-    def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:
+    def elements(self, tensor: ir.Tensor, coords: tuple[ir.Array, ...]) -> ir.Array:
         """Elements of a given tensor, as f64 or int64."""
         held = np.int64 if tensor.dtype.kind == "int" else np.float64
         return np.asarray(self.given[tensor.name], held)[coords]
 
-    def reduce(self, step: Reduction) -> tuple[Array, Array | None]:
+    def reduce(self, step: Reduction) -> tuple[ir.Array, ir.Array | None]:
         """The value of a reduction, and its error or None."""
         axes = tuple(i for i, n in enumerate(self.names) if n in step.axes)
         if self.compute.factors is not None:
@@ -249,14 +231,14 @@ class StepEvaluator:
         terms = np.broadcast_to(terms, shape)
         if 0 in shape:
             return np.full([1 if i in axes else n for i, n in enumerate(shape)],
-                           REDUCERS[step.op].neutral), None
-        found = np.asarray(REDUCERS[step.op].numpy(terms, axis=axes, keepdims=True))
+                           ir.REDUCERS[step.op].neutral), None
+        found = np.asarray(ir.REDUCERS[step.op].numpy(terms, axis=axes, keepdims=True))
         if not self.share:
             return found, None
         off = self.error(step.value, terms)
         return found, error_bounds.reduced(step.op, terms, found, off, axes, self.share)
 
-    def product(self, a: Array, b: Array, axes: list[int]) -> Array:
+    def product(self, a: ir.Array, b: ir.Array, axes: list[int]) -> ir.Array:
         """The error of a sum of products."""
         double = np.dtype(np.float64)
         total = self.share * contract(np.abs(a), np.abs(b), axes, double)
@@ -290,18 +272,18 @@ class StepEvaluator:
         into.error[where] = 0.0 if error is None else np.broadcast_to(error, shape)[keep]
 
 
-def _wide(var: Var) -> Var:
-    return Var(var.name, f64) if var.type.kind == "float" else var
+def _wide(var: ir.Var) -> ir.Var:
+    return ir.Var(var.name, f64) if var.type.kind == "float" else var
 
 
-def _exact(e: Expr) -> Expr:
+def _exact(e: ir.Expr) -> ir.Expr:
     """The expression with every float in f64."""
-    def wider(at: Expr) -> Expr:
-        if isinstance(at, Var):
+    def wider(at: ir.Expr) -> ir.Expr:
+        if isinstance(at, ir.Var):
             return _wide(at)
-        if isinstance(at, Const) and at.type.kind == "float":
-            return Const(at.value, f64)
-        return Cast(at.x, f64) if isinstance(at, Cast) and at.type.kind == "float" else at
+        if isinstance(at, ir.Const) and at.type.kind == "float":
+            return ir.Const(at.value, f64)
+        return ir.Cast(at.x, f64) if isinstance(at, ir.Cast) and at.type.kind == "float" else at
 
     return rewrite(e, wider)
 
@@ -309,6 +291,10 @@ def _exact(e: Expr) -> Expr:
 NEEDS = {"add": ("sum", "size", "off"), "sum": ("count", "sum", "size", "off"),
          "max": ("count", "off_most"), "min": ("count", "off_most"),
          "squares": ("count", "sum", "size", "squares", "off_squares")}
+TERMS: dict[str, Callable[[ir.Array, ir.Array], ir.Array]] = {  # of a value and its error
+    "count": lambda x, off: np.ones_like(off), "sum": lambda x, off: x, "squares": lambda x, off: x * x,
+    "size": lambda x, off: np.where(np.isfinite(x), np.abs(x), 0.0), "off": lambda x, off: off,
+    "off_squares": lambda x, off: off * off, "off_most": lambda x, off: off}
 
 
 class Gathered:
@@ -322,35 +308,21 @@ class Gathered:
         self.every = {name: np.zeros((1, *shape)) for name in NEEDS[op]}
         self.most = np.full((1, *shape), -np.inf if op == "max" else np.inf)
 
-    def add(self, where: tuple[Array, ...], value: Array, error: Array) -> None:
+    def add(self, where: tuple[ir.Array, ...], value: ir.Array, error: ir.Array) -> None:
         """Add points, each to its place."""
         error = np.broadcast_to(error, value.shape)
         where = (np.zeros(value.shape, np.int64), *where)
         if self.op in ("max", "min"):
             (np.maximum if self.op == "max" else np.minimum).at(self.most, where, value)
         for name, into in self.every.items():
-            match name:
-                case "count":
-                    np.add.at(into, where, 1.0)
-                case "sum":
-                    np.add.at(into, where, value)
-                case "squares":
-                    np.add.at(into, where, value * value)
-                case "size":
-                    np.add.at(into, where, np.where(np.isfinite(value), np.abs(value), 0.0))
-                case "off":
-                    np.add.at(into, where, error)
-                case "off_squares":
-                    np.add.at(into, where, error * error)
-                case "off_most":
-                    np.maximum.at(into, where, error)
+            (np.maximum if name == "off_most" else np.add).at(into, where, TERMS[name](value, error))
 
     @property
-    def held(self) -> dict[str, Array]:
+    def held(self) -> dict[str, ir.Array]:
         """What is known of each place."""
         return {name: found[0] for name, found in self.every.items()}
 
-    def value(self) -> Array:
+    def value(self) -> ir.Array:
         """The reduction of each place; NaN where there are no points, of what is added 0."""
         if self.op == "add":
             return self.held["sum"]
@@ -360,7 +332,7 @@ class Gathered:
             found = self.held["squares"] - self.held["sum"] ** 2 / np.maximum(count, 1.0)
         return np.where(count > 0, found, np.nan)
 
-    def error(self, share: float) -> Array:
+    def error(self, share: float) -> ir.Array:
         """The error of each place; ``share``: that of a sum, as a fraction of its absolute terms."""
         if self.op in ("max", "min"):
             return self.held["off_most"]

@@ -1,6 +1,6 @@
 """What computes each kind of call: the launches of a bound formula, or the reason why torch does.
 
-Kernels may take sizes as arguments. A form (compute/library/any_size.py) is the same for all sizes of a
+Kernels may take sizes as arguments. A form (compute/library/page.py) is the same for all sizes of a
 kind of call. It has a registry of plans (runtime/registry.py): where one axis is reduced, each holds rows
 up to a length, and the last reads them again in steps.
 

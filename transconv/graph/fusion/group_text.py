@@ -4,10 +4,8 @@ A value is asked for at a position and writes the lines that it needs; what was 
 Views become coordinates. Names are counted, so that groups that do the same have the same text, and one
 kernel: blocks of a network repeat.
 
-Also here: reads and stores of a text, and the dims that their tensors have in it.
-
-A tensor has the dims of its value until all reads and stores of a text are known. Then some fall out, or
-become others, which count the same elements: what a schedule sees is a rectangle of axes.
+A tensor has the dims of its value until all its reads and stores are known. Then some fall out, or become
+others, which count the same elements: what a schedule sees is a rectangle of axes.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from transconv.compute import render
 from transconv.graph.fusion.groups import FusionGroup
 from transconv.graph.fusion.index_ir import (
     TYPES,
     ConstantValue,
     Counted,
-    Index,
     Indexed,
     Mapped,
     MovedView,
@@ -32,14 +30,13 @@ from transconv.graph.fusion.index_ir import (
     ProductSum,
     Reduced,
 )
-from transconv.graph.fusion.sized_text import NAME, SizedText, braced
 from transconv.graph.lowerings.table import number
 from transconv.graph.lowerings.view_indexing import flattened
-from transconv.graph.sizes import Known, Length, SymbolicSize, like, packed
+from transconv.graph.regions.region_kernel import NAME, SizedText, braced
+from transconv.graph.sizes import Index, Known, Length, SymbolicSize, dense_strides, like, packed
 from transconv.ir import TRUE, ZERO, Expr, Var, all_of, conjuncts, free_vars, readable
 from transconv.simplify import Facts, prove, simplify
 
-SELECTION = re.compile(r"\bselect\(")
 Axes = Sequence[tuple[str, Length]]
 
 
@@ -58,8 +55,8 @@ class MemoryAccess:
     def declared(self) -> str:
         """The tensor, as a text declares it."""
         sizes = ", ".join(map(braced, self.shape))
-        dense = [prod(self.shape[d + 1:]) for d in range(len(self.shape))]
-        order = "" if self.strides == dense else f" strides({','.join(map(braced, self.strides))})"
+        is_dense = tuple(self.strides) == dense_strides(self.shape)
+        order = "" if is_dense else f" strides({','.join(map(braced, self.strides))})"
         if order and any(isinstance(n, SymbolicSize) for n in self.shape) and (tag := self.order()):
             order = f" {tag}"
         return f"{self.tensor} {TYPES[self.piece.dtype].name} [{sizes}]{order}"
@@ -78,8 +75,8 @@ class MemoryAccess:
     def written(self, words: str) -> str:
         """The line of a text. ``words``: ``read`` and the name that it gets, or ``store``, the name of
         what is stored, and what it is reduced by."""
-        view = f"{self.tensor}[{', '.join(map(said, self.at))}]"
-        view += f" where {said(self.where)}" if self.where is not TRUE else ""
+        view = f"{self.tensor}[{', '.join(map(render, self.at))}]"
+        view += f" where {render(self.where)}" if self.where is not TRUE else ""
         word, name, *op = words.split()
         if word == "store":
             return f"store  {view} {''.join(op)}= {name}"
@@ -111,11 +108,6 @@ class MemoryAccess:
         for d in sorted({*dims}, reverse=True):
             del self.shape[d], self.strides[d], self.at[d]
         self.shape[first:first], self.strides[first:first], self.at[first:first] = sizes, strides, at
-
-
-def said(e: Expr) -> str:
-    """An expression as a text has it."""
-    return SELECTION.sub("where(", readable(e))
 
 
 def split(accesses: Iterable[MemoryAccess], axes: Axes, facts: Facts) -> None:
@@ -257,7 +249,7 @@ class Writer:
 
     def value(self, piece: Piece, at: Index) -> str:
         """The name of a value at a position, or the number that it is."""
-        return self.masked(piece, self.moved(at), TRUE, 0.0)
+        return self.masked(piece, self.group.simple(at), TRUE, 0.0)
 
     def simple(self, e: Expr) -> Expr:
         return simplify(e, self.group.facts)
@@ -283,7 +275,7 @@ class Writer:
             return self.read(piece, at, where, fill)
         match piece:
             case MovedView():
-                return self.masked(piece.of, self.moved(piece.move(at)), where, fill)
+                return self.masked(piece.of, self.group.simple(piece.move(at)), where, fill)
             case PiecewiseIndex():
                 return self.choice(piece.parts, at, where, fill)
         plain = self.value(piece, at) if where is not TRUE else ""
@@ -291,14 +283,14 @@ class Writer:
             return self.chosen(where, plain, fill)
         match piece:
             case Indexed():
-                names = [Var(self.value(p, self.moved(move(at)))) for p, move in piece.told]
+                names = [Var(self.value(p, self.group.simple(move(at)))) for p, move in piece.told]
                 self.places |= {v.name for v in names}
-                return self.masked(piece.of, self.moved(piece.move(at, names)), TRUE, 0.0)
+                return self.masked(piece.of, self.group.simple(piece.move(at, names)), TRUE, 0.0)
             case Counted():
-                return self.let("i", f"{TYPES[piece.dtype].name}({said(self.simple(piece.count(at)))})")
+                return self.let("i", f"{TYPES[piece.dtype].name}({render(self.simple(piece.count(at)))})")
             case Mapped():
                 names_ = [self.value(x, at) for x in piece.inputs]
-                more = [f"({said(self.simple(e))})" for e in piece.place(at)] if piece.place else []
+                more = [f"({render(self.simple(e))})" for e in piece.place(at)] if piece.place else []
                 return self.let(piece.label, piece.write(*names_, *more))
             case Reduced():
                 inner = self.group.within[piece]
@@ -308,13 +300,10 @@ class Writer:
             case ProductSum():
                 own = self.group.product  # the piece, or another part of it
                 assert own is not None
-                a, b = (self.rounded(f.of, self.masked(f.of, self.moved(f.at), f.where, 0.0))
+                a, b = (self.rounded(f.of, self.masked(f.of, self.group.simple(f.at), f.where, 0.0))
                         for f in own.factors)
                 return self.let("sum", f"sum({a}*{b}; {' '.join(own.summed)})")
         raise AssertionError(piece)
-
-    def moved(self, at: Index) -> Index:
-        return tuple(self.simple(e) for e in at)
 
     def rounded(self, piece: Piece, name: str) -> str:
         """A factor in its own type: the matrix unit takes it as it would take an element in memory."""
@@ -325,7 +314,7 @@ class Writer:
         """The first part whose condition holds."""
         first, *rest = parts
         here = self.shorter(first.where(at))
-        moved = self.moved(first.move(at))
+        moved = self.group.simple(first.move(at))
         if not rest or here is TRUE:
             return self.masked(first.of, moved, where, fill)
         other = rest[0].of
@@ -334,13 +323,13 @@ class Writer:
             return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), beyond)
         yes = self.masked(first.of, moved, where, fill)
         no = self.choice(rest, at, where, fill)
-        name = self.let("cat", f"where({said(here)}, {yes}, {no})")
+        name = self.let("cat", f"where({render(here)}, {yes}, {no})")
         if {yes, no} <= self.elements:
             self.elements.add(name)
         return name
 
     def chosen(self, where: Expr, name: str, fill: float) -> str:
-        return self.let("inside", f"where({said(where)}, {name}, {fill!r})")
+        return self.let("inside", f"where({render(where)}, {name}, {fill!r})")
 
     def let(self, label: str, text: str) -> str:
         self.count += 1
@@ -369,7 +358,7 @@ class Writer:
         """Every dim of the piece."""
         held = self.strides(piece)
         strides = self.group.strides[piece] if held is None else held
-        return MemoryAccess(name, piece, [*piece.shape], [*strides], [*self.moved(at)])
+        return MemoryAccess(name, piece, [*piece.shape], [*strides], [*self.group.simple(at)])
 
     # -- axes ------------------------------------------------------------------------------------
 

@@ -1,13 +1,17 @@
-"""Groups: which values one kernel computes, and at which positions of its axes.
+"""Groups: which values one kernel computes, and at which positions of its axes; plans, made of groups; and
+what a kernel costs.
 
 A group begins with a reduction, a product, or a value that must be stored. Values behind it ride along
 while they stand at its own positions: maps, casts, residuals, reshapes, permutations, and in rows further
 reductions over the same axes. Everything else is stored and read by a later kernel.
+
+The costs are counts and a roofline, which decisions of a plan need; the estimate of a kernel's schedule is
+the cost room's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -15,11 +19,21 @@ from math import prod
 from typing import NamedTuple
 
 from transconv.compute import counted
-from transconv.graph.fusion.index_ir import Index, Piece, ProductSum, Reduced
+from transconv.functional.calls.compiled_launch import TensorMemory
+from transconv.graph.fusion.index_ir import (
+    Mapped,
+    Piece,
+    PiecewiseIndex,
+    ProductSum,
+    Reduced,
+    memory_of,
+    sources,
+)
 from transconv.graph.lowerings.view_indexing import reshape
-from transconv.graph.sizes import Length, divides, facts_of, with_axis
+from transconv.graph.sizes import Index, Length, divides, facts_of, like, with_axis
 from transconv.ir import Expr, Var, free_vars
 from transconv.simplify import Facts, simplify
+from transconv.target import Target
 
 SILENT = ("view", "reshape", "expand", "permute", "copy", "cast")  # in the names of kernels
 NAMED = 6  # operations at most
@@ -158,16 +172,12 @@ def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
     """A group that reduces over some dims of its inputs."""
     shape = inputs[0].shape
     made = FusionGroup(number, named(refined(shape, others)))
-    at = _position(made, shape)
+    space, sizes = made.space
+    at = made.simple(reshape(shape, sizes)(tuple(space)))
     made.reduced = {v.name for d in dims for v in free_vars(at[d])}
     for x in inputs:
         made.at[x] = at
     return made
-
-
-def _position(group: FusionGroup, shape: Sequence[Length]) -> Index:
-    at, sizes = group.space
-    return group.simple(reshape(shape, sizes)(tuple(at)))
 
 
 def product_group(number: int, piece: ProductSum) -> FusionGroup:
@@ -189,3 +199,139 @@ def map_group(number: int, shape: Sequence[Length]) -> FusionGroup:
 def behind(at: Index, piece: Reduced) -> Index:
     """The position of a reduction's result, of that of its inputs."""
     return tuple(e for d, e in enumerate(at) if d not in piece.dims)
+
+
+# -- costs -------------------------------------------------------------------------------------------
+
+
+WIDE = 128  # columns of a product's tile: as often is a row loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Microseconds on a target, by its rates."""
+
+    target: Target
+
+    @property
+    def launch_us(self) -> float:
+        """Microseconds of a launch that computes nothing."""
+        return self.target.rates.issue.empty_us
+
+    def late(self, p: ProductSum) -> float:
+        """Microseconds more of a product of which a factor is computed in registers first."""
+        return self.target.rates.issue.computed_late * self.multiplied(p)
+
+    def moved(self, count: float) -> float:
+        """Microseconds that so many bytes take."""
+        return count / (self.target.bandwidth_gbs * 1e3)
+
+    def worked(self, count: float) -> float:
+        """Microseconds that so many instructions take."""
+        issue = self.target.rates.issue
+        return count / (self.target.sms * issue.cores * (issue.clock * 1e3))
+
+    def multiplied(self, p: ProductSum) -> float:
+        """Microseconds of a product."""
+        rate = self.target.tflops * (1.0 if p.factors[0].of.dtype.itemsize < 4 else 0.5)
+        return 2 * sum(part.multiplied for part in (p, *p.others)) / (rate * 1e6)
+
+    def least(self, p: ProductSum) -> float:
+        """Microseconds that no kernel of a product alone stays below, by the cost room's estimates."""
+        moved = self.moved(sum(f.of.bytes for f in p.factors) + p.bytes)
+        quick = 0.5 if p.factors[0].of.dtype.itemsize == 1 else 1.0
+        return max(moved, quick * self.multiplied(p))
+
+    def kernel(self, bytes_: float, work: float, p: ProductSum | None) -> float:
+        """Microseconds of a kernel: its launch, and memory beside arithmetic."""
+        busy = self.worked(work) + (self.multiplied(p) if p else 0.0)
+        return self.launch_us + max(self.moved(bytes_), busy)
+
+
+def ahead(piece: Piece) -> float:
+    """Instructions of all elements of a value, of operands that are there."""
+    return piece.work * like(piece.size) if isinstance(piece, Mapped) else 0.0
+
+
+def visits(p: ProductSum, side: int) -> float:
+    """How often each element of a factor is loaded: by every tile across, in every place of a window."""
+    own = p.factors[side].of
+    other = like(p.shape[1 - side - 2] if len(p.shape) == 2 else p.factors[1 - side].of.shape[0])
+    moved = {v.name for e in p.factors[side].at for v in free_vars(e)}
+    seen = prod(like(n) for name, n in p.axes if name in moved)
+    return float(max(1.0, seen / max(1, like(own.size))) * -(-other // WIDE))
+
+
+def traffic(group: FusionGroup, stored: set[Piece]) -> tuple[int, float]:
+    """Bytes that a group reads and writes at least, and its operations: multiply-adds count twice."""
+    ends = [*group.stores, *group.within, *([group.product] if group.product else [])]
+    read = {x for e in ends for x in sources(e, stored - {*group.stores})}
+    elements = prod(like(n) for _, n in group.axes)
+    done = {*group.at, *group.evaluated}
+    each = sum(x.work for x in done if isinstance(x, Mapped)) + len(group.within)
+    operations = 2.0 * group.product.multiplied if group.product else 0.0
+    operations += each * (like(group.product.size) if group.product else elements)
+    return sum(x.bytes for x in {*read, *group.stores}), operations
+
+
+# -- plans -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A value that goes through memory: from its operation to another one, and why."""
+
+    value: str
+    user: str
+    reason: str
+
+
+@dataclass(slots=True)
+class FusionPlan:
+    """The groups in the order in which they run, what is in memory behind which of them, and which of it
+    lies in the memory of a concatenation."""
+
+    groups: list[FusionGroup] = field(default_factory=list)
+    stored: dict[Piece, FusionGroup] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    places: dict[Piece, ConcatOffset] = field(default_factory=dict)
+
+    def strides(self, piece: Piece) -> tuple[Length, ...]:
+        """Of a value that is stored, in elements."""
+        place = self.places.get(piece)
+        return memory_of(piece if place is None else place.whole)
+
+    def note(self, value: Piece, user: Piece, reason: str) -> None:
+        """That a value goes through memory, and why."""
+        self.edges.append(Edge(value.label or "a value", user.label or "a value", reason))
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatOffset:
+    """Where a value lies: in the memory of a concatenation, so many elements behind its beginning."""
+
+    whole: PiecewiseIndex
+    behind: int
+
+
+class Slices(NamedTuple):
+    """Memory that several values have together: of which value, how it lies, and which others have slices
+    of it, with their sizes and how many elements behind its beginning they begin."""
+
+    whole: Piece
+    memory: TensorMemory
+    parts: tuple[tuple[Piece, tuple[int, ...], int], ...]
+
+
+def slices(plan: FusionPlan) -> dict[Piece, Slices]:
+    """What has memory with others, by each of these."""
+    by_whole: dict[Piece, list[tuple[Piece, tuple[int, ...], int]]] = {}
+    for piece, at in plan.places.items():
+        by_whole.setdefault(at.whole, []).append((piece, numbers_of(piece.shape), at.behind))
+    made = {w: Slices(w, TensorMemory(numbers_of(w.shape), numbers_of(memory_of(w)), w.dtype),
+                      tuple(parts)) for w, parts in by_whole.items()}
+    return {piece: made[at.whole] for piece, at in plan.places.items()}
+
+
+def numbers_of(sizes: Iterable[Length]) -> tuple[int, ...]:
+    return tuple(n for n in sizes if isinstance(n, int))

@@ -1,17 +1,23 @@
 """What a graph is translated into: values of every position, made of other values at positions.
 
-    Source     a tensor in memory                       Mapped    arithmetic on the same position of others
-    Seen       another value at other positions         Chosen    one of several, by the position
-    Indexed    another value at positions that values tell
-    Reduced    many positions become one                Product   a sum of products of two values
-    Constant   a number                                 Counted   a number made of the position
+    RegionInput      a tensor in memory                      Mapped    arithmetic on a position of others
+    MovedView        another value at other positions        Indexed   at positions that values tell
+    PiecewiseIndex   one of several, by the position         Reduced   many positions become one
+    ConstantValue    a number                                Counted   a number made of the position
+    ProductSum       a sum of products of two values
 
 A view is a function of coordinates; nothing is computed or copied until a kernel asks for a position.
+
+What is stored lies in memory in torch's order, but for images of convolutions. Convolutions read and store
+boxes of features, and what stands between them is as fast in any order that all have in common. So values
+that a convolution reads or makes, and those that maps, pads, windows and concatenations connect with such
+ones, lie with features last, whatever torch says; what is handed out keeps its order, but for what only
+the backward graph sees (regions/aot_graphs.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -20,12 +26,9 @@ import torch
 
 from transconv.conv import ConvProblem, Prop
 from transconv.functional.calls import compiled_launch
-from transconv.graph.sizes import Fraction, Length, like
+from transconv.graph.sizes import Fraction, Index, Length, Move, Where, dense_strides, like, packed
 from transconv.ir import TRUE, DType, Expr
 
-Index = tuple[Expr, ...]
-Move = Callable[[Index], Index]
-Where = Callable[[Index], Expr]
 TYPES: dict[torch.dtype, DType] = compiled_launch.HELD
 """The types of values, by torch's."""
 
@@ -236,3 +239,92 @@ class Instead(NamedTuple):
 
     product: ProductSum
     rounds: bool
+
+
+def ingredients(piece: Piece, stored: set[Piece]) -> Iterator[Piece]:
+    """All that a value is made of, up to what is in memory, once each."""
+    left, seen = [piece], {piece}
+    while left:
+        at = left.pop()
+        yield at
+        if not isinstance(at, RegionInput) and at not in stored:
+            left += [x for x in dict.fromkeys(at.operands) if x not in seen]
+            seen |= {*at.operands}
+
+
+def sources(piece: Piece, stored: set[Piece]) -> set[Piece]:
+    """The tensors in memory that a value is made of."""
+    return {x for x in ingredients(piece, stored) if isinstance(x, RegionInput) or x in stored}
+
+
+def instructions(piece: Piece, stored: set[Piece]) -> float:
+    """Instructions of one element."""
+    return sum(x.work for x in ingredients(piece, stored) if isinstance(x, Mapped) and x not in stored)
+
+
+ALIGNED = 16  # bytes of which the rows of boxes are multiples
+
+
+def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
+    """Dense strides with the second dim innermost, as boxes of a convolution like it."""
+    inner = [prod(shape[d + 1:]) * shape[1] for d in range(2, len(shape))]
+    return (prod(shape[1:]), 1, *inner)
+
+
+def memory_of(piece: Piece) -> tuple[Length, ...]:
+    """The strides in which a value is stored: torch's, where its elements have places of their own."""
+    if piece.strides is not None and packed(piece.shape, piece.strides) is not None:
+        return piece.strides
+    return dense_strides(piece.shape)
+
+
+def aliased(piece: Piece) -> Piece:
+    """What a value is a view of, in the same memory."""
+    while isinstance(piece, MovedView) and piece.alias:
+        piece = piece.of
+    return piece
+
+
+def images(order: Iterable[Piece]) -> set[Piece]:
+    """Of values, operands first, those that are images of convolutions or connected with such ones."""
+    pieces = [*order]
+    near: dict[Piece, list[Piece]] = {}
+    for piece in pieces:
+        for x in piece.operands if isinstance(piece, (Mapped, MovedView, PiecewiseIndex)) else ():
+            joined = isinstance(piece, PiecewiseIndex) and piece.along == 1
+            if len(x.shape) == len(piece.shape) > 2 and (joined or x.shape[1] == piece.shape[1]):
+                near.setdefault(x, []).append(piece)
+                near.setdefault(piece, []).append(x)
+    left = [x for p in pieces if isinstance(p, ProductSum) for x in _own(p)]
+    found = {*left}
+    while left:
+        new = [x for x in near.get(left.pop(), ()) if x not in found]
+        found |= {*new}
+        left += new
+    return {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
+
+
+def _own(product: ProductSum) -> Iterator[Piece]:
+    """The images of a convolution."""
+    if product.relation is None:
+        return
+    prop = product.relation[1]
+    for name, factor in zip(prop.operands, product.factors, strict=True):
+        if name != "wei":
+            yield factor.of
+    if prop is not Prop.BWD_W:
+        yield product
+
+
+def ordered(ends: Iterable[Piece]) -> list[Piece]:
+    """All values that some are made of, operands first."""
+    found: dict[Piece, None] = {}
+    left: list[tuple[Piece, bool]] = [(e, False) for e in reversed([*ends])]
+    while left:
+        piece, known = left.pop()
+        if known:
+            found[piece] = None
+        elif piece not in found:
+            left.append((piece, True))
+            left += [(x, False) for x in reversed(piece.operands) if x not in found]
+    return [*found]

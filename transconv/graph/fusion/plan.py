@@ -1,27 +1,46 @@
-"""Which values are stored, and by which kernel: one pass over the values in their order.
+"""The plan of a region: one pass over the values in their order, which places each in a group.
 
-    rides    a value whose operands stand in one group, at its own positions, is computed there
-    stored   what another group needs of it; what is handed out; what is too dear to compute again
-    read     everything else: views and maps of what is in memory are evaluated where they are read
+A value rides in the group of its operands, or is stored (fusion/planner.py). A reduction leaves with the
+product whose result it reduces, joins a group of rows, or begins one:
+
+    conv -> mean, var              one kernel stores the result and parts of its sums and squared
+                                   deviations; a small one combines the parts
+
+Concatenations are stored by parts, where these stand in them:
+
+    a = conv(x)    b = conv(y)    z = conv(cat(a, b))
+
+The kernels of a and b store into slices of one tensor, so that no kernel copies them, and the one of z
+reads a plain tensor, in boxes. What is no kernel's own result, such as a tensor that was handed in, is
+copied to its slice. A concatenation that begins another one is a slice of it: in a network in which each
+layer reads all results before it, they are parts of one tensor.
 
 Each edge between two kernels has the reason why it is one.
-
-Also here: reductions and products of a plan: each joins a group, or begins one of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from transconv.graph.fusion import concat_views, epilogue_reductions, fusion_cost, materialize
-from transconv.graph.fusion.groups import FusionGroup, behind, map_group, product_group, rows_group
+import torch
+
+from transconv.graph.fusion.groups import (
+    ConcatOffset,
+    FusionGroup,
+    FusionPlan,
+    Price,
+    Statistic,
+    behind,
+    map_group,
+    numbers_of,
+    product_group,
+    rows_group,
+)
 from transconv.graph.fusion.index_ir import (
+    ALIGNED,
     ConstantValue,
-    Index,
-    Indexed,
     Mapped,
     MovedView,
     Piece,
@@ -29,288 +48,66 @@ from transconv.graph.fusion.index_ir import (
     ProductSum,
     Reduced,
     RegionInput,
+    features_last,
+    memory_of,
+    sources,
 )
-from transconv.graph.fusion.memory_order import features_last, images, memory_of
-from transconv.graph.sizes import Length, same
-from transconv.ir import Var
-
-Apart = Mapping[Piece, Sequence[materialize.MaterializeReason]]
-"""Products whose factors are written first: in one step what is computed, in another what is seen through
-views."""
-NONE: Apart = MappingProxyType({})
-MOST_STORED = 16  # small values that one kernel stores
-LONGEST = 100  # operations of one kernel, one of the other's result; of views twice as many
-CUT = "is at the end of a chain of {} operations, the longest of one kernel"
-CUT_OFF = "is needed behind such a chain"
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A value that goes through memory: from its operation to another one, and why."""
-
-    value: str
-    user: str
-    reason: str
+from transconv.graph.fusion.planner import (
+    NONE,
+    Apart,
+    Planner,
+    compared,
+    viewed,
+    weigh,
+    weigh_factor,
+    weigh_windows,
+    widens,
+)
+from transconv.graph.sizes import Index, Length, SymbolicSize, like
+from transconv.ir import Const, FloorDiv, Var, free_vars
 
 
-@dataclass(slots=True)
-class FusionPlan:
-    """The groups in the order in which they run, what is in memory behind which of them, and which of it
-    lies in the memory of a concatenation."""
-
-    groups: list[FusionGroup] = field(default_factory=list)
-    stored: dict[Piece, FusionGroup] = field(default_factory=dict)
-    edges: list[Edge] = field(default_factory=list)
-    places: dict[Piece, concat_views.ConcatOffset] = field(default_factory=dict)
-
-    def strides(self, piece: Piece) -> tuple[Length, ...]:
-        """Of a value that is stored, in elements."""
-        place = self.places.get(piece)
-        return memory_of(piece if place is None else place.whole)
-
-    def note(self, value: Piece, user: Piece, reason: str) -> None:
-        """That a value goes through memory, and why."""
-        self.edges.append(Edge(value.label or "a value", user.label or "a value", reason))
-
-
-def ordered(ends: Iterable[Piece]) -> list[Piece]:
-    """All values that some are made of, operands first."""
-    found: dict[Piece, None] = {}
-    left: list[tuple[Piece, bool]] = [(e, False) for e in reversed([*ends])]
-    while left:
-        piece, known = left.pop()
-        if known:
-            found[piece] = None
-        elif piece not in found:
-            left.append((piece, True))
-            left += [(x, False) for x in reversed(piece.operands) if x not in found]
-    return [*found]
-
-
-def planned(outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart = NONE,
+def planned(outputs: Sequence[Piece], rates: Price, apart: Apart = NONE,
             again: Mapping[Piece, str] = MappingProxyType({}),
             free: AbstractSet[Piece] = frozenset()) -> FusionPlan:
     """The plan for some values to be in memory. ``apart``: products whose factors are written first;
     ``again``: those whose results are read again by reductions, with the reasons; ``free``: outputs whose
     order in memory nothing depends on."""
-    return Planner(outputs, rates, apart, again, free).plan
+    planner = Planner(outputs, rates, apart, again, free)
+    for piece in planner.order:
+        _place(piece, planner)
+        planner.limit(piece)
+    for piece in planner.outputs:
+        planner.hold(piece)
+    store_in_slices(planner)
+    for group in planner.plan.groups:
+        planner.forget(group)
+    return planner.plan
 
 
-class Planner:
-    """Makes a plan. ``home``: the group in which a value rides; ``chain``: how many operations, one of the
-    other's result, have made a value of what is in memory; ``cut``: what is in memory because those are
-    too many, and is read from there by whatever is made of it."""
-
-    def __init__(self, outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart,
-                 again: Mapping[Piece, str], free: AbstractSet[Piece] = frozenset()) -> None:
-        self.apart, self.again = apart, again
-        self.fixed = {*outputs} - free  # in torch's order
-        self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, FusionPlan()
-        self.order = ordered(self.outputs)
-        self.images = images(self.order) - self.fixed
-        self.home: dict[Piece, FusionGroup] = {}
-        self.users: dict[Piece, list[Piece]] = {}
-        self.chain: dict[Piece, int] = {}
-        self.cut: set[Piece] = set()
-        for piece in self.order:
-            for x in dict.fromkeys(piece.operands):
-                self.users.setdefault(x, []).append(piece)
-        for piece in self.order:
-            self.place(piece)
-            self.limit(piece)
-        for piece in self.outputs:
-            self.hold(piece)
-        concat_views.place(self)
-        for group in self.plan.groups:
-            self.forget(group)
-
-    def place(self, piece: Piece) -> None:
-        match piece:
-            case RegionInput() | ConstantValue():
-                return
-            case Reduced():
-                reduce(piece, self)
-            case ProductSum():
-                multiply(piece, self)
-            case _:
-                self.ride(piece)
-                if isinstance(piece, Mapped) and piece.equal and piece not in self.home:
-                    materialize.compared(piece, self)
-                if piece not in self.home and isinstance(piece, Mapped):
-                    materialize.weigh(piece, self)
-
-    def limit(self, piece: Piece) -> None:
-        """Store a value at the end of a long chain: texts and kernels of any length take long to compile,
-        and what reads them recurses."""
-        made = [self.chain[x] for x in piece.operands if x not in self.plan.stored]
-        self.chain[piece] = count = 1 + max(made, default=0) if piece.operands else 0
-        if count < LONGEST * (1 if isinstance(piece, Mapped) else 2) or piece in self.plan.stored:
+def _place(piece: Piece, planner: Planner) -> None:
+    match piece:
+        case RegionInput() | ConstantValue():
             return
-        for user in self.users.get(piece, ())[:1]:
-            self.keep(piece, user, CUT.format(count), itself=True)
-            self.cut.add(piece)
+        case Reduced():
+            reduce(piece, planner)
+        case ProductSum():
+            multiply(piece, planner)
+        case _:
+            planner.ride(piece)
+            if isinstance(piece, Mapped) and piece not in planner.home:
+                if piece.equal:
+                    compared(piece, planner)
+                weigh(piece, planner)
 
-    # -- what is known of values -----------------------------------------------------------------
 
-    @property
-    def memory(self) -> set[Piece]:
-        return {*self.plan.stored}
-
-    def needs(self, piece: Piece, within: FusionGroup | None = None) -> int:
-        """The last group that must have run before a value can be read: -1, none. ``within``: by a group,
-        which evaluates what it stores itself."""
-        most, left, seen = -1, [piece], {piece}
-        while left:
-            at = left.pop()
-            found = self.plan.stored.get(at)
-            if found is not None and (found is not within or at in self.cut):
-                most = max(most, found.number)
-                continue
-            left += [x for x in at.operands if x not in seen]
-            seen |= {*at.operands}
-        return most
-
-    def fits(self, piece: Piece, at: Index, group: FusionGroup, seen: set[tuple[Piece, Index]]) -> bool:
-        """Whether a group has all that a value at a position is made of; ``seen``: what was asked for."""
-        if isinstance(piece, (RegionInput, ConstantValue)) or (piece, at) in seen:
-            return True
-        seen.add((piece, at))
-        own = self.home.get(piece)
-        mine = own is not None and own.number == group.number and piece not in self.cut
-        if piece in self.plan.stored and not mine:
-            return self.plan.stored[piece].number < group.number
-        at = group.simple(at)
-        if piece.anchored:
-            return mine and group.at[piece] == at
-        match piece:
-            case MovedView():
-                return self.fits(piece.of, piece.move(at), group, seen)
-            case PiecewiseIndex():
-                return all(self.fits(p.of, p.move(at), group, seen) for p in piece.parts)
-            case Indexed():
-                told = [(p, move(at)) for p, move in piece.told]
-                names = [Var("told_") for _ in told]
-                return all(self.fits(p, a, group, seen) for p, a in told) and self.fits(
-                    piece.of, piece.move(at, names), group, seen)
-        return all(self.fits(x, at, group, seen) for x in piece.operands)
-
-    # -- rides -----------------------------------------------------------------------------------
-
-    def ride(self, piece: Piece) -> None:
-        """Let a value be computed where its operands are, or store these."""
-        homes = [self.home[x] for x in piece.operands if x in self.home]
-        if not homes:
-            return
-        group = max(homes, key=lambda g: g.number)
-        if self.cut.intersection(piece.operands):
-            for x in piece.operands:
-                if x in self.home:
-                    self.keep(x, piece, CUT_OFF)
-            return
-        away = [x for x in piece.operands if self.home.get(x) not in (None, group)]
-        if all(self.needs(x) < group.number for x in piece.operands if x not in self.home):
-            held = [x for x in away if x not in self.plan.stored]
-            for x in held:
-                self.plan.stored[x] = self.home[x]  # as if: until it is known that the rest fits
-            places = [self.position(piece, g) for g in (group, *group.siblings)]
-            for x in held:
-                del self.plan.stored[x]
-            if all(at is not None for at in places):
-                for x in held:
-                    self.keep(x, piece, f"one kernel has the tiles of {group.name} alone")
-                self.home[piece] = group
-                for g, at in zip((group, *group.siblings), places, strict=True):
-                    g.at[piece] = at or ()
-                group.evaluated[piece] = None
-                return
-        for x in piece.operands:
-            if x in self.home:
-                self.keep(x, piece, self.why_not(piece, group))
-
-    def why_not(self, piece: Piece, group: FusionGroup) -> str:
-        said = {"product": "tile", "rows": "row", "map": "element"}[group.kind]
-        if isinstance(piece, (MovedView, PiecewiseIndex, Indexed)):
-            return f"{piece.label} moves elements to another {said} of {group.name}"
-        return f"its operands are not in one {said}"
-
-    def position(self, piece: Piece, group: FusionGroup) -> Index | None:
-        """Where a value stands in a group that has its operands."""
-        found = []
-        for x in piece.operands:
-            if (own := group.at.get(x)) is not None:
-                if isinstance(piece, MovedView) and piece.back:
-                    found.append(group.simple(piece.back(own)))
-                elif isinstance(piece, Mapped):
-                    found.append(own)
-        found += group.positions(piece.shape)
-        return next((at for at in dict.fromkeys(found) if self.fits(piece, at, group, set())), None)
-
-    # -- stores ----------------------------------------------------------------------------------
-
-    def keep(self, piece: Piece, user: Piece | None, reason: str, exact: bool = False,
-             itself: bool = False) -> None:
-        """Have a value in memory for a user, or for arithmetic what a kernel evaluates it from. ``exact``:
-        it, or what it is a view of, or only widens; ``itself``, or without a user: nothing else."""
-        if user is None:
-            self.hold(piece)
-            return
-        narrow = exact or not isinstance(user, (Mapped, Reduced))
-        for base in [piece] if itself else materialize.bases(piece, self, narrow):
-            self.plan.note(base, user, reason)
-            self.hold(base)
-
-    def hold(self, piece: Piece) -> None:
-        """Have a value stored by the kernel that has it."""
-        if piece in self.plan.stored or isinstance(piece, RegionInput):
-            return
-        group = self.home.get(piece) or self.mapping(piece)
-        if piece in self.images:
-            piece.strides = features_last(piece.shape)
-        group.stores.append(piece)
-        group.at.setdefault(piece, group.positions(piece.shape)[0] if group.product is None else ())
-        self.plan.stored[piece] = group
-
-    def mapping(self, piece: Piece) -> FusionGroup:
-        """The group that stores a value which rides nowhere: one that stores another of its shape, if it
-        may, and both read a tensor or are so small that a launch takes longer."""
-        needs = self.needs(piece)
-        for group in self.plan.groups:
-            if group.number > needs and piece in group.at:  # a row that is reduced
-                return group
-        for group in reversed(self.plan.groups):
-            if group.kind != "map" or not same(group.stores[0].shape, piece.shape) or self.needs(
-                    piece, group) >= group.number:
-                continue
-            others = self.memory - {*group.stores}
-            reads = fusion_cost.sources(piece, others)
-            beside = {t for x in group.stores for t in fusion_cost.sources(x, others)}
-            small = len(group.stores) < MOST_STORED and self.rates.moved(
-                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < self.rates.launch_us
-            if small or reads & beside:
-                return self.evaluates(group, piece)
-        group = map_group(len(self.plan.groups), piece.shape)
-        self.plan.groups.append(group)
-        return self.evaluates(group, piece)
-
-    def evaluates(self, group: FusionGroup, piece: Piece) -> FusionGroup:
-        """Note what a group evaluates for a value that rides nowhere."""
-        known = {*self.plan.stored, *self.home}
-        group.evaluated |= dict.fromkeys(
-            reversed([x for x in fusion_cost.inside(piece, known) if x not in known]))
-        return group
-
-    def forget(self, group: FusionGroup) -> None:
-        """What rides with a group and is evaluated by others alone is none of its operations."""
-        others = self.memory - {*group.stores}
-        needed = {x for piece in group.stores for x in fusion_cost.inside(piece, others)}
-        for piece in [p for p in group.evaluated if p not in needed]:
-            del group.evaluated[piece]
+# -- reductions and products -------------------------------------------------------------------------
 
 
 def reduce(piece: Reduced, planner: Planner) -> None:
     """Place a reduction: it leaves with the kernel of its operand, is one more of a group's rows, or
     begins a group of rows."""
-    why = epilogue_reductions.left(piece, planner)
+    why = reduce_in_epilogue(piece, planner)
     if not why:
         return
     homes = [planner.home[x] for x in piece.inputs if x in planner.home]
@@ -321,15 +118,13 @@ def reduce(piece: Reduced, planner: Planner) -> None:
         if x in planner.home:
             assert group is not None
             planner.keep(x, piece, why if group.kind == "product" else "another set of axes is reduced")
-    reads = {t for x in piece.inputs for t in fusion_cost.sources(x, planner.memory)}
+    reads = {t for x in piece.inputs for t in sources(x, planner.memory)}
     for other in planner.plan.groups[::-1]:
-        same = any(
-            reads & fusion_cost.sources(x, planner.memory) for r in other.within for x in r.operands
-        )
+        same = any(reads & sources(x, planner.memory) for r in other.within for x in r.operands)
         if same and _joins(piece, other, planner):
             return
     for x in piece.inputs:
-        materialize.weigh_windows(x, piece, planner)
+        weigh_windows(x, piece, planner)
     made = rows_group(len(planner.plan.groups), piece.inputs, piece.dims, _shapes_near(piece, planner))
     planner.plan.groups.append(made)
     for x in piece.inputs:
@@ -385,8 +180,211 @@ def multiply(piece: ProductSum, planner: Planner) -> None:
             planner.keep(x, piece, f"a product reads an element of {planner.home[x].name} many times, in "
                       "other tiles")
         else:
-            materialize.weigh_factor(piece, side, planner)
+            weigh_factor(piece, side, planner)
     made = product_group(len(planner.plan.groups), piece)
     made.evaluated[piece] = None
     planner.home[piece] = made
     planner.plan.groups.append(made)
+
+
+# -- concatenations ----------------------------------------------------------------------------------
+
+
+RUN = 64  # bytes: two sectors of memory
+IN_PLACE = "is stored where it stands in the concatenation"
+
+
+def store_in_slices(planner: Planner) -> None:
+    """Change a plan so that concatenations are stored by parts: those that are stored, and those of which
+    all parts are."""
+    found = [p for p in planner.order if isinstance(p, PiecewiseIndex) and p.along is not None
+             and all(isinstance(n, int) for n in p.shape)]
+    for piece in sorted(found, key=lambda p: -p.bytes):
+        if not _slice(piece, planner):
+            _whole(piece, planner)
+
+
+def _starts(piece: PiecewiseIndex) -> list[int]:
+    """Where the parts begin along the dim."""
+    assert piece.along is not None
+    starts = [0]
+    for part in piece.parts:
+        length = part.of.shape[piece.along]
+        assert isinstance(length, int)
+        starts.append(starts[-1] + length)
+    return starts[:-1]
+
+
+def _whole(piece: PiecewiseIndex, planner: Planner) -> None:
+    """Have the parts of a concatenation stored in it, and copied where no kernel stores them."""
+    plan, own = planner.plan, planner.plan.stored.get(piece)
+    strides = _strides(piece, planner)
+    lies = [ConcatOffset(piece, start * strides[piece.along or 0]) for start in _starts(piece)]
+    places = {p.of: at for p, at in reversed([*zip(piece.parts, lies, strict=True)])
+              if _may_lie(p.of, at.behind, strides, piece, planner)}
+    if not places or own is None and len(places) < len(piece.parts) or own and own.kind != "map":
+        return
+    piece.strides = strides
+    plan.places |= places
+    for x in places:
+        plan.note(x, piece, IN_PLACE)
+    if own is None:
+        plan.stored[piece] = max((plan.stored[x] for x in places), key=lambda g: g.number)
+        return
+    own.stores.remove(piece)
+    for part, at in reversed([*zip(piece.parts, lies, strict=True)]):
+        if places.get(part.of) != at:
+            _copy(part.of, at, own, planner)
+
+
+def _copy(part: Piece, at: ConcatOffset, own: FusionGroup, planner: Planner) -> None:
+    """Store a part behind a group, by a kernel of its own."""
+    plan = planner.plan
+    copy = MovedView(shape=part.shape, dtype=part.dtype, label=at.whole.label, of=part, move=tuple)
+    group = map_group(own.number, copy.shape)
+    group.stores, group.at[copy] = [copy], group.positions(copy.shape)[0]
+    plan.groups.insert(plan.groups.index(own) + 1, planner.evaluates(group, copy))
+    plan.places[copy], plan.stored[copy] = at, group
+
+
+def _strides(piece: PiecewiseIndex, planner: Planner) -> tuple[int, ...]:
+    """How a concatenation lies: as torch has it where it is handed out, else with features last if it is
+    an image of a convolution."""
+    if piece not in planner.fixed and any(x in planner.images for x in (piece, *piece.operands)):
+        return numbers_of(features_last(piece.shape))
+    return numbers_of(memory_of(piece))
+
+
+def _may_lie(part: Piece, behind: int, strides: tuple[int, ...], piece: PiecewiseIndex,
+             planner: Planner) -> bool:
+    """Whether the kernel that stores a value may store it so many elements behind the beginning of a
+    tensor: it is needed nowhere else in an order of its own, boxes may begin there, and what is stored in
+    one piece is as long as what memory moves at once."""
+    group = planner.plan.stored.get(part)
+    if group is None or part not in group.stores or part in group.statistics or (
+            isinstance(part, RegionInput) or part in planner.outputs or part in planner.plan.places
+            or part.dtype is not piece.dtype):
+        return False
+    size = part.dtype.itemsize
+    mine = memory_of(part)
+    wide = [d for d, n in enumerate(part.shape) if n != 1]
+    order = [sorted(wide, key=lambda d: -like(own[d])) for own in (strides, mine)]
+    steps = [n for n in (behind, *(strides[d] for d in wide)) if n != 1]
+    assert piece.along is not None
+    run = strides[piece.along] * like(part.shape[piece.along]) * size
+    return order[0] == order[1] and run >= RUN and all(n * size % ALIGNED == 0 for n in steps)
+
+
+def _slice(piece: PiecewiseIndex, planner: Planner) -> bool:
+    """Whether all parts of a concatenation stand in another one as they do in it; it is then a slice."""
+    plan, own = planner.plan, planner.plan.stored.get(piece)
+    first = plan.places.get(piece.parts[0].of)
+    if first is None or first.whole.along != piece.along or piece in planner.outputs or (
+            own and own.kind != "map"):
+        return False
+    step = numbers_of(memory_of(first.whole))[piece.along or 0]
+    for part, start in zip(piece.parts, _starts(piece), strict=True):
+        if plan.places.get(part.of) != ConcatOffset(first.whole, first.behind + start * step):
+            return False
+    if own is not None:
+        own.stores.remove(piece)
+    plan.stored[piece] = max((plan.stored[p.of] for p in piece.parts), key=lambda g: g.number)
+    plan.places[piece] = first
+    return True
+
+
+# -- reductions that leave with a product ------------------------------------------------------------
+
+
+KEPT = (torch.float32, torch.float64)
+
+
+def reduce_in_epilogue(piece: Reduced, planner: Planner) -> str:
+    """Have a reduction leave with the product of its input, or say why it does not."""
+    x = piece.inputs[0] if piece.deviating is None else piece.deviating
+    group = planner.home.get(x)
+    if group is None or group.product is None:
+        return "its input is no result of a product"
+    op = "squares" if piece.deviating is not None else piece.op
+    at = group.at[x]
+    if why := planner.again.get(group.product) or _why_not(piece, op, x, at):
+        return why
+    if group.siblings:
+        return "the parts of its input are computed apart"
+    if not all(_own_axes(group.product)):
+        return "a vector is multiplied, which is a reduction of rows"
+    if any(isinstance(n, SymbolicSize) for _, n in group.axes):
+        return "sizes that are names do not tell how many tiles there are"
+    place = group.simple(behind(at, piece))
+    if (why := _why_not_place(place)) or x.size != group.product.size:
+        return why or "it reduces values more often than the product has them"
+    applied = _is_applied(x, planner)
+    alike = Statistic("sum", x, at, applied)
+    if op == "squares" and not any(s == alike and group.at[p] == place
+                                   for p, s in group.statistics.items()):
+        return "its mean does not leave with the product"
+    if all(p in group.statistics for p in group.stores):
+        planner.hold(_result(x, group, planner))
+    group.statistics[piece] = Statistic(op, x, at, applied)
+    group.at[piece] = place
+    group.stores.append(piece)
+    group.evaluated[piece] = None
+    planner.plan.stored[piece] = group
+    return ""
+
+
+def _result(x: Piece, group: FusionGroup, planner: Planner) -> Piece:
+    """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
+    while x not in planner.outputs and x not in planner.plan.stored:
+        own = [y for y in x.operands if planner.home.get(y) is group]
+        alone = isinstance(x, Mapped) and len(planner.users[x]) == 1 and len(own) == 1 and (
+            own[0].dtype.itemsize <= x.dtype.itemsize)
+        if not own or not (alone or viewed(x) or widens(x)):
+            break
+        x = own[0]
+    return x
+
+
+def _why_not(piece: Reduced, op: str, x: Piece, at: Index) -> str:
+    if op not in ("sum", "max", "min", "squares"):
+        return f"{op} is no statistic that leaves with a product"
+    if op != "squares" and (len(piece.inputs) > 1 or piece.write is not str):
+        return "it reduces what is computed of the result"
+    if piece.dtype not in KEPT:
+        return f"a statistic is kept in f32, this is {piece.dtype}"
+    return "" if len(at) == len(x.shape) else "its input stands elsewhere"
+
+
+def _own_axes(product: ProductSum) -> tuple[set[str], set[str]]:
+    """The axes of a product that one factor alone has, for each."""
+    one, other = ({v.name for e in factor.at for v in free_vars(e)} for factor in product.factors)
+    sizes = dict(product.axes)
+    one, other = ({name for name in own if sizes.get(name, 1) != 1} for own in (one, other))
+    return one - other, other - one
+
+
+def _why_not_place(place: Index) -> str:
+    """Why the places of a reduction are none that a store can reduce to."""
+    names: list[str] = []
+    for e in place:
+        match e:
+            case Var(name) | FloorDiv(Var(name), Const()):
+                names.append(name)
+            case Const():
+                pass
+            case _:
+                return f"its places, {e}, are no axes of the product"
+    return "" if len(names) == len({*names}) else "its places have an axis twice"
+
+
+def _is_applied(x: Piece, planner: Planner) -> bool:
+    """Whether something other than reductions needs all elements of a value."""
+    left, seen = [x], {x}
+    while left:
+        at = left.pop()
+        users = [u for u in planner.users.get(at, []) if not isinstance(u, Reduced)]
+        if at in planner.outputs or any(isinstance(u, ProductSum) or u.size != x.size for u in users):
+            return True
+        left += [u for u in users if u not in seen]
+        seen |= {*users}
+    return False

@@ -1,16 +1,12 @@
-"""Rows of operations element by element: those that the table of operations names torch's functions of,
-and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored.
+"""Rows of operations element by element, and of tensors that are made of no other ones.
 
-Also here: pieces in another type, and what was there before they were cast to a wider one.
-
-Also here: rows of tensors that are made of no other ones: of one number, of any numbers, and of counted
-ones.
+Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from math import inf, log2
 from typing import Any
 
@@ -18,7 +14,6 @@ import torch
 
 from transconv.compute import OPS, Op
 from transconv.graph.fusion.index_ir import (
-    TYPES,
     ConstantValue,
     Counted,
     Indexed,
@@ -29,76 +24,21 @@ from transconv.graph.fusion.index_ir import (
 from transconv.graph.lowerings.table import (
     NodeCall,
     NotOurs,
+    anew,
+    arithmetic,
+    cast,
     computed,
+    copied,
     expanded,
-    is_small,
+    filled,
+    from_before,
     kind,
     mapped,
     number,
     row,
+    together,
 )
-from transconv.graph.sizes import Fraction, SymbolicSize
 from transconv.ir import Const
-
-
-def cast(x: Piece, dtype: torch.dtype) -> Piece:
-    """The piece in another type. Raises NotOurs for floats as whole numbers, and as floats of 8 bits,
-    unless they are clamped to what that type holds: how others are converted differs between machines."""
-    if {dtype, x.dtype} - TYPES.keys():
-        computed(dtype)
-        computed(x.dtype)
-    bounded = kind(x.dtype) == "float" and (kind(dtype) == "int" or is_small(dtype))
-    if bounded and not _within(x, TYPES[dtype].range):
-        raise NotOurs("a float is cast to a whole number" if kind(dtype) == "int" else
-                      f"a float that is not clamped is cast to {TYPES[dtype].name}")
-    if is_small(dtype) and not bounded:
-        raise NotOurs(f"{str(x.dtype).removeprefix('torch.')} is cast to {TYPES[dtype].name}")
-    name = TYPES[dtype].name
-    if bounded and is_small(dtype) and isinstance(x, Mapped) and x.nearest is not None and (
-            x.range is not None and all(float(n).is_integer() for n in x.range)):
-        return _bytes(x.range, *x.nearest, dtype)
-    if kind(dtype) == "bool":
-        return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
-    made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
-    made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
-    return made
-
-
-def _bytes(range_: tuple[float, float], of: Piece, added: Piece | None, dtype: torch.dtype) -> Mapped:
-    """The nearest whole numbers of values, and an integer, between two whole numbers, as integers of 8
-    bits: of operations of integers behind one addition, which takes less time than conversions."""
-    low, high = (number(float(n)) for n in range_)
-    text = f"nearest_small(min(max({{}}, {low}), {high}))"
-    given = (of,) if added is None else (of, added)
-    if added is not None:
-        text = f"nearest_small(min(max({{0}}, {low} - f32({{1}})), {high} - f32({{1}}))) + {{1}}"
-    return mapped(f"{TYPES[dtype].name}({text})".format, *given, dtype=dtype, label="quantize", work=4)
-
-
-def _within(x: Piece, most: tuple[float, float]) -> bool:
-    """Whether a value is known to be between two numbers."""
-    return isinstance(x, Mapped) and x.range is not None and (
-        most[0] <= x.range[0] <= x.range[1] <= most[1])
-
-
-def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
-    """What was cast to a wider type, if the piece is that or a view of it, and ``dtype`` is the type from
-    before: torch's upsampling casts an image, moves its elements, and casts them back."""
-    if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
-        return x.inputs[0]
-    if isinstance(x, (MovedView, Indexed)) and (found := from_before(x.of, dtype)) is not None:
-        return anew(x, found)
-    return None
-
-
-def anew(view: MovedView | Indexed, of: Piece) -> Piece:
-    """The view of another piece, or of the same one as a result of its own, of which torch tells how it
-    lies."""
-    made = replace(view, of=of, dtype=of.dtype, strides=None, values=None)
-    if isinstance(made, MovedView):
-        made.alias = False
-    return made
-
 
 HEAVY = 6.0  # instructions of exp and the like
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -106,48 +46,11 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", 
 WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
 EQUAL = {"eq", "ne"}
 BY_NAME = {"sub", "add"}  # whose second operand torch scales
-
-
-def piece_of(value: Any, like: torch.dtype) -> Piece:
-    """An operand: a piece, or a number as one."""
-    if isinstance(value, Piece):
-        return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, SymbolicSize, Fraction)):
-        raise NotOurs(f"an argument is {value!r}")
-    broken = isinstance(value, (float, Fraction))
-    held = like if kind(like) == "float" else torch.float32 if broken else torch.int64
-    return ConstantValue(shape=(), dtype=held, value=value)
-
-
-def together(call: NodeCall, *values: Any) -> tuple[Piece, ...]:
-    """Operands in the shape of the result."""
-    return tuple(expanded(piece_of(v, call.dtype), call.shape) for v in values)
-
-
-def arithmetic(call: NodeCall, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
-               whole: bool = False) -> Mapped:
-    """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
-    computed(call.dtype)
-    inputs = together(call, *values)
-    for x in inputs:
-        computed(x.dtype)
-    if not whole and any(kind(x.dtype) == "int" for x in inputs if not isinstance(x, ConstantValue)):
-        inputs = tuple(cast(x, torch.float32) if kind(x.dtype) == "int" else x for x in inputs)
-    if not whole and kind(call.dtype) == "int":
-        raise NotOurs("whole numbers")
-    held = torch.int64 if all(kind(x.dtype) != "float" for x in inputs) else torch.float32
-    inputs = tuple(cast(x, held) if kind(x.dtype) == "bool" else x for x in inputs)
-    return mapped(write, *inputs, dtype=call.dtype, label=label, work=work)
+# Arguments behind the values: alpha, scale, input scale; beta, threshold.
+USUAL = {"elu": (1, 1, 1), "softplus": (1, 20)}
 
 
 # -- rows of the table of operations ---------------------------------------------------------------
-
-
-def _text(op: Op) -> Callable[..., str]:
-    """What a text says for an operation."""
-    if op.name in INFIX:
-        return f"{{}} {INFIX[op.name]} {{}}".format
-    return f"{op.name}({', '.join(['{}'] * op.arity)})".format
 
 
 def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
@@ -162,13 +65,17 @@ def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
         given = {**call.kwargs}
         if given.pop("alpha", 1) != 1 or given.pop("rounding_mode", None):
             raise NotOurs(f"{op.name} with {call.kwargs}")
-        found = next((o for o in _named(op) if all(dict(o.options).get(k) == v for k, v in given.items())
+        found = next((o for o in OPS.values() if o.torch == op.torch
+                      and all(dict(o.options).get(k) == v for k, v in given.items())
                       and (given or o.options in ((), (("approximate", "none"),)))), None)
-        if found is None or len(call.args) > op.arity and not _usual(op, call):
+        rest = tuple(call.args[op.arity:])
+        if found is None or rest != USUAL.get(op.name, ())[:len(rest)]:
             raise NotOurs(f"{op.name} with other arguments than its row has")
         if op.name == "where":
             return _where(call, *values)
-        made = arithmetic(call, _text(found), *values, label=found.name, work=work,
+        text = f"{{}} {INFIX[op.name]} {{}}" if op.name in INFIX else (
+            f"{found.name}({', '.join(['{}'] * op.arity)})")
+        made = arithmetic(call, text.format, *values, label=found.name, work=work,
                           whole=op.name in WHOLE)
         made.equal = op.name in EQUAL and any(x.dtype.is_floating_point for x in made.inputs)
         made.nearest = _nearest(op, made)
@@ -187,20 +94,6 @@ def _nearest(op: Op, made: Mapped) -> tuple[Piece, Piece | None] | None:
     return None
 
 
-def _named(op: Op) -> list[Op]:
-    """The rows of one function of torch."""
-    return [o for o in OPS.values() if o.torch == op.torch]
-
-
-USUAL = {"elu": (1, 1, 1), "softplus": (1, 20)}  # alpha, scale, input scale; beta, threshold
-
-
-def _usual(op: Op, call: NodeCall) -> bool:
-    """Whether the arguments behind the values are those that the row means."""
-    rest = tuple(call.args[op.arity:])
-    return rest == USUAL.get(op.name, ())[:len(rest)]
-
-
 def _where(call: NodeCall, cond: Any, a: Any, b: Any) -> Piece:
     computed(call.dtype)
     inputs = together(call, cond, a, b)
@@ -210,17 +103,10 @@ def _where(call: NodeCall, cond: Any, a: Any, b: Any) -> Piece:
     return mapped("where({}, {}, {})".format, *inputs, dtype=call.dtype, label="where")
 
 
-def enter_table() -> None:
-    """Rows for every operation whose function aten has, of tensors and of numbers."""
-    for op in OPS.values():
-        if isinstance(op.torch, str) and op.torch.startswith("torch."):
-            packet = op.torch.rpartition(".")[2]
-            for overload in ("default", "Tensor", "Scalar", "self"):
-                if getattr(getattr(torch.ops.aten, packet, None), overload, None) is not None:
-                    row(f"{packet}.{overload}")(_from_table(op))
-
-
-enter_table()
+for _op in OPS.values():  # whose functions aten has, of tensors and of numbers
+    if isinstance(_op.torch, str) and _op.torch.startswith("torch."):
+        row(*(f"{_op.torch.rpartition('.')[2]}.{overload}"
+              for overload in ("default", "Tensor", "Scalar", "self")))(_from_table(_op))
 
 
 # -- rows of their own -----------------------------------------------------------------------------
@@ -229,11 +115,6 @@ enter_table()
 @row("clone", "alias", "detach", "lift_fresh_copy", "contiguous")
 def _copy(call: NodeCall) -> Piece:
     return copied(call.args[0])
-
-
-def copied(x: Piece) -> Piece:
-    """The piece in memory of its own, if it is stored."""
-    return MovedView(shape=x.shape, dtype=x.dtype, of=x, move=tuple, back=tuple, label="copy")
 
 
 @row("_to_copy", "prims::convert_element_type")
@@ -247,9 +128,28 @@ def _to(call: NodeCall) -> Piece:
     return anew(before, before.of) if isinstance(before, (MovedView, Indexed)) else copied(before)
 
 
-@row("reciprocal")
-def _reciprocal(call: NodeCall) -> Piece:
-    return arithmetic(call, "1 / {}".format, call.args[0], label="reciprocal")
+def _written(text: str, label: str, work: float, call: NodeCall) -> Piece:
+    return arithmetic(call, text.format, call.args[0], label=label, work=work)
+
+
+def _truths(text: str, call: NodeCall) -> Piece:
+    values = call.args[:text.count("{")]
+    if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
+        raise NotOurs("bits of whole numbers")
+    return mapped(text.format, *together(call, *values), dtype=torch.bool, label="logical")
+
+
+for _names, _write, _work in (
+    (("reciprocal",), "1 / {0}", 1.0), (("isnan",), "{0} != {0}", 1.0),
+    (("sign", "sgn"), "where({0} > 0, 1.0, where({0} < 0, -1.0, 0.0))", 3.0),
+):
+    row(*_names)(partial(_written, _write, _names[0], _work))
+for _names, _write in (
+    (("logical_not", "bitwise_not"), "not {}"),
+    (("logical_and", "bitwise_and.Tensor"), "({}) and ({})"),
+    (("logical_or", "bitwise_or.Tensor"), "({}) or ({})"),
+):
+    row(*_names)(partial(_truths, _write))
 
 
 @row("hardtanh", "clamp")
@@ -280,14 +180,6 @@ def _leaky(call: NodeCall) -> Piece:
     slope = number(call.arg(1, "negative_slope", 0.01))
     return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0],
                       label="leaky_relu", work=2)
-
-
-@row("sign", "sgn")
-def _sign(call: NodeCall) -> Piece:
-    if call.dtype.is_complex:
-        raise NotOurs("complex numbers")
-    return arithmetic(call, lambda x: f"where({x} > 0, 1.0, where({x} < 0, -1.0, 0.0))", call.args[0],
-                      label="sign", work=3)
 
 
 MULTIPLIED = 64  # the largest power that is computed by multiplications
@@ -335,32 +227,6 @@ def _clamp_between(call: NodeCall) -> Piece:
     return found
 
 
-@row("isnan")
-def _isnan(call: NodeCall) -> Piece:
-    return arithmetic(call, lambda x: f"{x} != {x}", call.args[0], label="isnan")
-
-
-@row("logical_not", "bitwise_not")
-def _not(call: NodeCall) -> Piece:
-    return _truths(call, "not {}".format, call.args[0])
-
-
-@row("logical_and", "bitwise_and.Tensor")
-def _and(call: NodeCall) -> Piece:
-    return _truths(call, "({}) and ({})".format, *call.args[:2])
-
-
-@row("logical_or", "bitwise_or.Tensor")
-def _or(call: NodeCall) -> Piece:
-    return _truths(call, "({}) or ({})".format, *call.args[:2])
-
-
-def _truths(call: NodeCall, write: Callable[..., str], *values: Any) -> Piece:
-    if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
-        raise NotOurs("bits of whole numbers")
-    return mapped(write, *together(call, *values), dtype=torch.bool, label="logical")
-
-
 @row("copy")
 def _copied(call: NodeCall) -> Piece:
     return cast(expanded(call.args[1], call.shape), call.dtype)
@@ -377,16 +243,6 @@ def _full(call: NodeCall) -> Piece:
         raise NotOurs("a tensor of one truth")
     held = filled(value, call.dtype)
     return ConstantValue(shape=call.shape, dtype=call.dtype, value=held, label="full")
-
-
-def filled(value: Any, dtype: torch.dtype) -> Any:
-    """A number as a tensor of a type has it. Raises NotOurs."""
-    if isinstance(value, Fraction) and kind(dtype) != "float":
-        raise NotOurs("a broken number made of sizes is cast to a whole one")
-    held = value if isinstance(value, (SymbolicSize, Fraction)) else (
-        float(value) if kind(dtype) == "float" else int(value))
-    number(held)
-    return held
 
 
 @row("empty.memory_format", "empty_permuted", "empty_strided", "empty_like", "new_empty",

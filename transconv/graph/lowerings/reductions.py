@@ -1,4 +1,4 @@
-"""Rows of reductions, and of what is made of them: moments, pools."""
+"""Rows of reductions, and of moments and norms."""
 
 from __future__ import annotations
 
@@ -8,38 +8,20 @@ from typing import Any
 
 import torch
 
-from transconv.graph.fusion.index_ir import ConstantValue, Piece, Reduced
-from transconv.graph.lowerings.elementwise import cast
+from transconv.graph.fusion.index_ir import Piece, Reduced
 from transconv.graph.lowerings.table import (
     NodeCall,
     NotOurs,
-    computed,
+    cast,
     expanded,
     kind,
     mapped,
+    reduced,
     reshaped,
     row,
+    wide,
 )
 from transconv.graph.sizes import Fraction
-
-
-def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
-            write: Any = str) -> Piece:
-    """A reduction, with the reduced dims gone."""
-    alone = [d for d in dims if inputs[0].shape[d] == 1]
-    if alone:
-        kept = [n for d, n in enumerate(inputs[0].shape) if d not in alone]
-        inputs = tuple(reshaped(x, kept) for x in inputs)
-        dims = [d - sum(a < d for a in alone) for d in dims if d not in alone]
-    computed(dtype)
-    x = inputs[0]
-    if not dims:
-        if op.startswith("arg"):
-            return ConstantValue(shape=x.shape, dtype=dtype, value=0)
-        return mapped(write, *inputs, dtype=dtype, label=label or op)
-    shape = tuple(n for d, n in enumerate(x.shape) if d not in dims)
-    return Reduced(shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op,
-                   write=write)
 
 
 def dims_of(given: Any, rank: int) -> tuple[int, ...]:
@@ -50,94 +32,69 @@ def dims_of(given: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(d % rank for d in listed)) if rank else ()
 
 
-def _number(x: Piece, dtype: torch.dtype) -> Piece:
-    """What is reduced: truths as whole numbers."""
-    return cast(x, dtype) if kind(x.dtype) == "bool" else x
+def _over(call: NodeCall, op: str, x: Piece, dtype: torch.dtype | None = None) -> Piece:
+    """The reduction of a value over the dims that a call names, in the shape of the result."""
+    dims = dims_of(call.arg(1, "dim"), len(x.shape))
+    return reshaped(reduced(op, dims, x, dtype=dtype or call.dtype), call.shape)
 
 
 @row("sum.dim_IntList", "sum")
 def _sum(call: NodeCall) -> Piece:
-    x = _number(call.args[0], torch.int64)
+    x = call.args[0]
+    if kind(x.dtype) == "bool":  # truths as whole numbers
+        x = cast(x, torch.int64)
     if kind(call.dtype) != kind(x.dtype) or kind(x.dtype) == "int":  # whole ones in 64 bits
         x = cast(x, call.dtype)
-    dims = dims_of(call.arg(1, "dim"), len(x.shape))
-    return reshaped(reduced("sum", dims, x, dtype=call.dtype), call.shape)
+    return _over(call, "sum", x)
 
 
 @row("mean.dim", "mean")
 def _mean(call: NodeCall) -> Piece:
     x = call.args[0]
-    dims = dims_of(call.arg(1, "dim"), len(x.shape))
-    return reshaped(_mean_of(x, dims, call.dtype)[1], call.shape)
+    return reshaped(_mean_of(x, dims_of(call.arg(1, "dim"), len(x.shape)), call.dtype), call.shape)
 
 
-def _mean_of(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, Piece]:
-    """A sum and the mean."""
+def _mean_of(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> Piece:
     total = reduced("sum", dims, x, dtype=wide(dtype), label="mean")
     count = prod(x.shape[d] for d in dims)
-    return total, mapped(f"{{}} / {count}".format, total, dtype=dtype, label="mean")
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums are kept in."""
-    return torch.float32 if dtype.itemsize < 4 else dtype
+    return mapped(f"{{}} / {count}".format, total, dtype=dtype, label="mean")
 
 
 @row("amax", "amin")
 def _extreme(call: NodeCall) -> Piece:
-    x = call.args[0]
-    if kind(x.dtype) == "bool":
+    if kind(call.args[0].dtype) == "bool":
         raise NotOurs("extremes of truths")
-    dims = dims_of(call.arg(1, "dim"), len(x.shape))
-    return reshaped(reduced(call.name.split(".")[0][1:], dims, x, dtype=call.dtype), call.shape)
+    return _over(call, call.name.split(".")[0][1:], call.args[0])
 
 
 @row("prod", "prod.dim_int")
 def _prod(call: NodeCall) -> Piece:
-    x = call.args[0]
-    if kind(x.dtype) != "float":
+    if kind(call.args[0].dtype) != "float":
         raise NotOurs("products of whole numbers")
-    given = call.arg(1, "dim") if call.name.endswith("dim_int") else None
-    return reshaped(reduced("prod", dims_of(given, len(x.shape)), x, dtype=call.dtype), call.shape)
+    return _over(call, "prod", call.args[0])
 
 
 @row("any", "any.dim", "any.dims", "all", "all.dim", "all.dims")
 def _truths(call: NodeCall) -> Piece:
-    x = call.args[0]
-    x = cast(cast(x, torch.bool), torch.int32)
-    dims = dims_of(call.arg(1, "dim"), len(x.shape))
-    op = "max" if call.name.startswith("any") else "min"
-    return reshaped(cast(reduced(op, dims, x, dtype=torch.int32), torch.bool), call.shape)
+    x = cast(cast(call.args[0], torch.bool), torch.int32)
+    return cast(_over(call, "max" if call.name.startswith("any") else "min", x, torch.int32), torch.bool)
 
 
-@row("argmax", "argmin")
-def _place(call: NodeCall) -> Piece:
-    x = call.args[0]
+@row("argmax", "argmin", "max.dim", "min.dim")
+def _place(call: NodeCall) -> Piece | tuple[Piece, ...]:
+    x, op = call.args[0], call.name.split(".")[0].removeprefix("arg")
     if kind(x.dtype) != "float":
         raise NotOurs("places of extremes of whole numbers")
-    dims = dims_of(call.arg(1, "dim"), len(x.shape))
-    found = reduced(call.name.split(".")[0], dims, x, dtype=torch.int64)
-    return reshaped(found, call.shape)
-
-
-@row("max.dim", "min.dim")
-def _extreme_and_place(call: NodeCall) -> tuple[Piece, ...]:
-    x = call.args[0]
-    if kind(x.dtype) != "float":
-        raise NotOurs("places of extremes of whole numbers")
-    op, dims = call.name.split(".")[0], dims_of(call.arg(1, "dim"), len(x.shape))
-    return (reshaped(reduced(op, dims, x, dtype=x.dtype), call.shape),
-            reshaped(reduced(f"arg{op}", dims, x, dtype=torch.int64), call.shape))
+    place = _over(call, f"arg{op}", x, torch.int64)
+    return place if call.name.startswith("arg") else (_over(call, op, x), place)
 
 
 # -- moments ---------------------------------------------------------------------------------------
 
 
-def _moments(call: NodeCall) -> tuple[Piece, Piece]:
-    """Variance and mean."""
+@row("var.correction", "var_mean.correction")
+def _moments(call: NodeCall) -> Piece | tuple[Piece, Piece]:
     x = call.args[0]
-    if call.name.startswith("var") and call.name.split(".")[-1] not in ("correction", "default", "dim"):
-        raise NotOurs("names of dims")
     dims = dims_of(call.arg(1, "dim"), len(x.shape))
     given = call.kwargs.get("correction", 1)
     count = prod(x.shape[d] for d in dims)
@@ -148,12 +105,13 @@ def _moments(call: NodeCall) -> tuple[Piece, Piece]:
         raise NotOurs("the variance of one number")
     mean, squares = _centred(x, dims, wide(call.dtype))
     var = mapped(f"{{}} / {least}".format, squares, dtype=call.dtype, label="var")
-    return reshaped(var, call.shape), reshaped(mean, call.shape)
+    made = reshaped(var, call.shape)
+    return (made, reshaped(mean, call.shape)) if call.name.startswith("var_mean") else made
 
 
 def _centred(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, Piece]:
     """The mean, and the sum of the squared deviations from it."""
-    mean = _mean_of(x, dims, dtype)[1]
+    mean = _mean_of(x, dims, dtype)
     kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
     centre = expanded(reshaped(mean, kept), x.shape)
     off = mapped("{} - {}".format, x, centre, dtype=dtype, label="deviation")
@@ -161,16 +119,6 @@ def _centred(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, 
     if isinstance(squares, Reduced) and squares.inputs == (off,):
         squares.deviating = x
     return mean, squares
-
-
-@row("var.correction")
-def _var(call: NodeCall) -> Piece:
-    return _moments(call)[0]
-
-
-@row("var_mean.correction")
-def _var_mean(call: NodeCall) -> tuple[Piece, ...]:
-    return _moments(call)
 
 
 @row("native_group_norm")
@@ -201,11 +149,9 @@ def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
     kept = (*x.shape[:first], *[1] * len(dims))
     centred = [expanded(reshaped(t, kept), x.shape) for t in (mean, scale)]
     made: Piece = mapped("({} - {})*{}".format, x, *centred, dtype=dtype, label="norm", work=2)
-    weight, bias = scales
-    if weight is not None:
-        made = mapped("{}*{}".format, made, weight, dtype=dtype, label="norm")
-    if bias is not None:
-        made = mapped("{} + {}".format, made, bias, dtype=dtype, label="norm")
+    for write, scale_ in zip(("{}*{}", "{} + {}"), scales, strict=True):
+        if scale_ is not None:
+            made = mapped(write.format, made, scale_, dtype=dtype, label="norm")
     moments = []
     for t, result in zip((mean, scale), call.results[1:], strict=True):
         assert result is not None

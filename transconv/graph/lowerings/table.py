@@ -1,24 +1,34 @@
 """The table of operations: for each of aten's overloads, how a call of it becomes pieces.
 
 A rule takes a ``NodeCall`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does
-not translate, with the reason. The rows are in the files beside this one, each of which translate.py
-imports.
+not translate, with the reason. The other files of this folder enter the rows; what rules are made of is
+here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from transconv.calls.settings import settings
 from transconv.errors import StageError, TransconvError
-from transconv.graph.fusion.index_ir import TYPES, ConstantValue, Mapped, MovedView, Piece
+from transconv.graph.fusion.index_ir import (
+    TYPES,
+    ConstantValue,
+    Indexed,
+    Mapped,
+    MovedView,
+    Piece,
+    PiecewiseIndex,
+    PiecewisePart,
+    Reduced,
+)
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.sizes import Fraction, Length, SymbolicSize, same
+from transconv.graph.sizes import Fraction, Length, Move, SymbolicSize, Where, same
 
 
 class NotOurs(Exception):
@@ -144,9 +154,17 @@ def expanded(x: Piece, shape: Sequence[Length]) -> Piece:
         return x
     if isinstance(x, ConstantValue):
         return ConstantValue(shape=tuple(shape), dtype=x.dtype, value=x.value)
-    return MovedView(
-        shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape), label="expand"
-    )
+    return MovedView(shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape),
+                     label="expand")
+
+
+def piecewise(x: Piece, shape: Sequence[Length], move: Move, where: Where, beyond: Piece | float,
+              label: str = "") -> PiecewiseIndex:
+    """The piece at moved positions where a condition holds, else another one, or a number."""
+    if not isinstance(beyond, Piece):
+        beyond = ConstantValue(shape=tuple(shape), dtype=x.dtype, value=beyond)
+    return PiecewiseIndex(shape=tuple(shape), dtype=x.dtype, label=label, parts=(
+        PiecewisePart(x, move, where), PiecewisePart(beyond, tuple)))
 
 
 def reshaped(x: Piece, shape: Sequence[Length]) -> Piece:
@@ -172,3 +190,133 @@ def number(value: Any) -> str:
     if value != value:
         raise NotOurs("an argument is no number")
     return repr(value)
+
+
+def cast(x: Piece, dtype: torch.dtype) -> Piece:
+    """The piece in another type. Raises NotOurs for floats as whole numbers, and as floats of 8 bits,
+    unless they are clamped to what that type holds: how others are converted differs between machines."""
+    if {dtype, x.dtype} - TYPES.keys():
+        computed(dtype)
+        computed(x.dtype)
+    bounded = kind(x.dtype) == "float" and (kind(dtype) == "int" or is_small(dtype))
+    if bounded and not _within(x, TYPES[dtype].range):
+        raise NotOurs("a float is cast to a whole number" if kind(dtype) == "int" else
+                      f"a float that is not clamped is cast to {TYPES[dtype].name}")
+    if is_small(dtype) and not bounded:
+        raise NotOurs(f"{str(x.dtype).removeprefix('torch.')} is cast to {TYPES[dtype].name}")
+    name = TYPES[dtype].name
+    if bounded and is_small(dtype) and isinstance(x, Mapped) and x.nearest is not None and (
+            x.range is not None and all(float(n).is_integer() for n in x.range)):
+        return _bytes(x.range, *x.nearest, dtype)
+    if kind(dtype) == "bool":
+        return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
+    made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+    made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
+    return made
+
+
+def _bytes(range_: tuple[float, float], of: Piece, added: Piece | None, dtype: torch.dtype) -> Mapped:
+    """The nearest whole numbers of values, and an integer, between two whole numbers, as integers of 8
+    bits: of operations of integers behind one addition, which takes less time than conversions."""
+    low, high = (number(float(n)) for n in range_)
+    text = f"nearest_small(min(max({{}}, {low}), {high}))"
+    given = (of,) if added is None else (of, added)
+    if added is not None:
+        text = f"nearest_small(min(max({{0}}, {low} - f32({{1}})), {high} - f32({{1}}))) + {{1}}"
+    return mapped(f"{TYPES[dtype].name}({text})".format, *given, dtype=dtype, label="quantize", work=4)
+
+
+def _within(x: Piece, most: tuple[float, float]) -> bool:
+    """Whether a value is known to be between two numbers."""
+    return isinstance(x, Mapped) and x.range is not None and (
+        most[0] <= x.range[0] <= x.range[1] <= most[1])
+
+
+def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
+    """What was cast to a wider type, if the piece is that or a view of it, and ``dtype`` is the type from
+    before: torch's upsampling casts an image, moves its elements, and casts them back."""
+    if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
+        return x.inputs[0]
+    if isinstance(x, (MovedView, Indexed)) and (found := from_before(x.of, dtype)) is not None:
+        return anew(x, found)
+    return None
+
+
+def anew(view: MovedView | Indexed, of: Piece) -> Piece:
+    """The view of another piece, or of the same one as a result of its own, of which torch tells how it
+    lies."""
+    made = replace(view, of=of, dtype=of.dtype, strides=None, values=None)
+    if isinstance(made, MovedView):
+        made.alias = False
+    return made
+
+
+def piece_of(value: Any, like: torch.dtype) -> Piece:
+    """An operand: a piece, or a number as one."""
+    if isinstance(value, Piece):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, SymbolicSize, Fraction)):
+        raise NotOurs(f"an argument is {value!r}")
+    broken = isinstance(value, (float, Fraction))
+    held = like if kind(like) == "float" else torch.float32 if broken else torch.int64
+    return ConstantValue(shape=(), dtype=held, value=value)
+
+
+def together(call: NodeCall, *values: Any) -> tuple[Piece, ...]:
+    """Operands in the shape of the result."""
+    return tuple(expanded(piece_of(v, call.dtype), call.shape) for v in values)
+
+
+def arithmetic(call: NodeCall, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
+               whole: bool = False) -> Mapped:
+    """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
+    computed(call.dtype)
+    inputs = together(call, *values)
+    for x in inputs:
+        computed(x.dtype)
+    if not whole and any(kind(x.dtype) == "int" for x in inputs if not isinstance(x, ConstantValue)):
+        inputs = tuple(cast(x, torch.float32) if kind(x.dtype) == "int" else x for x in inputs)
+    if not whole and kind(call.dtype) == "int":
+        raise NotOurs("whole numbers")
+    held = torch.int64 if all(kind(x.dtype) != "float" for x in inputs) else torch.float32
+    inputs = tuple(cast(x, held) if kind(x.dtype) == "bool" else x for x in inputs)
+    return mapped(write, *inputs, dtype=call.dtype, label=label, work=work)
+
+
+def copied(x: Piece) -> Piece:
+    """The piece in memory of its own, if it is stored."""
+    return MovedView(shape=x.shape, dtype=x.dtype, of=x, move=tuple, back=tuple, label="copy")
+
+
+def filled(value: Any, dtype: torch.dtype) -> Any:
+    """A number as a tensor of a type has it. Raises NotOurs."""
+    if isinstance(value, Fraction) and kind(dtype) != "float":
+        raise NotOurs("a broken number made of sizes is cast to a whole one")
+    held = value if isinstance(value, (SymbolicSize, Fraction)) else (
+        float(value) if kind(dtype) == "float" else int(value))
+    number(held)
+    return held
+
+
+def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
+            write: Any = str) -> Piece:
+    """A reduction, with the reduced dims gone."""
+    alone = [d for d in dims if inputs[0].shape[d] == 1]
+    if alone:
+        kept = [n for d, n in enumerate(inputs[0].shape) if d not in alone]
+        inputs = tuple(reshaped(x, kept) for x in inputs)
+        dims = [d - sum(a < d for a in alone) for d in dims if d not in alone]
+    computed(dtype)
+    x = inputs[0]
+    if not dims:
+        if op.startswith("arg"):
+            return ConstantValue(shape=x.shape, dtype=dtype, value=0)
+        return mapped(write, *inputs, dtype=dtype, label=label or op)
+    shape = tuple(n for d, n in enumerate(x.shape) if d not in dims)
+    return Reduced(shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op,
+                   write=write)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are kept in."""
+    return torch.float32 if dtype.itemsize < 4 else dtype

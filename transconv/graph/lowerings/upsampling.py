@@ -6,7 +6,7 @@
 
 Taps that meet the same element are added up in the weight, once. Of a 3x3 filter behind an image that is
 twice as large 4 products of 9 are left for each place, and the large image is never written. Whether that
-is faster the estimates decide (lowerings/small_images.py).
+is faster the estimates decide (regions/region_kernels.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ from typing import NamedTuple
 
 from transconv.graph.fusion.index_ir import (
     ConstantValue,
-    Index,
     Mapped,
     MovedView,
     Piece,
-    PiecewiseIndex,
-    PiecewisePart,
+    features_last,
     holds,
 )
-from transconv.graph.fusion.memory_order import features_last
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.table import mapped
-from transconv.graph.sizes import Length, SymbolicSize, like, with_axis
+from transconv.graph.lowerings.table import mapped, piecewise
+from transconv.graph.sizes import Index, Length, SymbolicSize, like, with_axis
 from transconv.ir import Const, Expr, FloorDiv, Var, free_vars, substitute, value_at
 from transconv.simplify import Facts, simplify
 from transconv.torch_ops.arguments import Params
@@ -62,7 +59,8 @@ def small(x: Piece) -> Small | None:
     maps: list[Mapped] = []
     piece = x
     while True:
-        if isinstance(piece, Mapped) and piece.place is None and len(own := _varying(piece)) == 1:
+        own = [x for x in piece.operands if not isinstance(x, ConstantValue)]
+        if isinstance(piece, Mapped) and piece.place is None and len(own) == 1:
             maps.append(piece)
             piece = own[0]
         elif isinstance(piece, MovedView):
@@ -147,11 +145,6 @@ def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]
     return piece
 
 
-def _varying(piece: Mapped) -> list[Piece]:
-    """The operands that are not one number everywhere."""
-    return [x for x in piece.inputs if not isinstance(x, ConstantValue)]
-
-
 def params(p: Params, found: Small, taps: Sequence[int]) -> Params | None:
     """Those of the transposed convolution; None if a convolution steps, has gaps or groups, or if its
     taps do not meet."""
@@ -179,12 +172,4 @@ def _term(w: Piece, taps: Sequence[int], place: Sequence[int], shape: tuple[Leng
     def move(at: Index) -> Index:
         return (at[1], at[0], *(k - 1 + d - u for k, d, u in zip(taps, place, at[2:], strict=True)))
     dims = [2 + d for d in range(len(taps)) if shape[2 + d] != taps[d]]
-    none = ConstantValue(shape=shape, dtype=w.dtype, value=0.0)
-    return PiecewiseIndex(
-        shape=shape,
-        dtype=w.dtype,
-        parts=(
-            PiecewisePart(w, move, view_indexing.inside(w.shape, move, dims)),
-            PiecewisePart(none, lambda at: at),
-        ),
-    )
+    return piecewise(w, shape, move, view_indexing.inside(w.shape, move, dims), 0.0)

@@ -1,10 +1,8 @@
 """Views as functions of coordinates: what torch's functions that move elements mean for a position.
 
-Also here: whole numbers that the position tells: (position*up + add) // down, between a least and a most
-one.
-
-Indices of nearest and linear interpolation, ends of windows of unlike sizes, and parts, flips and repeats
-of these are such numbers. What is found gives exactly the values at hand.
+An ``IndexLine`` is a whole number that the position tells: (position*up + add) // down, between a least
+and a most one. Indices of nearest and linear interpolation, ends of windows of unlike sizes, and parts,
+flips and repeats of these are such numbers. What is found gives exactly the values at hand.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ import numpy.typing as npt
 import torch
 
 from transconv.compute import COORDINATES
-from transconv.graph.fusion.index_ir import Index, Move, Where
-from transconv.graph.sizes import Length, SymbolicSize, divides, like
+from transconv.graph.sizes import Index, Length, Move, SymbolicSize, Where, divides, like
 from transconv.ir import ZERO, Expr, all_of, as_expr, maximum, minimum
 
 Shape = Sequence[Length]
@@ -30,12 +27,6 @@ def expand(shape: Shape, into: Shape) -> Move:
     """From a position of the larger shape to one of the smaller."""
     lead = len(into) - len(shape)
     return lambda at: tuple(ZERO if n == 1 else at[lead + d] for d, n in enumerate(shape))
-
-
-def permute(order: Sequence[int]) -> tuple[Move, Move]:
-    """There and back."""
-    back = tuple(order.index(d) for d in range(len(order)))
-    return (lambda at: tuple(at[d] for d in back)), (lambda at: tuple(at[d] for d in order))
 
 
 def reshape(shape: Shape, into: Shape) -> Move:
@@ -116,12 +107,7 @@ def sliced(dim: int, start: Length, step: int) -> Move:
     return move
 
 
-def selected(dim: int, place: Length) -> Move:
-    """A dim that is gone."""
-    return lambda at: (*at[:dim], as_expr(place), *at[dim:])
-
-
-def shifted(before: Sequence[int]) -> Move:
+def shifted(before: Shape) -> Move:
     """A tensor that begins later."""
     return lambda at: tuple(e - n if n != 0 else e for e, n in zip(at, before, strict=True))
 

@@ -1,31 +1,32 @@
-"""Rows of operations that only move elements: each is a function of coordinates.
-
-Also here: the row of concatenations: one of several values by the position, or one whose ends are
-repeated.
-"""
+"""Rows of operations that only move elements: each is a function of coordinates, or a choice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from transconv.compute import COORDINATES
 from transconv.graph.fusion.index_ir import (
-    ConstantValue,
-    Index,
     Indexed,
-    Move,
     MovedView,
     Piece,
     PiecewiseIndex,
     PiecewisePart,
-    Where,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.elementwise import cast, filled
-from transconv.graph.lowerings.table import NodeCall, NotOurs, expanded, kind, row
+from transconv.graph.lowerings.table import (
+    NodeCall,
+    NotOurs,
+    cast,
+    expanded,
+    filled,
+    kind,
+    piecewise,
+    row,
+)
 from transconv.graph.lowerings.view_indexing import told_by_place
-from transconv.graph.sizes import Fraction, Length, SymbolicSize, packed, same
+from transconv.graph.sizes import Fraction, Index, Length, Move, SymbolicSize, packed, same
 from transconv.ir import ZERO, Expr, Var, all_of, as_expr, eq
 from transconv.simplify import Facts, simplify
 
@@ -42,14 +43,8 @@ def _dims(given: Any, rank: int) -> list[int]:
 @row("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims")
 def _view(call: NodeCall) -> Piece:
     x = call.args[0]
-    return MovedView(
-        shape=call.shape,
-        dtype=x.dtype,
-        of=x,
-        move=view_indexing.reshape(x.shape, call.shape),
-        back=view_indexing.reshape(call.shape, x.shape),
-        label="view",
-    )
+    return _seen(call, x, view_indexing.reshape(x.shape, call.shape),
+                 view_indexing.reshape(call.shape, x.shape), "view")
 
 
 @row("expand")
@@ -65,8 +60,8 @@ def _permute(call: NodeCall) -> Piece:
 
 
 def _permuted(call: NodeCall, x: Piece, order: Sequence[int]) -> Piece:
-    there, back = view_indexing.permute(order)
-    return _seen(call, x, there, back, "permute")
+    return _seen(call, x, lambda at: tuple(at[order.index(d)] for d in range(len(order))),
+                 lambda at: tuple(at[d] for d in order), "permute")
 
 
 @row("transpose.int", "t")
@@ -121,7 +116,8 @@ def _range(size: Length, start: Length | None, end: Length | None) -> tuple[Leng
 def _select(call: NodeCall) -> Piece:
     x, dim, place = call.args
     dim %= len(x.shape)
-    return _seen(call, x, view_indexing.selected(dim, place % x.shape[dim]), label="select")
+    place = as_expr(place % x.shape[dim])
+    return _seen(call, x, lambda at: (*at[:dim], place, *at[dim:]), label="select")
 
 
 @row("split_with_sizes")
@@ -129,58 +125,34 @@ def _split(call: NodeCall) -> tuple[Piece, ...]:
     x, sizes = call.args[:2]
     dim = call.arg(2, "dim", 0) % len(x.shape)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(
-        MovedView(
-            shape=(*x.shape[:dim], n, *x.shape[dim + 1 :]),
-            dtype=x.dtype,
-            of=x,
-            label="split",
-            move=view_indexing.sliced(dim, at, 1),
-        )
-        for n, at in zip(sizes, starts, strict=True)
-    )
+    return tuple(MovedView(shape=(*x.shape[:dim], n, *x.shape[dim + 1:]), dtype=x.dtype, of=x,
+                           label="split", move=view_indexing.sliced(dim, at, 1))
+                 for n, at in zip(sizes, starts, strict=True))
 
 
 @row("constant_pad_nd")
 def _pad(call: NodeCall) -> Piece:
-    x, sides = call.args[:2]
-    rank = len(x.shape)
-    before = [0] * rank
-    for i in range(len(sides) // 2):
-        before[rank - 1 - i] = sides[2 * i]
-    move = view_indexing.shifted(before)
-    value = call.arg(2, "value", 0)
+    x = call.args[0]
     if kind(x.dtype) == "bool":
         raise NotOurs("truths are padded")
-    held = filled(value, x.dtype)
-    beyond = ConstantValue(shape=call.shape, dtype=x.dtype, value=held)
-    dims = [d for d in range(rank) if call.shape[d] != x.shape[d] or before[d]]
-    return PiecewiseIndex(
-        shape=call.shape,
-        dtype=x.dtype,
-        label="pad",
-        parts=(
-            PiecewisePart(x, move, view_indexing.inside(x.shape, move, dims)),
-            PiecewisePart(beyond, lambda at: at),
-        ),
-    )
+    before = _before(call)
+    move = view_indexing.shifted([before.get(d, 0) for d in range(len(x.shape))])
+    dims = [d for d, n in enumerate(x.shape) if call.shape[d] != n or before.get(d, 0)]
+    return piecewise(x, call.shape, move, view_indexing.inside(x.shape, move, dims),
+                     filled(call.arg(2, "value", 0), x.dtype), "pad")
 
 
-def _bounded(kind_of: str, call: NodeCall) -> Piece:
-    x, sides = call.args
-    rank = len(x.shape)
-    before = {rank - 1 - i: sides[2 * i] for i in range(len(sides) // 2)}
-    return _seen(call, x, view_indexing.bounded(kind_of, x.shape, before), label=f"{kind_of} pad")
+def _before(call: NodeCall) -> dict[int, int]:
+    """How many places a pad adds before each of the last dims, whose numbers are the last first."""
+    x, sides = call.args[:2]
+    return {len(x.shape) - 1 - i: n for i, n in enumerate(sides[::2])}
 
 
-@row("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def _reflect(call: NodeCall) -> Piece:
-    return _bounded("reflect", call)
-
-
-@row("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def _replicate(call: NodeCall) -> Piece:
-    return _bounded("clamp", call)
+@row(*(f"{mode}_pad{n}d" for mode in ("reflection", "replication") for n in (1, 2, 3)))
+def _bounded(call: NodeCall) -> Piece:
+    mode = "clamp" if call.name.startswith("replication") else "reflect"
+    x = call.args[0]
+    return _seen(call, x, view_indexing.bounded(mode, x.shape, _before(call)), label=f"{mode} pad")
 
 
 @row("slice_scatter")
@@ -200,8 +172,7 @@ def _slice_scatter(call: NodeCall) -> Piece:
         parts += [eq((at[dim] - first) % step, 0)] if step > 1 else []
         return all_of(parts)
 
-    return PiecewiseIndex(shape=call.shape, dtype=x.dtype, label="slice_scatter", parts=(
-        PiecewisePart(source, move, where), PiecewisePart(x, lambda at: at)))
+    return piecewise(source, call.shape, move, where, x, "slice_scatter")
 
 
 @row("select_scatter")
@@ -209,23 +180,19 @@ def _select_scatter(call: NodeCall) -> Piece:
     x, source, dim, place = call.args
     dim %= len(x.shape)
     place %= x.shape[dim]
-    return PiecewiseIndex(shape=call.shape, dtype=x.dtype, label="select_scatter", parts=(
-        PiecewisePart(source, lambda at: (*at[:dim], *at[dim + 1:]), lambda at: eq(at[dim], place)),
-        PiecewisePart(x, lambda at: at)))
+    return piecewise(source, call.shape, lambda at: (*at[:dim], *at[dim + 1:]),
+                     lambda at: eq(at[dim], place), x, "select_scatter")
 
 
-@row("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_nearest1d.vec",
-     "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+@row(*(f"upsample_nearest{n}d{vec}" for n in (1, 2, 3) for vec in ("", ".vec")))
 def _upsample(call: NodeCall) -> Piece:
     x = call.args[0]
     rank = len(x.shape) - 2
     given = [v for v in (*call.args[2:], *call.kwargs.values())]
     listed = [v for v in given if isinstance(v, (list, tuple))]
     scales = list(listed[0]) if listed else [v for v in given if v is not None]
-    if len(scales) != rank or any(
-        isinstance(s, (SymbolicSize, Fraction)) for s in scales
-    ):  # sizes tell them
-        scales = [None] * rank
+    if len(scales) != rank or any(isinstance(s, (SymbolicSize, Fraction)) for s in scales):
+        scales = [None] * rank  # sizes tell them
     steps = [1.0 / s if s else n / m for s, n, m in zip(scales, x.shape[2:], call.shape[2:], strict=True)]
     move = view_indexing.scaled(x.shape[2:], call.shape[2:], steps)
     if move is None:
@@ -321,16 +288,10 @@ def _cat(call: NodeCall) -> Piece:
     parts: list[PiecewisePart] = []
     start: Length = 0
     for x in given:
+        before = [start if d == dim else 0 for d in range(len(call.shape))]
         start += x.shape[dim]
-        end = start
-        before = [start - x.shape[dim] if d == dim else 0 for d in range(len(call.shape))]
-        parts.append(
-            PiecewisePart(
-                x if x.dtype is call.dtype else cast(x, call.dtype),
-                view_indexing.shifted(before),
-                _below(dim, end),
-            )
-        )
+        parts.append(PiecewisePart(x if x.dtype is call.dtype else cast(x, call.dtype),
+                                   view_indexing.shifted(before), partial(_is_below, dim, start)))
     return PiecewiseIndex(shape=call.shape, dtype=call.dtype, label="cat", parts=tuple(parts), along=dim)
 
 
@@ -358,5 +319,5 @@ def _repeats(piece: Piece, of: Piece, dim: int, place: Length) -> bool:
         for d, (e, own, n) in enumerate(zip(moved, at, of.shape, strict=True)))
 
 
-def _below(dim: int, end: Length) -> Where:
-    return lambda at: at[dim] < end
+def _is_below(dim: int, end: Length, at: Index) -> Expr:
+    return at[dim] < end

@@ -1,7 +1,5 @@
-"""The kernels of a compiled region, called with its sizes and inputs.
-
-Also here: how a region runs: one function of Python, written out for its kernels, in which every tensor
-is a local variable.
+"""The kernels of a compiled region, called with its sizes and inputs by one function of Python, written
+out for its kernels, in which every tensor is a local variable.
 
     def run(given):
         a0, a1 = given
@@ -20,13 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
 
 from transconv.calls import stats
 from transconv.calls.guard import current_device
@@ -45,13 +42,16 @@ from transconv.functional.calls.compiled_launch import (
     refused,
 )
 from transconv.functional.calls.torch_operators import as_wanted
-from transconv.graph.fusion.concat_views import Slices
-from transconv.graph.fusion.index_ir import Piece, RegionInput
-from transconv.graph.fusion.plan import FusionPlan
+from transconv.graph.fusion.groups import Slices
+from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.lowerings.table import is_bug
-from transconv.graph.regions.partition import Region
-from transconv.graph.regions.refusals import RefusedKernel, refusal
-from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
+from transconv.graph.regions.region_kernel import (
+    RefusedKernel,
+    RegionKernel,
+    RegionPlan,
+    SizedTensor,
+    refusal,
+)
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import defined, value_at
@@ -68,7 +68,7 @@ SHARED = 2**22  # bytes of the largest workspace that lies in memory which other
 
 class LaunchLine(NamedTuple):
     """A launch: the kernel, what starts it on tensors, what it stores, which results replace operands (see
-    fusion/inplace_maps.py), what nothing needs behind it, and the workspaces that it takes behind its
+    regions/region_kernels.py), what nothing needs behind it, and the workspaces that it takes behind its
     tensors."""
 
     kernel: RegionKernel
@@ -79,26 +79,16 @@ class LaunchLine(NamedTuple):
     spaces: Spaces = ()
 
 
-def written(
-    inputs: Sequence[Piece],
-    lines: Sequence[LaunchLine],
-    handed: Sequence[tuple[Piece, Place | None]],
-    empty: Callable[..., Tensor],
-    cut: Mapping[Piece, Slices] = NONE,
-) -> Run:
-    """A function of the tensors of ``inputs``, in a list that it empties, that returns those that are
-    ``handed`` out. ``empty`` makes memory of a shape, strides and a type; ``cut``: what has a slice of a
-    tensor with others."""
-    return _RegionWriter(inputs, lines, handed, {"empty": empty}, cut).run()
-
-
-class _RegionWriter:
-    """``known``: the values of names that are no tensors."""
+class RegionWriter:
+    """Writes the function of the tensors of ``inputs``, in a list that it empties, that returns those that
+    are ``handed`` out. ``empty`` makes memory of a shape, strides and a type; ``cut``: what has a slice of
+    a tensor with others; ``known``: the values of names that are no tensors."""
 
     def __init__(self, inputs: Sequence[Piece], lines: Sequence[LaunchLine],
-                 handed: Sequence[tuple[Piece, Place | None]], known: dict[str, Any],
-                 cut: Mapping[Piece, Slices]) -> None:
-        self.inputs, self.lines, self.handed, self.known = inputs, lines, handed, known
+                 handed: Sequence[tuple[Piece, Place | None]], empty: Callable[..., Tensor],
+                 cut: Mapping[Piece, Slices] = NONE) -> None:
+        self.inputs, self.lines, self.handed = inputs, lines, handed
+        self.known: dict[str, Any] = {"empty": empty}
         self.cut = cut
         self.names: dict[Piece, str] = {}
         self.constants: dict[Any, str] = {}
@@ -214,15 +204,11 @@ def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """A function of as many tensors: whether each is of the type, shape, strides, device and dispatch keys
     of one of these. torch compares all of them in one call; where it has none that does, never."""
     try:
-        found: Callable[..., bool] = torch_internals.TensorGuards(*tensors, dynamic_dims_sizes=None,
-                                            dynamic_dims_strides=None).check
-        return found if tensors else _none
+        found: Callable[..., bool] = torch_internals.TensorGuards(
+            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return found if tensors else lambda *_: True
     except (AttributeError, TypeError, RuntimeError, ValueError):
         return never
-
-
-def _none(*_: Tensor) -> bool:
-    return True
 
 
 def never(*_: Tensor) -> bool:
@@ -235,18 +221,6 @@ NOTHING = nullcontext()
 When = tuple[object, object, bool, tuple[int, ...]]
 """What launches were asked for: the last change of a setting, the function that finds them, whether the
 same bits are wanted, and the places of inputs that are not aligned."""
-View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
-"""Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """A result of a region: a tensor, or another view of its memory."""
-
-    piece: Piece
-    view: View | None
-
-
 class Start(NamedTuple):
     """A kernel for the sizes of a call: what is asked for, the values of its names, what is stored."""
 
@@ -269,24 +243,17 @@ class BoundRegion:
 
 
 @dataclass(slots=True)
-class RegionLaunches:
-    """A region of ours: called with the sizes of a call, by name, and its inputs, it returns its outputs.
-    ``inputs``: its tensors, each with its place among the inputs."""
+class RegionLaunches(RegionPlan):
+    """A region of ours: called with the sizes of a call, by name, and its inputs, it returns its
+    outputs."""
 
-    device: torch.device
-    region: Region
-    plan: FusionPlan
-    kernels: list[RegionKernel]
-    inputs: list[tuple[int, fx.Node, RegionInput]]
-    handed: list[Handed]
-    last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
-    over: list[dict[int, int]] = field(default_factory=list)  # of each launch, see fusion/inplace_maps.py
-    cut: dict[Piece, Slices] = field(default_factory=dict)  # tensors that hold several values, by these
     known: dict[tuple[int, ...], BoundRegion] = field(default_factory=dict)  # by sizes
     numbered: set[RegionKernel] = field(default_factory=set)  # that have no schedule for any sizes
-    lying: dict[str, tuple[Length, ...]] = field(
-        default_factory=dict
-    )  # strides of results, see regions/saved_tensors.py
+
+    @classmethod
+    def of(cls, made: RegionPlan) -> RegionLaunches:
+        """Of the kernels of a region."""
+        return cls(*(getattr(made, f.name) for f in fields(RegionPlan)))
 
     def bound(self, sizes: Mapping[str, int]) -> BoundRegion:
         """The region for some sizes."""
@@ -298,9 +265,8 @@ class RegionLaunches:
             def value(n: Length) -> int:
                 return value_at(n.expr, sizes) if isinstance(n, SymbolicSize) else n
 
-            inputs = tuple(
-                [SizedTensor(p.shape, p.strides or (), p.dtype).at(value) for _, _, p in self.inputs]
-            )
+            inputs = tuple([SizedTensor(p.shape, p.strides or (), p.dtype).at(value)
+                            for _, _, p in self.inputs])
             views = [None if h.view is None else (
                 tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
                 for h in self.handed]
@@ -320,8 +286,7 @@ class RegionLaunches:
         tensors = [given[place] for place, _, _ in self.inputs]
         if not bound.alike(*tensors):
             self.arrange(bound, tensors)
-        loose = () if aligned(tensors) else tuple([i for i, t in enumerate(tensors) if not aligned([t])])
-        when = (_since[0], launch, deterministic(), loose)
+        when = (_since[0], launch, deterministic(), () if aligned(tensors) else _loose(tensors))
         with self.here():
             known, run = bound.ready
             if known == when:
@@ -352,7 +317,7 @@ class RegionLaunches:
         fresh = [self.started(start, kernel, sizes, not loose & {*kernel.given})
                  for kernel, start in zip(self.kernels, bound.starts, strict=True)]
         watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
-        looked = watch.kernels(self.region, self.kernels) if watch is not None else None
+        looked = RegionWatch(watch, self.region, self.kernels) if watch is not None else None
         begins = [self.watched(kernel, start, looked) for kernel, start in zip(
             self.kernels, fresh, strict=True)] if looked is not None else watched
         made = self.written(bound, [(by, ()) for by in begins], [NOT_OVER] * len(fresh))([*tensors])
@@ -373,15 +338,14 @@ class RegionLaunches:
                      self.kernels, starts, bound.starts, over, self.last, strict=True)]
         handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
         empty = torch_internals.quickest() if self.device.type == "cuda" else self.empty
-        return written([piece for _, _, piece in self.inputs], lines, handed, empty, self.cut)
+        return RegionWriter([p for _, _, p in self.inputs], lines, handed, empty, self.cut).run()
 
     def compared(self, sizes: Mapping[str, int], given: list[Any], watch: WatchedCall) -> Sequence[Tensor]:
         """As a call, whose results are compared. Raises Refused also where one is not torch's."""
         bound = self.bound(sizes)
         tensors = [given[place] for place, _, _ in self.inputs]
         self.arrange(bound, tensors)
-        loose = tuple([i for i, t in enumerate(tensors) if not aligned([t])])
-        when = (_since[0], launch, deterministic(), loose)
+        when = (_since[0], launch, deterministic(), _loose(tensors))
         state = watch.values.state()
         try:
             with self.here():
@@ -416,9 +380,8 @@ class RegionLaunches:
         """Memory on the device."""
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
-    def started(
-        self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int], whole: bool
-    ) -> Launch:
+    def started(self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int],
+                whole: bool) -> Launch:
         """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
         ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while."""
         try:
@@ -437,6 +400,11 @@ class RegionLaunches:
             if passing or not isinstance(error, Unsupported) and not is_bug(error):
                 raise
             raise refusal(kernel.group, self.plan, self.region, error) from error
+
+
+def _loose(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """The places of tensors that are not aligned."""
+    return tuple([i for i, t in enumerate(tensors) if not aligned([t])])
 
 
 _since = [object()]  # the last change of a setting

@@ -7,11 +7,9 @@
 
 A kernel whose result is not torch's is refused, as one that cannot be had is: torch computes its
 operations, in this call and later ones. What Inductor makes of regions that kernels leave is compared in
-the first call. The check is none of a warm call's: one whose sizes were seen
-runs what it ran before. It draws no random numbers, and is over before a CUDA graph is captured.
-TRANSCONV_TRUST=never switches it off.
-
-Also here: a result that is not torch's, as a folder: the operations and what they were handed.
+the first call. The check is none of a warm call's: one whose sizes were seen runs what it ran before. It
+draws no random numbers, and is over before a CUDA graph is captured. TRANSCONV_TRUST=never switches it
+off. A result that is not torch's is left as a folder:
 
     case.py       computed(...): the operations, on the nearest operands that are known; calls: the inputs
     inputs.pt     the tensors of the calls
@@ -31,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,9 +40,7 @@ from transconv.compute import Workload
 from transconv.disk_cache import leave_text, replace_data
 from transconv.errors import Unsupported
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.regions.partition import Region
-from transconv.graph.regions.refusals import RefusedKernel
-from transconv.graph.regions.region_kernel import RegionKernel
+from transconv.graph.regions.region_kernel import RefusedKernel, Region, RegionKernel
 from transconv.graph.verification.agreement import difference, room
 from transconv.graph.verification.fx_reference import (
     RecordedNode,
@@ -57,10 +53,6 @@ from transconv.graph.verification.fx_reference import (
 )
 from transconv.runtime import FirstSizes, is_collecting
 from transconv.torch_ops.calls.lower_call import capturing
-
-if TYPE_CHECKING:
-    from transconv.graph.regions.region_runner import Parts
-
 
 Tensor = torch.Tensor
 log = logging.getLogger("transconv.graph")
@@ -109,12 +101,11 @@ class Checks:
         rest = 0.0 if got.numel() <= SMALL else max(0.0, seconds - USUAL)
         self.took[key] = times + 1, min(base, seconds, USUAL), min(more, max(least, rest) / self.larger)
 
-    def chosen(self, parts: Parts, values: tuple[int, ...]) -> set[object] | None:
+    def chosen(self, every: Sequence[object], values: tuple[int, ...]) -> set[object] | None:
         """What is compared for further sizes: what was compared least often, as much as time allows."""
         if not self.sizes.seen:
             return None
         self.larger = max(1.0, prod(values) / max(1, prod(self.sizes.seen[0])))
-        every: list[object] = [k for found in parts.launches() for k in (*found.kernels, found.region)]
         left, found = STALL, set()
         for one in sorted(every, key=lambda k: self.took.get(k, NEVER)[0]):
             left -= self.expected(one)
@@ -143,10 +134,6 @@ class WatchedCall:
         self.checks, self.values, self.chosen, self.named = checks, values, chosen, named
         self.waiting = False
         self.began = self.spent = 0.0  # ``began``: the last comparison
-
-    def kernels(self, region: Region, kernels: Sequence[RegionKernel]) -> RegionWatch:
-        """What looks at the kernels of a region."""
-        return RegionWatch(self, region, kernels)
 
     def enter(self, nodes: Sequence[fx.Node], made: Sequence[Any]) -> None:
         """That results of a region are known."""
@@ -313,8 +300,9 @@ class FirstCall:
         """As ``Parts.__call__``."""
         checks, parts = self.checks, self.way.parts
         assert checks.reference is not None
-        watch = WatchedCall(checks, checks.reference.values(given), checks.chosen(parts, self.values),
-                      bool(self.values))
+        every = [k for found in parts.launches() for k in (*found.kernels, found.region)]
+        watch = WatchedCall(checks, checks.reference.values(given), checks.chosen(every, self.values),
+                            bool(self.values))
         made: list[Any] = parts.compared(sizes, given, numbers, watch)
         if not watch.waiting:
             wrong = self.ends(watch, made)
@@ -388,9 +376,8 @@ def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> st
     return f"; python -m transconv report-wrong {folder / 'case.py'} makes a report of it"
 
 
-def text_of(
-    values: Values, nodes: Sequence[RecordedNode], given: Sequence[RecordedNode], name: str
-) -> str:
+def text_of(values: Values, nodes: Sequence[RecordedNode], given: Sequence[RecordedNode],
+            name: str) -> str:
     """Operations as a function of Python, ``computed``."""
     graph = fx.Graph()
     known = {x.node: graph.placeholder(x.name) for x in given}

@@ -15,11 +15,13 @@ is written to: where a value would need that, there is none.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.torch_ops.conversion.aten_replacement import aten as only_aten
@@ -260,7 +262,8 @@ def _changed(value: Any, change: Change, what: str, node: RecordedNode) -> Any:
     eps = spacing([node.node])
     least = max((torch.finfo(t.dtype).tiny for t in _tensors(node.node.meta.get("val"))
                  if t.is_floating_point()), default=0.0)
-    return _each(value, lambda t: change(t, what, eps, least) if t.is_floating_point() else t)
+    return _pytree.tree_map_only(
+        Tensor, lambda t: change(t, what, eps, least) if t.is_floating_point() else t, value)
 
 
 def spacing(nodes: Iterable[fx.Node]) -> float:
@@ -292,20 +295,13 @@ def _laid(t: Any, node: fx.Node) -> Any:
     return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
-def _each(value: Any, how: Callable[[Tensor], Any]) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)([_each(x, how) for x in value]) if type(value) in (tuple, list) else tuple(
-            _each(x, how) for x in value)
-    return how(value) if isinstance(value, Tensor) else value
-
-
 def _widened(value: Any) -> Any:
     """Tensors of floats in f64, complex ones in complex128."""
     def wide(t: Tensor) -> Tensor:
         if t.is_complex():
             return t.to(torch.complex128)
         return t.to(torch.float64) if t.is_floating_point() else t
-    return _each(value, wide)
+    return _pytree.tree_map_only(Tensor, wide, value)
 
 
 def _wide(given: Any) -> Any:
@@ -314,8 +310,7 @@ def _wide(given: Any) -> Any:
         if isinstance(x, torch.dtype):
             return torch.complex128 if x.is_complex else torch.float64 if x.is_floating_point else x
         return x
-    return {k: _wide(v) for k, v in given.items()} if isinstance(given, dict) else fx.node.map_aggregate(
-        given, wide)
+    return fx.node.map_aggregate(given, wide)
 
 
 def bytes_of(nodes: Sequence[RecordedNode]) -> int:
@@ -327,7 +322,7 @@ def bytes_of(nodes: Sequence[RecordedNode]) -> int:
     held = most = 0
     sizes: dict[str, int] = {}
     for i, node in enumerate(nodes):
-        sizes[node.name] = sum(_bytes(node.node.meta.get("val")))
+        sizes[node.name] = sum(map(_bytes, _tensors(node.node.meta.get("val"))))
         held += sizes[node.name]
         most = max(most, held)
         held -= sum(sizes.pop(x) for x in (*node.inputs, node.name)
@@ -335,17 +330,11 @@ def bytes_of(nodes: Sequence[RecordedNode]) -> int:
     return most
 
 
-def _tensors(val: Any) -> Iterator[Tensor]:
-    if isinstance(val, (tuple, list)):
-        for x in val:
-            yield from _tensors(x)
-    elif isinstance(val, Tensor):
-        yield val
+def _tensors(val: Any) -> list[Tensor]:
+    return [t for t in _pytree.tree_leaves(val) if isinstance(t, Tensor)]
 
 
-def _bytes(val: Any) -> Iterator[int]:
-    for t in _tensors(val):
-        count = 1
-        for n in t.shape:
-            count *= int(n) if isinstance(n, int) else int(getattr(n.node, "hint", None) or 1)
-        yield count * t.dtype.itemsize
+def _bytes(t: Tensor) -> int:
+    sizes: Sequence[Any] = t.shape
+    return t.dtype.itemsize * prod(
+        n if isinstance(n, int) else int(getattr(n.node, "hint", None) or 1) for n in sizes)

@@ -8,7 +8,7 @@
         store(c, epilogue(acc))
 
 If elements of a row are needed again after a reduction, there are several such loops (see
-compute/analysis/reduction_passes.py), each of which loads and computes the values that it needs:
+compute/steps.py), each of which loads and computes the values that it needs:
 
         for every point of the reduced axes:
             a = load(...)

@@ -1,4 +1,4 @@
-"""The text of a computation, read by ``parse`` and printed by ``write``.
+"""Reads the text of a computation (``parse``), and describes what was read (``describe``).
 
     compute max_pool
         sizes  w=56 in 1..4096, w % 8 == 0                 names for sizes; see symbolic_compute.py
@@ -10,14 +10,21 @@
 
 Reads outside of a tensor give 0, or the value after ``else``; ``where`` after a view adds a condition.
 Arithmetic is in f32 (f64 if a declared tensor is f64); a store rounds to its tensor's type, or adds to the
-tensor (``+=``), which is 0 at first. Expressions are Python's, with the operations of ``ops`` and
-``where(cond, x, y)``. A product may also store reductions of its result, ``store M[n] sum= y``, and
-``max=``, ``min=`` and ``squares=`` (analysis/statistics.py). Two semicolons also end a line, so that
-``one_line`` can write a text without line ends.
+tensor (``+=``), which is 0 at first. Expressions are Python's (expressions.py). A product may also store
+reductions of its result, ``store M[n] sum= y``, and ``max=``, ``min=`` and ``squares=``
+(analysis/statistics.py). Two semicolons also end a line, so that ``one_line`` can write a text without
+line ends.
 
-Also here: parses the lines of a computation's text; text/format.py describes the format.
+A description has axes with kinds, views with coordinates, masks and proofs:
 
-Also here: parses the lines of a computation's text that are steps: reads, lets and stores.
+    compute strided_1_1
+        M  rows     n=32  qh=28  qw=28
+        N  columns  f=64
+        K  summed   th=2  tw=2  c=128
+        A = X[n, c, oh = qh - th + 1, ow = qw - tw + 1]
+            always true: (qh*2 + 2 - th*2) % 2 == 0    qh*2 - th*2 + 2 is a multiple of 2
+            kept:        oh < 28                qh - th + 1 in 0..28 by qh in 0..27, th in 0..1
+        ...
 """
 
 from __future__ import annotations
@@ -27,62 +34,53 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from transconv.compute.analysis.axis_roles import with_roles
-from transconv.compute.analysis.prologues import with_prologues
+from transconv import ir
+from transconv.compute.analysis.axis_roles import with_prologues, with_roles
 from transconv.compute.analysis.statistics import STATISTICS
 from transconv.compute.compute import Compute
-from transconv.compute.coordinates import as_written
 from transconv.compute.elementwise import EXTREMA, where_first
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, why_not_named
-from transconv.compute.symbolic_compute import of_sizes, sizes_of
-from transconv.compute.text.expressions import (
+from transconv.compute.expressions import (
     ComputeScope,
-    conditions,
     coordinates_of,
     expression,
+    facts_of_axes,
     facts_of_scope,
     shortened,
     sized,
     viewed,
 )
+from transconv.compute.steps import (
+    Axis,
+    Read,
+    Reduction,
+    Step,
+    Value,
+    Write,
+    as_written,
+    uncast,
+    why_not_named,
+)
+from transconv.compute.symbolic_compute import of_sizes, sizes_of
 from transconv.errors import ComputeError, LayoutError, nearest
 from transconv.ir import (
-    DTYPES,
-    ELSEWHERE,
-    LAUNCH,
-    REDUCERS,
-    TRUE,
-    Cast,
-    Const,
-    Div,
-    DType,
-    Expr,
-    Layout,
-    Select,
-    Sizes,
-    Tensor,
-    Var,
-    View,
-    all_of,
+    conjuncts,
     f32,
     f64,
     find,
     free_vars,
-    i32,
-    i64,
     index,
     readable,
-    rewrite,
+    substitute,
     type_named,
     value_at,
     why_not_text,
 )
-from transconv.simplify import simplify
+from transconv.simplify import Facts, facts_of, prove, reason, simplify
 
-SELECTION = re.compile(r"\bselect\(")
 END = ";;"
 """The end of a line in a text that is written in one line."""
-WORDS = ("compute", "sizes", "tensor", "axes", "read", "let", "store")
+STEPS = ("read", "let", "store")
+WORDS = ("compute", "sizes", "tensor", "axes", *STEPS)
 
 
 def parse(text: str) -> Compute:
@@ -103,8 +101,10 @@ def parse(text: str) -> Compute:
                 if "[" in word and "=" in line:
                     hint = f"; write: store {line.replace('+=', 'sum=')}"
                 raise ComputeError(f"'{word}' is unknown; expected one of {' '.join(WORDS)}{hint}")
-            reader.number = number
-            getattr(reader, f"line_{word}")(rest.strip())
+            if word in STEPS:
+                reader.steps.append((word, rest.strip(), number))
+            else:
+                getattr(reader, f"line_{word}")(rest.strip())
         except ComputeError as error:
             raise ComputeError(f"line {number}: {error}") from None
     return reader.made()
@@ -117,93 +117,17 @@ def one_line(text: str) -> str:
     return f" {END} ".join(line for line in lines if line)
 
 
-def write(compute: Compute) -> str:
-    """The text of a computation; ``parse(write(c)) == c`` for one that was parsed."""
-    said = "".join(f" {k}={v}" for k, v, usual in (
-        ("math", compute.math, "tf32"), ("merge", compute.merge, 1)) if v != usual)
-    lines = [f"compute {compute.name}{said}"]
-    lines += [f"    sizes  {compute.named}"] if compute.named else []
-    lines += [f"    tensor {_tensor(t)}" for t in compute.tensors]
-    summed = {x.name for x in compute.axes_of("K")}
-    groups = [" ".join(f"{x.name}={_extent(x)}" for x in compute.axes if (x.name in summed) is inside)
-              for inside in (False, True)]
-    lines.append(f"    axes   {' | '.join(filter(None, groups))}")
-    lines += [f"    {line(s, compute)}" for s in compute.steps]
-    return "\n".join(lines)
-
-
-def _tensor(t: Tensor) -> str:
-    bounds = (readable(e).replace(" ", "") for e in t.bounds)
-    sizes = ", ".join(f"{d}={n}" for d, n in zip(t.dims, bounds, strict=True))
-    dense = t.layout is Layout.dense(t.dtype, t.shape)
-    order = t.layout.tag() if t.extents else t.layout
-    return f"{t.name} {t.dtype} [{sizes}]" + ("" if dense else f" {order}")
-
-
-def _extent(axis: Axis) -> str:
-    return str(axis.size) if axis.extent is None else readable(axis.extent).replace(" ", "")
-
-
-def line(step: Step, compute: Compute) -> str:
-    """The line of a step."""
-    if isinstance(step, Read):
-        fill = f" else {step.fill:g}" if step.fill else ""
-        return f"read   {step.name} = {_view(step.view)}{fill}"
-    computed = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
-    if isinstance(step, Value):
-        return f"let    {step.name} = {_value(step.value, computed)}"
-    if isinstance(step, Reduction):
-        return f"let    {step.name} = {step.op}({_value(step.value, computed)}; {' '.join(step.axes)})"
-    value = _value(_inner(step.value), computed)
-    return f"store  {_view(step.view)} {'+' if step.op == 'add' else step.op}= {value}"
-
-
-def _view(view: View) -> str:
-    coords = ", ".join(_said(as_written(d.coord)) for d in view.dims)
-    where = all_of(conditions(view))
-    said = "" if where is TRUE else f" where {_said(as_written(where))}"
-    return f"{view.tensor.name}[{coords}]{said}"
-
-
-def _value(e: Expr, computed: DType) -> str:
-    """The text of an expression, without the casts that the parser adds; all others stay."""
-    def shorter(at: Expr) -> Expr:
-        return at.x if isinstance(at, Cast) and _is_added(at, computed) else at
-
-    return _said(rewrite(e, shorter))
-
-
-def _inner(e: Expr) -> Expr:
-    """The expression without an outermost cast, such as that of a store to its tensor's type."""
-    return e.x if isinstance(e, Cast) else e
-
-
-def _is_added(cast: Cast, computed: DType) -> bool:
-    """Whether the parser makes this cast of a name or a number."""
-    x = cast.x
-    if isinstance(x, Const):
-        return True
-    if not isinstance(x, Var) or x.dtype.kind not in ("float", "int"):
-        return False
-    return cast.type is (computed if x.dtype.kind == "float" else i32 if x.dtype.bits < 64 else i64)
-
-
-def _said(e: Expr) -> str:
-    """The text of an expression, with ``where`` for the IR's ``select``."""
-    return SELECTION.sub("where(", readable(e))
-
-
 class Reader:
     """Collects the lines of a text; ``made`` builds the computation."""
 
     def __init__(self) -> None:
         self.name, self.math = "", "tf32"
-        self.named: Sizes | None = None
+        self.named: ir.Sizes | None = None
         self.axes: dict[str, int] = {}
-        self.extents: dict[str, Expr] = {}  # of axes whose sizes are arguments
-        self.tensors: dict[str, Tensor] = {}
-        self.number = 1  # of the line
-        self.steps: list[tuple[str, str, int]] = []  # parsed after all tensors are known
+        self.extents: dict[str, ir.Expr] = {}  # of axes whose sizes are arguments
+        self.tensors: dict[str, ir.Tensor] = {}
+        # Words, texts and numbers of lines that are parsed after all tensors are known.
+        self.steps: list[tuple[str, str, int]] = []
 
     def line_compute(self, rest: str) -> None:
         if self.name:
@@ -221,16 +145,16 @@ class Reader:
             raise ComputeError("sizes stand in one line, before tensors and axes")
         self.named = sizes_of(rest)
         for name in self.named.names:
-            if named(name, "a size") in LAUNCH:  # sizes are parameters, and keep their names
+            if named(name, "a size") in ir.LAUNCH:  # sizes are parameters, and keep their names
                 raise ComputeError(f"'{name}' is a word of Triton's launches; expected another name for a "
                                    "size")
 
-    def extent(self, text: str) -> tuple[int, Expr]:
+    def extent(self, text: str) -> tuple[int, ir.Expr]:
         """A size as a number (the example if it has names) and as an expression of names."""
         if text.isdigit() or self.named is None:
-            return int(text), Const(int(text))
+            return int(text), ir.Const(int(text))
         made = simplify(of_sizes(text, self.named))
-        if made.dtype is not index or find(made, Div):
+        if made.dtype is not index or find(made, ir.Div):
             raise ComputeError(f"size '{text}'; expected whole numbers and names of sizes")
         return value_at(made, self.named.like), made
 
@@ -251,7 +175,7 @@ class Reader:
         found = re.fullmatch(r"(\w+)\s+(\w+)\s+\[(.*?)\]\s*(.*)", rest)
         if found is not None and found[2] not in _types():
             raise ComputeError(f"'{found[2]}' is no type; expected one of {' '.join(_types())}"
-                               f"{nearest(found[2], _types(), ELSEWHERE)}")
+                               f"{nearest(found[2], _types(), ir.ELSEWHERE)}")
         if found is None:
             raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
                                "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
@@ -263,23 +187,14 @@ class Reader:
         dims = tuple(name or f"{found[1]}_{i}" for i, (name, _, _) in enumerate(sizes))
         dtype = type_named(found[2])
         try:
-            layout = Layout.parse(found[4], dtype, shape) if found[4] else Layout.dense(dtype, shape)
+            layout = ir.Layout.parse(found[4], dtype, shape) if found[4] else ir.Layout.dense(dtype, shape)
         except LayoutError as error:
             raise ComputeError(f"tensor '{found[1]}': {error}") from None
         sized = tuple(e for _, e in extents) if any(free_vars(e) for _, e in extents) else ()
         if sized and (not layout.is_packed or layout.strides() is None or layout.offset):
             raise ComputeError(f"tensor '{found[1]}' has sizes that are arguments and the layout "
                                f"{found[4]}; expected a dense one, without blocks")
-        self.tensors[named(found[1], "a tensor")] = Tensor(found[1], dims, shape, layout, extents=sized)
-
-    def line_read(self, rest: str) -> None:
-        self.steps.append(("read", rest, self.number))
-
-    def line_let(self, rest: str) -> None:
-        self.steps.append(("let", rest, self.number))
-
-    def line_store(self, rest: str) -> None:
-        self.steps.append(("store", rest, self.number))
+        self.tensors[named(found[1], "a tensor")] = ir.Tensor(found[1], dims, shape, layout, extents=sized)
 
     # -- the whole -------------------------------------------------------------------------------
 
@@ -302,13 +217,13 @@ class Reader:
         return with_roles(with_prologues(
             Compute(self.name, axes, tuple(steps), self.math, named=self.named)))
 
-    def _type(self) -> DType:
+    def _type(self) -> ir.DType:
         """The type of arithmetic: f64 if a declared tensor is f64, else f32."""
         return f64 if any(t.dtype is f64 for t in self.tensors.values()) else f32
 
 
 def _types() -> list[str]:
-    known = [t for t in DTYPES.values() if t.torch and not t.within]
+    known = [t for t in ir.DTYPES.values() if t.torch and not t.within]
     return [*(t.name for t in known), *(name for t in known for name in t.aliases)]
 
 
@@ -321,9 +236,9 @@ class StepReader:
     """Makes steps of lines. ``scope``: the names that have a meaning; ``tensors``: the declared ones, and
     those that a line is the first to mention."""
 
-    def __init__(self, scope: ComputeScope, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, scope: ComputeScope, tensors: dict[str, ir.Tensor]) -> None:
         self.scope, self.tensors = scope, tensors
-        self.reductions: dict[tuple[str, Expr, tuple[str, ...]], Reduction] = {}
+        self.reductions: dict[tuple[str, ir.Expr, tuple[str, ...]], Reduction] = {}
 
     def read(self, rest: str) -> Iterator[Step]:
         """The step of ``x = X[m, k] else fill``."""
@@ -384,13 +299,13 @@ class StepReader:
                 return
             text = f"{text[:begin]}{own}{text[end:]}"
         rest = expression(text, scope)
-        if name and isinstance(rest, Select) and (choice := _choice(rest, scope)) is not None:
+        if name and isinstance(rest, ir.Select) and (choice := _choice(rest, scope)) is not None:
             rest = choice
-            scope.reads.add(Var(name, rest.dtype))
+            scope.reads.add(ir.Var(name, rest.dtype))
         if name and rest.dtype.kind == "index":
             scope.positions[name] = rest
         if name:
-            scope.values[name] = Var(name, rest.dtype)
+            scope.values[name] = ir.Var(name, rest.dtype)
         yield Value(name, rest)
 
     def _placed(self, name: str, op: str, value: str, axes: str) -> Iterator[Step]:
@@ -399,7 +314,7 @@ class StepReader:
         term, over = _term(value, scope), _reduced_axes(op, axes, scope)
         top = self.reductions.get((EXTREMA[op], term, over))
         if top is None:
-            if not isinstance(term.x if isinstance(term, Cast) else term, Var):
+            if not isinstance(uncast(term), ir.Var):
                 made = Value(scope.unnamed(f"{name}_of"), term)
                 scope.values[made.name] = term = made.var
                 yield made
@@ -411,16 +326,16 @@ class StepReader:
         yield found
 
 
-def _choice(value: Expr, scope: ComputeScope) -> Expr | None:
+def _choice(value: ir.Expr, scope: ComputeScope) -> ir.Expr | None:
     """``where(condition, x, y)`` of reads of one type, without the casts to the type of arithmetic, so
     that elements keep their type and bits. None for other values."""
-    if isinstance(value, Cast) and value.x in scope.reads:
+    if isinstance(value, ir.Cast) and value.x in scope.reads:
         return value.x
-    if not isinstance(value, Select):
+    if not isinstance(value, ir.Select):
         return None
     yes, no = _choice(value.yes, scope), _choice(value.no, scope)
     same = yes is not None and no is not None and yes.dtype is no.dtype
-    return Select(value.cond, yes, no) if same and yes is not None and no is not None else None
+    return ir.Select(value.cond, yes, no) if same and yes is not None and no is not None else None
 
 
 def _reduced(name: str, op: str, value: str, axes: str, scope: ComputeScope) -> Reduction:
@@ -438,16 +353,16 @@ def _reduced_axes(op: str, axes: str, scope: ComputeScope) -> tuple[str, ...]:
     return names
 
 
-def _term(value: str, scope: ComputeScope) -> Expr:
+def _term(value: str, scope: ComputeScope) -> ir.Expr:
     """The term of a reduction; booleans and positions are cast to the type of arithmetic."""
     term = expression(value, scope)
-    return term if term.dtype.kind in ("float", "int") else Cast(term, scope.type)
+    return term if term.dtype.kind in ("float", "int") else ir.Cast(term, scope.type)
 
 
 def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
     """The last reduction of a text, as (begin, end, operation, value, axes), or None. It is an innermost
     one, because a reduction inside another begins after it."""
-    for found in reversed([*re.finditer(rf"\b({'|'.join((*REDUCERS, *EXTREMA))})\(", text)]):
+    for found in reversed([*re.finditer(rf"\b({'|'.join((*ir.REDUCERS, *EXTREMA))})\(", text)]):
         depth, at, cut = 1, found.end(), -1
         while at < len(text) and depth:
             depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -460,11 +375,11 @@ def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
     return None
 
 
-def _stored(value: Expr, dtype: DType) -> Expr:
+def _stored(value: ir.Expr, dtype: ir.DType) -> ir.Expr:
     """The value cast to the tensor's type; a read of this type is stored without casts, with its bits."""
-    if isinstance(value, Cast) and isinstance(value.x, Var) and value.x.dtype is dtype:
+    if isinstance(value, ir.Cast) and isinstance(value.x, ir.Var) and value.x.dtype is dtype:
         return value.x
-    return Cast(value, dtype)
+    return ir.Cast(value, dtype)
 
 
 def named(text: str, what: str) -> str:
@@ -482,3 +397,64 @@ def _number(text: str) -> float:
         return NUMBERS[text] if text in NUMBERS else float(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError):
         raise ComputeError(f"else {text}; expected a number, inf or -inf") from None
+
+
+KINDS = (("B", "groups"), ("M", "rows"), ("N", "columns"), ("K", "summed"))
+WIDTH = 30  # characters of a condition, so that reasons are aligned
+
+
+@lru_cache(maxsize=64)
+def axis_facts(compute: Compute) -> Facts:
+    """The ranges of the axes: 0 to size - 1, for all values of sizes that are arguments."""
+    extents = {x.name: x.extent for x in compute.axes if x.extent is not None}
+    return facts_of_axes({x.name: x.size for x in compute.axes}, facts_of(compute.named), extents)
+
+
+def describe(compute: Compute) -> str:
+    """The description of a computation as text. Masks that the ranges of the axes prove are marked, with
+    the reason."""
+    facts = axis_facts(compute)
+    lines = [f"compute {compute.name}"]
+    for kind, meaning in KINDS:
+        if axes := compute.axes_of(kind):
+            sizes = "  ".join(f"{x.name}={x.size}" for x in axes)
+            lines.append(f"    {kind}  {meaning:<8} {sizes}")
+    if any(x.size == 0 for x in compute.axes_of("K")):
+        return "\n".join([*lines, "    the sum is empty: acc = 0",
+                          *_view_lines("C", compute.c, facts),
+                          f"    C = {compute.behind or 'acc'}"])
+    others = [(r.name, r.view) for r in compute.reads if r.view not in (compute.a, compute.b)
+              and (r.var in compute.names.indices or r in compute.names.chosen_from)]
+    for role, view in (("A", compute.a), ("B", compute.b), *others, ("C", compute.c)):
+        if view is not None:
+            lines += _view_lines(role, view, facts)
+    if compute.b is None and not compute.axes_of("K"):
+        return "\n".join([*lines, "    C = A"])
+    summed = ", ".join(x.name for x in compute.axes_of("K"))
+    factors = "A" if compute.b is None else "A * B"
+    lines.append(f"    acc = sum of {factors} over {summed}, in {compute.acc}")
+    lines.append(f"    C = {compute.behind or 'acc'}")
+    return "\n".join(lines)
+
+
+def _view_lines(role: str, view: ir.View, facts: Facts) -> list[str]:
+    """A line with the coordinates of a view, and a line for each of its conditions."""
+    coords, conditions = [], []
+    for name, dim in zip(view.tensor.dims, view.dims, strict=True):
+        short = dim.coord if isinstance(dim.coord, ir.Var) else simplify(dim.coord, facts)
+        coords.append(name if short is ir.Var(name) else f"{name} = {readable(as_written(short))}")
+        conditions += [_condition(part, name, dim.coord, facts) for part in conjuncts(dim.mask)
+                       if not isinstance(part, ir.Const)]
+    return [f"    {role} = {view.tensor.name}[{', '.join(coords)}]", *conditions]
+
+
+def _condition(part: ir.Expr, name: str, coord: ir.Expr, facts: Facts) -> str:
+    """One condition of a mask: whether it is kept or always true, and the reason."""
+    named = readable(as_written(substitute(part, {coord: ir.Var(name)})))
+    if prove(part, facts):
+        verdict, why = "always true:", reason(part, facts)
+    else:
+        verdict, why = "kept:", "" if find(part, ir.Mod) else reason(part, facts)
+        if read := [readable(as_written(e)) for e in find(part, ir.Cast)]:
+            why = f"{' '.join(read)} may be any number"
+    return f"        {verdict:<12} {named:<{WIDTH}}  {why}".rstrip()

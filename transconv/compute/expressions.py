@@ -1,7 +1,13 @@
-"""Python expressions in a computation's text, read into the IR.
+"""Python expressions in a computation's text, read into the IR: values, and views with their masks.
 
-Also here: views in a computation's text: coordinates, their masks, and sizes of tensors that no line
-declares.
+Coordinates may use integer functions such as ``reflect`` and ``wrap``, one row of ``COORDINATES`` each. A
+row expands to an expression, which determines its meaning in NumPy, the range of its values and its text
+in a kernel:
+
+    x[reflect(h - 1, 8)]    expands to    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
+
+The expressions are chosen so that the simplifier can prove their bounds, and a coordinate that is always
+inside needs no mask. If a position is at most one period outside, no division is left.
 """
 
 from __future__ import annotations
@@ -11,35 +17,15 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
-from transconv.compute.coordinates import COORDINATES, as_written
+from transconv import ir
 from transconv.compute.elementwise import OPS
+from transconv.compute.steps import as_written
 from transconv.errors import ComputeError, nearest
 from transconv.ir import (
-    DTYPES,
-    ELSEWHERE,
-    FALSE,
-    REDUCERS,
-    TRUE,
-    And,
-    Call,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    FloorDiv,
-    Layout,
-    Mod,
-    Neg,
-    Not,
-    Select,
-    Sizes,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    conjuncts,
+    as_expr,
     eq,
     find,
     free_vars,
@@ -51,15 +37,65 @@ from transconv.ir import (
     ne,
     promote,
     readable,
+    select,
     why_not_depth,
     why_not_text,
 )
 from transconv.simplify import Facts, facts_of, prove, range_of, simplify
 
-BINARY: dict[type, Callable[[Expr, Expr], Expr]] = {
+Whole = ir.Expr | int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A function of ``arity`` integers: a position and, unless ``arity`` is 1, the size of its dimension.
+    ``says``: a description for the documentation."""
+
+    name: str
+    arity: int
+    expression: Callable[..., Whole]
+    says: str
+
+    def __call__(self, *values: ir.Expr) -> ir.Expr:
+        """The expression for these values; a constant if all are constants."""
+        return as_expr(self.expression(*(int(v.value) if isinstance(v, ir.Const) else v for v in values)))
+
+
+def _abs(i: Whole) -> ir.Expr:
+    return maximum(i, -i)
+
+
+def _reflect(i: Whole, n: Whole) -> ir.Expr:
+    """Reflection at the first and last position: the period is 2n - 2."""
+    period = n * 2 - 2
+    there = _abs(i) % (max(period, 1) if isinstance(period, int) else maximum(period, 1))
+    return minimum(there, period - there)
+
+
+def _symmetric(i: Whole, n: Whole) -> ir.Expr:
+    there = maximum(i, -1 - i) % (n * 2)
+    return minimum(there, n * 2 - 1 - there)
+
+
+COORDINATES: ir.RowTable[Coordinate] = ir.RowTable(
+    Coordinate("clamp", 2, lambda i, n: minimum(maximum(i, 0), n - 1),
+               "beyond an end: the element at that end (torch's padding mode replicate)"),
+    Coordinate("reflect", 2, _reflect,
+               "beyond an end: as far inside, the element at the end itself left out (reflect)"),
+    Coordinate("symmetric", 2, _symmetric,
+               "beyond an end: as far inside, beginning with the element at the end (NumPy's symmetric)"),
+    Coordinate("wrap", 2, lambda i, n: i % n, "beyond an end: on from the other one (circular)"),
+    Coordinate("from_end", 2, lambda i, n: select(i < 0, i + n, i),
+               "a negative position counts from the end, as an index of torch does"),
+    Coordinate("abs", 1, _abs, "the distance from 0"),
+)
+"""Functions of a position and a size that coordinates may use."""
+
+
+BINARY: dict[type, Callable[[ir.Expr, ir.Expr], ir.Expr]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
-COMPARE: dict[type, Callable[[Expr, Expr], Expr]] = {
+COMPARE: dict[type, Callable[[ir.Expr, ir.Expr], ir.Expr]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: eq, ast.NotEq: ne}
 LARGEST_POWER = 8
@@ -67,6 +103,7 @@ LONGEST_SAID = 160  # characters of a text in an error
 # What prints under another name: operations as the function that they call, a choice in the IR's words.
 PRINTED = {"nearest": "round", "ndtr_wide": "ndtr", "select": "where"}
 WHOLE = ("nearest_small",)  # functions of floats that give integers
+NO_FACTS = Facts()
 
 
 @dataclass
@@ -78,19 +115,19 @@ class ComputeScope:
     ``named``: the sizes that are arguments; ``extents``: those of axes, as expressions of these."""
 
     axes: dict[str, int]
-    type: DType
-    values: dict[str, Var] = field(default_factory=dict)
-    reads: set[Var] = field(default_factory=set)
-    whole: DType | None = None
-    positions: dict[str, Expr] = field(default_factory=dict)
+    type: ir.DType
+    values: dict[str, ir.Var] = field(default_factory=dict)
+    reads: set[ir.Var] = field(default_factory=set)
+    whole: ir.DType | None = None
+    positions: dict[str, ir.Expr] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
-    extents: dict[str, Expr] = field(default_factory=dict)
-    named: Sizes | None = None
+    extents: dict[str, ir.Expr] = field(default_factory=dict)
+    named: ir.Sizes | None = None
 
     @property
-    def lengths(self) -> dict[str, Expr]:
+    def lengths(self) -> dict[str, ir.Expr]:
         """The size of each axis: a number, or an expression of names."""
-        return {name: self.extents.get(name, Const(n)) for name, n in self.axes.items()}
+        return {name: self.extents.get(name, ir.Const(n)) for name, n in self.axes.items()}
 
     def new(self, name: str) -> str:
         """The name. Raises ComputeError if it is taken."""
@@ -111,8 +148,8 @@ HINTS = (  # what other languages have, and how it is written here
     (r"\b(cumsum|cumprod|cummax)\(", "running sums are no reduction; torch.cumsum has them"),
     (r"\b(softmax|logsumexp)\(", "write: let e = exp(x - max(x; k)), then e / sum(e; k)"),
     (r"\batomic_add\(", "a store adds by: store Y[n] sum= x"),
-    (rf"\b({'|'.join(REDUCERS)})\(", "what is reduced and its axes stand so: sum(x; k)"),
-    (r"\w+\(.*;", f"reductions are {' '.join(REDUCERS)}"),
+    (rf"\b({'|'.join(ir.REDUCERS)})\(", "what is reduced and its axes stand so: sum(x; k)"),
+    (r"\w+\(.*;", f"reductions are {' '.join(ir.REDUCERS)}"),
     (r"\^", "a power is x**2"),
     (r"\bif\b.*\belse\b", "write where(x > 0, a, b)"),
     (r"@", "a product of matrices is sum(a*b; k)"),
@@ -124,7 +161,7 @@ def hint(text: str) -> str:
     return next((f"; {said}" for pattern, said in HINTS if re.search(pattern, text)), "")
 
 
-def expression(text: str, scope: ComputeScope) -> Expr:
+def expression(text: str, scope: ComputeScope) -> ir.Expr:
     """The expression of a text. Values of other float types are cast to ``scope.type``. Raises
     ComputeError."""
     return _read(expression_tree(text, "eval").body, scope)  # type: ignore[attr-defined]
@@ -150,14 +187,14 @@ def shortened(text: str) -> str:
     return f"'{text}'" if len(text) <= LONGEST_SAID else f"'{text[:LONGEST_SAID]}...'"
 
 
-def _read(at: ast.expr, scope: ComputeScope) -> Expr:
+def _read(at: ast.expr, scope: ComputeScope) -> ir.Expr:
     match at:
         case ast.Constant(value=bool() as value):
-            return TRUE if value else FALSE
+            return ir.TRUE if value else ir.FALSE
         case ast.Constant(value=int() | float() as value):
-            return Const(value, scope.type) if isinstance(value, float) else Const(value)
+            return ir.Const(value, scope.type) if isinstance(value, float) else ir.Const(value)
         case ast.Name(id="inf"):
-            return Const(float("inf"), scope.type)
+            return ir.Const(float("inf"), scope.type)
         case ast.Name(id=name):
             return _name(name, scope)
         case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if (
@@ -176,9 +213,9 @@ def _read(at: ast.expr, scope: ComputeScope) -> Expr:
             return BINARY[type(op)](a, b)
         case ast.UnaryOp(ast.USub(), x):
             given = _number(_read(x, scope))
-            return Const(-given.value, given.type) if isinstance(given, Const) else Neg(given)
+            return ir.Const(-given.value, given.type) if isinstance(given, ir.Const) else ir.Neg(given)
         case ast.UnaryOp(ast.Not() | ast.Invert(), x):
-            return Not(_condition(_read(x, scope), x))
+            return ir.Not(_condition(_read(x, scope), x))
         case ast.Compare(left, [op], [right]) if type(op) in COMPARE:
             exact = scope if scope.whole else replace(scope, whole=i64)
             a, b = _read(left, exact), _read(right, exact)
@@ -200,23 +237,23 @@ def _read(at: ast.expr, scope: ComputeScope) -> Expr:
                        f"`and`, `or`, `not` between them, and calls of operations{hint(ast.unparse(at))}")
 
 
-def _condition(e: Expr, at: ast.expr) -> Expr:
+def _condition(e: ir.Expr, at: ast.expr) -> ir.Expr:
     """The operand of a logical operation. Raises ComputeError unless it is a condition."""
     if e.dtype.kind != "bool":
         raise ComputeError(f"'{ast.unparse(at)}' is no condition; expected a comparison such as x > 0")
     return e
 
 
-def _number(e: Expr) -> Expr:
+def _number(e: ir.Expr) -> ir.Expr:
     """An operand of arithmetic, where conditions are 0 and 1."""
     if e.dtype.kind != "bool":
         return e
-    return Const(int(e.value), i32) if isinstance(e, Const) else Cast(e, i32)
+    return ir.Const(int(e.value), i32) if isinstance(e, ir.Const) else ir.Cast(e, i32)
 
 
-def _name(name: str, scope: ComputeScope) -> Expr:
+def _name(name: str, scope: ComputeScope) -> ir.Expr:
     if name in scope.axes or scope.named and name in scope.named.names:
-        return Var(name)
+        return ir.Var(name)
     if name not in scope.values:
         known = " ".join([*scope.axes, *scope.values])
         raise ComputeError(f"'{name}' is not known; expected one of {known}"
@@ -225,14 +262,14 @@ def _name(name: str, scope: ComputeScope) -> Expr:
     if scope.whole and name in scope.positions:
         return scope.positions[name]
     if scope.whole and var.dtype.kind == "int":
-        return Cast(var, scope.whole)
+        return ir.Cast(var, scope.whole)
     if var.dtype.kind == "int":  # integers are computed exactly, in at least 32 bits
-        return Cast(var, i32) if var in scope.reads and var.dtype.bits < 64 else var
+        return ir.Cast(var, i32) if var in scope.reads and var.dtype.bits < 64 else var
     as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
-    return var if as_it_is else Cast(var, scope.type)
+    return var if as_it_is else ir.Cast(var, scope.type)
 
 
-def _alike(a: Expr, b: Expr, scope: ComputeScope) -> tuple[Expr, Expr]:
+def _alike(a: ir.Expr, b: ir.Expr, scope: ComputeScope) -> tuple[ir.Expr, ir.Expr]:
     """Two operands cast to one type: an integer with a float becomes a float."""
     if "float" in (a.dtype.kind, b.dtype.kind) and a.dtype is not b.dtype:
         return _float(a, scope), _float(b, scope)
@@ -242,49 +279,49 @@ def _alike(a: Expr, b: Expr, scope: ComputeScope) -> tuple[Expr, Expr]:
     return a, b
 
 
-def _whole(e: Expr, dtype: DType) -> Expr:
+def _whole(e: ir.Expr, dtype: ir.DType) -> ir.Expr:
     """An integer in another type. Raises ComputeError for a number that the type does not have."""
-    if e.dtype is dtype or not isinstance(e, Const):
-        return e if e.dtype is dtype else Cast(e, dtype)
+    if e.dtype is dtype or not isinstance(e, ir.Const):
+        return e if e.dtype is dtype else ir.Cast(e, dtype)
     if dtype.kind == "int" and not dtype.limits[0] <= e.value <= dtype.limits[1]:
         raise ComputeError(f"{e.value} is no {dtype}; expected a smaller number, or i64(...) beside it")
-    return Const(e.value, dtype)
+    return ir.Const(e.value, dtype)
 
 
-def _float(e: Expr, scope: ComputeScope) -> Expr:
-    if isinstance(e, Const) and not isinstance(e.value, bool):
-        return Const(float(e.value), scope.type)
-    return e if e.dtype.kind == "float" else Cast(e, scope.type)
+def _float(e: ir.Expr, scope: ComputeScope) -> ir.Expr:
+    if isinstance(e, ir.Const) and not isinstance(e.value, bool):
+        return ir.Const(float(e.value), scope.type)
+    return e if e.dtype.kind == "float" else ir.Cast(e, scope.type)
 
 
-def _call(name: str, args: list[Expr], scope: ComputeScope) -> Expr:
-    if name in DTYPES and len(args) == 1:
-        return args[0] if args[0].dtype is DTYPES[name] else Cast(args[0], DTYPES[name])
+def _call(name: str, args: list[ir.Expr], scope: ComputeScope) -> ir.Expr:
+    if name in ir.DTYPES and len(args) == 1:
+        return args[0] if args[0].dtype is ir.DTYPES[name] else ir.Cast(args[0], ir.DTYPES[name])
     name = PRINTED.get(name, name)
     if name == "where" and len(args) == 3:
         if args[0].dtype.kind != "bool":
             raise ComputeError("where(...) chooses by what is no condition; expected a comparison such as "
                                "x > 0")
-        return Select(args[0], *_alike(args[1], args[2], scope))
+        return ir.Select(args[0], *_alike(args[1], args[2], scope))
     if name in ("min", "max") and len(args) == 2:
         return (minimum if name == "min" else maximum)(*_alike(args[0], args[1], scope))
     if name in COORDINATES and len(args) == COORDINATES[name].arity and all(
             a.dtype.is_integer for a in args):
         return COORDINATES[name](*args)
     if name in WHOLE and len(args) == 1:
-        return Call(name, (_float(args[0], scope),))
+        return ir.Call(name, (_float(args[0], scope),))
     if name in OPS and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers) and all(
-            isinstance(n, Const) for n in args[OPS[name].arity:]):
+            isinstance(n, ir.Const) for n in args[OPS[name].arity:]):
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(f"{name}(...) of {len(args)} values is unknown; expected one of "
                        f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}"
-                       f"{hint(f'{name}({len(args)})') or nearest(name, OPS, ELSEWHERE)}")
+                       f"{hint(f'{name}({len(args)})') or nearest(name, OPS, ir.ELSEWHERE)}")
 
 
 SEEN = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*(?:where\s+(.*))?", re.DOTALL)
 
 
-def coordinates_of(text: str, scope: ComputeScope) -> tuple[str, list[Expr], Expr]:
+def coordinates_of(text: str, scope: ComputeScope) -> tuple[str, list[ir.Expr], ir.Expr]:
     """``tensor[coordinates] where condition``: name, coordinates, condition. Raises ComputeError."""
     found = SEEN.fullmatch(text)
     if found is None:
@@ -293,18 +330,18 @@ def coordinates_of(text: str, scope: ComputeScope) -> tuple[str, list[Expr], Exp
     coords = [expression(part, whole) for part in _parts(found[2]) if found[2].strip()]
     for coord in coords:
         _checked(coord)
-    return found[1], coords, expression(found[3], whole) if found[3] else TRUE
+    return found[1], coords, expression(found[3], whole) if found[3] else ir.TRUE
 
 
-def _checked(coord: Expr) -> None:
+def _checked(coord: ir.Expr) -> None:
     """Raise ComputeError for a coordinate that is not an integer, or that divides by other than a positive
     number."""
-    if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in find(coord, Expr)):
+    if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in find(coord, ir.Expr)):
         raise ComputeError(f"coordinate {readable(coord)} is {coord.dtype}; expected whole numbers, of "
                            "axes and of elements of tensors of i32 or i64")
-    for e in (*find(coord, FloorDiv), *find(coord, Mod)):
+    for e in (*find(coord, ir.FloorDiv), *find(coord, ir.Mod)):
         by = simplify(e.b)
-        if not isinstance(by, Const) or by.value <= 0:
+        if not isinstance(by, ir.Const) or by.value <= 0:
             raise ComputeError(f"{readable(e)} in a coordinate divides by {readable(e.b)}; expected a "
                                "number above 0")
 
@@ -323,32 +360,32 @@ def _parts(text: str) -> list[str]:
 
 def facts_of_scope(scope: ComputeScope) -> Facts:
     """The ranges of the axes of a text."""
-    return facts_of_axes(scope.axes, scope.extents, scope.named)
+    return facts_of_axes(scope.axes, facts_of(scope.named), scope.extents)
 
 
-def facts_of_axes(axes: Mapping[str, int], extents: Mapping[str, Expr], named: Sizes | None) -> Facts:
-    """The ranges of axes, for all values of sizes that are arguments."""
-    facts = facts_of(named)
+def facts_of_axes(axes: Mapping[str, int], facts: Facts = NO_FACTS,
+                  extents: Mapping[str, ir.Expr] = MappingProxyType({})) -> Facts:
+    """The ranges of axes, for all values of sizes that are arguments, beside some facts."""
     for name, size in axes.items():
         if (extent := extents.get(name)) is None:
-            facts = facts.with_range(Var(name), 0, max(0, size - 1))
+            facts = facts.with_range(ir.Var(name), 0, max(0, size - 1))
         else:
-            facts = facts.with_range(Var(name), 0, None).assume(Var(name) < extent)
+            facts = facts.with_range(ir.Var(name), 0, None).assume(ir.Var(name) < extent)
     return facts
 
 
-def sized(name: str, coords: list[Expr], scope: ComputeScope, dtype: DType) -> Tensor:
+def sized(name: str, coords: list[ir.Expr], scope: ComputeScope, dtype: ir.DType) -> ir.Tensor:
     """A dense tensor of the smallest shape that contains all coordinates. Raises ComputeError if it is not
     bounded."""
     facts = facts_of_scope(scope)
     shape = []
-    extents: list[Expr] = []
+    extents: list[ir.Expr] = []
     for coord in coords:
-        if isinstance(coord, Var) and coord.name in scope.extents:
+        if isinstance(coord, ir.Var) and coord.name in scope.extents:
             extents.append(scope.extents[coord.name])
             shape.append(scope.axes[coord.name])
             continue
-        if free_vars(coord) & {Var(a) for a in scope.extents}:
+        if free_vars(coord) & {ir.Var(a) for a in scope.extents}:
             raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not told; "
                                f"expected a line such as: tensor {name} f32 [N, 64]")
         most = range_of(simplify(coord, facts), facts).hi
@@ -356,28 +393,14 @@ def sized(name: str, coords: list[Expr], scope: ComputeScope, dtype: DType) -> T
             raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not "
                                f"known; expected a line such as: tensor {name} f32 [32, 64]")
         shape.append(most + 1)
-        extents.append(Const(most + 1))
+        extents.append(ir.Const(most + 1))
     dims = tuple(f"{name}_{i}" for i in range(len(shape)))
-    sized = any(not isinstance(e, Const) for e in extents)
-    return Tensor(name, dims, tuple(shape), Layout.dense(dtype, shape),
+    sized = any(not isinstance(e, ir.Const) for e in extents)
+    return ir.Tensor(name, dims, tuple(shape), ir.Layout.dense(dtype, shape),
                   extents=tuple(extents) if sized else ())
 
 
-def conditions(view: View) -> list[Expr]:
-    """The conditions of a view's mask other than that its coordinates are inside the tensor. One that says
-    this once more is among them: it tells that indices may be outside."""
-    inside = [c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
-              for c in (d.coord >= 0, d.coord < n)]  # some twice, on a diagonal
-    found: list[Expr] = []
-    for c in (c for d in view.dims for c in conjuncts(d.mask)):
-        if c in inside:
-            inside.remove(c)
-        else:
-            found.append(c)
-    return found
-
-
-def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: ComputeScope) -> View:
+def viewed(tensor: ir.Tensor, coords: list[ir.Expr], condition: ir.Expr, scope: ComputeScope) -> ir.View:
     """The view, with a mask along each dimension in which it may be outside its tensor. Raises
     ComputeError for a wrong number of coordinates."""
     if len(coords) != len(tensor.shape):
@@ -386,14 +409,14 @@ def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: ComputeSc
     return masked(tensor, coords, condition, facts_of_scope(scope))
 
 
-def masked(tensor: Tensor, coords: list[Expr], condition: Expr, facts: Facts) -> View:
+def masked(tensor: ir.Tensor, coords: list[ir.Expr], condition: ir.Expr, facts: Facts) -> ir.View:
     """The view under a condition, with a mask along each dimension in which the facts do not prove that it
     is inside its tensor."""
     dims = []
     for i, (coord, size) in enumerate(zip(coords, tensor.bounds, strict=True)):
         inside = (coord >= 0) & (coord < size)
-        mask = TRUE if prove(inside, facts) else inside
-        if i == 0 and condition is not TRUE:
-            mask = condition if mask is TRUE else And(mask, condition)  # also one like the mask
-        dims.append(ViewDim(coord, mask))
-    return View(tensor, tuple(dims))
+        mask = ir.TRUE if prove(inside, facts) else inside
+        if i == 0 and condition is not ir.TRUE:
+            mask = condition if mask is ir.TRUE else ir.And(mask, condition)  # also one like the mask
+        dims.append(ir.ViewDim(coord, mask))
+    return ir.View(tensor, tuple(dims))
