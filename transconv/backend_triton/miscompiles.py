@@ -147,7 +147,7 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from transconv.errors import Unsupported
+from transconv.support import Unsupported
 
 _RESHAPE = re.compile(r"tt\.reshape %\S+ allow_reorder efficient_layout : "
                       r"tensor<([\dx]+)x\w+, (#\w+)> -> tensor<([\dx]+)x\w+, (#\w+)>")

@@ -32,8 +32,8 @@ from transconv.compute.steps import (
     line,
     sweeps,
 )
-from transconv.errors import ComputeError
 from transconv.ir import f32, f64, readable, substitute, value_at
+from transconv.support import ComputeError
 
 
 @dataclass(frozen=True, eq=True)

@@ -23,7 +23,6 @@ from typing import Literal
 from transconv import ir
 from transconv.compute.elementwise import OPS
 from transconv.compute.steps import as_written
-from transconv.errors import ComputeError, nearest
 from transconv.ir import (
     as_expr,
     eq,
@@ -42,6 +41,7 @@ from transconv.ir import (
     why_not_text,
 )
 from transconv.simplify import Facts, facts_of, prove, range_of, simplify
+from transconv.support import ComputeError, nearest
 
 Whole = ir.Expr | int
 

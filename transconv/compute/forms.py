@@ -15,7 +15,6 @@ from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.compute import Compute
 from transconv.compute.parser import parse
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, needed, used
-from transconv.errors import ComputeError
 from transconv.ir import (
     Cast,
     DType,
@@ -28,6 +27,7 @@ from transconv.ir import (
     f32,
     free_vars,
 )
+from transconv.support import ComputeError
 
 ACC = "acc"
 """The name of the reduction in ``product``."""

@@ -61,7 +61,6 @@ from transconv.compute.steps import (
     why_not_named,
 )
 from transconv.compute.symbolic_compute import of_sizes, sizes_of
-from transconv.errors import ComputeError, LayoutError, nearest
 from transconv.ir import (
     conjuncts,
     f32,
@@ -76,6 +75,7 @@ from transconv.ir import (
     why_not_text,
 )
 from transconv.simplify import Facts, facts_of, prove, reason, simplify
+from transconv.support import ComputeError, LayoutError, nearest
 
 END = ";;"
 """The end of a line in a text that is written in one line."""

@@ -18,9 +18,9 @@ from transconv import ir
 from transconv.compute.compute import Compute
 from transconv.compute.expressions import ComputeScope, expression
 from transconv.compute.steps import Read, Step, Write
-from transconv.errors import ComputeError
 from transconv.ir import conjuncts, f32, free_vars, index, substitute, value_at
 from transconv.simplify import simplify
+from transconv.support import ComputeError
 
 MANY = 256  # an example of a size that nothing else is known of
 

@@ -18,8 +18,8 @@ from transconv.compute.compute import Compute
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.semantics.sampled_points import SampleOutcome, examine
 from transconv.compute.symbolic_compute import why_not_any_size
-from transconv.errors import ScheduleError
 from transconv.ir import Tensor, sizes_told
+from transconv.support import ScheduleError
 
 if TYPE_CHECKING:
     import torch

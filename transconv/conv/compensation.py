@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transconv import ir
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, product
-from transconv.errors import ScheduleError
 from transconv.simplify import Facts, range_of
+from transconv.support import ScheduleError
 
 if TYPE_CHECKING:
     import torch

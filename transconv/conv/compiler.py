@@ -23,12 +23,12 @@ from transconv.conv.dynamic_sizes import every, phases, planes_of, rows_of, whol
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
-from transconv.errors import ProblemError
 from transconv.ir import f32
 from transconv.passes import lower
 from transconv.runtime import Choose, Plan, Planned, PlanRequest, forget, replan
 from transconv.schedule import ENGINE_ALIGN, Schedule
-from transconv.target import Target, is_direct
+from transconv.support import ProblemError, is_direct
+from transconv.target import Target
 
 __all__ = ["build", "forget", "lower", "plan", "plan_steps", "question", "replan"]
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from transconv.calls import stats
 from transconv.compute import library
-from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import (
     Made,
@@ -29,6 +28,7 @@ from transconv.functional.calls.symbolic_bind import (
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import dims
 from transconv.ir import f32, f64
+from transconv.support import Unsupported
 
 Tensor = torch.Tensor
 

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from transconv.compute import Workload
-from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import launch
 from transconv.graph.fusion.groups import Edge, Price, traffic
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.runtime import Wanted, estimated, timing, torch_internals
+from transconv.support import TransconvError
 
 if TYPE_CHECKING:
     from transconv.report import PrintedTable

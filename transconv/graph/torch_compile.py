@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transconv.calls import stats
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
-from transconv.errors import TransconvError, Unsupported
 from transconv.graph import graph_report
 from transconv.graph.fusion.groups import Edge, Price
 from transconv.graph.graph_report import Made, owner
@@ -47,6 +46,7 @@ from transconv.runtime import (
     is_collecting,
     torch_internals,
 )
+from transconv.support import TransconvError, Unsupported
 from transconv.target import TARGETS, Target
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.torch_ops.conversion.aten_replacement import aten

@@ -29,20 +29,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import Launcher, unspecialised, write
 from transconv.backend_triton.launch import compile_records
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import CostFormula
-from transconv.disk_cache import (
-    Content,
-    Drawer,
-    records,
-    replace_data,
-    seals,
-    why_foreign,
-    why_untrusted,
-)
 from transconv.ir import DTYPES, Expr, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import check_records
@@ -51,8 +41,19 @@ from transconv.runtime.plans import LoweredStep, Plan, PlanStep
 from transconv.runtime.steps import digest_of
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import files_digest, stamp
-from transconv.target import Target, triton_version
-from transconv.version import __version__
+from transconv.support import (
+    Content,
+    Drawer,
+    __version__,
+    knobs,
+    records,
+    replace_data,
+    seals,
+    triton_version,
+    why_foreign,
+    why_untrusted,
+)
+from transconv.target import Target
 
 SCHEMA = 4
 DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False, sealed=True)

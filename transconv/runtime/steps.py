@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import lru_cache
 from math import isfinite, prod
 
-from transconv import knobs
 from transconv.backend_triton import (
     Launcher,
     emit,
@@ -26,8 +25,6 @@ from transconv.backend_triton import (
 )
 from transconv.compute import Compute, Workload
 from transconv.cost import estimate
-from transconv.disk_cache import Content, Drawer
-from transconv.errors import ScheduleError, TransconvError, Unsupported
 from transconv.ir import Kernel
 from transconv.passes import EMIT, PROBLEM, leave
 from transconv.passes.lowering import split_k
@@ -45,6 +42,7 @@ from transconv.schedule import (
     without,
 )
 from transconv.selection import choice, completed, fitted, shortlist, spread, stamp
+from transconv.support import Content, Drawer, ScheduleError, TransconvError, Unsupported, knobs
 from transconv.target import Target
 
 Choose = Callable[[Compute, Target], Schedule]

@@ -23,7 +23,8 @@ from transconv.schedule.tiles.box_dimensions import INTEGERS, ROW
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.packing import ROW_ALIGN
 from transconv.schedule.tiles.shared_memory import ends_short, transposed_bytes
-from transconv.target import Target, is_direct, triton_version
+from transconv.support import is_direct, triton_version
+from transconv.target import Target
 
 IN_PARTS = 192  # registers of a thread for a sum in f32 and two parts of it
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from transconv.errors import ScheduleError, nearest
 from transconv.ir import why_not_text
 from transconv.schedule.words import FORMER, TABLE, TEXT, UNITS, WORDS, Value, Word, letters
+from transconv.support import ScheduleError, nearest
 
 
 class _Hashed:

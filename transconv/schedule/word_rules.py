@@ -21,7 +21,8 @@ from transconv.schedule.tiles.packing import view_of, why_not_copied, why_not_ro
 from transconv.schedule.tiles.partial_results import carried
 from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.schedule.words import has_rows, in_registers, letters, widens
-from transconv.target import Target, has_wide_views, triton_version
+from transconv.support import has_wide_views, triton_version
+from transconv.target import Target
 
 MOST_WRITTEN = 128  # more take too long to compile and too many registers
 """The most positions that ``regs`` may write out."""

@@ -30,9 +30,9 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from transconv import ir
-from transconv.errors import Unsupported
 from transconv.simplify.facts import NO_FACTS, Facts
 from transconv.simplify.ranges import range_of
+from transconv.support import Unsupported
 
 if TYPE_CHECKING:
     import sympy

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 from transconv.backend_triton.launch import jit_module
 from transconv.backend_triton.miscompiles import Miscompiled
-from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, defined, find, tf32
-from transconv.target import DIRECT
+from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, find, tf32
+from transconv.support import DIRECT, defined
 
 ELEMENTS = {tf32: 11}  # CUtensorMapDataType's number
 

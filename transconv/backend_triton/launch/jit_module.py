@@ -19,9 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transconv.disk_cache import files as keep
-from transconv.disk_cache import records
-from transconv.ir import DTYPES, executed
+from transconv.ir import DTYPES
+from transconv.support import executed, records
+from transconv.support import files as keep
 
 LONGEST = 1 << 20  # bytes of a copy that is compared
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from transconv.compute.elementwise import OPS
 from transconv.compute.expressions import expression_tree
 from transconv.compute.steps import Value
-from transconv.errors import ComputeError
 from transconv.ir import Const, DType, Expr, boolean, f32
+from transconv.support import ComputeError
 
 if TYPE_CHECKING:
     import torch

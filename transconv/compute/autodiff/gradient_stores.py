@@ -54,9 +54,9 @@ from transconv.compute.steps import (
     uncast,
     used,
 )
-from transconv.errors import ComputeError
 from transconv.ir import all_of, conjuncts, f32, f64, free_vars, select, substitute
 from transconv.simplify import simplify
+from transconv.support import ComputeError
 
 
 def transposed(compute: Compute, of: str, into: ir.Tensor, given: ir.Tensor,

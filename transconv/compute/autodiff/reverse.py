@@ -35,8 +35,8 @@ from transconv.compute.analysis.statistics import kept, points, sum_of
 from transconv.compute.compute import Compute
 from transconv.compute.elementwise import OPS, Op
 from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, line, uncast, used
-from transconv.errors import ComputeError
 from transconv.ir import eq, find, free_vars, select, substitute
+from transconv.support import ComputeError
 
 Axes = frozenset[str]
 

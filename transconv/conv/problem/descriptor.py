@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from transconv.errors import LayoutError, ProblemError, nearest
 from transconv.ir import (
     DTYPES,
     ELSEWHERE,
@@ -34,6 +33,7 @@ from transconv.ir import (
     type_named,
     why_not_text,
 )
+from transconv.support import LayoutError, ProblemError, nearest
 
 SPATIAL = "dhw"
 KEYS = ("g", "mb", "ic", "oc", *(role + x for role in "iokspd" for x in SPATIAL))

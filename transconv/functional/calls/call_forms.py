@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 from transconv.calls.settings import settings
-from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.functional.calls.symbolic_bind import (
     BoundCall,
@@ -38,7 +37,7 @@ from transconv.functional.calls.symbolic_bind import (
     lying,
     strided,
 )
-from transconv.ir import defined
+from transconv.support import ComputeError, Unsupported, defined
 
 
 class Untraced(TypeError):

@@ -38,7 +38,6 @@ from transconv.calls.guard import (
 from transconv.calls.route_cache import Route
 from transconv.calls.size_policy import SizeTrial
 from transconv.compute import Alone, library
-from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, launch, program
 from transconv.functional.calls.symbolic_bind import (
     BoundCall,
@@ -57,6 +56,7 @@ from transconv.runtime import (
     Registry,
     torch_internals,
 )
+from transconv.support import Unsupported
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 
 Tensor = torch.Tensor

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.calls.dynamic_sizes import LIMIT
 from transconv.compute import library, one_line
-from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import TORCH, TYPES, TensorMemory, program
+from transconv.support import ComputeError, Unsupported
 
 Tensor = torch.Tensor
 _unseen: Any = _disable_current_modes  # by tracers and other modes

@@ -23,7 +23,6 @@ from transconv.calls import stats
 from transconv.calls.autograd import by_torch, class_of
 from transconv.calls.guard import is_batched
 from transconv.compute import execute, one_line
-from transconv.errors import TensorError, Unsupported
 from transconv.functional.calls.compiled_launch import (
     TensorMemory,
     aligned,
@@ -40,6 +39,7 @@ from transconv.functional.calls.symbolic_bind import (
     as_tuple,
 )
 from transconv.runtime import torch_internals
+from transconv.support import TensorError, Unsupported
 from transconv.torch_ops.calls.call_attributes import is_plain
 from transconv.torch_ops.operators import library, register_fake
 

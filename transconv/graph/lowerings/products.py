@@ -10,7 +10,6 @@ import torch
 
 from transconv.compute import Axis, Compute, counted
 from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
-from transconv.errors import TransconvError
 from transconv.graph.fusion import index_ir
 from transconv.graph.fusion.index_ir import Factor, Instead, MovedView, Piece, ProductSum
 from transconv.graph.lowerings import upsampling, view_indexing
@@ -27,6 +26,7 @@ from transconv.graph.lowerings.table import (
 )
 from transconv.graph.sizes import Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, Var, all_of, free_vars, substitute, value_at
+from transconv.support import TransconvError
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls.lower_call import (
     DTYPES,

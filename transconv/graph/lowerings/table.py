@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.calls.settings import settings
-from transconv.errors import StageError, TransconvError
 from transconv.graph.fusion.index_ir import (
     TYPES,
     ConstantValue,
@@ -29,6 +28,7 @@ from transconv.graph.fusion.index_ir import (
 )
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.sizes import Fraction, Length, Move, SymbolicSize, Where, same
+from transconv.support import StageError, TransconvError
 
 
 class NotOurs(Exception):

@@ -21,12 +21,12 @@ from torch import fx
 
 from transconv.compute import Alone, Workload
 from transconv.conv import Surrounded
-from transconv.errors import TransconvError, Unsupported
 from transconv.functional.calls.compiled_launch import TensorMemory, program
 from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput, ingredients
 from transconv.graph.sizes import Length
 from transconv.ir import sizes_told
+from transconv.support import TransconvError, Unsupported
 
 NAME = re.compile(r"\b[ST]\d+\b")
 BRACED = re.compile(r"\{([^{}]*)\}")

@@ -29,7 +29,6 @@ from torch import fx
 from transconv.compute import Alone, Compute, Reduction, Workload
 from transconv.compute import kernels as kernels_of
 from transconv.conv import ConvProblem, ConvWorkload, Prop, Surrounded, surrounded
-from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import deterministic, program
 from transconv.graph.fusion.group_text import GroupText, Writer
 from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Price, Statistic, slices
@@ -62,6 +61,7 @@ from transconv.graph.symbols import Symbols
 from transconv.ir import TRUE, Layout
 from transconv.runtime import PlanRequest, estimated, rank
 from transconv.selection import HELD, shortlist
+from transconv.support import TransconvError
 from transconv.target import Target
 
 STEPS = 2  # in which factors are written first: see fusion/plan.py

@@ -34,11 +34,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from transconv import knobs
 from transconv.calls import stats
 from transconv.compute import Workload
-from transconv.disk_cache import leave_text, replace_data
-from transconv.errors import Unsupported
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.regions.region_kernel import RefusedKernel, Region, RegionKernel
 from transconv.graph.verification.agreement import difference, room
@@ -52,6 +49,7 @@ from transconv.graph.verification.fx_reference import (
     without_modes,
 )
 from transconv.runtime import FirstSizes, is_collecting
+from transconv.support import Unsupported, knobs, leave_text, replace_data
 from transconv.torch_ops.calls.lower_call import capturing
 
 Tensor = torch.Tensor

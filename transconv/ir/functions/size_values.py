@@ -12,6 +12,7 @@ from typing import Any
 
 from transconv.ir import expr as ex
 from transconv.ir.operations import Cast, Select
+from transconv.support import defined
 
 Values = Mapping[str, int]
 """Sizes by name."""
@@ -154,17 +155,3 @@ def _operation(kind: type[ex.Binary], a: ex.Expr, b: ex.Expr) -> ex.Expr:
         case left, ex.Const(1) if kind is ex.FloorDiv:
             return left
     return kind(a, b)
-
-
-def defined(text: str, name: str, known: Mapping[str, Any] | None = None) -> Any:
-    """What a text of Python defines under a name. ``known``: what else it mentions, by name. The text is
-    made of the package's own words and of numbers, never of what a user or a file says."""
-    return executed(text, known or {})[name]
-
-
-def executed(text: str, known: Mapping[str, Any], path: str = "<string>") -> dict[str, Any]:
-    """All names of a text of Python after it ran, with the ``known`` ones. ``path``: where tracebacks say
-    that it is. Who calls this knows where the text is from: it can do all that the program can."""
-    scope = dict(known)
-    exec(compile(text, path, "exec"), scope)
-    return scope

@@ -30,7 +30,8 @@ from transconv.schedule.tiles.boxes import Box, box_of, moves, rows_of, transpos
 from transconv.schedule.tiles.packing import ROW_ALIGN
 from transconv.schedule.tiles.partial_results import reduced_sides
 from transconv.simplify import Facts, multiple_of, simplify
-from transconv.target import Target, is_direct
+from transconv.support import is_direct
+from transconv.target import Target
 
 
 def shared_bytes(c: Schedule, compute: Compute) -> int:
