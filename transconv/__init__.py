@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from transconv.version import __version__
+from transconv.support import __version__
 
 if TYPE_CHECKING:
     from transconv import distributed as distributed

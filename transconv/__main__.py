@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from transconv.cli.arguments import installation
-from transconv.errors import StageError, TransconvError, one_line
-from transconv.version import __version__
+from transconv.support import StageError, TransconvError, __version__, one_line
 
 # The files of the command line, each with a verb or two.
 FILES = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "bisect",

@@ -140,8 +140,8 @@ def _on_gpu(call: Callable[[], object], traced: Callable[[], dict[str, Any]]) ->
     import transconv
     from bench.faked_launches import as_on_gpu
     from transconv.calls import guard
-    from transconv.ir import defined
     from transconv.runtime import plans
+    from transconv.support import defined
 
     texts: list[str] = []
 
@@ -159,7 +159,7 @@ def _on_gpu(call: Callable[[], object], traced: Callable[[], dict[str, Any]]) ->
 def _keys() -> list[str]:
     """The keys of this process's caches, and how many records of each kind are on the disk."""
     from transconv.calls import route_cache
-    from transconv.disk_cache import Cache
+    from transconv.support import Cache
     from transconv.torch_ops.calls import call_entries, dispatch
 
     found: list[tuple[str, Any]] = [

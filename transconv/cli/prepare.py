@@ -12,13 +12,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.cli.arguments import computations, options, ranges
 from transconv.compute import Alone
 from transconv.conv import ConvProblem, Epilogue, LayerRegistry, Prop, compiler, iter_problems
-from transconv.disk_cache import replace_named
-from transconv.errors import ProblemError, Unsupported
 from transconv.runtime import Batch, PlanRequest, cores, prepare
+from transconv.support import ProblemError, Unsupported, knobs, replace_named
 from transconv.target import Target, detect
 
 

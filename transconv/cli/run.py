@@ -21,9 +21,9 @@ from transconv.cli import show
 from transconv.cli.arguments import computations, options
 from transconv.cli.compile import resource_table
 from transconv.conv import ConvProblem, Prop, read_problems, writable
-from transconv.errors import ProblemError, TransconvError
 from transconv.passes import EMIT, NAIVE
 from transconv.schedule import Schedule
+from transconv.support import ProblemError, TransconvError
 from transconv.target import TARGETS, Target, detect
 from transconv.verify.machine import device, executable
 from transconv.verify.matrix import jobs_of

@@ -11,13 +11,13 @@ from transconv.backend_triton import emit
 from transconv.cli.arguments import computations, options
 from transconv.compute import Compute, Workload, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, build, marked
-from transconv.errors import ScheduleError, nearest
 from transconv.ir import Kernel, readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages
 from transconv.runtime import PlanStep, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, Scheduled, why_not, words
 from transconv.selection import choice
 from transconv.selection.proposals import heuristics
+from transconv.support import ScheduleError, nearest
 from transconv.target import Target
 
 RULE = "-" * 100

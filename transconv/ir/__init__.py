@@ -144,7 +144,6 @@ from transconv.ir.stmt import (
 )
 from transconv.ir.tensor import BoxLoad, Load, MemoryRead, Tensor, View, ViewDim
 from transconv.ir.text.infix import readable
-from transconv.ir.text.python_functions import defined, executed
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,
@@ -158,6 +157,7 @@ from transconv.ir.visit import (
     updated,
     walk,
 )
+from transconv.support import defined, executed
 
 __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
            "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of", "ARRIVE",

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import Const, Expr, Values, Var, as_expr, free_vars, index, text_of, value_at
 from transconv.kernel.tiles.values import PLACES, capacity
+from transconv.support import KernelError
 
 
 def symbols(names: str) -> Any:

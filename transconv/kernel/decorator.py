@@ -18,9 +18,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from transconv import knobs
 from transconv.backend_triton import Miscompiled, torch_module
-from transconv.errors import KernelError
 from transconv.ir import CALLS, Call, find
 from transconv.kernel.annotations import Group, KernelCall, Meant
 from transconv.kernel.device_functions import func, intrinsic
@@ -67,6 +65,7 @@ from transconv.runtime import (
     is_collecting,
     plan_cache,
 )
+from transconv.support import KernelError, knobs
 from transconv.target import Target, detect
 
 KEPT = 256  # kinds of arguments of one kernel

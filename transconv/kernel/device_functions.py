@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from transconv.errors import KernelError
 from transconv.kernel.source import FunctionSource, Refusal, WrongScope, named
 from transconv.kernel.tiles.values import ArrayView, Tile
+from transconv.support import KernelError
 from transconv.target import Target
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transconv.errors import KernelError, ScopeError
 from transconv.ir import DTYPES, DType, boolean, why_not_depth, why_not_name
+from transconv.support import KernelError, ScopeError
 
 
 @dataclass(frozen=True, slots=True)

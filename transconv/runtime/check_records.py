@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-from transconv import knobs
-from transconv.disk_cache import Cache, Content, Drawer
-from transconv.target import triton_version
+from transconv.support import Cache, Content, Drawer, knobs, triton_version
 
 SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"

@@ -16,11 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import Launcher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import CostFormula
-from transconv.disk_cache import Content, Drawer, records
 from transconv.ir import DTYPES, Expr, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import check_records
@@ -29,7 +27,8 @@ from transconv.runtime.plans import LoweredStep, Plan, PlanStep
 from transconv.runtime.steps import digest_of
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import files_digest, stamp
-from transconv.target import Target, triton_version
+from transconv.support import Content, Drawer, knobs, records, triton_version
+from transconv.target import Target
 
 SCHEMA = 4
 DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False, sealed=True)

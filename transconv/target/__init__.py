@@ -3,6 +3,7 @@
 In: a name or a device. Out: a Target. Knows: element types and knobs, nothing of computations.
 """
 
+from transconv.support import DIRECT, has_wide_views, is_direct, triton_version
 from transconv.target.records import (
     L2_GBS,
     TARGETS,
@@ -17,7 +18,6 @@ from transconv.target.records import (
     unregister,
     why_no_switches,
 )
-from transconv.target.versions import DIRECT, has_wide_views, is_direct, triton_version
 
 __all__ = [
     "DIRECT", "L2_GBS", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect",

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import DType, Expr, FuncCall, Let, Load, Store, Update, Var, find, free_vars
 from transconv.kernel.device_functions import DeviceFunction, OverloadSet, Scope
 from transconv.kernel.source import FunctionSource, Refusal, SourcePlace, WrongScope
@@ -36,6 +35,7 @@ from transconv.kernel.tiles.values import (
     described,
 )
 from transconv.simplify import simplify
+from transconv.support import KernelError
 
 OF_ITEMS = ("id", "group_id", "work_offset", "vload", "vzeros", "vones", "vfull", "store")
 """Methods of the group that work-items and sub-groups may call."""

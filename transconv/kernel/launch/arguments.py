@@ -15,11 +15,11 @@ from itertools import count
 from types import ModuleType
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import DTYPES, Const, DType, Expr, Layout, Tensor, as_expr, f32
 from transconv.kernel.annotations import Buffer, Declared, value_of
 from transconv.kernel.launch.size_arguments import Number, Sizing
 from transconv.kernel.source import Refusal, dtype_of
+from transconv.support import KernelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import DType
 from transconv.kernel.annotations import Declared, Group, KernelCall, Meant, Tunable, declared_of
 from transconv.kernel.launch.arguments import AskedResults, Recipe, described, makers, results_of
 from transconv.kernel.source import FunctionSource, used_names
+from transconv.support import KernelError
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 

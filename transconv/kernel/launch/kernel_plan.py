@@ -15,9 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from transconv.compute import SampleOutcome, Workload, sizes_of
-from transconv.disk_cache import records
-from transconv.errors import KernelError, Unsupported
-from transconv.ir import FuncCall, Kernel, Store, Tensor, defined, find
+from transconv.ir import FuncCall, Kernel, Store, Tensor, find
 from transconv.kernel.annotations import Group
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
@@ -30,6 +28,7 @@ from transconv.runtime import (
     register_reader,
     torch_internals,
 )
+from transconv.support import KernelError, Unsupported, defined, records
 from transconv.target import Target
 
 

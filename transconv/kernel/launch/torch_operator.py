@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from transconv.errors import KernelError
 from transconv.kernel.annotations import Group
 from transconv.kernel.launch.kernel_plan import LoweredKernel, stored_by
 from transconv.kernel.source import FunctionSource
+from transconv.support import KernelError
 
 NUMBERS = {"float": "float", "int": "int", "bool": "bool"}
 GRAD = "grad_"

@@ -16,15 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from transconv import knobs
-from transconv.disk_cache import Drawer, records
-from transconv.errors import TransconvError
 from transconv.ir import For, find
 from transconv.kernel.annotations import MOST_STAGES, KernelCall, Tunable
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.kernel_plan import LoweredKernel
 from transconv.kernel.source import FunctionSource
-from transconv.target import Target, triton_version
+from transconv.support import Drawer, TransconvError, knobs, records, triton_version
+from transconv.target import Target
 
 SCHEMA = 1
 DRAWER = Drawer("kernels", SCHEMA, longest=1 << 14)

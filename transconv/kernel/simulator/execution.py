@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from transconv.backend_triton import Miscompiled, torch_module
-from transconv.errors import KernelError
 from transconv.ir import DType
 from transconv.kernel.annotations import Group, KernelCall
 from transconv.kernel.launch.arguments import Arguments, as_tensor, plain_number, spanned, type_of
@@ -36,6 +35,7 @@ from transconv.kernel.simulator.numerics import Array
 from transconv.kernel.simulator.races import AccessTrace, Order, failed_line
 from transconv.kernel.source import Refusal
 from transconv.runtime import check_records, first_run_check
+from transconv.support import KernelError
 
 
 def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any],

@@ -34,7 +34,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from transconv.errors import KernelError
 from transconv.ir import (
     FALSE,
     TRUE,
@@ -63,6 +62,7 @@ from transconv.ir import (
 )
 from transconv.kernel.source import Refusal, named, number_of
 from transconv.simplify import Facts, simplify
+from transconv.support import KernelError
 
 # -- lanes -----------------------------------------------------------------------------------------
 

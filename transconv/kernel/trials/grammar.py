@@ -13,7 +13,7 @@ import builtins
 from functools import cache
 from typing import Any
 
-from transconv.errors import ProblemError
+from transconv.support import ProblemError
 
 FUNCTIONS = {"mixed": """@kernel.func
 def mixed(a, b):

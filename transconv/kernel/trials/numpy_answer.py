@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from transconv.ir import executed
 from transconv.kernel.trials.grammar import IMPORTED
+from transconv.support import executed
 
 Array = np.ndarray[Any, Any]
 ACCUMULATED: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum,

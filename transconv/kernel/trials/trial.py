@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from transconv.errors import ProblemError
-from transconv.ir import Memory, executed
+from transconv.ir import Memory
 from transconv.ir import run as interpret
 from transconv.kernel import Group, KernelFunction
 from transconv.kernel.trials.grammar import FUNCTIONS, IMPORTED, check
 from transconv.kernel.trials.numpy_answer import answered
+from transconv.support import ProblemError, executed
 from transconv.verify.fuzz.trial import Trial, TrialRun, less
 
 END = ";;"

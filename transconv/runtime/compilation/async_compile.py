@@ -28,11 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import BACKENDS, Compilers
 from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
-from transconv.errors import Unsupported
 from transconv.runtime import compiler, first_run_check, plan_cache
 from transconv.runtime.compilation import rehearsal_thread
 from transconv.runtime.compilation.plan_request import (
@@ -47,6 +45,7 @@ from transconv.runtime.compilation.plan_request import (
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
+from transconv.support import Unsupported, knobs
 from transconv.target import Target
 
 MODULE = "transconv.runtime.compilation.compile_child"

@@ -15,7 +15,6 @@ from functools import cache, partial
 
 import torch
 
-from transconv import knobs
 from transconv.calls.settings import settings
 from transconv.conv import (
     CompiledDirection,
@@ -27,7 +26,6 @@ from transconv.conv import (
     compiler,
     examine,
 )
-from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
 from transconv.runtime import (
@@ -41,6 +39,7 @@ from transconv.runtime import (
     state,
     torch_internals,
 )
+from transconv.support import ProblemError, ScheduleError, TransconvError, Unsupported, knobs
 from transconv.target import TARGETS, Target, detect
 from transconv.torch_ops.arguments import Params
 

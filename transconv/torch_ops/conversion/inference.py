@@ -22,10 +22,9 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.parameter import is_lazy
 
-from transconv import knobs
 from transconv.conv import CompiledDirection
-from transconv.errors import TensorError
 from transconv.runtime import Copy, WeightPrepack, torch_internals
+from transconv.support import TensorError, knobs
 from transconv.torch_ops import arguments
 
 Tensor = torch.Tensor

@@ -21,8 +21,8 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.compute import OPS, named
-from transconv.disk_cache import records
 from transconv.runtime import torch_internals
+from transconv.support import records
 
 # Functions that return new memory.
 _FRESH = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._BatchNorm, torch.nn.Linear)

@@ -17,7 +17,7 @@ from transconv.calls import route_cache
 from transconv.calls.route_cache import PASSING
 from transconv.compute import OPS, table
 from transconv.conv import Prop
-from transconv.errors import Unsupported
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, operators, shapes, transforms
 from transconv.torch_ops.calls import lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes

@@ -19,9 +19,9 @@ from transconv.calls.autograd import by_torch
 from transconv.calls.route_cache import PASSING
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
-from transconv.errors import Unsupported
 from transconv.ir import DTYPES
 from transconv.runtime import Waiting, torch_internals
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, operators, shapes
 from transconv.torch_ops.arguments import autocast, traced_autocast
 from transconv.torch_ops.calls import call_attributes, lower_call

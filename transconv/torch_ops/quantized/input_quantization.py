@@ -28,10 +28,9 @@ from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.compute import Alone, parse
 from transconv.conv import zero_sums, zero_sums_shape
-from transconv.disk_cache import Cache
-from transconv.errors import TensorError, Unsupported
 from transconv.ir import DType
 from transconv.runtime import NEVER, Launch, PlanRequest
+from transconv.support import Cache, TensorError, Unsupported
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.quantized.schemes import quantised

@@ -29,8 +29,8 @@ import torch
 
 from transconv.compute import OPS, named
 from transconv.conv import zero_sums
-from transconv.errors import TensorError, Unsupported
 from transconv.ir import DType
+from transconv.support import TensorError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments, modules, shapes
 from transconv.torch_ops.arguments import autocast_dtype

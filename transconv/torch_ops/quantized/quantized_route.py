@@ -19,8 +19,8 @@ from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
-from transconv.errors import Unsupported
 from transconv.ir import chances, one_of_two
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, operators, shapes, transforms
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import call_attributes, lower_call
