@@ -20,13 +20,13 @@ from bench import ablation_graphs, environment, layers
 from bench.ablation_table import document
 from bench.check import verdict
 from bench.graph_models import MODELS
-from transconv import knobs
 from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
 from transconv.selection import choice
 from transconv.selection.tuning_db import transfer
+from transconv.support import knobs
 from transconv.target import Target, detect
 from transconv.tuning.session import Progress, TuningJob
 from transconv.tuning.table import CsvTable, Row

@@ -11,8 +11,8 @@ from bench import environment, waves
 from bench.graph_measures import STEPS
 from bench.graph_models import MODELS
 from bench.tables import geometric_mean, markdown
-from transconv import knobs
 from transconv.passes import passes
+from transconv.support import knobs
 from transconv.tuning.table import CsvTable, Row, number
 from transconv.verify.machine import Pool
 

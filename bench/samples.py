@@ -14,7 +14,7 @@ from typing import Any
 
 from bench import dropin
 from bench.environment import versions
-from transconv import knobs
+from transconv.support import knobs
 from transconv.tuning.table import CsvTable
 
 COLUMNS = ("test", "function", "dtype", "samples", "passed", "gradients", "handed", "failed", "reasons",

@@ -18,11 +18,11 @@ from bench.tables import geometric_mean, markdown
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, ConvProblem, ConvWorkload, Epilogue, Prop, from_problems
 from transconv.cost import estimate
-from transconv.disk_cache import replace_named
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.selection import choice
 from transconv.selection.tuning_db import record, transfer
+from transconv.support import replace_named
 from transconv.target import Target, of_card
 from transconv.tuning.session import TuningJob, read_log
 from transconv.tuning.table import Row, number

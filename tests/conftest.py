@@ -168,7 +168,7 @@ def kept_compilers() -> Iterator[None]:
 def own_switches() -> Iterator[None]:
     """Passes that a trial of the fuzzer switches, and what calls on a CPU mean, are as before in the next
     test."""
-    from transconv import knobs
+    from transconv.support import knobs
 
     before, settings = os.environ.get(knobs.passes.name), sys.modules.get("transconv.calls.settings")
     cpu = settings.settings.cpu if settings else "fallback"
@@ -186,8 +186,8 @@ def own_switches() -> Iterator[None]:
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of the test's own, and none of the tuned rows that the package brings."""
     from transconv.conv import compiler
-    from transconv.disk_cache import files as keep
     from transconv.selection.tuning_db import store
+    from transconv.support import files as keep
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_TUNED", "1")

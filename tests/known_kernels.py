@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from transconv import knobs
 from transconv.compute import Compute
 from transconv.ir import Kernel
 from transconv.passes import pipeline
 from transconv.runtime import compiler
 from transconv.schedule import Schedule, why_not
+from transconv.support import knobs
 from transconv.target import Target
 
 _known: dict[tuple[object, ...], tuple[str, Kernel]] = {}

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
-from transconv.version import __version__
+from transconv.support import __version__
 
 ROOT = Path(__file__).parent.parent
 STEM = f"transconv-{__version__}"

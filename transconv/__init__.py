@@ -12,8 +12,6 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from transconv.version import __version__
-
 if TYPE_CHECKING:
     from transconv import distributed as distributed
     from transconv import functional as functional
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from transconv.runtime.api import Target as Target
     from transconv.runtime.api import compile as compile
     from transconv.runtime.api import lower as lower
+    from transconv.support import __version__ as __version__
     from transconv.torch_ops.conversion.convert import convert_ as convert_
     from transconv.torch_ops.conversion.convert import disable as disable
     from transconv.torch_ops.conversion.convert import enable as enable
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 
 
 _HOMES = {
+    "__version__": "support",
     "conv1d": "torch_ops.functional",
     "conv2d": "torch_ops.functional",
     "conv3d": "torch_ops.functional",
@@ -99,14 +99,14 @@ _ALSO = dict.fromkeys(
 _INNER_NAMES = {"stats": "counted"}
 
 __all__ = [  # noqa: PLE0604
-    "__version__", "config", "distributed", "functional", "graph", "kernel", "nn", "quantized", *_HOMES]
+    "config", "distributed", "functional", "graph", "kernel", "nn", "quantized", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("distributed", "functional", "graph", "kernel", "nn", "quantized"):
+    if name in ("distributed", "errors", "functional", "graph", "kernel", "nn", "quantized"):
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
-        near = importlib.import_module("transconv.errors").nearest(name, __all__)
+        near = importlib.import_module("transconv.support").nearest(name, __all__)
         raise AttributeError(f"module 'transconv' has no attribute '{name}'{near}")
     home = importlib.import_module(f"transconv.{_HOMES[name]}")
     if name in _ALSO:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transconv import ir, knobs
+from transconv import ir
 from transconv.backend_triton.emitters.triton import emit
 from transconv.ir.interp import evaluate
 from transconv.passes.lowering.legalization import final
 from transconv.passes.scalar.index_width import narrow
 from transconv.passes.scalar.simplification import simplify_kernel
+from transconv.support import knobs
 
 A, B, X, Y, PID = (ir.Var(n) for n in ("a", "b", "x", "y", "pid"))
 M = ir.Lane("m", 32, 1)

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from transconv import knobs
 from transconv.backend_triton.offline.compilation import Resources, compile_offline
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
+from transconv.support import knobs
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import jobs_of
 

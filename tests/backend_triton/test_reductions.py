@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transconv import knobs
 from transconv.backend_triton.launch.launcher import Launcher
+from transconv.support import knobs
 
 # x -> m*x + c, and then x -> n*x + d: the order of the elements matters.
 SOURCE = """

@@ -17,10 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from tests import programs
-from transconv import knobs
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.disk_cache import files
+from transconv.support import files, knobs
 
 HASH = "cd" * 32
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from tests import constants
-from transconv import ir, knobs
+from transconv import ir
 from transconv.backend_triton import CompileJob, Resources, compile_offline, emit
 from transconv.backend_triton.emitters.triton import ExprSpeller
 from transconv.ir import Cast, Const, DType, Expr, boolean, f64, i64
 from transconv.kernel.functions import cast
 from transconv.passes.scalar.simplification import simplify_kernel
+from transconv.support import knobs
 
 TYPES = tuple(t for t in ir.DTYPES.values() if t.torch and t.within is None)
 WHOLE = (0, 1, -1, 5, 127, 128, -128, -129, 200, 255, 256, 300, -300, 2**31 - 1, -2**31, 2**32 + 7,

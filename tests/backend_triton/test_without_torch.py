@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests import programs
-from transconv import knobs
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.offline import fake_tensors
+from transconv.support import knobs
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]

@@ -20,7 +20,7 @@ from bench import issue_sides, issues, pages, report
 from bench.__main__ import main
 from bench.issue_cases import CASES, IssueCase
 from bench.issue_table import cases_table, issues_table
-from transconv import knobs
+from transconv.support import knobs
 from transconv.verify.machine import Task
 
 ROOT = Path(__file__).parents[2]

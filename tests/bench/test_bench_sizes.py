@@ -19,10 +19,10 @@ from bench.size_layers import Size
 from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
 from bench.sizes import Run
-from transconv import knobs
 from transconv.calls import dynamic_sizes
 from transconv.conv import Epilogue, LayerRegistry, Prop
 from transconv.errors import ProblemError, Unsupported
+from transconv.support import knobs
 from transconv.target import Target
 from transconv.torch_ops.calls import select_impl
 from transconv.tuning.table import read

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from transconv import knobs
 from transconv.__main__ import main
 from transconv.cli import doctor
 from transconv.cli.arguments import installation
 from transconv.cli.arguments.installation import Finding, guarded, size
-from transconv.disk_cache import files as keep
+from transconv.support import files as keep
+from transconv.support import knobs
 from transconv.target import TARGETS
 
 ROOT = Path(__file__).parents[2]

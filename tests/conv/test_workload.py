@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.compute import Alone, SampleOutcome, Workload, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.errors import Unsupported
 from transconv.runtime import Plan, check_records, first_run_check
 from transconv.selection import choice
 from transconv.selection.tuning_db import record, store
+from transconv.support import knobs
 from transconv.target import TARGETS
 
 pytestmark = pytest.mark.usefixtures("nothing_known")

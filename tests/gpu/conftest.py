@@ -14,8 +14,8 @@ import torch
 import transconv
 from tests.gpu import cases as c
 from tests.torch_ops import conftest as ops_conftest  # noqa: F401  (what torch's tables import)
-from transconv import knobs
 from transconv.calls import route_cache, stats
+from transconv.support import knobs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,8 +23,8 @@ import torch
 from tests.graph.draw import Draw, Drawn, smaller
 from tests.graph.meant import by_meaning, compare, near
 from tests.graph.shaken import F64, movements
-from transconv import knobs
 from transconv.graph import backend, report
+from transconv.support import knobs
 
 MODES = {"none": None, "true": True, "false": False}
 MOST = 1e-8

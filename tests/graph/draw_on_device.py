@@ -153,7 +153,7 @@ def _far(want: Tensor, own: Tensor, got: Tensor, shaken: float = 0.0) -> str:
 def on_device(options: argparse.Namespace) -> None:
     """Draw graphs for kernels of a device, in processes, until the time is over."""
     from bench.environment import versions, worker_environment
-    from transconv import knobs
+    from transconv.support import knobs
     from transconv.tuning.table import CsvTable
     from transconv.verify.machine import Pool, Task, WorkerTask
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import transconv
 from tests.graph.meant import by_meaning
-from transconv import knobs
 from transconv.graph import backend
 from transconv.graph.graph_report import TorchRow
+from transconv.support import knobs
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

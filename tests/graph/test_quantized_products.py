@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.meant import by_meaning
-from transconv import knobs
 from transconv.graph import backend  # noqa: F401  (which defines torch's operators)
 from transconv.graph.graph_report import TorchRow
 from transconv.graph.lowerings import quantized_convolutions
+from transconv.support import knobs
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

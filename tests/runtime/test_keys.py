@@ -14,13 +14,13 @@ import torch
 from transconv import runtime
 from transconv.calls import guard, route_cache
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.disk_cache import Drawer, records
 from transconv.ir import f16, f32
 from transconv.runtime import check_records, plan_cache, steps
 from transconv.runtime import compiler as planning
 from transconv.schedule import Schedule
 from transconv.selection import candidates
 from transconv.selection.tuning_db.record import TuningRecord
+from transconv.support import Drawer, records
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import call_entries, conv_routes, lower_call
 from transconv.torch_ops.calls.call_attributes import request

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.stages import shapes
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.backend_triton import KernelStart
 from transconv.conv import CompiledDirection, Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -22,6 +22,7 @@ from transconv.ir import bf16, convert, f32, tf32
 from transconv.runtime import check_records, first_run_check, steps, torch_internals
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
+from transconv.support import knobs
 from transconv.target.records import TARGETS
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

@@ -30,7 +30,8 @@ from transconv.runtime import Plan, build_compute, plan_cache
 from transconv.schedule import Schedule, why_not
 from transconv.schedule.legality import boxes
 from transconv.selection.proposals import heuristics
-from transconv.target import Target, is_direct
+from transconv.support import is_direct
+from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
 from transconv.verify.machine import executable

@@ -14,7 +14,8 @@ from transconv.ir import Fetch, find
 from transconv.runtime import Plan, build_compute, compiler
 from transconv.schedule import Schedule, why_not
 from transconv.selection.proposals import heuristics
-from transconv.target import Target, is_direct
+from transconv.support import is_direct
+from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
 from transconv.verify.matrix import job_of

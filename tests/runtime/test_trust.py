@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import transconv
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.calls import route_cache, stats
@@ -33,6 +33,7 @@ from transconv.functional.calls.compiled_launch import launch
 from transconv.runtime import check_records, first_run_check, steps
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
+from transconv.support import knobs
 from transconv.target.records import TARGETS
 
 INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]

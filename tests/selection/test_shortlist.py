@@ -19,8 +19,8 @@ from transconv.selection.proposals import heuristics
 from transconv.selection.tuning_db import record as records
 from transconv.selection.tuning_db import store
 from transconv.selection.tuning_db.record import TuningRecord, unnamed
+from transconv.support import triton_version
 from transconv.target.records import TARGETS
-from transconv.target.versions import triton_version
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = TARGETS["sm_90"]

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import transconv
-from transconv import errors, knobs
+from transconv import errors
+from transconv.support import knobs
 from transconv.torch_ops.quantization import float8
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

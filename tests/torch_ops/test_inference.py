@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from transconv import knobs
 from transconv.backend_triton import Launcher
 from transconv.calls import route_cache
 from transconv.errors import TensorError
+from transconv.support import knobs
 from transconv.torch_ops.conversion import prepacked_weights
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.errors import Unsupported
+from transconv.support import knobs
 from transconv.torch_ops import operators
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

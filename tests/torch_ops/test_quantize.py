@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import transconv
-from transconv import errors, knobs
+from transconv import errors
 from transconv.calls import call_cache, guard
 from transconv.ir import DTYPES
 from transconv.runtime import Plan, launch
+from transconv.support import knobs
 from transconv.torch_ops.calls import route
 from transconv.torch_ops.quantization import quantized_modules
 from transconv.torch_ops.quantization.schemes import KINDS, quantised, ranged

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import transconv
-from transconv import knobs
 from transconv.__main__ import main
 from transconv.conv import Epilogue, zero_sums, zero_sums_shape
+from transconv.support import knobs
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.quantization import quantized_modules

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from transconv import errors, knobs, quantized
+from transconv import errors, quantized
 from transconv.calls import call_cache
 from transconv.runtime import Plan
+from transconv.support import knobs
 from transconv.torch_ops.calls import dispatch, route
 from transconv.torch_ops.quantized import quantized_route
 from transconv.torch_ops.quantized.quantized_functional import _CONV2D

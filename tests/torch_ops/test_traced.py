@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import transconv
-from transconv import knobs
 from transconv.compute import parse
 from transconv.errors import ComputeError
 from transconv.functional import epilogue_derivatives
 from transconv.ir import f16, f32
+from transconv.support import knobs
 from transconv.torch_ops.fused.tracing import epilogue
 
 Tensor = torch.Tensor

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import transconv
-from transconv import errors, knobs
+from transconv import errors
 from transconv.calls import call_cache
 from transconv.conv import zero_sums
+from transconv.support import knobs
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.quantized import input_quantization as compared
 from transconv.torch_ops.quantized import quantized_route

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -21,6 +21,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.selection import choice
 from transconv.selection.tuning_db import record, store, transfer
 from transconv.selection.tuning_db.record import TuningRecord
+from transconv.support import knobs
 from transconv.target.records import TARGETS
 
 pytestmark = pytest.mark.usefixtures("nothing_known")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from transconv import knobs
 from transconv.conv import ConvProblem, Prop
+from transconv.support import knobs
 from transconv.verify.case import ProblemCase
 from transconv.verify.judgement import Judgement
 

@@ -67,8 +67,8 @@ SUBJECTS = (
     Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),
     Subject("transconv.selection.candidates", "_key",
             _keys("shortlists", "shortlists_where_rows_were_tuned")),
-    Subject("transconv.disk_cache.records", "Drawer.path", _keys("records")),
-    Subject("transconv.disk_cache.records", "_checksum", _keys("records")),
+    Subject("transconv.support.records", "Drawer.path", _keys("records")),
+    Subject("transconv.support.records", "_checksum", _keys("records")),
     Subject("transconv.schedule.schedule", "Schedule._text", ("tests/schedule/test_words.py",)),
 )
 FREE = {

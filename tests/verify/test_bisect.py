@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import problems
 from tests.verify import planted
-from transconv import ir, knobs
+from transconv import ir
 from transconv.__main__ import main, parser
 from transconv.compute import parse
 from transconv.conv import ConvWorkload, Epilogue
@@ -28,6 +28,7 @@ from transconv.passes.lowering.launch_fusion import together
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Facts, fixpoint, simplify
+from transconv.support import knobs
 from transconv.target.records import TARGETS
 from transconv.verify.bisect import stage_search, subject
 from transconv.verify.bisect.sampled_values import AssignedPoints, Unsound, audited

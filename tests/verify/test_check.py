@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from tests.verify import planted
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.__main__ import main
 from transconv.cli import check as verb
 from transconv.conv import CompiledDirection, ConvWorkload, compiler, relation
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
+from transconv.support import knobs
 from transconv.target import TARGETS
 from transconv.verify import any_size, judgement
 from transconv.verify.benchdnn import run

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import torch
 
-from transconv import knobs
 from transconv.conv import CompiledDirection
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -29,6 +28,7 @@ from transconv.errors import ProblemError, ScheduleError
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.words import Word, by_name, register, unregister, words
 from transconv.selection.proposals import heuristics
+from transconv.support import knobs
 from transconv.target.records import TARGETS
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz import conv_problems, conv_trial, legal_schedules, main_loop

@@ -7,12 +7,12 @@ import pytest
 
 from tests.verify import planted, planted_rules
 from tests.verify.planted import Bug
-from transconv import knobs
 from transconv.conv import ConvWorkload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.passes import pipeline
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import comparison, division, fixpoint
+from transconv.support import knobs
 from transconv.target.records import TARGETS
 from transconv.verify.bisect.stage_search import blame
 from transconv.verify.bisect.subject import BisectSubject, ask_emitter

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.verify import planted
-from transconv import knobs
 from transconv.runtime import steps
+from transconv.support import knobs
 from transconv.target.records import detect
 from transconv.verify.bisect.stage_search import blame
 

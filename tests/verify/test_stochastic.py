@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import transconv
-from transconv import ir, knobs, quantized
+from transconv import ir, quantized
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError, TensorError
 from transconv.ir.functions import stochastic_rounding
+from transconv.support import knobs
 from transconv.verify.benchdnn.job import RefusedRequest, job_of
 from transconv.verify.benchdnn.requests import Driver
 from transconv.verify.case import ProblemCase

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from transconv import knobs
+from transconv.support import knobs
 from transconv.verify import machine
 
 ROOT = Path(__file__).parents[2]

@@ -149,7 +149,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from transconv.backend_triton.offline.machine_code import instructions, listing
-from transconv.errors import Unsupported
+from transconv.support import Unsupported
 
 _RESHAPE = re.compile(r"tt\.reshape %\S+ allow_reorder efficient_layout : "
                       r"tensor<([\dx]+)x\w+, (#\w+)> -> tensor<([\dx]+)x\w+, (#\w+)>")

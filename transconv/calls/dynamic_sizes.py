@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Container, Hashable
 from typing import Any, TypeVar
 
-from transconv import knobs
-from transconv.errors import ComputeError, ProblemError, Unsupported
 from transconv.runtime import COMPILING, NEVER, PlanRequest, Registry
+from transconv.support import ComputeError, ProblemError, Unsupported, knobs
 
 LIMIT = 1024  # kinds kept; beyond it all are dropped
 Made = TypeVar("Made", bound=Registry[Any])

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from transconv.ir import defined
 from transconv.runtime import torch_internals
+from transconv.support import defined
 
 Tensor = torch.Tensor
 Check = Callable[..., bool]

@@ -13,8 +13,8 @@ from typing import Any
 
 from transconv.calls import call_cache, dynamic_sizes, stats
 from transconv.calls.settings import settings
-from transconv.errors import Unsupported
 from transconv.runtime import COMPILING, Waiting, expect
+from transconv.support import Unsupported
 
 LIMIT = 4096  # routes kept; beyond it the oldest quarter goes
 PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew

@@ -20,8 +20,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from transconv import knobs
-from transconv.errors import nearest
+from transconv.support import knobs, nearest
 
 WORDS: dict[str, tuple[str | bool, ...]] = {
     "fallback": ("silent", "warn", "error"),

@@ -18,8 +18,8 @@ import torch
 
 import transconv
 from transconv.calls.settings import settings
-from transconv.errors import Unsupported
 from transconv.runtime import COMPILING, torch_internals
+from transconv.support import Unsupported
 
 # Reasons in words, by their topics or whole; what an error says itself comes before them.
 SENTENCES = {

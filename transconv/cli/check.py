@@ -15,11 +15,10 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from transconv import knobs
 from transconv.cli.arguments import computations, options, ranges
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
-from transconv.errors import ComputeError
+from transconv.support import ComputeError, knobs
 
 if TYPE_CHECKING:
     from transconv.verify.benchdnn.job import BenchdnnJob

@@ -20,12 +20,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from transconv import knobs
 from transconv.cli.arguments import installation, options
 from transconv.cli.arguments.installation import BAD, NOTE, OK, Finding, guarded, printed, size
-from transconv.disk_cache import why_untrusted, why_unwritable
-from transconv.errors import Unsupported
 from transconv.selection.tuning_db import record, store
+from transconv.support import Unsupported, knobs, why_untrusted, why_unwritable
 from transconv.target import TARGETS, Target, detect, why_no_switches
 from transconv.verify.machine import device
 

@@ -7,13 +7,12 @@ import ast
 import re
 from typing import Any
 
-from transconv import knobs
 from transconv.backend_triton import CompileFailure, CompileJob, compile_offline
 from transconv.cli.arguments import options, ranges
 from transconv.cli.compile import TEXTS, resource_table
-from transconv.errors import KernelError
 from transconv.ir import type_named
 from transconv.kernel import Group, KernelFunction
+from transconv.support import KernelError, knobs
 from transconv.target import Target, detect
 
 ARRAY = re.compile(r"(\w+)\[([\d,\s]+)\]")

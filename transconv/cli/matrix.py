@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from transconv.backend_triton import BACKENDS, Answer, compile_offline, triton_version
 from transconv.cli.arguments import options, ranges
-from transconv.disk_cache import replace_named
-from transconv.errors import ScheduleError
+from transconv.support import ScheduleError, replace_named
 from transconv.target import TARGETS, Target
 from transconv.verify import matrix
 from transconv.verify.matrix import CASES, MatrixCase, Planned, planned, share

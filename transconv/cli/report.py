@@ -18,10 +18,10 @@ from transconv.cli.arguments import computations, options, ranges
 from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems
-from transconv.errors import ProblemError, ScheduleError, StageError, TransconvError, one_line
 from transconv.report import LARGEST, LabeledTime, Section, Subject, write_page
 from transconv.runtime import Plan, Planned, build
 from transconv.schedule import Schedule
+from transconv.support import ProblemError, ScheduleError, StageError, TransconvError, one_line
 from transconv.target import Target
 from transconv.tuning.table import Row, header, number, read
 from transconv.verify.matrix import job_of

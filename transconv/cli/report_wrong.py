@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transconv.cli import run
 from transconv.cli.arguments import options
 from transconv.conv import Prop
-from transconv.errors import TransconvError
+from transconv.support import TransconvError
 from transconv.target import Target, detect
 from transconv.verify.machine import device, executable
 

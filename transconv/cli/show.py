@@ -11,13 +11,13 @@ from transconv.backend_triton import emit
 from transconv.cli.arguments import computations, options
 from transconv.compute import Compute, Workload, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, build, marked
-from transconv.errors import ScheduleError, nearest
 from transconv.ir import Kernel, readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages
 from transconv.runtime import PlanStep, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, Scheduled, why_not, words
 from transconv.selection import choice
 from transconv.selection.proposals import heuristics
+from transconv.support import ScheduleError, nearest
 from transconv.target import Target
 
 RULE = "-" * 100
@@ -43,7 +43,6 @@ def add_to(verbs: object) -> None:
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
     options.add_schedule(made)
-    _add_words(verbs)
 
 
 def show(words: argparse.Namespace) -> int:
@@ -244,7 +243,7 @@ def _stage(name: str) -> str:
 # -- words ------------------------------------------------------------------------------------------
 
 
-def _add_words(verbs: object) -> None:
+def add_words(verbs: object) -> None:
     made = options.add_verb(
         verbs, "words", "explain the words of a schedule",
         "Prints each word of a schedule with its default, its values and its meaning.",

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from os.path import exists
 from pathlib import Path
 
-from transconv import knobs
 from transconv.cli.arguments import computations, options, ranges
 from transconv.compute import Alone, Compute
 from transconv.conv import (
@@ -25,14 +24,13 @@ from transconv.conv import (
     select,
     writable,
 )
-from transconv.errors import ProblemError
 from transconv.selection.tuning_db import record, store
-from transconv.target import Target, detect, triton_version
+from transconv.support import ProblemError, __version__, knobs, triton_version
+from transconv.target import Target, detect
 from transconv.tuning import ranks
 from transconv.tuning.ranks import Dealer, serve
 from transconv.tuning.session import Limits, Session, TuningJob, groups, log_of, log_path, of_log
 from transconv.verify.machine import Pool, code, terminable
-from transconv.version import __version__
 
 
 def add_to(verbs: object) -> None:

@@ -16,7 +16,6 @@ from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.compute import Compute
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
 from transconv.compute.text.format import parse
-from transconv.errors import ComputeError
 from transconv.ir import (
     Cast,
     DType,
@@ -29,6 +28,7 @@ from transconv.ir import (
     f32,
     free_vars,
 )
+from transconv.support import ComputeError
 
 ACC = "acc"
 """The name of the reduction in ``product``."""

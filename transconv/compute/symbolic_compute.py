@@ -19,7 +19,6 @@ from functools import lru_cache
 from transconv.compute.compute import Compute
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.text.expressions import ComputeScope, expression
-from transconv.errors import ComputeError
 from transconv.ir import (
     LARGEST_SIZE,
     Const,
@@ -38,6 +37,7 @@ from transconv.ir import (
     value_at,
 )
 from transconv.simplify import simplify
+from transconv.support import ComputeError
 
 MANY = 256  # an example of a size that nothing else is known of
 

@@ -20,8 +20,8 @@ from transconv.compute.one_kernel import why_not_lowered
 from transconv.compute.semantics.sampled_points import SampleOutcome
 from transconv.compute.semantics.sampled_statistics import examine
 from transconv.compute.symbolic_compute import why_not_any_size
-from transconv.errors import ScheduleError
 from transconv.ir import Tensor, sizes_told
+from transconv.support import ScheduleError
 
 if TYPE_CHECKING:
     import torch

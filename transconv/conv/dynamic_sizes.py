@@ -19,9 +19,9 @@ from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.problem.descriptor import print_descriptor
 from transconv.conv.relation import solved
-from transconv.errors import ProblemError
 from transconv.ir import Expr, Size, Sizes, Tensor, Var, free_vars, readable
 from transconv.simplify import simplify
+from transconv.support import ProblemError
 
 ANY = re.compile(r"(mb|id|ih|iw)(\d+)\?(%\d+)?")
 POSITIONS = 2**31 - 2**16  # the most points of a result; with those of the last tile they fit 32 bits

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import IDENTITY, OPS, Pointwise, Read, Step, Write, number, pointwise
 from transconv.conv.quantization.compensation import ZeroPoints
-from transconv.errors import ComputeError, LayoutError, ScheduleError
 from transconv.ir import (
     SHORT,
     Cast,
@@ -42,6 +41,7 @@ from transconv.ir import (
     type_named,
     why_not_text,
 )
+from transconv.support import ComputeError, LayoutError, ScheduleError
 
 if TYPE_CHECKING:
     import torch

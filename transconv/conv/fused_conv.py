@@ -26,9 +26,9 @@ from transconv.compute import (
 from transconv.conv.problem.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.relation import computes
 from transconv.conv.workload import ConvWorkload
-from transconv.errors import ScheduleError, TransconvError
 from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader
+from transconv.support import ScheduleError, TransconvError
 
 if TYPE_CHECKING:
     import torch

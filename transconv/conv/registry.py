@@ -17,10 +17,10 @@ from transconv.conv.dynamic_sizes import every, phases, planes_of, rows_of, whol
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
-from transconv.errors import ProblemError
 from transconv.runtime import PlanRequest
 from transconv.schedule import ENGINE_ALIGN
-from transconv.target import Target, is_direct
+from transconv.support import ProblemError, is_direct
+from transconv.target import Target
 
 # Images and the length of their sides, or each side, by the number of spatial dimensions. Where there is
 # no room for all, the first ones are taken. Those from the fourth on have other proportions.

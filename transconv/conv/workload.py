@@ -26,9 +26,9 @@ from transconv.conv.problem.descriptor import why_not_multiplied, write_tags
 from transconv.conv.quantization.compensation import SUMS, why_not_zeros
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
-from transconv.errors import ProblemError, TransconvError, Unsupported
 from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader
+from transconv.support import ProblemError, TransconvError, Unsupported
 
 if TYPE_CHECKING:
     import torch

@@ -27,11 +27,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from transconv import knobs
 from transconv.selection import files_digest
 from transconv.selection.tuning_db import record, store
-from transconv.target import triton_version
-from transconv.version import __version__
+from transconv.support import __version__, knobs, triton_version
 
 SAME = (knobs.schedule, knobs.sizes, knobs.passes, knobs.features)
 MOST = 1 << 12  # texts of one mesh that are remembered

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from transconv.distributed import sharded_convolution
 from transconv.distributed.modules import border_padding, norms, upsampling
-from transconv.errors import Unsupported
 from transconv.runtime import torch_internals
+from transconv.support import Unsupported
 from transconv.torch_ops import operators, tensor_subclasses
 from transconv.torch_ops.conversion import aten_convolutions
 

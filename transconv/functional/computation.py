@@ -32,11 +32,11 @@ from transconv.compute import (
     why_not_all_stored,
     why_not_stored,
 )
-from transconv.errors import ComputeError, TensorError
 from transconv.functional.calls import torch_operators
 from transconv.functional.calls.compiled_launch import Program, TensorMemory, program
 from transconv.functional.calls.torch_operators import compute
 from transconv.runtime import torch_internals
+from transconv.support import ComputeError, TensorError
 from transconv.torch_ops import transforms
 from transconv.torch_ops.library import differentiated
 from transconv.torch_ops.operators import library

@@ -14,12 +14,12 @@ from functools import lru_cache
 import torch
 
 from transconv.compute import Axis, Compute, Read, Write, pointwise
-from transconv.errors import ComputeError
 from transconv.functional.calls import torch_operators
 from transconv.functional.calls.compiled_launch import refused
 from transconv.ir import Cast, Const, DType, Expr, Layout, View, ViewDim, f32, f64
 from transconv.ir import Tensor as Memory
 from transconv.runtime import torch_internals
+from transconv.support import ComputeError
 from transconv.torch_ops.fused import traced_route
 from transconv.torch_ops.fused.traced_route import TYPES, spread
 

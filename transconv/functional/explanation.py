@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from transconv.calls.settings import settings
-from transconv.errors import Unsupported
 from transconv.functional.calls import form_registry
 from transconv.functional.calls.compiled_launch import aligned, launch, question
 from transconv.functional.calls.dispatch import why_torch
 from transconv.functional.calls.explain_mode import Asking, ExplainedCall
 from transconv.functional.calls.symbolic_bind import BoundText, Numbers, PublicFunction, bind
+from transconv.support import Unsupported
 from transconv.torch_ops.calls.lower_call import waits
 
 Tensors = tuple[torch.Tensor | None, ...]

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
-from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs, expect
 from transconv.functional.calls.torch_operators import declare
 from transconv.ir import f32, f64
+from transconv.support import Unsupported
 
 Tensor = torch.Tensor
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
-from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
+from transconv.support import Unsupported
 from transconv.torch_ops.calls.lower_call import read_precision
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 

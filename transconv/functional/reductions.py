@@ -12,11 +12,11 @@ import torch
 
 from transconv.calls import stats
 from transconv.compute import library
-from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import TORCH
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
+from transconv.support import Unsupported
 
 Tensor = torch.Tensor
 Dims = int | Sequence[int] | None

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from transconv.calls import stats
 from transconv.compute import library
-from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import (
     Made,
@@ -23,6 +22,7 @@ from transconv.functional.calls.symbolic_bind import (
 )
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import dims
+from transconv.support import Unsupported
 
 Tensor = torch.Tensor
 Ints = int | tuple[int, ...]

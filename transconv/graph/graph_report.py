@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from transconv.compute import Workload
-from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import launch
 from transconv.graph.fusion.fusion_cost import Price, counted
 from transconv.graph.fusion.index_ir import Piece
@@ -27,6 +26,7 @@ from transconv.graph.fusion.plan import Edge
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.runtime import Wanted, estimated, timing, torch_internals
+from transconv.support import TransconvError
 
 if TYPE_CHECKING:
     from transconv.report import PrintedTable

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.calls import stats
 from transconv.calls.settings import settings
-from transconv.errors import TransconvError
 from transconv.graph import graph_report
 from transconv.graph import translate as translate  # its tables have entered their rows
 from transconv.graph.fusion.fusion_cost import Price
@@ -42,6 +41,7 @@ from transconv.runtime import (
     is_collecting,
     torch_internals,
 )
+from transconv.support import TransconvError
 from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
 

@@ -144,7 +144,6 @@ from transconv.ir.stmt import (
 )
 from transconv.ir.tensor import BoxLoad, Load, MemoryRead, Tensor, View, ViewDim
 from transconv.ir.text.infix import readable
-from transconv.ir.text.python_functions import defined, executed
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,
@@ -173,8 +172,8 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "Select", "Seq", "Shl", "Size", "Sizes", "Shr", "Spread", "Stmt", "Store", "Sub",
            "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim",
            "Visitor", "PRODUCTS", "SHIFTED", "SHORT", "Xor", "addends", "all_of", "as_expr",
-           "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts", "defined",
-           "divided", "dot", "executed", "one_of_two",
+           "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts",
+           "divided", "dot", "one_of_two",
            "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "field_names",
            "find", "free_vars", "function_of", "i32", "i64", "i8", "index", "is_number", "index64",
            "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node",

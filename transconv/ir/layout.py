@@ -22,11 +22,11 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from transconv.errors import LayoutError
 from transconv.ir.dtype import DType
 from transconv.ir.expr import ZERO, Expr, Like, as_expr
 from transconv.ir.node import Node, node
 from transconv.ir.rules.names import why_not_text
+from transconv.support import LayoutError
 
 Triple = tuple[int, int, int]  # dimension, size, stride in elements
 Parsed = tuple[int, list[Triple], int]  # number of dims, blocks, offset

@@ -4,7 +4,6 @@ In: a Python function, a group, arrays. Out: a kernel of the IR, its Triton text
 passes, emitters and launches below it, nothing of convolutions.
 """
 
-from transconv.errors import KernelError, ScopeError
 from transconv.kernel.annotations import Buffer, Constant, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
 from transconv.kernel.device_functions import DeviceFunction, Scope, atomic_ref, uniform
@@ -12,6 +11,7 @@ from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import IntrinsicArgument
 from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
 from transconv.kernel.tiles.intrinsic_builder import Builder
+from transconv.support import KernelError, ScopeError
 
 WorkGroup = Scope.WorkGroup
 """The scope of a group: its tiles, all work-items at once."""

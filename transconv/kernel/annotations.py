@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import Const, Expr, Values, Var, as_expr, free_vars, index, text_of, value_at
 from transconv.kernel.group import Group
+from transconv.support import KernelError
 
 
 def symbols(names: str) -> Any:

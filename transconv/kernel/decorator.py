@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, overload
 
-from transconv.errors import KernelError
 from transconv.ir import DType
 from transconv.kernel.annotations import Declared, KernelCall, Meant, Tunable, declared_of
 from transconv.kernel.device_functions import func, intrinsic
@@ -27,6 +26,7 @@ from transconv.kernel.launch.lowering import LoweredKernel, explained
 from transconv.kernel.launch.torch_operator import Results, as_operator
 from transconv.kernel.launch.tuned_choices import TunedChoice
 from transconv.kernel.simulator.execution import simulate
+from transconv.support import KernelError
 from transconv.target import Target, detect
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")

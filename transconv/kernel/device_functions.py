@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from transconv.errors import KernelError
 from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.intrinsics import IntrinsicArgument
 from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.support import KernelError
 from transconv.target import Target
 
 

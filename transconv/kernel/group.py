@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from transconv.errors import KernelError
 from transconv.kernel.tiles.lanes import PLACES, capacity
+from transconv.support import KernelError
 
 LONGEST = 1024  # elements of a group of one dimension that gets no hint
 MOST_STAGES = 8

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from transconv.errors import KernelError
 from transconv.kernel.refusals import Refusal
+from transconv.support import KernelError
 
 MOST = 1 << 26  # elements of a layout that is checked
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from transconv.errors import KernelError, ScopeError
+from transconv.support import KernelError, ScopeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from transconv import knobs
 from transconv.compute import Compute, Write, describe
-from transconv.disk_cache import leave_text
-from transconv.errors import ScheduleError
 from transconv.ir import Kernel, RowTable, verify
 from transconv.passes.lowering import blockwise, gridwise, lanewise, legalization, naive
 from transconv.passes.scalar import (
@@ -35,6 +32,7 @@ from transconv.passes.scalar import (
 from transconv.passes.scope import VariableNames, hidden, renamed
 from transconv.passes.warp_spec import epilogue_transpose, warp_roles
 from transconv.schedule import Schedule, Scheduled, why_not
+from transconv.support import ScheduleError, knobs, leave_text
 from transconv.target import Target
 
 

@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from transconv.backend_triton import CompileFailure, Resources
 from transconv.compute import describe
-from transconv.disk_cache import replace_named
 from transconv.ir import Kernel
 from transconv.passes import lower
 from transconv.report import stages, strategies
@@ -28,7 +27,7 @@ from transconv.report.subject import Section, Subject
 from transconv.report.tiles import first_tile
 from transconv.runtime import kernel_name
 from transconv.schedule import Schedule, Scheduled
-from transconv.version import __version__
+from transconv.support import __version__, replace_named
 
 if TYPE_CHECKING:
     from jinja2 import Environment

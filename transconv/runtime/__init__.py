@@ -4,7 +4,6 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.backend_triton import torch_internals as torch_internals
-from transconv.disk_cache import Cache
 from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation.async_compile import (
     ahead,
@@ -55,6 +54,7 @@ from transconv.runtime.steps import (
     plan_steps,
 )
 from transconv.selection import register_reader
+from transconv.support import Cache
 
 __all__ = [
     "WeightPrepack",

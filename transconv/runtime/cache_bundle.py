@@ -23,11 +23,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from transconv.backend_triton.launch import compile_records
-from transconv.disk_cache import replace_data, seals, why_foreign, why_untrusted
 from transconv.runtime import check_records, plan_cache
 from transconv.selection import files_digest
-from transconv.target import triton_version
-from transconv.version import __version__
+from transconv.support import (
+    __version__,
+    replace_data,
+    seals,
+    triton_version,
+    why_foreign,
+    why_untrusted,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -1,7 +1,7 @@
 """Verdicts on generated kernels, right or wrong, keyed by their text.
 
-Verdicts are in memory and in the disk cache (see ``disk_cache``). An unreadable record, or one of another
-version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.
+Verdicts are in memory and on the disk (see ``support/records.py``). An unreadable record, or one of
+another version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-from transconv import knobs
-from transconv.disk_cache import Cache, Content, Drawer
-from transconv.target import triton_version
+from transconv.support import Cache, Content, Drawer, knobs, triton_version
 
 SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"

@@ -15,11 +15,8 @@ from dataclasses import replace
 from math import inf, prod
 from typing import Any, TypeVar, cast
 
-from transconv import knobs
 from transconv.compute import Alone, Compute, Workload
 from transconv.cost import estimate
-from transconv.disk_cache import Cache
-from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
 from transconv.passes import TOGETHER, leave, lower, running, together
 from transconv.passes.lowering import split_k
@@ -36,6 +33,7 @@ from transconv.runtime.steps import (
 )
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
 from transconv.selection import Listed, forget_lists, shortlist
+from transconv.support import Cache, ScheduleError, StageError, Unsupported, knobs
 from transconv.target import Target
 
 log = logging.getLogger("transconv.compiler")

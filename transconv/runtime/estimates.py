@@ -12,14 +12,12 @@ import hashlib
 from functools import lru_cache
 from math import isfinite
 
-from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.cost import estimate
-from transconv.disk_cache import Content, Drawer
-from transconv.errors import ScheduleError, TransconvError
 from transconv.runtime.steps import plan_steps
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import shortlist, stamp
+from transconv.support import Content, Drawer, ScheduleError, TransconvError, knobs
 from transconv.target import Target
 
 SCHEMA = 1

@@ -18,17 +18,15 @@ from importlib.metadata import version
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import Miscompiled, torch_module
 from transconv.compute import Workload
-from transconv.errors import Unsupported
 from transconv.ir import Sizes, Values, free_vars
 from transconv.runtime import check_records, compiler
 from transconv.runtime.compiler import MOST_REJECTED
 from transconv.runtime.operands import draw, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.schedule import is_copy
-from transconv.version import __version__
+from transconv.support import Unsupported, __version__, knobs
 
 if TYPE_CHECKING:
     import torch

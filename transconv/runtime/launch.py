@@ -21,16 +21,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import torch_internals, torch_module
 from transconv.compute import Alone
-from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
 from transconv.ir import Tensor
 from transconv.runtime import first_run_check
 from transconv.runtime.compilation.async_compile import ready
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.operands import Wanted, check_indices, torch_type
 from transconv.runtime.plans import Plan, PlanStep
+from transconv.support import (
+    ProblemError,
+    ScheduleError,
+    StageError,
+    TensorError,
+    Unsupported,
+    knobs,
+)
 
 if TYPE_CHECKING:
     import torch

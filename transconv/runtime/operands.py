@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from transconv import knobs
 from transconv.compute import Compute, Read, outside
-from transconv.errors import TensorError
 from transconv.ir import Layout, Tensor
+from transconv.support import TensorError, knobs
 
 
 def torch_type(tensor: Tensor) -> Any:

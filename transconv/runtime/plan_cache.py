@@ -3,8 +3,8 @@
 Choosing schedules and running the passes take most of the time of a start. A record has what launches
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
 key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
-records are sealed with a key of the user's (``disk_cache``), and each field is judged as it is read. What
-a record says is compared with what the passes make in ``compilation/recompilation.py``.
+records are sealed with a key of the user's (``support/seals.py``), and each field is judged as it is read.
+What a record says is compared with what the passes make in ``compilation/recompilation.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import Launcher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import CostFormula
-from transconv.disk_cache import Content, Drawer, records
 from transconv.ir import DTYPES, Expr, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import check_records
@@ -29,7 +27,8 @@ from transconv.runtime.plans import LoweredStep, Plan, PlanStep
 from transconv.runtime.steps import digest_of
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import files_digest, stamp
-from transconv.target import Target, triton_version
+from transconv.support import Content, Drawer, knobs, records, triton_version
+from transconv.target import Target
 
 SCHEMA = 4
 DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False, sealed=True)

@@ -28,18 +28,15 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import Bind, KernelStart, Launcher, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
-from transconv.errors import TensorError
 from transconv.ir import (
     Expr,
     Kernel,
     Sizes,
     Tensor,
     Values,
-    defined,
     function_of,
     sizes_told,
     strictest,
@@ -47,6 +44,7 @@ from transconv.ir import (
 )
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.schedule import Schedule
+from transconv.support import TensorError, defined, knobs
 from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")

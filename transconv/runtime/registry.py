@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from transconv.cost import CostFormula, Lines
-from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
 from transconv.ir import Const, Expr, Le, Sizes, function_of
 from transconv.runtime.compilation.async_compile import compiles, planned, ready
 from transconv.runtime.compilation.plan_request import (
@@ -26,6 +25,7 @@ from transconv.runtime.compilation.plan_request import (
     is_collecting,
 )
 from transconv.runtime.plans import Made
+from transconv.support import ComputeError, ProblemError, ScheduleError, Unsupported
 
 NEVER_US = "1e999"  # infinity, as Python reads it
 # What counts of the estimate of a schedule that tuning found for a problem that is close: estimates that

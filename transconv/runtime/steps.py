@@ -18,7 +18,6 @@ from transconv.backend_triton import (
     write,
 )
 from transconv.compute import Compute, Workload
-from transconv.errors import ScheduleError, Unsupported
 from transconv.ir import Kernel
 from transconv.passes import EMIT, PROBLEM, leave
 from transconv.passes.lowering import split_k
@@ -35,6 +34,7 @@ from transconv.schedule import (
     without,
 )
 from transconv.selection import choice, completed, fitted, spread
+from transconv.support import ScheduleError, Unsupported
 from transconv.target import Target
 
 Choose = Callable[[Compute, Target], Schedule]

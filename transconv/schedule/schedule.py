@@ -20,12 +20,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from transconv.compute import Compute
-from transconv.errors import ScheduleError, nearest
 from transconv.ir import Tensor, why_not_text
 from transconv.schedule.tiles.copy_kernels import copies
 from transconv.schedule.tiles.merging import merged
 from transconv.schedule.tiles.packing import letters, over_copies, workspaces
 from transconv.schedule.words import WORDS, Value, by_name, renamed, words
+from transconv.support import ScheduleError, nearest
 from transconv.target import Target
 
 

@@ -17,13 +17,13 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
-from transconv.errors import ScheduleError
 from transconv.ir import RowTable
 from transconv.schedule.legality import boxes as boxes
 from transconv.schedule.legality import words as rules
 from transconv.schedule.legality.words import why_not_slide
 from transconv.schedule.tiles import row_blocks
 from transconv.schedule.tiles.epilogue_reads import why_not_behind
+from transconv.support import ScheduleError
 from transconv.target import Target
 
 if TYPE_CHECKING:

@@ -24,19 +24,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.cost import estimate
-from transconv.disk_cache import Cache, Content, Drawer
-from transconv.errors import ScheduleError
 from transconv.schedule import Schedule, Word, k_steps, programs, registered_words, why_not, words
 from transconv.selection import choice
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.maps import even, maps, with_whole_rows
 from transconv.selection.tuning_db import store, transfer
 from transconv.selection.tuning_db.record import COLUMNS, files_digest, machine, told_by, unnamed
-from transconv.target import Target, triton_version
-from transconv.version import __version__
+from transconv.support import (
+    Cache,
+    Content,
+    Drawer,
+    ScheduleError,
+    __version__,
+    knobs,
+    triton_version,
+)
+from transconv.target import Target
 
 SCHEMA = 4
 KEPT = 8  # schedules of a record: whoever asks for fewer ranks as many

@@ -36,11 +36,8 @@ from functools import lru_cache
 from math import ceil, isfinite, lcm, log, prod, sqrt
 from typing import cast
 
-from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, count, estimate, spills
-from transconv.disk_cache import Drawer
-from transconv.errors import ScheduleError
 from transconv.ir import Const, Mod, Sizes, find, free_vars, values_of
 from transconv.schedule import (
     Box,
@@ -65,8 +62,8 @@ from transconv.selection.tuning_db.record import (
     unnamed,
 )
 from transconv.selection.tuning_db.transfer import believable, fitted, relatives, without_axes
+from transconv.support import Drawer, ScheduleError, __version__, knobs
 from transconv.target import Target
-from transconv.version import __version__
 
 DRAWER = Drawer("estimates", 1, longest=1 << 10, lasting=False)
 

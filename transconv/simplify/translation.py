@@ -29,7 +29,6 @@ from collections.abc import Callable
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from transconv.errors import Unsupported
 from transconv.ir import (
     FALSE,
     TRUE,
@@ -66,6 +65,7 @@ from transconv.ir import (
 )
 from transconv.simplify.facts import NO_FACTS, Facts
 from transconv.simplify.ranges import range_of
+from transconv.support import Unsupported
 
 if TYPE_CHECKING:
     import sympy

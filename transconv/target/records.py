@@ -23,9 +23,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from transconv import knobs
-from transconv.errors import ScheduleError, Unsupported, nearest
 from transconv.ir import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32
+from transconv.support import ScheduleError, Unsupported, knobs, nearest
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
-from transconv.errors import Unsupported
+from transconv.support import Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import autocast

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from transconv.errors import ScheduleError, Unsupported
+from transconv.support import ScheduleError, Unsupported
 
 if TYPE_CHECKING:
     from transconv.runtime import Plan

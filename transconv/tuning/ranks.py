@@ -23,7 +23,7 @@ from socket import gethostname
 from types import TracebackType
 from typing import Any
 
-from transconv import knobs
+from transconv.support import knobs
 from transconv.verify.machine import Pool, Row, Task, WorkerTask
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"

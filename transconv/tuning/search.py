@@ -16,10 +16,10 @@ from typing import Any
 
 from transconv.compute import Compute
 from transconv.cost import estimate
-from transconv.errors import ScheduleError
 from transconv.schedule import Block, Schedule
 from transconv.selection import believable, fitted
 from transconv.selection.proposals import heuristics
+from transconv.support import ScheduleError
 from transconv.target import Target
 
 EXPLORED = 0.4  # share of the trials that explore

@@ -20,11 +20,11 @@ from typing import Any
 from tqdm import tqdm
 
 from transconv.compute import Compute, Workload
-from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.selection import TuningRecord, choice
 from transconv.selection.tuning_db import record, store
-from transconv.target import Target, triton_version
+from transconv.support import TransconvError, triton_version
+from transconv.target import Target
 from transconv.tuning.search import ScheduleTrial, Search
 from transconv.tuning.table import CsvTable, number, read
 from transconv.verify.machine import Pool, Task, WorkerTask

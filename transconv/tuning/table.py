@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transconv.disk_cache import read_named
+from transconv.support import read_named
 
 Row = dict[str, Any]
 

@@ -16,9 +16,9 @@ from math import prod
 
 from transconv.compute import Compute
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
-from transconv.errors import ComputeError, Unsupported
 from transconv.ir import REDUCERS, Sizes, text_of
 from transconv.runtime import plan
+from transconv.support import ComputeError, Unsupported
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz.text_page import EXACT, FLOATS, SIZES

@@ -29,11 +29,11 @@ from transconv.conv import (
     without_zeros,
     zero_sums,
 )
-from transconv.errors import ScheduleError
 from transconv.ir import DTYPES, DType, Memory, Tensor, offsets_of, run, verify
 from transconv.runtime import Choose, Plan, first_run_check
 from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
+from transconv.support import ScheduleError
 from transconv.target import Target, detect
 from transconv.verify.data import (
     GUARD,

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, NoReturn
 
-from transconv import knobs
+from transconv.support import knobs
 from transconv.target import TARGETS, Target, detect
 
 

@@ -36,12 +36,11 @@ from transconv.conv import (
     marked,
 )
 from transconv.cost import ASYNCHRONOUS, aligned, count
-from transconv.disk_cache import read_named
-from transconv.errors import ScheduleError
 from transconv.ir import View
 from transconv.runtime import PlanStep, build
 from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
+from transconv.support import ScheduleError, read_named
 from transconv.target import TARGETS, Target
 
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from transconv.backend_triton.launch.descriptors import Encode, Lying, NotEncoded, encoding
 from transconv.backend_triton.miscompiles import Miscompiled
-from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, defined, find
-from transconv.target import DIRECT
+from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, find
+from transconv.support import DIRECT, defined
 
 Boxed = tuple[Tensor, tuple[int, ...]] | tuple[Tensor, tuple[int, ...], Lying | None]
 """A tensor and the extents of its box; how it lies, if sizes are arguments."""

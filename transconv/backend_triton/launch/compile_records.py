@@ -42,11 +42,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transconv import knobs
 from transconv.backend_triton.offline import fake_tensors
-from transconv.disk_cache import Cache, Content, Drawer, records
-from transconv.disk_cache import files as keep
-from transconv.target import triton_version
+from transconv.support import Cache, Content, Drawer, knobs, records, triton_version
+from transconv.support import files as keep
 
 try:
     import fcntl

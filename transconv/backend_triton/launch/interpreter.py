@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from transconv import knobs
 from transconv.backend_triton.launch.bound_start import INSTRUCTIONS
-from transconv.errors import Unsupported
 from transconv.ir import DType, bf16, convert, f8e4m3, f8e5m2, multiply_add
+from transconv.support import Unsupported, knobs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

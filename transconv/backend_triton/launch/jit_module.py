@@ -10,9 +10,8 @@ import linecache
 from pathlib import Path
 from typing import Any
 
-from transconv.disk_cache import files as keep
-from transconv.disk_cache import records
-from transconv.ir import executed
+from transconv.support import executed, records
+from transconv.support import files as keep
 
 LONGEST = 1 << 20  # bytes of a copy that is compared
 

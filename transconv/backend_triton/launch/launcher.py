@@ -39,10 +39,9 @@ from transconv.backend_triton.launch.interpreter import explained, prepare_inter
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.miscompiles import refuse
 from transconv.backend_triton.offline import fake_tensors
-from transconv.errors import Unsupported
 from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
 from transconv.simplify import facts_of, range_of
-from transconv.target import DIRECT
+from transconv.support import DIRECT, Unsupported
 
 # Triton's interpreter keeps the grid position and the patched language in globals: kernels
 # that are interpreted at the same time would compute each other's programs.

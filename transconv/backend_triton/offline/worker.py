@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from transconv import knobs
+from transconv.support import knobs
 
 Job = dict[str, Any]
 CLOSING_S = 1.0  # how long ``close`` waits for a thread that gets an answer

@@ -12,12 +12,12 @@ from pathlib import Path
 from transconv.cli.arguments import options
 from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
 from transconv.conv import ConvProblem, any_size, marked
-from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
 from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled, told
 from transconv.selection import choice
+from transconv.support import ComputeError, ScheduleError
 from transconv.target import Target, detect
 from transconv.verify.machine import device, executable
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from transconv import knobs
-from transconv.errors import one_line
-from transconv.version import __version__
+from transconv.support import __version__, knobs, one_line
 
 OK, NOTE, BAD = "ok", "note", "bad"
 

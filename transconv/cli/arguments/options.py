@@ -18,11 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from transconv import knobs
 from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
-from transconv.errors import ProblemError, Unsupported, one_line
 from transconv.schedule import Schedule
 from transconv.selection import schedule_of_user
+from transconv.support import ProblemError, Unsupported, knobs, one_line
 from transconv.target import Target, detect, why_no_switches
 
 EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
@@ -198,7 +197,7 @@ def check_variables() -> None:
     for unknown features and schedule words; one that nothing reads is named."""
     knobs.name_unknown()
     for knob in knobs.KNOBS:
-        with suppress(OSError, RuntimeError):  # an unreachable cache, which disk_cache reports
+        with suppress(OSError, RuntimeError):  # an unreachable cache, which is reported at its use
             knob.checked()
     if reason := why_no_switches():
         raise ValueError(reason)

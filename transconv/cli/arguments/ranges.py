@@ -10,7 +10,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
-from transconv.disk_cache import why_unwritable
+from transconv.support import why_unwritable
 
 LARGEST = 2**63 - 1
 PROCESSES = 1024  # more are a mistake

@@ -23,8 +23,8 @@ from math import isfinite
 from transconv.compute.elementwise import OPS
 from transconv.compute.steps import Value
 from transconv.compute.text.expressions import expression_tree
-from transconv.errors import ComputeError
 from transconv.ir import Const, DType, Expr, boolean
+from transconv.support import ComputeError
 
 Ref = str | int | float
 """An argument: a name, the place of an earlier step, or (a float) a number."""

@@ -40,7 +40,6 @@ from transconv.compute.kernel_split import kernels
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
 from transconv.compute.text.expressions import conditions, masked
 from transconv.compute.text.format import parse
-from transconv.errors import ComputeError
 from transconv.ir import (
     TRUE,
     Cast,
@@ -58,6 +57,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.simplify import Facts, simplify
+from transconv.support import ComputeError
 
 
 @dataclass(frozen=True, slots=True)

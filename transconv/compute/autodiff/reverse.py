@@ -41,7 +41,6 @@ from transconv.compute.compute import Compute
 from transconv.compute.elementwise import OPS, Op
 from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, used
 from transconv.compute.text.format import line
-from transconv.errors import ComputeError
 from transconv.ir import (
     Add,
     Call,
@@ -70,6 +69,7 @@ from transconv.ir import (
     select,
     substitute,
 )
+from transconv.support import ComputeError
 
 Axes = frozenset[str]
 

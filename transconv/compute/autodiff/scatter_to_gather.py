@@ -25,7 +25,6 @@ from transconv.compute.autodiff.affine_inverse import Solved
 from transconv.compute.compute import Compute
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, used
 from transconv.compute.text.expressions import conditions, masked
-from transconv.errors import ComputeError
 from transconv.ir import (
     TRUE,
     Add,
@@ -49,6 +48,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.simplify import simplify
+from transconv.support import ComputeError
 
 
 def transposed(compute: Compute, of: str, into: Tensor, given: Tensor, adds: bool = False) -> Compute:

@@ -15,7 +15,6 @@ from typing import Literal
 
 from transconv.compute.coordinates import COORDINATES, as_written
 from transconv.compute.elementwise import OPS
-from transconv.errors import ComputeError, nearest
 from transconv.ir import (
     DTYPES,
     ELSEWHERE,
@@ -55,6 +54,7 @@ from transconv.ir import (
     why_not_text,
 )
 from transconv.simplify import Facts, facts_of, prove, range_of, simplify
+from transconv.support import ComputeError, nearest
 
 BINARY: dict[type, Callable[[Expr, Expr], Expr]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,

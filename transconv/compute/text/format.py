@@ -45,7 +45,6 @@ from transconv.compute.text.expressions import (
     sized,
     viewed,
 )
-from transconv.errors import ComputeError, LayoutError, nearest
 from transconv.ir import (
     DTYPES,
     ELSEWHERE,
@@ -78,6 +77,7 @@ from transconv.ir import (
     why_not_text,
 )
 from transconv.simplify import simplify
+from transconv.support import ComputeError, LayoutError, nearest
 
 SELECTION = re.compile(r"\bselect\(")
 END = ";;"

@@ -32,8 +32,8 @@ from transconv.conv.problem.descriptor import (
     write_dtypes,
     write_tags,
 )
-from transconv.errors import LayoutError, ProblemError
 from transconv.ir import DType, Layout, f32, f64, i32, multiplied
+from transconv.support import LayoutError, ProblemError
 
 MATHS = ("ieee", "tf32", "tf32x3")
 

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from transconv.errors import LayoutError, ProblemError, nearest
 from transconv.ir import (
     DTYPES,
     ELSEWHERE,
@@ -38,6 +37,7 @@ from transconv.ir import (
     type_named,
     why_not_text,
 )
+from transconv.support import LayoutError, ProblemError, nearest
 
 SPATIAL = "dhw"
 KEYS = ("g", "mb", "ic", "oc", *(role + x for role in "iokspd" for x in SPATIAL))

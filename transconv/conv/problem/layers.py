@@ -16,7 +16,7 @@ from typing import Any
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.problem.descriptor import Descriptor, parse_descriptor
 from transconv.conv.problem.lists import read_problems
-from transconv.disk_cache import read_named
+from transconv.support import read_named
 
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
 """The directions of a layer."""

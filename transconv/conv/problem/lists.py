@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.problem.descriptor import parse_descriptor
-from transconv.disk_cache import read_named
-from transconv.errors import ProblemError
+from transconv.support import ProblemError, read_named
 
 T = TypeVar("T")
 Source = str | Path | Iterable[str]

@@ -42,7 +42,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, product
-from transconv.errors import ScheduleError
 from transconv.ir import (
     ZERO,
     Cast,
@@ -64,6 +63,7 @@ from transconv.ir import (
     u8,
 )
 from transconv.simplify import Facts, range_of
+from transconv.support import ScheduleError
 
 if TYPE_CHECKING:
     import torch

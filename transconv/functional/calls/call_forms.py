@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from transconv.calls.settings import settings
-from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.functional.calls.symbolic_bind import (
     BoundCall,
@@ -28,6 +27,7 @@ from transconv.functional.calls.symbolic_bind import (
     strided,
 )
 from transconv.functional.calls.symbolic_int import SymbolicTrace, Untraced
+from transconv.support import ComputeError, Unsupported
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor | None]

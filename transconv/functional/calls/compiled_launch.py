@@ -14,10 +14,10 @@ import torch
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.compute import Alone, Compute, Workload, parse
-from transconv.errors import Unsupported
 from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Launch, PlanRequest, torch_internals
+from transconv.support import Unsupported
 from transconv.torch_ops.calls.lower_call import DTYPES, target_of
 
 Tensor = torch.Tensor

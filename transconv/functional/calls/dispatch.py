@@ -19,7 +19,6 @@ from transconv.calls import route_cache, stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
-from transconv.errors import Unsupported
 from transconv.functional.calls import call_entries, call_forms, first_call_check, torch_operators
 from transconv.functional.calls.compiled_launch import aligned, refused
 from transconv.functional.calls.derivatives import (
@@ -32,6 +31,7 @@ from transconv.functional.calls.explain_mode import Asking
 from transconv.functional.calls.route import FunctionCall, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
 from transconv.runtime import COMPILING, NEVER, Waiting, torch_internals
+from transconv.support import Unsupported
 from transconv.torch_ops import transforms
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake

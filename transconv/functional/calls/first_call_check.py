@@ -14,11 +14,10 @@ from collections.abc import Sequence
 
 import torch
 
-from transconv import knobs
 from transconv.compute import parse
-from transconv.errors import Unsupported
 from transconv.functional.calls.route import FunctionCall
 from transconv.functional.calls.symbolic_bind import as_tuple
+from transconv.support import Unsupported, knobs
 from transconv.torch_ops.calls.lower_call import capturing
 
 Tensor = torch.Tensor

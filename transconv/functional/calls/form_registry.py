@@ -16,9 +16,9 @@ import torch
 from transconv.calls import dynamic_sizes
 from transconv.calls.dynamic_sizes import LIMIT
 from transconv.compute import Alone, library
-from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import deterministic, launch, program
 from transconv.runtime import ChosenPlan, Launch, Plan, PlanRequest, Registry
+from transconv.support import Unsupported
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT, StartableKernel, check_of, current_device, means_more
 from transconv.calls.route_cache import Route
 from transconv.calls.size_policy import SizeTrial
-from transconv.errors import Unsupported
 from transconv.functional.calls import call_entries
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic
 from transconv.functional.calls.form_registry import SizedLaunchChoice, launched
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, Values
 from transconv.runtime import COMPILING, torch_internals
+from transconv.support import Unsupported
 
 Tensor = torch.Tensor
 

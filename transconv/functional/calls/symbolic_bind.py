@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.compute import library, one_line
-from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import TORCH, TYPES, TensorMemory, program
 from transconv.functional.calls.form_registry import texts
+from transconv.support import ComputeError, Unsupported
 
 Tensor = torch.Tensor
 _unseen: Any = _disable_current_modes  # by tracers and other modes

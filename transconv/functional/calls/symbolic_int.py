@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from transconv.ir import defined
+from transconv.support import defined
 
 
 class Untraced(TypeError):

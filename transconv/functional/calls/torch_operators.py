@@ -20,7 +20,6 @@ import torch
 
 from transconv.calls import stats
 from transconv.compute import execute, one_line
-from transconv.errors import TensorError, Unsupported
 from transconv.functional.calls.compiled_launch import (
     TensorMemory,
     aligned,
@@ -30,6 +29,7 @@ from transconv.functional.calls.compiled_launch import (
 )
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, PublicFunction, Values
 from transconv.runtime import torch_internals
+from transconv.support import TensorError, Unsupported
 from transconv.torch_ops.operators import library, register_fake
 
 Tensor = torch.Tensor

@@ -17,7 +17,6 @@ import torch
 
 from transconv.compute import Alone, Compute, Workload
 from transconv.conv import Surrounded
-from transconv.errors import TransconvError
 from transconv.graph.fusion.fusion_cost import Price, sources
 from transconv.graph.fusion.groups import FusionGroup, Statistic, behind
 from transconv.graph.fusion.index_ir import Index, Mapped, Piece, ProductSum, Reduced
@@ -27,6 +26,7 @@ from transconv.graph.sizes import SymbolicSize, like
 from transconv.ir import Const, FloorDiv, Var, free_vars
 from transconv.runtime import estimated
 from transconv.selection import HELD
+from transconv.support import TransconvError
 
 if TYPE_CHECKING:
     from transconv.graph.fusion.plan import Planner

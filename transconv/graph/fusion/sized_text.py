@@ -15,10 +15,10 @@ from functools import cached_property
 from math import prod
 
 from transconv.compute import Alone
-from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import program
 from transconv.graph.sizes import Length
 from transconv.ir import sizes_told
+from transconv.support import TransconvError
 
 NAME = re.compile(r"\b[ST]\d+\b")
 BRACED = re.compile(r"\{([^{}]*)\}")

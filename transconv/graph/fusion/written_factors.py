@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Surrounded
-from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import program
 from transconv.graph.fusion import fusion_cost
 from transconv.graph.fusion.epilogue_reductions import plain
@@ -32,6 +31,7 @@ from transconv.graph.sizes import Length, like
 from transconv.ir import Layout
 from transconv.runtime import estimated
 from transconv.selection import shortlist
+from transconv.support import TransconvError
 from transconv.target import Target
 
 REFUSED = "no schedule of the product computes its factor, too"

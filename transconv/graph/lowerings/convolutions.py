@@ -9,7 +9,6 @@ import torch
 
 from transconv.compute import Axis, Compute
 from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
-from transconv.errors import TransconvError
 from transconv.graph.fusion import index_ir
 from transconv.graph.fusion.index_ir import Factor, Instead, Piece, ProductSum
 from transconv.graph.lowerings import upsampling
@@ -19,6 +18,7 @@ from transconv.graph.lowerings.reductions import reduced
 from transconv.graph.lowerings.table import NodeCall, NotOurs, expanded, kind, reshaped, row
 from transconv.graph.sizes import Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, Var, all_of, free_vars, substitute, value_at
+from transconv.support import TransconvError
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls.lower_call import Types, describe, each, flags
 from transconv.torch_ops.operators import read

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.conv import ConvProblem, ConvWorkload, Surrounded
-from transconv.errors import TransconvError
 from transconv.graph.fusion.epilogue_reductions import plain
 from transconv.graph.fusion.fusion_cost import Price
 from transconv.graph.fusion.index_ir import ConstantValue, Piece, ProductSum, RegionInput
@@ -19,6 +18,7 @@ from transconv.graph.fusion.written_factors import read_behind, written, written
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.ir import Layout
 from transconv.runtime import estimated
+from transconv.support import TransconvError
 
 UPSAMPLING = ("auto", "always", "never")
 """Whether such convolutions may become transposed ones: where they round no more often than torch, or even

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.calls.settings import settings
-from transconv.errors import StageError, TransconvError
 from transconv.graph.fusion.index_ir import TYPES, ConstantValue, Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.sizes import Fraction, Length, SymbolicSize, same
+from transconv.support import StageError, TransconvError
 
 
 class NotOurs(Exception):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import fx
 
-from transconv.errors import TransconvError, Unsupported
 from transconv.graph.fusion import fusion_cost
 from transconv.graph.fusion.groups import FusionGroup
 from transconv.graph.fusion.index_ir import Piece, RegionInput
 from transconv.graph.fusion.plan import FusionPlan
 from transconv.graph.regions.partition import Region
+from transconv.support import TransconvError, Unsupported
 
 
 class RefusedKernel(Exception):

@@ -33,7 +33,6 @@ from transconv.calls.guard import current_device
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.conv import Surrounded
-from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import (
     HELD,
     TensorMemory,
@@ -54,8 +53,9 @@ from transconv.graph.regions.refusals import RefusedKernel, refusal
 from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
-from transconv.ir import defined, value_at
+from transconv.ir import value_at
 from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, torch_internals
+from transconv.support import Unsupported, defined
 from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor

@@ -23,7 +23,6 @@ from transconv.calls.settings import settings
 from transconv.compute import Workload
 from transconv.compute import kernels as kernels_of
 from transconv.conv import ConvProblem, Prop, Surrounded, surrounded
-from transconv.errors import TransconvError, Unsupported
 from transconv.functional.calls.compiled_launch import deterministic, program
 from transconv.graph import graph_report
 from transconv.graph.fusion.concat_views import slices
@@ -48,6 +47,7 @@ from transconv.graph.symbols import Symbols
 from transconv.graph.translate import base_of
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Batch, PlanRequest, collect, is_collecting, rank, torch_internals
+from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.conversion.convert import aten
 

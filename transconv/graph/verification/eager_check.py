@@ -36,11 +36,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from transconv import knobs
 from transconv.calls import stats
 from transconv.compute import Workload
-from transconv.disk_cache import leave_text, replace_data
-from transconv.errors import Unsupported
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.regions.partition import Region
 from transconv.graph.regions.refusals import RefusedKernel
@@ -55,6 +52,7 @@ from transconv.graph.verification.fx_reference import (
     origin,
 )
 from transconv.runtime import FirstSizes, is_collecting
+from transconv.support import Unsupported, knobs, leave_text, replace_data
 from transconv.torch_ops.calls.lower_call import capturing
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 
-from transconv import knobs
 from transconv.calls.settings import settings
 from transconv.compute import parse
-from transconv.errors import TransconvError
 from transconv.graph.graph_report import Report, found
 from transconv.graph.torch_compile import backend
 from transconv.graph.verification.agreement import TIMES, near
 from transconv.runtime import build_compute, cache_bundle
+from transconv.support import TransconvError, knobs
 from transconv.torch_ops.calls.lower_call import target_of
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ from typing import Any
 
 from transconv.ir import expr as ex
 from transconv.ir.operations import Cast, Select
-from transconv.ir.text.python_functions import defined
+from transconv.support import defined
 
 Values = Mapping[str, int]
 """Sizes by name."""

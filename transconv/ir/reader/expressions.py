@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from transconv.errors import KernelError
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import tensor as ac
@@ -19,6 +18,7 @@ from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
 from transconv.ir.rules.names import DEEPEST, NAME, why_not_name, why_not_text
 from transconv.ir.tensor import Tensor
 from transconv.ir.text.printer import INFIX, LITERAL, Header
+from transconv.support import KernelError
 
 OPERATIONS = {sign: node for node, sign in INFIX.items()}
 LITERALS = {"True": True, "False": False, "inf": float("inf"), "nan": float("nan")}

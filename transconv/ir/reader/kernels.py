@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from transconv.errors import KernelError, LayoutError
 from transconv.ir import explicit as xp
 from transconv.ir import stmt as st
 from transconv.ir.dtype import DTYPES, DType, index
@@ -23,6 +22,7 @@ from transconv.ir.rules.names import DEEPEST, NAME, why_not_text
 from transconv.ir.sizes import Size, Sizes
 from transconv.ir.stmt import FUNCS, Func, Kernel
 from transconv.ir.tensor import Tensor
+from transconv.support import KernelError, LayoutError
 
 STEP = 4  # spaces of a block
 TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, (?!any)[\w ]+)*)"

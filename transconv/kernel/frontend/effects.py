@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import Expr, FuncCall, Let, Load, Store, Update, Var, find, free_vars
 from transconv.kernel.device_functions import OverloadSet
 from transconv.kernel.frontend.scopes import Conditions
@@ -25,6 +24,7 @@ from transconv.kernel.tiles.products import Chip, PendingProduct
 from transconv.kernel.tiles.values import ArrayView, Tile, described
 from transconv.kernel.tiles.values import named as type_name
 from transconv.simplify import simplify
+from transconv.support import KernelError
 
 OF_ITEMS = ("id", "group_id", "work_offset", "vload", "vzeros", "vones", "vfull", "store")
 """Methods of the group that work-items and sub-groups may call."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import why_not_depth, why_not_name
 from transconv.kernel.refusals import SourcePlace
+from transconv.support import KernelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from itertools import count
 from types import ModuleType
 from typing import Any
 
-from transconv.errors import KernelError
 from transconv.ir import DTYPES, Const, DType, Expr, Layout, Tensor, as_expr, f32
 from transconv.kernel.annotations import Buffer, Declared, value_of
 from transconv.kernel.launch.size_arguments import Number, Sizing
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles.values import dtype_of
+from transconv.support import KernelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.backend_triton import Miscompiled, torch_module
-from transconv.errors import KernelError
 from transconv.ir import CALLS, Call, find
 from transconv.kernel.annotations import KernelCall
 from transconv.kernel.group import Group
@@ -27,6 +26,7 @@ from transconv.kernel.launch.arguments import Arguments, as_tensor, plain_number
 from transconv.kernel.launch.kernel_plan import CompiledKernel
 from transconv.kernel.simulator.group_samples import GroupSamples, OutOfTime, numbers_of
 from transconv.runtime import check_records, first_run_check
+from transconv.support import KernelError
 
 if TYPE_CHECKING:
     from transconv.kernel.decorator import KernelFunction

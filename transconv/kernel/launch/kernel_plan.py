@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from transconv.compute import Compute, SampleOutcome, Workload, sizes_of
-from transconv.disk_cache import records
-from transconv.errors import Unsupported
 from transconv.ir import FuncCall, Kernel, Store, Tensor, find
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
 from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache, register_reader
+from transconv.support import Unsupported, records
 from transconv.target import Target
 
 SCHEMA = 1

@@ -15,10 +15,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from transconv import knobs
 from transconv.backend_triton import Miscompiled
-from transconv.errors import KernelError
-from transconv.ir import defined
 from transconv.kernel.annotations import KernelCall, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.launch.arguments import Arguments, Recipe, returned, spanned, tensors_of
@@ -47,6 +44,7 @@ from transconv.runtime import (
     plan_cache,
     torch_internals,
 )
+from transconv.support import KernelError, defined, knobs
 from transconv.target import Target, detect
 
 if TYPE_CHECKING:

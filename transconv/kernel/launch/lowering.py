@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 from transconv.backend_triton import emit, function_name
-from transconv.errors import KernelError
 from transconv.ir import (
     LARGEST_SIZE,
     ONE,
@@ -53,6 +52,7 @@ from transconv.kernel.tiles.reductions import written_out
 from transconv.kernel.tiles.values import Tile
 from transconv.passes import EMIT, finish
 from transconv.simplify import facts_of, range_of, simplify
+from transconv.support import KernelError
 from transconv.target import Target
 
 MOST_WARPS = 8

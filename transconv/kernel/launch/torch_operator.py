@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transconv.errors import KernelError
 from transconv.kernel.group import Group
 from transconv.kernel.launch.kernel_plan import stored_by
+from transconv.support import KernelError
 
 if TYPE_CHECKING:
     from transconv.kernel.decorator import KernelFunction

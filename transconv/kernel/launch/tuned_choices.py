@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from transconv import knobs
-from transconv.disk_cache import Drawer, records
-from transconv.errors import TransconvError
 from transconv.ir import For, find
 from transconv.kernel.annotations import KernelCall, Tunable
 from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.group import MOST_STAGES
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.lowering import LoweredKernel
-from transconv.target import Target, triton_version
+from transconv.support import Drawer, TransconvError, knobs, records, triton_version
+from transconv.target import Target
 
 SCHEMA = 1
 DRAWER = Drawer("kernels", SCHEMA, longest=1 << 14)

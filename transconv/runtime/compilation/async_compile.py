@@ -27,11 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import BACKENDS, Compilers
 from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
-from transconv.errors import Unsupported
 from transconv.runtime import compiler, plan_cache
 from transconv.runtime.compilation.plan_request import (
     COMPILING,
@@ -45,6 +43,7 @@ from transconv.runtime.compilation.plan_request import (
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
+from transconv.support import Unsupported, knobs
 from transconv.target import Target
 
 MODULE = "transconv.runtime.compilation.compile_child"

@@ -12,13 +12,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from transconv.backend_triton import Compilers, expect
-from transconv.errors import TransconvError
 from transconv.runtime import compiler, plan_cache
 from transconv.runtime.compilation import async_compile
 from transconv.runtime.compilation.async_compile import cores
 from transconv.runtime.compilation.plan_request import Batch, PlanRequest, Room
 from transconv.runtime.estimates import is_estimated
 from transconv.runtime.plans import Plan
+from transconv.support import TransconvError
 
 FEW = 2  # kernels that are compiled here before a process has started
 log = logging.getLogger("transconv.ready")

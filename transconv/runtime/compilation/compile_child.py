@@ -14,12 +14,12 @@ from typing import IO, Any
 
 from transconv.backend_triton import Miscompiled, pretend, reason_of, serve
 from transconv.compute import Workload
-from transconv.errors import TransconvError, Unsupported
 from transconv.runtime import check_records, compiler
 from transconv.runtime.compilation.plan_request import PlanRequest, Room
 from transconv.runtime.estimates import estimated
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.selection import files_digest
+from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transconv.compute import Workload
-from transconv.errors import Unsupported
 from transconv.selection import workload_of
+from transconv.support import Unsupported
 from transconv.target import Target
 
 COMPILING = "compiling"

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from transconv.disk_cache import Content
-from transconv.errors import StageError, TransconvError
 from transconv.runtime import check_records, compiler, plan_cache
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.plans import Plan
 from transconv.selection import files_digest
+from transconv.support import Content, StageError, TransconvError
 
 MOST = 5  # differences of one record that are told
 

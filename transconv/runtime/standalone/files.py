@@ -28,8 +28,7 @@ from transconv.runtime.standalone.machine_code import (
 )
 from transconv.runtime.standalone.package import PackagedTensor, PlanPackage, described, packaged
 from transconv.runtime.standalone.python_file import python_text, templates
-from transconv.target import triton_version
-from transconv.version import __version__
+from transconv.support import __version__, triton_version
 
 
 def files_of(plans: Sequence[Plan], ahead: bool = False, timeout_s: float = 120.0,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, compile_offline
-from transconv.errors import Unsupported
 from transconv.runtime.standalone.package import Argument, PackagedKernel, PlanPackage
+from transconv.support import Unsupported
 from transconv.target import Target
 
 KINDS = {"cuda": "cubin", "hip": "hsaco"}

@@ -9,11 +9,10 @@ from typing import Any
 
 from transconv.backend_triton import is_explicit
 from transconv.compute import Alone
-from transconv.disk_cache import records
-from transconv.errors import Unsupported
 from transconv.ir import DType, Layout, Tensor
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.schedule import is_copy
+from transconv.support import Unsupported, records
 from transconv.target import Target
 
 MAX_NAME = 64  # characters, as kernels' names have

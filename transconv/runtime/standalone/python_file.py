@@ -28,7 +28,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from transconv.compute import Alone, Compute, Read, Reduction, TorchText, Value, Write
-from transconv.errors import Unsupported
 from transconv.ir import (
     TRUE,
     Add,
@@ -67,8 +66,7 @@ from transconv.runtime.standalone.package import (
     PackagedTensor,
     PlanPackage,
 )
-from transconv.target import triton_version
-from transconv.version import __version__
+from transconv.support import Unsupported, __version__, triton_version
 
 WAITS = ("gdc_wait", "gdc_launch_dependents")  # instructions that Triton's interpreter lacks
 DESCRIPTOR = "from triton.tools.tensor_descriptor import TensorDescriptor"

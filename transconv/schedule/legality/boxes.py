@@ -24,7 +24,8 @@ from transconv.schedule.legality.box_dimensions import INTEGERS, ROW
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.packing import ROW_ALIGN
 from transconv.schedule.tiles.result_boxes import ends_short
-from transconv.target import Target, is_direct, triton_version
+from transconv.support import is_direct, triton_version
+from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule

@@ -28,7 +28,8 @@ from transconv.schedule.tiles.packing import (
 )
 from transconv.schedule.tiles.partial_results import carried
 from transconv.schedule.tiles.window_reuse import rows_of
-from transconv.target import Target, has_wide_views, triton_version
+from transconv.support import has_wide_views, triton_version
+from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule

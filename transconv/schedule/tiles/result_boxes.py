@@ -20,7 +20,7 @@ from transconv.schedule.counts import sides
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.packing import ROW_ALIGN
 from transconv.simplify import Facts, multiple_of, simplify
-from transconv.target import is_direct
+from transconv.support import is_direct
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule

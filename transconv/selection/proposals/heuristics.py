@@ -14,7 +14,6 @@ from functools import lru_cache
 
 from transconv.compute import Compute
 from transconv.cost import estimate, spills
-from transconv.errors import ScheduleError
 from transconv.ir import f32
 from transconv.schedule import (
     Schedule,
@@ -30,6 +29,7 @@ from transconv.schedule import (
 from transconv.selection.proposals.maps import copy_tiles, even, maps
 from transconv.selection.proposals.products import FEW_FEATURES, products
 from transconv.selection.proposals.tile_shapes import fusable, tilings, too_long
+from transconv.support import ScheduleError
 from transconv.target import Target
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]

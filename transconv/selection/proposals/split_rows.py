@@ -9,8 +9,8 @@ from math import prod
 
 from transconv.compute import Compute, axis_strides, kernels, parted, touched, why_not_lowered
 from transconv.cost import estimate
-from transconv.errors import ScheduleError
 from transconv.selection.proposals import heuristics
+from transconv.support import ScheduleError
 from transconv.target import Target
 
 FEW = 2  # rows per multiprocessor with which one kernel is fast enough, if registers hold a row

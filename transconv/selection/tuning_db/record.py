@@ -28,7 +28,8 @@ from typing import Any
 
 from transconv.compute import Compute, Reduction, Value, Workload, Write
 from transconv.ir import free_vars
-from transconv.target import Target, triton_version
+from transconv.support import triton_version
+from transconv.target import Target
 
 # The generation of kernels: raise it when the kernels of schedules change in speed. Rows of other
 # generations, and of other minor versions of Triton, are ignored.

@@ -14,11 +14,7 @@ from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
-from transconv import knobs
 from transconv.compute import COMPUTE, Alone, Workload, parse
-from transconv.disk_cache import Content, Drawer, read_named, replace_named
-from transconv.disk_cache import files as keep
-from transconv.errors import TransconvError
 from transconv.selection.tuning_db.record import (
     TuningRecord,
     mapping,
@@ -26,6 +22,17 @@ from transconv.selection.tuning_db.record import (
     of_mapping,
     read_rows,
     write_rows,
+)
+from transconv.support import (
+    Content,
+    Drawer,
+    TransconvError,
+    knobs,
+    read_named,
+    replace_named,
+)
+from transconv.support import (
+    files as keep,
 )
 
 SCHEMA = 1

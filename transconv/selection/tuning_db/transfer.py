@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 from math import prod
 
 from transconv.compute import Compute, Workload
-from transconv.errors import ScheduleError
 from transconv.schedule import Schedule, Scheduled, k_steps, needed, of_any_size, tile, why_not
 from transconv.selection.tuning_db.record import TuningRecord
+from transconv.support import ScheduleError
 from transconv.target import Target
 
 MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # limits of words in rows of the database

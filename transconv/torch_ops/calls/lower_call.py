@@ -26,7 +26,6 @@ from transconv.conv import (
     TensorSpec,
     compiler,
 )
-from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
 from transconv.runtime import (
@@ -39,6 +38,7 @@ from transconv.runtime import (
     state,
     torch_internals,
 )
+from transconv.support import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def describe(dtype: Types, near: Like, weight: Like, far: Like, p: Params,
 
 def target_of(device: torch.device) -> Target:
     """The target of a tensor's device; for CPU tensors Triton's interpreter."""
-    from transconv import knobs
+    from transconv.support import knobs
     from transconv.target import TARGETS, detect
 
     if device.type == "cpu":

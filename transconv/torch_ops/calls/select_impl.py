@@ -18,8 +18,8 @@ from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.conv import CompiledDirection, Prop
-from transconv.errors import Unsupported
 from transconv.runtime import Waiting, apart, is_collecting, ready
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call, shape_cache

@@ -20,8 +20,8 @@ import torch
 from transconv.calls import dynamic_sizes, route_cache
 from transconv.calls.dynamic_sizes import LIMIT
 from transconv.conv import CompiledDirection, Epilogue, LayerRegistry, Prop
-from transconv.errors import ProblemError
 from transconv.ir import Layout, function_of
+from transconv.support import ProblemError
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call

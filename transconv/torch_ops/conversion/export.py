@@ -17,7 +17,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, build
-from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.runtime.standalone import (
     PlanPackage,
     check,
@@ -28,13 +27,13 @@ from transconv.runtime.standalone import (
     templates,
     write,
 )
+from transconv.support import ProblemError, ScheduleError, TransconvError, Unsupported, __version__
 from transconv.target import Target, detect
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.select_impl import like
 from transconv.torch_ops.conversion import module_swap
-from transconv.version import __version__
 
 BIAS_BEHIND = "the bias is not added by the kernel: add it to the result"
 

@@ -24,7 +24,7 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.compute import OPS, named
-from transconv.disk_cache import records
+from transconv.support import records
 from transconv.torch_ops import modules
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.conversion.mutation_analysis import is_hooked, stays

@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from transconv import knobs
 from transconv.conv import CompiledDirection
-from transconv.errors import TensorError
 from transconv.runtime import Copy, WeightPrepack, torch_internals
+from transconv.support import TensorError, knobs
 
 Tensor = torch.Tensor
 Halves = WeightPrepack[CompiledDirection]

@@ -16,7 +16,7 @@ from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.compute import table
 from transconv.conv import Prop
-from transconv.errors import Unsupported
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes

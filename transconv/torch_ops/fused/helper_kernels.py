@@ -17,9 +17,8 @@ from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.compute import Alone, parse
-from transconv.disk_cache import Cache
-from transconv.errors import Unsupported
 from transconv.runtime import NEVER, Launch, PlanRequest
+from transconv.support import Cache, Unsupported
 from transconv.torch_ops.calls import lower_call
 
 Tensor = torch.Tensor

@@ -24,9 +24,9 @@ from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
-from transconv.errors import Unsupported
 from transconv.ir import DTYPES
 from transconv.runtime import Waiting, torch_internals
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, library, operators, shapes, transforms
 from transconv.torch_ops.arguments import autocast, traced_autocast
 from transconv.torch_ops.calls import dispatch, lower_call

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, Op, Pointwise, Recorder, Ref, named, written
-from transconv.errors import ComputeError
+from transconv.support import ComputeError
 
 # Functions of torch that have another name than their row in the table.
 OTHER_NAMES = {

@@ -11,9 +11,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from transconv.calls import dynamic_sizes, route_cache, stats
-from transconv.errors import TransconvError
 from transconv.runtime import PlanRequest, Prepared, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
+from transconv.support import TransconvError
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.conversion.convert import use

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from transconv.errors import TensorError
 from transconv.ir import DTYPES, DType
+from transconv.support import TensorError
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params, autocast_dtype
 from transconv.torch_ops.conversion import module_swap

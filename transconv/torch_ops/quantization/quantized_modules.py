@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from transconv.conv import zero_sums
-from transconv.errors import TensorError, Unsupported
 from transconv.ir import DType
+from transconv.support import TensorError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import autocast_dtype

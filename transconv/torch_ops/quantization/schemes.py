@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from transconv.errors import TensorError
 from transconv.ir import DTYPES, DType
+from transconv.support import TensorError
 
 Tensor = torch.Tensor
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from transconv.errors import Unsupported
+from transconv.support import Unsupported
 from transconv.torch_ops import functional
 from transconv.torch_ops.calls import dispatch
 from transconv.torch_ops.quantized import quantized_functional, quantized_operator

@@ -22,9 +22,8 @@ import torch
 
 from transconv.calls import stats
 from transconv.conv import zero_sums, zero_sums_shape
-from transconv.disk_cache import Cache
-from transconv.errors import TensorError
 from transconv.ir import DType
+from transconv.support import Cache, TensorError
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import dispatch, lower_call
 from transconv.torch_ops.fused import helper_kernels

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.conv import Epilogue, why_not_multiplied
-from transconv.errors import ScheduleError, TensorError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import SHORT, DType
+from transconv.support import ScheduleError, TensorError, Unsupported
 from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.dispatch import ConvFunction

@@ -18,7 +18,7 @@ from transconv.calls import route_cache
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.conv import Prop
-from transconv.errors import Unsupported
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, shapes, transforms
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import dispatch, lower_call

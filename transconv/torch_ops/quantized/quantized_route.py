@@ -16,8 +16,8 @@ from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
-from transconv.errors import Unsupported
 from transconv.ir import chances, one_of_two
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes

@@ -35,10 +35,10 @@ from transconv.conv import (
     print_descriptor,
     split,
 )
-from transconv.errors import ProblemError, ScheduleError, TransconvError
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import SHORT, Layout
 from transconv.schedule import Schedule
+from transconv.support import ProblemError, ScheduleError, TransconvError
 from transconv.verify.benchdnn.requests import BenchdnnRequest
 
 UNIMPLEMENTED, INVALID = "UNIMPLEMENTED", "INVALID_ARGUMENTS"

@@ -13,9 +13,8 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from transconv import knobs
 from transconv.conv import KEYS, parse_descriptor, take
-from transconv.errors import ProblemError, ScheduleError
+from transconv.support import ProblemError, ScheduleError, knobs
 from transconv.target import Target
 
 DIRECTIONS = ("FWD_B", "FWD_D", "FWD_I", "BWD_D", "BWD_W", "BWD_WB")

@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transconv.conv import ConvProblem, Prop
-from transconv.disk_cache import replace_named
-from transconv.errors import ProblemError, ScheduleError, Unsupported
+from transconv.support import ProblemError, ScheduleError, Unsupported, __version__, replace_named
 from transconv.verify.benchdnn.job import INVALID, NEXT, UNIMPLEMENTED
 from transconv.verify.benchdnn.requests import BenchdnnRequest
 from transconv.verify.machine import is_fatal
-from transconv.version import __version__
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 
 from transconv.compute import Alone, Compute, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.errors import ProblemError
 from transconv.ir import (
     InterpError,
     Kernel,
@@ -52,6 +51,7 @@ from transconv.passes import (
 )
 from transconv.passes.lowering import naive
 from transconv.schedule import Schedule, Scheduled, is_copy
+from transconv.support import ProblemError
 from transconv.target import TARGETS, Target
 from transconv.verify import any_size
 from transconv.verify.bisect.sampled_values import overflow, rule_of

@@ -21,10 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transconv import knobs
 from transconv.compute import Alone, Answer, Compute, Workload, execute, with_error
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload
-from transconv.errors import ComputeError, ScheduleError, TransconvError
 from transconv.ir import (
     Array,
     Tensor,
@@ -33,6 +31,7 @@ from transconv.ir import (
 )
 from transconv.runtime import Plan, build, plan_steps
 from transconv.schedule import Schedule, why_not
+from transconv.support import ComputeError, ScheduleError, TransconvError, knobs
 from transconv.target import Target, detect
 from transconv.verify.case import ProblemCase
 from transconv.verify.computation import ComputationCase, case_of

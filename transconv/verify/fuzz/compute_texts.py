@@ -14,8 +14,8 @@ from random import Random
 
 from transconv.compute import differentiate, parse, transposed, why_not_lowered
 from transconv.compute.analysis import statistics
-from transconv.errors import ComputeError
 from transconv.ir import REDUCERS, Layout, Tensor
+from transconv.support import ComputeError
 from transconv.verify.fuzz.text_page import EXACT, TextPage, some, value_of
 from transconv.verify.fuzz.trial import chance
 

@@ -21,9 +21,9 @@ from random import Random
 import numpy as np
 
 from transconv.compute import END, Alone, Compute, kernels, one_line, parse
-from transconv.errors import ProblemError, ScheduleError, TransconvError
 from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Block, Schedule
+from transconv.support import ProblemError, ScheduleError, TransconvError
 from transconv.target import Target
 from transconv.verify import any_size
 from transconv.verify.computation import ComputationCase, after_every_pass

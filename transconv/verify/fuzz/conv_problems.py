@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from transconv.compute import table
 from transconv.conv import ConvProblem, Prop
-from transconv.errors import LayoutError, ProblemError
 from transconv.ir import DType, Layout, LayoutBlock
+from transconv.support import LayoutError, ProblemError
 from transconv.verify.fuzz.trial import chance
 
 T = TypeVar("T")

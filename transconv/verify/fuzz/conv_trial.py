@@ -21,7 +21,6 @@ from functools import cached_property
 from itertools import cycle
 from random import Random
 
-from transconv import knobs
 from transconv.compute import Compute
 from transconv.conv import (
     CompiledDirection,
@@ -33,12 +32,12 @@ from transconv.conv import (
     computes,
     for_weights,
 )
-from transconv.errors import ProblemError, TransconvError
 from transconv.ir import SHORT
 from transconv.passes import passes
 from transconv.runtime import Plan
 from transconv.schedule import Block, Schedule, Scheduled, k_steps, programs
 from transconv.selection.proposals import heuristics
+from transconv.support import ProblemError, TransconvError, knobs
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import epilogue_operands

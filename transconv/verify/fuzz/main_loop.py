@@ -32,10 +32,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from transconv import knobs
-from transconv.disk_cache import read_named, replace_named
-from transconv.errors import ProblemError, TransconvError
 from transconv.ir import InterpError, VerifyError
+from transconv.support import ProblemError, TransconvError, knobs, read_named, replace_named
 from transconv.verify.benchdnn.run import packages
 from transconv.verify.fuzz import compute_trial, conv_trial
 from transconv.verify.fuzz.compute_trial import ComputeTrial

@@ -19,9 +19,9 @@ from random import Random
 from typing import Any, TypeVar
 
 from transconv.conv import ConvProblem
-from transconv.errors import ScheduleError, TransconvError, Unsupported
 from transconv.ir import Layout, LayoutBlock
 from transconv.schedule import Block, Schedule
+from transconv.support import ScheduleError, TransconvError, Unsupported
 
 Row = dict[str, Any]
 GOOD = ("passed", "refused", "resources")

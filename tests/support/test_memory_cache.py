@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.disk_cache import Cache, forget_all
+from transconv.support import Cache, forget_all
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from transconv import knobs
-from transconv.disk_cache.files import PARTIAL, tell, why_foreign, why_reached, words
+from transconv.support import knobs
+from transconv.support.files import PARTIAL, tell, why_foreign, why_reached, words
 
 WITHOUT = ("plans and what names compiled kernels are neither read from the cache nor kept in it, and are "
            "made anew in every process. TRANSCONV_KEY names another file")

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from transconv import knobs
+from transconv.support import knobs
 
 log = logging.getLogger("transconv.cache")
 

@@ -21,15 +21,15 @@ import pytest
 import torch
 
 import transconv
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.backend_triton.launch import jit_module
 from transconv.calls import route_cache
 from transconv.conv import compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.disk_cache import files as keep
-from transconv.disk_cache import records as drawer
-from transconv.disk_cache.records import Drawer
 from transconv.runtime import check_records
+from transconv.support import Drawer, knobs
+from transconv.support import files as keep
+from transconv.support import records as drawer
 from transconv.target.records import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -53,8 +53,8 @@ def child(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """A process in which DRAWER is defined."""
     start = """
         import os, resource, signal, sys, threading, time
-        from transconv.disk_cache import files as keep
-        from transconv.disk_cache import Drawer
+        from transconv.support import files as keep
+        from transconv.support import Drawer
         DRAWER = Drawer("sums", 1)
     """
     text = textwrap.dedent(start) + textwrap.dedent(code)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from transconv import knobs
 from transconv.passes import PIPELINE, TOGETHER, running, stages
 from transconv.schedule import Schedule
+from transconv.support import knobs
 
-PACKAGE = Path(knobs.__file__).parent
+PACKAGE = Path(knobs.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_dumps_follow_no_link_and_go_on_where_the_disk_refuses(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from transconv.disk_cache import files, leave_text
+    from transconv.support import files, leave_text
 
     (tmp_path / "mine").write_text("kept")
     (tmp_path / "stage.txt").symlink_to(tmp_path / "mine")

@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transconv.disk_cache import seals
-from transconv.disk_cache.files import folder, keep_text, read_text, tell, words
+from transconv.support import seals
+from transconv.support.files import folder, keep_text, read_text, tell, words
 
 try:
     import fcntl

@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 import torch
 
-from transconv import knobs
 from transconv.__main__ import main
 from transconv.backend_triton.launch import jit_module
 from transconv.conv import compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
-from transconv.disk_cache import files, records, seals
 from transconv.runtime import Plan, plan_cache, steps
+from transconv.support import files, knobs, records, seals
 from transconv.target.records import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -425,7 +424,7 @@ def test_where_no_key_can_be(plan_file: Path, place: str, tmp_path: Path, monkey
 
 
 def test_processes_make_one_key(tmp_path: Path) -> None:
-    code = "from transconv.disk_cache import seals; print(seals.key().hex())"
+    code = "from transconv.support import seals; print(seals.key().hex())"
     environment = knobs.child_environment({"TRANSCONV_KEY": str(tmp_path / "state" / "key"),
                                            "TRANSCONV_CACHE": str(tmp_path / "cache")}, str(ROOT))
     children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
