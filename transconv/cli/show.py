@@ -43,7 +43,6 @@ def add_to(verbs: object) -> None:
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
     options.add_schedule(made)
-    _add_words(verbs)
 
 
 def show(words: argparse.Namespace) -> int:
@@ -244,7 +243,7 @@ def _stage(name: str) -> str:
 # -- words ------------------------------------------------------------------------------------------
 
 
-def _add_words(verbs: object) -> None:
+def add_words(verbs: object) -> None:
     made = options.add_verb(
         verbs, "words", "explain the words of a schedule",
         "Prints each word of a schedule with its default, its values and its meaning.",

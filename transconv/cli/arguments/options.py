@@ -197,7 +197,7 @@ def check_variables() -> None:
     for unknown features and schedule words; one that nothing reads is named."""
     knobs.name_unknown()
     for knob in knobs.KNOBS:
-        with suppress(OSError, RuntimeError):  # an unreachable cache, which disk_cache reports
+        with suppress(OSError, RuntimeError):  # an unreachable cache, which is reported at its use
             knob.checked()
     if reason := why_no_switches():
         raise ValueError(reason)
