@@ -185,7 +185,8 @@ def _normed(mesh: Any, axis: str) -> list[str]:
     x = torch.randn(3, 4, 9, 11, generator=torch.Generator().manual_seed(3)).double()
     place = [Shard("nchw".index(axis))]
     a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, place).requires_grad_()
-    assert all(sharded_modules.forward_of(m) in (sharded_modules.batch_norm, sharded_modules.pool) for m in model)
+    ours = sharded_modules.batch_norm, sharded_modules.pool
+    assert all(sharded_modules.forward_of(m) in ours for m in model)
     want, got = whole(a), model(b)
     found = [] if got.placements[0].is_shard() else [f"{axis}: {got.placements}"]
     grad = torch.randn(want.shape, generator=torch.Generator().manual_seed(5)).to(want)

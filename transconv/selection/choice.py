@@ -34,6 +34,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, isfinite, lcm, log, prod, sqrt
+from textwrap import wrap
 from typing import cast
 
 from transconv.compute import Compute, Workload
@@ -464,11 +465,5 @@ def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
 
 def _wrapped(head: str, text: str) -> list[str]:
     """Text in lines of at most ``WIDTH``, under a heading of ten characters."""
-    lines, line = [], ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > WIDTH:
-            lines.append(line)
-            line = ""
-        line = f"{line} {word}" if line else word
-    lines.append(line)
+    lines = wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
     return [f"{head:<10} {lines[0]}", *(f"{'':<10} {x}" for x in lines[1:])]
