@@ -1,7 +1,4 @@
-"""The page: subjects rendered through the templates into one text that needs no other file.
-
-Also here: a page of tables in the style of the other pages: one text that needs no other file.
-"""
+"""Pages of subjects, or of tables: templates rendered into one text that needs no other file."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Runs a job in a worker process and returns a row with benchdnn's status word.
+"""A job run in a worker process, as a row with benchdnn's status word; of all jobs lines, a summary, a
+report in JSON.
 
 Every plan that the job names is built, run on fresh data between guards, and judged; the row says
 how many there were and which of them failed. What the compiler refuses is UNIMPLEMENTED with its
 reason; a plan whose kernels gave wrong sums before is a failure, although users never get it.
-
-Also here: the outcome of a run of requests: lines, a summary, a report in JSON.
-
 The words and the last line are benchdnn's. A failure is followed by the command that repeats it.
 """
 
