@@ -11,8 +11,6 @@ from collections import OrderedDict
 from functools import cache
 from typing import Any
 
-import torch
-
 from transconv.runtime import Plan, check_records, timing
 from transconv.support import ScheduleError, Unsupported
 from transconv.verify.case import Case, warm
@@ -85,10 +83,14 @@ def _weight(case: Case) -> float:
 
 
 def _room(where: str) -> float:
+    import torch
+
     return SHARE * torch.cuda.mem_get_info()[1] if where == "cuda" else 1e9
 
 
 def _empty_cache(where: str) -> None:
+    import torch
+
     if where == "cuda":
         torch.cuda.empty_cache()
 
