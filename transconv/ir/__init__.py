@@ -157,7 +157,6 @@ from transconv.ir.visit import (
     updated,
     walk,
 )
-from transconv.support import defined, executed
 
 __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
            "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of", "ARRIVE",

@@ -3,7 +3,6 @@
 In: a name or a device. Out: a Target. Knows: element types and the environment, nothing of computations.
 """
 
-from transconv.support import DIRECT, has_wide_views, is_direct, triton_version
 from transconv.target.records import (
     L2_GBS,
     TARGETS,

@@ -1,7 +1,5 @@
-"""Options that several verbs share: problems, directions, schedules and targets; the variables of the
-environment, which are checked before a verb starts.
-
-Also here: FILE:NAME on the command line: what a user's Python file defines.
+"""Options that several verbs share: problems, directions, schedules and targets, and FILE:NAME, what
+a user's Python file defines; the variables of the environment, which are checked before a verb starts.
 """
 
 from __future__ import annotations
