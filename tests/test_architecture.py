@@ -17,8 +17,8 @@ from tests.house.source import room_of as layer_of
 # The packages, lowest first; a module may import its own package and those of earlier lines. Packages of
 # one line do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "knobs", "version"),
-    ("ir", "disk_cache"),
+    ("support",),
+    ("errors", "ir"),
     ("simplify", "target"),
     ("compute",),
     ("schedule",),
@@ -172,7 +172,7 @@ def test_stages_are_named_in_one_tuple() -> None:
 FRONT_END = re.compile(r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
                        r"(?![a-z])", re.IGNORECASE)  # MB is a million bytes
 NEUTRAL = ("ir", "simplify", "passes", "backend_triton", "schedule", "cost", "compute", "selection",
-           "target", "disk_cache", "runtime", "report", "tuning", "kernel", "calls")
+           "target", "support", "runtime", "report", "tuning", "kernel", "calls")
 
 
 @pytest.mark.parametrize("room", NEUTRAL)

@@ -69,7 +69,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "transconv", source / "transconv", ignore=ignored)
     for name in ("tests", "bench"):  # what must stay outside
         (source / name).mkdir()
-        shutil.copy(ROOT / "tests" / "test_errors.py", source / name)
+        shutil.copy(ROOT / "tests" / "support" / "test_errors.py", source / name)
     templates = source / "transconv" / "cli" / "templates" / "pages"  # what must come inside
     templates.mkdir(parents=True)
     for kind in TEMPLATES:

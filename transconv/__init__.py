@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     stats = counted
 
 _HOMES = {
+    "__version__": "support",
     "conv1d": "torch_ops.functional",
     "conv2d": "torch_ops.functional",
     "conv3d": "torch_ops.functional",
@@ -104,10 +105,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("distributed", "functional", "graph", "kernel", "nn", "quantized"):
+    if name in ("distributed", "errors", "functional", "graph", "kernel", "nn", "quantized"):
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
-        near = importlib.import_module("transconv.errors").nearest(name, __all__)
+        near = importlib.import_module("transconv.support").nearest(name, __all__)
         raise AttributeError(f"module 'transconv' has no attribute '{name}'{near}")
     home = importlib.import_module(f"transconv.{_HOMES[name]}")
     if name in _ALSO:

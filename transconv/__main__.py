@@ -14,9 +14,11 @@ from importlib import import_module
 from transconv.cli.arguments import installation
 from transconv.support import StageError, TransconvError, __version__, one_line
 
-# The files of the command line, each with a verb or two.
-FILES = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "bisect",
-         "tune", "prepare", "sharded", "doctor", "report_wrong")
+VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
+         "bisect", "tune", "prepare", "cache", "sharded", "words", "doctor", "report-wrong")
+# Those that are not in a file of their name, and what adds them.
+ELSEWHERE = {"demo": ("run", "add_demo"), "cache": ("prepare", "add_cache"),
+             "words": ("show", "add_words"), "sharded": ("sharding", "add_to")}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,8 +31,9 @@ def parser() -> argparse.ArgumentParser:
                     "any other computation as a file of a few lines (docs/computations.md).")
     made.add_argument("--version", action="version", version=f"transconv {__version__}")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name in FILES:
-        import_module(f"transconv.cli.{name}").add_to(verbs)
+    for name in VERBS:
+        file, add = ELSEWHERE.get(name, (name.replace("-", "_"), "add_to"))
+        getattr(import_module(f"transconv.cli.{file}"), add)(verbs)
     return made
 
 

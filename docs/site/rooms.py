@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "transconv"
 FOLDER = ROOT / "docs" / "images"
 # What is not a room: the package's own files, and those that everything may read.
-EVERYWHERE = ("errors", "knobs", "version")
+EVERYWHERE = ("errors", "support")
 FRONT = ("__init__", "__main__", "nn")
 
 WIDTH, HEIGHT, GAP, RISE = 230, 74, 20, 104

@@ -14,9 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import transconv
 from tests.distributed import processes
-from transconv.distributed import rules
-from transconv.distributed.modules import border_padding
-from transconv.distributed.modules.rowwise import pool
+from transconv.distributed import rules, sharded_modules
+from transconv.distributed.sharded_modules import pool
 
 
 class Small(nn.Module):
@@ -138,7 +137,7 @@ def bordered(first: int, count: int) -> list[str]:
         layer.zero_grad()
         transconv.distributed.parallelize(layer, mesh, {})
         b = distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
-        got = border_padding.convolution(layer, b)
+        got = sharded_modules.convolution(layer, b)
         got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[no-untyped-call]
         same = [torch.allclose(got.full_tensor(), want), got.placements == (Shard(dim),),
                 torch.equal(b.grad.full_tensor(), a.grad),  # type: ignore[union-attr, arg-type]

@@ -23,8 +23,7 @@ from tests import programs
 from tests.distributed import cases, processes
 from tests.shown import ROOT, blocks
 from transconv.conv import ConvProblem, ConvWorkload, Prop
-from transconv.distributed import agreement
-from transconv.distributed.modules import rowwise
+from transconv.distributed import agreement, sharded_modules
 from transconv.selection import choice
 from transconv.selection.tuning_db import record, store
 from transconv.target.records import TARGETS
@@ -186,7 +185,8 @@ def _normed(mesh: Any, axis: str) -> list[str]:
     x = torch.randn(3, 4, 9, 11, generator=torch.Generator().manual_seed(3)).double()
     place = [Shard("nchw".index(axis))]
     a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, place).requires_grad_()
-    assert all(rowwise.forward_of(m) in (rowwise.batch_norm, rowwise.pool) for m in model)
+    ours = sharded_modules.batch_norm, sharded_modules.pool
+    assert all(sharded_modules.forward_of(m) in ours for m in model)
     want, got = whole(a), model(b)
     found = [] if got.placements[0].is_shard() else [f"{axis}: {got.placements}"]
     grad = torch.randn(want.shape, generator=torch.Generator().manual_seed(5)).to(want)

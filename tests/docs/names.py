@@ -11,7 +11,7 @@ from types import ModuleType
 ROOMS = ("transconv", *(f"transconv.{name}" for name in (
     "nn", "functional", "graph", "distributed", "quantized", "kernel", "compute", "compute.library",
     "schedule", "target", "passes", "ir", "simplify", "cost", "selection", "runtime", "backend_triton",
-    "conv", "disk_cache", "errors")))
+    "conv", "support", "errors")))
 
 
 def room(name: str) -> ModuleType:

@@ -13,8 +13,7 @@ from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.passes import lower
 from transconv.report.pictures import grid, planes, timeline
-from transconv.report.pictures.planes import FILLED, FIRST, LATER, Plane, plane_of
-from transconv.report.tiles import first_tile
+from transconv.report.pictures.planes import FILLED, FIRST, LATER, Plane, first_tile, plane_of
 from transconv.schedule import Schedule, Scheduled
 from transconv.target import TARGETS
 

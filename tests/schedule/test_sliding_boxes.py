@@ -20,7 +20,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
 from transconv.schedule import Schedule, shared_bytes, why_not, word_rules
-from transconv.target import versions
+from transconv.support import versions
 from transconv.verify.case import ProblemCase
 
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h200_slide_trials.csv"

@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from transconv import errors
 from transconv.errors import StageError, TransconvError, Unsupported
+from transconv.support import errors
 
 
 def test_every_error_is_caught_by_the_root_and_is_drawn() -> None:

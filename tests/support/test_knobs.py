@@ -11,7 +11,7 @@ from transconv.passes import PIPELINE, TOGETHER, running, stages
 from transconv.schedule import Schedule
 from transconv.support import knobs
 
-PACKAGE = Path(knobs.__file__).parent
+PACKAGE = Path(knobs.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)

@@ -200,7 +200,8 @@ def _rows(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
     if workers == 0:
         yield from _here(todo, own.time_budget)
         return
-    from transconv.verify.machine import Pool, Task, WorkerTask, weight
+    from transconv.verify.judgement import weight
+    from transconv.verify.machine import Pool, Task, WorkerTask
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
     environment["OMP_NUM_THREADS"] = "1"

@@ -37,7 +37,6 @@ def add_to(verbs: object) -> None:
     made.add_argument("--workers", type=ranges.processes, default=cores(), metavar="N",
                       help="processes (default: one per core)")
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write the report")
-    _add_cache(verbs)
 
 
 def run(words: argparse.Namespace) -> int:
@@ -85,7 +84,7 @@ def _of(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue) ->
 # -- cache -----------------------------------------------------------------------------------------
 
 
-def _add_cache(verbs: object) -> None:
+def add_cache(verbs: object) -> None:
     made = options.add_verb(
         verbs, "cache", "pack the caches into a file, unpack one, or verify the plans",
         "info says what is kept for this version: plans, compiled kernels. pack writes it into a file,\n"

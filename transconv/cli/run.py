@@ -83,7 +83,6 @@ def add_to(verbs: object) -> None:
                       help="what is done with the sums before they are stored, not for bwd_w: bias+relu, "
                            "sum:0.5+relu:0.1+add:u8:per_oc, ... (docs/checking.md)")
     made.add_argument("--sizes", metavar="N=8,H=17", help="of a computation whose sizes are arguments")
-    _add_demo(verbs)
 
 
 def run(words: argparse.Namespace) -> int:
@@ -196,7 +195,7 @@ SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
 CHIPS = ("sm_90", "gfx942")
 
 
-def _add_demo(verbs: object) -> None:
+def add_demo(verbs: object) -> None:
     made = options.add_verb(
         verbs, "demo", "check a network's convolutions; show one problem stage by stage",
         "Runs ResNet-50's convolutions in all three directions with generated kernels and compares\n"

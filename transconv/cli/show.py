@@ -6,15 +6,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import unified_diff
 
 from transconv.backend_triton import emit
 from transconv.cli.arguments import computations, options
-from transconv.compute import Compute, Workload, describe
+from transconv.compute import Compute, Workload, describe, kernels
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, build, marked
 from transconv.ir import Kernel, readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages
-from transconv.runtime import PlanStep, header, kernel_name, plan_steps
-from transconv.schedule import Block, Schedule, Scheduled, why_not, words
+from transconv.runtime import PlanStep, build_compute, header, kernel_name, plan_steps
+from transconv.schedule import Block, Schedule, Scheduled, told, why_not, words
 from transconv.selection import choice
 from transconv.selection.proposals import heuristics
 from transconv.support import ScheduleError, nearest
@@ -43,17 +44,18 @@ def add_to(verbs: object) -> None:
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
     options.add_schedule(made)
-    _add_words(verbs)
 
 
 def show(words: argparse.Namespace) -> int:
     if found := computations.asked(words, sizes=True):
         found = computations.gradients(found, words.gradient) if words.gradient else found
-        shown = max(computations.show(c, words) for c in found)
+        for compute in found:
+            for text in text_pages(compute, options.target(words.target), words):
+                print(text)
         if words.stage is None and not words.diff and "?" in (text := " ".join(words.problem)):
             for prop in options.props(words):
                 _print_registry(text, prop, options.chip(words.target))
-        return shown
+        return 0
     problem, target = options.problem(words), options.chip(words.target)
     for prop in options.props(words):
         for text in pages(problem, prop, target, words):
@@ -107,6 +109,37 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
         yield from _together(joined, not whole)
         if shown == TOGETHER.name and not joined:
             yield f"\nnothing to put together: {', '.join(s.compute.name for s in made.steps)}"
+
+
+def text_pages(compute: Compute, target: Target, words: argparse.Namespace) -> Iterator[str]:
+    """The same of a computation that is given as text."""
+    made, shown = build_compute(compute, target, options.schedule(words)), words.stage
+    works = [ShownStep(made.workload, s.compute, s.schedule, target) for s in made.steps]
+    if words.diff:
+        for w in works:
+            yield from w.diffs(shown)
+        return
+    yield str(compute) if shown in (None, PROBLEM.name, "all") else f"compute {compute.name}"
+    if shown is None:
+        yield from (f"\n{describe(part)}" for part in kernels(compute))
+    first, *later = forms()
+    if shown in (first.name, "all"):
+        yield from (f"\n{describe(w.compute)}" for w in works)
+    for form in later:
+        if shown in (form.name, "all"):
+            yield from (w.form(form) for w in works)
+    if shown in (None, SCHEDULE.name, "all"):
+        yield ""
+        for w in works:
+            reduced = told(w.schedule, w.compute, target)
+            yield "\n".join([f"schedule   {w.schedule}", *([f"reduced    {reduced}"] if reduced else []),
+                             *choice.behind(w.schedule, w.compute, target)])
+        yield f"chosen     {made.why}"
+    if shown not in (None, EMIT.name):
+        for w in works:
+            yield from w.stages(shown)
+    if shown in (None, EMIT.name):
+        yield f"\n{made.source}"
 
 
 def _together(joined: list[PlanStep], stages: bool) -> Iterator[str]:
@@ -183,7 +216,8 @@ class ShownStep:
             if wanted in (None, name, "all"):
                 yield f"{self.title(name):-<101}"
                 off = "(switched off)" if name not in self.seconds else "(unchanged)"
-                yield computations.changed(before, after) or off
+                changed = unified_diff(before, after, lineterm="", n=2)
+                yield "\n".join([*changed][2:]) or off
             before = after
         if wanted in (None, EMIT.name, "all"):
             yield f"{self.title(EMIT.name):-<101}\n{self.source}"
@@ -244,7 +278,7 @@ def _stage(name: str) -> str:
 # -- words ------------------------------------------------------------------------------------------
 
 
-def _add_words(verbs: object) -> None:
+def add_words(verbs: object) -> None:
     made = options.add_verb(
         verbs, "words", "explain the words of a schedule",
         "Prints each word of a schedule with its default, its values and its meaning.",

@@ -27,7 +27,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.relation import computes
 from transconv.conv.workload import ConvWorkload
 from transconv.ir import Layout, Tensor
-from transconv.selection import register_reader
+from transconv.runtime import register_reader
 from transconv.support import ScheduleError, TransconvError
 
 if TYPE_CHECKING:

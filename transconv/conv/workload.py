@@ -27,7 +27,7 @@ from transconv.conv.problem.descriptor import why_not_multiplied, write_tags
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
 from transconv.ir import Layout, Tensor
-from transconv.selection import register_reader
+from transconv.runtime import register_reader
 from transconv.support import ProblemError, TransconvError, Unsupported
 
 if TYPE_CHECKING:

@@ -1,11 +1,9 @@
-"""Which rows of a sharded image a rank needs for its rows of the result, from the convolution's relation.
+"""Which rows of a sharded image a rank needs for its rows of the result, and how they get there.
 
 Along one spatial axis, src has the positions i, dst the positions o (see conv/relation.py). A rank owns an
 interval of each. What it needs of the other tensor is the range of the relation's coordinate over its own
 interval and all taps; what it then computes is a convolution of these intervals, with a padding of its
-own.
-
-Also here: moves rows of an image between the ranks of one mesh dim, as a plan says.
+own. Rows move between the ranks of one mesh dim, as a plan says.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from transconv.calls import stats
-from transconv.distributed import rules
-from transconv.distributed.modules import border_padding, rowwise
+from transconv.distributed import rules, sharded_modules
 from transconv.distributed.placements import dealt, part
 from transconv.torch_ops import modules
 
@@ -81,21 +80,17 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
         _compute_whole(model.get_submodule(name), mesh, dims)
     for name in by_row:
         module = model.get_submodule(name)
-        module.forward = partial(rowwise.named, module, name, module.forward,
+        module.forward = partial(sharded_modules.named, module, name, module.forward,
                                  partial(_dealt, mesh=mesh, dims=dims))
     for name, module in model.named_modules():
         if _within(name, (*whole, *by_row)):
             continue
-        if (
-            forward := border_padding.convolution
-            if border_padding.has_border(module)
-            else rowwise.forward_of(module)
-        ):
+        if forward := sharded_modules.forward_of(module):
             module.forward = partial(forward, module)
         elif type(module) in ELEMENTWISE:
             if getattr(module, "inplace", False):
                 module.inplace = False  # autograd does not let a view of a DTensor change
-            module.forward = partial(rowwise.elementwise, module, module.forward)
+            module.forward = partial(sharded_modules.elementwise, module, module.forward)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
             stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"

@@ -1,9 +1,8 @@
-"""Chooses along which axis each mesh dim splits a convolution, and brings the operands there.
-
-Also here: along which axes of a convolution its tensors can be split over ranks, from its views.
+"""Along which axis each mesh dim splits a convolution, and the operands brought there.
 
 Ranks that split an axis each compute a part of it. A tensor whose view has the axis is sharded along that
-dim, any other operand is whole on every rank, and a result without the axis is a sum over the ranks.
+dim, any other operand is whole on every rank, and a result without the axis is a sum over the ranks. Which
+axes may be split follows from the views of the convolution.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from transconv.distributed import sharded_convolution
-from transconv.distributed.modules import border_padding, norms, upsampling
+from transconv.distributed import aten_operators, sharded_convolution
 from transconv.runtime import torch_internals
 from transconv.support import Unsupported
 from transconv.torch_ops import operators, tensor_subclasses
@@ -114,9 +113,10 @@ def replace(devices: frozenset[str]) -> None:
 
 
 _OF_MODELS: dict[str, Callable[..., Any]] = {
-    "aten::native_group_norm": norms.forward,
-    "aten::native_group_norm_backward": norms.backward, "aten::constant_pad_nd": border_padding.constant,
-    **upsampling.RULES}
+    "aten::native_group_norm": aten_operators.group_norm,
+    "aten::native_group_norm_backward": aten_operators.group_norm_backward,
+    "aten::constant_pad_nd": aten_operators.padded,
+    **aten_operators.UPSAMPLING}
 
 
 def serve_models() -> None:

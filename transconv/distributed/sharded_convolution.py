@@ -4,8 +4,8 @@
     backward   rows of the gradient for this rank's rows of the input: from these follow its part of the
                input's gradient and, as each row of the input is in one rank, a term of the weight's
 
-Also here: computes a rank's rows while rows of other ranks travel: all of them from its own rows alone,
-then those at the edges again, from the few rows that these read.
+A rank computes while rows of other ranks travel: all of its rows from its own alone, then those at the
+edges again, from the few rows that these read.
 
     rows of this rank       |-------------------------------|
     from its own alone      |xxxx=======================xxxx|     x: wrong, for lack of rows
@@ -13,8 +13,6 @@ then those at the edges again, from the few rows that these read.
 
 No copy is made of the rank's own rows. The rows at the edges are computed twice, so this is for shards
 that have many more rows than a kernel reaches; else the rows are joined first.
-
-Also here: the convolution of a rank's own rows, in any of its three directions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The page: subjects rendered through the templates into one text that needs no other file.
-
-Also here: a page of tables in the style of the other pages: one text that needs no other file.
-"""
+"""Pages of subjects, or of tables: templates rendered into one text that needs no other file."""
 
 from __future__ import annotations
 
@@ -18,13 +15,12 @@ from transconv.backend_triton import CompileFailure, Resources
 from transconv.compute import describe
 from transconv.ir import Kernel
 from transconv.passes import lower
-from transconv.report import stages, strategies
-from transconv.report.pictures import grid, memory, planes, roofline, timeline
-from transconv.report.pictures.memory import SharedMemoryRing
-from transconv.report.pictures.planes import Plane, plane_of, worth
+from transconv.report import stages
+from transconv.report.pictures import grid, planes, roofline, timeline
+from transconv.report.pictures.planes import Plane, first_tile, plane_of, worth
 from transconv.report.pictures.roofline import Bar
-from transconv.report.subject import Section, Subject
-from transconv.report.tiles import first_tile
+from transconv.report.pictures.timeline import SharedMemoryRing
+from transconv.report.subject import Section, Subject, explained, others, requirements
 from transconv.runtime import kernel_name
 from transconv.schedule import Schedule, Scheduled
 from transconv.support import __version__, replace_named
@@ -143,15 +139,11 @@ class _Shown:
             found.setdefault(w.schedule, []).append(w)
         return list(found.items())
 
-    def explained(self, whole: Scheduled) -> list[strategies.ScheduleWord]:
-        return strategies.explained(whole)
-
-    def others(self, whole: Scheduled) -> list[strategies.AlternativeSchedule]:
-        return strategies.others(whole)
+    explained, others = staticmethod(explained), staticmethod(others)
 
     @property
     def requirements(self) -> list[tuple[str, str]]:
-        return strategies.requirements(self.plan)
+        return requirements(self.plan)
 
     def lowered(self, whole: Scheduled) -> list[tuple[str, Kernel]]:
         if whole not in self.kernels:
@@ -176,10 +168,10 @@ class _Shown:
 
     def memory(self, whole: Scheduled) -> Markup | None:
         found = self.rings(whole)
-        return memory.draw(found, self.target.shared_bytes) if found else None
+        return timeline.draw_memory(found, self.target.shared_bytes) if found else None
 
     def rings(self, whole: Scheduled) -> list[SharedMemoryRing]:
-        return memory.rings(self.launched(whole)) or memory.implied(whole)
+        return timeline.rings(self.launched(whole)) or timeline.implied(whole)
 
     def timeline(self, whole: Scheduled) -> tuple[timeline.Timeline, Markup] | None:
         line = timeline.play(self.launched(whole), whole)

@@ -1,6 +1,6 @@
 """Every stage of the compiler with the lines that it added and removed; unchanged lines are folded.
 
-Also here: lines of kernel and machine texts, those that multiply and move data marked and counted.
+Of kernel and machine texts the lines that multiply and move data are marked and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from transconv.passes import (
     TOGETHER,
     Form,
     forms,
-    lower,
     running,
     stages,
 )
@@ -43,11 +42,6 @@ class Shown:
     removed: int
     lines: Markup
     note: str = ""
-
-
-def kernels(whole: Scheduled, title: str, math: str) -> list[tuple[str, Kernel]]:
-    """The kernel after every pass."""
-    return lower(whole.compute, whole.schedule, whole.target, title, math)
 
 
 def shown(whole: Scheduled, made: list[tuple[str, Kernel]], problem: str,

@@ -1,7 +1,7 @@
 """Verdicts on generated kernels, right or wrong, keyed by their text.
 
-Verdicts are in memory and in the disk cache (see ``disk_cache``). An unreadable record, or one of another
-version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.
+Verdicts are in memory and on the disk (see ``support/records.py``). An unreadable record, or one of
+another version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.
 """
 
 from __future__ import annotations

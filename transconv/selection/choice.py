@@ -34,6 +34,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, isfinite, lcm, log, prod, sqrt
+from textwrap import wrap
 from typing import cast
 
 from transconv.compute import Compute, Workload
@@ -357,6 +358,7 @@ def _mean(schedule: Schedule, compute: Compute, target: Target, sizes: list[tupl
 
 
 WIDTH = 88
+TOLD = 4  # reasons of refusals
 
 
 def given(schedule: Schedule, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
@@ -443,7 +445,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number != 1)
 
 
-def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
+def refusals(compute: Compute, target: Target) -> list[str]:
     """Lines about the proposals that are not legal, counted by reason; the numbers are those of one of
     them."""
     found: Counter[str] = Counter()
@@ -454,21 +456,15 @@ def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
             found[name] += 1
             example.setdefault(name, reason)
     lines = []
-    for name, n in found.most_common(most):
+    for name, n in found.most_common(TOLD):
         lines += _wrapped("refused", f"{_counted(n, 'proposal')}, such as: {example[name]}")
-    if len(found) > most:
-        lines.append(f"           and {sum(n for _, n in found.most_common()[most:])} more for "
-                     f"{len(found) - most} other reasons")
+    if len(found) > TOLD:
+        lines.append(f"           and {sum(n for _, n in found.most_common()[TOLD:])} more for "
+                     f"{len(found) - TOLD} other reasons")
     return lines
 
 
 def _wrapped(head: str, text: str) -> list[str]:
     """Text in lines of at most ``WIDTH``, under a heading of ten characters."""
-    lines, line = [], ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > WIDTH:
-            lines.append(line)
-            line = ""
-        line = f"{line} {word}" if line else word
-    lines.append(line)
+    lines = wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
     return [f"{head:<10} {lines[0]}", *(f"{'':<10} {x}" for x in lines[1:])]

@@ -3,12 +3,11 @@
 A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
 file is written and read). Records whose content is executed, or names what is, are sealed (``seals.py``);
 the others carry a checksum, which finds damage alone, and are choices. The readers of both check the
-content (``records.py``).
+content.
 
-Also here: fields of records, judged as they are read: types, ranges and names. Each function gives the
-value, or raises ValueError with what was expected of it.
-
-Python's bool is an int, and JSON's numbers have any size: neither passes for what it is not.
+Fields of records are judged as they are read: types, ranges and names. Each function gives the value, or
+raises ValueError with what was expected of it. Python's bool is an int, and JSON's numbers have any size:
+neither passes for what it is not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The version of the installed Triton, found without importing it."""
+"""The versions of the package and of the installed Triton, which is found without importing it."""
 
 from __future__ import annotations
 
 import functools
 import re
 from importlib.metadata import PackageNotFoundError, version
+
+__version__ = "0.1.0"
 
 DIRECT = "3.6."
 """The release of Triton whose launch function is called, and whose descriptors are encoded, directly."""

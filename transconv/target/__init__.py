@@ -1,9 +1,8 @@
-"""The supported chips: one record each, with matrix instructions and rates; the version of Triton.
+"""The supported chips: one record each, with matrix instructions and rates.
 
-In: a name or a device. Out: a Target. Knows: element types and knobs, nothing of computations.
+In: a name or a device. Out: a Target. Knows: element types and the environment, nothing of computations.
 """
 
-from transconv.support import DIRECT, has_wide_views, is_direct, triton_version
 from transconv.target.records import (
     L2_GBS,
     TARGETS,
@@ -19,8 +18,5 @@ from transconv.target.records import (
     why_no_switches,
 )
 
-__all__ = [
-    "DIRECT", "L2_GBS", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect",
-    "has_wide_views", "is_direct", "of_card", "register", "triton_version", "unregister",
-    "why_no_switches",
-]
+__all__ = ["L2_GBS", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "of_card",
+           "register", "unregister", "why_no_switches"]

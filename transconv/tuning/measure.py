@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from transconv.runtime import Plan, check_records, timing
 from transconv.support import ScheduleError, Unsupported
-
-if TYPE_CHECKING:
-    from transconv.runtime import Plan
-    from transconv.verify.case import Case
+from transconv.verify.case import Case, warm
+from transconv.verify.computation import case_of
+from transconv.verify.machine import device
 
 Found = dict[str, Any]
 
@@ -25,10 +25,6 @@ SHARE = 0.4  # of the GPU's memory, for workloads that are kept
 def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "") -> Found:
     """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal is
     not reported here, because the measuring process meets it again and reports it."""
-    from transconv.verify.case import warm
-    from transconv.verify.computation import case_of
-    from transconv.verify.machine import device
-
     start = time.perf_counter()
     try:
         compiled = case_of(text, direction, behind).plan(schedule)
@@ -68,8 +64,6 @@ def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 def kept_case(text: str, direction: str, behind: str) -> Case:
     """A workload with its tensors, kept from an earlier trial or new."""
-    from transconv.verify.computation import case_of
-
     key = (text, direction, behind)
     if key in _cases:
         _cases.move_to_end(key)
@@ -103,15 +97,11 @@ def _empty_cache(where: str) -> None:
 
 @cache
 def _clock(where: str) -> Any:
-    from transconv.runtime import timing
-
     return timing.Clock(where)
 
 
 def _record(compiled: Plan, reason: str) -> None:
     """Record a kernel as wrong for other processes. Of a plan with several kernels none is recorded."""
-    from transconv.runtime import check_records
-
     if reason and len(compiled.steps) == 1:
         step, = compiled.steps
         check_records.record(check_records.variant(step.digest, True), check_records.WRONG, reason=reason,

@@ -1,12 +1,9 @@
-"""The ranks that torchrun starts, and what they tell each other through the store of torch.distributed.
-
-There is no collective: a rank that is gone shows no sign of life, and nobody waits for it.
-
-Also here: deals trials over ranks: rank 0 searches, deals and writes; all ranks run trials.
+"""Trials over the ranks that torchrun starts: rank 0 searches, deals and writes; all ranks run trials.
 
 Each rank has a pool of processes. A trial goes to the rank with the fewest unfinished ones, and what it
 found comes back as soon as it ends. The unfinished trials of a rank that is gone are dealt again. Without
-rank 0 the others end with an error.
+rank 0 the others end with an error. Ranks tell each other through the store of torch.distributed, without
+a collective: a rank that is gone shows no sign of life, and nobody waits for it.
 """
 
 from __future__ import annotations

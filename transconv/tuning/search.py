@@ -15,7 +15,6 @@ from math import ceil, inf
 from typing import Any
 
 from transconv.compute import Compute
-from transconv.cost import estimate
 from transconv.schedule import Block, Schedule
 from transconv.selection import believable, fitted
 from transconv.selection.proposals import heuristics
@@ -60,7 +59,8 @@ class Search:
         return all(believable(fitted(schedule, a, self.target), a, self.target) for a in self.phases)
 
     def guess(self, schedule: Schedule) -> float:
-        return sum(estimate(fitted(schedule, a, self.target), a, self.target) for a in self.phases)
+        return sum(heuristics.estimate(fitted(schedule, a, self.target), a, self.target)
+                   for a in self.phases)
 
     @property
     def best(self) -> Schedule | None:
@@ -126,8 +126,8 @@ def ranking(phases: Sequence[Compute], target: Target) -> list[Schedule]:
     for schedule in found:
         each = [fitted(schedule, a, target) for a in phases]
         if all(believable(c, a, target) for c, a in zip(each, phases, strict=True)):
-            sums[schedule] = sum(estimate(c, a, target)
-                               for c, a in zip(each, phases, strict=True))
+            sums[schedule] = sum(heuristics.estimate(c, a, target)
+                                 for c, a in zip(each, phases, strict=True))
     if not sums:
         raise ScheduleError(f"no schedule is legal for all {len(phases)} stride phases "
                           f"of {phases[0].name}")

@@ -2,9 +2,8 @@
 
 Compiles run in several processes, measurements in one, each with a time limit. Several workloads
 are tuned at a time, so that there is always something to compile while a workload's next trials wait
-for its first results. Trials in the log are not measured again.
-
-Also here: progress of a run: a bar on a terminal, a line from time to time in a log.
+for its first results. Trials in the log are not measured again. Progress is a bar on a terminal, a line
+from time to time in a log.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -253,34 +252,18 @@ def groups(jobs: int, workers: str = WORKERS,
 
 def of_log(log: Iterable[Found]) -> list[TuningRecord]:
     """The winners of a whole log, of any machine and version."""
-    best: dict[tuple[str, ...], Found] = {}
-    tried: dict[tuple[str, ...], int] = {}
+    best: dict[object, TuningRecord] = {}
     for row in log:
-        if row["verdict"] != "right" or not number(row, "us"):
+        us = number(row, "us") if row["verdict"] == "right" else None
+        if not us or (about := store.workload_of(*(row[c] for c in WORKLOAD))) is None:
             continue
-        text, direction, behind = (row[c] for c in WORKLOAD)
-        about = store.workload_of(text, direction, behind)
-        if about is None:
-            continue
-        key = (text, direction, about.kind, row["machine"], row["triton"], row["lowering"])
-        tried[key] = tried.get(key, 0) + 1
-        if key not in best or float(row["us"]) < float(best[key]["us"]):
-            best[key] = row
-    return [
-        TuningRecord(
-            text,
-            direction,
-            kind,
-            row["machine"],
-            row["schedule"],
-            float(row["us"]),
-            tried[key],
-            int(row["lowering"]),
-            row["triton"],
-        )
-        for key, row in best.items()
-        for text, direction, kind in [key[:3]]
-    ]
+        made = TuningRecord(about.text, about.direction, about.kind, row["machine"], row["schedule"], us,
+                            1, int(row["lowering"]), row["triton"])
+        key = made.key, made.triton, made.lowering
+        if (old := best.get(key)) is not None:
+            made = replace(min(old, made, key=lambda r: r.us), tried=old.tried + 1)
+        best[key] = made
+    return list(best.values())
 
 
 def read_log(path: Path) -> list[Found]:

@@ -1,11 +1,11 @@
-"""Compares what a computation's kernels store with its f64 evaluation.
+"""What a computation's kernels store compared with its f64 evaluation, and its gradients with differences.
 
 Exact data are -1, 0 and 1: sums and products of them are held exactly, so that a right kernel gives the
 same bits as the answer in f64 after one rounding, unless an operation of it (exp, erf) is itself rounded.
 Float data are bounded by the rounding of the result and by what that of sums becomes in the steps behind
 them (compute/semantics/error_bounds.py), and as a whole as judgement.py says.
 
-Also here: compares the gradients of a computation with differences of its results, both in f64.
+Gradients are compared with differences of the results, both in f64:
 
     <v, f(x + h u) - f(x - h u)> / 2h  =  <gradient, u>        along a random direction u of each tensor,
                                                                for random gradients v of the results

@@ -1,20 +1,14 @@
-"""The comparison of a result with the reference in f64, and what it allows.
-
-Also here: bounds on the error of float results.
+"""A result compared with the reference in f64: what a rounding may take of each element and of the whole.
 
 Sums of whole numbers are never rounded, so float data are needed to find roundings that should not be
 there. A single element shows little, because one rounding too many is as large as the necessary one.
 Two numbers over all elements show it: the error in the 2-norm, and the share of elements that are not
 the answer rounded once.
 
-Also here: the reference result in f64, and its comparison with a kernel's result.
-
-It shares no code with the kernels or cuDNN, and runs on any device: for every tap of the
-filter the points that it joins are cut out of the tensors with slices and multiplied. Results come
-in pieces of the batch, so that the f64 copies of large tensors never exist as a whole.
-
-Each piece is computed a second time by torch.nn.functional and its gradients, which know nothing of this
-package; the two must agree.
+The reference shares no code with the kernels or cuDNN, and runs on any device: for every tap of the filter
+the points that it joins are cut out of the tensors with slices and multiplied. Results come in pieces of
+the batch, so that the f64 copies of large tensors never exist as a whole. Each piece is computed a second
+time by torch.nn.functional and its gradients, which know nothing of this package; the two must agree.
 """
 
 from __future__ import annotations

@@ -25,15 +25,19 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transconv.support import knobs
-from transconv.target import TARGETS, Target, detect
+
+if TYPE_CHECKING:
+    from transconv.target import Target
 
 
 def device() -> str:
     """Where kernels run: the GPU; or the CPU under Triton's interpreter, which is switched on here
     and must be before anything imports triton."""
+    from transconv.target import detect  # not at the top: a worker starts without it
+
     if detect().backend == "interpreter":
         knobs.use_interpreter()
         return "cpu"
@@ -43,6 +47,8 @@ def device() -> str:
 def executable(target: Target, where: str) -> Target:
     """The target as it runs here: kernels made for a chip can be interpreted by Triton, 16-bit
     operands then need casts, and explicit kernels cannot be."""
+    from transconv.target import TARGETS
+
     if where == "cuda" or target.backend == "interpreter":
         return target
     return replace(target, name=f"{target.name}-interpreted", upcast16=True,

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 
 from transconv.cli.arguments import options
-from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
+from transconv.compute import Alone, Compute, differentiate, parse
 from transconv.conv import ConvProblem, any_size, marked
-from transconv.ir import readable
-from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
 from transconv.runtime import Plan, build_compute, plan_steps
-from transconv.schedule import Schedule, Scheduled, told
-from transconv.selection import choice
+from transconv.schedule import Schedule
 from transconv.support import ComputeError, ScheduleError
 from transconv.target import Target, detect
 from transconv.verify.machine import device, executable
@@ -89,59 +85,6 @@ def of_kernels(compute: Compute, target: Target) -> list[Compute]:
     parts of sums. Raises ScheduleError where no kernel computes it."""
     steps = plan_steps(Alone(compute), target)
     return list(dict.fromkeys(c for c, _ in steps if c.does == "compute"))
-
-
-def show(compute: Compute, words: argparse.Namespace) -> int:
-    """Text, axes, schedule, stages, source."""
-    target = Target.parse(words.target) if words.target not in ("", None, "auto") else detect()
-    schedule = Schedule.parse(words.schedule) if words.schedule else None
-    made = build_compute(compute, target, schedule)
-    shown = words.stage
-    if words.diff:
-        _print_diffs(made, compute.math, target, shown)
-        return 0
-    print(compute if shown in (None, PROBLEM.name, "all") else f"compute {compute.name}")
-    if shown is None:
-        for part in kernels(compute):
-            print(f"\n{describe(part)}")
-    for form in forms():
-        for step in made.steps if shown in (form.name, "all") else ():
-            print(f"\n{describe(form.of(Scheduled(step.compute, step.schedule, target)))}")
-    if shown in (None, SCHEDULE.name, "all"):
-        print("")
-        for step in made.steps:
-            print(f"schedule   {step.schedule}")
-            if said := told(step.schedule, step.compute, target):
-                print(f"reduced    {said}")
-            for line in choice.behind(step.schedule, step.compute, target):
-                print(line)
-        print(f"chosen     {made.why}")
-    for step in made.steps if shown is not None else ():
-        for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, compute.math):
-            if shown in (stage, "all"):
-                print(f"\n{f'---- {stage} ':-<100}\n{readable(kernel)}")
-    if shown in (None, EMIT.name, "all"):
-        print(f"\n{made.source}")
-    return 0
-
-
-def _print_diffs(made: Plan, math: str, target: Target, wanted: str | None) -> None:
-    """The changes of each pass in the text of every kernel."""
-    for step in made.steps:
-        before: list[str] = []
-        for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, math):
-            after = readable(kernel).splitlines()
-            if wanted in (None, stage, "all"):
-                print(f"\n{f'---- {stage}: {step.compute.name} ':-<100}\n"
-                      f"{changed(before, after) or '(unchanged)'}")
-            before = after
-        if wanted in (None, EMIT.name, "all"):
-            print(f"\n{step.source}")
-
-
-def changed(before: Sequence[str], after: Sequence[str]) -> str:
-    """The lines that differ between two texts, with two lines around; empty where none do."""
-    return "\n".join(list(difflib.unified_diff(before, after, lineterm="", n=2))[2:])
 
 
 def run(compute: Compute, words: argparse.Namespace) -> int:

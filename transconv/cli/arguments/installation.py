@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -45,16 +45,11 @@ def printed(findings: Iterable[Finding], as_json: bool) -> int:
     bad, notes = (sum(f.state == state for f in found) for state in (BAD, NOTE))
     if as_json:
         print(json.dumps({"transconv": __version__, "good": not bad,
-                          "findings": [mapping(f) for f in found]}, indent=1))
+                          "findings": [asdict(f) for f in found]}, indent=1))
     else:
         print(f"\n{len(found)} lines, {bad} bad, {notes} to note: transconv "
               f"{'does not work here as it should' if bad else 'works here'}")
     return int(bool(bad))
-
-
-def mapping(finding: Finding) -> dict[str, str]:
-    """A finding as a JSON object."""
-    return {name: getattr(finding, name) for name in ("check", "state", "found", "todo")}
 
 
 def guarded(check: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:

@@ -1,7 +1,5 @@
-"""Options that several verbs share: problems, directions, schedules and targets; the variables of the
-environment, which are checked before a verb starts.
-
-Also here: FILE:NAME on the command line: what a user's Python file defines.
+"""Options that several verbs share: problems, directions, schedules and targets, and FILE:NAME, what
+a user's Python file defines; the variables of the environment, which are checked before a verb starts.
 """
 
 from __future__ import annotations
@@ -197,7 +195,7 @@ def check_variables() -> None:
     for unknown features and schedule words; one that nothing reads is named."""
     knobs.name_unknown()
     for knob in knobs.KNOBS:
-        with suppress(OSError, RuntimeError):  # an unreachable cache, which disk_cache reports
+        with suppress(OSError, RuntimeError):  # an unreachable cache, which is reported at its use
             knob.checked()
     if reason := why_no_switches():
         raise ValueError(reason)

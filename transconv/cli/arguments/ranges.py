@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from transconv.support import why_unwritable
@@ -27,42 +28,24 @@ def at_least(least: int, most: int = LARGEST) -> Callable[[str], int]:
     return whole
 
 
-def number(above: float, most: float, what: str) -> Callable[[str], float]:
-    """A number larger than ``above`` and at most ``most``; ``what``: its unit in words."""
+def number(legal: Callable[[float], bool], expected: str) -> Callable[[str], float]:
+    """A legal number; ``expected``: which are, in words."""
     def read(text: str) -> float:
-        try:
-            if above < (found := float(text)) <= most:
+        with suppress(ValueError):
+            if legal(found := float(text)):
                 return found
-        except ValueError:
-            pass
-        raise ArgumentTypeError(f"'{text}' is no number of {what} above {above:g}, at most {most:g}")
+        raise ArgumentTypeError(f"'{text}' is no number {expected}")
     return read
 
 
+def _above_0(unit: str) -> Callable[[str], float]:
+    return number(lambda n: 0 < n <= 1e6, f"of {unit} above 0, at most 1e+06")
+
+
 processes = at_least(1, PROCESSES)
-limit = number(0, 1e6, "seconds")
-milliseconds = number(0, 1e6, "milliseconds")
-gigabytes = number(0, 1e6, "gigabytes")
-
-
-def seconds(text: str) -> float:
-    """A time that may be 0 or endless (``inf``)."""
-    try:
-        if (found := float(text)) >= 0:
-            return found
-    except ValueError:
-        pass
-    raise ArgumentTypeError(f"'{text}' is no number of seconds from 0")
-
-
-def fraction(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        if 0 <= (found := float(text)) <= 1:
-            return found
-    except ValueError:
-        pass
-    raise ArgumentTypeError(f"'{text}' is no number from 0 to 1")
+limit, milliseconds, gigabytes = map(_above_0, ("seconds", "milliseconds", "gigabytes"))
+seconds = number(lambda n: n >= 0, "of seconds from 0")  # or endless (``inf``)
+fraction = number(lambda n: 0 <= n <= 1, "from 0 to 1")
 
 
 def part(text: str) -> tuple[int, int]:

@@ -4,9 +4,8 @@ Comparisons and indices are of exact values alone, so that engines that round ot
 values stay small, so that roundings do. Arrays are empty, smaller and larger than tiles; groups reach
 beyond the work.
 
-Also here: statements that say the same of all groups: whole numbers of narrow types over their whole
-range, loads with padding, indices from the end, sums over loops; plain NumPy computes them on whole
-arrays at once.
+Some programs say the same of all groups: whole numbers of narrow types over their whole range, loads with
+padding, indices from the end, sums over loops; plain NumPy computes them on whole arrays at once.
 """
 
 from __future__ import annotations
@@ -128,15 +127,14 @@ def _looped(d: TrialPage, dtype: str) -> None:
     """A tile that a loop changes, also by ``out=``."""
     a, b = d.pick("n"), d.pick("n")
     acc = d.new(f"{a}.copy()", "RCn")
-    d.say(f"for k in range({d.rng.choice(('3', 'X.shape[1]', '1, 4'))}):")
-    d.deep += 1
-    ufunc = d.rng.choice(("add", "subtract", "multiply", "maximum", "bitwise_xor"))
-    d.say(d.rng.choice((f"{acc} = np.{ufunc}({acc}, {b}, out={acc})", f"np.{ufunc}({acc}, {b}, out={acc})",
-                        f"{acc} += group.load(N[i:, j + k:], shape=(R, C), fill=1)",
-                        f"{acc} = {acc} * 3 - {b}",
-                        f"{acc} = {acc} // 3 + np.{ufunc}({b}, {acc})",
-                        f"{acc} = {b} + np.{ufunc}({acc}, {b}, out={acc})")))
-    d.deep -= 1
+    with d.block(f"for k in range({d.rng.choice(('3', 'X.shape[1]', '1, 4'))}):"):
+        ufunc = d.rng.choice(("add", "subtract", "multiply", "maximum", "bitwise_xor"))
+        d.say(d.rng.choice((f"{acc} = np.{ufunc}({acc}, {b}, out={acc})",
+                            f"np.{ufunc}({acc}, {b}, out={acc})",
+                            f"{acc} += group.load(N[i:, j + k:], shape=(R, C), fill=1)",
+                            f"{acc} = {acc} * 3 - {b}",
+                            f"{acc} = {acc} // 3 + np.{ufunc}({b}, {acc})",
+                            f"{acc} = {b} + np.{ufunc}({acc}, {b}, out={acc})")))
 
 
 def _written(d: TrialPage, dtype: str) -> None:
@@ -257,22 +255,19 @@ def _trial(rng: Random, work: tuple[int, ...], group: tuple[int, ...], arrays: d
 def items(d: TrialPage, rows: int, cols: int) -> dict[str, Drawn]:
     """The statements; the arrays they store to. Values of branches end with these."""
     d.say("@group.workitems")
-    d.say("def inner(item):")
-    d.deep = 1
-    d.say("i, j = item.global_id()")
-    d.say("a, b = item.local_id()")
-    d.say("if i < K.shape[0] and j < K.shape[1]:")
-    d.deep = 2
-    for text, kind in (("X[i % X.shape[0], j % X.shape[1]]", "11e"), ("K[i, j]", "11i"),
-                       ("v0 * 0.5 + 1.0", "11f"), ("Z[i % Z.shape[0], 0] - v0", "11f")):
-        d.new(text, kind)
-    for _ in range(d.rng.randrange(3, 8)):
-        _item_statement(d)
-    floats = [n for n, k in d.values.items() if k[2] in "fe"][-3:]
-    for n, name in enumerate(floats):
-        d.say(f"Y[{n}, i, j] = {name}")
-    d.say(f"S[i, j] = {d.pick('i')}")
-    d.deep = 0
+    with d.block("def inner(item):"):
+        d.say("i, j = item.global_id()")
+        d.say("a, b = item.local_id()")
+        with d.block("if i < K.shape[0] and j < K.shape[1]:"):
+            for text, kind in (("X[i % X.shape[0], j % X.shape[1]]", "11e"), ("K[i, j]", "11i"),
+                               ("v0 * 0.5 + 1.0", "11f"), ("Z[i % Z.shape[0], 0] - v0", "11f")):
+                d.new(text, kind)
+            for _ in range(d.rng.randrange(3, 8)):
+                _item_statement(d)
+            floats = [n for n, k in d.values.items() if k[2] in "fe"][-3:]
+            for n, name in enumerate(floats):
+                d.say(f"Y[{n}, i, j] = {name}")
+            d.say(f"S[i, j] = {d.pick('i')}")
     d.say("inner()")
     return {"Y": Drawn("f32", (len(floats), rows, cols), True), "S": Drawn("i32", (rows, cols), True)}
 
@@ -308,29 +303,22 @@ def _item_statement(d: TrialPage) -> None:
     elif kind == 3 and outer:
         d.new(f"({d.pick('i')} * 3 - {d.pick('i')} // 2 + a) % 64", "11i")
     elif kind in (4, 5):
-        d.say(f"if {_test(d)}:")
-        _inside(d)
+        _branch(d, f"if {_test(d)}:")
         if chance(d.rng, 2):
-            d.say("else:")
-            _inside(d)
+            _branch(d, "else:")
     else:
         target = d.pick("f")
-        d.say(f"for k in range({d.rng.choice(('3', 'X.shape[1]', '2, 5'))}):")
-        d.deep += 1
-        d.say(f"{target} = {target} * 0.5 + X[i % X.shape[0], k % X.shape[1]]")
-        if chance(d.rng, 3):
-            d.say(f"if {_test(d)}:")
-            d.deep += 1
-            d.say(f"{target} = {target} - 0.5")
-            d.deep -= 1
-        d.deep -= 1
+        with d.block(f"for k in range({d.rng.choice(('3', 'X.shape[1]', '2, 5'))}):"):
+            d.say(f"{target} = {target} * 0.5 + X[i % X.shape[0], k % X.shape[1]]")
+            if chance(d.rng, 3):
+                with d.block(f"if {_test(d)}:"):
+                    d.say(f"{target} = {target} - 0.5")
 
 
-def _inside(d: TrialPage) -> None:
-    d.deep += 1
-    for _ in range(d.rng.randrange(1, 3)):
-        _item_statement(d)
-    d.deep -= 1
+def _branch(d: TrialPage, head: str) -> None:
+    with d.block(head):
+        for _ in range(d.rng.randrange(1, 3)):
+            _item_statement(d)
 
 
 # -- sub-groups: vectors of theirs, sums of them, branches and loops, stores to own places -------------
@@ -340,19 +328,17 @@ def sub_groups(d: TrialPage, work: int) -> dict[str, Drawn]:
     """The statements; the array they store to."""
     d.say("i, = group.work_offset()")
     d.say("@group.subgroups")
-    d.say("def inner(sg):")
-    d.deep = 1
-    d.say("me, n = sg.subgroup_id(), sg.size()")
-    d.say("at = i + me * n")
-    d.new("group.vload(X[at:], shape=(n,))", "1Ce")
-    d.new("group.vload(Z[at:], shape=(n,))", "1Ce")
-    d.new("v0 * 0.5 + v1", "1Cf")
-    for _ in range(d.rng.randrange(1, 6)):
-        _sub_group_statement(d)
-    found = [n for n in d.values][-2:]
-    for n, name in enumerate(found):
-        d.say(f"group.store(Y[{n}, at:], {name})")
-    d.deep = 0
+    with d.block("def inner(sg):"):
+        d.say("me, n = sg.subgroup_id(), sg.size()")
+        d.say("at = i + me * n")
+        d.new("group.vload(X[at:], shape=(n,))", "1Ce")
+        d.new("group.vload(Z[at:], shape=(n,))", "1Ce")
+        d.new("v0 * 0.5 + v1", "1Cf")
+        for _ in range(d.rng.randrange(1, 6)):
+            _sub_group_statement(d)
+        found = [*d.values][-2:]
+        for n, name in enumerate(found):
+            d.say(f"group.store(Y[{n}, at:], {name})")
     d.say("inner()")
     return {"Y": Drawn("f32", (len(found), work), True)}
 
@@ -373,17 +359,13 @@ def _sub_group_statement(d: TrialPage) -> None:
     target = d.pick("f")
     head = d.rng.choice(("if me > 0:", "if me % 2 == 0:", "if at + 2 < X.shape[0]:", "if i > 0:")
                         if kind == 2 else ("for k in range(3):", "for k in range(me + 1):"))
-    d.say(head)
-    d.deep += 1
-    more = f"group.vload(Z[at + {'k' if kind == 3 else '1'}:], shape=(n,))"
-    d.say(f"{target} = " + d.rng.choice((f"{target} * 0.5 + {more}", f"{target} + 1.0",
-                                         f"np.minimum({target}, {more})")))
-    d.deep -= 1
+    with d.block(head):
+        more = f"group.vload(Z[at + {'k' if kind == 3 else '1'}:], shape=(n,))"
+        d.say(f"{target} = " + d.rng.choice((f"{target} * 0.5 + {more}", f"{target} + 1.0",
+                                             f"np.minimum({target}, {more})")))
     if kind == 2 and chance(d.rng, 2):
-        d.say("else:")
-        d.deep += 1
-        d.say(f"{target} = {target} * 0.25")
-        d.deep -= 1
+        with d.block("else:"):
+            d.say(f"{target} = {target} * 0.25")
 
 
 # -- the kind of trials --------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ loops, branches, products, stores."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
@@ -29,6 +31,14 @@ class TrialPage:
     def say(self, text: str) -> None:
         """Append a statement."""
         self.lines.append(f"{'>' * self.deep} {text}".lstrip())
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """The statements of a loop, a branch or a function are said within ``with``."""
+        self.say(head)
+        self.deep += 1
+        yield
+        self.deep -= 1
 
     def new(self, text: str, kind: str) -> str:
         """A name for a value."""
@@ -226,54 +236,43 @@ def _looped(d: TrialPage) -> None:
     acc = d.new(f"{a} * 1.0", "RCf")
     trips = d.rng.choice(("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2", "i", "j // 2",
                           "i, X.shape[0], 3"))
-    d.say(f"for k in range({trips}):")
-    d.deep += 1
-    d.say(f"{acc} = {acc} * 0.5 + {b}")
-    kind = d.rng.randrange(4)
-    if kind == 0:
-        d.say(f"if k {d.rng.choice(('== 1', '> i', '% 2 == 0'))}:")
-        d.deep += 1
-        d.say(f"{acc} -= group.load(X[i + k:, j:], shape=(R, C))")
-        d.deep -= 1
-    elif kind == 1:
-        d.say(f"{acc} += group.load(Z[i:, k:], shape=(R, C)) * 0.25")
-    elif kind == 2:
-        d.say(f"{acc} = np.maximum({acc}, group.load(X[k, j:], shape=(C,)))")
-    elif d.small:
-        d.say("for m in range(2):")
-        d.deep += 1
-        d.say(f"{acc} = {acc} * 0.5 + group.load(X[i + m:, j + k:], shape=(R, C))")
-        d.deep -= 1
-    d.deep -= 1
+    with d.block(f"for k in range({trips}):"):
+        d.say(f"{acc} = {acc} * 0.5 + {b}")
+        kind = d.rng.randrange(4)
+        if kind == 0:
+            with d.block(f"if k {d.rng.choice(('== 1', '> i', '% 2 == 0'))}:"):
+                d.say(f"{acc} -= group.load(X[i + k:, j:], shape=(R, C))")
+        elif kind == 1:
+            d.say(f"{acc} += group.load(Z[i:, k:], shape=(R, C)) * 0.25")
+        elif kind == 2:
+            d.say(f"{acc} = np.maximum({acc}, group.load(X[k, j:], shape=(C,)))")
+        elif d.small:
+            with d.block("for m in range(2):"):
+                d.say(f"{acc} = {acc} * 0.5 + group.load(X[i + m:, j + k:], shape=(R, C))")
 
 
 def _summed(d: TrialPage) -> None:
     """A sum over a loop, which may have no iteration; what begins it is active everywhere."""
     acc = d.new(d.rng.choice(("group.zeros(shape=(R, C), dtype=np.float32)",
                               "group.full(shape=(R, C), dtype=np.float32, fill_value=0.5)")), "RCf")
-    d.say(f"for k in range({d.rng.choice(('i', 'j', 'j // 2', '3', 'i, X.shape[0], 3'))}):")
-    d.deep += 1
-    d.say(f"{acc} " + d.rng.choice((f"+= np.tanh({d.pick('fe')})",
-                                    "+= group.load(X[i:, j:], shape=(R, C)) * 0.125",
-                                    "-= group.load(Z[i:, k:], shape=(R, C)) * 0.125")))
-    d.deep -= 1
+    with d.block(f"for k in range({d.rng.choice(('i', 'j', 'j // 2', '3', 'i, X.shape[0], 3'))}):"):
+        d.say(f"{acc} " + d.rng.choice((f"+= np.tanh({d.pick('fe')})",
+                                        "+= group.load(X[i:, j:], shape=(R, C)) * 0.125",
+                                        "-= group.load(Z[i:, k:], shape=(R, C)) * 0.125")))
 
 
 def _branched(d: TrialPage) -> None:
     a, b = d.pick("fe", "RC"), d.pick("fe", "RC")
     test = d.rng.choice(("i > 0", "j == 0", "i + j > 3 and j > 0", "not i > 2", "group.id()[0] % 2 == 0"))
     made = d.new(f"{a} * 1.0", "RCf")
-    d.say(f"if {test}:")
-    d.deep += 1
-    load = d.rng.choice(("group.load(X[i:, j:], shape=(R, C))", "group.load(Z[i + 1:, j:], shape=(R, C))"))
-    d.say(f"{made} " + d.rng.choice((f"= {b} + 1.0", "*= 0.5", f"= np.minimum({made}, {b})", f"= {load}",
-                                     f"= {made} * 0.5 + {load}")))
-    d.deep -= 1
+    with d.block(f"if {test}:"):
+        load = d.rng.choice(("group.load(X[i:, j:], shape=(R, C))",
+                             "group.load(Z[i + 1:, j:], shape=(R, C))"))
+        d.say(f"{made} " + d.rng.choice((f"= {b} + 1.0", "*= 0.5", f"= np.minimum({made}, {b})",
+                                         f"= {load}", f"= {made} * 0.5 + {load}")))
     if chance(d.rng, 2):
-        d.say("else:")
-        d.deep += 1
-        d.say(f"{made} -= group.load(Z[i:, j:], shape=(R, C))")
-        d.deep -= 1
+        with d.block("else:"):
+            d.say(f"{made} -= group.load(Z[i:, j:], shape=(R, C))")
 
 
 def _multiplied(d: TrialPage) -> None:
@@ -284,10 +283,8 @@ def _multiplied(d: TrialPage) -> None:
         d.new(f"np.clip(({h} @ {k}.T).max(axis=1, keepdims=True) * 0.125 + {c}, -8.0, 8.0)", "RCf")
     elif chance(d.rng, 2):
         acc = d.new("group.zeros(shape=(R, R), dtype=np.float32)", "RRf")
-        d.say(f"for k in range(0, {d.rng.choice(('X.shape[1]', '2 * C'))}, C):")
-        d.deep += 1
-        d.say(f"{acc} += {a} @ group.load(X[i:, k:], shape=(R, C)).T")
-        d.deep -= 1
+        with d.block(f"for k in range(0, {d.rng.choice(('X.shape[1]', '2 * C'))}, C):"):
+            d.say(f"{acc} += {a} @ group.load(X[i:, k:], shape=(R, C)).T")
         del d.values[acc]
         d.values[acc] = "XXx"
         d.new(f"np.clip({acc} @ {c} * 0.0625, -8.0, 8.0)", "RCf")

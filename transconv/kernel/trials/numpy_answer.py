@@ -1,14 +1,9 @@
 """What a drawn kernel stores, by plain NumPy: its statements run as Python, once for each group, or once
 for the whole work where they say the same of all groups.
 
-The group, its items and its arrays are those of this file; neither the simulator nor the front end takes
-part. An index that is a tile counts from the end below 0, as in NumPy.
-
-Also here: values of a drawn kernel in plain NumPy: elements in NumPy's own types, and which of them are
-active.
-
-Nothing here is shared with the simulator or the front end of kernels: types are those that NumPy's
-functions give, sums are of 64 bits, and what is active follows docs/kernel_masks.md.
+Nothing here is shared with the simulator or the front end of kernels: the group, its items and its arrays
+are those of this file, types are those that NumPy's functions give, sums are of 64 bits, and what is
+active follows docs/kernel_masks.md. An index that is a tile counts from the end below 0, as in NumPy.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from transconv.kernel.trials.grammar import IMPORTED
 from transconv.support import executed
 
 Array = np.ndarray[Any, Any]
@@ -42,22 +36,18 @@ class Elements(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes."""
         return tuple(self.data.shape)
 
     @property
     def dtype(self) -> Any:
-        """NumPy's type."""
         return self.data.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
         return self.data.ndim
 
     @property
     def T(self) -> Elements:
-        """The dimensions reversed."""
         return Elements(self.data.T, self.active.T)
 
     @property
@@ -109,26 +99,21 @@ class Elements(NDArrayOperatorsMixin):
         self.active[items] |= active
 
     def astype(self, dtype: Any) -> Elements:
-        """The values in another type."""
         with np.errstate(all="ignore"):
             return Elements(self.data.astype(dtype), self.active)
 
     def copy(self) -> Elements:
-        """Other elements of the same values."""
         return Elements(self.data, self.active)
 
     vec = copy
 
     def filled(self, value: Any) -> Elements:
-        """A number where elements are inactive."""
         return Elements(np.where(self.active, self.data, self.dtype.type(value)))
 
     def clip(self, low: Any = None, high: Any = None) -> Any:
-        """The values between limits."""
         return np.clip(self, low, high)
 
     def item(self) -> Any:
-        """The only element."""
         assert self.active.all()
         return self.data.item()
 
@@ -216,7 +201,7 @@ SCOPES = ("WorkGroup", "SubGroup", "WorkItem")
 
 class DrawnProgram(Protocol):
     """What is run: ``work`` in groups of ``group``, in sub-groups of ``sub``; ``whole``: whether the
-    statements of ``kernel`` say the same of all groups."""
+    statements of ``body`` say the same of all groups."""
 
     @property
     def work(self) -> tuple[int, ...]: ...
@@ -226,16 +211,15 @@ class DrawnProgram(Protocol):
     def sub(self) -> int: ...
     @property
     def whole(self) -> bool: ...
-    def kernel(self) -> str: ...
+    def body(self) -> str: ...
 
 
 def answered(trial: DrawnProgram, arrays: dict[str, Array]) -> None:
     """Store to the arrays of a trial what its statements say. Where they say the same of all groups, all
     of the work is one."""
     run = _FunctionRun(trial)
-    _, _, source = trial.kernel().partition(f"import {', '.join(IMPORTED)}\n")
-    names = executed(source, {"np": np, "kernel": run, "atomic_ref": _AtomicRef,
-                              "create_mapping": lambda function: function, **{s: s for s in SCOPES}})
+    names = executed(trial.body(), {"np": np, "kernel": run, "atomic_ref": _AtomicRef,
+                                    "create_mapping": lambda function: function, **{s: s for s in SCOPES}})
     names["scoped"] = run.scoped
     sources = [_Source(a, a) for a in arrays.values()]
     shape = trial.work if trial.whole else trial.group
@@ -258,7 +242,6 @@ class _FunctionRun:
         return function
 
     def func(self, function: Any = None, scope: str = "", inline: bool = True) -> Any:
-        """``kernel.func``."""
         if not scope:
             return function or (lambda made: made)
         return lambda made: self.bodies.setdefault(scope, made)
@@ -292,7 +275,6 @@ class _Group:
             _SubGroup(n, size) for n in range(-(-prod(shape) // size))))
 
     def id(self) -> tuple[int, ...]:
-        """The place among the groups."""
         return self.ids
 
     def work_offset(self) -> tuple[int, ...]:
@@ -338,11 +320,9 @@ class _Item:
         self.group, self.place = group, place
 
     def local_id(self) -> tuple[int, ...]:
-        """The place in the group."""
         return self.place
 
     def global_id(self) -> tuple[int, ...]:
-        """The place in the work."""
         return tuple(a + b for a, b in zip(self.group.work_offset(), self.place, strict=True))
 
 

@@ -1,11 +1,10 @@
-"""Simulates the roles of one program with a clock: waits, arrivals and durations.
+"""One program over time and in shared memory: the roles of its warps with waits, arrivals and durations, a
+row for each role and for each slot of the buffers; and what the buffers take of the memory.
 
-The statements of each role are executed in order; counters and conditions are evaluated, tiles are not.
-A role goes on when the barrier that it waits for completes. How long copies, products and stores take
-follows from their bytes and the rates that the estimate uses, so the order is the kernel's own and the
-lengths are estimates.
-
-Also here: the timeline of roles as a picture: a row for each role and for each slot of the buffers.
+The statements of each role are executed in order, with a clock; counters and conditions are evaluated,
+tiles are not. A role goes on when the barrier that it waits for completes. How long copies, products and
+stores take follows from their bytes and the rates that the estimate uses, so the order is the kernel's own
+and the lengths are estimates.
 """
 
 from __future__ import annotations
@@ -45,7 +44,56 @@ from transconv.ir import (
     walk,
 )
 from transconv.report.pictures import svg
-from transconv.schedule import Scheduled, tile
+from transconv.schedule import Scheduled, shared_bytes, tile
+
+MEMORY_WIDTH = 640.0
+
+
+@dataclass(frozen=True)
+class SharedMemoryRing:
+    """Boxes of shared memory under one name. ``bytes`` of all ``slots``."""
+
+    name: str
+    slots: int
+    bytes: int
+    shape: str
+
+
+def rings(kernel: Kernel) -> list[SharedMemoryRing]:
+    """The buffers that an explicit kernel allocates; none where Triton does it."""
+    found = [s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, SmemRing)]
+    return [SharedMemoryRing(b.name, b.slots, b.slots * b.members * b.box_bytes,
+                 f"{b.slots} x {b.members} x {b.type}{list(b.extents)}" if b.members > 1 else
+                 f"{b.slots} x {b.type}{list(b.extents)}") for b in found]
+
+
+def implied(whole: Scheduled) -> list[SharedMemoryRing]:
+    """The buffers that Triton's software pipeline needs for its operands."""
+    schedule, compute = whole.schedule, whole.main
+    if schedule.unit != "mma" or compute.b is None:
+        return []
+    return [SharedMemoryRing("operands in flight", schedule.stages, shared_bytes(schedule, compute),
+                 f"{schedule.stages} stages of both operands' tiles")]
+
+
+def draw_memory(found: list[SharedMemoryRing], limit: int) -> Markup:
+    """A bar as long as the memory, with a piece for every slot of every ring."""
+    height, top, x = 34.0, 18.0, 0.0
+    parts: list[Markup] = [svg.rect(0, top, MEMORY_WIDTH, height, "ground", round_=3)]
+    per = MEMORY_WIDTH / max(limit, sum(r.bytes for r in found), 1)
+    for i, ring in enumerate(found):
+        each = ring.bytes / max(1, ring.slots) * per
+        for slot in range(ring.slots):
+            parts.append(svg.rect(x + slot * each, top, max(0.5, each - 1), height, f"slab hue{i % 8}",
+                                  f"{ring.name}[{slot}]: {ring.bytes // max(1, ring.slots)} bytes"))
+        if ring.bytes * per > 7 * len(ring.name):
+            parts.append(svg.text(x + 2, 12, ring.name, "tick"))
+        x += ring.bytes * per
+    used = sum(r.bytes for r in found)
+    words = f"{used} of {limit} bytes of shared memory, {used / limit:.0%}"
+    parts.append(svg.text(MEMORY_WIDTH - 2, top + height + 14, words, "tick", "end"))
+    return svg.drawing(MEMORY_WIDTH, top + height + 20, words, *parts, kind="wide")
+
 
 UNIT = "matrix unit"  # shared by all roles
 KINDS = {"multiply": "multiplies", "store": "writes the result to shared memory",
@@ -273,7 +321,7 @@ class _Play:
         return ISSUE_NS
 
     def put(self, role: _Role, run: Evaluator, s: Put) -> float:
-        taken = self.piece_bytes(s.piece) / self.rates.shared_gbs
+        taken = s.piece.buffer.box_bytes / self.rates.shared_gbs
         cell = (s.piece.buffer, _int(run, s.piece.slot))
         moved = isinstance(s.value, SlotTile)
         self.span(role.name, "transpose" if moved else "store", self.clock, self.clock + taken,
@@ -285,14 +333,11 @@ class _Play:
         return taken
 
     def send(self, role: _Role, run: Evaluator, s: Send) -> float:
-        taken = self.piece_bytes(s.piece) / self.rates.store_gbs * self.rates.box_store
+        taken = s.piece.buffer.box_bytes / self.rates.store_gbs * self.rates.box_store
         cell = (s.piece.buffer, _int(run, s.piece.slot))
         role.sends.append(max([self.clock, *role.sends]) + taken)
         self.used[cell] = role.sends[-1]
         return ISSUE_NS
-
-    def piece_bytes(self, piece: SlotTile) -> int:
-        return piece.buffer.box_bytes
 
 
 def _name(cell: Cell) -> str:

@@ -1,11 +1,9 @@
-"""Runs a job in a worker process and returns a row with benchdnn's status word.
+"""A job run in a worker process, as a row with benchdnn's status word; of all jobs lines, a summary, a
+report in JSON.
 
 Every plan that the job names is built, run on fresh data between guards, and judged; the row says
 how many there were and which of them failed. What the compiler refuses is UNIMPLEMENTED with its
 reason; a plan whose kernels gave wrong sums before is a failure, although users never get it.
-
-Also here: the outcome of a run of requests: lines, a summary, a report in JSON.
-
 The words and the last line are benchdnn's. A failure is followed by the command that repeats it.
 """
 
@@ -18,19 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transconv.conv import ConvProblem, Prop
+from transconv.conv import CompiledDirection, ConvProblem, Prop
 from transconv.support import ProblemError, ScheduleError, Unsupported, __version__, replace_named
+from transconv.target import Target
 from transconv.verify.benchdnn.job import INVALID, NEXT, UNIMPLEMENTED
 from transconv.verify.benchdnn.requests import BenchdnnRequest
-from transconv.verify.machine import is_fatal
-
-if TYPE_CHECKING:
-    from transconv.conv import CompiledDirection
-    from transconv.verify.case import ProblemCase
-    from transconv.verify.judgement import Judgement
-
+from transconv.verify.case import ProblemCase, warm
+from transconv.verify.data import poison
+from transconv.verify.judgement import LEAST_NONZERO, Judgement
+from transconv.verify.machine import executable, is_fatal, synchronize
 
 Row = dict[str, Any]
 # Products that Triton's interpreter, and that of the IR, sum in about a minute.
@@ -44,10 +40,6 @@ def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str =
     ``plans`` (how many were checked), ``rejected`` (better schedules that were known to be wrong);
     ``failures`` as (schedule, reason); the worst errors; ``seconds``."""
     import torch
-
-    from transconv.target import Target
-    from transconv.verify.case import ProblemCase
-    from transconv.verify.machine import executable
 
     start = time.perf_counter()
     try:
@@ -110,15 +102,9 @@ def _run(case: ProblemCase, mode: str, data: str, schedules: str, seed: int) -> 
         row.update(status="FAILED", reason=_told(row))
     elif mode in "IR":
         row["status"] = {"I": "INITIALIZED", "R": "EXECUTED"}[mode]
-    elif "nonzero" in row and row["nonzero"] < _least():
+    elif "nonzero" in row and row["nonzero"] < LEAST_NONZERO:
         row.update(status="MISTRUSTED", reason=f"only {row['nonzero']:.0%} of the answer is not 0")
     return row
-
-
-def _least() -> float:
-    from transconv.verify.judgement import LEAST_NONZERO
-
-    return LEAST_NONZERO
 
 
 def _ranked(schedules: str) -> bool:
@@ -142,14 +128,10 @@ def _text(compiled: CompiledDirection) -> str:
 
 
 def _initialise(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
-    from transconv.verify.case import warm
-
     return {"compile_s": warm(compiled)} if case.where == "cuda" else {}
 
 
 def _execute(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
-    from transconv.verify.machine import synchronize
-
     case.fill(data.partition("+")[0], seed)
     case.launch(compiled)
     synchronize()
@@ -180,9 +162,6 @@ def _columns(kind: str, found: Judgement, shared: bool) -> Row:
 
 def _twice(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
     """Whether two runs on the same random data give the same bits."""
-    from transconv.verify.data import poison
-    from transconv.verify.machine import synchronize
-
     case.fill("float", seed)
     result = case.tensors[case.prop.result]
     results = []

@@ -13,8 +13,6 @@ The answer is the oracle's for a convolution, the f64 evaluation of the text for
 float data are looked at where exact ones show nothing. A pass that is to blame is run once more while
 every rewrite of the simplifier is checked at random points, which names the rule, where one is unsound.
 
-Also here: the kernels of a computation after every pass, as bisection runs them in NumPy.
-
 A stage after which the kernel breaks a rule of the IR, or a pass that fails, counts as wrong.
 """
 

@@ -33,7 +33,14 @@ from pathlib import Path
 from typing import Any
 
 from transconv.ir import InterpError, VerifyError
-from transconv.support import ProblemError, TransconvError, knobs, read_named, replace_named
+from transconv.support import (
+    ProblemError,
+    TransconvError,
+    knobs,
+    read_named,
+    replace_named,
+    why_unwritable,
+)
 from transconv.verify.benchdnn.run import packages
 from transconv.verify.fuzz import compute_trial, conv_trial
 from transconv.verify.fuzz.compute_trial import ComputeTrial
@@ -402,25 +409,10 @@ def imported(worker: str) -> None:
     gc.freeze()
 
 
-class scratch:
+def scratch() -> tempfile.TemporaryDirectory[str]:
     """A folder for compiled kernels, in memory where there is such a place; gone at the end."""
-
-    def __enter__(self) -> str:
-        memory = Path("/dev/shm")
-        within = str(memory) if memory.is_dir() and _is_writable(memory) else None
-        self.folder = tempfile.mkdtemp(prefix="transconv-fuzz-", dir=within)
-        return self.folder
-
-    def __exit__(self, *problem: object) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _is_writable(folder: Path) -> bool:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
+    within = "/dev/shm" if not why_unwritable(Path("/dev/shm/x")) else None
+    return tempfile.TemporaryDirectory(prefix="transconv-fuzz-", dir=within, ignore_cleanup_errors=True)
 
 
 def fuzz(plan: FuzzPlan, json_file: Path | None = None) -> int:

@@ -1,16 +1,19 @@
-"""Modules that compute each row of their result from the same rows of their inputs: elementwise ones, and
-those that a model's owner names, such as a norm of each pixel's channels. A rank computes its own rows, as
-plain tensors: no rule of DTensor's is asked.
+"""The forwards of torch.nn's modules on sharded rows, as plain tensors: no rule of DTensor's is asked.
 
-Also here: forwards of torch.nn's modules on sharded rows: pools, batch and instance norms.
+Elementwise modules, and those that a model's owner names, such as a norm of each pixel's channels, compute
+each row of their result from the same rows of their inputs: a rank computes its own. A pool's windows are
+those of a convolution: the same rows are exchanged, and their gradients go back. Batch and instance norms
+are group norms of an image seen otherwise, whose moments are summed over ranks.
 
-A pool's windows are those of a convolution: the same rows are exchanged, and their gradients go back.
-Batch and instance norms are group norms of an image seen otherwise, whose moments are summed over ranks.
+A convolution may have a circular, reflected or replicated border, of which a padded row is a row of the
+image. A rank gets those that its rows of the result read, in their order, from the ranks that own them:
+there are no other padded rows. It convolves them without a border.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,8 +25,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from transconv.conv import Prop
 from transconv.distributed import halo
-from transconv.distributed.halo import Exchange, RowRange, SpatialAxis, planned, shards
+from transconv.distributed.halo import Exchange, HaloRows, RowRange, SpatialAxis, planned, shards
 from transconv.distributed.placements import dealt
+from transconv.torch_ops import functional
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -141,7 +145,7 @@ def lying(x: DTensor, places: Sequence[Placement]) -> DTensor:
 
 
 class _Extended(torch.autograd.Function):
-    """``transfer.extended``, whose gradient adds what every rank made of a row."""
+    """``halo.extended``, whose gradient adds what every rank made of a row."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, *call: Any) -> Tensor:
@@ -154,7 +158,7 @@ class _Extended(torch.autograd.Function):
 
 
 class _ReturnedExtension(torch.autograd.Function):
-    """``transfer.returned``: the gradient of ``_Extended``, which is its gradient."""
+    """``halo.returned``: the gradient of ``_Extended``, which is its gradient."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, size: int, *call: Any) -> Tensor:
@@ -168,7 +172,7 @@ class _ReturnedExtension(torch.autograd.Function):
 
 _returned: Callable[..., Tensor] = _ReturnedExtension.apply
 exchanged: Callable[..., Tensor] = _Extended.apply
-"""``transfer.extended`` with a gradient."""
+"""``halo.extended`` with a gradient."""
 
 
 def pool(module: Any, x: DTensor) -> DTensor:
@@ -182,7 +186,7 @@ def pool(module: Any, x: DTensor) -> DTensor:
         "kernel_size", "stride", "padding", "dilation"))
     lines = [SpatialAxis(i, (i + 2 * p - (k - 1) * d - 1) // s + 1, k, s, d, p) for i, k, s, p, d in zip(
         x.shape[2:], kernel, stride, padding, dilation, strict=True)]
-    places = [p if _dealt(p) else Replicate() for p in x.placements]
+    places = [p if isinstance(p, Shard) else Replicate() for p in x.placements]
     x = x.redistribute(mesh, places)
     local, last = x.to_local(), suggests_channels_last(x.shape, x.stride())
     src, dst = [RowRange(0, line.i) for line in lines], [RowRange(0, line.o) for line in lines]
@@ -222,10 +226,6 @@ def _pooled(
 
 def _spread(value: Any, n: int) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,) * n
-
-
-def _dealt(place: Any) -> bool:
-    return isinstance(place, Shard)
 
 
 def instance_norm(module: Any, x: DTensor) -> DTensor:
@@ -282,6 +282,8 @@ def _ndims(module: Any) -> int:
 
 def forward_of(module: Any) -> Callable[..., DTensor] | None:
     """The forward of a module on sharded rows; None if there is none."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return convolution if module.padding_mode != "zeros" else None
     if isinstance(module, (*_MAXIMA, *_AVERAGES)):
         return None if module.ceil_mode or not _is_plain(module) else pool
     if isinstance(module, _BATCH):
@@ -302,3 +304,113 @@ def _is_plain(module: Any) -> bool:
         return not module.return_indices
     divides = getattr(module, "divisor_override", None) is None
     return divides and (module.count_include_pad or not any(padding))
+
+
+
+class Border(NamedTuple):
+    """The convolution along one axis: rows of the image and of the result, taps, stride, dilation, padded
+    rows in front, and what they are (torch's word)."""
+
+    i: int
+    o: int
+    k: int
+    stride: int
+    dilation: int
+    low: int
+    mode: str
+
+    def row(self, at: int) -> int:
+        """The row of the image at a padded position."""
+        at -= self.low
+        if self.mode == "circular":
+            return at % self.i
+        if self.mode == "reflect":
+            return abs(at) if at < self.i else 2 * self.i - 2 - at
+        return min(max(at, 0), self.i - 1)
+
+    def needs(self, rows: RowRange) -> list[int]:
+        """The rows of the image that these rows of the result read, in the order of their positions."""
+        if not rows.size:
+            return []
+        last = (rows.stop - 1) * self.stride + (self.k - 1) * self.dilation
+        return [self.row(at) for at in range(rows.start * self.stride, last + 1)]
+
+
+@lru_cache(maxsize=1 << 10)
+def border_exchange(line: Border, parts: int, rank: int) -> Exchange:
+    """The exchange of one of ``parts`` ranks; ``needed`` counts rows, of which some may occur twice."""
+    owned = shards(line.i, parts)
+    pieces = [_pieces(line.needs(rows), owned) for rows in shards(line.o, parts)]
+    sends = [
+        HaloRows(r, p.rows.seen_from(owned[rank].start))
+        for r, wanted in enumerate(pieces)
+        if r != rank
+        for p in wanted
+        if p.rank == rank
+    ]
+    mine = [HaloRows(-1, p.rows) if p.rank == rank else p for p in pieces[rank]]
+    return Exchange(owned[rank], RowRange(0, sum(p.rows.size for p in mine)), tuple(sends), tuple(mine))
+
+
+def _pieces(rows: list[int], owned: tuple[RowRange, ...]) -> list[HaloRows]:
+    """Rows as runs that ascend and belong to one rank."""
+    found: list[HaloRows] = []
+    for row in rows:
+        owner = next(r for r, has in enumerate(owned) if has.start <= row < has.stop)
+        if found and found[-1].rank == owner and found[-1].rows.stop == row:
+            found[-1] = HaloRows(owner, RowRange(found[-1].rows.start, row + 1))
+        else:
+            found.append(HaloRows(owner, RowRange(row, row + 1)))
+    return found
+
+
+def convolution(module: Any, x: DTensor) -> DTensor:
+    """The forward of a convolution module with such a border, on images whose batch or rows are sharded.
+    RuntimeError if the border is wider than the image."""
+    n = len(module.kernel_size)
+    if x.dim() == n + 1:
+        one: Any = x.unsqueeze(0)
+        return cast(DTensor, convolution(module, one).squeeze(0))
+    mesh, lines = x.device_mesh, _borders(module, x)
+    places = [p if isinstance(p, Shard) and p.dim != 1 else Replicate() for p in x.placements]
+    last = suggests_channels_last(x.shape, x.stride())
+    x = x.redistribute(mesh, places)
+    local, whole = x.to_local(), list(module._reversed_padding_repeated_twice)
+    sizes = [line.o for line in lines]
+    for at, place in enumerate(places):
+        if isinstance(place, Shard) and place.dim > 1:
+            axis, parts, rank = place.dim - 2, mesh.size(at), mesh.get_local_rank(at)
+            plan = border_exchange(lines[axis], parts, rank)
+            local = exchanged(local, place.dim, plan, mesh.get_group(at), last)
+            sizes[axis] = shards(lines[axis].o, parts)[rank].size
+            whole[2 * (n - 1 - axis):2 * (n - axis)] = [0, 0]
+    of_parameters = [Partial() if p.is_shard() else Replicate() for p in places]
+    weight: Tensor = module.weight.to_local(grad_placements=of_parameters)
+    bias = None if module.bias is None else module.bias.to_local(grad_placements=of_parameters)
+    if local.numel() and all(sizes):
+        local = F.pad(local, whole, mode=module.padding_mode) if any(whole) else local
+        function = (functional.conv1d, functional.conv2d, functional.conv3d)[n - 1]
+        made: Tensor = function(local, weight, bias, module.stride, 0, module.dilation, module.groups)
+    else:  # every rank has gradients, of zeros
+        nothing = sum(t.sum() for t in (local, weight, bias) if t is not None)
+        made = nothing * local.new_zeros(local.shape[0], module.out_channels, *sizes)
+    shape = torch.Size((x.shape[0], module.out_channels, *(line.o for line in lines)))
+    return dealt(made, mesh, places, shape, result_strides(shape, last))
+
+
+def _borders(module: Any, x: DTensor) -> list[Border]:
+    """The borders along the spatial axes, from the module's numbers."""
+    n, mode = len(module.kernel_size), module.padding_mode
+    most = {"circular": 0, "reflect": -1}.get(mode)
+    found = []
+    for axis, (i, k, s, d) in enumerate(zip(x.shape[2:], module.kernel_size, module.stride,
+                                            module.dilation, strict=True)):
+        low, high = module._reversed_padding_repeated_twice[2 * (n - 1 - axis):2 * (n - axis)]
+        if most is not None and max(low, high) > i + most:
+            raise RuntimeError(f"a {mode} border of {max(low, high)} rows is wider than an image of {i}")
+        o = (i + low + high - (k - 1) * d - 1) // s + 1
+        if o < 1:
+            raise RuntimeError(f"a kernel of {(k - 1) * d + 1} rows is larger than the padded image of "
+                               f"{i + low + high}")
+        found.append(Border(i, o, k, s, d, low, mode))
+    return found

@@ -1,1 +1,0 @@
-"""Modules on sharded rows: norms, padding, windows, upsampling."""
