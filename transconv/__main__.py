@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from transconv.cli.arguments.printable import one_line
 from transconv.cli.diagnosis import findings, installation
-from transconv.errors import StageError, TransconvError
+from transconv.errors import StageError, TransconvError, one_line
 from transconv.version import __version__
 
 VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",

@@ -117,9 +117,19 @@ def _stage_error(stage: str, reason: str, problem: str, schedule: str,
     return StageError(stage, reason, problem=problem, schedule=schedule, options=options)
 
 
+NEAR = 0.65  # of the letters of a name, as difflib counts them: f61 is near f16
+
+
 def nearest(word: str, known: Iterable[str], other: Mapping[str, str] | None = None) -> str:
     """``"; did you mean f32?"``: the name that is meant, by ``other`` names of it or by its letters; empty
     where none is near."""
-    meant = (other or {}).get(word.lower())
-    near = [meant] if meant else difflib.get_close_matches(word.lower(), known, 1, 0.7)
-    return f"; did you mean {near[0]}?" if near else ""
+    other = other or {}
+    near = difflib.get_close_matches(word.lower(), [*other, *known], 1, NEAR)
+    return f"; did you mean {other.get(near[0], near[0])}?" if near else ""
+
+
+def one_line(text: str) -> str:
+    """The text with unprintable characters escaped, so that it is safe to print on one line of a terminal,
+    and not longer than a screen."""
+    told = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return told if len(told) <= 2000 else f"{told[:1500]} ... {told[-400:]}"

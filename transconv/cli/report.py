@@ -16,11 +16,10 @@ from pathlib import Path
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, compile_offline
 from transconv.cli import computations
 from transconv.cli.arguments import options, ranges
-from transconv.cli.arguments.printable import one_line
 from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems
-from transconv.errors import ProblemError, ScheduleError, StageError, TransconvError
+from transconv.errors import ProblemError, ScheduleError, StageError, TransconvError, one_line
 from transconv.report import LARGEST, LabeledTime, Section, Subject, write_page
 from transconv.runtime import Plan, Planned, build
 from transconv.schedule import Schedule

@@ -19,9 +19,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from transconv import knobs
-from transconv.cli.arguments.printable import one_line
 from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
-from transconv.errors import ProblemError, Unsupported
+from transconv.errors import ProblemError, Unsupported, one_line
 from transconv.schedule import Schedule
 from transconv.selection import schedule_of_user
 from transconv.target import Target, detect, why_no_switches

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from transconv.cli.arguments.printable import one_line
+from transconv.errors import one_line
 from transconv.version import __version__
 
 OK, NOTE, BAD = "ok", "note", "bad"

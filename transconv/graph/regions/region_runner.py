@@ -37,9 +37,10 @@ from transconv.graph.fusion.memory_order import memory_of, replacing
 from transconv.graph.fusion.plan import Edge, FusionPlan, planned
 from transconv.graph.fusion.written_factors import held, why_apart
 from transconv.graph.fusion.written_factors import weighed as apart_or_not
+from transconv.graph.kernel_times import TorchSide
 from transconv.graph.lowerings import small_images
 from transconv.graph.regions import saved_tensors
-from transconv.graph.regions.partition import Region, extracted, names, nothing, regions
+from transconv.graph.regions.partition import Region, extracted, nothing, regions
 from transconv.graph.regions.refusals import RefusedKernel, refusal
 from transconv.graph.regions.region_calls import Handed, RegionLaunches
 from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
@@ -291,10 +292,11 @@ class RunnableRegion:
         if self.instead is not None:
             return self.instead.rows()
         if self.launches is not None:
-            return graph_report.kernel_rows(self.launches, self.setting.rates)
-        said = names(self.region.nodes)
+            return graph_report.kernel_rows(self.launches, self.setting.rates,
+                                            lambda gm: Rest(gm, "inductor", False))
         by = self.setting.rest if self.torch.compiles else "eager"
-        return [graph_report.TorchRow(by, said, tuple(dict.fromkeys(self.why)))]
+        side = TorchSide(tuple(self.region.nodes), lambda gm: Rest(gm, by, False), self.setting.device)
+        return [graph_report.torch_row(self.region, by, self.why, side)]
 
 
 def _announce(reason: str, message: str, what: str) -> None:
