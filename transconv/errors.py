@@ -117,14 +117,11 @@ def _stage_error(stage: str, reason: str, problem: str, schedule: str,
     return StageError(stage, reason, problem=problem, schedule=schedule, options=options)
 
 
-NEAR = 0.65  # of the letters of a name, as difflib counts them: f61 is near f16
-
-
 def nearest(word: str, known: Iterable[str], other: Mapping[str, str] | None = None) -> str:
     """``"; did you mean f32?"``: the name that is meant, by ``other`` names of it or by its letters; empty
     where none is near."""
     other = other or {}
-    near = difflib.get_close_matches(word.lower(), [*other, *known], 1, NEAR)
+    near = difflib.get_close_matches(word.lower(), [*other, *known], 1, 0.7)
     return f"; did you mean {other.get(near[0], near[0])}?" if near else ""
 
 
