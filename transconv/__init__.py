@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from transconv.api import Target as Target
     from transconv.api import compile as compile
     from transconv.api import lower as lower
-    from transconv.calls.route_cache import counted as stats  # noqa: F401
+    from transconv.calls import route_cache
+    from transconv.calls.settings import Settings
+    from transconv.calls.stats import FallbackWarning as FallbackWarning
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
     from transconv.torch_ops.fused.tracing import epilogue as epilogue
     from transconv.torch_ops.precompile.prepare import prepare as prepare
     from transconv.torch_ops.quantization.quantize import quantize_ as quantize_
+
+    config: Settings
+    stats = route_cache.counted
 
 
 _HOMES = {
@@ -124,8 +129,9 @@ class _Package(ModuleType):
     """This module. ``transconv.config`` are the switches of a running program, and stay that object."""
 
     @property
-    def config(self) -> Any:
-        return importlib.import_module("transconv.calls.settings").settings
+    def config(self) -> Settings:
+        found: Settings = importlib.import_module("transconv.calls.settings").settings
+        return found
 
     @config.setter
     def config(self, other: object) -> None:

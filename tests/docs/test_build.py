@@ -117,7 +117,7 @@ def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "docs" / "index.md").write_text("# A\n\n[x](b.md#no) and [y](nowhere.md)\n")
     (tmp_path / "docs" / "b.md").write_text("# B\n")
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
-    validation = settings[settings.index("validation:"):settings.index("nav:\n  - Getting")]
+    validation = settings[settings.index("validation:"):settings.index("nav:\n  - Home")]
     path = tmp_path / "mkdocs.yml"
     path.write_text(f"site_name: t\ntheme: null\nplugins: []\n{validation}".replace(
         "theme: null", "theme: {name: mkdocs}"))

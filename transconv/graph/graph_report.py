@@ -176,13 +176,13 @@ class GraphReport:
         yield (f"  {'us':>9} {'of step':>8} {'limit us':>9} {'by':10} {'torch us':>9} {'torch/ours':>10}"
                "  what, most above its limit first")
         for row in sorted(self.rows, key=lambda row: -row.lost_us):
-            ours = isinstance(row, KernelRow)
-            limit = f"{row.limit_us:9.4g} {row.limit:10}" if ours else f"{'-':>9} {'-':10}"
-            beside = [row.torch_us, row.gain] if ours else [None, None]
-            took, torchs, gain = (f"{'-':>9}" if x is None else f"{x:9.4g}"
-                                  for x in (row.measured_us, *beside))
-            name = f" ({row.name})" if ours else ""
-            yield (f"  {took} {(row.measured_us or 0.0) / step:8.1%} {limit} {torchs} {gain:>10}"
+            limit, by, name = f"{'-':>9}", "-", ""
+            beside: tuple[float | None, ...] = row.measured_us, None, None
+            if isinstance(row, KernelRow):
+                limit, by, name = f"{row.limit_us:9.4g}", row.limit, f" ({row.name})"
+                beside = row.measured_us, row.torch_us, row.gain
+            took, torchs, gain = (f"{'-':>9}" if x is None else f"{x:9.4g}" for x in beside)
+            yield (f"  {took} {(row.measured_us or 0.0) / step:8.1%} {limit} {by:10} {torchs} {gain:>10}"
                    f"  {row.title}{name}")
 
 
@@ -295,8 +295,8 @@ def _row(kernel: RegionKernel, region: RegionLaunches, rates: Price, said: str,
 def torch_row(region: Region, by: str, reasons: list[str], side: TorchSide) -> TorchRow:
     """The row of a region of torch's. ``reasons``: why, where that is one for all operations."""
     each = {n: region.reasons[n.name] for n in region.nodes if n.name in region.reasons}
-    left = (LeftOperation(*reversed(origin(n)), why) for n, why in each.items())
-    return TorchRow(by, names(region.nodes), tuple(dict.fromkeys(reasons)), tuple(left), side)
+    left = tuple(LeftOperation(origin(n).operation, origin(n).module, why) for n, why in each.items())
+    return TorchRow(by, names(region.nodes), tuple(dict.fromkeys(reasons)), left, side)
 
 
 def peak_of(region: RegionLaunches) -> int:
@@ -349,8 +349,9 @@ def _beside(rows: list[KernelRow | TorchRow], clock: Clock) -> Iterator[KernelRo
             ours[row.beside] = ours.get(row.beside, 0.0) + row.measured_us
     torchs = {side: side.us(clock) for side in ours}
     for row in rows:
-        us = torchs.get(row.beside) if isinstance(row, KernelRow) and row.beside else None
-        yield row if us is None else replace(row, torch_us=us, gain=us / ours[row.beside])
+        if isinstance(row, KernelRow) and row.beside and (us := torchs.get(row.beside)) is not None:
+            row = replace(row, torch_us=us, gain=us / ours[row.beside])
+        yield row
 
 
 @dataclass(slots=True)
