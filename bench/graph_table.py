@@ -92,8 +92,8 @@ def models_table(rows: list[Row]) -> str:
                       two_digits(geometric_mean([x[1] for x in ratios])), f"{least[1]:.2f} `{least[0]}`",
                       two_digits(geometric_mean([x[2] for x in ratios])),
                       str(sum(x[1] < 1 for x in ratios))])
-    return markdown(["models", "GPU", "timed", "torch.compile / ours", "worst case", "on the GPU", "slower"],
-                    cells)
+    return markdown(["models", "GPU", "timed", "torch.compile / ours", "worst case", "on the GPU",
+                     "slower"], cells)
 
 
 def _sides_of_zoo(row: Row) -> list[tuple[float | None, float | None]]:

@@ -8,6 +8,7 @@ behind a graph break, of the ``forward`` of a class, or, for modules of torch, o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,8 @@ class TorchRow:
     @property
     def title(self) -> str:
         """What it computes, and who does."""
-        return f"{self.operations} by torch ({self.by})"
+        words = re.sub(r"\.\w+(?=,|$)", "", self.operations)  # of an operation's overloads which
+        return f"{words} by torch ({self.by})"
 
     @property
     def lost_us(self) -> float:
@@ -175,7 +177,7 @@ class GraphReport:
         """Kernels and regions of torch, those first that lose most time."""
         yield (f"  {'us':>9} {'of step':>8} {'limit us':>9} {'by':10} {'torch us':>9} {'torch/ours':>10}"
                "  what, most above its limit first")
-        for row in sorted(self.rows, key=lambda row: -row.lost_us):
+        for row in _worst_first(self.rows):
             limit, by, name = f"{'-':>9}", "-", ""
             beside: tuple[float | None, ...] = row.measured_us, None, None
             if isinstance(row, KernelRow):
@@ -184,6 +186,11 @@ class GraphReport:
             took, torchs, gain = (f"{'-':>9}" if x is None else f"{x:9.4g}" for x in beside)
             yield (f"  {took} {(row.measured_us or 0.0) / step:8.1%} {limit} {by:10} {torchs} {gain:>10}"
                    f"  {row.title}{name}")
+
+
+def _worst_first(rows: Iterable[KernelRow | TorchRow]) -> list[KernelRow | TorchRow]:
+    """Those first that lose most time above their limit."""
+    return sorted(rows, key=lambda row: -row.lost_us)
 
 
 def many(n: int, what: str) -> str:
@@ -235,20 +242,17 @@ class Report:
         return tables_page("Kernels of a model", [t for g in self.graphs for t in _tables(g)])
 
 
-def _cells(row: KernelRow | TorchRow) -> tuple[str | float | None, ...]:
-    if isinstance(row, TorchRow):
-        return (row.title, "", None, None, None, None, None, row.measured_us, None, None)
-    return (row.title, row.name, row.bytes / 1e6, row.flops / 1e9, row.us, row.limit_us, row.limit,
-            row.measured_us, row.torch_us, row.gain)
-
-
 def _tables(graph: GraphReport) -> Iterator[PrintedTable]:
     from transconv.report import PrintedTable
 
-    head: tuple[str, ...] = ("what", "kernel", "MB", "GFLOP", "estimate, us", "limit, us", "by",
-                             "measured, us", "torch, us", "torch / ours")
-    shown = 7 if graph.step_us is None else len(head)  # of what was not measured there are no columns
-    head, rows = head[:shown], [_cells(row)[:shown] for row in graph.rows]
+    head: tuple[str, ...] = ("what", "estimate, us", "MB", "GFLOP", "kernel")
+    rows: list[tuple[str | float | None, ...]] = [
+        (r.title, r.us, r.bytes / 1e6, r.flops / 1e9, r.name) for r in graph.kernels]
+    if graph.step_us is not None:
+        head = ("what", "us", "% of step", "limit, us", "by", "torch, us", "torch / ours", "kernel")
+        rows = [(r.title, r.measured_us, 100 * (r.measured_us or 0.0) / graph.step_us,
+                 *((r.limit_us, r.limit, r.torch_us, r.gain, r.name) if isinstance(r, KernelRow) else
+                   (None, "", None, None, ""))) for r in _worst_first(graph.rows)]
     remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []), *graph.remarks)
     yield PrintedTable(graph.phase, head, tuple(rows), remarks)
     if left := tuple((float(n), said) for said, n in _counted(graph.left).items()):
