@@ -133,9 +133,10 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
     what = (f"computation{'' if one else 's'}" if texts else
             f"direction{'' if one else 's'} of problems")
     many = "one process compiles" if words.jobs == 1 else f"{words.jobs} processes compile"
-    where = f" on each of {between.count} ranks" if between else ""
-    print(f"{len(jobs)} {what}: of each up to {words.trials} schedules are timed on "
-          f"{record.machine(target)}; {many}{where}", flush=True)
+    shared = f" on each of {between.count} ranks" if between else ""
+    chip = "this CPU" if on_cpu else f"{target.name}, {target.sms} multiprocessors"
+    print(f"{len(jobs)} {what}: of each up to {words.trials} schedules are timed on {chip}; "
+          f"{many}{shared}", flush=True)
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
         path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
         log = log_of(path)

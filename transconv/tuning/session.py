@@ -233,7 +233,7 @@ class Session:
     def _line(self, job: TuningJob) -> str:
         """The result of a job, for people."""
         assert job.search is not None
-        head = f"{job.name[:28]:28} {job.workload.direction:5}"
+        head = f"{(job.name or job.workload.title)[:28]:28} {job.workload.direction:5}"
         best = job.search.best
         if best is None:
             return f"{head} none of the {len(job.search.times)} schedules that were tried was right"
