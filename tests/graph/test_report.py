@@ -206,8 +206,11 @@ def test_kernels_are_timed_on_the_device() -> None:
     run = torch.compile(networks.Normalized().eval().cuda().bfloat16(), backend=backend)
     with torch.no_grad():
         run(torch.randn(1, 8, 64, 64, device="cuda", dtype=torch.bfloat16))
-    for row in report(run, measure=True).graphs[0].kernels:
+    (graph,) = report(run, measure=True).graphs
+    for row in graph.kernels:
         assert row.measured_us is not None and 0.5 < row.measured_us < 1e5
+        assert row.torch_us is not None and 0.5 < row.torch_us < 1e5 and row.gain
+    assert "torch/ours" in str(graph) and graph.step_us
 
 
 def test_nothing_is_measured_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
