@@ -39,10 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         made = parser()
-        from transconv.cli.arguments.options import parsed
     except ImportError as error:
         return _without(error, given)
-    return _run(parsed(made, given))
+    return _run(made.parse_args(given))
 
 
 def _without(error: ImportError, given: Sequence[str]) -> int:

@@ -67,11 +67,6 @@ class KernelRow:
         """Estimated microseconds: of the launches that it becomes, by the cost room."""
         return self.estimate()
 
-    @property
-    def lost_us(self) -> float:
-        """Measured microseconds above the limit."""
-        return (self.measured_us or 0.0) - self.limit_us
-
 
 @dataclass(frozen=True, slots=True)
 class LeftOperation:
@@ -100,10 +95,9 @@ class TorchRow:
         words = re.sub(r"\.\w+(?=,|$)", "", self.operations)  # of an operation's overloads which
         return f"{words} by torch ({self.by})"
 
-    @property
-    def lost_us(self) -> float:
-        """Measured microseconds: nothing is known of a limit."""
-        return self.measured_us or 0.0
+    def measure(self, clock: Clock) -> float | None:
+        """Microseconds on its device."""
+        return self.side.us(clock) if self.side else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +183,8 @@ class GraphReport:
 
 
 def _worst_first(rows: Iterable[KernelRow | TorchRow]) -> list[KernelRow | TorchRow]:
-    """Those first that lose most time above their limit."""
-    return sorted(rows, key=lambda row: -row.lost_us)
+    """Those first that lose most time above their limit; of torch's regions none is known."""
+    return sorted(rows, key=lambda row: getattr(row, "limit_us", 0.0) - (row.measured_us or 0.0))
 
 
 def many(n: int, what: str) -> str:
@@ -296,8 +290,10 @@ def _row(kernel: RegionKernel, region: RegionLaunches, rates: Price, said: str,
                      limit_us=limits[limit], limit=limit, beside=side)
 
 
-def torch_row(region: Region, by: str, reasons: list[str], side: TorchSide) -> TorchRow:
+def torch_row(region: Region, by: str, reasons: list[str], compiled: Compiled,
+              device: torch.device) -> TorchRow:
     """The row of a region of torch's. ``reasons``: why, where that is one for all operations."""
+    side = TorchSide(tuple(region.nodes), compiled, device)
     each = {n: region.reasons[n.name] for n in region.nodes if n.name in region.reasons}
     left = tuple(LeftOperation(origin(n).operation, origin(n).module, why) for n, why in each.items())
     return TorchRow(by, names(region.nodes), tuple(dict.fromkeys(reasons)), left, side)
@@ -333,16 +329,10 @@ def report(compiled: Any, measure: bool = False) -> Report:
 
 def _measured(graphs: tuple[GraphReport, ...], clock: Clock) -> tuple[GraphReport, ...]:
     """With the time of every row, what torch takes for the same, and the time of all graphs."""
-    timed = [[_timed(row, clock) for row in g.rows] for g in graphs]
+    timed = [[replace(row, measured_us=row.measure(clock)) for row in g.rows] for g in graphs]
     step = sum(r.measured_us or 0.0 for rows in timed for r in rows)
     return tuple(replace(g, rows=tuple(_beside(rows, clock)), step_us=step or None)
                  for g, rows in zip(graphs, timed, strict=True))
-
-
-def _timed(row: KernelRow | TorchRow, clock: Clock) -> KernelRow | TorchRow:
-    if isinstance(row, KernelRow):
-        return replace(row, measured_us=row.measure(clock))
-    return replace(row, measured_us=row.side.us(clock) if row.side else None)
 
 
 def _beside(rows: list[KernelRow | TorchRow], clock: Clock) -> Iterator[KernelRow | TorchRow]:

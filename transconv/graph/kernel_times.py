@@ -1,8 +1,4 @@
-"""Microseconds of a kernel of a graph on the device, and of torch for the operations of kernels.
-
-Of kernels, which torch operations each stands beside: kernels that have parts of one operation together,
-such as the moments of a norm and what is done with them, are compared with torch together.
-"""
+"""Microseconds of a kernel of a graph on the device, and of torch for the operations of kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import fx
 
 from transconv.compute import Workload
 from transconv.functional.calls.compiled_launch import launch
@@ -21,8 +16,8 @@ from transconv.graph.regions.partition import graph_of
 from transconv.tuning.timing import Clock
 
 Tensor = torch.Tensor
-Compiled = Callable[[fx.GraphModule], Callable[..., Any]]
-Origins = Mapping[Piece, fx.Node]
+Compiled = Callable[[torch.fx.GraphModule], Callable[..., Any]]
+Origins = Mapping[Piece, torch.fx.Node]
 """The operations of values."""
 
 
@@ -44,7 +39,7 @@ def measured(asked: str | Workload, device: torch.device, clock: Clock) -> float
 class TorchSide:
     """Operations of a graph as torch computes them; ``compiled`` makes a function of a graph of them."""
 
-    nodes: tuple[fx.Node, ...]
+    nodes: tuple[torch.fx.Node, ...]
     compiled: Compiled
     device: torch.device
 
@@ -69,8 +64,10 @@ class TorchSide:
 
 
 def sides(kernels: Sequence[Origins], compiled: Compiled, device: torch.device) -> list[TorchSide | None]:
-    """What of torch each kernel stands beside, by the values that it evaluates; None: nothing."""
-    sets: list[tuple[set[int], set[fx.Node], set[fx.Node]]] = []  # kernels; operations; those with sums
+    """What of torch each kernel stands beside, by the values that it evaluates; None: nothing. Kernels
+    with parts of one operation, such as the moments of a norm and its result, stand together."""
+    Nodes = set[torch.fx.Node]
+    sets: list[tuple[set[int], Nodes, Nodes]] = []  # kernels; operations; those with sums
     for i, made in enumerate(kernels):
         joined, every = {i}, {*made.values()}
         summed = {n for p, n in made.items() if p.anchored}

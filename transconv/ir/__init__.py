@@ -32,17 +32,7 @@ from transconv.ir.dtype import (
     type_named,
     u8,
 )
-from transconv.ir.explicit import (
-    Barrier,
-    Fetch,
-    Put,
-    Role,
-    Roles,
-    Send,
-    Shared,
-    SlotTile,
-    SmemRing,
-)
+from transconv.ir.explicit import Barrier, Fetch, Put, Role, Roles, Send, Shared, SlotTile, SmemRing
 from transconv.ir.expr import (
     FALSE,
     ONE,

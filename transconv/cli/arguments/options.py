@@ -38,6 +38,14 @@ class Parser(argparse.ArgumentParser):
         meant = nearest(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
         self.exit(2, f"{self.prog}: error: {one_line(message)}{meant} (--help says what is expected)\n")
 
+    def parse_args(self, given: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """The words of a command line. Of an option that its verb does not have: which was meant."""
+        words, left = self.parse_known_args(given)
+        if left:
+            meant = nearest(left[0].partition("=")[0], re.findall(r"--[\w-]+", words.usage()))
+            self.error(f"unrecognized arguments: {' '.join(left)}{meant}")
+        return words
+
 
 def refusal(error: BaseException) -> str:
     """The error of a command, in one line."""
@@ -53,14 +61,6 @@ def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, 
     made.set_defaults(action=action, usage=made.format_usage)
     return made
 
-
-def parsed(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
-    """The words of a command line. Of an option that its verb does not have it is told which was meant."""
-    words, left = parser.parse_known_args(given)
-    if left:
-        meant = nearest(left[0].partition("=")[0], re.findall(r"--[\w-]+", words.usage()))
-        parser.error(f"unrecognized arguments: {' '.join(left)}{meant}")
-    return words
 
 
 def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:

@@ -37,7 +37,6 @@ from transconv.graph.fusion.memory_order import memory_of, replacing
 from transconv.graph.fusion.plan import Edge, FusionPlan, planned
 from transconv.graph.fusion.written_factors import held, why_apart
 from transconv.graph.fusion.written_factors import weighed as apart_or_not
-from transconv.graph.kernel_times import TorchSide
 from transconv.graph.lowerings import small_images
 from transconv.graph.regions import saved_tensors
 from transconv.graph.regions.partition import Region, extracted, nothing, regions
@@ -295,8 +294,8 @@ class RunnableRegion:
             return graph_report.kernel_rows(self.launches, self.setting.rates,
                                             lambda gm: Rest(gm, "inductor", False))
         by = self.setting.rest if self.torch.compiles else "eager"
-        side = TorchSide(tuple(self.region.nodes), lambda gm: Rest(gm, by, False), self.setting.device)
-        return [graph_report.torch_row(self.region, by, self.why, side)]
+        return [graph_report.torch_row(self.region, by, self.why, lambda gm: Rest(gm, by, False),
+                                       self.setting.device)]
 
 
 def _announce(reason: str, message: str, what: str) -> None:
