@@ -16,12 +16,21 @@ SHOWN = {"import_s": "import [s]", "prepare_s": "prepare [s]", "forward1_s": "fi
 
 
 def start_table(rows: list[Row]) -> str:
-    """A line for each side and start of a model; what a process that was stopped had not measured is
-    missing."""
+    """A table for each model, with the columns that its rows have: a line for each side and start; what a
+    process that was stopped had not measured is missing."""
+    return "\n\n".join(f"**{model}**\n\n{_of_model([r for r in rows if r['model'] == model])}"
+                       for model in dict.fromkeys(r["model"] for r in rows))
+
+
+def _of_model(rows: list[Row]) -> str:
+    shown = {c: name for c, name in SHOWN.items() if any(number(r, c) is not None for r in rows)}
+    stopped = [""] if any(r["stopped"] for r in rows) else []
+
     def told(row: Row, column: str) -> str:
         value = number(row, column)
         return "-" if value is None else f"{value:.4g}"
 
-    return markdown(["model", "side", "start", *SHOWN.values(), ""],
-                    ([r["model"], r["side"], r["start"], *(told(r, c) for c in SHOWN),
-                      f"stopped {r['stopped']}" if r["stopped"] else ""] for r in rows))
+    return markdown(["side", "start", *shown.values(), *stopped],
+                    ([r["side"], r["start"], *(told(r, c) for c in shown),
+                      *([f"stopped {r['stopped']}" if r["stopped"] else ""] if stopped else [])]
+                     for r in rows))

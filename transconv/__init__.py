@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from transconv import kernel as kernel
     from transconv import nn as nn
     from transconv import quantized as quantized
-    from transconv.calls.route_cache import counted as counted
+    from transconv.calls import route_cache
+    from transconv.calls.settings import Settings
+    from transconv.calls.stats import FallbackWarning as FallbackWarning
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
@@ -55,7 +57,9 @@ if TYPE_CHECKING:
     from transconv.torch_ops.modules import revert_ as revert_
     from transconv.torch_ops.quantized.quantize import quantize_ as quantize_
 
-    stats = counted
+    config: Settings
+    stats = route_cache.counted
+
 
 _HOMES = {
     "__version__": "support",
@@ -126,8 +130,9 @@ class _Package(ModuleType):
     """This module. ``transconv.config`` are the switches of a running program, and stay that object."""
 
     @property
-    def config(self) -> Any:
-        return importlib.import_module("transconv.calls.settings").settings
+    def config(self) -> Settings:
+        found: Settings = importlib.import_module("transconv.calls.settings").settings
+        return found
 
     @config.setter
     def config(self, other: object) -> None:

@@ -38,6 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links that lead out of docs/ lead to a copy of the file, which becomes a part of the site."""
     uri = page.file.src_uri
+    if uri == HOME:  # it has tabs above, and no neighbours
+        page.meta["hide"] = ["navigation"]
     folder = ROOT if uri in TOP else (DOCS / uri).parent
 
     def inside(match: re.Match[str]) -> str:

@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 from bench import epochs, start
+from bench.start_table import start_table
 from transconv.tuning.table import read
+
+
+def test_a_table_has_the_columns_of_its_model() -> None:
+    common = {"cores": "8", "stopped": ""}
+    rows = [{"model": "m", "side": "torch", "start": "cold", "import_s": "0.5", **common},
+            {"model": "n", "side": "ours", "start": "warm", "epoch1_s": "2", "cores": "8",
+             "stopped": "after 2 s"},
+            {"model": "m", "side": "ours", "start": "cold", "import_s": "", **common}]
+    first, second = start_table(rows).split("**n**")
+    assert first.split("\n") == ["**m**", "", "| side | start | import [s] | cores |", "|---|---|---|---|",
+                                 "| torch | cold | 0.5 | 8 |", "| ours | cold | - | 8 |", "", ""]
+    assert "| side | start | first epoch [s] | cores |  |" in second and "| stopped after 2 s |" in second
 
 
 def test_epochs_of_a_small_audio_model() -> None:

@@ -114,6 +114,10 @@ def test_epilogue_schedule_and_target(capsys: Output) -> None:
     (["show", STRIDED, "--dtype", "s64"], "dt=s64 is unknown; expected one of f8e4m3 f8e5m2 f16"),
     (["show", STRIDED + 'n"a\x07b"'], "the name 'a\\x07b' has a quote or a space in it, or what cannot"),
     (["check", "--misalign=99999999999", STRIDED], "'99999999999' is no number up to"),
+    (["run", STRIDED, "--prop", "fwd", "--sizes", "N=3"],
+     f"--sizes N=3 has nothing to set: the sizes of {STRIDED} are numbers"),
+    *[([verb, "docs/examples/softmax.txt", "--sizes=N=3"], "the sizes of softmax are numbers")
+      for verb in ("run", "bisect", "check")],
     (["check", "--batch=/dev/zero"], "/dev/zero has more than"),
     (["tune", "/dev/zero"], "/dev/zero has more than"),
     (["tune", STRIDED, "--db", "/dev/zero"], "/dev/zero has more than"),

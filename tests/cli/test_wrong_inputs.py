@@ -45,7 +45,7 @@ TENSORS = (  # instead of the line of X
 CALLS: tuple[tuple[str, Callable[[], object]], ...] = (
     *((f'transconv.compile(text, "{chip}")',
        lambda chip=chip: transconv.compile(text(SUMS), chip))  # type: ignore[misc]
-      for chip in ("h100", "sm90", "A100", "mi300", "t4", "cuda")),
+      for chip in ("h100", "sm90", "A100", "H10", "mi300", "t4", "cuda")),
     *((f'transconv.compile(text, "sm_90", "{schedule}")',
        lambda schedule=schedule: transconv.compile(text(SUMS), "sm_90", schedule))  # type: ignore[misc]
       for schedule in ("n:16 k:8 | fma | warp=4", "rows:16 | fma")),
@@ -61,6 +61,7 @@ CALLS: tuple[tuple[str, Callable[[], object]], ...] = (
 )
 COMMANDS = (
     "shwo mb1ic8ih6oc8oh6kh3ph1", "show mb1ic8ih6oc8oh6kh3ph1 --target h100",
+    "show mb1ic8ih6oc8oh6kh3ph1 --targt h100", "show mb1ic8ih6oc8oh6kh3ph1 --prop fwdd",
     "show mb1ic8ih6oc8oh6kh3ph1 --stage lowering", "show mb1ic8ih6oc8oh6kh3ph1 --prop forward",
     "show mb1ic8ih6oc8oh6kh3ph1 dt=float16", "show mb1ic8ih6oc8oh6kh3ph1 --layout channels_last",
     "show mb1ic8ih6oc8oh6kh3ph1zz3", "show nothere.txt",

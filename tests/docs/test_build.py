@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from docs.site import rooms
 from tests.docs.names import ROOMS, exported, room
+from tests.report.browser import browser, why_not
 
 ROOT = Path(__file__).parents[2]
 # What a browser fetches by itself, by tag and attribute; a link that a reader follows is another thing.
@@ -87,6 +89,55 @@ def test_nothing_is_fetched_from_elsewhere(site: Site) -> None:
                                                           p.read_text("utf-8"))]
 
 
+TABS = ("Home", "Speed up a model", "Write an operation", "Write a kernel", "Read a kernel", "Measure")
+
+
+def test_tabs_are_what_a_reader_wants(site: Site) -> None:
+    """On every page; Home has no list of neighbours beside them."""
+    home = (site.folder / "index.html").read_text("utf-8")
+    tabs = re.search(r'<ul class="md-tabs__list">(.*?)</ul>', home, re.DOTALL)
+    assert tabs is not None
+    said = [re.sub(r"<[^>]+>", "", item).strip() for item in tabs[1].split("</li>")]
+    assert tuple(said[:len(TABS)]) == TABS
+    assert re.search(r'md-sidebar--primary"[^>]*\bhidden\b', home)
+    assert not re.search(r'md-sidebar--primary"[^>]*\bhidden\b',
+                         (site.folder / "results.html").read_text("utf-8"))
+
+
+def test_the_home_page_says_what_the_readme_says() -> None:
+    """What it is, how to install it, the one line, and each kind of model with its worst case."""
+    readme, home = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/README.md"))
+    first = readme[:readme.index("<!-- end:models -->")]
+    program = first.index("```python")
+    for part in (first[:program], first[program:first.index("<!-- table")]):
+        assert " ".join(part.replace("](docs/", "](").split()) in " ".join(home.split())
+    rows = [line for line in first.splitlines() if line.startswith("| ")]
+    assert len(rows) >= 5 and "worst case" in rows[0] and set(rows) <= set(home.splitlines())
+    assert "](images/report_roles.png)](report.md)" in home, "the picture of a report"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_search_works_from_a_folder(site: Site) -> None:
+    """Browsers start no workers of file:// pages."""
+    with browser() as driver:
+        driver.get((site.folder / "index.html").as_uri())
+        driver.find_element("css selector", "input.md-search__input").send_keys("loggers")
+        until = time.monotonic() + 30
+        found: list[str] = []
+        while not found and time.monotonic() < until:
+            time.sleep(0.2)
+            found = [a.get_attribute("href").rpartition("/")[2] for a in driver.find_elements(
+                "css selector", ".md-search-result__link")]
+        assert "settings.html#loggers" in found and not driver.get_log("browser")
+
+
+def test_what_search_needs_is_there(site: Site) -> None:
+    """Where there is no browser to try it with."""
+    assert (site.folder / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
+    shims = [link for link in site.pages[Path("index.html")].fetched if link.endswith("iframe-worker.js")]
+    assert shims == ["javascripts/iframe-worker.js"] and (site.folder / shims[0]).is_file()
+
+
 def test_the_reference_has_every_public_name(site: Site) -> None:
     anchors = set().union(*(seen.anchors for page, seen in site.pages.items()
                             if page.parts[0] == "reference"))
@@ -117,7 +168,7 @@ def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "docs" / "index.md").write_text("# A\n\n[x](b.md#no) and [y](nowhere.md)\n")
     (tmp_path / "docs" / "b.md").write_text("# B\n")
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
-    validation = settings[settings.index("validation:"):settings.index("nav:\n  - Getting")]
+    validation = settings[settings.index("validation:"):settings.index("nav:\n  - Home")]
     path = tmp_path / "mkdocs.yml"
     path.write_text(f"site_name: t\ntheme: null\nplugins: []\n{validation}".replace(
         "theme: null", "theme: {name: mkdocs}"))

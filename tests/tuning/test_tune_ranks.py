@@ -180,7 +180,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
          "-m", "transconv", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=200,
         env={**os.environ, "TRANSCONV_VERIFY": "0", "OMP_NUM_THREADS": "1"})
     assert ran.returncode == 0, ran.stderr
-    assert "1 processes compile, on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
+    assert "one process compiles on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
     assert f"1 of 1 are kept in {file}" in ran.stdout
     row, = store.load(file)
     assert row.tried == 6 and len(log_of(tmp_path / "tuned.trials.csv").rows) == 6

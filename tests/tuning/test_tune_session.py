@@ -52,7 +52,7 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
             pytest.approx(time_of(r.schedule), rel=1e-5), 8, "sm_90x132")
         assert {x["triton_s"] for x in tried} == {"0.5"}
     assert {(r.key, r.schedule) for r in of_log(log.rows)} == {(r.key, r.schedule) for r in found}
-    assert sum("of the first estimate" in line for line in said) == 2
+    assert sum("estimated to be the best" in line for line in said) == 2
     assert store.remember(found) == 2
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
     assert str(plan.schedule) == found[0].schedule and plan.why.startswith("tuned for this problem")
@@ -143,7 +143,7 @@ def test_the_command_tunes_in_the_interpreter(
     words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
     assert main(words) == 0
     page = capsys.readouterr().out
-    assert "2 right" in page and f"1 of 1 are kept in {file}" in page
+    assert "right: 2 of 2" in page and f"1 of 1 are kept in {file}" in page
     one, = store.load(file)
     assert (one.machine, one.tried, one.direction) == ("interpreterx1", 2, "fwd")
     log = log_of(tmp_path / "tuned.trials.csv").rows

@@ -18,15 +18,19 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from transconv.support import knobs, nearest
 
+FallbackWord = Literal["silent", "warn", "error"]
+CpuWord = Literal["fallback", "interpret"]
+CompileWord = Literal["auto", "now", "background", "never"]
+SizesWord = Literal["auto", "exact", "any"]
 WORDS: dict[str, tuple[str | bool, ...]] = {
-    "fallback": ("silent", "warn", "error"),
-    "cpu": ("fallback", "interpret"),
-    "compile": ("auto", "now", "background", "never"),
-    "sizes": ("auto", "exact", "any"),
+    "fallback": get_args(FallbackWord),
+    "cpu": get_args(CpuWord),
+    "compile": get_args(CompileWord),
+    "sizes": get_args(SizesWord),
     "steady": (False, True),
 }
 
@@ -34,40 +38,42 @@ WORDS: dict[str, tuple[str | bool, ...]] = {
 class Settings:
     """The switches."""
 
-    fallback: str
-    cpu: str
-    compile: str
-    sizes: str
+    fallback: FallbackWord
+    cpu: CpuWord
+    compile: CompileWord
+    sizes: SizesWord
     steady: bool
+    _listeners: list[Callable[[], None]]
 
     def __init__(self) -> None:
         object.__setattr__(self, "_listeners", [])
         knobs.name_unknown()
-        self.fallback = knobs.fallback()
+        self.fallback = cast(FallbackWord, knobs.fallback())
         self.cpu = "fallback"
-        self.compile = knobs.compile()
-        self.sizes = knobs.sizes()
+        self.compile = cast(CompileWord, knobs.compile())
+        self.sizes = cast(SizesWord, knobs.sizes())
         self.steady = False
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in WORDS:
-            raise AttributeError(f"transconv.config has no switch '{name}'; "
-                                 f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}")
-        if not any(value is word or isinstance(value, str) and value == word for word in WORDS[name]):
-            words = [str(word) for word in WORDS[name]]
-            raise ValueError(f"transconv.config.{name} = {value!r}; "
-                             f"expected one of: {', '.join(words)}{nearest(str(value), words)}")
-        object.__setattr__(self, name, value)
-        if value == "interpret":
-            _begin_interpreter()
-        for listener in self._listeners:
-            listener()
+    if not TYPE_CHECKING:  # for a type checker the switches are those above, with these words
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in WORDS:
+                raise AttributeError(f"transconv.config has no switch '{name}'; "
+                                     f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}")
+            if not any(value is word or isinstance(value, str) and value == word for word in WORDS[name]):
+                words = [str(word) for word in WORDS[name]]
+                raise ValueError(f"transconv.config.{name} = {value!r}; "
+                                 f"expected one of: {', '.join(words)}{nearest(str(value), words)}")
+            object.__setattr__(self, name, value)
+            if value == "interpret":
+                _begin_interpreter()
+            for listener in self._listeners:
+                listener()
 
-    def __getattr__(self, name: str) -> Any:
-        # Config, Block: what a module of this dotted name held before it became transconv.schedule.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(importlib.import_module("transconv.schedule.schedule"), name)
+        def __getattr__(self, name: str) -> Any:
+            # Config, Block: what a module of this dotted name held before it became transconv.schedule.
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return getattr(importlib.import_module("transconv.schedule.schedule"), name)
 
     def __dir__(self) -> list[str]:
         return [*WORDS, "on_change"]

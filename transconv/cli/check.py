@@ -102,6 +102,7 @@ def run(words: argparse.Namespace) -> int:
         if left := [*said, *(w for w in rest if w.startswith("-") and "=" not in w)]:
             raise ComputeError(f"--{left[0].lstrip('-')} is not for {found[0].name}, whose text says it; "
                                f"expected some of {' '.join(f'--{o}=' for o in OF_TEXTS)}")
+        computations.expect_sizes(own, found)
         if of:
             return max(computations.check_gradients(c, of, own) for c in found)
         codes = [computations.check(c, own) for c in found]

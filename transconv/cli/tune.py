@@ -126,10 +126,14 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
     jobs += [job for c in texts for job in _jobs_of_kernels(c, target)]
     limits = Limits(words.trials, words.limit, words.compile_limit, words.time_budget,
                     words.budget_ms, words.jobs)
-    what = "computations" if texts else "directions of problems"
-    where = f", on each of {between.count} ranks" if between else ""
-    print(f"{len(jobs)} {what}, {words.trials} trials each, on "
-          f"{record.machine(target)}; {words.jobs} processes compile{where}", flush=True)
+    one = len(jobs) == 1
+    what = (f"computation{'' if one else 's'}" if texts else
+            f"direction{'' if one else 's'} of problems")
+    many = "one process compiles" if words.jobs == 1 else f"{words.jobs} processes compile"
+    shared = f" on each of {between.count} ranks" if between else ""
+    chip = "this CPU" if on_cpu else f"{target.name}, {target.sms} multiprocessors"
+    print(f"{len(jobs)} {what}: of each up to {words.trials} schedules are timed on {chip}; "
+          f"{many}{shared}", flush=True)
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
         path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
         log = log_of(path)

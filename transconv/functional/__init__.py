@@ -61,10 +61,7 @@ from transconv.functional.views import (
     pixel_unshuffle,
     unfold,
 )
-from transconv.torch_ops.fused import (
-    fused_functional,  # noqa: F401
-    traced_route,  # noqa: F401
-)
+from transconv.torch_ops.fused import fused_functional, traced_route  # noqa: F401
 from transconv.torch_ops.quantized import quantized_route  # noqa: F401
 
 __all__ = [

@@ -7,21 +7,20 @@ break, of the ``forward`` of a class, or, for modules of torch, of one function 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from transconv.compute import Workload
-from transconv.functional.calls.compiled_launch import launch
 from transconv.graph.fusion.groups import Edge, Price, traffic
-from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.regions.region_kernel import RegionKernel
-from transconv.runtime import Wanted, estimated, timing, torch_internals
+from transconv.graph.kernel_times import Compiled, Origins, TorchSide, measured, sides
+from transconv.graph.regions.partition import names, origin, title
+from transconv.graph.regions.region_kernel import Region, RegionKernel, RegionPlan, origins
+from transconv.runtime import estimated, timing, torch_internals
 from transconv.support import TransconvError
 
 if TYPE_CHECKING:
@@ -35,7 +34,12 @@ UNSAID = ("reshape", "expand", "view", "copy")  # they compute nothing and move 
 class KernelRow:
     """A kernel: the operations it computes, bytes that it reads and writes at least, operations;
     ``estimate`` and ``measure`` find its microseconds on the target. ``numbers``: why it is one for each
-    sizes of a call, and not for all; ``measured_us``: its time, if asked for; None on a CPU."""
+    sizes of a call, and not for all; ``title``: what it computes by the model's own names; ``limit_us``:
+    what no kernel of these operations stays below, and which rate of the chip says so, ``limit``.
+
+    If it is asked for, on a GPU: ``measured_us``, its time; ``torch_us``, that of torch.compile's own
+    kernels for the operations of ``beside``, which it may have together with other kernels, and ``gain``,
+    that time over the one of all these kernels."""
 
     name: str
     operations: tuple[str, ...]
@@ -46,6 +50,12 @@ class KernelRow:
     text: str
     numbers: str = ""
     measured_us: float | None = None
+    title: str = ""
+    limit_us: float = 0.0
+    limit: str = ""
+    beside: TorchSide | None = None
+    torch_us: float | None = None
+    gain: float | None = None
 
     @property
     def us(self) -> float:
@@ -54,12 +64,35 @@ class KernelRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOperation:
+    """An operation that torch computes: what the model calls it, its module's path, and why."""
+
+    operation: str
+    module: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TorchRow:
-    """A region that torch computes: with ``by``, its operations, and the reason of each kind."""
+    """A region that torch computes: with ``by``, its operations, and the reason of each kind; ``left``:
+    the same for each operation; ``side`` finds ``measured_us``, its time, if asked for."""
 
     by: str
     operations: str
     reasons: tuple[str, ...]
+    left: tuple[LeftOperation, ...] = ()
+    side: TorchSide | None = None
+    measured_us: float | None = None
+
+    @property
+    def title(self) -> str:
+        """What it computes, and who does."""
+        words = re.sub(r"\.\w+(?=,|$)", "", self.operations)  # of an operation's overloads which
+        return f"{words} by torch ({self.by})"
+
+    def measure(self, clock: timing.Clock) -> float | None:
+        """Microseconds on its device."""
+        return self.side.us(clock) if self.side else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +102,7 @@ class GraphReport:
     ``sizes``: the names of its sizes, with an example and their ranges, and what is assumed of them;
     ``peak``: bytes of what kernels of a region store that are held at once at most; ``compared``: for how
     many sets of sizes first results were held against torch's operators; ``remarks``: what was wrong then,
-    or not compared."""
+    or not compared; ``step_us``: measured microseconds of all graphs of the model, if asked for."""
 
     phase: str
     rows: tuple[KernelRow | TorchRow, ...]
@@ -79,6 +112,7 @@ class GraphReport:
     peak: int = 0
     compared: int = 0
     remarks: tuple[str, ...] = ()
+    step_us: float | None = None
 
     @property
     def kernels(self) -> tuple[KernelRow, ...]:
@@ -100,26 +134,74 @@ class GraphReport:
         if self.whole:
             yield f"  all of it is torch's: {self.whole}"
         yield from (f"  {remark}" for remark in self.remarks)
-        for row in self.rows:
-            if isinstance(row, KernelRow):
-                took = "" if row.measured_us is None else f"{row.measured_us:9.4g} us measured  "
-                yield (f"  {row.us:9.4g} us  {took}{row.bytes / 1e6:9.4g} MB  "
-                       f"{row.flops / 1e9:9.4g} GFLOP  {row.name}: {', '.join(row.operations)}")
-                if row.numbers:
-                    yield f"      a kernel for each sizes: {row.numbers}"
-            else:
-                yield f"  {row.by}: {row.operations}"
-                yield from (f"      {reason}" for reason in row.reasons)
+        yield from self._estimates() if self.step_us is None else self._times(self.step_us)
+        if counts := _counted(self.left):
+            by = dict.fromkeys(row.by for row in self.rows if isinstance(row, TorchRow))
+            yield f"  left to torch ({', '.join(by)}):"
+        for said, n in counts.items():
+            yield f"    {f'{n} x ' if n > 1 else ''}{said}"
         if self.edges:
             yield "  through memory:"
         for edge, n in Counter(self.edges).items():
             times = f" ({n} times)" if n > 1 else ""
             yield f"    {edge.value} -> {edge.user}: {edge.reason}{times}"
 
+    @property
+    def left(self) -> tuple[LeftOperation, ...]:
+        """What torch computes."""
+        return tuple(x for row in self.rows if isinstance(row, TorchRow)
+                     for x in row.left or (LeftOperation(row.operations, "", "; ".join(row.reasons)),))
+
+    def _estimates(self) -> Iterator[str]:
+        """Kernels in the order in which they run."""
+        if self.kernels:
+            yield f"  {'us':>9} {'MB':>10} {'GFLOP':>10}  kernel"
+        for row in self.kernels:
+            yield (f"  {row.us:9.4g} {row.bytes / 1e6:10.4g} {row.flops / 1e9:10.4g}  "
+                   f"{row.title} ({row.name})")
+            if row.numbers:
+                yield f"      a kernel for each sizes: {row.numbers}"
+
+    def _times(self, step: float) -> Iterator[str]:
+        """Kernels and regions of torch, those first that lose most time."""
+        yield (f"  {'us':>9} {'of step':>8} {'limit us':>9} {'by':10} {'torch us':>9} {'torch/ours':>10}"
+               "  what, most above its limit first")
+        for row in _worst_first(self.rows):
+            limit, by, name = f"{'-':>9}", "-", ""
+            beside: tuple[float | None, ...] = row.measured_us, None, None
+            if isinstance(row, KernelRow):
+                limit, by, name = f"{row.limit_us:9.4g}", row.limit, f" ({row.name})"
+                beside = row.measured_us, row.torch_us, row.gain
+            took, torchs, gain = (f"{'-':>9}" if x is None else f"{x:9.4g}" for x in beside)
+            yield (f"  {took} {(row.measured_us or 0.0) / step:8.1%} {limit} {by:10} {torchs} {gain:>10}"
+                   f"  {row.title}{name}")
+
+
+def _worst_first(rows: Iterable[KernelRow | TorchRow]) -> list[KernelRow | TorchRow]:
+    """Those first that lose most time above their limit; of torch's regions none is known."""
+    return sorted(rows, key=lambda row: getattr(row, "limit_us", 0.0) - (row.measured_us or 0.0))
+
 
 def many(n: int, what: str) -> str:
     """A number of things in words."""
     return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+SHOWN = 3  # modules of one reason
+
+
+def _counted(left: Iterable[LeftOperation]) -> dict[str, int]:
+    """How often operations are left to torch for the same reason, with their first modules."""
+    modules: dict[tuple[str, str], list[str]] = {}
+    for x in left:
+        modules.setdefault((x.operation, x.reason), []).append(x.module)
+    found = {}
+    for (operation, reason), paths in modules.items():
+        known = [*dict.fromkeys(p for p in paths if p)]
+        more = ", ..." if len(known) > SHOWN else ""
+        where = f" ({', '.join(known[:SHOWN])}{more})" if known else ""
+        found[f"{operation}{where}: {reason}"] = len(paths)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +227,38 @@ class Report:
 def _tables(graph: GraphReport) -> Iterator[PrintedTable]:
     from transconv.report import PrintedTable
 
-    rows = [(r.name, ", ".join(r.operations), r.bytes / 1e6, r.flops / 1e9, r.us, r.measured_us)
-            if isinstance(r, KernelRow) else
-            (f"by {r.by}", f"{r.operations}: {'; '.join(r.reasons)}", None, None, None, None)
-            for r in graph.rows]
-    head = ("kernel", "operations", "MB", "GFLOP", "estimate, us", "measured, us")
+    head: tuple[str, ...] = ("what", "estimate, us", "MB", "GFLOP", "kernel")
+    rows: list[tuple[str | float | None, ...]] = [
+        (r.title, r.us, r.bytes / 1e6, r.flops / 1e9, r.name) for r in graph.kernels]
+    if graph.step_us is not None:
+        head = ("what", "us", "% of step", "limit, us", "by", "torch, us", "torch / ours", "kernel")
+        rows = [(r.title, r.measured_us, 100 * (r.measured_us or 0.0) / graph.step_us,
+                 *((r.limit_us, r.limit, r.torch_us, r.gain, r.name) if isinstance(r, KernelRow) else
+                   (None, "", None, None, ""))) for r in _worst_first(graph.rows)]
     remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []), *graph.remarks)
     yield PrintedTable(graph.phase, head, tuple(rows), remarks)
+    if left := tuple((float(n), said) for said, n in _counted(graph.left).items()):
+        yield PrintedTable(f"{graph.phase}: left to torch", ("times", "what, and why"), left)
     edges = tuple((e.value, e.user, float(n), e.reason) for e, n in Counter(graph.edges).items())
     yield PrintedTable(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
 
 
-def kernel_row(kernel: RegionKernel, stored: set[Piece], device: torch.device, rates: Price) -> KernelRow:
-    """The row of a kernel; ``stored``: what the kernels of its region store."""
-    moved, operations = traffic(kernel.group, stored)
+def kernel_rows(region: RegionPlan, rates: Price, compiled: Compiled) -> list[KernelRow | TorchRow]:
+    """The rows of a region; ``compiled`` makes functions of torch's of graphs."""
+    by = origins(region.region)
+    made: list[Origins] = [{p: by[p] for p in k.group.evaluated if p in by} for k in region.kernels]
+    return [_row(kernel, region, rates, _said(values), side) for kernel, values, side in zip(
+        region.kernels, made, sides(made, compiled, region.device), strict=True)]
+
+
+def _said(values: Origins) -> str:
+    """What a kernel computes in the model's own names."""
+    return title([n for p, n in values.items() if p.label and p.label not in UNSAID] or [*values.values()])
+
+
+def _row(kernel: RegionKernel, region: RegionPlan, rates: Price, said: str,
+         side: TorchSide | None) -> KernelRow:
+    moved, operations = traffic(kernel.group, {*region.plan.stored})
 
     def us() -> float:
         try:
@@ -166,27 +266,58 @@ def kernel_row(kernel: RegionKernel, stored: set[Piece], device: torch.device, r
         except TransconvError:  # it has none on a chip that is not the device
             return rates.kernel(moved, 0.0 if kernel.group.product else operations, kernel.group.product)
 
-    said = tuple(w for w in kernel.group.labels if w not in UNSAID)
-    return KernelRow(kernel.group.name, said, moved, operations, us,
-                     lambda clock: measured(kernel.asked, device, clock), "\n".join(kernel.texts),
-                     kernel.sized.refused if kernel.sized else "")
+    product = kernel.group.product
+    limits = {"memory": rates.moved(moved),
+              "products" if product else "arithmetic": (rates.multiplied(product) if product
+                                                        else rates.worked(operations))}
+    limit = max(limits, key=limits.__getitem__)
+    labels = tuple(w for w in kernel.group.labels if w not in UNSAID)
+    return KernelRow(kernel.group.name, labels, moved, operations, us,
+                     lambda clock: measured(kernel.asked, region.device, clock), "\n".join(kernel.texts),
+                     kernel.sized.refused if kernel.sized else "", title=said or kernel.group.name,
+                     limit_us=limits[limit], limit=limit, beside=side)
+
+
+def torch_row(region: Region, by: str, reasons: list[str], compiled: Compiled,
+              device: torch.device) -> TorchRow:
+    """The row of a region of torch's. ``reasons``: why, where that is one for all operations."""
+    side = TorchSide(tuple(region.nodes), compiled, device)
+    each = {n: region.reasons[n.name] for n in region.nodes if n.name in region.reasons}
+    left = tuple(LeftOperation(origin(n).operation, origin(n).module, why) for n, why in each.items())
+    return TorchRow(by, names(region.nodes), tuple(dict.fromkeys(reasons)), left, side)
 
 
 def report(compiled: Any, measure: bool = False) -> Report:
     """What a function or module of ``torch.compile(..., backend="transconv")`` or of ``optimize``
     became. ``str`` of it is a text, ``html()`` a page; ``graphs`` has the same as data. ``measure``: time
-    every kernel on its device, on random data; nothing is timed on a CPU. TypeError for what torch.compile
-    did not make."""
+    every kernel on its device, on random data, and beside it torch.compile's own kernels for the same
+    operations, which have to be compiled for that; nothing is timed on a CPU. TypeError for what
+    torch.compile did not make."""
     chosen = getattr(getattr(compiled, "_compiled_call_impl", None), "optimization", None)
     graphs = tuple(g for made in found(compiled) for g in made.graphs)
     timed = measure and torch.cuda.is_available()
-    return Report(tuple(map(_measured, graphs)) if timed else graphs, chosen)
+    return Report(_measured(graphs, timing.Clock("cuda", 20.0)) if timed else graphs, chosen)
 
 
-def _measured(graph: GraphReport) -> GraphReport:
-    clock = timing.Clock("cuda", 20.0)
-    return replace(graph, rows=tuple(replace(r, measured_us=r.measure(clock)) if isinstance(r, KernelRow)
-                                     else r for r in graph.rows))
+def _measured(graphs: tuple[GraphReport, ...], clock: timing.Clock) -> tuple[GraphReport, ...]:
+    """With the time of every row, what torch takes for the same, and the time of all graphs."""
+    timed = [[replace(row, measured_us=row.measure(clock)) for row in g.rows] for g in graphs]
+    step = sum(r.measured_us or 0.0 for rows in timed for r in rows)
+    return tuple(replace(g, rows=tuple(_beside(rows, clock)), step_us=step or None)
+                 for g, rows in zip(graphs, timed, strict=True))
+
+
+def _beside(rows: list[KernelRow | TorchRow], clock: timing.Clock) -> Iterator[KernelRow | TorchRow]:
+    """With torch's time for the operations of each kernel, and of the others that have parts of them."""
+    ours: dict[TorchSide, float] = {}
+    for row in rows:
+        if isinstance(row, KernelRow) and row.beside and row.measured_us is not None:
+            ours[row.beside] = ours.get(row.beside, 0.0) + row.measured_us
+    torchs = {side: side.us(clock) for side in ours}
+    for row in rows:
+        if isinstance(row, KernelRow) and row.beside and (us := torchs.get(row.beside)) is not None:
+            row = replace(row, torch_us=us, gain=us / ours[row.beside])
+        yield row
 
 
 @dataclass(slots=True)
@@ -260,27 +391,3 @@ def _original(value: Any) -> Any:
     while hasattr(value, "_torchdynamo_orig_callable"):
         value = value._torchdynamo_orig_callable
     return value
-
-
-Tensor = torch.Tensor
-
-
-def measured(asked: str | Workload, device: torch.device, clock: timing.Clock) -> float | None:
-    """The median of a kernel on random data; indices are zeros. None on a CPU, where nothing that is
-    measured says anything about a device. Raises Unsupported."""
-    if device.type != "cuda":
-        return None
-    found = launch(asked, device, True, "now")
-
-    operands = found.operands()
-
-    def make(_: int) -> Callable[[], object]:
-        tensors = [_made(m, device) for m in operands]
-        return lambda: found.start(tensors)
-    return clock.one(make, sum(prod(m.shape) * m.elements.itemsize for m in operands)).us
-
-
-def _made(m: Wanted, device: torch.device) -> Tensor:
-    assert m.strides is not None
-    t = torch.empty_strided(m.shape, m.strides, dtype=m.elements, device=device)
-    return t.normal_() if t.is_floating_point() else t.zero_()

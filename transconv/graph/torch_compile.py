@@ -24,7 +24,7 @@ from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
 from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.cudagraphs import Captures
-from transconv.graph.regions.partition import extracted, is_size, names, nothing, regions
+from transconv.graph.regions.partition import extracted, is_size, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import (
     RefusedKernel,
@@ -532,12 +532,11 @@ class RunnableRegion:
         if self.instead is not None:
             return self.instead.rows()
         if self.launches is not None:
-            stored = {*self.launches.plan.stored}
-            return [graph_report.kernel_row(k, stored, self.launches.device, self.setting.rates)
-                    for k in self.launches.kernels]
-        said = names(self.region.nodes)
+            return graph_report.kernel_rows(self.launches, self.setting.rates,
+                                            lambda gm: Rest(gm, "inductor", False))
         by = self.setting.rest if self.torch.compiles else "eager"
-        return [graph_report.TorchRow(by, said, tuple(dict.fromkeys(self.why)))]
+        return [graph_report.torch_row(self.region, by, self.why, lambda gm: Rest(gm, by, False),
+                                       self.setting.device)]
 
 
 def _announce(reason: str, message: str, what: str) -> None:

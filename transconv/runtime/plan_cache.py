@@ -3,8 +3,8 @@
 Choosing schedules and running the passes take most of the time of a start. A record has what launches
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
 key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
-records are sealed with a key of the user's (``support/seals.py``), and each field is judged as it is read. What
-a record says is compared with what the passes make in ``compilation/recompilation.py``.
+records are sealed with a key of the user's (``support/seals.py``), and each field is judged as it is read.
+What a record says is compared with what the passes make in ``compilation/recompilation.py``.
 
 The file for another machine has plans, Triton's machine code of their kernels, and which kernels are known
 to be wrong. It is a zip archive: ``manifest.json`` with versions and a digest of every other member,

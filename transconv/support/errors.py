@@ -120,9 +120,9 @@ def _stage_error(stage: str, reason: str, problem: str, schedule: str,
 def nearest(word: str, known: Iterable[str], other: Mapping[str, str] | None = None) -> str:
     """``"; did you mean f32?"``: the name that is meant, by ``other`` names of it or by its letters; empty
     where none is near."""
-    meant = (other or {}).get(word.lower())
-    near = [meant] if meant else difflib.get_close_matches(word.lower(), known, 1, 0.7)
-    return f"; did you mean {near[0]}?" if near else ""
+    other = other or {}
+    near = difflib.get_close_matches(word.lower(), [*other, *known], 1, 0.7)
+    return f"; did you mean {other.get(near[0], near[0])}?" if near else ""
 
 
 def one_line(text: str) -> str:

@@ -232,14 +232,15 @@ class Session:
     def _line(self, job: TuningJob) -> str:
         """The result of a job, for people."""
         assert job.search is not None
-        head = f"{job.name[:28]:28} {job.workload.direction:5}"
+        head = f"{(job.name or job.workload.title)[:28]:28} {job.workload.direction:5}"
         best = job.search.best
         if best is None:
-            return f"{head} none of {len(job.search.times)} trials was right"
+            return f"{head} none of the {len(job.search.times)} schedules that were tried was right"
         us = job.search.times[best]
         first = job.search.times.get(job.search.ranking[0], float("inf"))
-        gain = f"{first / us:5.2f}x" if first < float("inf") else "    -"
-        return f"{head} {us:9.1f} us {gain} of the first estimate, {job.tried} right  {best}"
+        gain = (f"{first / us:.2f} times as fast as the schedule that was estimated to be the best"
+                if first < float("inf") else "the schedule that was estimated to be the best did not run")
+        return f"{head} {us:9.1f} us, {gain}; right: {job.tried} of {len(job.search.times)}  {best}"
 
 
 def groups(jobs: int, workers: str = WORKERS,

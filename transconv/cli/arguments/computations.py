@@ -31,9 +31,19 @@ def asked(words: argparse.Namespace, sizes: bool = False) -> list[Compute]:
         problem, epilogue = options.dressed(ConvProblem.parse(text), words), options.epilogue(words)
         return [c for prop in options.props(words) for c in any_size(problem, prop, names, epilogue)]
     found = given(words.problem, sizes)
+    expect_sizes(words, found)
     if found:
         of_texts(words, found[0])
     return found
+
+
+def expect_sizes(words: argparse.Namespace, found: Sequence[Compute]) -> None:
+    """Raises ComputeError for ``--sizes`` of what has no sizes that are arguments."""
+    if (said := getattr(words, "sizes", None)) and not any(c.named for c in found):
+        what = found[0].name if found else " ".join(words.problem)
+        raise ComputeError(f"--sizes {said} has nothing to set: the sizes of {what} are numbers; expected "
+                           "a computation with a line of sizes, or a problem with question marks, such "
+                           "as mb2?ic8ih9?oc8oh9kh3ph1")
 
 
 def of_texts(words: argparse.Namespace, compute: Compute) -> None:

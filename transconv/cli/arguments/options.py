@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
 from transconv.schedule import Schedule
 from transconv.selection import schedule_of_user
-from transconv.support import ProblemError, Unsupported, knobs, one_line
+from transconv.support import ProblemError, Unsupported, knobs, nearest, one_line
 from transconv.target import Target, detect, why_no_switches
 
 EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
@@ -30,7 +31,17 @@ class Parser(argparse.ArgumentParser):
     """A parser with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {one_line(message)} (--help says what is expected)\n")
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        meant = nearest(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
+        self.exit(2, f"{self.prog}: error: {one_line(message)}{meant} (--help says what is expected)\n")
+
+    def parse_args(self, given: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """The words of a command line. Of an option that its verb does not have: which was meant."""
+        words, left = self.parse_known_args(given)
+        if left:
+            meant = nearest(left[0].partition("=")[0], re.findall(r"--[\w-]+", words.usage()))
+            self.error(f"unrecognized arguments: {' '.join(left)}{meant}")
+        return words
 
 
 def refusal(error: BaseException) -> str:
@@ -44,8 +55,9 @@ def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, 
     made: argparse.ArgumentParser = verbs.add_parser(
         name, help=help, description=about, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in examples))
-    made.set_defaults(action=action)
+    made.set_defaults(action=action, usage=made.format_usage)
     return made
+
 
 
 def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import operator
+import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -365,3 +366,55 @@ def names(nodes: Sequence[fx.Node]) -> str:
     counts = Counter(str(n.target).removeprefix("aten.") for n in nodes
                      if n.target is not operator.getitem)
     return ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
+
+
+def graph_of(nodes: Sequence[fx.Node]) -> fx.GraphModule:
+    """Some nodes as a graph of their own, with the parts of their results that others take."""
+    own = {*nodes} | {u for n in nodes for u in n.users if u.target is operator.getitem and not nothing(u)}
+    whole = nodes[0].graph
+    region = Region(False, [n for n in whole.nodes if n in own])
+    _ends(region, ())
+    assert whole.owning_module is not None
+    return extracted(region, whole.owning_module)
+
+
+class Origin(NamedTuple):
+    """Where an operation comes from: the path of the module in the model, and what the model's code calls
+    the operation: the class of a module of torch's, or a function."""
+
+    module: str
+    operation: str
+
+
+STACKS = (("nn_module_stack", "source_fn_stack", ""),
+          ("fwd_nn_module_stack", "fwd_source_fn_stack", " gradient"))
+
+
+def origin(node: fx.Node) -> Origin:
+    """What torch's compiler notes of a node; of a gradient, of the operation that it belongs to."""
+    for modules, calls, of in STACKS:
+        if node.meta.get(calls):
+            path = [*(node.meta.get(modules) or {"": ("",)}).values()][-1][0]
+            # L['self']._modules['block'].norm, L['fn'].block.norm: of the model, block.norm
+            inside = re.sub(r"\._modules\b|\['?|'?\]", ".", re.sub(r"^L\['\w+'\]", "", path))
+            return Origin(re.sub(r"\.+", ".", inside).strip("."), _called(node.meta[calls][-1][1]) + of)
+    return Origin("", _called(node.target))
+
+
+def _called(by: Any) -> str:
+    """The name of a function, a method or a class; of aten's, and of an operator in place, in short."""
+    name = str(by) if isinstance(by, str) or not hasattr(by, "__name__") else str(by.__name__)
+    name = name.removeprefix("aten.").partition(".")[0].strip("_")
+    return name[1:] if name[:1] == "i" and hasattr(operator, f"__{name[1:]}__") else name
+
+
+def title(nodes: Sequence[fx.Node]) -> str:
+    """Operations by the model's own names, with the module of the first: ``d1.0: GroupNorm + SiLU``."""
+    found = [origin(n) for n in nodes]
+    words = [*dict.fromkeys(o.operation for o in found)]
+    more = f" + {len(words) - SAID} more" if len(words) > SAID else ""
+    where = next((f"{o.module}: " for o in found if o.module), "")
+    return f"{where}{' + '.join(words[:SAID])}{more}"
+
+
+SAID = 6  # operations in a title at most

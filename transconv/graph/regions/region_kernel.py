@@ -269,17 +269,17 @@ def refusal(group: FusionGroup, plan: FusionPlan, region: Region, error: Excepti
     """Of the kernel of a group, for a reason; ``also``: what else is to blame."""
     memory = {p for p, by in plan.stored.items() if by.number != group.number}
     computed = {x for p in group.stores for x in ingredients(p, memory)} - memory
-    origins = _origins(region)
-    computed |= {at.whole for p in group.stores if p not in origins  # a copy of a part (fusion/plan.py)
+    made_by = origins(region)
+    computed |= {at.whole for p in group.stores if p not in made_by  # a copy of a part (fusion/plan.py)
                  and (at := plan.places.get(p)) is not None}
-    nodes = frozenset(node.name for piece, node in origins.items() if piece in computed)
+    nodes = frozenset(node.name for piece, node in made_by.items() if piece in computed)
     reason = error.reason if isinstance(error, Unsupported) else f"error:{type(error).__name__}"
     message = error.message or reason if isinstance(error, Unsupported) else str(error) if isinstance(
         error, TransconvError) else f"a bug: {type(error).__name__}: {error}"
     return RefusedKernel(group.name, nodes | also, reason, message)
 
 
-def _origins(region: Region) -> dict[Piece, fx.Node]:
+def origins(region: Region) -> dict[Piece, fx.Node]:
     """The node whose row made a value: the first that has it."""
     found: dict[Piece, fx.Node] = {}
     for node in region.nodes:

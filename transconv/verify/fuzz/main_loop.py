@@ -396,10 +396,7 @@ def imported(worker: str) -> None:
     import triton  # noqa: F401
 
     from transconv.passes import lower
-    from transconv.verify import (
-        case,  # noqa: F401
-        judgement,  # noqa: F401
-    )
+    from transconv.verify import case, judgement  # noqa: F401
 
     trial = next(t for n in range(100) if (t := draw_trial(0, n)).schedule is not None)
     assert trial.schedule is not None
