@@ -89,7 +89,7 @@ def test_front_ends_do_not_read_each_other(known: None) -> None:
 
 
 def test_distances_of_convolutions_order_their_problems() -> None:
-    """0 to itself alone, the same both ways, and the longer, the more of a size or the more sizes differ."""
+    """0 to itself alone, the same both ways, the longer, the more and the farther sizes differ."""
     def at(text: str, prop: Prop = Prop.FWD) -> ConvWorkload:
         return ConvWorkload(ConvProblem.parse(text), prop)
 
