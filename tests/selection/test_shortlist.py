@@ -18,6 +18,7 @@ from transconv.selection.candidates import DRAWER, Listed
 from transconv.selection.proposals import heuristics
 from transconv.selection.tuning_db import record as records
 from transconv.selection.tuning_db import store
+from transconv.selection.tuning_db.transfer import relatives
 from transconv.selection.tuning_db.record import TuningRecord, unnamed
 from transconv.target.records import TARGETS
 from transconv.target.versions import triton_version
@@ -161,6 +162,23 @@ def test_the_best_estimate_for_a_neighbour_is_kept(monkeypatch: pytest.MonkeyPat
     for path in Path(os.environ["TRANSCONV_CACHE"], choice.DRAWER.name).glob("*.json"):
         choice.DRAWER.put(path.stem, {"us": "nan"})
     assert choice._best(there, SM90, ()) == once
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+def test_a_neighbours_winner_stands_for_one_schedule(prop: Prop) -> None:
+    """That of its relatives with the best estimate: the others have their places by their estimates."""
+    like = ConvProblem.parse(str(DENSE).replace("mb32", "mb36"))
+    work, there = ConvWorkload(DENSE, prop), ConvWorkload(like, prop)
+    winner = choice.ranked(computes(like, prop)[0], SM90)[0].schedule
+    compute = computes(DENSE, prop)[0]
+    alone = choice.ranked(compute, SM90)
+    store.remember([records.make(there, SM90, str(winner), 12.5, 16)])
+    found = choice.ranked(compute, SM90, work)
+    near = [c for c in found if c.row]
+    related = relatives(winner, [c.schedule for c in alone], compute, SM90)
+    assert len(related) > 1 and [c.schedule for c in near] == [min(related, key=lambda s: next(
+        i for i, c in enumerate(alone) if c.schedule == s))]
+    assert near == found[:1] and {c.schedule for c in found} == {c.schedule for c in alone}
 
 
 def test_a_given_schedule_is_not_kept(ranked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
