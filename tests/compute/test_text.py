@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transconv.compute import Compute, execute, one_line, parse
+from transconv.compute import Alone, Compute, execute, one_line, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ComputeError
 from transconv.ir import f16, f32, f64
-from transconv.runtime import build_compute
-from transconv.target import Target
+from transconv.runtime import Plan, build_compute, plan
+from transconv.target import TARGETS, Target
 from transconv.verify.computation import after_every_pass
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +51,22 @@ def test_what_a_text_says() -> None:
     assert made.reads[0].fill == float("-inf")
     assert str(made.a.mask()) != "True"  # rows and columns leave the image
     assert str(made.c.mask()) == "True"
+
+
+@pytest.mark.parametrize("fill", ["3", "-inf", "0.5", "1e+06", "1234567", "1234568", "16777217.0",
+                                  "0.1234567", "0.12345678", "-1e-300", "2147483648"])
+def test_every_digit_of_a_fill_is_kept(fill: str) -> None:
+    """Plans are kept by their texts: texts that drop a digit give one kernel to two computations."""
+    made = parse(POOL.replace("-inf", fill).replace("f16", "f64"))
+    again = parse(str(made))
+    assert again == made and made.reads[0].fill == again.reads[0].fill == float(fill)
+
+
+def test_fills_that_differ_have_kernels_that_differ() -> None:
+    sources = [plan(Alone(parse(POOL.replace("-inf", fill).replace("f16", "f32"))), TARGETS["sm_90"],
+                    None, False, Plan).steps[0].source for fill in ("1234567", "1234568")]
+    assert ["other=123456" + digit in source for source in sources for digit in "78"] == [
+        True, False, False, True]
 
 
 def test_kinds_of_products_are_computed() -> None:

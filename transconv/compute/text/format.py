@@ -147,7 +147,7 @@ def _extent(axis: Axis) -> str:
 def line(step: Step, compute: Compute) -> str:
     """The line of a step."""
     if isinstance(step, Read):
-        fill = f" else {step.fill:g}" if step.fill else ""
+        fill = f" else {_spelled(step.fill)}" if step.fill else ""
         return f"read   {step.name} = {_view(step.view)}{fill}"
     computed = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
     if isinstance(step, Value):
@@ -472,6 +472,12 @@ def named(text: str, what: str) -> str:
     if reason := why_not_named(text):
         raise ComputeError(f"{reason} for {what}" if reason.endswith("name") else f"{reason} ({what})")
     return text
+
+
+def _spelled(number: float) -> str:
+    """A number with as many digits as tell it from every other."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def _number(text: str) -> float:
