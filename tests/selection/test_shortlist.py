@@ -18,8 +18,8 @@ from transconv.selection.candidates import DRAWER, Listed
 from transconv.selection.proposals import heuristics
 from transconv.selection.tuning_db import record as records
 from transconv.selection.tuning_db import store
-from transconv.selection.tuning_db.transfer import relatives
 from transconv.selection.tuning_db.record import TuningRecord, unnamed
+from transconv.selection.tuning_db.transfer import relatives
 from transconv.target.records import TARGETS
 from transconv.target.versions import triton_version
 
