@@ -82,7 +82,7 @@ from transconv.ir.expr import (
 from transconv.ir.functions.calls import CALLS, Callee, helpers, multiply_add
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.ir.functions.reductions import REDUCERS, reducer_of
-from transconv.ir.functions.rounding import convert, held_constant, wrapped
+from transconv.ir.functions.rounding import convert, held_constant, is_near, wrapped
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
 from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
@@ -181,7 +181,7 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "partial", "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told",
            "statements", "store", "strictest", "substitute", "sum_of", "tf32", "text_of",
            "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
-           "why_not_depth", "why_not_name", "why_not_text", "held_constant", "wrapped"]
+           "why_not_depth", "why_not_name", "why_not_text", "held_constant", "is_near", "wrapped"]
 
 _BEFORE = {"Buffer": "SmemRing", "Piece": "SlotTile", "Read": "MemoryRead"}  # names that 0.2 will not have
 

@@ -39,6 +39,7 @@ from transconv.ir import (
     contract,
     f64,
     free_vars,
+    held_constant,
     rewrite,
 )
 
@@ -228,7 +229,8 @@ class StepEvaluator:
 
     def read(self, step: Read) -> Array:
         coords, mask = self.place(step.view)
-        return np.where(mask, self.elements(step.view.tensor, coords), step.fill)
+        beyond = held_constant(step.fill, step.view.tensor.dtype)
+        return np.where(mask, self.elements(step.view.tensor, coords), beyond)
 
     def elements(self, tensor: Tensor, coords: tuple[Array, ...]) -> Array:
         """Elements of a given tensor, as f64 or int64."""
