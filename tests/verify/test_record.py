@@ -88,3 +88,14 @@ def test_the_file(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="is no record: its columns are"):
         record.read(path)
+
+
+def test_the_page_has_a_line_for_each_kernel_and_what_is_wrong_with_it() -> None:
+    rows = [ROW, replace(ROW, kernel="bwd_d", triton="3.9.0", serialised=True, spill_bytes=0),
+            replace(ROW, kernel="bwd_d", registers=90)]
+    first, second = [line for line in record.page_of_kernels(rows).splitlines()
+                     if line.startswith("| dense |")]
+    schedule = "`mb.oh.ow:128 oc:64 ic:32 / mma / stages=3 warps=4` |"
+    assert first == "| dense | bwd_d | 90 | 128 | 16 | 0 | 49152 | 49152 | HMMA LDGSTS **serialised** | " + (
+        schedule)
+    assert second == f"| dense | fwd | 128 | - | 16 | - | 49152 | - | HMMA LDGSTS | {schedule}"
