@@ -16,7 +16,7 @@ import pytest
 
 from tests.verify import planted
 from transconv.__main__ import main
-from transconv.compute import END, Reduction, parse
+from transconv.compute import END, OPS, Reduction, parse
 from transconv.errors import ProblemError
 from transconv.runtime import Plan
 from transconv.schedule import Schedule
@@ -24,6 +24,7 @@ from transconv.schedule.words import by_name
 from transconv.target.records import TARGETS
 from transconv.verify.computation import ComputationCase
 from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
+from transconv.verify.draw.text_page import DRAWN, EXACT
 from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
 from transconv.verify.fuzz.main_loop import repeated
 from transconv.verify.fuzz.shrinker import shrink
@@ -74,6 +75,12 @@ def test_everything_is_drawn() -> None:
         assert len(seen[name]) == 2, name
     assert seen["factors"] == {"none", "read", "computed"}
     assert any("red=" in t.schedule and ":" not in t.schedule for t in drawn())  # selection finds the tile
+
+
+def test_every_function_that_makes_a_number_may_be_drawn() -> None:
+    assert {*EXACT} == {n for n, op in OPS.items() if op.exact and op.arity < 3} - {
+        "lt", "le", "gt", "ge", "eq", "ne"}
+    assert {*DRAWN} > {*EXACT} and {"gelu", "sigmoid", "tanh"} <= {*DRAWN} - {*EXACT}
 
 
 def test_lines_read_back() -> None:
