@@ -162,9 +162,9 @@ def try_drawn(trials: Trials, n: int, seed: int, rooms: Sequence[str]) -> None:
             judge(trials, mutant)
 
 
-def try_again(trials: Trials, part: str) -> None:
+def try_again(trials: Trials, parts: Sequence[str]) -> None:
     for row in rows():
-        if row["verdict"] == "survived" and part in row["file"]:
+        if row["verdict"] == "survived" and any(part in row["file"] for part in parts or [""]):
             mutant = found_again(row)
             if mutant is not None:
                 judge(trials, mutant, row["why"])
@@ -189,8 +189,8 @@ def main() -> int:
                         help="draw from these alone (those that decide numbers)")
     parser.add_argument("--budget", type=float, default=40, metavar="SECONDS",
                         help="how long the tests of one mutant may take (40)")
-    parser.add_argument("--again", metavar="FILE", nargs="?", const="",
-                        help="the survivors of files with this in their path, all if nothing is given")
+    parser.add_argument("--again", metavar="FILE", nargs="*",
+                        help="the survivors of files with one of these in their path; all if none is said")
     parser.add_argument("--no-record", dest="record", action="store_false",
                         help="only tests that were recorded before")
     parser.add_argument("--summary", action="store_true", help="only the score of what was tried")

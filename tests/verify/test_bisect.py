@@ -169,6 +169,23 @@ def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
         assert "@" in found.diff  # the text of the kernel
 
 
+def test_every_part_is_asked_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answers(name: str) -> None:
+        def ask(*_: object) -> emitted_kernel.EmittedVerdict:
+            asked.append(name)
+            return emitted_kernel.EmittedVerdict(False, f"{name} is right")
+
+        monkeypatch.setattr(stage_search, f"ask_{name}", ask)
+
+    answers("emitter")
+    answers("compiler")
+    found = blame(planted.PLAIN, "fwd", "sm_80")
+    assert asked == ["emitter", "compiler"] and found.stage == ""
+    assert all(f"{name} is right" in found.text for name in asked)
+
+
 @pytest.mark.parametrize(("code", "out", "wrong", "said"), [
     (-11, "", True, "Triton's interpreter died of signal 11"),
     (0, '{"stage": "emit", "verdict": "3 of 9 are wrong", "diff": "@triton.jit"}', True,
