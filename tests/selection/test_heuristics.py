@@ -133,6 +133,14 @@ def test_products_of_elements_have_lanes_along_rows_and_columns(prop: Prop, targ
     assert best.unit == "fma" and min(sides) > 1 and prod(sides) >= 64, str(best)
 
 
+@pytest.mark.parametrize("prop", list(Prop))
+def test_large_tiles_of_the_matrix_unit_have_the_registers_of_eight_warps(prop: Prop) -> None:
+    compute = made_of(f"{DENSE} dt=bf16 tag=nhwc", prop)
+    large = [s for s in heuristics.candidates(compute, SM90) if s.unit == "mma"
+             and tile(s, compute, "M") * tile(s, compute, "N") > 128 * 128]
+    assert large and {s.warps * s.consumers for s in large} == {8}
+
+
 def test_of_a_schedule_that_was_given_its_estimate_and_the_first_choice_are_told() -> None:
     compute = made_of(f"{DENSE} dt=bf16 tag=nhwc")
     ranked = choice.ranked(compute, SM90)

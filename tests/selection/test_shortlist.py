@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,21 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     monkeypatch.setattr(candidates, "files_digest", lambda: "other files")
     listed()
     assert len(ranked) == 6
+
+
+def test_a_stamp_tells_what_the_users_rows_say_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = ConvWorkload(DENSE, Prop.FWD)
+    like = ConvWorkload(ConvProblem.parse(str(DENSE).replace("mb32", "mb36")), Prop.FWD)
+    rows = [records.make(w, SM90, TUNED, 12.5, 16) for w in (work, like)]
+
+    def stamp(found: list[TuningRecord] | None) -> str:
+        monkeypatch.setattr(store, "users_rows", lambda name: found)
+        return candidates.stamp(work, SM90)
+
+    assert stamp(rows) == stamp(rows[::-1])
+    others = [None, [], rows[:1], rows[1:], rows, [replace(rows[0], us=13.0), rows[1]],
+              [rows[0], replace(rows[1], schedule=TUNED.replace("warps=4", "warps=8"))]]
+    assert len({stamp(each) for each in others}) == len(others)
 
 
 NORM = """compute norm

@@ -22,7 +22,7 @@ from transconv.runtime import Plan
 from transconv.schedule import Schedule
 from transconv.schedule.words import by_name
 from transconv.target.records import TARGETS
-from transconv.verify.computation import ComputationCase
+from transconv.verify.computation import ComputationCase, wide
 from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
 from transconv.verify.draw.text_page import DRAWN, EXACT
 from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
@@ -81,6 +81,17 @@ def test_every_function_that_makes_a_number_may_be_drawn() -> None:
     assert {*EXACT} == {n for n, op in OPS.items() if op.exact and op.arity < 3} - {
         "lt", "le", "gt", "ge", "eq", "ne"}
     assert {*DRAWN} > {*EXACT} and {"gelu", "sigmoid", "tanh"} <= {*DRAWN} - {*EXACT}
+
+
+def test_slopes_are_judged_in_f64() -> None:
+    """Every float tensor; positions and whole numbers keep their types."""
+    narrow = parse("compute rows\n tensor I i64 [4]\n tensor X bf16 [9, 5]\n tensor W f8e4m3 [5]\n"
+                   " tensor Y f32 [4, 5]\n axes m=4 k=5\n read i = I[m]\n read x = X[i, k]\n"
+                   " read w = W[k]\n store Y[m, k] = x * w")
+    made = wide(narrow)
+    assert {t.name: str(t.dtype) for t in made.tensors} == {"I": "i64", "X": "f64", "W": "f64", "Y": "f64"}
+    assert [t.shape for t in made.tensors] == [t.shape for t in narrow.tensors]
+    assert wide(made) == made
 
 
 def test_lines_read_back() -> None:
