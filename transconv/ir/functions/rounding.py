@@ -5,6 +5,8 @@ Rounding is to nearest, ties to even, unless the row of the type has a ``Roundin
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 
 from transconv.ir.dtype import Array, DType
@@ -40,8 +42,8 @@ def is_near(value: float, by: DType) -> bool:
     """Whether a type has a number of Python behind rounding alone: a whole one within an integer's limits,
     0 or 1 of a boolean, any of a float that becomes neither infinite nor another type's largest one."""
     if by.kind == "float":
-        return not np.isfinite(value) or abs(value) <= by.largest and bool(np.isfinite(_held(value, by)))
-    return np.isfinite(value) and value == int(value) and is_held(int(value), by)
+        return not isfinite(value) or abs(value) <= by.largest and isfinite(_held(value, by))
+    return isfinite(value) and value == int(value) and is_held(int(value), by)
 
 
 def is_held(value: float, by: DType) -> bool:
