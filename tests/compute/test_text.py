@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transconv.compute import Compute, execute, one_line, parse
+from transconv.compute import Alone, Compute, execute, one_line, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ComputeError
 from transconv.ir import f16, f32, f64
-from transconv.runtime import build_compute
-from transconv.target import Target
+from transconv.runtime import Plan, build_compute, plan
+from transconv.target import TARGETS, Target
 from transconv.verify.computation import after_every_pass
 
+SM90 = TARGETS["sm_90"]
 ROOT = Path(__file__).parents[2]
 TEXTS = sorted((ROOT / "bench" / "computes").glob("*.txt"))
 POOL = """
@@ -51,6 +52,48 @@ def test_what_a_text_says() -> None:
     assert made.reads[0].fill == float("-inf")
     assert str(made.a.mask()) != "True"  # rows and columns leave the image
     assert str(made.c.mask()) == "True"
+
+
+@pytest.mark.parametrize("fill", ["3", "-inf", "0.5", "1e+06", "1234567", "1234568", "16777217.0",
+                                  "0.1234567", "0.12345678", "-1e-300", "2147483648"])
+def test_every_digit_of_a_fill_is_kept(fill: str) -> None:
+    """Plans are kept by their texts: texts that drop a digit give one kernel to two computations."""
+    made = parse(POOL.replace("-inf", fill).replace("f16", "f64"))
+    again = parse(str(made))
+    assert again == made and made.reads[0].fill == again.reads[0].fill == float(fill)
+
+
+@pytest.mark.parametrize(("type", "right", "wrong"), [
+    ("f16", "65504 -inf 0.1", "70000 -1e9"), ("bf16", "3e38 inf", "3.4e38 1e39"),
+    ("f32", "3.4e38 -inf 0.1", "1e39"), ("f64", "1e300 inf", ""), ("f8e4m3", "448 0.3", "500 -449"),
+    ("f8e5m2", "57344", "1e6"), ("i8", "-128 127", "128 -129 0.5 inf"), ("u8", "0 255", "-1 256"),
+    ("i32", "2147483647", "2147483648 -inf"), ("boolean", "0 1", "2 0.5")])
+def test_a_fill_is_a_number_of_its_tensors_type(type: str, right: str, wrong: str) -> None:
+    """Kernels hold it in this type: of another number they and the exact answer would have two."""
+    text = POOL.replace("f16", type).replace("let    most = max(a; kh kw)\n    store", "store").replace(
+        "= most", "= max(a; kh kw)")
+    for fill in right.split():
+        assert parse(text.replace("-inf", fill)).reads[0].fill == float(fill)
+    for fill in wrong.split():
+        with pytest.raises(ComputeError, match=f"line 5: .*: else {fill} is no number of {type}; expected "
+                                               "one that elements of 'x' may have"):
+            parse(text.replace("-inf", fill))
+
+
+@pytest.mark.parametrize(("type", "fill"), [("f16", "0.1"), ("bf16", "1e30"), ("f8e4m3", "0.3"),
+                                            ("i32", "1234567"), ("f32", "-3")])
+def test_the_answer_has_the_fill_that_kernels_have(type: str, fill: str) -> None:
+    compute = parse(f"compute shifted\n tensor X {type} [n=32]\n tensor Y f64 [n=40]\n axes n=40\n"
+                    f" read x = X[n - 4] else {fill}\n store Y[n] = x")
+    made = plan(Alone(compute), SM90, None, False, Plan)
+    assert not [found.problem for _, found in after_every_pass(compute, made) if found.problem]
+
+
+def test_fills_that_differ_have_kernels_that_differ() -> None:
+    sources = [plan(Alone(parse(POOL.replace("-inf", fill).replace("f16", "f32"))), SM90,
+                    None, False, Plan).steps[0].source for fill in ("1234567", "1234568")]
+    assert ["other=123456" + digit in source for source in sources for digit in "78"] == [
+        True, False, False, True]
 
 
 def test_kinds_of_products_are_computed() -> None:

@@ -93,6 +93,20 @@ def test_tensors_have_the_shape_of_their_mask(mask: str, shape: tuple[int, ...])
     assert Epilogue.parse(f"add:u8:{mask}").kind == ("res" if mask == "per_tensor" else "point")
 
 
+@pytest.mark.parametrize("words", [
+    "", "relu", "bias", "bias:f32+relu", "sum:0.5+add:f32:per_oc", "prelu:per_oc+mul:f32:per_tensor+res",
+    "zero:src:per_ic", "stochastic", "bias+mul:0.5+stochastic"])
+def test_operands_are_all_that_is_read_but_the_product(words: str) -> None:
+    kept = ("s8", "s8") if "zero" in words else ("f16", "f16")
+    p = ConvProblem.parse(f"mb2ic8ih5oc6oh5kh3ph1 dt={kept[0]}:{kept[1]}:f16 tag=nhwc")
+    work = ConvWorkload(p, Prop.FWD, Epilogue.parse(words))
+    read = {r.view.tensor.name for c in work.computations for r in c.reads} - {
+        w.view.tensor.name for c in work.computations[:-1] for w in c.writes}
+    said = {o.name for o in work.epilogue.operands} | {t.name for t in work.epilogue.zeros.tensors(p)}
+    assert read == said | {"src", "wei"}
+    assert {t.name for t in work.tensors} == read | {"dst"}
+
+
 def test_masks_and_tags_of_another_rank() -> None:
     for text, reason in (("add:f32:16", "mask 16"), ("add:f32:2:aBcde4b", "arg0")):
         with pytest.raises(ScheduleError, match=reason):

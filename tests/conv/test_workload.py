@@ -89,6 +89,31 @@ def test_front_ends_do_not_read_each_other(known: None) -> None:
     assert sorted(found) == sorted(w.group(machine) for w in (conv, work))
 
 
+def test_distances_of_convolutions_order_their_problems() -> None:
+    """0 to itself alone, the same both ways, the longer, the more and the farther sizes differ."""
+    def at(text: str, prop: Prop = Prop.FWD) -> ConvWorkload:
+        return ConvWorkload(ConvProblem.parse(text), prop)
+
+    def far(one: ConvWorkload, other: ConvWorkload) -> float:
+        away = one.distance(other)
+        assert away is not None and away == pytest.approx(other.distance(one))
+        return away
+
+    base = at("mb32ic64ih28oc64oh28kh3ph1")
+    assert far(base, base) == 0 == far(base, at(str(base)))
+    rising = [at(text) for text in (
+        "mb32ic64ih30oc64oh28kh3", "mb33ic64ih28oc64oh28kh3ph1", "mb36ic64ih28oc64oh28kh3ph1",
+        "mb64ic64ih28oc64oh28kh3ph1", "mb32ic128ih28oc64oh28kh3ph1", "mb64ic128ih28oc64oh28kh3ph1",
+        "mb64ic128ih28oc32oh28kh3ph1")]
+    found = [far(base, other) for other in rising]
+    assert 0 < found[0] and found == sorted(set(found))
+    assert far(base, replace(base, open=frozenset({"mb"}))) > 0
+    assert 0 < far(base, at("mb32ic64ih28oc64oh28kh3ph1 dt=bf16")) < far(rising[3], rising[4])
+    for other in ("mb32ic64ih28oc64oh28kh1", "mb32ic64ih28oc64oh14kh3sh2ph1", "mb32ic8ih28oc64oh28kh3ph1",
+                  "mb32ic64ih28oc64oh28kh3dh1ph2", "g2mb32ic64ih28oc64oh28kh3ph1"):
+        assert base.distance(at(other)) is None, other
+
+
 @interpreted
 def test_a_first_result_is_checked_as_the_workload_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")

@@ -16,7 +16,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,21 +60,21 @@ def source(file: str) -> Source:
     return Source(file, (PLANTED / file).read_text())
 
 
-@functools.cache
-def files() -> dict[str, int]:
+def files(rooms: Sequence[str]) -> dict[str, int]:
     """Files that may be drawn, with their weights."""
-    found = [p.relative_to(PLANTED).as_posix() for room in ROOMS
-             for p in (PLANTED / "transconv" / room).rglob("*.py")] + [f"transconv/{n}" for n in OFTEN]
+    found = [p.relative_to(PLANTED).as_posix() for room in rooms
+             for p in (PLANTED / "transconv" / room).rglob("*.py")]
     return {name: len((PLANTED / name).read_text().splitlines()) * (
-        TIMES if name.removeprefix("transconv/") in OFTEN else 1) for name in sorted(set(found))}
+        TIMES if name.removeprefix("transconv/") in OFTEN else 1) for name in sorted(found)}
 
 
-def drawn(seed: int, n: int) -> Iterator[Mutant]:
+def drawn(seed: int, n: int, rooms: Sequence[str] = ROOMS) -> Iterator[Mutant]:
     """Mutants number 0 to n - 1 of a seed: a file, an operator that applies in it, a place."""
     seen = set[tuple[str, ...]]()
     rng = random.Random(seed)
+    weights = files(rooms)
     while len(seen) < n:
-        of = source(rng.choices(list(files()), list(files().values()))[0])
+        of = source(rng.choices(list(weights), list(weights.values()))[0])
         names = sorted({site.operator for site in of.sites})
         if not names:
             continue
@@ -155,16 +155,16 @@ def summary() -> str:
 # -- the command ------------------------------------------------------------------------------------
 
 
-def try_drawn(trials: Trials, n: int, seed: int) -> None:
+def try_drawn(trials: Trials, n: int, seed: int, rooms: Sequence[str]) -> None:
     judged = {row_key(row) for row in rows()}
-    for mutant in drawn(seed, n):
+    for mutant in drawn(seed, n, rooms):
         if mutant.key not in judged and trials.has_tests(mutant):
             judge(trials, mutant)
 
 
-def try_again(trials: Trials, part: str) -> None:
+def try_again(trials: Trials, parts: Sequence[str]) -> None:
     for row in rows():
-        if row["verdict"] == "survived" and part in row["file"]:
+        if row["verdict"] == "survived" and any(part in row["file"] for part in parts or [""]):
             mutant = found_again(row)
             if mutant is not None:
                 judge(trials, mutant, row["why"])
@@ -173,7 +173,8 @@ def try_again(trials: Trials, part: str) -> None:
 def serve(options: argparse.Namespace) -> int:
     """In the copy of the project: collects all tests, and tries mutants."""
     if options.again is None:
-        trials = Trials(lambda trials: try_drawn(trials, options.n, options.seed), options.budget)
+        trials = Trials(lambda trials: try_drawn(trials, options.n, options.seed, options.rooms),
+                        options.budget)
     else:
         trials = Trials(lambda trials: try_again(trials, options.again), options.budget)
     tests = sorted({test.partition("::")[0] for test in trials.covering.seconds})
@@ -184,10 +185,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--n", type=int, default=100, help="how many mutants of the seed (100)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=ROOMS, metavar="ROOM",
+                        help="draw from these alone (those that decide numbers)")
     parser.add_argument("--budget", type=float, default=40, metavar="SECONDS",
                         help="how long the tests of one mutant may take (40)")
-    parser.add_argument("--again", metavar="FILE", nargs="?", const="",
-                        help="the survivors of files with this in their path, all if nothing is given")
+    parser.add_argument("--again", metavar="FILE", nargs="*",
+                        help="the survivors of files with one of these in their path; all if none is said")
     parser.add_argument("--no-record", dest="record", action="store_false",
                         help="only tests that were recorded before")
     parser.add_argument("--summary", action="store_true", help="only the score of what was tried")

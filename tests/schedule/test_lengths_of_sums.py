@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from transconv.compute import Compute
+from transconv.compute import Alone, Compute, parse
 from transconv.conv import ConvProblem, Prop, computes
-from transconv.schedule import Schedule, chain
+from transconv.runtime import Plan, plan
+from transconv.schedule import Schedule, chain, why_not
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.tile_shapes import LONGEST, fewest_parts, too_long
 from transconv.selection.tuning_db import store
 from transconv.target import TARGETS
+from transconv.verify.computation import after_every_pass
 
 SM90 = TARGETS["sm_90"]
 LONG = computes(ConvProblem.parse("mb8ic192id128oc64od128kd3pd1 tag=ndhwc"), Prop.BWD_W)[0]
@@ -80,3 +82,19 @@ def test_no_tuned_row_is_too_long() -> None:
         compute = computes(ConvProblem.parse(row.problem), Prop(row.direction))[0]
         chains.append(chain(Schedule.parse(row.schedule), compute))
     assert LONGEST / 4 < max(chains) <= LONGEST
+
+
+@pytest.mark.parametrize("fill", ["inf", "-inf", "1.5"])
+def test_beyond_the_end_nothing_is_multiplied_by_infinity(fill: str) -> None:
+    """There the matrix unit multiplies what stands outside of one factor by the 0 of the other one."""
+    compute = parse(f"""compute product
+    tensor A f16 [m=32, k=40]
+    tensor B f16 [k=40, n=32]
+    axes   m=32 n=32 | k=40
+    read   a = A[m, k - 1] else {fill}
+    read   b = B[k, n]
+    store  C[m, n] = sum(a * b; k)""")
+    told = why_not(Schedule.parse("m:16 n:16 k:16 | mma"), compute, SM90)
+    assert told is None if fill == "1.5" else told is not None and "0 times infinity" in told
+    given = plan(Alone(compute), SM90, Schedule.parse("m:16 n:16 k:16 | fma"), False, Plan)
+    assert not [judged.problem for _, judged in after_every_pass(compute, given) if judged.problem]

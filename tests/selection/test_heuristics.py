@@ -21,11 +21,12 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
-from transconv.schedule.counts import k_steps
+from transconv.schedule.counts import k_steps, tile
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.packing import over_copies
 from transconv.schedule.tiles.shared_memory import transposed_bytes
+from transconv.selection import choice
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS, Constants
 
@@ -121,6 +122,34 @@ def test_channels_first_gathers_where_there_are_no_boxes() -> None:
 @pytest.mark.parametrize("text", [f"{DEPTHWISE} dt=bf16 tag=nhwc", f"{DENSE} dt=f64 tag=nhwc"])
 def test_what_the_matrix_unit_cannot_do_well(text: str) -> None:
     assert first(text).unit == "fma"
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+@pytest.mark.parametrize("target", GPUS)
+def test_products_of_elements_have_lanes_along_rows_and_columns(prop: Prop, target: str) -> None:
+    """Each operand is then read once for several elements of the result, and neighbours lie together."""
+    compute = made_of(f"{DENSE} dt=f64 tag=nhwc", prop)
+    best = heuristics.default(compute, TARGETS[target])
+    sides = [tile(best, compute, kind) for kind in "MN"]
+    assert best.unit == "fma" and min(sides) > 1 and prod(sides) >= 64, str(best)
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+def test_large_tiles_of_the_matrix_unit_have_the_registers_of_eight_warps(prop: Prop) -> None:
+    compute = made_of(f"{DENSE} dt=bf16 tag=nhwc", prop)
+    large = [s for s in heuristics.candidates(compute, SM90) if s.unit == "mma"
+             and tile(s, compute, "M") * tile(s, compute, "N") > 128 * 128]
+    assert large and {s.warps * s.consumers for s in large} == {8}
+
+
+def test_of_a_schedule_that_was_given_its_estimate_and_the_first_choice_are_told() -> None:
+    compute = made_of(f"{DENSE} dt=bf16 tag=nhwc")
+    ranked = choice.ranked(compute, SM90)
+    other = ranked[2].schedule
+    chosen, said = " ".join(choice.given(other, ranked, compute, SM90)).split("without")
+    assert "chosen     by the caller" in chosen
+    assert f"{cost.estimate(other, compute, SM90):.4g} us" in chosen
+    assert str(ranked[0].schedule) in " ".join(said.split())
 
 
 @pytest.mark.parametrize("shape", [DEPTHWISE, "g64mb32ic64ih112oc64oh56kh3sh2ph1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from transconv.selection.proposals import heuristics
 from transconv.selection.tuning_db import record as records
 from transconv.selection.tuning_db import store
 from transconv.selection.tuning_db.record import TuningRecord, unnamed
+from transconv.selection.tuning_db.transfer import relatives
 from transconv.support import triton_version
 from transconv.target.records import TARGETS
 
@@ -117,6 +119,21 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     assert len(ranked) == 6
 
 
+def test_a_stamp_tells_what_the_users_rows_say_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = ConvWorkload(DENSE, Prop.FWD)
+    like = ConvWorkload(ConvProblem.parse(str(DENSE).replace("mb32", "mb36")), Prop.FWD)
+    rows = [records.make(w, SM90, TUNED, 12.5, 16) for w in (work, like)]
+
+    def stamp(found: list[TuningRecord] | None) -> str:
+        monkeypatch.setattr(store, "users_rows", lambda name: found)
+        return candidates.stamp(work, SM90)
+
+    assert stamp(rows) == stamp(rows[::-1])
+    others = [None, [], rows[:1], rows[1:], rows, [replace(rows[0], us=13.0), rows[1]],
+              [rows[0], replace(rows[1], schedule=TUNED.replace("warps=4", "warps=8"))]]
+    assert len({stamp(each) for each in others}) == len(others)
+
+
 NORM = """compute norm
     tensor X f32 [64, 1000]
     tensor Y f32 [64, 1000]
@@ -161,6 +178,23 @@ def test_the_best_estimate_for_a_neighbour_is_kept(monkeypatch: pytest.MonkeyPat
     for path in Path(os.environ["TRANSCONV_CACHE"], choice.DRAWER.name).glob("*.json"):
         choice.DRAWER.put(path.stem, {"us": "nan"})
     assert choice._best(there, SM90, ()) == once
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+def test_a_neighbours_winner_stands_for_one_schedule(prop: Prop) -> None:
+    """That of its relatives with the best estimate: the others have their places by their estimates."""
+    like = ConvProblem.parse(str(DENSE).replace("mb32", "mb36"))
+    work, there = ConvWorkload(DENSE, prop), ConvWorkload(like, prop)
+    winner = choice.ranked(computes(like, prop)[0], SM90)[0].schedule
+    compute = computes(DENSE, prop)[0]
+    alone = choice.ranked(compute, SM90)
+    store.remember([records.make(there, SM90, str(winner), 12.5, 16)])
+    found = choice.ranked(compute, SM90, work)
+    near = [c for c in found if c.row]
+    related = relatives(winner, [c.schedule for c in alone], compute, SM90)
+    assert len(related) > 1 and [c.schedule for c in near] == [min(related, key=lambda s: next(
+        i for i, c in enumerate(alone) if c.schedule == s))]
+    assert near == found[:1] and {c.schedule for c in found} == {c.schedule for c in alone}
 
 
 def test_a_given_schedule_is_not_kept(ranked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -166,6 +168,40 @@ def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
     assert told or found.verdict.startswith("right, for mb256")
     if told:
         assert "@" in found.diff  # the text of the kernel
+
+
+def test_every_part_is_asked_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answers(name: str) -> None:
+        def ask(*_: object) -> subject.EmittedVerdict:
+            asked.append(name)
+            return subject.EmittedVerdict(False, f"{name} is right")
+
+        monkeypatch.setattr(stage_search, f"ask_{name}", ask)
+
+    answers("emitter")
+    answers("compiler")
+    found = blame(planted.PLAIN, "fwd", "sm_80")
+    assert asked == ["emitter", "compiler"] and found.stage == ""
+    assert all(f"{name} is right" in found.text for name in asked)
+
+
+@pytest.mark.parametrize(("code", "out", "wrong", "said"), [
+    (-11, "", True, "Triton's interpreter died of signal 11"),
+    (0, '{"stage": "emit", "verdict": "3 of 9 are wrong", "diff": "@triton.jit"}', True,
+     "3 of 9 are wrong"),
+    (0, '{"stage": "", "verdict": "right", "diff": ""}', False, "right"),
+    (1, "no json", False, "not asked: Triton's interpreter did not start: no module"),
+    (1, "{}", False, "not asked: Triton's interpreter did not start: no module")])
+def test_however_the_interpreters_process_ends_it_has_a_verdict(
+        code: int, out: str, wrong: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the text of the kernel where that is what to read."""
+    asked = BisectSubject(ConvWorkload(ConvProblem.parse(planted.PLAIN), Prop.FWD), TARGETS["sm_80"])
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: SimpleNamespace(
+        returncode=code, stdout=out, stderr="at line 1\nno module\n"))
+    found = subject.ask_emitter(asked)
+    assert (found.wrong, found.text) == (wrong, said) and ("@triton.jit" in found.source) == wrong
 
 
 # -- what a computation and a division mean ---------------------------------------------------------

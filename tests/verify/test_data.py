@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.ir import DTYPES, Layout
+from transconv.ir import DTYPES, Layout, Tensor
 from transconv.verify import data
-from transconv.verify.data import Guarded, allocate, exact_values, fill
+from transconv.verify.data import Guarded, allocate, exact_values, fill, torch_dtype
 
 
 def square(dtype: str) -> ConvProblem:
@@ -113,6 +113,27 @@ def test_what_is_put_is_what_is_read_and_all_else_is_poison(name: str, dtype: st
     assert len(changed) == values.numel() and (before.view(bits) == pattern).all()
     assert tensor.start == data.GUARD + 3 and changed[0] >= tensor.start
     assert tensor.intact() and tensor.argument.data_ptr() == tensor.memory[tensor.start:].data_ptr()
+
+
+@pytest.mark.parametrize("tag", ["nchw", "nChw16c"])
+def test_an_empty_tensor_has_a_place_all_the_same(tag: str) -> None:
+    """A kernel is given a pointer, which torch has for no tensor without memory."""
+    empty = Guarded.make(Layout.parse(tag, DTYPES["f16"], (0, 16, 3, 3)), (0, 16, 3, 3), "cpu")
+    assert empty.view.numel() == 0 and empty.span.numel() == 1 and empty.span.data_ptr()
+    empty.put(torch.ones(0, 16, 3, 3))
+    assert empty.intact()
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i32", "f16", "f32"])
+def test_exact_values_behind_a_sum_are_small_and_of_their_type(dtype: str, halves: bool) -> None:
+    tensor = Tensor("bia", ("n",), (4096,), Layout.dense(DTYPES[dtype], (4096,)))
+    found = data.epilogue_values(tensor, "exact", "cpu", 3, halves)
+    least, whole = (0 if dtype == "u8" else -8), DTYPES[dtype].kind == "int"
+    step = 0.5 if halves and not whole else 1.0
+    assert set(found.tolist()) == {n * step for n in range(least, 9)}
+    assert torch.equal(found.to(torch_dtype(DTYPES[dtype])).double(), found.double())
+    assert torch.equal(found, data.epilogue_values(tensor, "exact", "cpu", 3, halves))
 
 
 @pytest.mark.parametrize("sealed", [False, True])

@@ -33,6 +33,19 @@ def test_every_option_can_be_said_and_is_said_again() -> None:
         assert asked(word, f"--{name}=", A) == [A], name
 
 
+@pytest.mark.parametrize(("name", "words"), [
+    ("alg", "DIRECT WINO AUTO direct wino auto"), ("data", "exact float exact+float"),
+    ("strided", "rows steps expanded"), ("attr-deterministic", "true false"),
+    ("dir", "FWD_D FWD_I FWD_B BWD_D BWD_W BWD_WB")])
+def test_every_word_of_an_option_is_read_and_no_other(name: str, words: str) -> None:
+    for word in words.split():
+        (request,) = Driver().requests([f"--{name}={word}", A])
+        assert request[name].upper() == word.upper()
+    for other in ("other", words, words.split()[0] + "_"):
+        with pytest.raises(ProblemError, match="expected one of"):
+            list(Driver().requests([f"--{name}={other}", A]))
+
+
 def test_an_asked_line_asks_for_the_same() -> None:
     words = ["--mode=B", "--engine=cpu", "--dt=f16,bf16", "--attr-post-ops=,sum+relu",
              "--stag=strides(300,75,15,1)", "--config=mb.oh:16 oc:16 ic:16 | mma | warps=4", A]

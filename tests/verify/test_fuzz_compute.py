@@ -16,14 +16,14 @@ import pytest
 
 from tests.verify import planted
 from transconv.__main__ import main
-from transconv.compute import END, Reduction, parse
+from transconv.compute import END, OPS, Reduction, parse
 from transconv.errors import ProblemError
 from transconv.runtime import Plan
 from transconv.schedule import Schedule
 from transconv.schedule.words import TABLE
 from transconv.target.records import TARGETS
 from transconv.verify import any_size
-from transconv.verify.computation import ComputationCase
+from transconv.verify.computation import ComputationCase, wide
 from transconv.verify.fuzz import compute_texts, legal_schedules
 from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
 from transconv.verify.fuzz.main_loop import repeated, trial_of, work
@@ -74,6 +74,23 @@ def test_everything_is_drawn() -> None:
         assert len(seen[name]) == 2, name
     assert seen["factors"] == {"none", "read", "computed"}
     assert any("red=" in t.schedule and ":" not in t.schedule for t in drawn())  # selection finds the tile
+
+
+def test_every_function_that_makes_a_number_may_be_drawn() -> None:
+    assert {*text_page.EXACT} == {n for n, op in OPS.items() if op.exact and op.arity < 3} - {
+        "lt", "le", "gt", "ge", "eq", "ne"}
+    assert {*text_page.DRAWN} > {*text_page.EXACT} and {"gelu", "sigmoid", "tanh"} <= {*text_page.DRAWN} - {*text_page.EXACT}
+
+
+def test_slopes_are_judged_in_f64() -> None:
+    """Every float tensor; positions and whole numbers keep their types."""
+    narrow = parse("compute rows\n tensor I i64 [4]\n tensor X bf16 [9, 5]\n tensor W f8e4m3 [5]\n"
+                   " tensor Y f32 [4, 5]\n axes m=4 k=5\n read i = I[m]\n read x = X[i, k]\n"
+                   " read w = W[k]\n store Y[m, k] = x * w")
+    made = wide(narrow)
+    assert {t.name: str(t.dtype) for t in made.tensors} == {"I": "i64", "X": "f64", "W": "f64", "Y": "f64"}
+    assert [t.shape for t in made.tensors] == [t.shape for t in narrow.tensors]
+    assert wide(made) == made
 
 
 def test_lines_read_back() -> None:

@@ -14,14 +14,15 @@ from bench import reference
 from tests.reference import convolve
 from tests.strategies import problems
 from tests.verify.shapes import PROBLEMS, operands
-from transconv.compute import ACTIVATIONS
+from transconv.compute import ACTIVATIONS, in_torch
+from transconv.conv import Epilogue, computes
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.ir.dtype import DTYPES
 from transconv.torch_ops.fused import fused_route
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import GUARD, Guarded, allocate, density, fill, terms
-from transconv.verify.judgement import judge, pieces, reached
+from transconv.verify.judgement import given_to, judge, pieces, reached
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -119,6 +120,19 @@ def test_epilogue_of_the_answer() -> None:
     extra = {"bia": bias, "res": residual}
     assert judge(p, Prop.FWD, a, b, done, "exact", "bias+res+relu", extra).right
     assert not judge(p, Prop.FWD, a, b, got, "exact", "bias+res+relu", extra).right
+
+
+@pytest.mark.parametrize("words", ["bias+relu", "sum:0.5", "res+relu", "add:f32+mul:f32:per_oc",
+                                   "prelu:per_tensor", "add:f32:15"])
+def test_a_piece_of_the_answer_meets_its_own_part_of_what_is_read(words: str) -> None:
+    p, epilogue = ConvProblem.make(5, 4, 6, (5, 5), (3, 3), dtype="f32"), Epilogue.parse(words)
+    want = torch.randn(p.shapes["dst"], dtype=torch.float64)
+    of = next(s.c.tensor for s in computes(p, Prop.FWD))
+    extra = {t.name: torch.randn(t.shape) for t in epilogue.tensors(of)}
+    whole = in_torch(epilogue.function, given_to(epilogue, want, slice(0, 5), extra))
+    for at in (slice(0, 2), slice(2, 3), slice(3, 5)):
+        part = in_torch(epilogue.function, given_to(epilogue, want[at], at, extra))
+        assert torch.equal(part, whole[at])
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])

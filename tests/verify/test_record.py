@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from transconv.backend_triton.offline.compilation import CompileFailure, Resources
+from transconv.cli.matrix import page_of_kernels
 from transconv.target.records import TARGETS
 from transconv.verify import matrix
 from transconv.verify.matrix import CASES, ResourceRow, planned
@@ -87,3 +88,14 @@ def test_the_file(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="is no record: its columns are"):
         matrix.read(path)
+
+
+def test_the_page_has_a_line_for_each_kernel_and_what_is_wrong_with_it() -> None:
+    rows = [ROW, replace(ROW, kernel="bwd_d", triton="3.9.0", serialised=True, spill_bytes=0),
+            replace(ROW, kernel="bwd_d", registers=90)]
+    first, second = [line for line in page_of_kernels(rows).splitlines()
+                     if line.startswith("| dense |")]
+    schedule = "`mb.oh.ow:128 oc:64 ic:32 / mma / stages=3 warps=4` |"
+    numbers, others = "90 | 128 | 16 | 0 | 49152 | 49152", "128 | - | 16 | - | 49152 | -"
+    assert first == f"| dense | bwd_d | {numbers} | HMMA LDGSTS **serialised** | {schedule}"
+    assert second == f"| dense | fwd | {others} | HMMA LDGSTS | {schedule}"

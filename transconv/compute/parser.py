@@ -68,6 +68,7 @@ from transconv.ir import (
     find,
     free_vars,
     index,
+    is_near,
     readable,
     substitute,
     type_named,
@@ -251,7 +252,11 @@ class StepReader:
         given, coords, condition = coordinates_of(view, scope)
         tensor = self.tensors.get(given) or sized(named(given, "a tensor"), coords, scope, f32)
         self.tensors[given] = tensor
-        made = Read(name, viewed(tensor, coords, condition, scope), _number(fill))
+        beyond = _number(fill)
+        if not is_near(beyond, tensor.dtype):
+            raise ComputeError(f"else {fill.strip()} is no number of {tensor.dtype}; expected one that "
+                               f"elements of '{tensor.name}' may have")
+        made = Read(name, viewed(tensor, coords, condition, scope), beyond)
         scope.values[name] = made.var
         scope.reads.add(made.var)
         yield made

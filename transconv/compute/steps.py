@@ -321,13 +321,19 @@ def line(step: Step, computed: ir.DType) -> str:
     """The line of a step; ``computed``: the type of arithmetic."""
     match step:
         case Read(name, view, fill):
-            return f"read   {name} = {_view(view)}{f' else {fill:g}' if fill else ''}"
+            return f"read   {name} = {_view(view)}{f' else {_spelled(fill)}' if fill else ''}"
         case Value(name, value):
             return f"let    {name} = {_value(value, computed)}"
         case Reduction(name, op, value, axes):
             return f"let    {name} = {op}({_value(value, computed)}; {' '.join(axes)})"
         case Write(view, value, op):  # without a store's cast to its tensor's type
             return f"store  {_view(view)} {'+' if op == 'add' else op}= {_value(uncast(value), computed)}"
+
+
+def _spelled(number: float) -> str:
+    """A number with as many digits as tell it from every other."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def _view(view: ir.View) -> str:

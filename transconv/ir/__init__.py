@@ -75,6 +75,7 @@ from transconv.ir.functions.rounding import (
     chances,
     convert,
     held_constant,
+    is_near,
     one_of_two,
     wrapped,
 )
@@ -196,7 +197,7 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "partial", "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told",
            "statements", "store", "strictest", "substitute", "sum_of", "tf32", "text_of",
            "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
-           "why_not_depth", "why_not_name", "why_not_text", "held_constant", "wrapped"]
+           "why_not_depth", "why_not_name", "why_not_text", "held_constant", "is_near", "wrapped"]
 
 _BEFORE = {"Buffer": "SmemRing", "Piece": "SlotTile", "Read": "MemoryRead"}  # names that 0.2 will not have
 

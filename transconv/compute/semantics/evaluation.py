@@ -22,7 +22,7 @@ from transconv import ir
 from transconv.compute.compute import Compute
 from transconv.compute.semantics import error_bounds
 from transconv.compute.steps import Read, Reduction, Step, Value, Write, conditions, used
-from transconv.ir import all_of, contract, f64, free_vars, rewrite
+from transconv.ir import all_of, contract, f64, free_vars, held_constant, rewrite
 
 LARGEST = 1 << 24  # the most points that are evaluated at once
 
@@ -210,7 +210,8 @@ class StepEvaluator:
 
     def read(self, step: Read) -> ir.Array:
         coords, mask = self.place(step.view)
-        return np.where(mask, self.elements(step.view.tensor, coords), step.fill)
+        beyond = held_constant(step.fill, step.view.tensor.dtype)
+        return np.where(mask, self.elements(step.view.tensor, coords), beyond)
 
     def elements(self, tensor: ir.Tensor, coords: tuple[ir.Array, ...]) -> ir.Array:
         """Elements of a given tensor, as f64 or int64."""

@@ -14,6 +14,7 @@ and every interpreter. For seeds that are not negative it is Triton's ``tl.randi
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,22 @@ def held_constant(value: float, by: DType) -> float:
     """The number that a type of less than 32 bits has for a number of Python; of wider floats the number
     itself, which they do not round before it is used."""
     if by.kind == "float" and by.bits < 32:
-        with np.errstate(over="ignore"):
-            return float(convert(np.asarray(value, np.float64), by).item())
+        return _held(value, by)
     return value if isinstance(value, float) else wrapped(int(value), by)
+
+
+def _held(value: float, by: DType) -> float:
+    """The float of a type that is nearest."""
+    with np.errstate(over="ignore"):
+        return float(convert(np.asarray(value, np.float64), by).item())
+
+
+def is_near(value: float, by: DType) -> bool:
+    """Whether a type has a number of Python behind rounding alone: a whole one within an integer's limits,
+    0 or 1 of a boolean, any of a float that becomes neither infinite nor another type's largest one."""
+    if by.kind == "float":
+        return not isfinite(value) or abs(value) <= by.largest and isfinite(_held(value, by))
+    return isfinite(value) and value == int(value) and is_held(int(value), by)
 
 
 def is_held(value: float, by: DType) -> bool:

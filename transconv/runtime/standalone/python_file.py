@@ -59,6 +59,7 @@ from transconv.ir import (
     Xor,
     f32,
     free_vars,
+    held_constant,
 )
 from transconv.runtime.standalone.package import (
     Argument,
@@ -426,7 +427,8 @@ class _ReferenceWriter:
         return made
 
     def read(self, step: Read) -> str:
-        fill = f", {_number(step.fill)}" if step.fill else ""
+        held = held_constant(step.fill, step.view.tensor.dtype)
+        fill = f", {_number(held)}" if held else ""
         return f"read({safe(step.view.tensor.name)}, {self.places(step.view)}{fill})"
 
     def write(self, step: Write) -> str:
