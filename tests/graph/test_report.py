@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from transconv.tuning.timing import Timing
 
 import transconv
 from tests.graph import networks
@@ -27,6 +26,7 @@ from transconv.graph.kernel_times import sides
 from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions.partition import title
 from transconv.runtime import torch_internals
+from transconv.runtime.timing import Timing
 from transconv.selection import shortlist
 from transconv.target import TARGETS
 
