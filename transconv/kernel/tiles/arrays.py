@@ -430,7 +430,7 @@ def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where:
     of the items, whose shape is ``each``, holds. Each item adds, also where all add to one element."""
     items = each_dimension(items, view.ndim)
     if any(isinstance(i, Tile) and i.own or isinstance(i, Tile) and i.shape and not each for i in items):
-        _, offset, out, e = scattered_places(b, view, items, value, where, each)
+        shape, offset, out, e = scattered_places(b, view, items, value, where, each)
     else:
         part = sliced(b, view, items, each)
         tile = tile_of(value)
