@@ -26,9 +26,9 @@ from transconv.runtime import rehearsal_thread
 
 CALL, LAUNCH = "transconv.torch_ops.calls", "transconv.backend_triton.launch"
 PHASES: dict[str, tuple[tuple[str, str], ...]] = {
-    "decide": ((f"{CALL}.conv_routes", "make_forward"), (f"{CALL}.conv_routes", "make_backward"),
+    "decide": ((f"{CALL}.select_impl", "make_forward"), (f"{CALL}.select_impl", "make_backward"),
                ("transconv.functional.calls.dispatch", "_made")),
-    "layer": ((f"{CALL}.shape_cache", "LayerEntry.__init__"),),
+    "layer": ((f"{CALL}.route", "LayerEntry.__init__"),),
     "ask": (("transconv.runtime.compilation.async_compile", "_submit"),),
     "key": (("transconv.runtime.plan_cache", "key"),),
     "read": (("transconv.runtime.plan_cache", "read"),),
@@ -42,7 +42,7 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "compare": (("transconv.functional.calls.first_call_check", "_hold"),),
     "verdict": (("transconv.runtime.first_run_check", "note"),),
     "entry": ((f"{CALL}.call_entries", "written"),
-              ("transconv.functional.calls.call_entries", "written")),
+              ("transconv.functional.calls.route", "written")),
     "torch": (("transconv.torch_ops.conversion.aten_convolutions", "aten_forward"),
               ("transconv.torch_ops.conversion.aten_convolutions", "aten_backward"))}
 BESIDE = rehearsal_thread.NAME

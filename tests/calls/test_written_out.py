@@ -150,7 +150,8 @@ def test_gradients(tensors: int, launches: int) -> None:
 @pytest.mark.parametrize("many", COUNTS)
 def test_regions_of_no_launch(many: int) -> None:
     pieces = [object() for _ in range(many)]
-    made = region_calls.written(pieces, [], [(p, None) for p in pieces], torch.empty_strided)  # type: ignore[arg-type]
+    writer = region_calls.RegionWriter(pieces, [], [(p, None) for p in pieces], torch.empty_strided)  # type: ignore[arg-type]
+    made = writer.run()
     given = [torch.full((1,), float(i)) for i in range(many)]
     assert [float(t) for t in made([*given])] == [float(i) for i in range(many)]
 

@@ -160,15 +160,15 @@ def _keys() -> list[str]:
     """The keys of this process's caches, and how many records of each kind are on the disk."""
     from transconv.calls import route_cache
     from transconv.support import Cache
-    from transconv.torch_ops.calls import call_entries, dispatch
+    from transconv.torch_ops.calls import call_attributes, call_entries
 
     found: list[tuple[str, Any]] = [
-        ("dispatch._requests", dispatch._requests), ("route_cache.routes", route_cache.routes),
+        ("call_attributes._requests", call_attributes._requests), ("route_cache.routes", route_cache.routes),
         *(("plans", c) for c in Cache.every if c.name == "plans"),
         ("call_entries.CALLS", ["id(weight)" for _ in call_entries.CALLS.entries])]
     kinds = sorted(p for p in Path(os.environ["TRANSCONV_CACHE"]).iterdir() if p.is_dir())
-    return [f"{name:18}  {', '.join(_told(key))}" for name, keys in found for key in keys] + [
-        f"{'on disk':18}  {', '.join(p.name.rpartition('-')[0] for p in kinds if any(p.iterdir()))}"]
+    return [f"{name:25}  {', '.join(_told(key))}" for name, keys in found for key in keys] + [
+        f"{'on disk':25}  {', '.join(p.name.rpartition('-')[0] for p in kinds if any(p.iterdir()))}"]
 
 
 def _told(key: Any) -> Iterator[str]:

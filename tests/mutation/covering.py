@@ -39,7 +39,7 @@ NOT_RUN = ("tests/docs", "tests/bench", "tests/report", "tests/gpu", "tests/dist
            "tests/test_release.py", "tests/docs/test_readme.py", "tests/verify/test_mutants.py",
            "tests/mutation")
 ROOMS = ("ir", "simplify", "compute", "conv", "schedule", "selection", "passes", "backend_triton", "graph",
-         "kernel", "functional", "torch_ops", "runtime", "calls", "disk_cache", "verify")
+         "kernel", "functional", "torch_ops", "runtime", "calls", "support", "verify")
 SELECTED = ("-q", "-m", "not gpu and not slow", "-p", "no:cacheprovider",
             *(f"--ignore={path}" for path in NOT_RUN))
 CASES = 5

@@ -53,7 +53,7 @@ from transconv.passes import pipeline
 from transconv.passes.lowering import naive
 from transconv.passes.lowering.gridwise import STEP
 from transconv.passes.pipeline import Context
-from transconv.schedule import schedule
+from transconv.schedule.tiles import copy_kernels
 
 Damage = Callable[[Kernel, Kernel], Kernel]  # of the kernels before and after a pass
 PLAIN = "mb2ic16ih7oc16oh7kh3ph1 dt=f16 tag=axb"
@@ -292,19 +292,19 @@ def padding_has_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def groups_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged groups read the filter beside its diagonal, too."""
-    honest = schedule.merged
+    honest = copy_kernels.merged
 
     def without_masks(view: View) -> View:
         return View(view.tensor, tuple(ViewDim(d.coord) for d in view.dims)
                     if view.tensor.name == "wei" else view.dims)
 
-    monkeypatch.setattr(schedule, "merged", lambda made, merge: honest(made, merge).over(
+    monkeypatch.setattr(copy_kernels, "merged", lambda made, merge: honest(made, merge).over(
         without_masks) if merge > 1 else made)
 
 
 def copies_are_read_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last dimension of copies alone: an error in all three would cancel."""
-    honest = schedule.over_copies
+    honest = copy_kernels.over_copies
 
     def backwards(view: View) -> View:
         if view.tensor.copy_of not in ("wei", "dst"):
@@ -312,7 +312,7 @@ def copies_are_read_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
         last = ViewDim(view.tensor.shape[-1] - 1 - view.dims[-1].coord, view.dims[-1].mask)
         return View(view.tensor, (*view.dims[:-1], last))
 
-    monkeypatch.setattr(schedule, "over_copies", lambda *given: honest(*given).over(backwards))
+    monkeypatch.setattr(copy_kernels, "over_copies", lambda *given: honest(*given).over(backwards))
 
 
 def weights_are_one_further(monkeypatch: pytest.MonkeyPatch) -> None:

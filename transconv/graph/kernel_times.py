@@ -13,7 +13,7 @@ from transconv.compute import Workload
 from transconv.functional.calls.compiled_launch import launch
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.regions.partition import graph_of
-from transconv.runtime.timing import Clock
+from transconv.runtime import timing
 
 Tensor = torch.Tensor
 Compiled = Callable[[torch.fx.GraphModule], Callable[..., Any]]
@@ -21,7 +21,7 @@ Origins = Mapping[Piece, torch.fx.Node]
 """The operations of values."""
 
 
-def measured(asked: str | Workload, device: torch.device, clock: Clock) -> float | None:
+def measured(asked: str | Workload, device: torch.device, clock: timing.Clock) -> float | None:
     """The median of a kernel on random data; indices are zeros. None on a CPU, where nothing that is
     measured says anything about a device. Raises Unsupported."""
     if device.type != "cuda":
@@ -43,7 +43,7 @@ class TorchSide:
     compiled: Compiled
     device: torch.device
 
-    def us(self, clock: Clock) -> float | None:
+    def us(self, clock: timing.Clock) -> float | None:
         """The median on random data; indices are zeros. None where sizes are names, and where torch does
         not compute the operations of such data alone."""
         gm = graph_of(self.nodes)

@@ -1,4 +1,4 @@
-"""Beside the compiler. A thread in which kernels that processes have compiled are made ready for calls.
+"""A thread in which kernels that processes have compiled are made ready for calls.
 
 The first call of a kernel reads its plan, loads it on the GPU and checks its first result: some ten
 milliseconds of the processor, and more where a library loads kernels of its own for the check. This thread
