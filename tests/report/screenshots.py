@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import io
 import sys
@@ -101,4 +102,6 @@ def run(to: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")))
+    asked = argparse.ArgumentParser(description="photograph the reports")
+    asked.add_argument("folder", nargs="?", type=Path, default=Path("docs/images"))
+    sys.exit(run(asked.parse_args().folder))

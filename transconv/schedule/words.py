@@ -138,7 +138,7 @@ def widens(pack: str) -> bool:
 
 
 def in_registers(pack: str) -> bool:
-    """Whether 8-bit floats become f16 in registers, without copies (tiles/fp8_upcast.py)."""
+    """Whether 8-bit floats become f16 in registers, without copies (tiles/packing.py)."""
     return pack == WIDE
 
 
