@@ -163,7 +163,8 @@ def _keys() -> list[str]:
     from transconv.torch_ops.calls import call_attributes, call_entries
 
     found: list[tuple[str, Any]] = [
-        ("call_attributes._requests", call_attributes._requests), ("route_cache.routes", route_cache.routes),
+        ("call_attributes._requests", call_attributes._requests),
+        ("route_cache.routes", route_cache.routes),
         *(("plans", c) for c in Cache.every if c.name == "plans"),
         ("call_entries.CALLS", ["id(weight)" for _ in call_entries.CALLS.entries])]
     kinds = sorted(p for p in Path(os.environ["TRANSCONV_CACHE"]).iterdir() if p.is_dir())
