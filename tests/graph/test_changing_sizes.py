@@ -148,6 +148,13 @@ def test_drawn_graphs_at_four_shapes(seed: int, dynamic: str) -> None:
         assert found.kernels
 
 
+def test_a_value_is_stored_where_its_group_has_it() -> None:
+    """Also where its shape has no order of the group's rows at all sizes."""
+    with by_meaning():
+        found, drawn = wrong(210099, 4, "true", True)
+    assert not found.problem, least(drawn, "true")
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
 def test_halves_and_other_orders_of_a_batch(seed: int) -> None:
     """A graph of which no operation joins images gives the same of each, alone or among others."""

@@ -219,7 +219,8 @@ class Planner:
         if piece in self.images:
             piece.strides = features_last(piece.shape)
         group.stores.append(piece)
-        group.at.setdefault(piece, group.positions(piece.shape)[0] if group.product is None else ())
+        if piece not in group.at:
+            group.at[piece] = group.positions(piece.shape)[0] if group.product is None else ()
         self.plan.stored[piece] = group
 
     def mapping(self, piece: Piece) -> FusionGroup:
