@@ -123,10 +123,10 @@ def runs(path: Path, name: str) -> bool:
                if isinstance(at, (ast.Import, ast.ImportFrom)))
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("backend_triton/emit_*.py")), ids=relative)
-def test_emitters_see_the_ir_alone(path: Path) -> None:
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("backend_triton/emitters/*.py")), ids=relative)
+def test_emitters_see_the_ir_and_its_simplifier(path: Path) -> None:
     seen = {name for name, _ in imports(path) if name.startswith("transconv.")}
-    assert all(re.match(r"transconv\.(ir|backend_triton)\b", name) for name in seen), seen
+    assert all(re.match(r"transconv\.(ir|simplify|backend_triton)\b", name) for name in seen), seen
 
 
 @pytest.mark.parametrize("room", ["selection", "runtime"])

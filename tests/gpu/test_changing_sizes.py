@@ -70,4 +70,5 @@ def test_views_that_are_results(name: str) -> None:
         for a, b in zip((made if isinstance(made, tuple) else (made,)),
                         (want if isinstance(want, tuple) else (want,)), strict=True):
             assert a.stride() == b.stride()
-            torch.testing.assert_close(a, b)
+            near = 0 if f is VIEWS[name] else 1e-6  # a sine of its own
+            torch.testing.assert_close(a, b, rtol=near, atol=near)

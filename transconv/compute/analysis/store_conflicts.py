@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 MOST_COUNTED = 1 << 24  # the most points of a store that are enumerated
 MOST_COVERED = 1 << 22  # the most points of a view that are
+OTHER = "_other"  # behind the axes of another store
 
 
 def why_not_stored(compute: Compute) -> str | None:
@@ -173,13 +174,15 @@ def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str
     return None
 
 
-def _facts(compute: Compute) -> Facts:
-    """What is known of the positions along the axes, at all sizes that are arguments."""
+def _facts(compute: Compute, *ends: str) -> Facts:
+    """What is known of the positions along the axes, at all sizes that are arguments; also of names of
+    theirs with these ends."""
     facts = facts_of(compute.named)
     for x in compute.axes:
-        facts = facts.with_range(x.var, 0, None if x.extent is not None else max(0, x.size - 1))
-        if x.extent is not None:
-            facts = facts.assume(x.var < x.extent)
+        for at in (x.var, *(Var(x.name + end) for end in ends)):
+            facts = facts.with_range(at, 0, None if x.extent is not None else max(0, x.size - 1))
+            if x.extent is not None:
+                facts = facts.assume(at < x.extent)
     return facts
 
 
@@ -211,12 +214,7 @@ def _is_apart(compute: Compute, write: Write) -> bool:
 
 def _are_apart(compute: Compute, one: Write, other: Write) -> bool:
     """Whether some coordinate of two stores to one tensor is never equal, at all sizes."""
-    facts, renamed = _facts(compute), {x.var: Var(f"{x.name}_other") for x in compute.axes}
-    for x in compute.axes:
-        at = renamed[x.var]
-        facts = facts.with_range(at, 0, None if x.extent is not None else max(0, x.size - 1))
-        if x.extent is not None:
-            facts = facts.assume(at < x.extent)
+    facts, renamed = _facts(compute, OTHER), {x.var: Var(x.name + OTHER) for x in compute.axes}
     facts = facts.assume(one.view.mask()).assume(substitute(other.view.mask(), renamed))
     return any(prove(differ, facts) for a, b in zip(one.view.dims, other.view.dims, strict=True)
                for here, there in [(a.coord, substitute(b.coord, renamed))]
@@ -285,7 +283,8 @@ def _told(compute: Compute, coord: Expr) -> set[str]:
     """The axes whose positions follow from a coordinate: all on which it depends, if the step of each is
     longer than the reach of all axes with smaller steps (``part*128 + within``); else none."""
     facts, sizes = _facts(compute), compute.named.like if compute.named else {}
-    own = {x.name: x for x in compute.axes if x.name in compute.roots(coord) and _is_long(x)}
+    roots = compute.roots(coord)
+    own = {x.name: x for x in compute.axes if x.name in roots and _is_long(x)}
     steps: dict[str, Expr] = {}
     for name, x in own.items():
         steps[name] = simplify(substitute(coord, {x.var: x.var + 1}) - coord, facts)
