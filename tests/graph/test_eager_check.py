@@ -372,3 +372,18 @@ def test_no_more_runs_in_f64_than_are_needed(monkeypatch: pytest.MonkeyPatch) ->
     run, x = compiled(f), torch.randn(64, 64).bfloat16()
     run(x)
     assert transconv.stats().compared == {"right": 1} and wide == [False, True]
+
+
+def test_roundings_of_several_operations_are_near() -> None:
+    """A sum of two large values that nearly cancel keeps the roundings of both, and of what made them."""
+    drawn = torch.Generator().manual_seed(0)
+    eps = torch.finfo(torch.bfloat16).eps
+    parts = torch.randn(6, 1 << 16, generator=drawn).bfloat16()
+    torchs = parts[0]
+    for part in parts[1:]:
+        torchs = torchs + part
+    ours = parts.float().sum(0).bfloat16()
+    assert not agreement.near(ours, torchs, eps)
+    assert agreement.near(ours, torchs, eps, 6)
+    ours[7] += 8 * eps * torchs.float().square().mean().sqrt()
+    assert not agreement.near(ours, torchs, eps, 100)

@@ -1,6 +1,6 @@
 """Whether a result is torch's: what rounding may change of it, measured, not assumed.
 
-    near       as close as two roundings of its type: nothing else is computed
+    near       as close as the roundings of its operations, two to eight: nothing else is computed
     exact      torch's operators in f64
     rounded    the same, with each value moved by what its type may round: by chance, and all to one side;
                what is compared is then equal where it is as close
@@ -54,7 +54,7 @@ def difference(values: Values, name: str, got: Tensor, tf32: bool) -> str:
         return f"{name} is {_said(got)}, torch's is {_said(want)}"
     eps = spacing([n.node for n in (*nodes, values.of.nodes[name])])
     eps = max(eps, TF32 * 2 if tf32 else 0.0)
-    if near(got, want, eps):
+    if near(got, want, eps, len(nodes)):
         return ""
     if bytes_of(nodes) * WIDER > room(want.device):
         raise Unknown("there is no memory to judge a difference in f64")
@@ -65,12 +65,15 @@ def difference(values: Values, name: str, got: Tensor, tf32: bool) -> str:
     return _told(bad, got, want)
 
 
-def near(got: Tensor, want: Tensor, eps: float) -> bool:
-    """Whether results are equal, or floats with that spacing as close as sums of other orders are. NaN is
-    where NaN is."""
+def near(got: Tensor, want: Tensor, eps: float, roundings: int = 2) -> bool:
+    """Whether results are equal, or floats with that spacing as close as sums of other orders are, and
+    of 16 bits as so many operations that each round: a sum of two large values may be small. NaN is where
+    NaN is."""
     if got.is_complex():
         got, want = torch.view_as_real(got.resolve_conj()), torch.view_as_real(want.resolve_conj())
-    share, level = (2 * eps, eps) if eps > NARROW else (32 * eps, 32 * eps)
+    share, level = 32 * eps, 32 * eps
+    if eps > NARROW:
+        share, level = 2 * eps, eps / 2 * min(max(roundings, 2), 8)
     for a, b in zip(_pieces(got), _pieces(want), strict=True):
         if not a.is_floating_point():
             if not torch.equal(a, b):
