@@ -155,7 +155,7 @@ def distributed_table(rows: list[Row]) -> str:
             *("-" if e is None else f"{e:.1e}" for e in errors)])
     return markdown(["network", "ranks", "steps", "one process ms", "mesh of one ms", "sharded ms",
                      "times one process", "times mesh of one", "MB received", "exchange ms", "peak MB",
-                     "share", "RMSE", "RMSE of gradients"], cells)
+                     "share", "RMSE", "RMSE of gradients"], cells, keys=3, cuts=(8,))
 
 
 def _of(row: Row, column: str) -> float | None:

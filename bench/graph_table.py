@@ -35,7 +35,7 @@ def graphs_table(rows: list[Row]) -> str:
     if len(ratios) > 1:
         cells.append(["geometric mean", *[""] * 6, two_digits(geometric_mean(ratios)),
                       *[""] * (len(HEAD) - 8)])
-    return markdown([*HEAD], cells)
+    return markdown([*HEAD], cells, keys=1, cuts=(8,))
 
 
 def _fastest(rows: list[Row], side: str) -> Row | None:

@@ -43,7 +43,7 @@ def networks_table(rows: list[Row]) -> str:
             *(f"{w}, GPU alone [ms]" for w in EAGER if w in told)]
     return markdown(head, ([*key, *(_both(found[key].get(w)) for w in whats),
                             *(_gpu(found[key].get(w)) for w in EAGER if w in told)]
-                           for key in sorted(found)))
+                           for key in sorted(found)), keys=3, cuts=(6, 10))
 
 
 EAGER = ("forward", "forward+backward")
@@ -166,7 +166,7 @@ def fuzz_table(rows: list[Row]) -> str:
               r["commit"] or "-", *(r.get(c) or "0" for c in columns)] for r in rows]
     sums = [str(sum(int(r.get(c) or 0) for r in rows)) for c in columns]
     return markdown(["seed", "first trial", "on", "commit", "trials", "of computations", "of programs",
-                     "kernels", *ENDS.values()], [*cells, ["all", "", "", "", *sums]])
+                     "kernels", *ENDS.values()], [*cells, ["all", "", "", "", *sums]], keys=2, cuts=(8,))
 
 
 ENDS = {"passed": "right", "refused": "refused", "resources": "too large for the chip", "failed": "wrong",

@@ -36,7 +36,7 @@ def _table(rows: list[Row]) -> str:
         lines.append(_line(["all", ""], rows))
     return markdown(["layer", "direction", "sizes", "exact", "kernels", "compiled", "elsewhere",
                      "first call [us]", "worst", "later calls", "cuDNN's first", "kernel for the size",
-                     "cuDNN", "cuDNN, benchmark"], lines)
+                     "cuDNN", "cuDNN, benchmark"], lines, keys=2, cuts=(7,))
 
 
 def _line(head: list[str], rows: list[Row]) -> list[str]:
@@ -84,4 +84,5 @@ def models_table(rows: list[Row]) -> str:
                "far")
     return markdown(["case", "side", "sizes", "graphs", "first calls [ms]", "worst", "above 50 ms",
                      "later calls", "compiled", "prepared in [s]", "largest error"],
-                    ([r["case"], r["side"], *(told(r, c) for c in columns)] for r in rows))
+                    ([r["case"], r["side"], *(told(r, c) for c in columns)] for r in rows),
+                    keys=2, cuts=(8,))

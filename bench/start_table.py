@@ -11,7 +11,7 @@ SHOWN = {"import_s": "import [s]", "prepare_s": "prepare [s]", "forward1_s": "fi
          "handover_ms": "slowest step until then [ms]", "last_ms": "last [ms]", "inputs": "inputs",
          "epoch1_s": "first epoch [s]",
          "worst_ms": "its worst step [ms]", "later_s": "later epoch [s]",
-         "later_worst_ms": "its worst step [ms]", "busy_ms": "GPU in a step [ms]",
+         "later_worst_ms": "worst step of a later one [ms]", "busy_ms": "GPU in a step [ms]",
          "elsewhere": "results by torch", "cores": "cores"}
 
 
@@ -33,4 +33,4 @@ def _of_model(rows: list[Row]) -> str:
     return markdown(["side", "start", *shown.values(), *stopped],
                     ([r["side"], r["start"], *(told(r, c) for c in shown),
                       *([f"stopped {r['stopped']}" if r["stopped"] else ""] if stopped else [])]
-                     for r in rows))
+                     for r in rows), keys=2, cuts=(8,))

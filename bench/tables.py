@@ -7,10 +7,13 @@ inside the noise when it differs from 1 by less than the spread of the two times
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from transconv.conv import DIRECTIONS, KINDS, ConvProblem
 from transconv.tuning.table import Row, number
+
+WIDEST = 9  # columns on a page
+NOTHING = ("", "-", "not run")  # cells of what was not measured
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -34,10 +37,23 @@ def two_digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
-    """A table of cells."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "|".join("---" for _ in head) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+def markdown(head: list[str], rows: Iterable[list[str]], keys: int = 0,
+             cuts: Sequence[int] = ()) -> str:
+    """A table of cells. ``cuts``: the columns where a wide one is cut into tables that fit a page, each
+    of which begins with the first ``keys`` columns; columns that were not run are left out of these."""
+    rows = list(rows)
+    shown = [c for c in range(keys, len(head))
+             if not cuts or any(row[c] not in NOTHING for row in rows)]
+    if keys + len(shown) <= WIDEST:
+        cuts = ()
+    tables = []
+    for begin, end in zip((keys, *cuts), (*cuts, len(head)), strict=True):
+        if columns := [c for c in shown if begin <= c < end]:
+            cells = [*range(keys), *columns]
+            tables.append("\n".join(
+                "| " + " | ".join(row[c] for c in cells) + " |" if row is not None
+                else "|" + "|".join("---" for _ in cells) + "|" for row in (head, None, *rows)))
+    return "\n\n".join(tables)
 
 
 def _tensors(row: Row) -> str:
@@ -134,19 +150,19 @@ def summary_table(rows: list[Row]) -> str:
                 results = [outcome(r) for r in good]
                 share = geometric_mean((number(r, "roofline_us") or 0.0)
                                        / (number(r, "ours_us") or 1.0) for r in good)
-                lines.append([name, kind, direction, str(len(good)), str(len(here) - len(good)),
-                              two_digits(geometric_mean(ratios)), two_digits(min(ratios, default=None)),
-                              two_digits(max(ratios, default=None)),
-                              *(str(results.count(w)) for w in ("win", "noise", "loss")),
-                              "-" if share is None else f"{share:.0%}"])
-                if tuned_by_torch:
-                    beside = [number(r, "inductor_us") or 0.0 for r in good]
-                    lines[-1].append(two_digits(geometric_mean(
-                        t / (number(r, "ours_us") or 1.0) for t, r in zip(beside, good, strict=True)
-                        if t)))
+                beside = [number(r, "inductor_us") or 0.0 for r in good] if tuned_by_torch else []
+                compared = [two_digits(geometric_mean(
+                    t / (number(r, "ours_us") or 1.0) for t, r in zip(beside, good, strict=True) if t))
+                    ] if tuned_by_torch else []
+                lines.append([name, kind, direction, two_digits(geometric_mean(ratios)),
+                              two_digits(min(ratios, default=None)), two_digits(max(ratios, default=None)),
+                              *compared, "-" if share is None else f"{share:.0%}",
+                              str(len(good)), str(len(here) - len(good)),
+                              *(str(results.count(w)) for w in ("win", "noise", "loss"))])
     more = ["torch.compile / ours"] if tuned_by_torch else []
-    return markdown(["tensors", "layers", "direction", "timed", "not", "geomean", "worst", "best",
-                     "faster", "in the noise", "slower", "of the roofline", *more], lines)
+    return markdown(["tensors", "layers", "direction", "geomean", "worst", "best", *more,
+                     "of the roofline", "timed", "not", "faster", "in the noise", "slower"],
+                    lines, keys=3, cuts=(len(more) + 7,))
 
 
 def layer_table(rows: list[Row]) -> str:
