@@ -97,14 +97,17 @@ class Known:
             self.named[inner], self.derived[var] = var, inner
         return simplify(self.named[inner] * common, self.facts)
 
+    def proves(self, condition: Expr) -> bool:
+        """Whether a condition holds for all sizes, by the facts."""
+        return any(prove(form, self.facts) for form in (condition, self.plain(condition)))
+
     def assume(self, condition: Expr) -> bool:
         """Whether a condition holds: by the facts, or as it does for the example, which is noted."""
+        if self.proves(condition):
+            return True
+        if self.proves(~condition):
+            return False
         plain = self.plain(condition)
-        for form in (condition, plain):
-            if prove(form, self.facts):
-                return True
-            if prove(~form, self.facts):
-                return False
         held = bool(value_at(plain, self.like))
         self.assumed[plain if held else simplify(~plain, self.facts)] = None
         return held

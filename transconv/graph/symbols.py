@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from operator import add, floordiv, mod, mul
+from operator import add, floordiv, ge, le, mod, mul
 from typing import Any, NamedTuple
 
 import sympy
@@ -16,7 +16,7 @@ from torch.utils._sympy import functions
 
 from transconv.graph.lowerings.table import NotOurs, ResultSpec
 from transconv.graph.sizes import Fraction, Known, Length
-from transconv.ir import LARGEST_SIZE, Expr, Var, as_expr, value_at
+from transconv.ir import LARGEST_SIZE, Const, Expr, Var, as_expr, value_at
 
 ROUNDED, EXTREMES, DIVIDED, TIMES = (
     tuple(found for name in names.split() if (found := getattr(functions, name, None)))  # of this release
@@ -145,13 +145,20 @@ class Symbols:
         raise NotOurs(f"a size that is {e}")
 
     def _extreme(self, e: Any) -> Expr:
-        """One of several sizes: the one that it is for the example, which is assumed."""
-        found, *rest = [self._expr(x) for x in e.args]
-        upper = "Max" in type(e).__name__
-        for other in rest:
-            if self.known.assume(other > found if upper else other < found):
-                found = other
-        return found
+        """The largest or least of several sizes: the one that is it for all sizes, or else the one that it
+        is for the example, which is assumed. Of equal ones that is no number: torch has strides of
+        ``max(1, n)``, which are those of n elements for all sizes but 0."""
+        found = [self._expr(x) for x in e.args]
+        order = ge if "Max" in type(e).__name__ else le
+        for one in found:
+            if all(one is other or self.known.proves(order(one, other)) for other in found):
+                return one
+        names = sorted(found, key=lambda x: isinstance(x, Const))
+        values = [value_at(self.known.plain(x), self.known.like) for x in names]
+        most = names[values.index((max if order is ge else min)(values))]
+        for other in found:
+            self.known.assume(order(most, other))
+        return most
 
 
 def _symbolic(val: Any) -> Iterable[torch.SymInt]:

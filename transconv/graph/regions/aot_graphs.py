@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +31,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import holds
 from transconv.graph.lowerings.table import ROWS
+from transconv.graph.regions.aliasing import may_view, memory, readers
 from transconv.runtime import torch_internals
 
 aten = torch.ops.aten
@@ -130,8 +131,8 @@ def shared(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> N
     seen = {x for x in outs[:results] if isinstance(x, fx.Node)}
     for x in outs[results:]:
         if isinstance(x, fx.Node) and x not in seen and x.op == "call_function" and _is_known(x) and (
-                x.name in given) and all(u is end or _is_ours(u) for u in _readers(x)) and all(
-                map(_is_ours, _readers(given[x.name]))):
+                x.name in given) and all(u is end or _is_ours(u) for u in readers(x)) and all(
+                map(_is_ours, readers(given[x.name]))):
             x.meta[FREE] = True
 
 
@@ -160,7 +161,7 @@ def _sliced(cat: fx.Node, parts: Sequence[fx.Node], there: fx.Node, graph: fx.Gr
     """Take a concatenation from outside, and its parts from it."""
     with graph.inserting_before(next(n for n in graph.nodes if n in parts)):
         whole = graph.placeholder(there.name)
-    whole.meta = dict(there.meta)
+    whole.meta = {**there.meta, MOVED: True}
     dim, start = cat.args[1] if len(cat.args) > 1 else 0, 0
     last = [n for n in graph.nodes if n.op == "placeholder"][-1]
     for p in parts:
@@ -189,17 +190,6 @@ def _listed(cat: fx.Node) -> list[fx.Node]:
 def _is_known(x: fx.Node) -> bool:
     val = x.meta.get("val")
     return isinstance(val, torch.Tensor) and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
-
-
-def _readers(x: fx.Node) -> Iterator[fx.Node]:
-    """What reads a value or a view of it."""
-    left = [*x.users]
-    while left:
-        at = left.pop()
-        yield at
-        schema = getattr(at.target, "_schema", None)
-        if schema is not None and any(r.alias_info is not None for r in schema.returns):
-            left += [*at.users]
 
 
 def _is_ours(node: fx.Node) -> bool:
@@ -257,17 +247,10 @@ def _is_copy(node: fx.Node, given: Sequence[Any]) -> bool:
         return False
     into, value = node.args
     if not isinstance(into, fx.Node) or not isinstance(value, fx.Node) or into not in given or (
-            _is_view(value)):
+            may_view(value)):
         return False
     one, other = into.meta["val"], value.meta["val"]
     return bool(one.dtype is other.dtype and one.shape == other.shape and one.device == other.device)
-
-
-def _is_view(value: fx.Node) -> bool:
-    """Whether a value may be in memory of something else."""
-    made = value.args[0] if value.target is operator.getitem else value
-    schema = getattr(getattr(made, "target", None), "_schema", None)
-    return schema is None or any(r.alias_info is not None for r in schema.returns)
 
 
 def write(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -377,11 +360,11 @@ def once(graph: fx.Graph) -> None:
     that are handed out stay apart; random numbers stay, and graphs in which something is written to."""
     calls = [n for n in graph.nodes if n.op == "call_function"]
     writes = [n for n in calls if n.target is not aten.copy_.default and _writes(n)]
-    handed = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
+    handed = {memory(n) for n in graph.output_node().all_input_nodes} - {None}
     known: dict[tuple[Any, str, str], fx.Node] = {}
     for node in calls if not writes else ():
         if not isinstance(node.target, torch_internals.OpOverload) or _random(node) or _writes(node) or (
-                node.target.namespace not in ("aten", "prims") or _memory(node) in {None, *handed}):
+                node.target.namespace not in ("aten", "prims") or memory(node) in {None, *handed}):
             continue
         found = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if found is not node:
@@ -393,14 +376,6 @@ def _writes(node: fx.Node) -> bool:
     """Whether a call may write to what it is handed."""
     schema = getattr(node.target, "_schema", None)
     return node.target is not operator.getitem if schema is None else bool(schema.is_mutable)
-
-
-def _memory(node: fx.Node) -> int | None:
-    """What the memory of a tensor is known by, which its views have too; None for other values."""
-    val = node.meta.get("val")
-    if isinstance(val, Tensor) and val.layout is torch.strided:
-        return int(val.untyped_storage()._cdata)
-    return None
 
 
 def waiting_for_nothing(graph: fx.Graph) -> None:

@@ -28,6 +28,7 @@ from transconv.graph.fusion.index_ir import (
 )
 from transconv.graph.lowerings.table import ROWS, NodeCall, NotOurs, ResultSpec, is_bug, why_no_row
 from transconv.graph.lowerings.view_indexing import told_by_place
+from transconv.graph.regions.aliasing import is_view
 from transconv.graph.regions.region_kernel import Region
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
@@ -107,22 +108,10 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
     return _aliasing(_as_torch(made, results[0]), node)
 
 
-def base_of(node: fx.Node) -> fx.Node | None:
-    """The node that another one may be a view of: its first operand, or that of the call of which it is
-    one of several results."""
-    first = node.args[0] if node.args else None
-    if node.target is operator.getitem and isinstance(first, fx.Node):
-        first = first.args[0] if first.args else None
-    return first if isinstance(first, fx.Node) else None
-
-
 def _aliasing(made: Piece, node: fx.Node) -> Piece:
     """The piece of a node, of which it is known whether torch's result is the memory of its operand."""
-    base = base_of(node)
-    val, whole = node.meta["val"], base.meta.get("val") if base is not None else None
-    if isinstance(made, MovedView) and base is not None:
-        made.alias = isinstance(whole, torch.Tensor) and bool(
-            whole.untyped_storage()._cdata == val.untyped_storage()._cdata)
+    if isinstance(made, MovedView):
+        made.alias = is_view(node)
     return made
 
 
