@@ -54,16 +54,19 @@ class _Interning(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         given = () if kwargs else args + _defaults(cls)[len(args):]
         known = _plain(cls)
-        plain = list(map(known.get, map(type, given)))
-        if given and None not in plain:  # it may be there: then none is made
-            found = _interned.get((cls, *(given if all(plain) else map(_key, given))))
-            if found is not None:
+        plain = [known.get(type(v)) for v in given]
+        key = None
+        if plain and None not in plain:  # it may be there: then none is made
+            key = (cls, *(given if False not in plain else map(_key, given)))
+            there = _interned.data.get(key)  # WeakValueDictionary.get is a function of Python's
+            if there is not None and (found := there()) is not None:
                 return found
         made = super().__call__(*args, **kwargs)
-        values = [getattr(made, name) for name in field_names(cls)]
-        known.update({type(v): not isinstance(v, (tuple, bool, float))
-                      for v, a in zip(values, given, strict=False) if v is a})
-        key = (cls, *map(_key, values))
+        if key is None:
+            values = [getattr(made, name) for name in field_names(cls)]
+            known.update({type(v): not isinstance(v, (tuple, bool, float))
+                          for v, a in zip(values, given, strict=False) if v is a})
+            key = (cls, *map(_key, values))
         with _lock:
             return _interned.setdefault(key, made)
 

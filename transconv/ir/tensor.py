@@ -8,6 +8,7 @@ Expressions that read memory: element by element, or in boxes that TMA loads.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -198,6 +199,7 @@ class BoxLoad(MemoryRead):
         return Load(self.tensor, offset, inside)
 
 
+@functools.lru_cache(maxsize=256)  # asked for after each pass, and at each copy that is interpreted
 def box_address(tensor: Tensor, corner: tuple[Expr, ...],
                 within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
     """The offset of each element of a box, and the condition that it is inside the tensor."""

@@ -84,6 +84,8 @@ class Mutator:
         if isinstance(at, Seq):
             parts = [self.mutate(s) for s in at.stmts]
             return at if all(map(is_, parts, at.stmts)) else cast(N, seq(*parts))
+        if not at.children():
+            return at
         changed, values = False, []
         for name in field_names(type(at)):
             new = old = getattr(at, name)

@@ -1,13 +1,14 @@
 """Polynomial normal form of integer expressions: elements of SymPy's polynomial rings over the integers.
 
 An integer expression is a sum of monomials over *atoms*: nodes other than ``+ - *``, unary minus and
-constants, which are opaque here. SymPy is imported when the first polynomial is made: a process that finds
-its kernels on the disk makes none.
+constants, which are opaque here. Sums are formed term by term, products, quotients and factors by SymPy,
+which is imported when the first of them is: a process that finds its kernels on the disk makes none.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,8 @@ def ring_of(atoms: int) -> PolyRing:
 class Polynomial:
     """``element`` of SymPy's ring whose generators stand for ``atoms``.
 
-    SymPy keeps the terms in the order in which they were added, so that a sum is written as it was read.
-    Sums of polynomials over other atoms are formed in the ring of all of them.
+    Terms stay in the order in which they were added, so that a sum is written as it was read. Polynomials
+    over other atoms meet in the ring of all of them.
     """
 
     __slots__ = ("atoms", "_element", "_terms", "_const")
@@ -107,27 +108,37 @@ class Polynomial:
 
     @property
     def is_zero(self) -> bool:
-        return not self.element
+        return not self.terms and not self.const
 
     def __add__(self, other: Polynomial | int) -> Polynomial:
-        if isinstance(other, int):
-            return Polynomial(self.atoms, self.element + other) if other else self
-        p, q, atoms = self._both(other)
-        return Polynomial(atoms, p + q)
+        return self._plus(other, 1)
 
     def __sub__(self, other: Polynomial | int) -> Polynomial:
+        return self._plus(other, -1)
+
+    def _plus(self, other: Polynomial | int, k: int) -> Polynomial:
+        """The sum with ``k`` times the other."""
         if isinstance(other, int):
-            return self + -other
-        p, q, atoms = self._both(other)
-        return Polynomial(atoms, p - q)
+            return Polynomial(self.atoms, None, self.terms, self.const + k * other) if other else self
+        total = dict(self.terms)
+        for mono, c in other.terms:
+            if made := total.get(mono, 0) + k * c:
+                total[mono] = made
+            else:
+                del total[mono]
+        atoms = self.atoms
+        if other.atoms != atoms:
+            atoms = tuple(dict.fromkeys(atoms + other.atoms))
+        return Polynomial(atoms, None, tuple(total.items()), self.const + k * other.const)
 
     def __neg__(self) -> Polynomial:
-        return Polynomial(self.atoms, -self.element)
+        return self * -1
 
     def __mul__(self, other: Polynomial | int) -> Polynomial:
         """The product, expanded and collected; that of two sums has its terms in SymPy's order."""
         if isinstance(other, int):
-            return self if other == 1 else Polynomial(self.atoms, self.element.mul_ground(other))
+            terms = tuple((mono, c * other) for mono, c in self.terms) if other else ()
+            return self if other == 1 else Polynomial(self.atoms, None, terms, self.const * other)
         if not self.terms or not other.terms:
             return other * self.const if not self.terms else self * other.const
         p, q, atoms = self._tidy()._both(other._tidy())
@@ -138,8 +149,7 @@ class Polynomial:
         """Whether the difference is 0."""
         if not isinstance(other, Polynomial):
             return NotImplemented
-        p, q, _ = self._both(other)
-        return bool(p == q)
+        return self.const == other.const and dict(self.terms) == dict(other.terms)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -173,7 +183,7 @@ class Polynomial:
     @property
     def content(self) -> int:
         """The greatest common divisor of the coefficients, without the constant; 0 if there are none."""
-        return int(self.whole.element.content())
+        return math.gcd(*(c for _, c in self.terms))
 
     @property
     def single(self) -> tuple[Expr, int] | None:

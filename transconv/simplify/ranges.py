@@ -6,7 +6,6 @@ Intervals of integers, possibly without a lower or an upper bound, and their ari
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transconv import ir
@@ -238,22 +237,26 @@ def _congruent(p: Polynomial, found: int, facts: Facts) -> int:
 INF = math.inf
 
 
-@dataclass(frozen=True, slots=True)
 class Range:
-    """The integers from ``lo`` to ``hi``, both included; None is no bound."""
+    """The integers from ``lo`` to ``hi``, both included; None is no bound. ``low`` and ``high``: the
+    same, with infinities. Not changed once it is made."""
 
-    lo: int | None = None
-    hi: int | None = None
+    __slots__ = ("lo", "hi", "low", "high")
 
-    @property
-    def low(self) -> float:
-        """The lower bound: an int, or minus infinity."""
-        return -INF if self.lo is None else self.lo
+    def __init__(self, lo: int | None = None, hi: int | None = None) -> None:
+        self.lo = lo
+        self.hi = hi
+        self.low: float = -INF if lo is None else lo
+        self.high: float = INF if hi is None else hi
 
-    @property
-    def high(self) -> float:
-        """The upper bound: an int, or infinity."""
-        return INF if self.hi is None else self.hi
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Range) and self.lo == other.lo and self.hi == other.hi
+
+    def __hash__(self) -> int:
+        return hash((self.lo, self.hi))
+
+    def __repr__(self) -> str:
+        return f"Range(lo={self.lo}, hi={self.hi})"
 
     def __contains__(self, value: int) -> bool:
         return self.low <= value <= self.high

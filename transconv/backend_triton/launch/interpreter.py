@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
@@ -40,8 +41,12 @@ def prepare_interpreter() -> None:
     It lacks the instructions of ``launch/bound_start.py``. Kernels run one after another here, so
     a wait does nothing. It lacks ``map_elementwise``, too: functions of numbers are functions of tiles
     here.
+
+    It computes sums and products of integers a second time, in 64 bits, for an assertion that it drops
+    unless it debugs; half of its time goes there.
     """
     from triton.language import bfloat16, float32, int1
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
     spread, cast = InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl
@@ -76,6 +81,8 @@ def prepare_interpreter() -> None:
     ReduceOps.generic_reduce = reduce_in_pairs
     ReduceOps.sum = sum_in_own_type
     ScanOps.cumsum, ScanOps.cumprod = scan_in_own_type(np.cumsum), scan_in_own_type(np.cumprod)
+    if not (builder := interpreter.interpreter_builder).options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]

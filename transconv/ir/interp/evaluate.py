@@ -179,9 +179,15 @@ def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic])
     return np.asarray(shaped.transpose(np.argsort(order)).astype(dtype, copy=False))
 
 
+@functools.cache
+def _holder(dtype: DType) -> np.dtype[Any]:
+    return np.dtype(dtype.numpy)
+
+
 def _held(x: Array, as_type: DType) -> Array:
     """The values in the NumPy type that holds ``as_type``, without rounding to ``as_type`` itself."""
-    return x.astype(as_type.numpy, copy=False)
+    holder = _holder(as_type)
+    return x if x.dtype is holder else x.astype(holder, copy=False)
 
 
 class Evaluator:
@@ -298,7 +304,8 @@ class Evaluator:
     def _arithmetic(self, e: Any) -> Array:
         dtype = self.type_of(e)
         a, b = _held(self.value(e.a), dtype), _held(self.value(e.b), dtype)
-        if dtype.is_integer and isinstance(e, (ex.FloorDiv, ex.Mod)):
+        if isinstance(e, (ex.FloorDiv, ex.Mod)) and dtype.is_integer and not (
+                isinstance(e.b, ex.Const) and e.b.value):
             zero = b == 0
             if zero.any():
                 self.forbid(zero, f"`{e}` divides by zero")
@@ -374,9 +381,8 @@ class Evaluator:
     def check_bounds(self, tensor: str, offset: Array, mask: Array) -> None:
         """Raise Fault unless each offset is within the buffer wherever the mask holds."""
         span = len(self.memory.buffers[tensor])
-        outside = (offset < 0) | (offset >= span)
-        if outside.any():
-            outside = outside & mask
+        if offset.size and (offset.min() < 0 or offset.max() >= span):
+            outside = ((offset < 0) | (offset >= span)) & mask
             if outside.any():
                 flat = int(np.argmax(outside))
                 found = int(np.broadcast_to(offset, outside.shape).flat[flat])

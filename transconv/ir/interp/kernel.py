@@ -355,11 +355,11 @@ class _Player:
     def __init__(self, name: str, act: Callable[[], None], machine: Turns, weight: float) -> None:
         self.name = name
         self.weight = weight
-        self.turn = threading.Semaphore(0)
+        self.turn = threading.Lock()  # held until it is this one's turn
+        self.turn.acquire()
         self.condition: Callable[[], bool] | None = None
         self.waits_for = ""
         self.done = False
-        self.failed: BaseException | None = None
         self.thread = threading.Thread(target=self._run, args=(act, machine), daemon=True)
 
     def _run(self, act: Callable[[], None], machine: Turns) -> None:
@@ -370,10 +370,10 @@ class _Player:
                     act()
         except _Stop:
             pass
-        except BaseException as error:  # ``Turns._give`` raises it in the caller's thread
-            self.failed = error
+        except BaseException as error:
+            machine.failed = machine.failed or error
         self.done = True
-        machine.back.release()
+        machine.give()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -387,12 +387,14 @@ class _Flight:
 
 class Turns:
     """Runs roles in turns until all have ended. Raises the exception of a role, or Fault if all roles
-    that are left wait."""
+    that are left wait. Whoever pauses or ends says who is next."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.back = threading.Semaphore(0)
+        self.back = threading.Lock()  # held until the roles have ended, or one has failed
+        self.back.acquire()
         self.stopping = False
+        self.failed: BaseException | None = None
         self.players: list[_Player] = []
         self.flights: list[_Flight] = []
         self.now: _Player | None = None
@@ -401,28 +403,16 @@ class Turns:
         self.players = [_Player(name, act, self, self._weight()) for name, act in roles]
         for player in self.players:
             player.thread.start()
-        try:
-            while waiting := [p for p in self.players if not p.done]:
-                able: list[_Player | _Flight] = [
-                    *(p for p in waiting if p.condition is None or p.condition()),
-                    *self.flights]
-                if not able:
-                    stuck = "; ".join(f"role {p.name} waits for {p.waits_for}" for p in waiting)
-                    raise Fault(f"the roles wait for one another: {stuck}")
-                chosen = self.random.choices(able, [x.weight for x in able])[0]
-                if isinstance(chosen, _Player):
-                    self._give(chosen)
-                else:
-                    self.flights.remove(chosen)
-                    chosen.land()
-            if self.flights:
-                raise Fault(f"all roles have ended, {self.flights[0].name} is still in flight")
-        finally:
-            self.stopping = True
-            for player in self.players:
-                if not player.done:
-                    self._give(player, last=True)
-                player.thread.join()
+        self.give()
+        self.back.acquire()
+        self.stopping = True
+        for player in self.players:
+            if not player.done:
+                player.turn.release()
+                self.back.acquire()
+            player.thread.join()
+        if self.failed is not None:
+            raise self.failed
 
     def _weight(self) -> float:
         return float(10 ** self.random.uniform(-2, 0))
@@ -431,19 +421,37 @@ class Turns:
         """Have a copy land at some time after this."""
         self.flights.append(_Flight(name, land, self._weight()))
 
-    def _give(self, player: _Player, last: bool = False) -> None:
-        self.now = player
-        player.turn.release()
-        self.back.acquire()
-        if player.failed is not None and not last:
-            raise player.failed
+    def give(self) -> None:
+        """Let go on whoever is next: a role, or the caller of ``run`` at the end."""
+        try:
+            self.now = None if self.failed or self.stopping else self._next()
+        except BaseException as error:  # ``run`` raises it
+            self.now, self.failed = None, error
+        (self.back if self.now is None else self.now.turn).release()
+
+    def _next(self) -> _Player | None:
+        """The role that goes on, after the copies that land before; None when all have ended."""
+        while waiting := [p for p in self.players if not p.done]:
+            able: list[_Player | _Flight] = [
+                *(p for p in waiting if p.condition is None or p.condition()), *self.flights]
+            if not able:
+                stuck = "; ".join(f"role {p.name} waits for {p.waits_for}" for p in waiting)
+                raise Fault(f"the roles wait for one another: {stuck}")
+            chosen = self.random.choices(able, [x.weight for x in able])[0]
+            if isinstance(chosen, _Player):
+                return chosen
+            self.flights.remove(chosen)
+            chosen.land()
+        if self.flights:
+            raise Fault(f"all roles have ended, {self.flights[0].name} is still in flight")
+        return None
 
     def pause(self, condition: Callable[[], bool] | None = None, waits_for: str = "") -> None:
         """Yield; called by the running role, which goes on after the condition holds."""
         player = self.now
         assert player is not None
         player.condition, player.waits_for = condition, waits_for
-        self.back.release()
+        self.give()
         player.turn.acquire()
         player.condition = None
         if self.stopping:

@@ -67,7 +67,10 @@ class Site:
 
     def find(self, kind: type[E]) -> list[E]:
         """The subexpressions of ``exprs`` of a class, each once."""
-        return [e for cls, found in self._by_class().items() if issubclass(cls, kind) for e in found]
+        within = self._by_class()
+        if not kind.__subclasses__():
+            return within.get(kind, [])
+        return [e for cls, found in within.items() if issubclass(cls, kind) for e in found]
 
     def has(self, *kinds: type[ex.Expr]) -> bool:
         """Whether ``exprs`` have a subexpression of these classes."""
