@@ -137,7 +137,7 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
     """In a kernel of its own, emitted as the expressions of a warp-specialised role are. No explicit
     kernel calls machine code."""
     speller = gluon.GluonEmitter((), 4, 0, False)
-    dtype = ir.f32 if CALLS[name].floats else ir.i32
+    dtype = next((t for t in (ir.f32, ir.f64) if t.bits in CALLS[name].floats), ir.i32)
     lane, v = ir.Lane("i", N, 1), ir.Var("v", dtype)
     speller.scope[v] = (lane,)
     text = speller.text(called(name)(v))  # type: ignore[operator]
