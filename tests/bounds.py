@@ -153,8 +153,8 @@ BOUNDS = {
     # A cube of a quotient by a root: three factors are rounded twice and two products once. That is 8
     # times half a unit of a significand of 1, which is a whole one of a significand near 2.
     "rsqrt'": Bound(lambda x: L(-0.5) / np.sqrt(x) / x, 8, positive=True),
-    "sin": Bound(precise(mpmath.sin), 2), "sin'": Bound(precise(mpmath.cos), 2),
-    "cos": Bound(precise(mpmath.cos), 2), "cos'": Bound(precise(lambda v: -mpmath.sin(v)), 2),
+    "sin": Bound(precise(mpmath.sin), 1.5), "sin'": Bound(precise(mpmath.cos), 1.5),
+    "cos": Bound(precise(mpmath.cos), 1.5), "cos'": Bound(precise(lambda v: -mpmath.sin(v)), 1.5),
     "erf": Bound(erf, 2), "erf'": Bound(lambda x: 2 * np.exp(-x * x) / np.sqrt(PI), 4, 4),
     "floor": Bound(np.floor, 0), "floor'": Bound(ZERO, 0), "ceil": Bound(np.ceil, 0),
     "ceil'": Bound(ZERO, 0), "round": Bound(np.rint, 0), "round'": Bound(ZERO, 0),

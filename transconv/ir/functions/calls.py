@@ -226,38 +226,41 @@ def erf(x):
     return found
 '''
 
-# Up to 2**16 quarters of a circle are taken off in parts of pi/2 (W. Cody and W. Waite, 1980), each by
-# a fused product: what is left is off by a unit in the last place at most. The languages' own functions
-# choose for each element how to do so, by which the elements of a thread wait for one another, and keep
-# digits of 2/pi in memory of each thread. A program calls them if one of its elements is larger. Parts of
-# pi/2 are taken off, never added, and the last operation is a product: the sine of -0 is -0.
-SIN = '''
+# Up to 2**16 half circles are taken off in parts of pi (W. Cody and W. Waite, 1980), each by a fused
+# product: what is left is off by a unit in the last place at most, and has one polynomial. The languages'
+# own functions choose for each element how to do so, by which the elements of a thread wait for one
+# another, and keep digits of 2/pi in memory of each thread. A program calls them if one of its elements is
+# larger. The lowest bit of a whole number in a float is the sign; the sine of -0 is -0.
+CIRCULAR = '''
 @{jit}
-def sin(x):
-    """The sine."""
+def NAME(x):
+    """The NAMEine."""
     if x.dtype.primitive_bitwidth == 64:
-        made = {tl}.sin(x)
+        made = {tl}.NAME(x)
     elif ({tl}.max({tl}.abs(x)) if x.type.is_block() else {tl}.abs(x)) > 65536.0:
-        made = {tl}.sin(x)
+        made = {tl}.NAME(x)
     else:
-        whole = {tl}.fma(x, 0.6366197466850281, 12582912.0)
-        turn = whole.to({tl}.int32, bitcast=True) - 1262485504
-        whole = whole - 12582912.0
-        left = {tl}.fma(whole, -1.570796251296997, x)
-        left = {tl}.fma(whole, -7.549789415861596e-08, left)
-        left = {tl}.fma(whole, -5.390302953474238e-15, left)
+WHOLE
+        left = {tl}.fma(whole, -3.1415927410125732, size)
+        left = {tl}.fma(whole, 8.742277657347586e-8, left)
+        left = {tl}.fma(whole, 3.4302490200117637e-15, left)
         s = left * left
-        p = {tl}.fma(s, {tl}.fma(s, -1.9517233886290342e-4, 8.332177996635437e-3), -1.6666655242443085e-1)
-        sine = {tl}.fma(s, p, 1.0) * left
-        p = {tl}.fma(s, {tl}.fma(s, 2.4438379114144482e-5, -1.3887366512790322e-3), 4.166664555668831e-2)
-        cosine = {tl}.fma(s * s, p, {tl}.fma(s, -0.5, 1.0))
-        made = {tl}.where((turn & 1) == 0, sine, cosine)
-        made = {tl}.where((turn & 2) == 0, made, -made)
+        p = {tl}.fma(s, 2.6057630293507827e-6, -1.9809661898761988e-4)
+        p = {tl}.fma(s, {tl}.fma(s, p, 8.33306834101677e-3), -1.6666659712791443e-1)
+        made = {tl}.fma(left * s, p, left).to({tl}.int32, bitcast=True) ^ sign
+        made = made.to({tl}.float32, bitcast=True)
     return made
 '''
-# One quarter more.
-COS = (SIN.replace("sin(", "cos(").replace("The sine", "The cosine")
-       .replace("- 1262485504", "- 1262485503"))
+SIN = CIRCULAR.replace("NAMEine", "sine").replace("NAME", "sin").replace("WHOLE", """\
+        size = {tl}.abs(x)
+        whole = {tl}.fma(size, 0.31830987334251404, 12582912.0)
+        sign = (whole.to({tl}.int32, bitcast=True) << 31) ^ (x.to({tl}.int32, bitcast=True) & -2147483648)
+        whole = whole - 12582912.0""")
+COS = CIRCULAR.replace("NAME", "cos").replace("WHOLE", """\
+        size = x
+        whole = {tl}.fma(x, 0.31830987334251404, -0.5) + 12582913.0
+        sign = whole.to({tl}.int32, bitcast=True) << 31
+        whole = whole - 12582913.0 + 0.5""")
 
 # A quotient has the digits of one number: what it leaves of the dividend is exact, and smaller by as many
 # digits. A quotient of 2**254 takes twelve such steps; the first half of them by a larger divisor, of
