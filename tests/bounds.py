@@ -1,6 +1,7 @@
 """How far each function of one value may be off, over all exponents, and what it is compared with.
 
-``BOUNDS`` has a row for each operation of the table and for each derivative (``tanh'``).
+``BOUNDS`` has a row for each operation of the table and for each derivative (``tanh'``); ``bound_of`` has
+what is asked of a type.
 A result is allowed ``units`` units in its last place, and ``inside`` half units of what it is computed
 from, which is first rounded: 2**(x log2(e)) of a large x. The references are of 64 digits (80-bit
 floats), or of 40 decimal digits where NumPy has no such function, and written without differences.
@@ -9,7 +10,7 @@ floats), or of 40 decimal digits where NumPy has no such function, and written w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -152,8 +153,8 @@ BOUNDS = {
     # A cube of a quotient by a root: three factors are rounded twice and two products once. That is 8
     # times half a unit of a significand of 1, which is a whole one of a significand near 2.
     "rsqrt'": Bound(lambda x: L(-0.5) / np.sqrt(x) / x, 8, positive=True),
-    "sin": Bound(precise(mpmath.sin), 2), "sin'": Bound(precise(mpmath.cos), 2),
-    "cos": Bound(precise(mpmath.cos), 2), "cos'": Bound(precise(lambda v: -mpmath.sin(v)), 2),
+    "sin": Bound(precise(mpmath.sin), 1.5), "sin'": Bound(precise(mpmath.cos), 1.5),
+    "cos": Bound(precise(mpmath.cos), 1.5), "cos'": Bound(precise(lambda v: -mpmath.sin(v)), 1.5),
     "erf": Bound(erf, 2), "erf'": Bound(lambda x: 2 * np.exp(-x * x) / np.sqrt(PI), 4, 4),
     "floor": Bound(np.floor, 0), "floor'": Bound(ZERO, 0), "ceil": Bound(np.ceil, 0),
     "ceil'": Bound(ZERO, 0), "round": Bound(np.rint, 0), "round'": Bound(ZERO, 0),
@@ -161,6 +162,14 @@ BOUNDS = {
     "neg": Bound(lambda x: -x, 0), "neg'": Bound(constant(-1.0), 0),
 }
 """Of each operation of one value, and of its derivative."""
+WIDE = {"ndtr": (3.0, 0.0), "gelu": (4.0, 0.0), "erf": (1.5, 0.0)}
+"""``units`` and ``inside`` in f64 where they are smaller."""
+
+
+def bound_of(name: str, dtype: ir.DType) -> Bound:
+    """The bound of an operation or of its derivative in a type."""
+    units, inside = WIDE.get(name, (0.0, 0.0)) if dtype is ir.f64 else (0.0, 0.0)
+    return replace(BOUNDS[name], units=units, inside=inside) if units else BOUNDS[name]
 
 
 def points(bound: Bound, dtype: ir.DType) -> Array:

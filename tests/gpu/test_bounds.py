@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bounds import BOUNDS, EXPONENTS, emitted, excess, points, powers, wrong_edges
+from tests.bounds import BOUNDS, EXPONENTS, bound_of, emitted, excess, points, powers, wrong_edges
 from tests.compute.test_bounds import rows
 from transconv import ir
 
@@ -17,7 +17,7 @@ CHIP = 2.5
 @pytest.mark.parametrize("dtype", [ir.f32, ir.f64], ids=str)
 @pytest.mark.parametrize("name", sorted(BOUNDS))
 def test_operations_are_within_their_bounds(name: str, dtype: ir.DType) -> None:
-    bound, value = BOUNDS[name], rows()[name]
+    bound, value = bound_of(name, dtype), rows()[name]
     x = points(bound, dtype)
     off = excess(bound, x, emitted(value, x, dtype, "cuda"), dtype)
     at = off.argmax()

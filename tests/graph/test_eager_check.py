@@ -223,6 +223,8 @@ ODD: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "rounded": (lambda x: (x * 10).round().to(torch.int32), torch.arange(90.0).view(9, 10) / 20),
     "complex": (lambda x: torch.complex(x * 2, x + 1) * 2, torch.randn(3, 4)),
     "bfloat16": (lambda x: ((x + 1) * 3).softmax(1) @ x.t(), torch.randn(9, 9).bfloat16()),
+    "tail": (lambda x: F.layer_norm(F.gelu(x), (5,)),  # where torch's gelu has one digit
+             torch.tensor([[-4.2214, -7.986, -10.1626, -8.5491, -8.7286]], dtype=torch.float64)),
     "pooled": (lambda x: F.max_pool2d(x.relu()[None], 2, return_indices=True), torch.randn(2, 6, 6)),
 }
 

@@ -68,7 +68,7 @@ from transconv.ir.expr import (
     Xor,
     as_expr,
 )
-from transconv.ir.functions.calls import CALLS, REDUCERS, Callee, helpers, multiply_add, reducer_of
+from transconv.ir.functions.calls import CALLS, REDUCERS, Callee, helpers, reducer_of
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.ir.functions.rounding import (
     SHORT,
@@ -76,6 +76,7 @@ from transconv.ir.functions.rounding import (
     convert,
     held_constant,
     is_near,
+    multiply_add,
     one_of_two,
     wrapped,
 )

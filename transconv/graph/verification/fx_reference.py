@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
+from math import pi, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -217,7 +217,8 @@ def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: C
     if change is not None and getattr(target, "overloadpacket", None) in COMPARED:
         args = (_met(args[0], args[1], node), *args[1:])
     try:
-        found = target(*_wide(args), **_wide(kwargs)) if wide else _taken(target, args, kwargs)
+        found = (exact_form(target)(*_wide(args), **_wide(kwargs)) if wide
+                 else _taken(target, args, kwargs))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -227,6 +228,32 @@ def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: C
     if change is None or target is operator.getitem:
         return found
     return _changed(found, change, "result", node)
+
+
+def _below(x: Tensor) -> Any:
+    """The share of the normal distribution. 1 + erf(x / sqrt(2)), torch's, has one digit of x = -8."""
+    return torch.special.erfc(x * -0.5**0.5) / 2
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
+    inner = (x + 0.044715 * x**3) * (8 / pi)**0.5  # tanh(u) is 2 sigmoid(2 u) - 1
+    return x * (_below(x) if approximate == "none" else torch.sigmoid(inner))
+
+
+def _gelu_backward(g: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(_gelu(x, approximate=approximate), x, g)[0]
+
+
+FORMS: dict[Any, Any] = {
+    aten.gelu: _gelu, aten.gelu_backward: _gelu_backward, aten.special_ndtr: _below}
+
+
+def exact_form(target: Any) -> Any:
+    """An operator of f64, in a form without the difference in which torch's own loses digits, if it has
+    one."""
+    return FORMS.get(getattr(target, "overloadpacket", None), target)
 
 
 def _taken(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

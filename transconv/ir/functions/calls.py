@@ -69,54 +69,6 @@ def reducer_of(node: type[Expr]) -> str:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def multiply_add(x: Array, y: Array, z: Array) -> Array:
-    """``x * y + z`` of float32 and float64 arrays, rounded once; of other types as NumPy computes it.
-
-    The product of two float32 numbers is exact in float64. The sum is rounded to odd there, so that
-    rounding it again, to float32, gives the nearest number (Boldo and Melquiond 2008)."""
-    if x.dtype == y.dtype == z.dtype == np.float64:
-        return _in_two_parts(x, y, z)
-    if not x.dtype == y.dtype == z.dtype == np.float32:
-        return np.asarray(x * y + z)
-    with np.errstate(all="ignore"):
-        product, addend = x.astype(np.float64) * y, z.astype(np.float64)
-        total = np.asarray(product + addend)
-        back = total - product  # what is lost of the sum, exactly (Knuth's two-sum)
-        lost = (product - (total - back)) + (addend - back)
-        even = total.view(np.int64) & 1 == 0
-        inexact = np.isfinite(total) & (lost != 0) & even
-        odd = np.where(inexact, np.nextafter(total, np.where(lost > 0, np.inf, -np.inf)), total)
-        return np.asarray(odd.astype(np.float32))
-
-
-SPLIT = 2.0**27 + 1
-
-
-def _in_two_parts(x: Array, y: Array, z: Array) -> Array:
-    """Of float64: the product with what it loses (Dekker 1971), and both added to ``z``. What is a number
-    of the type is found exactly; others may be rounded twice close to the middle of two numbers."""
-    with np.errstate(all="ignore"):
-        (a, first), (b, second) = np.frexp(x), np.frexp(y)
-        power = first.astype(np.int64) + second
-        c = np.ldexp(z, -power)
-        product = a * b
-        (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
-        lost = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-        total = product + c
-        back = total - product
-        left = (product - (total - back)) + (c - back)
-        found = np.ldexp(total + (left + lost), power)
-        plain = x * y + z
-        usual = np.isfinite(found) & np.isfinite(c) & np.isfinite(plain) & (product != 0)
-        return np.asarray(np.where(usual, found, plain))
-
-
-def _halves(x: Array) -> tuple[Array, Array]:
-    scaled = x * SPLIT
-    high = scaled - (scaled - x)
-    return high, x - high
-
-
 @dataclass(frozen=True, slots=True)
 class Callee:
     """A pure function. ``numpy`` gets arrays of one type and returns that type or a wider one.
@@ -213,23 +165,42 @@ def ndtr(x):
     far = {tl}.exp2(p - t * t * 7.213475204444817e-1) * u
     return {tl}.where(x < 0, far, 1.0 - far)
 '''
+# Up to 1.15 it is 1/2 + x P(x**2), whose sum is rounded once; the first coefficient, (2 pi)**-0.5, has two
+# parts. Beyond, below zero, exp(-t**2/2) u P(u) with t = |x| and u = 1 / (1 + t/2), in the manner of
+# M. Shepherd and J. Laframboise (Math. Comp. 36, 1981), who fit (1 + 2x) exp(x**2) erfc(x) by a polynomial
+# of a fraction of x: one for all x up to where the result is 0. What rounding takes from t**2, from
+# 1 + t/2 and from u is found exactly and given back at the end by one fused operation; u P(u) grows by
+# about 1 + u times what u does. Above zero it is what is left of 1.
 NDTR_WIDE = '''
 @{jit}
 def ndtr_wide(x):
     """The share of the standard normal distribution below x, of 64 bits."""
     t = {tl}.abs(x)
-    u = 1.0 / (t * 0.35 + 1.0)
-    v = u * 2.0 - 1.0
-    p = ((v * -1.7109354366594825e-8 + 4.528039524930071e-8) * v + 8.418216278335085e-8) * v
-    p = ((p - 4.042906994909915e-7) * v + 9.947828320182011e-8) * v + 1.6209332817630936e-6
-    p = ((p * v - 2.444075699364922e-6) * v - 3.0399432487105286e-6) * v + 1.2613322038049513e-5
-    p = ((p * v - 3.7851119146880565e-6) * v - 4.015247164139002e-5) * v + 5.448361972347992e-5
-    p = ((p * v + 8.542482954492375e-5) * v - 2.625411969808508e-4) * v - 7.686769443524789e-5
-    p = ((p * v + 9.654587126075573e-4) * v - 3.730816173038987e-4) * v - 3.2889595344574103e-3
-    p = ((p * v + 2.9723725214821977e-3) * v + 1.2346901798527756e-2) * v - 1.557752419573229e-2
-    p = ((p * v - 6.663488642835161e-2) * v + 7.423733533640349e-2) * v + 9.769857249428525e-1
-    far = {tl}.exp2(p * v - 1.9813984612874838 - t * t * 7.213475204444817e-1) * u
-    return {tl}.where(x < 0, far, 1.0 - far)
+    t = {tl}.where(t > 64.0, 64.0, t)
+    z = t * t
+    p = ((z * -1.606683024853927e-13 + 4.957718864943954e-12) * z - 1.1274245367641715e-10) * z
+    p = ((p + 2.2732358877622423e-9) * z - 4.122646698522417e-8) * z + 6.659692575979375e-7
+    p = ((p * z - 9.444656232847827e-6) * z + 1.1543468761174224e-4) * z - 1.1873282154800794e-3
+    p = ((p * z + 9.973557010035805e-3) * z - 6.649038006690544e-2) * z - 2.49232720227773e-17
+    near = {tl}.fma(x, p + 3.989422804014327e-1, 0.5)
+    d = t * 0.5 + 1.0
+    u = 1.0 / d
+    v = u * 3.40625 - 1.1640625
+    p = ((v * -1.522676895219917e-11 + 8.104148631241194e-12) * v + 1.4113852262559256e-10) * v
+    p = ((p - 2.0663459933445232e-10) * v - 3.992783622052754e-10) * v + 1.519190729818353e-9
+    p = ((p * v - 1.410246389999631e-9) * v - 3.727492047902781e-9) * v + 1.6554138856559876e-8
+    p = ((p * v - 1.969780816349747e-8) * v - 5.029041288665708e-8) * v + 2.3701220138857175e-7
+    p = ((p * v - 2.1303919941443772e-7) * v - 1.1198703777881253e-6) * v + 3.829348828695634e-6
+    p = ((p * v + 8.727848984780134e-7) * v - 3.23918791990658e-5) * v + 4.504435149081569e-5
+    p = ((p * v + 2.515373363155618e-4) * v - 7.457272692769339e-4) * v - 2.8929319980948343e-3
+    p = ((p * v + 1.0520428830451121e-2) * v + 8.882669334232744e-2) * v + 2.8576773817064166e-1
+    whole = d - 1.0
+    of_d = (1.0 - (d - whole)) + (t * 0.5 - whole)
+    of_u = {tl}.fma(-d, u, 1.0) - u * of_d
+    made = {tl}.exp(z * -0.5) * (p * u)
+    far = {tl}.fma(made, of_u * (u + 1.0) - {tl}.fma(t, t, -z) * 0.5, made)
+    far = {tl}.where(x < 0, far, 1.0 - far)
+    return {tl}.where(t < 1.15, near, far)
 '''
 
 # Polynomials fitted to erf(x)/x - 1 below 0.9 and to log2(1 - erf(x)) above, whose leading coefficient is
@@ -255,38 +226,41 @@ def erf(x):
     return found
 '''
 
-# Up to 2**16 quarters of a circle are taken off in parts of pi/2 (W. Cody and W. Waite, 1980), each by
-# a fused product: what is left is off by a unit in the last place at most. The languages' own functions
-# choose for each element how to do so, by which the elements of a thread wait for one another, and keep
-# digits of 2/pi in memory of each thread. A program calls them if one of its elements is larger. Parts of
-# pi/2 are taken off, never added, and the last operation is a product: the sine of -0 is -0.
-SIN = '''
+# Up to 2**16 half circles are taken off in parts of pi (W. Cody and W. Waite, 1980), each by a fused
+# product: what is left is off by a unit in the last place at most, and has one polynomial. The languages'
+# own functions choose for each element how to do so, by which the elements of a thread wait for one
+# another, and keep digits of 2/pi in memory of each thread. A program calls them if one of its elements is
+# larger. The lowest bit of a whole number in a float is the sign; the sine of -0 is -0.
+CIRCULAR = '''
 @{jit}
-def sin(x):
-    """The sine."""
+def NAME(x):
+    """The NAMEine."""
     if x.dtype.primitive_bitwidth == 64:
-        made = {tl}.sin(x)
+        made = {tl}.NAME(x)
     elif ({tl}.max({tl}.abs(x)) if x.type.is_block() else {tl}.abs(x)) > 65536.0:
-        made = {tl}.sin(x)
+        made = {tl}.NAME(x)
     else:
-        whole = {tl}.fma(x, 0.6366197466850281, 12582912.0)
-        turn = whole.to({tl}.int32, bitcast=True) - 1262485504
-        whole = whole - 12582912.0
-        left = {tl}.fma(whole, -1.570796251296997, x)
-        left = {tl}.fma(whole, -7.549789415861596e-08, left)
-        left = {tl}.fma(whole, -5.390302953474238e-15, left)
+WHOLE
+        left = {tl}.fma(whole, -3.1415927410125732, size)
+        left = {tl}.fma(whole, 8.742277657347586e-8, left)
+        left = {tl}.fma(whole, 3.4302490200117637e-15, left)
         s = left * left
-        p = {tl}.fma(s, {tl}.fma(s, -1.9517233886290342e-4, 8.332177996635437e-3), -1.6666655242443085e-1)
-        sine = {tl}.fma(s, p, 1.0) * left
-        p = {tl}.fma(s, {tl}.fma(s, 2.4438379114144482e-5, -1.3887366512790322e-3), 4.166664555668831e-2)
-        cosine = {tl}.fma(s * s, p, {tl}.fma(s, -0.5, 1.0))
-        made = {tl}.where((turn & 1) == 0, sine, cosine)
-        made = {tl}.where((turn & 2) == 0, made, -made)
+        p = {tl}.fma(s, 2.6057630293507827e-6, -1.9809661898761988e-4)
+        p = {tl}.fma(s, {tl}.fma(s, p, 8.33306834101677e-3), -1.6666659712791443e-1)
+        made = {tl}.fma(left * s, p, left).to({tl}.int32, bitcast=True) ^ sign
+        made = made.to({tl}.float32, bitcast=True)
     return made
 '''
-# One quarter more.
-COS = (SIN.replace("sin(", "cos(").replace("The sine", "The cosine")
-       .replace("- 1262485504", "- 1262485503"))
+SIN = CIRCULAR.replace("NAMEine", "sine").replace("NAME", "sin").replace("WHOLE", """\
+        size = {tl}.abs(x)
+        whole = {tl}.fma(size, 0.31830987334251404, 12582912.0)
+        sign = (whole.to({tl}.int32, bitcast=True) << 31) ^ (x.to({tl}.int32, bitcast=True) & -2147483648)
+        whole = whole - 12582912.0""")
+COS = CIRCULAR.replace("NAME", "cos").replace("WHOLE", """\
+        size = x
+        whole = {tl}.fma(x, 0.31830987334251404, -0.5) + 12582913.0
+        sign = whole.to({tl}.int32, bitcast=True) << 31
+        whole = whole - 12582913.0 + 0.5""")
 
 # A quotient has the digits of one number: what it leaves of the dividend is exact, and smaller by as many
 # digits. A quotient of 2**254 takes twelve such steps; the first half of them by a larger divisor, of
@@ -390,8 +364,15 @@ def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float 
 
 
 def _below(x: Array) -> Array:
-    """The share of the standard normal distribution below each x."""
-    return np.asarray(0.5 * _erfc(np.asarray(x, np.float64) * -(0.5**0.5)))
+    """The share of the standard normal distribution below each x: erfc(y) / 2 with y = -x / sqrt(2). What
+    rounding takes from a large y, d here, is many units of the result, which has the slope -exp(-y**2)."""
+    x = np.asarray(x, np.float64)
+    root = np.full_like(x, -(0.5**0.5))
+    with np.errstate(all="ignore"):
+        y = x * root
+        d = rounding.multiply_add(x, root, -y) + x * 4.833646656726457e-17
+        taken = np.where(np.abs(y) < 30, d * np.exp(-y * y) * math.pi**-0.5, 0.0)
+        return np.asarray(0.5 * _erfc(y) - taken)
 
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -411,8 +392,8 @@ CALLS: dict[str, Callee] = {
                     instructions=14.0),
     "ndtr": Callee(1, _below, "ndtr", "ndtr", helper=NDTR, floats=(32,), off=12.0, inside=2.0,
                    instructions=24.0),
-    "ndtr_wide": Callee(1, _below, "ndtr_wide", "ndtr_wide", helper=NDTR_WIDE, floats=(64,), off=12.0,
-                        inside=2.0, instructions=60.0),
+    "ndtr_wide": Callee(1, _below, "ndtr_wide", "ndtr_wide", helper=NDTR_WIDE, floats=(64,), off=7.0,
+                        instructions=75.0),
     "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "erf", "erf", helper=ERF,
                   flushes=True, instructions=22.0),
     "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))",
@@ -442,7 +423,7 @@ CALLS: dict[str, Callee] = {
                        off=0.0),
     "remainder": Callee(2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(), ints=True,
                         off=0.0),
-    "fma": _same("fma", multiply_add, 3, off=1.0),
+    "fma": _same("fma", rounding.multiply_add, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""
 
