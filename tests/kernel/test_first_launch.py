@@ -20,7 +20,7 @@ from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, kernel
 from transconv.kernel.simulator import execution
 from transconv.kernel.simulator.execution import PlaceNumbers
-from transconv.runtime import Plan, check_records
+from transconv.runtime import Plan, check_records, first_run_check
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -174,6 +174,14 @@ def test_what_is_not_compared(why: str, monkeypatch: pytest.MonkeyPatch,
         of(Group(40, 16), x, y)
     assert torch.equal(y, expected)
     assert why in caplog.records[0].getMessage() and not check_records.proved()
+
+
+def test_a_launch_of_a_capture_is_compared_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, x, y = again(doubled), torch.randn(40), torch.zeros(40)
+    for capturing in (True, False):
+        monkeypatch.setattr(first_run_check, "is_capturing", lambda device, now=capturing: now)
+        of(Group(40, 16), x, y)
+        assert torch.equal(y, x * 2) and len(check_records.proved()) == (not capturing)
 
 
 def test_places_are_those_of_numpy() -> None:

@@ -3,6 +3,7 @@ launch uses it."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import torch
 
 from transconv.backend_triton import KernelStart
 from transconv.runtime import first_run_check
+from transconv.runtime import launch as runtime_launch
 from transconv.runtime.launch import Launch
 from transconv.runtime.launch_codegen import StartWriter, StepStart
 
@@ -107,6 +109,21 @@ def test_kernels_that_take_sizes_start_unchecked_where_they_are_known_to_be_righ
     found = made._begun_before(torch.device("cuda", current))
     assert (found is not None) is (trusted and verify == "0" and current == 3)
     assert (made.begin, made.device) == ((found, 3) if found else (None, -1))
+
+
+def test_a_launch_of_a_capture_is_judged_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing starts kernels unseen that no launch could look at."""
+    made, judged = launch(monkeypatch), list[Any]()
+    made.begin, made.sizes, made.indexed, made.device = None, None, False, -1
+    monkeypatch.setattr(Launch, "views", lambda self, tensors: {})
+    monkeypatch.setattr(runtime_launch, "on_device", lambda device: nullcontext())
+    monkeypatch.setattr(first_run_check, "run", lambda plan, views, judge: judged.append(judge) or plan)
+    judge: Any = object()
+    for trusted in (False, False, True):
+        monkeypatch.setattr(first_run_check, "is_trusted", lambda *_, trusted=trusted: trusted)
+        made.start([SimpleNamespace(device=torch.device("cuda", 3))], judge)
+        assert (made.begin is not None) is trusted and made.device == (3 if trusted else -1)
+    assert judged == [judge] * 3
 
 
 @pytest.mark.parametrize(("trusted", "steps"), [(True, 1), (True, 2), (False, 1)])

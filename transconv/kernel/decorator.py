@@ -79,14 +79,18 @@ class ArgumentKind:
     compiled: list[CompiledKernel] = field(default_factory=list)
 
 
+KnownCall = tuple[Recipe | None, Callable[..., bool] | None]
+"""What calls of one kind leave out, and what starts the kernel with all arguments (``Plan.guarded``)."""
+UNKNOWN: KnownCall = (None, None)
+
+
 class KernelLaunches:
     """The launches of one kernel."""
 
     def __init__(self, owner: KernelDeclaration) -> None:
         self.owner = owner
         self.kinds: dict[Any, ArgumentKind] = {}
-        self.calls: dict[Any, Callable[..., bool]] = {}  # those that are known, see Plan.guarded
-        self.recipes: dict[Any, Recipe] = {}  # of calls that leave out results
+        self.calls: dict[Any, KnownCall] = {}
         self.found: dict[str, TunedChoice | None] = {}
         self.instead: dict[str, tuple[LaunchWords, str]] = {}  # of calls whose own warps are miscompiled
         self.lock = threading.Lock()
@@ -95,15 +99,13 @@ class KernelLaunches:
         """Launch; nothing for work without elements. The results that the call leaves out. Raises
         KernelError."""
         key = None if words else signature(args)
-        recipe, known = self.recipes.get(key), self.calls.get(key)
-        if recipe is not None:
-            args, results = recipe.filled(args)
-            if known is None or not known(*args):
-                self.launched(None, args, words)
-            return results
-        if known is not None and known(*args):
-            return None
-        return self.launched(key, args, words)
+        recipe, start = self.calls.get(key, UNKNOWN)
+        if recipe is None:
+            return None if start is not None and start(*args) else self.launched(key, args, words)
+        args, results = recipe.filled(args)
+        if start is None or not start(*args):
+            self.launched(None, args, words)
+        return results
 
     def launched(self, key: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """A launch that looks at everything; none while requests are recorded, as ``prepare`` does.
@@ -120,9 +122,7 @@ class KernelLaunches:
         if (found is not None and key is not None and not arguments.alike
                 and arguments.device.type == "cuda"
                 and not first_run_check.is_capturing(arguments.device)):  # a later one is compared
-            self.remember(key, found, arguments, isinstance(args[0], Group))
-            if (left_out := self.owner.recipe(args, asked)) is not None:
-                self.recipes[key] = left_out
+            self.remember(key, found, args, asked, arguments)
         return returned(asked.made)
 
     def start_right(self, asked: KernelCall, arguments: Arguments,
@@ -162,17 +162,15 @@ class KernelLaunches:
                               f"fewer than {made.step.schedule.stages} stages") from None
         return found
 
-    def remember(self, key: Any, found: Launch, arguments: Arguments, grouped: bool) -> None:
-        """Have later calls like this one start the kernel directly. ``grouped``: whether their first
-        argument is the group."""
+    def remember(self, key: Any, found: Launch, args: tuple[Any, ...], asked: KernelCall,
+                 arguments: Arguments) -> None:
+        """Have later calls like this one start the kernel directly."""
         if len(self.calls) >= KNOWN_CALLS:
             self.calls.clear()
-            self.recipes.clear()
-        names = ("",) * grouped + tuple(arguments.kinds)
+        names = ("",) * isinstance(args[0], Group) + tuple(arguments.kinds)
         spans = {n: spanned(t) for n, t in arguments.tensors.items()}
-        known = found.plan.guarded(arguments.device.index, names, spans)
-        if known is not None:
-            self.calls[key] = known
+        start = found.plan.guarded(arguments.device.index, names, spans)
+        self.calls[key] = self.owner.recipe(args, asked), start
 
     @property
     def name(self) -> str:
@@ -236,7 +234,6 @@ class KernelLaunches:
         key = key_of(owner.source, asked, arguments, target, owner.precision)
         record(key, found)
         self.found[key] = found
-        self.recipes.clear()
         self.calls.clear()
         return found
 
