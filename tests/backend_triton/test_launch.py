@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.starts import start_of
 from transconv.backend_triton.launch import bound_start
 from transconv.backend_triton.launch.bound_start import MAPS_KEPT, KernelStart
 from transconv.backend_triton.launch.launcher import Launcher
@@ -50,12 +51,12 @@ def tensors(count: int) -> list[torch.Tensor]:
 def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
     raw = Started()
     launcher = Launcher("", "f", None, 12, 4, 2)
-    assert launcher.starter(0, True, (0, 1, 2)) is None  # nothing was launched yet
+    assert start_of(launcher, (0, 1, 2)) is None  # nothing was launched yet
     launcher.kept[0, True] = KernelStart(raw, KERNEL)
-    assert launcher.starter(0, False, (0, 1, 2)) is None
+    assert start_of(launcher, (0, 1, 2), aligned=False) is None
     for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0), (2, 4, 0, 3, 1),
                   (2, 4, 0, 5, 3, 1)):
-        begin = launcher.starter(0, True, order)
+        begin = start_of(launcher, order)
         assert begin is not None
         given = tensors(6)
         stream[0] += 1
@@ -152,7 +153,7 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
             assert passed == tensor.data_ptr() if box is None else passed.startswith("map")
     assert raw.calls[-3] == raw.calls[-2]
     launcher.kept[0, True] = start
-    begin = launcher.starter(0, True, tuple(range(len(first))[::-1]))
+    begin = start_of(launcher, tuple(range(len(first))[::-1]), count=len(first))
     assert begin is not None
     begin(*first[::-1])
     assert raw.calls[-1][4:] == raw.calls[-2][4:] and len(encoded) == 2 * boxed

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.starts import start_of
 from transconv.backend_triton.launch.bound_start import KernelStart
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
@@ -75,7 +76,7 @@ def test_kept_kernels_are_started_early(monkeypatch: pytest.MonkeyPatch, early: 
     calls: list[tuple[Any, ...]] = []
     launcher = Launcher("", "f", None, 12, 4, 2, early=early)
     launcher.kept[0, True] = KernelStart(lambda *a: calls.append(a), KERNEL, early)
-    begin = launcher.starter(0, True, order)
+    begin = start_of(launcher, order, count=5)
     assert begin is not None
     begin(*(torch.zeros(4) for _ in range(5)))
     grid, _, _, _, _, cooperative, given, *_ = calls[0]

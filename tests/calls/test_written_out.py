@@ -10,17 +10,22 @@ import pytest
 import torch
 
 from transconv import ir
-from transconv.backend_triton.launch import bound_start
+from transconv.backend_triton import KernelStart
 from transconv.calls.guard import NO_DUALS, CallGuard, StartableKernel
 from transconv.functional.calls.call_forms import SymbolicTrace
 from transconv.functional.calls.route import entry, gradients, launching
 from transconv.graph.regions import region_calls
-from transconv.kernel.launch import kernel_plan
-from transconv.runtime import plans
+from transconv.runtime import torch_internals
+from transconv.runtime.launch_codegen import StartWriter, StepStart
 from transconv.torch_ops.quantized import quantized_functional
 
 COUNTS = (0, 1, 3)
 LIKE = CallGuard(lambda *x: True, (NO_DUALS,), True, None)
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: device, raising=False)
 
 
 def every(*of: Any) -> list[tuple[Any, ...]]:
@@ -34,24 +39,26 @@ def test_expressions_of_sizes(many: int, sizes: int) -> None:
     assert made(*range(3, 3 + sizes)) == tuple((3 + i % sizes) * (i + 2) + 1 for i in range(many))
 
 
-@pytest.mark.parametrize(("many", "numbers"), every(COUNTS, COUNTS))
-def test_starts_of_kernels(many: int, numbers: int) -> None:
-    """The arguments are the addresses, then the numbers, in both kinds of starts."""
-    tensors = [torch.zeros(4) for _ in range(many)]
+KERNEL = SimpleNamespace(function="f", packed_metadata="m", run=lambda *given: None)
+
+
+@pytest.mark.parametrize(("many", "floats", "numbers", "boxes"), every(
+    COUNTS, COUNTS, COUNTS, (False, True)))
+def test_starts_of_kernels(many: int, floats: int, numbers: int, boxes: bool) -> None:
+    """The arguments are the addresses, numbers as they are among them, and the sizes, in both kinds of
+    starts."""
+    given: list[Any] = [*(torch.zeros(4) for _ in range(many)), *map(float, range(floats))]
     seen: list[tuple[Any, ...]] = []
-
-    def raw(*given: Any) -> None:
-        seen.append(given)
-
-    order = tuple(range(many))[::-1]
-    wanted = (*(tensors[i].data_ptr() for i in order), *range(numbers))
-    bound_start.written_out(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, *range(numbers))(
-        *tensors
-    )
-    assert seen.pop()[13:] == wanted
-    bound_start.encoded(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, lambda at: None,
-                                   lambda at, places: at, None, *range(numbers))(*tensors)
-    assert seen.pop()[13:] == wanted
+    encoder: Any = type("E", (), {"calls": {}, "__call__": lambda self, at, places: (*at, places)})()
+    begun = KernelStart(lambda *found: seen.append(found), KERNEL, sizes=numbers,
+                        encoder=encoder if boxes else None)
+    order = tuple(range(many + floats))[::-1]
+    writer = StartWriter(lambda *n: ((7, "places"), ()), 0, len(given), numbers,
+                         values=range(many, many + floats))
+    writer.starter([StepStart(begun, order)])(tuple(range(numbers)))(*given)
+    wanted = [given[i] if i >= many else given[i].data_ptr() for i in order]
+    (found,) = seen
+    assert found[0] == 7 and [*found[13:]] == [*wanted, *range(numbers), *["places"] * boxes]
 
 
 @pytest.mark.parametrize(("tensors", "sizes", "spaces", "steps"), every((0, 2), (0, 2), (0, 1),
@@ -59,22 +66,18 @@ def test_starts_of_kernels(many: int, numbers: int) -> None:
 def test_plans_of_any_size(tensors: int, sizes: int, spaces: int, steps: int) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def bind(given: Any, grid: Any, params: Any) -> Any:
-        return lambda *x: seen.append((given, grid, params, len(x)))
+    class ByTriton(KernelStart):
+        def __call__(self, given: Any, at: Any, x: Any, stream: Any) -> None:
+            seen.append((given, *at, len(x)))
 
     def numbers(*given: int) -> tuple[Any, ...]:
         assert given == tuple(range(sizes))
         return (*((i, i + 1) for i in range(steps)), tuple((8,) for _ in range(spaces)))
 
-    made = plans.starter(
-        numbers,
-        lambda shape, strides, kind: torch.zeros(shape),
-        0,
-        tensors,
-        sizes,
-        [torch.float32] * spaces,
-        [(bind, (), None)] * steps,
-    )
+    order = tuple(range(tensors + spaces))
+    writer = StartWriter(numbers, 0, tensors, sizes, [torch.float32] * spaces,
+                         lambda shape, strides, kind: torch.zeros(shape))
+    made = writer.starter([StepStart(ByTriton(None, KERNEL, sizes=sizes), order)] * steps)
     made(tuple(range(sizes)))(*[torch.zeros(2)] * tensors)
     assert seen == [(tuple(range(sizes)), i, i + 1, tensors + spaces) for i in range(steps)]
 
@@ -185,10 +188,17 @@ def test_entries_of_quantised_calls(quantities: int, biased: bool, starts: bool,
     assert call("f", x, x, bias, 1, 0, 0, 1, 1, {**words, "more": 1}) == "others"
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_known_calls_of_kernels(many: int) -> None:
+@pytest.mark.parametrize(("many", "floats", "numbers"), every(COUNTS, COUNTS, COUNTS))
+def test_guarded_starts(many: int, floats: int, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a call's group, which no kernel takes, arrays and numbers, whose places are not those of the
+    kernel's arguments."""
+    monkeypatch.setattr(torch_internals, "current_device", lambda: lambda: 0)
     seen: list[tuple[Any, ...]] = []
-    spelled = kernel_plan._spelled(tuple(range(many)))
-    made = spelled((None, lambda *x: seen.append(x)), 0, lambda: 0, *[256] * many)
-    given = tuple(torch.zeros(64) for _ in range(many))
-    assert made(given) is True and len(seen[0]) == many
+    begun = KernelStart(lambda *found: seen.append(found[13:]), KERNEL, sizes=numbers)
+    given: list[Any] = [None, *map(float, range(floats)), *(torch.zeros(64) for _ in range(many))]
+    arrays = range(1 + floats, len(given))
+    writer = StartWriter(lambda *n: ((7, ()), ()), 0, len(given), numbers, values=range(1, 1 + floats))
+    made = writer.guarded([StepStart(begun, (*arrays, *range(1, 1 + floats)))], None,
+                          dict.fromkeys(arrays, 256))
+    assert made(tuple(range(numbers)))(*given) is True
+    assert seen == [(*(given[i].data_ptr() for i in arrays), *range(floats), *range(numbers))]

@@ -141,7 +141,7 @@ FRESH = 300  # commits for which an ablation stands
 NOUNS = frozenset((
     "packing tiling streaming sharding padding indexing folding lowering merging timing tuning pooling "
     "scheduling sampling batching reading binding rounding upsampling broadcasting tracing inlining "
-    "string").split())
+    "string codegen").split())
 
 
 def names_without_noun() -> list[str]:

@@ -11,6 +11,7 @@ from tests.kernel import cases, control_cases, function_cases, item_cases
 from tests.kernel.cases import Case
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Group
+from transconv.kernel.launch.arguments import plain_number
 
 ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES)
 by_name = pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
@@ -66,3 +67,5 @@ def test_numbers_of_numpy_are_those_of_python(simulated: bool, monkeypatch: pyte
         run = cases.scaled.simulate if simulated else cases.scaled
         run(Group(10, 4), x, y, alpha, n, flag)
         np.testing.assert_allclose(y, x * 2 * int(n) * (float(alpha) if flag else 1.0), 1e-6)
+        passed = [type(plain_number(v)) for v in (alpha, n, flag)]
+        assert passed == [float, int, bool], "a launch takes Python's own"

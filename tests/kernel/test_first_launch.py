@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 import numpy as np
 import pytest
@@ -17,10 +18,9 @@ from tests.kernel.cases import Case, floats
 from tests.kernel.test_engines import ALL, by_name, check, copies
 from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, kernel
-from transconv.kernel.launch.kernel_plan import CompiledKernel
 from transconv.kernel.simulator import execution
 from transconv.kernel.simulator.execution import PlaceNumbers
-from transconv.runtime import check_records
+from transconv.runtime import Plan, check_records, first_run_check
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -46,16 +46,19 @@ def again(of: KernelFunction) -> KernelFunction:
 
 def corrupted(monkeypatch: pytest.MonkeyPatch, only=lambda step: True) -> list[int]:
     """From now on launches store a wrong last element; the warps of those that did."""
-    real, warps = CompiledKernel.start, []
+    real, warps = Plan.run, []
 
-    def start(self, given, values) -> None:
-        real(self, given, values)
-        if only(self.step):
-            warps.append(self.step.schedule.warps)
-            for name in self.stored:
-                given[name][(-1,) * given[name].dim()] += 1000
+    def run(self, tensors) -> None:
+        (step,), arrays = self.steps, [t for t in tensors.values() if isinstance(t, torch.Tensor)]
+        before = [t.clone() for t in arrays]
+        real(self, tensors)
+        if only(step):
+            warps.append(step.schedule.warps)
+            for old, t in zip(before, arrays, strict=True):
+                if not torch.equal(old, t):
+                    t[(-1,) * t.dim()] += 1000
 
-    monkeypatch.setattr(CompiledKernel, "start", start)
+    monkeypatch.setattr(Plan, "run", run)
     return warps
 
 
@@ -121,7 +124,8 @@ def test_other_warps_that_are_right(monkeypatch: pytest.MonkeyPatch,
         assert torch.equal(y, x * 2)
     assert warps == [1], "the second call knows"
     assert "instead    of 1 warps: Y[69]" in of.explain(Group(70, 32), x, y, target="interpreter")
-    assert any("rejected: doubled with 1 warps: Y[69]" in r.getMessage() for r in caplog.records)
+    assert any(re.search(r"rejected: kernel doubled .* with schedule .* warps=1: Y\[69\]", r.getMessage())
+               for r in caplog.records)
 
 
 @pytest.mark.parametrize(("policy", "compared"), [("never", False), ("check", False), ("always", True)])
@@ -170,6 +174,14 @@ def test_what_is_not_compared(why: str, monkeypatch: pytest.MonkeyPatch,
         of(Group(40, 16), x, y)
     assert torch.equal(y, expected)
     assert why in caplog.records[0].getMessage() and not check_records.proved()
+
+
+def test_a_launch_of_a_capture_is_compared_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, x, y = again(doubled), torch.randn(40), torch.zeros(40)
+    for capturing in (True, False):
+        monkeypatch.setattr(first_run_check, "is_capturing", lambda device, now=capturing: now)
+        of(Group(40, 16), x, y)
+        assert torch.equal(y, x * 2) and len(check_records.proved()) == (not capturing)
 
 
 def test_places_are_those_of_numpy() -> None:

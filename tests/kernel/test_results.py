@@ -93,8 +93,8 @@ def test_a_known_call(monkeypatch: pytest.MonkeyPatch) -> None:
     x, z = torch.from_numpy(X), torch.from_numpy(Z)
     launches, started = KernelLaunches(distances), []
     key = (x.dtype, x.shape, x.stride(), x.device, z.dtype, z.shape, z.stride(), z.device)
-    launches.recipes[key] = distances.recipe((x, z), distances.asked((x, z), {}))
-    launches.calls[key] = lambda args: started.append(args) or True
+    recipe = distances.recipe((x, z), distances.asked((x, z), {}))
+    launches.calls[key] = recipe, lambda *args: started.append(args) or True
     found = launches((x, z), {})
     ((a, b, d, near, scale),) = started
     assert a is x and b is z and d is found[0] and near is found[1] and scale == 2.0

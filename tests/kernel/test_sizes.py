@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,17 @@ import torch
 
 from tests.kernel import wrong_launches
 from tests.kernel.wrong_launches import declared
+from transconv.backend_triton import KernelStart
 from transconv.errors import KernelError
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Constant, Group, KernelFunction, kernel
 from transconv.kernel.launch import kernel_plan
-from transconv.kernel.launch.kernel_plan import _spelled, signature
-from transconv.kernel.launch.size_arguments import Number, sizing, unit_of
+from transconv.kernel.launch.arguments import Number, sizing, tensors_of, unit_of
+from transconv.kernel.launch.kernel_plan import signature
+from transconv.runtime import torch_internals
 from transconv.target import TARGETS
 
+KERNEL = SimpleNamespace(function="f", packed_metadata="m")
 GOLDEN = Path(__file__).with_name("wrong_launches.txt")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -191,22 +195,40 @@ def _refused(call: Callable[[], Any]) -> str:
     return str(caught.value).replace("\n", "\n    ")
 
 
-def test_a_known_call_is_started_directly() -> None:
-    """Unless arrays share memory, another device is the current one, or a view is negated."""
-    started: list[str] = []
-    memory = torch.arange(64.0)
-    x, y = memory[:16], memory[32:48]
-    starters = (lambda *_: started.append("far"), lambda *_: started.append("near"))
+def test_a_known_call_is_started_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless arrays share memory, another device is the current one, a view is negated, or no kernel is
+    loaded for the alignment."""
+    started: list[tuple[Any, ...]] = []
     device = [0]
-    go = _spelled((1, 2))(starters, 0, lambda: device[0], 64, 64)
-    assert go((Group(16), x, y)) and started == ["near"]
-    assert go((Group(16), memory[1:17], y)) and started == ["near", "far"]
-    assert not go((Group(16), x, memory[8:24])) and not go((Group(16), memory[24:40], y))
-    assert go((Group(16), memory[16:32], y))  # neighbours
-    assert not go((Group(16), torch.zeros(16, dtype=torch.complex64).conj().imag, y))
+    monkeypatch.setattr(torch_internals, "current_device", lambda: lambda: device[0])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
+    memory, of = torch.arange(64.0), fresh(shifted)
+    x, y = memory[:16], memory[32:48]
+    args = Group(16, 4), x, y, 5, 2
+    asked = of.asked(args, {})
+    arguments = tensors_of(asked.given)
+    made, values = of._launches.of(asked, arguments, TARGETS["sm_90"])
+
+    def entry(*aligned: bool) -> Any:
+        for a in aligned:
+            made.step.launcher.kept[0, a] = KernelStart(
+                lambda *given, a=a: started.append((a, *given[13:])), KERNEL, sizes=len(values))
+        plan = made.launch(True, values).plan
+        return plan.guarded(0, ("", *arguments.kinds), {"X": 64, "Y": 64})
+
+    assert entry() is None
+    go, near = Group(16), (True, x.data_ptr(), y.data_ptr(), *values.values())
+    known = entry(True)
+    assert known(go, x, y, 5, 2) is True and started == [near]
+    assert known(go, memory[1:17], y, 5, 2) is False and len(started) == 1
+    known = entry(True, False)
+    assert known(go, x, y, 5, 2) and known(go, memory[1:17], y, 5, 2)
+    assert started[1:] == [near, (False, memory[1:].data_ptr(), *near[2:])]
+    assert not known(go, x, memory[8:24], 5, 2) and not known(go, memory[24:40], y, 5, 2)
+    assert known(go, memory[16:32], y, 5, 2)  # neighbours
+    assert not known(go, torch.zeros(16, dtype=torch.complex64).conj().imag, y, 5, 2)
     device[0] = 1
-    assert not go((Group(16), x, y)) and len(started) == 3
-    assert _spelled((1, 2))((None, None), 1, lambda: 1, 64, 64)((0, x, y)) is False
+    assert not known(go, x, y, 5, 2) and len(started) == 4
 
 
 def test_the_signature_of_a_call() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.backend_triton import Launcher, Resources, compile_offline
+from transconv.backend_triton import KernelStart, Launcher, Resources, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import (
     ConvProblem,
@@ -234,18 +235,20 @@ def test_machine_code(name: str) -> None:
 
 
 def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as its sizes say, and hands them to the kernels."""
+    """As long as its sizes say, and hands them to the kernels that take them: not to the weight's copy."""
     plan = built("operands")[1]
     begun: list[tuple[int, ...]] = []
-    monkeypatch.setattr(Launcher, "begun", lambda *_: None)  # as where Triton starts kernels
-    monkeypatch.setattr(Launcher, "binding", lambda self, device, aligned, order: lambda sizes, *_: (
-        lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
+    monkeypatch.setattr(KernelStart, "__call__", lambda self, sizes, at, given, stream: begun.append(
+        (*sizes, *given)))
+    monkeypatch.setattr(Launcher, "begun", lambda self, *_: KernelStart(
+        None, None, sizes=len(self.names)))  # as where Triton starts kernels
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: device, raising=False)
     monkeypatch.setattr(plans.torch_internals, "quickest", lambda: lambda shape, stride, dtype: shape[0])
     start = plan.starter_at(0, True, ("src", "wei", "dst"))
     assert start is not None
     start((3, 50))(1, 2, 3)
     packed, weight = 3 * 50 * 16, 16 * 3 * 16
-    assert begun == [(3, 50, 1, packed), (3, 50, 2, weight), (3, 50, packed, weight, 3)]
+    assert begun == [(3, 50, 1, packed), (2, weight), (3, 50, packed, weight, 3)]
     assert [room for room, _ in plan.at({"MB": 1, "IW": 7}).spaces()] == [(7 * 16,), (weight,)]
 
 

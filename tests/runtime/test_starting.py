@@ -3,6 +3,7 @@ launch uses it."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +12,9 @@ import torch
 
 from transconv.backend_triton import KernelStart
 from transconv.runtime import first_run_check
+from transconv.runtime import launch as runtime_launch
 from transconv.runtime.launch import Launch
-from transconv.runtime.plans import starter
+from transconv.runtime.launch_codegen import StartWriter, StepStart
 
 
 class Memory:
@@ -50,21 +52,26 @@ def test_a_start_is_written_out() -> None:
     def begun(name: str, of: Any, sizes: int) -> KernelStart:
         return KernelStart(raw(name), KERNEL, False, of, sizes=sizes)
 
+    def by_triton(name: str) -> Any:
+        return SimpleNamespace(function="f", packed_metadata="m", run=lambda grid, y, z, stream, *given: (
+            log.append((name, grid, stream, [getattr(t, "address", t) for t in given[5:]]))))
+
     steps = [(begun("copy", None, 2), (0, 3), None),
              (begun("boxes", encoder("boxes"), 2), (3, 1), 2),
              (begun("fixed", encoder("fixed"), 0), (1, 2), None),
-             (lambda sizes, grid, places: lambda *given: log.append(
-                 ("bound", sizes, grid, [t.address for t in given])), (2,), 3)]
-    made = starter(lambda n, m: ((n, ()), (m, ("at", n)), (5, ("lies",)), (6, ()), ((n * m,),)),
-                   lambda shape, strides, dtype: Memory(1000 + shape[0], log), 4, 3, 2, ["f16"],
-                   steps)((8, 9))
+             (KernelStart(None, by_triton("sized"), sizes=2), (2, 3), 3),
+             (KernelStart(None, by_triton("not sized")), (2,), None)]
+    writer = StartWriter(
+        lambda n, m: ((n, ()), (m, ("at", n)), (5, ("lies",)), (6, ()), (7, ()), ((n * m,),)), 4, 3, 2,
+        ["f16"], lambda shape, strides, dtype: Memory(1000 + shape[0], log))
+    made = writer.starter([StepStart(*step) for step in steps])((8, 9))
     tensors = [Memory(at, log) for at in (2, 3, 7)]
     made(*tensors)
     assert log == [
         ("copy", 8, "on 4", (2, 1072, 8, 9)), ("zero", 7),
         ("boxes", (1072, 3, 8, 9), ("at", 8)), ("boxes", 9, "on 4", (1072, 3, 8, 9, "map")),
         ("fixed", (3, 7), ("lies",)), ("fixed", 5, "on 4", (3, 7, "map")),
-        ("zero", 1072), ("bound", (8, 9), 6, [2, 3, 7, 1072])]
+        ("zero", 1072), ("sized", 6, "on 4", [7, 1072, 8, 9]), ("not sized", 7, "on 4", [7])]
 
 
 def test_what_is_encoded_already_is_passed() -> None:
@@ -72,7 +79,7 @@ def test_what_is_encoded_already_is_passed() -> None:
     known = SimpleNamespace(calls={(2,): ("map",)})
     encoder: Any = known
     one = KernelStart(lambda *given: log.append(given[13:]), KERNEL, True, encoder)
-    starter(lambda: ((1, ()), ()), None, 0, 1, 0, [], [(one, (0,), None)])(())(Memory(2, log))
+    StartWriter(lambda: ((1, ()), ()), 0, 1).starter([StepStart(one, (0,))])(())(Memory(2, log))
     assert log == [("map",)]
 
 
@@ -102,6 +109,21 @@ def test_kernels_that_take_sizes_start_unchecked_where_they_are_known_to_be_righ
     found = made._begun_before(torch.device("cuda", current))
     assert (found is not None) is (trusted and verify == "0" and current == 3)
     assert (made.begin, made.device) == ((found, 3) if found else (None, -1))
+
+
+def test_a_launch_of_a_capture_is_judged_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing starts kernels unseen that no launch could look at."""
+    made, judged = launch(monkeypatch), list[Any]()
+    made.begin, made.sizes, made.indexed, made.device = None, None, False, -1
+    monkeypatch.setattr(Launch, "views", lambda self, tensors: {})
+    monkeypatch.setattr(runtime_launch, "on_device", lambda device: nullcontext())
+    monkeypatch.setattr(first_run_check, "run", lambda plan, views, judge: judged.append(judge) or plan)
+    judge: Any = object()
+    for trusted in (False, False, True):
+        monkeypatch.setattr(first_run_check, "is_trusted", lambda *_, trusted=trusted: trusted)
+        made.start([SimpleNamespace(device=torch.device("cuda", 3))], judge)
+        assert (made.begin is not None) is trusted and made.device == (3 if trusted else -1)
+    assert judged == [judge] * 3
 
 
 @pytest.mark.parametrize(("trusted", "steps"), [(True, 1), (True, 2), (False, 1)])

@@ -12,7 +12,7 @@ from transconv.backend_triton.emitters.kernel_text import (
     unspecialised,
 )
 from transconv.backend_triton.emitters.triton import parameters, spelled_lines
-from transconv.backend_triton.launch.bound_start import Bind, KernelStart, torch_module
+from transconv.backend_triton.launch.bound_start import KernelStart, torch_module
 from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write
 from transconv.backend_triton.launch.launcher import Launcher, numbers_of, programs
@@ -31,7 +31,7 @@ from transconv.backend_triton.offline.compilation import (
     triton_version,
 )
 
-__all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
+__all__ = ["Answer", "BACKENDS", "Child", "CompileFailure", "Compilers",
            "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",
            "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
            "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",

@@ -24,22 +24,17 @@ from transconv.kernel.annotations import Group, KernelCall, Meant
 from transconv.kernel.device_functions import func, intrinsic
 from transconv.kernel.launch.arguments import (
     Arguments,
-    AskedResults,
-    Recipe,
     as_tensor,
     plain_number,
-    returned,
     spanned,
     tensors_of,
 )
-from transconv.kernel.launch.declaration import KernelDeclaration
+from transconv.kernel.launch.declaration import AskedResults, KernelDeclaration, Recipe, returned
 from transconv.kernel.launch.kernel_plan import (
     CompiledKernel,
     KernelRequest,
-    Known,
     LoweredKernel,
     compiled,
-    known,
     signature,
 )
 from transconv.kernel.launch.lowering import explained, lowered
@@ -56,9 +51,10 @@ from transconv.kernel.launch.tuned_choices import (
     search,
     with_words,
 )
-from transconv.kernel.simulator.execution import refusal, simulate, start_checked
+from transconv.kernel.simulator.execution import SimulatorCheck, refusal, simulate
 from transconv.runtime import (
     Batch,
+    Launch,
     PlanRequest,
     collect,
     first_run_check,
@@ -83,14 +79,18 @@ class ArgumentKind:
     compiled: list[CompiledKernel] = field(default_factory=list)
 
 
+KnownCall = tuple[Recipe | None, Callable[..., bool] | None]
+"""What calls of one kind leave out, and what starts the kernel with all arguments (``Plan.guarded``)."""
+UNKNOWN: KnownCall = (None, None)
+
+
 class KernelLaunches:
     """The launches of one kernel."""
 
     def __init__(self, owner: KernelDeclaration) -> None:
         self.owner = owner
         self.kinds: dict[Any, ArgumentKind] = {}
-        self.calls: dict[Any, Known] = {}
-        self.recipes: dict[Any, Recipe] = {}  # of calls that leave out results
+        self.calls: dict[Any, KnownCall] = {}
         self.found: dict[str, TunedChoice | None] = {}
         self.instead: dict[str, tuple[LaunchWords, str]] = {}  # of calls whose own warps are miscompiled
         self.lock = threading.Lock()
@@ -99,15 +99,13 @@ class KernelLaunches:
         """Launch; nothing for work without elements. The results that the call leaves out. Raises
         KernelError."""
         key = None if words else signature(args)
-        recipe, known = self.recipes.get(key), self.calls.get(key)
-        if recipe is not None:
-            args, results = recipe.filled(args)
-            if known is None or not known(args):
-                self.launched(None, args, words)
-            return results
-        if known is not None and known(args):
-            return None
-        return self.launched(key, args, words)
+        recipe, start = self.calls.get(key, UNKNOWN)
+        if recipe is None:
+            return None if start is not None and start(*args) else self.launched(key, args, words)
+        args, results = recipe.filled(args)
+        if start is None or not start(*args):
+            self.launched(None, args, words)
+        return results
 
     def launched(self, key: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         """A launch that looks at everything; none while requests are recorded, as ``prepare`` does.
@@ -121,14 +119,14 @@ class KernelLaunches:
             collect(Batch((PlanRequest(made.plan.workload, target, aligned=aligned),)))
             return returned(asked.made)
         found = self.start_right(asked, arguments, target)
-        if found and key is not None and not arguments.alike and arguments.device.type == "cuda":
-            self.remember(key, *found, arguments, isinstance(args[0], Group))
-            if (left_out := self.owner.recipe(args, asked)) is not None:
-                self.recipes[key] = left_out
+        if (found is not None and key is not None and not arguments.alike
+                and arguments.device.type == "cuda"
+                and not first_run_check.is_capturing(arguments.device)):  # a later one is compared
+            self.remember(key, found, args, asked, arguments)
         return returned(asked.made)
 
     def start_right(self, asked: KernelCall, arguments: Arguments,
-                    target: Target) -> tuple[CompiledKernel, dict[str, int]] | None:
+                    target: Target) -> Launch | None:
         """``start`` with the best words. Where the machine code shows a known mistake of the compiler, and
         the call leaves the warps open, with other warps, which later calls like it have, too. Raises
         Miscompiled if each number of warps has such code."""
@@ -147,40 +145,32 @@ class KernelLaunches:
                     return found
             raise refusal(self.name, mistake) from None
 
-    def start(self, asked: KernelCall, arguments: Arguments,
-              target: Target) -> tuple[CompiledKernel, dict[str, int]] | None:
-        """Launch a call; what was launched for which sizes, None for work without elements."""
+    def start(self, asked: KernelCall, arguments: Arguments, target: Target) -> Launch | None:
+        """Launch a call; what launched it, None for work without elements."""
         made, values = self.of(asked, arguments, target)
         if asked.group.count == 0:
             return None
+        found = made.launch(first_run_check.is_aligned(arguments.tensors), values)
         given = arguments.tensors | arguments.floats
         try:
-            if first_run_check.is_trusted(made.plan, first_run_check.is_aligned(arguments.tensors)):
-                made.start(given, values)
-            else:
-                start_checked(self.owner.python, asked, arguments, made, values)
+            found.start([given[n] for n in found.names], SimulatorCheck(
+                self.owner.python, asked, arguments, made.stored).judge)
         except Exception as error:
             if type(error).__name__ != "OutOfResources":  # of Triton, which is imported by now
                 raise
             raise KernelError(f"{self.name} does not fit the chip: {error}; expected a smaller group, or "
                               f"fewer than {made.step.schedule.stages} stages") from None
-        return made, values
+        return found
 
-    def remember(self, key: Any, made: CompiledKernel, values: dict[str, int], arguments: Arguments,
-                 grouped: bool) -> None:
-        """Have later calls like this one start the kernel directly. ``grouped``: whether their first
-        argument is the group."""
-        names = [*([""] if grouped else []), *arguments.kinds]
-        places = {n: names.index(n) for n in made.step.params}
-        order = tuple(~at if n in arguments.floats else at for n, at in places.items())
-        device = arguments.device.index
-        starters = [made.starter(device, aligned, order, values) for aligned in (False, True)]
-        arrays = [at for at in order if at >= 0]
-        spans = [spanned(arguments.tensors[names[at]]) for at in arrays]
+    def remember(self, key: Any, found: Launch, args: tuple[Any, ...], asked: KernelCall,
+                 arguments: Arguments) -> None:
+        """Have later calls like this one start the kernel directly."""
         if len(self.calls) >= KNOWN_CALLS:
             self.calls.clear()
-            self.recipes.clear()
-        self.calls[key] = known(starters, arrays, spans, device)
+        names = ("",) * isinstance(args[0], Group) + tuple(arguments.kinds)
+        spans = {n: spanned(t) for n, t in arguments.tensors.items()}
+        start = found.plan.guarded(arguments.device.index, names, spans)
+        self.calls[key] = self.owner.recipe(args, asked), start
 
     @property
     def name(self) -> str:
@@ -244,7 +234,6 @@ class KernelLaunches:
         key = key_of(owner.source, asked, arguments, target, owner.precision)
         record(key, found)
         self.found[key] = found
-        self.recipes.clear()
         self.calls.clear()
         return found
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transconv.backend_triton import Miscompiled, torch_module
 from transconv.compute import Read, Workload
@@ -51,38 +51,82 @@ def is_trusted(plan: Plan, aligned: bool = True) -> bool:
 
 
 def is_aligned(tensors: Tensors) -> bool:
-    """Whether all tensors begin at multiples of 16 bytes."""
-    return not any(t.data_ptr() & 15 for t in tensors.values())
+    """Whether all tensors begin at multiples of 16 bytes; numbers among them do not count."""
+    return not any(t.data_ptr() & 15 for t in tensors.values() if not isinstance(t, float))
 
 
-def run(plan: Made, tensors: Tensors) -> Made:
+class FirstRunVerdict(NamedTuple):
+    """What a first launch showed. ``reason``: why the result is wrong, empty if it is not; ``blamed``: the
+    steps that may have made it so; ``lasting``: whether that is kept on disk; ``error``: what is raised
+    then, None where the next plan is tried; ``unseen``: why nothing was compared, but later."""
+
+    reason: str = ""
+    blamed: Sequence[PlanStep] = ()
+    lasting: bool = True
+    error: Exception | None = None
+    unseen: str = ""
+
+
+Judge = Callable[[Plan, "Tensors", bool], FirstRunVerdict]
+"""Launches a plan on tensors by name, and looks at the result: with whether all tensors are aligned."""
+
+
+def by_samples(plan: Plan, tensors: Tensors, aligned: bool) -> FirstRunVerdict:
+    """Launch, and compare samples of the result with the workload's own reference; of other data, too, if
+    these say little."""
+    try:
+        reason, blamed, weak = _launch_and_look(plan, tensors)
+        if weak and not reason:
+            try:
+                reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.results, tensors))
+            except out_of_memory():
+                log.debug("no memory to check %s with other data", plan.workload)
+    except Miscompiled as error:
+        wrong = [s for s in plan.steps if s.launcher.function == error.function]
+        _let_go(error)
+        return FirstRunVerdict(error.why, wrong or plan.steps)
+    except Exception as error:
+        # A failure of Triton: the kernel needs too many resources, or the compiler has a bug.
+        if not _is_tritons(error):
+            raise
+        _let_go(error)
+        return FirstRunVerdict(f"{type(error).__name__}: {error}", _suspects(plan, tensors), lasting=False)
+    return FirstRunVerdict(reason, blamed)
+
+
+def run(plan: Made, tensors: Tensors, judge: Judge = by_samples) -> Made:
     """Launch a plan that may be new to this machine, and return the plan that made the result.
 
     ``tensors`` by name, in the order of a call; the result is written in place. A trusted plan is only
-    launched. Any other is launched and checked, which waits for the device; if the result is wrong, its
+    launched. Any other is launched and judged, which waits for the device; if the result is wrong, its
     kernels are rejected and the next plan is tried. While a CUDA graph is captured, a plan is launched
     without a check.
 
     Raises Unsupported("miscompiled") if ``MOST_REJECTED`` plans are wrong, or the first one if the caller
     gave its schedule.
     """
-    aligned = is_aligned(tensors)
+    aligned, device = is_aligned(tensors), _device(tensors)
     for _ in range(MOST_REJECTED):
-        if is_trusted(plan, aligned) or is_capturing(_device(tensors)):
+        if is_trusted(plan, aligned) or is_capturing(device):
             plan.launch(**tensors)
             return plan
         began = time.perf_counter()
-        reason, blamed, keep = _try(plan, tensors)
+        found = judge(plan, tensors, aligned)
         log.debug("first result in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
-        if not reason:
-            note(plan, plan.steps, check_records.RIGHT, aligned, _device(tensors))
+        if found.unseen:
+            log.info("the first result of %s is not checked: %s", plan.workload.title, found.unseen)
             return plan
-        note(plan, blamed, check_records.WRONG, aligned, _device(tensors), reason, keep)
-        for step in blamed:
-            log.warning("rejected: %s of %s with schedule %s: %s; kernel in %s", step.compute.name,
-                        plan.workload, step.schedule, reason, step.path)
+        if not found.reason:
+            note(plan, plan.steps, check_records.RIGHT, aligned, device)
+            return plan
+        note(plan, found.blamed, check_records.WRONG, aligned, device, found.reason, found.lasting)
+        for step in found.blamed:
+            log.warning("rejected: %s with schedule %s: %s; kernel in %s", f"{plan.workload.direction} "
+                        f"{plan.workload}".strip(), step.schedule, found.reason, step.path)
+        if found.error is not None:
+            raise found.error
         if plan.fixed:
-            raise Unsupported("miscompiled", f"{plan.schedule} gives wrong results: {reason}")
+            raise Unsupported("miscompiled", f"{plan.schedule} gives wrong results: {found.reason}")
         plan = compiler.replan(plan)
     raise Unsupported("miscompiled", f"{MOST_REJECTED} plans for {plan.workload.direction} of "
                       f"{plan.workload} gave wrong results")
@@ -165,29 +209,6 @@ def out_of_memory() -> type[Exception]:
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is captured, while which nothing can be built nor looked at."""
     return device.type == "cuda" and bool(torch_module().cuda.is_current_stream_capturing())
-
-
-def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanStep], bool]:
-    """Launch and check: what is wrong (empty if nothing), in which steps, and whether to keep the verdict
-    on disk."""
-    try:
-        reason, blamed, weak = _launch_and_look(plan, tensors)
-        if weak and not reason:
-            try:
-                reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.results, tensors))
-            except out_of_memory():
-                log.debug("no memory to check %s with other data", plan.workload)
-    except Miscompiled as error:
-        wrong = [s for s in plan.steps if s.launcher.function == error.function]
-        _let_go(error)
-        return error.why, wrong or plan.steps, True
-    except Exception as error:
-        # A failure of Triton: the kernel needs too many resources, or the compiler has a bug.
-        if not _is_tritons(error):
-            raise
-        _let_go(error)
-        return f"{type(error).__name__}: {error}", _suspects(plan, tensors), False
-    return reason, blamed, True
 
 
 def _let_go(error: BaseException) -> None:

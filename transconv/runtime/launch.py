@@ -1,11 +1,12 @@
 """The launch of a workload on a device: its plan, the check of its first result, and what starts it then.
+Texts, regions of graphs, quantised calls and kernels written in Python are launched by it.
 
-    launch = Launch(PlanRequest(workload, target), device, "now")
+    launch = Launch.requested(PlanRequest(workload, target), device, "now")
     launch.start(tensors)              the first one is checked
     launch.at({"N": 40}).start(...)    where sizes are arguments of its kernels
 
-Tensors come in the order of the workload's reads and then of its stores. They may have any shape whose
-memory is what the workload says: sizes are not looked at again.
+Tensors, and floats that kernels take themselves, come in the order of the workload's reads and then of its
+stores. They may have any shape whose memory is what the workload says: sizes are not looked at again.
 
 Splits a plan in two: the copies of one tensor, which depend on nothing else, and the rest.
 
@@ -27,6 +28,7 @@ from transconv.ir import Tensor
 from transconv.runtime import first_run_check
 from transconv.runtime.compilation.async_compile import ready
 from transconv.runtime.compilation.plan_request import PlanRequest
+from transconv.runtime.first_run_check import Judge, by_samples
 from transconv.runtime.operands import Wanted, check_indices, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.support import (
@@ -64,29 +66,20 @@ class PrepackStore(Protocol):
 
 class Launch:
     """A plan of a workload on one kind of device, and what starts it without asking once it has run there.
-    ``request``, ``mode``: as for ``ready``; ``names``: the order of its tensors. Raises Unsupported where
-    there is no kernel, or none yet as the mode has it, with the reason."""
+    ``aligned``: all its tensors begin at multiples of 16 bytes; ``names``: their order."""
 
     __slots__ = ("agreed", "aligned", "begin", "computes", "current", "device", "divided", "indexed",
                  "names", "of", "plan", "sized", "sizes")
 
-    def __init__(self, request: PlanRequest, device: torch.device, mode: str,
-                 names: Sequence[str] = ()) -> None:
-        if first_run_check.is_capturing(device):
-            raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured; "
-                              "call once before capturing")
-        workload = request.workload
-        for t in workload.tensors:
-            if t.layout.strides() is None or t.layout.offset:
-                raise Unsupported("layout:blocked",
-                                  f"{t.name} has the layout {t.layout}; expected strides")
+    def __init__(self, plan: Plan, aligned: bool, names: Sequence[str] = ()) -> None:
+        workload = plan.workload
         stored = {*workload.results}
         self.names = tuple(names) or tuple(
             sorted([t.name for t in workload.tensors], key=stored.__contains__))
-        self.aligned = request.aligned
+        self.aligned = aligned
         self.computes = (workload.compute,) if isinstance(workload, Alone) else workload.computations
         self.indexed = any(c.names.indices for c in self.computes)
-        self.plan = _planned(request, mode)
+        self.plan = plan
         self.of = self  # whose plan it is
         self.agreed = FirstSizes()  # for which front ends compared results with another implementation's
         self.sizes: Mapping[str, int] | None = None
@@ -95,6 +88,31 @@ class Launch:
         self.begin: Begin | None = None
         self.device = -1
         self.divided: DividedPlan | None = None
+
+    @classmethod
+    def requested(cls, request: PlanRequest, device: torch.device, mode: str,
+                  names: Sequence[str] = ()) -> Launch:
+        """The launch of what is asked for. ``request``, ``mode``: as for ``ready``. Raises Unsupported
+        where there is no kernel, or none yet as the mode has it, with the reason."""
+        if first_run_check.is_capturing(device):
+            raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured; "
+                              "call once before capturing")
+        workload, same = request.workload, request.deterministic
+        for t in workload.tensors:
+            if t.layout.strides() is None or t.layout.offset:
+                raise Unsupported("layout:blocked",
+                                  f"{t.name} has the layout {t.layout}; expected strides")
+        if same and any(c.added for c in workload.computations):
+            raise Unsupported("deterministic:add", f"{workload.title} adds in place, in no order, and the "
+                              "same bits were asked for")
+        try:
+            plan = ready(workload, request.target, None, same, Plan, request.aligned, mode)
+        except (ScheduleError, ProblemError) as error:
+            raise Unsupported("schedule:refused", str(error)) from error
+        except StageError as error:  # a program in training must not stop for a bug of ours
+            log.warning("no kernel for %s: %s", workload.title, error, exc_info=True)
+            raise Unsupported("error:StageError", str(error)) from error
+        return cls(plan, request.aligned, names)
 
     def at(self, sizes: Mapping[str, int]) -> Launch:
         """The same plan for given sizes, where they are arguments of its kernels. Raises TensorError for
@@ -110,11 +128,11 @@ class Launch:
             found.plan, found.sizes, found.begin, found.divided = self.plan.at(sizes), sizes, None, None
         return found
 
-    def start(self, tensors: Sequence[Any]) -> None:
-        """Launch on the current stream of the tensors' device. The first result of kernels that are new
-        to a machine is held against the text's meaning at samples, in compiled graphs too; while a CUDA
-        graph is captured nothing can be looked at. Raises Unsupported("miscompiled") where no kernel is
-        right; IndexError, in torch's words, for an index that leaves its tensor: on a CPU, and where
+    def start(self, tensors: Sequence[Any], judge: Judge = by_samples) -> None:
+        """Launch on the current stream of the tensors' device. ``judge`` looks at the first result of
+        kernels that are new to a machine, in compiled graphs too; while a CUDA graph is captured nothing
+        can be looked at, and a later launch is judged. Raises Unsupported("miscompiled") where no kernel
+        is right; IndexError, in torch's words, for an index that leaves its tensor: on a CPU, and where
         TRANSCONV_VERIFY=1 asks for it."""
         if self.begin is not None and self.current() == self.device:
             self.begin(*tensors)
@@ -130,8 +148,9 @@ class Launch:
                     check_indices(self.computes, views)
                 except TensorError as error:
                     raise IndexError(str(error)) from None
-            self._run(views)
-            if device.type == "cuda" and not (self.indexed and knobs.verify()):
+            self._run(views, judge)
+            if device.type == "cuda" and not (self.indexed and knobs.verify()) and (
+                    first_run_check.is_trusted(self.plan, self.aligned)):
                 self.begin = self.plan.starter(device.index, self.aligned, self.names)
                 self.device = device.index
 
@@ -147,7 +166,7 @@ class Launch:
 
     def views(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """The tensors by the plan's names, as it takes them."""
-        return {w.name: t.detach().as_strided(w.shape, w.strides, t.storage_offset())
+        return {w.name: t if w.number else t.detach().as_strided(w.shape, w.strides, t.storage_offset())
                 for w, t in zip(self.operands(), tensors, strict=True)}
 
     def operands(self) -> list[Wanted]:
@@ -155,9 +174,9 @@ class Launch:
         each = {w.name: w for w in self.plan.operands()}
         return [each[name] for name in self.names]
 
-    def _run(self, views: dict[str, Any]) -> None:
+    def _run(self, views: dict[str, Any], judge: Judge) -> None:
         """Launch the plan, and keep the one that made the result."""
-        found = first_run_check.run(self.plan, views)
+        found = first_run_check.run(self.plan, views, judge)
         if found is not self.plan and self.sizes is not None:  # made anew, for all sizes
             self.of.plan, found = found, found.at(self.sizes)
             self.of.sized = {key: at for key, at in self.of.sized.items() if at is self}
@@ -257,20 +276,6 @@ def _edges(sizes: Sequence[int]) -> set[tuple[int, int, int]]:
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """The device as the current one, if it is a GPU."""
     return torch_module().cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _planned(request: PlanRequest, mode: str) -> Plan:
-    workload = request.workload
-    if request.deterministic and any(c.added for c in workload.computations):
-        raise Unsupported("deterministic:add", f"{workload.title} adds in place, in no order, and the "
-                          "same bits were asked for")
-    try:
-        return ready(workload, request.target, None, request.deterministic, Plan, request.aligned, mode)
-    except (ScheduleError, ProblemError) as error:
-        raise Unsupported("schedule:refused", str(error)) from error
-    except StageError as error:  # a program in training must not stop for a bug of ours
-        log.warning("no kernel for %s: %s", workload.title, error, exc_info=True)
-        raise Unsupported("error:StageError", str(error)) from error
 
 
 Kind = TypeVar("Kind", bound=Plan)

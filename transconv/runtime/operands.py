@@ -22,7 +22,8 @@ def torch_type(tensor: Tensor) -> Any:
 @dataclass(slots=True)
 class Wanted:
     """A tensor that a plan takes. A call may also pass its memory: a contiguous tensor of one dimension
-    with at least ``span`` elements. For blocked layouts it must. ``elements``: torch's dtype."""
+    with at least ``span`` elements. For blocked layouts it must. ``elements``: torch's dtype; ``number``:
+    a float is passed itself (``Tensor.number``)."""
 
     name: str
     elements: Any
@@ -30,13 +31,14 @@ class Wanted:
     strides: tuple[int, ...] | None
     span: int
     layout: Layout
+    number: bool = False
 
     @staticmethod
     def of(tensor: Tensor) -> Wanted:
         """A tensor of a workload."""
         layout = tensor.layout
         return Wanted(tensor.name, torch_type(tensor), tensor.shape,
-                      None if layout.offset else layout.strides(), layout.span, layout)
+                      None if layout.offset else layout.strides(), layout.span, layout, tensor.number)
 
     def why_not(self, given: Any) -> str:
         """Why a tensor is not the wanted one, as the end of a sentence; empty if it can be used."""
@@ -63,7 +65,6 @@ class Wanted:
         if memory.is_floating_point():
             draw(memory, seed)
         return memory if self.strides is None else memory.as_strided(self.shape, self.strides)
-
 
     def varied(self, device: Any, seed: int, behind: int, is_index: bool) -> Any:
         """Such a tensor of random numbers: normal ones, or small whole ones, and as ``draw`` where there
@@ -101,6 +102,8 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
     device: Any = None
     for want in wanted:
         given: Any = tensors.get(want.name)
+        if want.number and type(given) is float:
+            continue
         if not hasattr(given, "is_neg"):
             raise TensorError(f"{want.name}: expected a tensor, got {type(given).__name__}; "
                               f"the plan is for {about()}")

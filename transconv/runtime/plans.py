@@ -1,32 +1,19 @@
 """Plans: the launches that compute a workload.
 
 Sizes of a call that are arguments of kernels are read from its tensors, and checked against the kernels'
-requirements before a launch. The kernels are started by one function that is written out: a call makes no
-list and no other call of Python but for memory, addresses and the starts themselves.
-
-    def at(sizes):                                      of a copy, and of a kernel that reads it
-        n0, n1, = sizes
-        (g0, p0), (g1, p1), (s0, ), = numbers(n0, n1)
-        def run(x0, x1, x2):
-            x3 = empty(s0, (1,), t0)
-            a0, a1, a2, a3, = x0.data_ptr(), x1.data_ptr(), x2.data_ptr(), x3.data_ptr(),
-            on = stream(device)
-            raw0(g0, 1, 1, on, f0, False, e0, None, None, m0, None, None, None, a0, a3, n0, n1)
-            k1 = (a3, a1, a2, n0, n1, )
-            raw1(g1, 1, 1, on, f1, False, e1, None, None, m1, None, None, None,
-                 *(known1(k1) or encode1(k1, p1)))
-        return run
+requirements before a launch. The kernels are started by one function that is written out
+(``launch_codegen.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from transconv.backend_triton import Bind, KernelStart, Launcher, numbers_of, torch_internals
+from transconv.backend_triton import Launcher, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
 from transconv.ir import (
@@ -40,9 +27,10 @@ from transconv.ir import (
     strictest,
     values_of,
 )
+from transconv.runtime.launch_codegen import StarterAt, StartWriter, StepStart
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.schedule import Schedule
-from transconv.support import TensorError, defined, knobs
+from transconv.support import TensorError, knobs
 from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")
@@ -221,29 +209,54 @@ class Plan:
     def starter_at(self, device: int, aligned: bool, names: tuple[str, ...],
                    spaces: bool = False) -> StarterAt | None:
         """``starter`` as a function of the sizes that are arguments, in the order of their names."""
-        known = (*names, *self.workspaces)
-        steps: list[tuple[KernelStart | Bind, tuple[int, ...], int | None]] = []
-        for step in self.steps:
-            begun: KernelStart | Bind | None = None
-            if all(p in known for p in step.params):
-                order = tuple([known.index(p) for p in step.params])
-                begun = (step.launcher.begun(device, aligned)
-                         or step.launcher.binding(device, aligned, order))
-            if begun is None:
-                return None
-            steps.append((begun, order, known.index(step.zero.name) if step.zero else None))
+        steps = self._starts(device, aligned, names)
         if not steps:
             return None
-        types = [] if spaces else [torch_type(spec) for spec in self.workspaces.values()]
+        own = (*names, *self.workspaces) if spaces else names
+        return self._writer(device, own, [] if spaces else self._types()).starter(steps)
+
+    def guarded(self, device: int, names: tuple[str, ...],
+                spans: Mapping[str, int]) -> Callable[..., bool] | None:
+        """A function of arguments, of which ``names`` has the plan's names, or others: launches the plan
+        and returns True; False for a call that has to be looked at: with tensors that share memory, or
+        negated, or of an alignment for which no kernel is loaded, or while another device is the current
+        one. ``spans``: the bytes from the first element of each tensor to its last. None if no kernel is
+        loaded, and if sizes are arguments and none are given."""
+        near, far = (self._starts(device, aligned, names) for aligned in (True, False))
+        if not near and not far or self.required is not None and not self.sizes:
+            return None
+        at = self._writer(device, names, self._types()).guarded(
+            near, far, {names.index(n): span for n, span in spans.items()})
+        return at(self._in_order(self.sizes))
+
+    def _starts(self, device: int, aligned: bool, names: tuple[str, ...]) -> list[StepStart] | None:
+        """What starts the kernels, the arguments of each by their places in ``names`` and behind these in
+        the plan's workspaces; None if one of them is not loaded, or takes another tensor."""
+        known = (*names, *self.workspaces)
+        steps: list[StepStart] = []
+        for step in self.steps:
+            begun = step.launcher.begun(device, aligned)
+            if begun is None or self.padding or not {*step.params} <= {*known}:
+                return None
+            steps.append(StepStart(begun, tuple([known.index(p) for p in step.params]),
+                                   known.index(step.zero.name) if step.zero else None))
+        return steps
+
+    def _writer(self, device: int, names: tuple[str, ...], types: list[Any]) -> StartWriter:
+        """Of a start with arguments of these names that allocates workspaces of ``types``."""
+        values = [names.index(t.name) for t in self.workload.tensors if t.number]
         sizes = self.required.names if self.required is not None else ()
-        return starter(self.numbers, torch_internals.quickest(), device,
-                                      len(known) - len(types), len(sizes), types, steps)
+        return StartWriter(self.numbers, device, len(names), len(sizes), types, torch_internals.quickest(),
+                           values)
+
+    def _types(self) -> list[Any]:
+        """torch's types of the workspaces."""
+        return [torch_type(spec) for spec in self.workspaces.values()]
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
         """The shape and the type, torch's, of each workspace; of its own sizes, where these are
         arguments."""
-        types = [torch_type(spec) for spec in self.workspaces.values()]
-        return tuple(zip(self._rooms(self.sizes), types, strict=True))
+        return tuple(zip(self._rooms(self.sizes), self._types(), strict=True))
 
     def _rooms(self, sizes: Values | None) -> tuple[tuple[int], ...]:
         """The shape of each workspace for sizes that are arguments."""
@@ -334,89 +347,3 @@ def _narrower(sizes: Sizes, first: Sizes) -> list[Expr]:
     pairs = [*zip(sizes.each, first.each, strict=True)]
     return [*(s.var >= s.least for s, own in pairs if s.least > own.least),
             *(s.var <= s.most for s, own in pairs if s.most < own.most)]
-
-
-StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
-"""From sizes to a function of tensors that starts a plan for them."""
-
-
-class StartKind(NamedTuple):
-    """Of a start what its text depends on. ``order``: the numbers of the kernel's arguments among the
-    tensors; ``way``: how it is started; ``sized``: whether it takes the sizes; ``zero``: the number of the
-    tensor that is cleared before."""
-
-    order: tuple[int, ...]
-    way: str
-    sized: bool
-    zero: int | None
-
-
-def starter(numbers: Callable[..., tuple[Any, ...]], empty: Any, device: int, count: int, sizes: int,
-            types: Sequence[Any], steps: Sequence[tuple[KernelStart | Bind, tuple[int, ...], int | None]],
-            ) -> StarterAt:
-    """From sizes to a function of ``count`` tensors that starts all steps: each of a kernel, or of a
-    function that makes its start, with the numbers of its arguments and of what it clears. Workspaces of
-    ``types`` are allocated by ``empty``; ``numbers`` as ``Plan.numbers``."""
-    kinds, values, stream = list[StartKind](), list[Any](), None
-    for begun, order, zero in steps:
-        if not isinstance(begun, KernelStart):
-            kinds.append(StartKind(order, "bind", False, zero))
-            values.append(begun)
-            continue
-        stream = torch_internals.raw_stream
-        way, kernel = "plain" if begun.encoder is None else "boxes", begun.kernel
-        kinds.append(StartKind(order, way, begun.sizes > 0, zero))
-        values += [begun.raw, kernel.function, kernel.packed_metadata, begun.early]
-        if begun.encoder is not None:
-            values += [begun.encoder.calls.get, begun.encoder]
-    made = _written(count, sizes, len(types), tuple(kinds))
-    return made(numbers, empty, stream, device, *types, *values)
-
-
-@lru_cache(maxsize=256)
-def _written(
-    count: int, sizes: int, spaces: int, kinds: tuple[StartKind, ...]
-) -> Callable[..., StarterAt]:
-    """What makes the function of what is bound in it, in the order of ``starter``."""
-    n, each = _listed("n", range(sizes)), range(len(kinds))
-    bound = ["numbers", "empty", "stream", "device", *(f"t{at}" for at in range(spaces))]
-    for at, kind in enumerate(kinds):
-        bound += [f"{name}{at}" for name in _NAMES[kind.way]]
-    rooms = f"({_listed('s', range(spaces))})" if spaces else "_"
-    lines = ["def at(sizes):"]
-    lines += [f"    {n}= sizes"] if sizes else []
-    lines += [f"    {''.join(f'(g{at}, p{at}), ' for at in each)}{rooms}, = numbers({n})"]
-    lines += [f"    b{at} = bind{at}(sizes, g{at}, p{at})" for at in each if kinds[at].way == "bind"]
-    lines += [f"    def run({_listed('x', range(count))}):",
-              *(f"        x{count + at} = empty(s{at}, (1,), t{at})" for at in range(spaces))]
-    direct = sorted({x for kind in kinds if kind.way != "bind" for x in kind.order})
-    if direct:
-        lines += [f"        {_listed('a', direct)}= {''.join(f'x{x}.data_ptr(), ' for x in direct)}",
-                  "        on = stream(device)"]
-    for at, kind in enumerate(kinds):
-        lines += [f"        {line}" for line in _start(at, kind, n, count + spaces)]
-    lines += ["        return None"] if not kinds else []
-    text = "\n    ".join([f"def made({', '.join(bound)}):", *lines, "    return run", "return at"])
-    made: Callable[..., StarterAt] = defined(text, "made")
-    return made
-
-
-_NAMES = {"bind": ("bind",), "plain": ("raw", "f", "m", "e"),
-          "boxes": ("raw", "f", "m", "e", "known", "encode")}
-
-
-def _start(at: int, kind: StartKind, n: str, tensors: int) -> list[str]:
-    """The lines of one step."""
-    lines = [] if kind.zero is None else [f"x{kind.zero}.zero_()"]
-    if kind.way == "bind":
-        return [*lines, f"b{at}({_listed('x', range(tensors))})"]
-    given = _listed("a", kind.order) + n * kind.sized
-    if kind.way != "plain":
-        lines.append(f"k{at} = ({given})")
-        given = f"*(known{at}(k{at}) or encode{at}(k{at}, p{at}))"
-    return [*lines, f"raw{at}(g{at}, 1, 1, on, f{at}, False, e{at}, None, None, m{at}, None, None, None, "
-            f"{given})"]
-
-
-def _listed(letter: str, numbers: Sequence[int]) -> str:
-    return "".join(f"{letter}{at}, " for at in numbers)

@@ -31,7 +31,7 @@ from transconv.support.files import (
     why_unwritable,
 )
 from transconv.support.memory_cache import Cache, forget_all
-from transconv.support.python_functions import defined, executed
+from transconv.support.python_functions import defined, executed, factory
 from transconv.support.records import Content, Drawer
 from transconv.support.versions import (
     DIRECT,
@@ -42,8 +42,8 @@ from transconv.support.versions import (
 )
 
 __all__ = ["Cache", "ComputeError", "ConfigError", "Content", "DIRECT", "Drawer", "KernelError",
-           "LayoutError", "ProblemError", "ScheduleError", "ScopeError", "StageError", "TensorError",
-           "TransconvError", "Unsupported", "__version__", "defined", "executed", "files", "forget_all",
-           "has_wide_views", "is_direct", "knobs", "leave_text", "nearest", "one_line", "read_named",
-           "records", "replace_data", "replace_named", "seals", "triton_version", "why_foreign",
-           "why_untrusted", "why_unwritable"]
+           "LayoutError", "ProblemError", "ScheduleError", "ScopeError", "StageError",
+           "TensorError", "TransconvError", "Unsupported", "__version__", "defined", "executed",
+           "factory", "files", "forget_all", "has_wide_views", "is_direct", "knobs", "leave_text",
+           "nearest", "one_line", "read_named", "records", "replace_data", "replace_named", "seals",
+           "triton_version", "why_foreign", "why_untrusted", "why_unwritable"]

@@ -4,7 +4,8 @@ be a loop over tensors, or a look at a switch, is then a line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 
@@ -12,6 +13,14 @@ def defined(text: str, name: str, known: Mapping[str, Any] | None = None) -> Any
     """What a text of Python defines under a name. ``known``: what else it mentions, by name. The text is
     made of the package's own words and of numbers, never of what a user or a file says."""
     return executed(text, known or {})[name]
+
+
+@lru_cache(maxsize=4096)
+def factory(text: str) -> Callable[..., Any]:
+    """The function ``made`` that a text defines, which makes another one of what that mentions: equal
+    texts, which have names alone, are compiled once."""
+    made: Callable[..., Any] = defined(text, "made")
+    return made
 
 
 def executed(text: str, known: Mapping[str, Any], path: str = "<string>") -> dict[str, Any]:

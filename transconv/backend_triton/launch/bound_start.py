@@ -1,8 +1,8 @@
 """What starts a compiled kernel with the least work for a call: Triton's launch function in C, addresses,
 and the descriptors of boxes, which are encoded once for an address and kept.
 
-    KernelStart    a kernel that takes addresses, descriptors and sizes; a plan's text is written around
-                   several (runtime/plans.py)
+    KernelStart    a kernel that takes addresses, numbers, descriptors and sizes; a plan's start is written
+                   around several (runtime/launch_codegen.py)
 
 **Overlapping launches** (feature ``early``): CUDA's programmatic dependent launch. A kernel may be made
 ready, its programs placed and its barriers laid out, while the one before it in the stream ends. Every
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from transconv.backend_triton.launch import jit_module
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.ir import BoxStore, FuncCall, Kernel, Send, Store, Tensor, find, tf32
-from transconv.support import DIRECT, defined
+from transconv.support import DIRECT
 
 ELEMENTS = {tf32: 11}  # CUtensorMapDataType's number
 
@@ -149,8 +149,6 @@ Places = tuple[Lying | None, ...]
 """How the tensor of each argument that is a descriptor lies."""
 At = tuple[int, Places]
 """Of a launch for given sizes: the number of programs, and how the tensors of boxes lie."""
-Bind = Callable[[tuple[int, ...], int, Places], Callable[..., None]]
-"""From sizes and what is ``At`` them to a function of tensors that starts a kernel for them."""
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
 CALLS_KEPT = 1024  # of a kernel whose sizes are arguments
 
@@ -245,60 +243,10 @@ class KernelStart(NamedTuple):
         self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
                  kernel.packed_metadata, None, None, None, *given)
 
-    def binding(self, order: tuple[int, ...], device: int, stream: Callable[[int], Any]) -> Bind:
-        """From sizes to a function of tensors that starts the kernel for them without further checks;
-        ``order``: the indices of its arguments among the tensors, ``~at`` of a float."""
-        raw, encoder, kernel, early = self.raw, self.encoder, self.kernel, self.early
-        if raw is None:
-            places_of = [at if at >= 0 else ~at for at in order]
-            return lambda sizes, grid, places: lambda *given: self(
-                sizes, (grid, places), [given[n] for n in places_of], stream(device))
-        function, packed = kernel.function, kernel.packed_metadata
-        if encoder is None:
-            plain = written_out(order, self.sizes)
-            return lambda sizes, grid, places: plain(
-                raw, grid, function, packed, early, device, stream, *sizes)
-        made, calls = encoded(order, self.sizes), encoder.calls.get
-        return lambda sizes, grid, places: made(
-            raw, grid, function, packed, early, device, stream, calls, encoder, places, *sizes)
-
 
 def boxes_at(boxes: tuple[Boxed | None, ...], places: Places) -> tuple[Boxed | None, ...]:
     """Which arguments are descriptors, each with its tensor and how it lies."""
     return tuple([b and (b[0], b[1], at) for b, at in zip(boxes, places, strict=True)])
-
-
-@lru_cache(maxsize=256)
-def written_out(order: tuple[int, ...], count: int) -> Callable[..., Callable[..., None]]:
-    """A function of what starts a kernel, its grid, function, metadata, whether it begins early, device,
-    stream, and ``count`` numbers, that returns a function of tensors: it starts the kernel with the
-    addresses of those at the indices ``order``, and the numbers; each argument is written out. ``~at``
-    instead of an index: the argument is a float, passed itself."""
-    numbers = "".join(f", n{at}" for at in range(count))
-    addresses = "".join(f", given[{int(at)}].data_ptr()" if at >= 0 else f", given[{~int(at)}]"
-                        for at in order)
-    made: Callable[..., Callable[..., None]] = defined(
-        f"made = lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
-        "raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None, "
-        f"None{addresses}{numbers})", "made")
-    return made
-
-
-@lru_cache(maxsize=256)
-def encoded(order: tuple[int, ...], count: int) -> Callable[..., Callable[..., None]]:
-    """``written_out`` for a kernel with boxes, which also takes, before the numbers, how to find the
-    arguments of calls that are kept, the encoder, and how tensors lie."""
-    numbers = "".join(f", n{at}" for at in range(count))
-    arguments = [f"given[{int(at)}].data_ptr()" for at in order] + [f"n{at}" for at in range(count)]
-    made: Callable[..., Callable[..., None]] = defined(
-        "def made(raw, grid, function, packed, early, device, stream, known, encode, places"
-        f"{numbers}):\n"
-        "    def run(*given):\n"
-        f"        at = ({''.join(f'{a}, ' for a in arguments)})\n"
-        "        raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None,\n"
-        "            None, None, *(known(at) or encode(at, places)))\n"
-        "    return run", "made")
-    return made
 
 
 def entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:

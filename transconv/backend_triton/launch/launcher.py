@@ -200,27 +200,10 @@ class Launcher:
         return bound_start.KernelStart(found and found[0], kernel, self.early, encoder, self.boxes,
                                        self.describe, len(self.names))
 
-    def starter(self, device: int, aligned: bool, order: tuple[int, ...],
-                values: Mapping[str, int] = EXACT) -> Callable[..., None] | None:
-        """A function of tensors that starts the kernel for sizes without further checks; ``order``: the
-        indices of the kernel's arguments among them.
-
-        None before the first launch on the device for this ``aligned``. The caller makes the device
-        the current one.
-        """
-        bind, sizes = self.binding(device, aligned, order), tuple([values[n] for n in self.names])
-        return None if bind is None else bind(sizes, *self.numbers(*sizes)[0])
-
     def begun(self, device: int, aligned: bool) -> bound_start.KernelStart | None:
-        """What starts the kernel; None before the first launch on the device for this ``aligned``, and
-        where only Triton's own launch does."""
-        start = self.kept.get((device, aligned))
-        return None if start is None or start.raw is None else start
-
-    def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> bound_start.Bind | None:
-        """From sizes and what is ``At`` them to what ``starter`` returns."""
-        start = self.kept.get((device, aligned))
-        return start and start.binding(order, device, torch_internals.raw_stream)
+        """What starts the kernel on a device, for aligned tensors or for others; None before it is loaded
+        there."""
+        return self.kept.get((device, aligned))
 
 
 # -- what is computed from sizes -------------------------------------------------------------------

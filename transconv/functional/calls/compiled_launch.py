@@ -77,7 +77,7 @@ def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str
     key = (asked, device.type, device.index, aligned, deterministic())
     found = _launches.get(key)
     if found is None:
-        made = Launch(question(asked, device, aligned), device, mode)
+        made = Launch.requested(question(asked, device, aligned), device, mode)
         if len(_launches) >= LIMIT:
             _launches.clear()
         found = _launches.setdefault(key, made)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -55,7 +54,7 @@ from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
 from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, torch_internals
-from transconv.support import Unsupported, defined
+from transconv.support import Unsupported, factory
 from transconv.torch_ops.conversion import inference
 
 Tensor = torch.Tensor
@@ -97,7 +96,7 @@ class RegionWriter:
     def run(self) -> Run:
         body = "\n".join(f"        {line}" for line in self.body())  # has all names entered
         text = f"def made({', '.join(self.known)}):\n    def run(given):\n{body}\n    return run"
-        made: Run = _made(text)(*self.known.values())
+        made: Run = factory(text)(*self.known.values())
         return made
 
     def body(self) -> Iterator[str]:
@@ -191,13 +190,6 @@ class SharedWorkspaces:
     def ended(self, number: int) -> set[str]:
         """What no launch behind this one needs."""
         return {name for name in self.launches[number] if self.last[name] == number}
-
-
-@lru_cache(maxsize=64)
-def _made(text: str) -> Callable[..., Run]:
-    """What a text defines: it has names alone, so that regions of other sizes share it."""
-    made: Callable[..., Run] = defined(text, "made")
-    return made
 
 
 def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:

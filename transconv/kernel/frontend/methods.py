@@ -35,7 +35,7 @@ from transconv.kernel.frontend.reader import (
     sizes_of,
     view_of,
 )
-from transconv.kernel.launch.size_arguments import Needed
+from transconv.kernel.launch.arguments import Needed
 from transconv.kernel.source import Refusal, WrongScope, dtype_of
 from transconv.kernel.tiles import arrays
 from transconv.kernel.tiles.tile_elements import filled, without_mask

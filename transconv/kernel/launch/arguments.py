@@ -1,25 +1,149 @@
-"""The arguments of a call: arrays as torch tensors, what a kernel is compiled for, and results that a call
-leaves out, allocates, and returns.
+"""The arguments of a call: arrays as torch tensors, numbers, and what a kernel is compiled for.
 
-    @kernel(work_shape=N, results="Y")
-    def doubled(group, X: Buffer[N], Y: Buffer[N]): ...
+Whole numbers are sizes of arrays and of the work, and numbers of the call:
 
-    y = doubled(x)          # y = empty(N); doubled(x, y)
+    X.shape = (200, 4096), work 200    X_d0 = 200, which is the work too; X_d1_by128 = 32
+
+One compiled kernel serves all calls that it fits. Equal numbers share a name, so a mask that compares a
+group's place with the end of an array is proved away where work and array have one size. A number that a
+power of two divides is passed divided by it: what follows from that (no ragged end, aligned rows) follows
+from the expression, for the simplifier and for Triton. A number below 2, and one that the kernel needs to
+know, is a constant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import ModuleType
 from typing import Any
 
-from transconv.ir import DTYPES, Const, DType, Expr, Layout, Tensor, as_expr, f32
-from transconv.kernel.annotations import Buffer, Declared, value_of
-from transconv.kernel.launch.size_arguments import Number, Sizing
-from transconv.kernel.source import Refusal, dtype_of
+from transconv.ir import (
+    DTYPES,
+    LARGEST_SIZE,
+    Const,
+    DType,
+    Expr,
+    Layout,
+    Size,
+    Sizes,
+    Tensor,
+    Var,
+    as_expr,
+    f32,
+    text_of,
+)
 from transconv.support import KernelError
+
+UNITS = (128, 64, 32, 16, 8)
+"""Divisors that belong to a compiled kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A whole number of a call. ``said``: as users write it; ``name``: of the kernel's argument."""
+
+    said: str
+    name: str
+    value: int
+
+
+class Needed(Exception):
+    """A kernel needs to know the values of arguments, by name, when it is compiled."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = frozenset(names)
+
+
+def unit_of(value: int) -> int:
+    """The divisor of a number that belongs to a compiled kernel."""
+    return next((u for u in UNITS if value % u == 0), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How the numbers of a call enter a kernel. ``exprs``: each as a constant, or as an argument times a
+    divisor; ``sizes``: the arguments, with the call's as examples, None without any; ``sources``: for each
+    the place of its number and the divisor; ``first``: for each number the place of the one it equals;
+    ``plain``: the places of numbers whose divisors do not matter."""
+
+    numbers: tuple[Number, ...]
+    exprs: tuple[Expr, ...]
+    sizes: Sizes | None
+    sources: tuple[tuple[int, int], ...]
+    first: tuple[int, ...]
+    plain: frozenset[int]
+
+    def fits(self, given: Sequence[int]) -> bool:
+        """Whether other numbers have the same constants, are equal where these are, and have the same
+        divisors where these matter."""
+        for at, (value, e, first) in enumerate(zip(given, self.exprs, self.first, strict=True)):
+            if value != (self.numbers[at].value if isinstance(e, Const) else given[first]):
+                return False
+        return all(1 < given[at] <= LARGEST_SIZE and (at in self.plain or unit_of(given[at]) == unit)
+                   for at, unit in self.sources)
+
+    def values(self, given: Sequence[int]) -> dict[str, int]:
+        """The arguments for numbers that fit."""
+        return {name: given[at] // unit for name, (at, unit) in zip(self.names, self.sources, strict=True)}
+
+    def places(self, names: Iterable[str]) -> frozenset[int]:
+        """The numbers that become arguments of these names."""
+        own = {name: at for name, (at, _) in zip(self.names, self.sources, strict=True)}
+        roots = {own[n] for n in names}
+        return frozenset(at for at, first in enumerate(self.first) if first in roots)
+
+    def is_argument(self, at: int) -> bool:
+        """Whether a number is an argument of the kernel, not a constant."""
+        return not isinstance(self.exprs[at], Const)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return self.sizes.names if self.sizes else ()
+
+    @property
+    def divided(self) -> frozenset[str]:
+        """The names of arguments that are divided."""
+        return frozenset(n for n, (_, unit) in zip(self.names, self.sources, strict=True) if unit > 1)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What each argument is, in the user's words."""
+        found = []
+        for at, _ in self.sources:
+            same = [n.said for n, first in zip(self.numbers, self.first, strict=True) if first == at]
+            if same != [str(self.exprs[at])]:
+                found.append(f"{' = '.join(same)} = {text_of(self.exprs[at])}")
+        return tuple(found)
+
+
+def sizing(numbers: Sequence[Number], fixed: Iterable[int] = (), plain: Iterable[int] = ()) -> Sizing:
+    """How numbers enter a kernel. ``fixed``: the places of those that are constants; ``plain``: of those
+    whose divisors do not matter."""
+    constant, whole = {*fixed}, {*plain}
+    alike: dict[int, list[int]] = {}
+    for at, number in enumerate(numbers):
+        if at not in constant and 1 < number.value <= LARGEST_SIZE:
+            alike.setdefault(number.value, []).append(at)
+    exprs: list[Expr] = [as_expr(n.value) for n in numbers]
+    first = [*range(len(numbers))]
+    each: list[Size] = []
+    sources: list[tuple[int, int]] = []
+    for value, places in alike.items():
+        root = places[0]
+        unit = 1 if whole.issuperset(places) else unit_of(value)
+        name = numbers[root].name if unit == 1 else f"{numbers[root].name}_by{unit}"
+        each.append(Size(name, value // unit, 2 if unit == 1 else 1, LARGEST_SIZE // unit))
+        sources.append((root, unit))
+        for at in places:
+            exprs[at] = Var(name) if unit == 1 else Var(name) * unit
+            first[at] = root
+    unchecked = frozenset(places[0] for places in alike.values() if whole.issuperset(places))
+    return Sizing(tuple(numbers), tuple(exprs), Sizes(tuple(each)) if each else None, tuple(sources),
+                  tuple(first), unchecked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +237,9 @@ def tensors_of(given: Mapping[str, Any]) -> Arguments:
 
 def plain_number(value: Any) -> int | float | bool | None:
     """A number of Python or NumPy as Python's; None for what is none."""
-    if isinstance(value, (bool, int, float)):
-        return value
+    for kind in (bool, int, float):  # a launch passes no subclass, as np.float64 is one
+        if isinstance(value, kind):
+            return kind(value)
     if hasattr(value, "dtype") and hasattr(value, "item") and not hasattr(value, "data_ptr") and (
             getattr(value, "shape", None) == () and not hasattr(value, "__dlpack__")):
         number: int | float | bool = value.item()
@@ -216,76 +341,3 @@ def spanned(tensor: Any) -> int:
 def described(value: Any) -> str:
     """A value in a few words."""
     return f"{value!r} ({type(value).__name__})" if len(repr(value)) < 40 else type(value).__name__
-
-
-AskedResults = Mapping[str, Any] | Sequence[str] | str | None
-
-
-def results_of(name: str, parameters: Sequence[str], asked: AskedResults) -> dict[str, DType | None]:
-    """The element type of each result in the order of the parameters; None: that of the first array.
-    Raises KernelError for what is no parameter or no type."""
-    said = {} if asked is None else {asked: None} if isinstance(asked, str) else (
-        dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked))
-    if wrong := [n for n in said if n not in parameters]:
-        raise KernelError(f"{name} has the result {wrong[0]}; expected some of {' '.join(parameters)}")
-    try:
-        return {n: None if said[n] is None else dtype_of(said[n]) for n in parameters if n in said}
-    except Refusal as refusal:
-        raise KernelError(f"the results of {name}: found {refusal.found}; expected "
-                          f"{refusal.allowed}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What calls with such arguments leave out, by its place among the arguments in increasing order:
-    what makes a result, or None and a default."""
-
-    each: tuple[tuple[int, Callable[[], Any] | None, Any], ...]
-
-    def filled(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """The arguments with what is left out, and the results as the call returns them."""
-        full, made = list(args), []
-        for at, make, default in self.each:
-            if make is None:
-                full.insert(at, default)
-            else:
-                full.insert(at, make())
-                made.append(full[at])
-        return tuple(full), returned(made)
-
-
-def returned(made: Sequence[Any]) -> Any:
-    """Results as a call returns them; None for one that was given all arrays."""
-    return None if not made else made[0] if len(made) == 1 else tuple(made)
-
-
-def makers(name: str, results: Mapping[str, DType | None], declared: Declared, given: Mapping[str, Any],
-           sizes: Mapping[str, int]) -> dict[str, Callable[[], Any]]:
-    """What makes each result: as large as its annotation says, else as the first array; beside that, and
-    of its type unless the kernel says another. ``sizes``: the values of symbols. Raises KernelError."""
-    first = next((n for n, v in given.items() if n not in results and hasattr(v, "shape")
-                  and plain_number(v) is None), None)
-    if first is None:
-        raise KernelError(f"{name} is called without an array; expected at least one")
-    made = {}
-    for n, dtype in results.items():
-        said, shape = declared.each.get(n), tuple(given[first].shape)
-        if isinstance(said, Buffer):
-            shape = tuple(value_of(name, e, sizes) for e in said.sizes)
-        made[n] = _empty(first, given[first], shape, dtype)
-    return made
-
-
-def _empty(name: str, like: Any, shape: tuple[int, ...], dtype: DType | None) -> Callable[[], Any]:
-    """What makes an array of a shape, of NumPy for NumPy's and else of torch."""
-    import numpy as np
-
-    if isinstance(like, np.ndarray):
-        kind = like.dtype if dtype is None else dtype.numpy
-        return lambda: np.empty(shape, kind)
-    import torch
-
-    tensor = as_tensor(name, like)
-    of = tensor.dtype if dtype is None else getattr(torch, dtype.torch)
-    device = tensor.device
-    return lambda: torch.empty(shape, dtype=of, device=device)

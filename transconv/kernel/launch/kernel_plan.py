@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from transconv.compute import SampleOutcome, Workload, sizes_of
 from transconv.ir import FuncCall, Kernel, Store, Tensor, find
 from transconv.kernel.annotations import Group
-from transconv.kernel.launch.arguments import Arguments
-from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
+from transconv.kernel.launch.arguments import Arguments, Number, Sizing, sizing
 from transconv.passes import EMIT
-from transconv.runtime import (
-    Plan,
-    PlanStep,
-    one_kernel_plan,
-    plan_cache,
-    register_reader,
-    torch_internals,
-)
-from transconv.support import KernelError, Unsupported, defined, records
+from transconv.runtime import Launch, Plan, PlanStep, one_kernel_plan, plan_cache, register_reader
+from transconv.support import KernelError, Unsupported, records
 from transconv.target import Target
 
 
@@ -143,13 +135,18 @@ def read_workload(text: str, direction: str, behind: str) -> KernelWorkload | No
 class CompiledKernel:
     """A kernel and its plan. ``sizing``: how numbers of a call enter it; ``fixed``, ``plain``: the places
     of those that it needs to know, and of those whose divisors do not matter; ``stored``: the names of
-    arrays that it writes."""
+    arrays that it writes; ``launches``: of arrays that are not aligned, and of aligned ones."""
 
     plan: Plan
     sizing: Sizing
     fixed: frozenset[int]
     plain: frozenset[int]
     stored: tuple[str, ...]
+    launches: tuple[Launch, Launch] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        each = [Launch(self.plan, aligned, self.step.params) for aligned in (False, True)]
+        object.__setattr__(self, "launches", tuple(each))
 
     @property
     def step(self) -> PlanStep:
@@ -170,15 +167,11 @@ class CompiledKernel:
         required = self.plan.required
         return "" if required is None else required.sizes.why_not(self.sizing.values(numbers))
 
-    def start(self, given: Mapping[str, Any], values: Mapping[str, int]) -> None:
-        """Launch with tensors and floats by name. ``values``: the sizes that are arguments."""
-        self.step.launcher.start([given[name] for name in self.step.params], values)
-
-    def starter(self, device: int, aligned: bool, order: tuple[int, ...],
-                values: Mapping[str, int]) -> Callable[..., None] | None:
-        """What starts the kernel for these sizes with the arguments at the places ``order``; None if it is
-        not loaded."""
-        return self.step.launcher.starter(device, aligned, order, values)
+    def launch(self, aligned: bool, values: Mapping[str, int]) -> Launch:
+        """Its launch for arrays that all begin at multiples of 16 bytes, or others. ``values``: the sizes
+        that are arguments."""
+        found = self.launches[aligned]
+        return found.at(values) if values else found
 
 
 def compiled(low: LoweredKernel, target: Target, workload: KernelWorkload) -> CompiledKernel:
@@ -265,10 +258,6 @@ def _never() -> Plan:
     raise NotImplementedError("a kernel written in Python is lowered where it is called")
 
 
-Known = Callable[[tuple[Any, ...]], bool]
-"""Starts a kernel with the arguments of a call; False for a call that has to be looked at."""
-
-
 def signature(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What the launch of a call depends on, beside addresses and floats; None for a call that is always
     looked at."""
@@ -294,35 +283,3 @@ def _plain() -> frozenset[type]:
     import torch
 
     return frozenset((torch.Tensor, torch.nn.Parameter))
-
-
-def known(starters: Sequence[Callable[..., None] | None], arrays: Sequence[int], spans: Sequence[int],
-          device: int) -> Known:
-    """A function of the arguments of a call. ``starters``: what starts the kernel for arrays of which one
-    is not aligned to 16 bytes, and for aligned ones; ``arrays``: the places of arrays among the arguments;
-    ``spans``: their bytes."""
-    made: Known = _spelled(tuple(arrays))(starters, device, torch_internals.current_device(), *spans)
-    return made
-
-
-@lru_cache(maxsize=256)
-def _spelled(arrays: tuple[int, ...]) -> Any:
-    """The text of such a function, in which each argument is written out."""
-    rank = range(len(arrays))
-    spans = "".join(f", s{i}" for i in rank)
-    lines = [f"def made(starters, device, current{spans}):",
-             "    far, near = starters",
-             "    def run(args):",
-             *(f"        t{i} = args[{int(at)}]" for i, at in enumerate(arrays)),
-             *(f"        p{i} = t{i}.data_ptr()" for i in rank),
-             "        if current() != device" + "".join(f" or t{i}.is_neg()" for i in rank) + ":",
-             "            return False",
-             *(f"        if p{i} < p{k} + s{k} and p{k} < p{i} + s{i}: return False"
-               for i in rank for k in rank if i < k),
-             f"        start = far if ({' | '.join(f'p{i}' for i in rank) or 0}) & 15 else near",
-             "        if start is None:",
-             "            return False",
-             "        start(*args)",
-             "        return True",
-             "    return run"]
-    return defined("\n".join(lines), "made")

@@ -47,9 +47,8 @@ from transconv.kernel.frontend.expressions import ExpressionEvaluator
 from transconv.kernel.frontend.inlining import Calls
 from transconv.kernel.frontend.reader import ArrayAccess, GroupScope
 from transconv.kernel.frontend.statements import Statements
-from transconv.kernel.launch.arguments import Arguments
+from transconv.kernel.launch.arguments import Arguments, Needed, Sizing, sizing
 from transconv.kernel.launch.kernel_plan import LoweredKernel
-from transconv.kernel.launch.size_arguments import Needed, Sizing, sizing
 from transconv.kernel.simulator.names import meaning_of
 from transconv.kernel.source import FunctionSource, Refusal
 from transconv.kernel.tiles.arrays import number_of, whole

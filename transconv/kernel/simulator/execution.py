@@ -27,14 +27,13 @@ from transconv.backend_triton import Miscompiled, torch_module
 from transconv.ir import DType
 from transconv.kernel.annotations import Group, KernelCall
 from transconv.kernel.launch.arguments import Arguments, as_tensor, plain_number, spanned, type_of
-from transconv.kernel.launch.kernel_plan import CompiledKernel
 from transconv.kernel.simulator.arrays import MemoryPart, Placed, SimulatedMemory
 from transconv.kernel.simulator.group import SimulatedGroup
 from transconv.kernel.simulator.names import seen, seen_by_tiles
 from transconv.kernel.simulator.numerics import Array
 from transconv.kernel.simulator.races import AccessTrace, Order, failed_line
 from transconv.kernel.source import Refusal
-from transconv.runtime import check_records, first_run_check
+from transconv.runtime import Plan, check_records, first_run_check
 from transconv.support import KernelError
 
 
@@ -306,51 +305,45 @@ def refusal(name: str, mistake: Miscompiled) -> Exception:
                        "(kernel.check compares all elements, TRANSCONV_TRUST=never none)")
 
 
-def start_checked(function: Callable[..., Any], asked: KernelCall, arguments: Arguments,
-                  made: CompiledKernel, values: Mapping[str, int]) -> None:
-    """Launch a kernel that may be new to this machine. Raises SimulatorMismatch for one that is wrong; the
-    arrays are then as they were."""
-    plan, step, given = made.plan, made.step, arguments.tensors | arguments.floats
-    aligned, device = first_run_check.is_aligned(arguments.tensors), arguments.device
-    if check_records.look_up(check_records.variant(step.digest, aligned)) == check_records.WRONG:
-        raise SimulatorMismatch(step.launcher.function, "its first result was not the simulator's")
-    why, before = _why_not(function, arguments), dict[str, Any]()
-    try:
-        before = {} if why else {n: _copied(arguments.tensors[n]) for n in made.stored}
-    except first_run_check.out_of_memory():
-        why = "there is no memory for copies of what it writes"
-    made.start(given, values)
-    wrong = ""
-    if not why:
+class SimulatorCheck:
+    """The simulator as what the first result of a call is compared with. ``stored``: the names of arrays
+    that the kernel writes, which are as they were after a wrong launch."""
+
+    def __init__(self, function: Callable[..., Any], asked: KernelCall, arguments: Arguments,
+                 stored: Sequence[str]) -> None:
+        self.function, self.asked, self.arguments, self.stored = function, asked, arguments, stored
+
+    def judge(self, plan: Plan, tensors: dict[str, Any], aligned: bool) -> first_run_check.FirstRunVerdict:
+        """Launch, and compare some groups. Raises SimulatorMismatch for a kernel that is known to be
+        wrong."""
+        (step,), arrays = plan.steps, self.arguments.tensors
+        if check_records.look_up(check_records.variant(step.digest, aligned)) == check_records.WRONG:
+            raise SimulatorMismatch(step.launcher.function, "its first result was not the simulator's")
+        why, before, asked = self.why_not(), dict[str, Any](), self.asked
         try:
-            samples = GroupSamples(function, asked.group, arguments.tensors | before,
-                                   numbers_of(asked.given, arguments.tensors),
-                                   asked.symbols | asked.meant.tuned)
+            before = {} if why else {n: _copied(arrays[n]) for n in self.stored}
+        except first_run_check.out_of_memory():
+            why = "there is no memory for copies of what it writes"
+        plan.launch(**tensors)
+        if why:
+            return first_run_check.FirstRunVerdict(unseen=why)
+        try:
+            samples = GroupSamples(self.function, asked.group, arrays | before,
+                                   numbers_of(asked.given, arrays), asked.symbols | asked.meant.tuned)
         except Exception as error:  # the kernel runs on
-            why = f"the simulator does not begin: {error}"
-        else:
-            wrong, why = _Comparison(samples, arguments, plan.workload.math).run(asked.group)
-    if why:
-        log.info("the first result of %s is not checked: %s", plan.workload.title, why)
-    elif not wrong:
-        first_run_check.note(plan, plan.steps, check_records.RIGHT, aligned, device)
-    else:
-        for name, old in before.items():
-            arguments.tensors[name].copy_(old)
-        first_run_check.note(plan, plan.steps, check_records.WRONG, aligned, device, wrong, keep=False)
-        log.warning("rejected: %s with %d warps: %s; kernel in %s", plan.workload.title,
-                    step.schedule.warps, wrong, step.path)
-        raise SimulatorMismatch(step.launcher.function, wrong)
+            return first_run_check.FirstRunVerdict(unseen=f"the simulator does not begin: {error}")
+        wrong, why = _Comparison(samples, self.arguments, plan.workload.math).run(asked.group)
+        for name, old in before.items() if wrong else ():
+            arrays[name].copy_(old)
+        mismatch = SimulatorMismatch(step.launcher.function, wrong)  # whose caller may try other warps
+        return first_run_check.FirstRunVerdict(wrong, plan.steps, False, mismatch, why)
 
-
-def _why_not(function: Callable[..., Any], arguments: Arguments) -> str:
-    """Why a first result cannot be compared; empty if it can."""
-    if first_run_check.is_capturing(arguments.device):
-        return "a CUDA graph is captured"
-    if arguments.alike:
-        return "arrays share memory"
-    code = getattr(function, "__code__", None)
-    return "it speaks in the simulator" if code is None or SPEAKING & {*code.co_names} else ""
+    def why_not(self) -> str:
+        """Why a first result cannot be compared; empty if it can."""
+        if self.arguments.alike:
+            return "arrays share memory"
+        code = getattr(self.function, "__code__", None)
+        return "it speaks in the simulator" if code is None or SPEAKING & {*code.co_names} else ""
 
 
 def _copied(tensor: Any) -> Any:

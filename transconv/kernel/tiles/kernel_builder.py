@@ -54,7 +54,7 @@ from transconv.kernel.functions import (
     operand_type,
     result_type,
 )
-from transconv.kernel.launch.size_arguments import Needed
+from transconv.kernel.launch.arguments import Needed
 from transconv.kernel.source import Refusal, is_number
 from transconv.kernel.tiles.values import (
     Mask,

@@ -83,7 +83,7 @@ def computed(what: str, key: tuple[Hashable, ...], names: tuple[str, ...], tenso
 def _made(key: Hashable, names: tuple[str, ...], device: torch.device, aligned: bool,
           text: Callable[[], str]) -> Launch:
     request = PlanRequest(Alone(parse(text())), lower_call.target_of(device), False, aligned)
-    made = Launch(request, device, settings.mode, names)
+    made = Launch.requested(request, device, settings.mode, names)
     _kernels.keep(key, made)
     return made
 
