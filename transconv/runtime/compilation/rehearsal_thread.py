@@ -5,8 +5,8 @@ milliseconds of the processor, and more where a library loads kernels of its own
 does so before, on data of its own, and only then the kernel counts as compiled. What fails there is left
 to the call.
 
-It rests behind each task as long as that took: threads of one interpreter take turns, and a call of the
-program may wait for its turn some milliseconds at a time.
+It rests behind each task as long as that took, and within long ones behind each part (``rest``): threads
+of one interpreter take turns, and a call of the program may wait for its turn some milliseconds at a time.
 
 Also here: the stream of the thread. What the thread launches neither waits for the program's stream nor is
 waited for by it. It may load kernels and allocate memory while another thread captures a CUDA graph: CUDA
@@ -58,6 +58,7 @@ class RehearsalThread:
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
         self.closed = False
+        self.rested = 0.0  # the thread's time at its last rest
 
     def add(self, device: Any, work: Work, ended: Work = lambda: None) -> None:
         """Have the thread do some work behind what it was given before."""
@@ -81,9 +82,15 @@ class RehearsalThread:
                 return
             if task is None or self.closed:
                 return
-            began = time.thread_time()
+            self.rested = time.thread_time()
             _do(task)
-            time.sleep(min(REST_S, time.thread_time() - began))
+            self.rest()
+
+    def rest(self) -> None:
+        """In this thread, as long a pause as the work took since the last one; in others nothing."""
+        if threading.current_thread() is self.thread:
+            time.sleep(min(REST_S, max(0.0, time.thread_time() - self.rested)))
+            self.rested = time.thread_time()
 
     def close(self) -> None:
         """Drop what has not begun, and wait for what has: a thread must not be at work on the GPU when the

@@ -1,0 +1,233 @@
+"""Graphs whose kernels processes compile: torch's operators answer meanwhile.
+
+    torch answers      until processes have compiled each kernel, and a thread has loaded and checked it
+    and goes on        while the thread holds first results against torch's operators, on copies of what
+                       one of these calls handed to each region
+    kernels answer     all of a graph's, from one call on, which finds that done
+
+What forward graphs leave lies as kernels have it, whoever answers, so that each graph changes over by
+itself. What has no room, is wrong or cannot be told is left to the call that takes the kernels over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from transconv.calls import stats
+from transconv.compute import Workload
+from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_kernel import RefusedKernel, Region
+from transconv.graph.verification.agreement import room
+from transconv.graph.verification.eager_check import MEMORY, Checks, WatchedCall
+from transconv.graph.verification.fx_reference import (
+    Unknown,
+    Values,
+    bytes_of,
+    call_operator,
+    origin,
+)
+from transconv.runtime import COMPILING, Plan, PlanRequest, ahead, beside, rehearsal_thread
+from transconv.support import Unsupported
+from transconv.target import Target
+from transconv.torch_ops.conversion.aten_replacement import aten
+
+Tensor = torch.Tensor
+Sizes = Mapping[str, int]
+log = logging.getLogger("transconv.graph")
+SHARE = 8  # of the memory that is free: copies and what is made of them take no more than one of so many
+THERE = "never"  # the mode in which nothing is compiled: all kernels are there, or one has failed
+REMARK = "torch answers while processes compile its kernels"
+
+
+class GraphWait:
+    """What calls of one way to compute a graph wait for. ``overs``: by the sizes of a call, for kernels
+    that were not there, whether they may be by now; ``seen``: whether a call was looked at that torch
+    answered; ``rehearsal``: of the first sizes whose kernels are there."""
+
+    def __init__(self, checks: Checks, device: torch.device, target: Target) -> None:
+        self.checks, self.device, self.target = checks, device, target
+        self.overs: dict[tuple[int, ...], list[Callable[[], bool]]] = {}
+        self.there: set[PlanRequest] = set()
+        self.seen = False
+        self.rehearsal: GraphRehearsal | None = None
+
+    def ask(self, sizes: Sizes, questions: Iterable[PlanRequest]) -> None:
+        """Have processes compile what is not there."""
+        new = {*questions} - self.there
+        if overs := ahead(new, Plan, beside(), hurried=False):
+            self.overs[tuple(sizes.values())] = overs
+        else:
+            self.there |= new
+
+    def knows(self, sizes: Sizes) -> bool:
+        """Whether it waits for kernels for these sizes."""
+        return tuple(sizes.values()) in self.overs
+
+    def renew(self, sizes: Sizes, overs: list[Callable[[], bool]]) -> None:
+        """A call found kernels that are not there yet, such as those in the place of one that failed."""
+        self.overs[tuple(sizes.values())] = overs
+        self.rehearsal = None
+
+    def goes_on(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
+        """Whether torch answers a call of these sizes, told by ``values``."""
+        key, looked = tuple(sizes.values()), self.rehearsal
+        overs = self.overs.get(key)
+        if overs is None:
+            return False
+        while overs and overs[-1]():
+            overs.pop()
+        if overs:
+            return True
+        if looked is None or not looked.begun:
+            looked = self.rehearsal = GraphRehearsal(self.checks, values, sizes, self.room())
+        if not looked.is_over():
+            return True
+        looked.tell()
+        del self.overs[key]
+        return False
+
+    def room(self) -> int:
+        """The bytes for a rehearsal; below 0 where no thread makes kernels ready."""
+        return -1 if rehearsal_thread.device_of(self.target) is None else free(self.device)
+
+    def answered(self, launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
+                 given: Sequence[Any]) -> Sequence[Any]:
+        """The results of a region of ours by torch."""
+        if self.rehearsal is not None and self.rehearsal.sizes == sizes:
+            self.rehearsal.take(launches, given)
+        return by_torch(launches, gm, sizes, given)
+
+
+class WaitingCall:
+    """What runs in the place of a graph's way while torch answers; ``parts`` as those of the way."""
+
+    begun = None  # for which it waits
+
+    def __init__(self, parts: Any, wait: GraphWait) -> None:
+        self.parts: Callable[..., list[Any]] = partial(parts.compared, watch=None, wait=wait)
+
+
+def by_torch(launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
+             given: Sequence[Any]) -> Sequence[Any]:
+    """The results of a region by torch's operators, lying as those of its kernels."""
+    stats.add(False, COMPILING, len(launches.kernels))
+    with aten():
+        try:
+            made: Sequence[Any] = gm.forward(*given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operator that takes dense operands alone
+            made = OperatorRun(gm).run(*given)
+    return launches.laid(sizes, made)
+
+
+class OperatorRun(fx.Interpreter):
+    """A graph operation by operation, each on operands that it takes."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An operation's result."""
+        return call_operator(target, args, kwargs)
+
+
+class GraphRehearsal:
+    """First results of a graph's kernels, which a thread compares with torch's operators. ``room``: bytes
+    that are left for copies, below 0 where there is no such thread. ``begun``: the regions of a call, by
+    those of their kernels that are compared; ``right``: those without a difference; ``ended``: through
+    with how many it is."""
+
+    def __init__(self, checks: Checks, values: tuple[int, ...], sizes: Sizes, room: int) -> None:
+        self.checks, self.values, self.sizes, self.room = checks, values, sizes, room
+        self.begun: dict[Region, Sequence[object]] = {}
+        self.right: set[Region] = set()
+        self.ended: list[Region] = []
+
+    def is_over(self) -> bool:
+        """Whether nothing is under way, so that the next call takes the kernels over."""
+        return len(self.ended) == len(self.begun) and (bool(self.begun) or self.room < 0)
+
+    def tell(self) -> None:
+        """Have calls compare only what was not."""
+        if self.begun and len(self.right) == len(self.begun):
+            self.checks.done(self.values)
+        else:
+            self.checks.agreed |= {key for region in self.right for key in self.begun[region]}
+
+    def take(self, launches: RegionLaunches, given: Sequence[Any]) -> None:
+        """Have the thread look at a region, on copies of its operands."""
+        region, tensors = launches.region, [t for t in given if isinstance(t, Tensor)]
+        if region in self.begun:
+            return
+        self.begun[region] = *launches.kernels, region
+        self.room -= sum(span(t) * t.element_size() for t in tensors)
+        if self.room < launches.peak:
+            self.ended.append(region)
+            return
+        copies = [copied(t) if isinstance(t, Tensor) else t for t in given]
+        there = None
+        if launches.device.type == "cuda":
+            there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            there.record(torch.cuda.current_stream(launches.device))
+        rehearsal_thread.thread.add(launches.device, partial(self.look, launches, copies, there),
+                                    partial(self.ended.append, region))
+
+    def look(self, launches: RegionLaunches, given: list[Any], there: Any) -> None:
+        """In the thread: a first call of a region's kernels, all of which are compiled."""
+        region, checks = launches.region, self.checks
+        stream = torch.cuda.current_stream(launches.device) if there is not None else None
+        watch = None
+        if checks.reference is not None:
+            known = {origin(x): t for x, t in zip(region.inputs, given, strict=True)}
+            watch = RehearsalWatch(checks, Values(checks.reference, known), None, bool(self.values))
+        try:
+            if stream is not None:
+                stream.wait_event(there)
+            launches.looked_at(self.sizes, given, THERE, watch)
+            if watch is None or not watch.waiting:
+                self.right.add(region)
+        except (RefusedKernel, Unsupported) as error:
+            log.debug("left to the call: %s", error)
+        finally:
+            if stream is not None:
+                stream.synchronize()
+
+
+class RehearsalWatch(WatchedCall):
+    """Of a region, in a thread. What is wrong is refused without a word, and ``waiting`` says that not all
+    was compared: the call does both again."""
+
+    def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
+        """In what a result is wrong."""
+        return why
+
+    def leave(self, why: str) -> None:
+        """Something is not compared."""
+        self.waiting = True
+
+    def expect_room(self, name: str, got: Tensor) -> None:
+        """Raises Unknown where the memory does not suffice."""
+        if bytes_of(self.values.needed(name)) * self.checks.larger + 2 * got.nbytes > free(got.device):
+            raise Unknown(MEMORY)
+
+
+def free(device: torch.device) -> int:
+    """Bytes that a thread may take beside the program."""
+    return room(device) if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0]) // SHARE
+
+
+def span(t: Tensor) -> int:
+    """How many elements a tensor's memory has, from its first to its last one."""
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+
+
+def copied(t: Tensor) -> Tensor:
+    """A copy that lies as the tensor does, and begins as many bytes behind a multiple of 16."""
+    shift = t.data_ptr() % 16 // t.element_size()
+    memory = torch.empty(span(t) + shift, dtype=t.dtype, device=t.device)
+    memory[shift:].copy_(t.detach().as_strided((span(t),), (1,)))
+    return memory.as_strided(t.shape, t.stride(), shift)
