@@ -48,22 +48,23 @@ REMARK = "torch answers while processes compile its kernels"
 class GraphWait:
     """What calls of one way to compute a graph wait for. ``overs``: by the sizes of a call, for kernels
     that were not there, whether they may be by now; ``seen``: whether a call was looked at that torch
-    answered; ``rehearsal``: of the first sizes whose kernels are there."""
+    answered; ``rehearsal``: of the first sizes whose kernels are there, until all was ``looked`` at."""
 
     def __init__(self, checks: Checks, device: torch.device, target: Target) -> None:
         self.checks, self.device, self.target = checks, device, target
         self.overs: dict[tuple[int, ...], list[Callable[[], bool]]] = {}
         self.there: set[PlanRequest] = set()
-        self.seen = False
+        self.seen = self.looked = False
         self.rehearsal: GraphRehearsal | None = None
 
     def ask(self, sizes: Sizes, questions: Iterable[PlanRequest]) -> None:
         """Have processes compile what is not there."""
-        new = {*questions} - self.there
-        if overs := ahead(new, Plan, beside(), hurried=False):
+        new = dict.fromkeys(q for q in questions if q not in self.there)
+        overs = ahead(new, Plan, beside(), hurried=False)
+        if overs or self.overs:  # whose first results are not looked at yet
             self.overs[tuple(sizes.values())] = overs
         else:
-            self.there |= new
+            self.there |= new.keys()
 
     def knows(self, sizes: Sizes) -> bool:
         """Whether it waits for kernels for these sizes."""
@@ -72,24 +73,24 @@ class GraphWait:
     def renew(self, sizes: Sizes, overs: list[Callable[[], bool]]) -> None:
         """A call found kernels that are not there yet, such as those in the place of one that failed."""
         self.overs[tuple(sizes.values())] = overs
-        self.rehearsal = None
+        self.looked = False
 
     def goes_on(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
         """Whether torch answers a call of these sizes, told by ``values``."""
-        key, looked = tuple(sizes.values()), self.rehearsal
-        overs = self.overs.get(key)
+        overs = self.overs.get(tuple(sizes.values()))
         if overs is None:
             return False
         while overs and overs[-1]():
             overs.pop()
-        if overs:
+        if not overs and not self.looked:
+            if self.rehearsal is None or not self.rehearsal.begun:
+                self.rehearsal = GraphRehearsal(self.checks, values, sizes, self.room())
+            if self.rehearsal.is_over():
+                self.rehearsal.tell()
+                self.rehearsal, self.looked = None, True
+        if overs or not self.looked:
             return True
-        if looked is None or not looked.begun:
-            looked = self.rehearsal = GraphRehearsal(self.checks, values, sizes, self.room())
-        if not looked.is_over():
-            return True
-        looked.tell()
-        del self.overs[key]
+        self.overs.clear()  # what other sizes wait for is asked again
         return False
 
     def room(self) -> int:
