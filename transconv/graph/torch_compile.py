@@ -297,7 +297,7 @@ class _Way:
         if mode == "background":
             if not self.wait.knows(sizes):
                 self.begin(sizes)
-            on = self.wait.goes_on(sizes, values)
+            on = self.wait.goes_on(sizes, values, self.parts.launches())
         if on != (REMARK in self.graph.made.graphs[self.place].remarks):
             self.told()
         return on

@@ -16,7 +16,7 @@ on request, and the rest of the plan takes their results as additional tensors.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -68,14 +68,14 @@ class Launch:
     there is no kernel, or none yet as the mode has it, with the reason."""
 
     __slots__ = ("agreed", "aligned", "begin", "computes", "current", "device", "divided", "indexed",
-                 "names", "of", "plan", "sized", "sizes")
+                 "names", "of", "plan", "request", "sized", "sizes")
 
     def __init__(self, request: PlanRequest, device: torch.device, mode: str,
                  names: Sequence[str] = ()) -> None:
         if first_run_check.is_capturing(device):
             raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured; "
                               "call once before capturing")
-        workload = request.workload
+        self.request, workload = request, request.workload
         for t in workload.tensors:
             if t.layout.strides() is None or t.layout.offset:
                 raise Unsupported("layout:blocked",
@@ -235,6 +235,7 @@ class FirstSizes:
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, ...]] = []
+        self.beside: dict[Hashable, Any] = {}  # what a thread compares, by the kind of call
         self.met: set[tuple[int, int, int]] = set()
 
     def due(self, sizes: tuple[int, ...]) -> bool:

@@ -23,7 +23,6 @@ from transconv.calls import stats
 from transconv.compute import Workload
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RefusedKernel, Region
-from transconv.graph.verification.agreement import room
 from transconv.graph.verification.eager_check import MEMORY, Checks, WatchedCall
 from transconv.graph.verification.fx_reference import (
     Unknown,
@@ -40,7 +39,6 @@ from transconv.torch_ops.conversion.aten_replacement import aten
 Tensor = torch.Tensor
 Sizes = Mapping[str, int]
 log = logging.getLogger("transconv.graph")
-SHARE = 8  # of the memory that is free: copies and what is made of them take no more than one of so many
 THERE = "never"  # the mode in which nothing is compiled: all kernels are there, or one has failed
 REMARK = "torch answers while processes compile its kernels"
 
@@ -75,16 +73,16 @@ class GraphWait:
         self.overs[tuple(sizes.values())] = overs
         self.looked = False
 
-    def goes_on(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
-        """Whether torch answers a call of these sizes, told by ``values``."""
+    def goes_on(self, sizes: Sizes, values: tuple[int, ...], regions: Iterable[RegionLaunches]) -> bool:
+        """Whether torch answers a call of these sizes, told by ``values``; its ``regions``."""
         overs = self.overs.get(tuple(sizes.values()))
         if overs is None:
             return False
         while overs and overs[-1]():
             overs.pop()
         if not overs and not self.looked:
-            if self.rehearsal is None or not self.rehearsal.begun:
-                self.rehearsal = GraphRehearsal(self.checks, values, sizes, self.room())
+            if self.rehearsal is None or self.rehearsal.left:
+                self.rehearsal = GraphRehearsal(self.checks, values, sizes, regions, self.room())
             if self.rehearsal.is_over():
                 self.rehearsal.tell()
                 self.rehearsal, self.looked = None, True
@@ -95,7 +93,9 @@ class GraphWait:
 
     def room(self) -> int:
         """The bytes for a rehearsal; below 0 where no thread makes kernels ready."""
-        return -1 if rehearsal_thread.device_of(self.target) is None else free(self.device)
+        if rehearsal_thread.device_of(self.target) is None:
+            return -1
+        return rehearsal_thread.room(self.device)
 
     def answered(self, launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
                  given: Sequence[Any]) -> Sequence[Any]:
@@ -138,64 +138,54 @@ class OperatorRun(fx.Interpreter):
 
 class GraphRehearsal:
     """First results of a graph's kernels, which a thread compares with torch's operators. ``room``: bytes
-    that are left for copies, below 0 where there is no such thread. ``begun``: the regions of a call, by
-    those of their kernels that are compared; ``right``: those without a difference; ``ended``: through
-    with how many it is."""
+    for copies, below 0 where there is no such thread. Regions, by their nodes: ``left`` are those of which
+    it has no operands yet; ``ended`` those that it is through with; ``right`` those without a
+    difference."""
 
-    def __init__(self, checks: Checks, values: tuple[int, ...], sizes: Sizes, room: int) -> None:
+    def __init__(self, checks: Checks, values: tuple[int, ...], sizes: Sizes,
+                 regions: Iterable[RegionLaunches], room: int) -> None:
         self.checks, self.values, self.sizes, self.room = checks, values, sizes, room
-        self.begun: dict[Region, Sequence[object]] = {}
-        self.right: set[Region] = set()
-        self.ended: list[Region] = []
+        self.regions = {launches.region: launches for launches in regions}
+        self.left = {*self.regions} if room >= 0 else set()
+        self.ended, self.right = set[Region](), set[Region]()
 
     def is_over(self) -> bool:
         """Whether nothing is under way, so that the next call takes the kernels over."""
-        return len(self.ended) == len(self.begun) and (bool(self.begun) or self.room < 0)
+        return self.room < 0 or self.ended >= self.regions.keys()
 
     def tell(self) -> None:
         """Have calls compare only what was not."""
-        if self.begun and len(self.right) == len(self.begun):
+        if self.right >= self.regions.keys():
             self.checks.done(self.values)
         else:
-            self.checks.agreed |= {key for region in self.right for key in self.begun[region]}
+            self.checks.agreed |= {k for r in self.right for k in (*self.regions[r].kernels, r)}
 
     def take(self, launches: RegionLaunches, given: Sequence[Any]) -> None:
         """Have the thread look at a region, on copies of its operands."""
-        region, tensors = launches.region, [t for t in given if isinstance(t, Tensor)]
-        if region in self.begun:
+        region, thread = launches.region, rehearsal_thread.thread
+        if region not in self.left:
             return
-        self.begun[region] = *launches.kernels, region
-        self.room -= sum(span(t) * t.element_size() for t in tensors)
-        if self.room < launches.peak:
-            self.ended.append(region)
+        self.left.remove(region)
+        needed = rehearsal_thread.bytes_of(given)
+        if self.room - needed < launches.peak:
+            self.ended.add(region)
             return
-        copies = [copied(t) if isinstance(t, Tensor) else t for t in given]
-        there = None
-        if launches.device.type == "cuda":
-            there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            there.record(torch.cuda.current_stream(launches.device))
-        rehearsal_thread.thread.add(launches.device, partial(self.look, launches, copies, there),
-                                    partial(self.ended.append, region))
+        self.room -= needed
+        thread.hand(launches.device, given, partial(self.look, launches), partial(self.ended.add, region))
 
-    def look(self, launches: RegionLaunches, given: list[Any], there: Any) -> None:
+    def look(self, launches: RegionLaunches, given: list[Any]) -> None:
         """In the thread: a first call of a region's kernels, all of which are compiled."""
-        region, checks = launches.region, self.checks
-        stream = torch.cuda.current_stream(launches.device) if there is not None else None
-        watch = None
+        region, checks, watch = launches.region, self.checks, None
         if checks.reference is not None:
             known = {origin(x): t for x, t in zip(region.inputs, given, strict=True)}
             watch = RehearsalWatch(checks, Values(checks.reference, known), None, bool(self.values))
         try:
-            if stream is not None:
-                stream.wait_event(there)
             launches.looked_at(self.sizes, given, THERE, watch)
-            if watch is None or not watch.waiting:
-                self.right.add(region)
         except (RefusedKernel, Unsupported) as error:
             log.debug("left to the call: %s", error)
-        finally:
-            if stream is not None:
-                stream.synchronize()
+            return
+        if watch is None or not watch.waiting:
+            self.right.add(region)
 
 
 class RehearsalWatch(WatchedCall):
@@ -212,23 +202,6 @@ class RehearsalWatch(WatchedCall):
 
     def expect_room(self, name: str, got: Tensor) -> None:
         """Raises Unknown where the memory does not suffice."""
-        if bytes_of(self.values.needed(name)) * self.checks.larger + 2 * got.nbytes > free(got.device):
+        needed = bytes_of(self.values.needed(name)) * self.checks.larger + 2 * got.nbytes
+        if needed > rehearsal_thread.room(got.device):
             raise Unknown(MEMORY)
-
-
-def free(device: torch.device) -> int:
-    """Bytes that a thread may take beside the program."""
-    return room(device) if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0]) // SHARE
-
-
-def span(t: Tensor) -> int:
-    """How many elements a tensor's memory has, from its first to its last one."""
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-
-
-def copied(t: Tensor) -> Tensor:
-    """A copy that lies as the tensor does, and begins as many bytes behind a multiple of 16."""
-    shift = t.data_ptr() % 16 // t.element_size()
-    memory = torch.empty(span(t) + shift, dtype=t.dtype, device=t.device)
-    memory[shift:].copy_(t.detach().as_strided((span(t),), (1,)))
-    return memory.as_strided(t.shape, t.stride(), shift)

@@ -202,6 +202,12 @@ def state(question: PlanRequest) -> str:
     return "" if asked is None else asked.reason if asked.done else COMPILING
 
 
+def was_awaited(question: PlanRequest) -> bool:
+    """Whether a process compiled a request while its calls were answered otherwise."""
+    asked = _asked.get(question)
+    return asked is not None and asked.done and not (asked.reason or asked.hurried)
+
+
 def is_ready(question: PlanRequest) -> bool:
     """Whether the kernels of a request are compiled."""
     return not compiles(question.target) or there(question, Plan) is not None
