@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,7 +25,7 @@ from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
 from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.cudagraphs import Captures
-from transconv.graph.regions.graph_wait import REMARK, GraphWait, WaitingCall, by_torch
+from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, by_torch
 from transconv.graph.regions.partition import extracted, is_size, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches, compile_mode
 from transconv.graph.regions.region_kernel import (
@@ -38,17 +39,14 @@ from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedC
 from transconv.runtime import (
     SIZES,
     Batch,
-    BatchCompile,
     PlanRequest,
     Waiting,
-    begin,
     begin_processes,
     beside,
     collect,
     cores,
     is_collecting,
     torch_internals,
-    withdraw,
 )
 from transconv.support import TransconvError, Unsupported
 from transconv.target import TARGETS, Target
@@ -171,9 +169,6 @@ class _Graph:
 
     def __call__(self, given: list[Any]) -> list[Any]:
         way, sizes, numbers = self.way(self.ways[0].symbols.values(given))
-        if way.begun is not None:
-            way.begun.wait()
-            way.begun = None
         if not self.mutated:
             return way.parts(sizes, given, numbers)
         inputs = [given[place] for place in self.mutated]
@@ -197,11 +192,11 @@ class _Graph:
         if found is None:
             way = self.made_way(values)
             sizes, numbers = way.symbols.by_name(values), way.numbers(values)
-            waits, chosen = way.waits(sizes, values), (way, sizes, numbers)
+            waits, chosen = way.wait.waits(sizes, values), (way, sizes, numbers)
             if self.checks.due(values) and not (waits and way.wait.seen):
                 return self.compared(way, values, chosen, waits)
             if waits:
-                return WaitingCall(way.parts, way.wait), sizes, numbers
+                return WaitingCall(way.wait), sizes, numbers
             found = chosen if is_collecting() else self.enter(values, chosen)
         return found
 
@@ -211,7 +206,7 @@ class _Graph:
         if values in self.known:
             return False
         way = self.made_way(values)
-        return way.waits(way.symbols.by_name(values), values)
+        return way.wait.waits(way.symbols.by_name(values), values)
 
     def made_way(self, values: tuple[int, ...]) -> _Way:
         """The regions for the sizes of a call."""
@@ -265,42 +260,9 @@ class _Way:
                                              self.changed, graph.upsampling), whole, _left(graph.gm))
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
-        self.wait = GraphWait(graph.checks, graph.device, graph.target)
-        self.begun = self.begin(symbols.known.like)
+        self.wait = GraphWait(self.parts, graph.checks, graph.device, graph.target, self.told)
+        self.wait.begin(symbols.known.like)
         graph.made.graphs.append(self.report())
-
-    def begin(self, sizes: Mapping[str, int]) -> BatchCompile | None:
-        """Have processes compile the kernels, for a call that waits for what is returned; as the mode has
-        it, for calls that torch answers meanwhile."""
-        mode = compile_mode()
-        if is_collecting() or mode == "never":
-            return None
-        try:
-            questions = self.parts.questions(sizes)
-            if mode == "background":
-                self.wait.ask(sizes, questions)
-                return None
-            if self.wait.overs:
-                withdraw(questions)
-                self.wait.overs.clear()
-            return begin(questions)
-        except TransconvError:  # the call that needs the kernel is refused, with the reason
-            return None
-
-    def waits(self, sizes: Mapping[str, int], values: tuple[int, ...]) -> bool:
-        """Whether torch answers a call, told by ``values``, while its kernels are compiled."""
-        on, mode = False, compile_mode()
-        if is_collecting() or mode == "never":
-            return False
-        if mode == "now" and self.wait.overs:  # calls wait on another stream, or as a setting has it
-            self.begun = self.begin(sizes)
-        if mode == "background":
-            if not self.wait.knows(sizes):
-                self.begin(sizes)
-            on = self.wait.goes_on(sizes, values, self.parts.launches())
-        if on != (REMARK in self.graph.made.graphs[self.place].remarks):
-            self.told()
-        return on
 
     def told(self) -> None:
         """Report what is said of it now."""
@@ -309,7 +271,7 @@ class _Way:
 
     def remarks(self) -> tuple[str, ...]:
         """What a report says of its first results."""
-        return *[REMARK] * bool(self.wait.overs), *self.graph.checks.remarks()
+        return *self.wait.remarks(), *self.graph.checks.remarks()
 
     def takes(self, values: tuple[int, ...]) -> bool:
         """Whether sizes meet what was assumed."""
@@ -481,6 +443,12 @@ class Parts:
             elif part.launches is not None:
                 yield part.launches
 
+    def forget_torch(self) -> None:
+        """Keep no graphs of regions that kernels compute: torch answers no more."""
+        for part in self.parts:
+            if part.launches is not None:
+                part.__dict__.pop("gm", None)
+
     def lying(self) -> dict[str, tuple[int, ...]]:
         """The strides of results that lie as kernels like it, by the names of their nodes."""
         return {name: tuple(map(like, strides)) for found in self.launches()
@@ -508,13 +476,22 @@ class RunnableRegion:
         self.region, self.setting = region, setting
         self.inputs, self.outputs = [n.name for n in region.inputs], [n.name for n in region.outputs]
         self.done: set[str] = set()
-        self.gm = extracted(region, gm)
-        self.torch = Rest(self.gm, setting.rest, setting.symbols.any)
+        self.whole = gm
         self.why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
         self.launches: RegionLaunches | None = None
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
+
+    @cached_property
+    def gm(self) -> fx.GraphModule:
+        """The region as a graph of its own; most of ours need none once their kernels are there."""
+        return extracted(self.region, self.whole)
+
+    @cached_property
+    def torch(self) -> Rest:
+        """What computes it where kernels do not."""
+        return Rest(self.gm, self.setting.rest, self.setting.symbols.any)
 
     def translate(self) -> None:
         """Find the kernels. What cannot be written as texts is torch's."""

@@ -21,7 +21,7 @@ from torch import fx
 
 from transconv.calls import stats
 from transconv.compute import Workload
-from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_calls import RegionLaunches, compile_mode
 from transconv.graph.regions.region_kernel import RefusedKernel, Region
 from transconv.graph.verification.eager_check import MEMORY, Checks, WatchedCall
 from transconv.graph.verification.fx_reference import (
@@ -31,8 +31,19 @@ from transconv.graph.verification.fx_reference import (
     call_operator,
     origin,
 )
-from transconv.runtime import COMPILING, Plan, PlanRequest, ahead, beside, rehearsal_thread
-from transconv.support import Unsupported
+from transconv.runtime import (
+    COMPILING,
+    BatchCompile,
+    Plan,
+    PlanRequest,
+    ahead,
+    begin,
+    beside,
+    is_collecting,
+    rehearsal_thread,
+    withdraw,
+)
+from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.conversion.aten_replacement import aten
 
@@ -44,19 +55,40 @@ REMARK = "torch answers while processes compile its kernels"
 
 
 class GraphWait:
-    """What calls of one way to compute a graph wait for. ``overs``: by the sizes of a call, for kernels
-    that were not there, whether they may be by now; ``seen``: whether a call was looked at that torch
-    answered; ``rehearsal``: of the first sizes whose kernels are there, until all was ``looked`` at."""
+    """What calls of one way to compute a graph wait for; ``parts``: its regions. ``batch``: what processes
+    compile for calls that wait; ``overs``: by the sizes of calls that torch answers, whether each kernel
+    may be there by now; ``seen``: whether one of these was looked at; ``rehearsal``: of the first sizes
+    whose kernels are there, until all was ``looked`` at. ``changed`` is called when a report changes."""
 
-    def __init__(self, checks: Checks, device: torch.device, target: Target) -> None:
-        self.checks, self.device, self.target = checks, device, target
+    def __init__(self, parts: Any, checks: Checks, device: torch.device, target: Target,
+                 changed: Callable[[], None]) -> None:
+        self.parts, self.checks, self.device, self.target = parts, checks, device, target
+        self.changed = changed
+        self.batch: BatchCompile | None = None
         self.overs: dict[tuple[int, ...], list[Callable[[], bool]]] = {}
         self.there: set[PlanRequest] = set()
-        self.seen = self.looked = False
+        self.on = self.seen = self.looked = False
         self.rehearsal: GraphRehearsal | None = None
 
+    def begin(self, sizes: Sizes) -> None:
+        """Have processes compile the kernels for some sizes, as the mode has it."""
+        mode = compile_mode()
+        if is_collecting() or mode == "never":
+            return
+        try:
+            questions = self.parts.questions(sizes)
+            if mode == "background":
+                self.ask(sizes, questions)
+                return
+            if self.overs:
+                withdraw(questions)
+                self.overs.clear()
+            self.batch = begin(questions)
+        except TransconvError as error:  # the call that needs the kernel is refused, with the reason
+            log.debug("nothing is compiled ahead: %s", error)
+
     def ask(self, sizes: Sizes, questions: Iterable[PlanRequest]) -> None:
-        """Have processes compile what is not there."""
+        """Have processes compile what is not there, beside calls."""
         new = dict.fromkeys(q for q in questions if q not in self.there)
         overs = ahead(new, Plan, beside(), hurried=False)
         if overs or self.overs:  # whose first results are not looked at yet
@@ -64,17 +96,31 @@ class GraphWait:
         else:
             self.there |= new.keys()
 
-    def knows(self, sizes: Sizes) -> bool:
-        """Whether it waits for kernels for these sizes."""
-        return tuple(sizes.values()) in self.overs
-
     def renew(self, sizes: Sizes, overs: list[Callable[[], bool]]) -> None:
         """A call found kernels that are not there yet, such as those in the place of one that failed."""
         self.overs[tuple(sizes.values())] = overs
         self.looked = False
 
-    def goes_on(self, sizes: Sizes, values: tuple[int, ...], regions: Iterable[RegionLaunches]) -> bool:
-        """Whether torch answers a call of these sizes, told by ``values``; its ``regions``."""
+    def waits(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
+        """Whether torch answers a call of these sizes, told by ``values``. Where it may not, this is over
+        when the kernels are compiled."""
+        before, mode = self.on, compile_mode()
+        self.on = False
+        if mode == "background" and not is_collecting():
+            if tuple(sizes.values()) not in self.overs:
+                self.begin(sizes)
+            self.on = self.goes_on(sizes, values)
+        elif self.overs:  # on another stream, or with another setting
+            self.begin(sizes)
+        if self.batch is not None:
+            self.batch.wait()
+            self.batch = None
+        if self.on != before:
+            self.changed()
+        return self.on
+
+    def goes_on(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
+        """Whether torch answers, as kernels are compiled or looked at."""
         overs = self.overs.get(tuple(sizes.values()))
         if overs is None:
             return False
@@ -82,14 +128,20 @@ class GraphWait:
             overs.pop()
         if not overs and not self.looked:
             if self.rehearsal is None or self.rehearsal.left:
-                self.rehearsal = GraphRehearsal(self.checks, values, sizes, regions, self.room())
+                self.rehearsal = GraphRehearsal(self.checks, values, sizes, self.parts.launches(),
+                                                self.room())
             if self.rehearsal.is_over():
                 self.rehearsal.tell()
                 self.rehearsal, self.looked = None, True
         if overs or not self.looked:
             return True
         self.overs.clear()  # what other sizes wait for is asked again
+        self.parts.forget_torch()
         return False
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a report says."""
+        return (REMARK,) * bool(self.overs)
 
     def room(self) -> int:
         """The bytes for a rehearsal; below 0 where no thread makes kernels ready."""
@@ -106,12 +158,10 @@ class GraphWait:
 
 
 class WaitingCall:
-    """What runs in the place of a graph's way while torch answers; ``parts`` as those of the way."""
+    """What runs in the place of a graph's way while torch answers."""
 
-    begun = None  # for which it waits
-
-    def __init__(self, parts: Any, wait: GraphWait) -> None:
-        self.parts: Callable[..., list[Any]] = partial(parts.compared, watch=None, wait=wait)
+    def __init__(self, wait: GraphWait) -> None:
+        self.parts: Callable[..., list[Any]] = partial(wait.parts.compared, watch=None, wait=wait)
 
 
 def by_torch(launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,

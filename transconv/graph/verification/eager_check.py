@@ -300,7 +300,6 @@ class FirstCall:
                  waits: bool, entered: Callable[[str], None]) -> None:
         self.checks, self.way, self.values, self.places = checks, way, values, places
         self.waits, self.entered = waits, entered
-        self.begun, way.begun = way.begun, None
 
     def parts(self, sizes: Mapping[str, int], given: list[Any],
               numbers: Mapping[str, int | float]) -> list[Any]:
