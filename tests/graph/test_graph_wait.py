@@ -316,6 +316,15 @@ def test_calls_wait_where_torch_may_not_answer(chip: Chip, why: str,
     assert counts() == (1, 0)
 
 
+def test_what_is_timed_waits_for_its_kernels(chip: Chip) -> None:
+    net, x = nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 6, 6)
+    fast = transconv.optimize(net, x, verbose=False)
+    assert counts()[1] == 0 and transconv.config.mode == "background"
+    with torch.no_grad():
+        near(fast(x), net(x))
+    assert counts() == (1, 0)
+
+
 def test_never_compiles_no_kernels(chip: Chip) -> None:
     transconv.config.compile = "never"
     net, x = nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 6, 6)

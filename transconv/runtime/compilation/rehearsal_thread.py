@@ -96,6 +96,7 @@ class RehearsalThread:
                 return
             self.rested = time.thread_time()
             _do(task)
+            task = None  # with what it was given
             self.rest()
 
     def rest(self) -> None:
