@@ -6,8 +6,11 @@ empty caches: the host waits for each call, and a row says who answered it and w
 and the last one have a row for each call, those between only for calls above ``SLOW_MS``, which are also
 printed. At the end each size is timed as it is then answered (``us``), those of the layer also with
 kernels of their own (``own_us``), as many as there is time for. torch runs beside it with cuDNN's
-benchmark off and on. Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are
-missing.
+benchmark off and on. A training step of a compiled graph, of one size, runs beside torch.compile's:
+
+    python -m bench auto-sizes --only graph --seconds 60 --limit 170
+
+Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are missing.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import torch
 import transconv
 from bench import call_phases, environment, epochs, reference
 from bench.call_phases import CallPhases
+from bench.graph_models import MODELS
 from bench.issues import short
 from bench.size_calls import switched
 from transconv.cli.arguments import ranges
@@ -37,8 +41,10 @@ COLUMNS = ("case", "side", "pass", "size", "at_s", "forward_ms", "backward_ms", 
            "answered", "phases", "us", "own_us", "device", "torch", "triton", "commit")
 KEY = ("case", "side", "device")
 SIDES = (("layer", "torch heuristics"), ("layer", "auto"), ("layer", "torch benchmark"),
-         ("detection", "torch heuristics"), ("detection", "auto"), ("detection", "torch benchmark"))
-COUNTS = {"layer": 24, "detection": 16}
+         ("detection", "torch heuristics"), ("detection", "auto"), ("detection", "torch benchmark"),
+         ("graph", "torch.compile"), ("graph", "auto"))
+COUNTS = {"layer": 24, "detection": 16, "graph": 1}
+MODEL = "resnet50"  # of bench/graph_models.py
 SLOW_MS = 20.0
 SETTLED_S = 30.0
 WHOLE_PASSES = 3
@@ -84,11 +90,13 @@ def main(options: argparse.Namespace) -> int:
 def describe(rows: list[Row]) -> str:
     """The slowest calls, who answered at the end, and what a choice costs beside kernels of its own."""
     calls = [(float(r["forward_ms"]), float(r["backward_ms"])) for r in rows]
+    graph = rows[0]["size"] == MODEL
+    few, said = (1, "first call") if graph else (10, "slowest of ten first calls")
     late = [r for r in rows if float(r["at_s"]) > SETTLED_S]
     kernels, waiting = (sum(int(r[name]) for r in late) for name in ("kernels", "waiting"))
     ratios = [float(r["us"]) / float(r["own_us"]) for r in rows if r.get("own_us")]
-    parts = [f"slowest of ten first calls {max(map(max, calls[:10])):.1f} ms, of others "
-             f"{max(map(max, calls[10:]), default=0.0):.1f} ms"]
+    parts = [f"{said} {max(map(max, calls[:few])):.1f} ms, {'slowest ' * graph}of others "
+             f"{max(map(max, calls[few:]), default=0.0):.1f} ms"]
     if kernels + waiting:
         parts.append(f"after {SETTLED_S:.0f} s {kernels / (kernels + waiting):.1%} by kernels")
     if ratios:
@@ -114,8 +122,11 @@ def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
     torch.ones(1, device=device()).sum().item()  # the GPU itself
     with (switched(compile="auto", sizes="auto", fallback="silent"),
           call_phases.watched() if ours else nullcontext() as phases):
-        model, steps = _layer(quick) if case == "layer" else _detection()
-        if ours:
+        if case == "graph":
+            model, steps = _graph(quick, ours)
+        else:
+            model, steps = _layer(quick) if case == "layer" else _detection()
+        if ours and case != "graph":
             transconv.convert_(model)
         rows = _passes(steps, seconds, phases)
         us = {size: _us(forward) for size, forward in steps}
@@ -187,6 +198,17 @@ def _layer(quick: bool) -> tuple[Any, list[tuple[str, Forward]]]:
         return lambda: model(x).sum()  # type: ignore[no-any-return]
 
     return model, [(f"{h}x{w}", step(h, w)) for h, w in dict.fromkeys(sides)]
+
+
+def _graph(quick: bool, ours: bool) -> tuple[Any, list[tuple[str, Forward]]]:
+    """A classifier, compiled, and its loss."""
+    of, dtype = MODELS[MODEL], torch.float32 if quick else torch.bfloat16
+    model: Any = of.built(quick).to(device(), dtype).to(memory_format=torch.channels_last)
+    (x,), targets = of.inputs(quick), of.targets(quick).to(device())
+    x = x.to(device(), dtype).to(memory_format=torch.channels_last)
+    run = torch.compile(model, backend="transconv") if ours else torch.compile(model)
+    loss = torch.nn.functional.cross_entropy
+    return model, [(MODEL, lambda: loss(run(x).float(), targets))]
 
 
 def _detection() -> tuple[Any, list[tuple[str, Forward]]]:

@@ -237,6 +237,8 @@ def test_calls_with_default_settings_have_rows() -> None:
     told = auto_sizes.describe(rows[:2])
     assert told == ("slowest of ten first calls 9.0 ms, of others 0.0 ms; after 30 s 75.0% by kernels; "
                     "time over that of own kernels at most 1.500")
+    told = auto_sizes.describe([rows[0] | {"size": auto_sizes.MODEL, "forward_ms": 5e3}, *rows[:2]])
+    assert told.startswith("first call 5000.0 ms, slowest of others 9.0 ms; after 30 s 75.0% by kernels")
     late: dict[str, object] = {"pass": 7, "backward_ms": 25.0, "phases": "check=12 gc=2"}
     lines = [*auto_sizes.slow([*rows[:2], rows[0] | late])]
     assert len(lines) == 1 and "25.00 ms" in lines[0] and lines[0].endswith("check=12 gc=2")

@@ -17,7 +17,7 @@ from transconv.backend_triton.launch.launcher import Launcher
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
-from transconv.graph.regions import region_kernels
+from transconv.graph.regions import graph_wait, region_kernels
 from transconv.runtime import BatchCompile, PlanRequest, begin, compiler, is_ready, steps
 from transconv.runtime.compilation import async_compile, batch_compile
 from transconv.selection import candidates, choice
@@ -215,7 +215,7 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
         asked.extend(questions)
         return begin(questions)
 
-    monkeypatch.setattr(torch_compile, "begin", noted)
+    monkeypatch.setattr(graph_wait, "begin", noted)
     monkeypatch.setattr(choice, "ranked", here)
     monkeypatch.setattr(Launcher, "_compiled", here)
     try:

@@ -231,3 +231,12 @@ def test_operands_vary_and_begin_where_they_are_asked_to(dtype: str) -> None:
     one = Wanted.of(Tensor("x", ("a",), (1,), Layout.dense(kind, (1,)))).varied(CPU, 3, 0, False)
     assert not made.is_floating_point() or one.item() in (1, 2)
     assert torch.equal(numbers, torch.get_rng_state())
+
+
+def test_operands_that_are_copied_lie_as_they_do() -> None:
+    memory = torch.arange(64.0)
+    for t in (memory, memory[3:].as_strided((2, 3), (5, 1)), memory.as_strided((2, 3), (0, 2), 1),
+              memory[:0], torch.tensor(2)):
+        made = rehearsal_thread.copied(t)
+        assert made.stride() == t.stride() and made.data_ptr() % 16 == t.data_ptr() % 16
+        assert torch.equal(made, t) and made.untyped_storage()._cdata != t.untyped_storage()._cdata

@@ -18,6 +18,7 @@ from tests.torch_ops.test_auto_sizes import CALLS, SIDES, answers, auto, image  
 from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (fixtures)
 from transconv.backend_triton.launch import launcher
 from transconv.backend_triton.launch.launcher import Launcher
+from transconv.functional.calls import first_call_check
 from transconv.runtime import (
     Plan,
     PlanRequest,
@@ -33,7 +34,8 @@ CPU = torch.device("cpu")
 Home = tuple[Any, str]
 WORK: dict[str, Home] = {
     "lower": (compiler, "lower"), "emit": (compiler, "launched"), "read": (plan_cache, "read"),
-    "load": (launcher, "load"), "check": (first_run_check, "_launch_and_look")}
+    "load": (launcher, "load"), "check": (first_run_check, "_launch_and_look"),
+    "compare": (first_call_check, "_hold")}
 
 
 class Work:
@@ -95,6 +97,13 @@ def call(name: str, side: int, times: int = 1) -> dict[str, int]:
     return answers()
 
 
+def compared(name: str, side: int) -> None:
+    """A function's first results are compared with torch's by the thread, on what a call has."""
+    if name == "softmax":
+        assert call(name, side) == {"torch": 1}
+        done(rehearsal_thread.thread)
+
+
 def step(side: int) -> dict[str, int]:
     x, w = image(side).requires_grad_(), torch.ones(4, 4, 3, 3, requires_grad=True)
     found, want = (torch.autograd.grad(f(x, w).square().sum(), (x, w))
@@ -112,6 +121,7 @@ def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(auto: Machin
     auto.compiled = True
     work.answer()
     assert work.beside["check"] == work.beside["read"] == 1 and not work.calls
+    compared(name, first)
     assert call(name, first, 2) == {does: 2}
     auto.compiled = False
     assert call(name, second) == {"torch": 1}
@@ -119,8 +129,10 @@ def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(auto: Machin
     work.answer()
     checked = work.beside["check"]
     assert checked > 1
+    compared(name, second)
     assert call(name, second) == call(name, third) == {f"{does} any size": 1}
-    assert work.beside["check"] == checked and not work.calls
+    assert work.beside["check"] == checked and not work.calls.keys() - {"compare"}
+    assert work.beside["compare"] == 2 * (name == "softmax") == 2 * work.calls["compare"]
 
 
 def test_gradients_are_made_ready_too(auto: Machine, work: Work) -> None:  # noqa: F811

@@ -17,7 +17,8 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from transconv.support import knobs, nearest
@@ -44,9 +45,11 @@ class Settings:
     sizes: SizesWord
     steady: bool
     _listeners: list[Callable[[], None]]
+    _waiting: int  # how many hold calls back for their kernels
 
     def __init__(self) -> None:
         object.__setattr__(self, "_listeners", [])
+        object.__setattr__(self, "_waiting", 0)
         knobs.name_unknown()
         self.fallback = cast(FallbackWord, knobs.fallback())
         self.cpu = "fallback"
@@ -89,9 +92,20 @@ class Settings:
         kernel of each size at its first call."""
         if self.compile not in ("auto", "background"):
             return self.compile
-        if self.fallback == "error" or self.steady or self.compile == "auto" and not _may_wait():
+        if self.fallback == "error" or self.steady or self._waiting or (
+                self.compile == "auto" and not _may_wait()):
             return "now"
         return "background"
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within ``with``, calls of all threads wait for their kernels, as those do that are timed: "auto"
+        and "background" are ``now``. Nothing else changes."""
+        object.__setattr__(self, "_waiting", self._waiting + 1)
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "_waiting", self._waiting - 1)
 
     @property
     def varies(self) -> bool:

@@ -104,7 +104,8 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
                          "optimize(model, x, measure=True), x as the model is called")
     training = model.training if training is None else training
     trial = trial_of(model, example, training, filter_fn, rest)
-    made = trial.chosen(measure, cudagraphs)
+    with settings.waiting():
+        made = trial.chosen(measure, cudagraphs)
     if verbose:
         print(made)
     fast: Any = trial.model

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,8 +25,9 @@ from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
 from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.cudagraphs import Captures
+from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, by_torch
 from transconv.graph.regions.partition import extracted, is_size, nothing, regions
-from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_calls import RegionLaunches, compile_mode
 from transconv.graph.regions.region_kernel import (
     RefusedKernel,
     Region,
@@ -37,10 +39,10 @@ from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedC
 from transconv.runtime import (
     SIZES,
     Batch,
-    BatchCompile,
     PlanRequest,
-    begin,
+    Waiting,
     begin_processes,
+    beside,
     collect,
     cores,
     is_collecting,
@@ -96,7 +98,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
-            run = recorded(call) if recorded else call
+            run = recorded(call, found.waits) if recorded else call
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
         return compiled
@@ -116,7 +118,8 @@ def _expect(gm: fx.GraphModule, tensors: Sequence[Tensor]) -> None:
     calls = sum(n.op.startswith("call") for n in gm.graph.nodes)
     if device is not CPU and calls >= MANY and cores() > 1 and not is_collecting():
         with suppress(TransconvError):  # no kernel runs there, which is told later
-            begin_processes(target_of(device), min(cores(), calls))
+            most = beside() if compile_mode() == "background" else cores()
+            begin_processes(target_of(device), min(most, calls))
 
 
 def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:
@@ -133,7 +136,7 @@ def _whole(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[...
     return cast(Callable[..., Any], torch_internals.compile_fx(gm, list(inputs)))
 
 
-Chosen = tuple["_Way | FirstCall", dict[str, int], dict[str, "int | float"]]
+Chosen = tuple["_Way | FirstCall | WaitingCall", dict[str, int], dict[str, "int | float"]]
 
 
 class _Graph:
@@ -166,9 +169,6 @@ class _Graph:
 
     def __call__(self, given: list[Any]) -> list[Any]:
         way, sizes, numbers = self.way(self.ways[0].symbols.values(given))
-        if way.begun is not None:
-            way.begun.wait()
-            way.begun = None
         if not self.mutated:
             return way.parts(sizes, given, numbers)
         inputs = [given[place] for place in self.mutated]
@@ -190,13 +190,28 @@ class _Graph:
         """What runs for the sizes of a call, these by name, and the values of nodes that are sizes."""
         found = self.known.get(values)
         if found is None:
-            with unseen():
-                way = next((w for w in self.ways if w.takes(values)), None) or self.another(values)
-            chosen: Chosen = way, way.symbols.by_name(values), way.numbers(values)
-            if self.checks.due(values):
-                return self.compared(way, values, chosen)
-            found = self.enter(values, chosen)
+            way = self.made_way(values)
+            sizes, numbers = way.symbols.by_name(values), way.numbers(values)
+            waits, chosen = way.wait.waits(sizes, values), (way, sizes, numbers)
+            if self.checks.due(values) and not (waits and way.wait.seen):
+                return self.compared(way, values, chosen, waits)
+            if waits:
+                return WaitingCall(way.wait), sizes, numbers
+            found = chosen if is_collecting() else self.enter(values, chosen)
         return found
+
+    def waits(self, given: Sequence[Any]) -> bool:
+        """Whether torch answers a call of these inputs, while its kernels are compiled."""
+        values = self.ways[0].symbols.values(given)
+        if values in self.known:
+            return False
+        way = self.made_way(values)
+        return way.wait.waits(way.symbols.by_name(values), values)
+
+    def made_way(self, values: tuple[int, ...]) -> _Way:
+        """The regions for the sizes of a call."""
+        with unseen():
+            return next((w for w in self.ways if w.takes(values)), None) or self.another(values)
 
     def enter(self, values: tuple[int, ...], chosen: Chosen) -> Chosen:
         """What runs for some sizes from now on."""
@@ -205,8 +220,8 @@ class _Graph:
         self.known[values] = chosen
         return chosen
 
-    def compared(self, way: _Way, values: tuple[int, ...], chosen: Chosen) -> Chosen:
-        """The same for one call, whose results are compared with torch's."""
+    def compared(self, way: _Way, values: tuple[int, ...], chosen: Chosen, waits: bool) -> Chosen:
+        """The same for one call, whose results are compared with torch's. ``waits``: torch answers it."""
         _, sizes, numbers = chosen
 
         def entered(wrong: str) -> None:
@@ -218,9 +233,8 @@ class _Graph:
                 self.known = {}
             else:
                 self.enter(values, chosen)
-            own[way.place] = replace(own[way.place], compared=len(self.checks.sizes.seen),
-                                     remarks=self.checks.remarks())
-        return FirstCall(self.checks, way, values, self.mutated, entered), sizes, numbers
+            way.told()
+        return FirstCall(self.checks, way, values, self.mutated, waits, entered), sizes, numbers
 
     def another(self, values: tuple[int, ...]) -> _Way:
         symbols = Symbols(self.gm.graph, values)
@@ -246,17 +260,18 @@ class _Way:
                                              self.changed, graph.upsampling), whole, _left(graph.gm))
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
+        self.wait = GraphWait(self.parts, graph.checks, graph.device, graph.target, self.told)
+        self.wait.begin(symbols.known.like)
         graph.made.graphs.append(self.report())
-        self.begun = self.begin()
 
-    def begin(self) -> BatchCompile | None:
-        """Have the kernels compiled by processes, for which the first call waits."""
-        if is_collecting():
-            return None
-        try:
-            return begin(self.parts.questions(self.symbols.known.like))
-        except TransconvError:  # the call that needs the kernel is refused, with the reason
-            return None
+    def told(self) -> None:
+        """Report what is said of it now."""
+        own, checks = self.graph.made.graphs, self.graph.checks
+        own[self.place] = replace(own[self.place], compared=len(checks.sizes.seen), remarks=self.remarks())
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a report says of its first results."""
+        return *self.wait.remarks(), *self.graph.checks.remarks()
 
     def takes(self, values: tuple[int, ...]) -> bool:
         """Whether sizes meet what was assumed."""
@@ -272,7 +287,7 @@ class _Way:
         return graph_report.GraphReport(
             self.graph.phase, tuple(self.parts.rows()), self.parts.edges(),
             whole=self.whole, sizes=self.symbols.known.said(), peak=max(held, default=0),
-            compared=len(self.graph.checks.sizes.seen), remarks=self.graph.checks.remarks())
+            compared=len(self.graph.checks.sizes.seen), remarks=self.remarks())
 
     def changed(self) -> None:
         """Report anew."""
@@ -406,16 +421,17 @@ class Parts:
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
     def compared(self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float],
-                 watch: WatchedCall) -> list[Any]:
-        """As a call, whose results are compared with torch's."""
+                 watch: WatchedCall | None, wait: GraphWait | None = None) -> list[Any]:
+        """As a call, whose results a ``watch`` compares with torch's, or are torch's for a ``wait``."""
         values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
         given.clear()
         for part in self.parts:
             tensors = [values[name] for name in part.inputs]
             for name in part.done:
                 values.pop(name, None)
-            made = part(sizes, tensors, watch)
-            watch.enter(part.region.outputs, made)
+            made = part(sizes, tensors, watch, wait)
+            if watch is not None:
+                watch.enter(part.region.outputs, made)
             values.update(zip(part.outputs, made, strict=True))
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
@@ -426,6 +442,12 @@ class Parts:
                 yield from part.instead.launches()
             elif part.launches is not None:
                 yield part.launches
+
+    def forget_torch(self) -> None:
+        """Keep no graphs of regions that kernels compute: torch answers no more."""
+        for part in self.parts:
+            if part.launches is not None:
+                part.__dict__.pop("gm", None)
 
     def lying(self) -> dict[str, tuple[int, ...]]:
         """The strides of results that lie as kernels like it, by the names of their nodes."""
@@ -454,13 +476,22 @@ class RunnableRegion:
         self.region, self.setting = region, setting
         self.inputs, self.outputs = [n.name for n in region.inputs], [n.name for n in region.outputs]
         self.done: set[str] = set()
-        self.gm = extracted(region, gm)
-        self.torch = Rest(self.gm, setting.rest, setting.symbols.any)
+        self.whole = gm
         self.why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
         self.launches: RegionLaunches | None = None
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
+
+    @cached_property
+    def gm(self) -> fx.GraphModule:
+        """The region as a graph of its own; most of ours need none once their kernels are there."""
+        return extracted(self.region, self.whole)
+
+    @cached_property
+    def torch(self) -> Rest:
+        """What computes it where kernels do not."""
+        return Rest(self.gm, self.setting.rest, self.setting.symbols.any)
 
     def translate(self) -> None:
         """Find the kernels. What cannot be written as texts is torch's."""
@@ -487,9 +518,11 @@ class RunnableRegion:
             self.why = [str(refused)]
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any],
-                 watch: WatchedCall | None = None) -> Sequence[Any]:
+                 watch: WatchedCall | None = None, wait: GraphWait | None = None) -> Sequence[Any]:
         """Empties the list, where its tensors may go before the region ends. ``watch``: compares results
-        with torch's."""
+        with torch's; ``wait``: torch answers, for kernels that are not there yet."""
+        if self.launches is not None and wait is not None:
+            return wait.answered(self.launches, self.gm, sizes, given)
         if self.launches is not None and is_collecting():
             for question in self.launches.questions(sizes):
                 collect(Batch((question,)))
@@ -505,6 +538,11 @@ class RunnableRegion:
                 with unseen():
                     self.divide(refused)
                 self.setting.changed()
+            except Waiting as waits:
+                if watch is not None:
+                    watch.waiting = True
+                    watch.overs.append(waits.over)
+                return by_torch(self.launches, self.gm, sizes, given)
             except Unsupported as error:
                 _announce(error.reason, error.message, "this part of a graph")
                 if error.reason not in PASSING:
@@ -512,9 +550,10 @@ class RunnableRegion:
                     self.setting.changed()
                 elif watch is not None:
                     watch.waiting = True
+        if self.instead is not None and watch is None and wait is None:
+            return self.instead(sizes, given, {})
         if self.instead is not None:
-            return self.instead(sizes, given, {}) if watch is None else self.instead.compared(
-                sizes, given, {}, watch)
+            return self.instead.compared(sizes, given, {}, watch, wait)
         made = self.torch(*given)
         return made if watch is None or not self.torch.compiles else self.beside_torch(made, watch)
 

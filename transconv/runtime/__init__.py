@@ -15,6 +15,7 @@ from transconv.runtime.compilation.async_compile import (
     is_ready,
     ready,
     state,
+    was_awaited,
     withdraw,
 )
 from transconv.runtime.compilation.batch_compile import BatchCompile, Prepared, begin, prepare, rank
@@ -66,5 +67,5 @@ __all__ = [
     "is_ready", "kernel_name", "Launch", "NEVER", "on_device", "one_kernel_plan", "pack", "Plan",
     "plan", "plan_steps", "Planned", "PlanRequest", "PlanStep", "prepare", "Prepared", "rank",
     "ready", "register_reader", "RegisteredPlan", "Registry", "replan", "SIZES", "Spaces", "state",
-    "unpack", "Waiting", "Wanted", "WeightPrepack", "withdraw",
+    "unpack", "Waiting", "Wanted", "was_awaited", "WeightPrepack", "withdraw",
 ]

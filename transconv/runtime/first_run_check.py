@@ -21,6 +21,7 @@ from transconv.backend_triton import Miscompiled, torch_module
 from transconv.compute import Read, Workload
 from transconv.ir import Sizes, Values, free_vars
 from transconv.runtime import check_records, compiler
+from transconv.runtime.compilation import rehearsal_thread
 from transconv.runtime.compiler import MOST_REJECTED
 from transconv.runtime.operands import draw, torch_type
 from transconv.runtime.plans import Plan, PlanStep
@@ -36,7 +37,6 @@ log = logging.getLogger("transconv.trust")
 Made = TypeVar("Made", bound=Plan)
 DRIVER = "Triton Error ["  # what Triton says of an error of the driver begins so
 ROOM = 1 << 29  # bytes of tensors on which a result is checked that no call has asked for
-SHARE = 8  # of the memory that is free: such tensors take no more than one of so many parts
 SIDE = 32  # the longest of a size that is an argument of a result before the first call, where it may be
 
 
@@ -164,10 +164,7 @@ def rehearse(plan: Plan, device: torch.device, aligned: bool, sizes: Sequence[in
 
 def _room(device: torch.device) -> int:
     """How many bytes a check may take beside the program."""
-    if device.type != "cuda":
-        return ROOM
-    free: int = torch_module().cuda.mem_get_info(device)[0]
-    return min(ROOM, free // SHARE)
+    return min(ROOM, rehearsal_thread.room(device))
 
 
 def _fitting(plan: Plan, sizes: Sequence[int], room: int) -> Plan | None:

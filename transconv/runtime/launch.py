@@ -17,7 +17,7 @@ on request, and the rest of the plan takes their results as additional tensors.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -69,7 +69,7 @@ class Launch:
     ``aligned``: all its tensors begin at multiples of 16 bytes; ``names``: their order."""
 
     __slots__ = ("agreed", "aligned", "begin", "computes", "current", "device", "divided", "indexed",
-                 "names", "of", "plan", "sized", "sizes")
+                 "names", "of", "plan", "request", "sized", "sizes")
 
     def __init__(self, plan: Plan, aligned: bool, names: Sequence[str] = ()) -> None:
         workload = plan.workload
@@ -80,6 +80,7 @@ class Launch:
         self.computes = (workload.compute,) if isinstance(workload, Alone) else workload.computations
         self.indexed = any(c.names.indices for c in self.computes)
         self.plan = plan
+        self.request: PlanRequest | None = None  # what was asked for, if a request was
         self.of = self  # whose plan it is
         self.agreed = FirstSizes()  # for which front ends compared results with another implementation's
         self.sizes: Mapping[str, int] | None = None
@@ -112,7 +113,9 @@ class Launch:
         except StageError as error:  # a program in training must not stop for a bug of ours
             log.warning("no kernel for %s: %s", workload.title, error, exc_info=True)
             raise Unsupported("error:StageError", str(error)) from error
-        return cls(plan, request.aligned, names)
+        made = cls(plan, request.aligned, names)
+        made.request = request
+        return made
 
     def at(self, sizes: Mapping[str, int]) -> Launch:
         """The same plan for given sizes, where they are arguments of its kernels. Raises TensorError for
@@ -254,6 +257,7 @@ class FirstSizes:
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, ...]] = []
+        self.beside: dict[Hashable, Any] = {}  # what a thread compares, by the kind of call
         self.met: set[tuple[int, int, int]] = set()
 
     def due(self, sizes: tuple[int, ...]) -> bool:

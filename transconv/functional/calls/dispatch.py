@@ -276,7 +276,7 @@ def _launching(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tu
     route = made_of(bound, given[0].device, aligned(given), mode)
     if route.hands_gradients:
         stats.announce("deterministic:add", what=f"{f.name}_gradient")
-    first_call_check.agree(route, tensors)
+    first_call_check.agree(route, tensors, mode)
     if any_size and known is None:
         call_forms.note(bound, tensors, numbers, wanted)
     return route

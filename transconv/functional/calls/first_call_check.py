@@ -4,19 +4,22 @@ Triton and ptxas miscompile a few kernels, the same way every time. The first la
 machine is compared with its text, computed at samples (``Launch.start``). Where tensors are small, a
 route's result and its gradients are also compared with torch's own function, once in a process, and for
 some sizes where these are arguments (``FirstSizes``); for large ones the memory may not suffice. Triton's
-interpreter is not checked, unless TRANSCONV_TRUST=always.
+interpreter is not checked, unless TRANSCONV_TRUST=always. Of kernels for which torch answered, a thread
+compares the first results, on copies of a call's tensors, and torch answers until it has.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from transconv.compute import parse
-from transconv.functional.calls.route import FunctionCall
+from transconv.functional.calls.route import FunctionCall, Started
 from transconv.functional.calls.symbolic_bind import as_tuple
+from transconv.runtime import Waiting, rehearsal_thread, was_awaited
 from transconv.support import Unsupported, knobs
 from transconv.torch_ops.calls.lower_call import capturing
 
@@ -32,8 +35,32 @@ ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**
 ROUNDED = 2.0**-7  # the same of f32 whose products round their operands to tf32: torch cuts them instead
 
 
-def agree(route: FunctionCall, tensors: Sequence[Tensor | None]) -> None:
-    """Raises Unsupported("miscompiled") where a kernel's result is not torch's."""
+class ThreadComparison:
+    """A comparison of one kind of call by a thread: whether it has ``ended``, and all was ``right``. What
+    was not is left to the call."""
+
+    __slots__ = ("ended", "right")
+
+    def __init__(self) -> None:
+        self.ended = self.right = False
+
+    def hold(self, route: FunctionCall, given: Sequence[Tensor]) -> None:
+        """In the thread."""
+        _hold(route, given)
+        self.right = True
+
+    def end(self) -> None:
+        """Calls may be decided anew."""
+        self.ended = True
+
+    def is_over(self) -> bool:
+        """Whether they may."""
+        return self.ended
+
+
+def agree(route: FunctionCall, tensors: Sequence[Tensor | None], mode: str) -> None:
+    """Raises Unsupported("miscompiled") where a kernel's result is not torch's, Waiting while a thread
+    looks at it, as the mode has it."""
     bound = route.bound
     assert bound is not None
     given = [t for t in tensors if t is not None]
@@ -44,8 +71,17 @@ def agree(route: FunctionCall, tensors: Sequence[Tensor | None]) -> None:
     sizes = tuple([n for t in given for n in t.shape])
     if all(step.any_size and not step.launch.of.agreed.due(sizes) for step in steps):
         return
+    beside = steps[0].launch.of.agreed.beside
+    key = bound.function, bound.numbers, bound.wanted, route.aligned, sizes
+    found: ThreadComparison | None = beside.get(key)
+    if found is None and mode == "background" and _may_wait(steps, given):
+        found = beside[key] = ThreadComparison()
+        rehearsal_thread.thread.hand(device, given, partial(found.hold, route), found.end)
+    if found is not None and not found.ended:
+        raise Waiting("a thread compares its first result", found.is_over)
     try:
-        _hold(route, given)
+        if found is None or not found.right:
+            _hold(route, given)
     except (Unsupported, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # a program in training must not stop for a bug of ours
@@ -54,6 +90,16 @@ def agree(route: FunctionCall, tensors: Sequence[Tensor | None]) -> None:
     for step in steps:
         step.launch.of.agreed.done(sizes)
     route.calls = route.calls_back = 0
+
+
+def _may_wait(steps: Sequence[Started], given: Sequence[Tensor]) -> bool:
+    """Whether a thread compares a first result: torch answered while kernels were compiled, none of which
+    has been compared, and there is memory for copies, results and gradients of both."""
+    launches = [step.launch.of for step in steps]
+    return (rehearsal_thread.device_of(launches[0].plan.target) is not None
+            and not any(launch.agreed.seen for launch in launches)
+            and any(was_awaited(launch.request) for launch in launches)
+            and 6 * rehearsal_thread.bytes_of(given) <= rehearsal_thread.room(given[0].device))
 
 
 def _hold(route: FunctionCall, given: Sequence[Tensor]) -> None:

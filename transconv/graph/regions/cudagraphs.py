@@ -1,8 +1,9 @@
 """``options={"cudagraphs": True}`` or ``mode="reduce-overhead"``: all launches of a graph are started at
 once, as a CUDA graph that torch's own CUDA graph trees record.
 
-The first call runs as without it, as results of new kernels are looked at; the second one is recorded. As
-with torch's own backend, a result is overwritten by the next call, and tensors other than parameters and
+The first call runs as without it, as results of new kernels are looked at; the second one is recorded.
+Calls that torch answers while kernels are compiled are not, nor are backward graphs behind these. As with
+torch's own backend, a result is overwritten by the next call, and tensors other than parameters and
 buffers are copied to where the recorded kernels read them.
 
 In the pool of the CUDA graphs results alone outlive a call. torch lists those that are there, has Python
@@ -24,18 +25,21 @@ from torch import fx
 from transconv.runtime import torch_internals
 
 Run = Callable[[list[Any]], list[Any]]
+Recorder = Callable[[Run, Callable[[list[Any]], bool]], Run]
+"""From what runs a graph, and whether torch answers a call of these inputs, to what is called."""
 log = logging.getLogger("transconv.graph")
 
 
 class Captures:
     """The graphs of one compiled function, of ``count`` inputs. ``device``: whose forward graph is
-    recorded; None: none is, nor its backward graph."""
+    recorded; None: none is, nor its backward graph; ``begun``: whether its last call was."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.device: int | None = None
+        self.begun = False
 
-    def of(self, graph: fx.GraphModule, inputs: Sequence[Any], phase: str) -> Callable[[Run], Run]:
+    def of(self, graph: fx.GraphModule, inputs: Sequence[Any], phase: str) -> Recorder:
         """What makes a recorded function of one that runs a graph; ``graph`` is as AOTAutograd made it.
         Where it cannot be recorded, the function stays as it is, and a line in the log says why."""
         try:
@@ -62,26 +66,35 @@ class Captures:
                  "placeholders": placeholders(graph.graph),
                  "mutated_input_idxs": mutations(graph.graph)}
 
-        def recorded(run: Run) -> Run:
-            found: Run = record(_leaving_no_cycles(run), list(inputs), static, **about)
-            return found
-        return recorded
+        def recorder(run: Run, waits: Callable[[list[Any]], bool]) -> Run:
+            recorded: Run = record(_leaving_no_cycles(run), list(inputs), static, **about)
+            plain = self.telling(run) if backward else run
 
-    def without(self, phase: str, why: str) -> Callable[[Run], Run]:
-        """No recording. A backward graph whose forward graph is recorded tells the trees that it runs."""
+            def call(given: list[Any]) -> list[Any]:
+                if waits(given) or backward and not self.begun:
+                    self.begun &= backward
+                    return plain(given)
+                self.begun = True
+                return recorded(given)
+            return call
+        return recorder
+
+    def without(self, phase: str, why: str) -> Recorder:
+        """No recording."""
         log.warning("a graph (%s) runs without CUDA graphs: %s", phase, why)
         if phase != "backward" or self.device is None:
-            return lambda run: run
-        device = self.device
+            return lambda run, waits: run
+        return lambda run, waits: self.telling(run)
 
-        def told(run: Run) -> Run:
-            def call(given: list[Any]) -> list[Any]:
-                manager: Any = torch_internals.cudagraph_manager(device, create_if_none_exists=False)
-                if manager is not None:
-                    manager.set_to_running_backward()
-                return run(given)
-            return call
-        return told
+    def telling(self, run: Run) -> Run:
+        """A backward graph without recording, whose forward graph is recorded: it tells the trees that it
+        runs."""
+        def call(given: list[Any]) -> list[Any]:
+            manager: Any = torch_internals.cudagraph_manager(self.device, create_if_none_exists=False)
+            if manager is not None:
+                manager.set_to_running_backward()
+            return run(given)
+        return call
 
 
 def _leaving_no_cycles(run: Run) -> Run:

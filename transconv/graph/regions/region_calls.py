@@ -41,7 +41,7 @@ from transconv.functional.calls.compiled_launch import (
 )
 from transconv.functional.calls.torch_operators import as_wanted
 from transconv.graph.fusion.groups import Slices
-from transconv.graph.fusion.index_ir import Piece
+from transconv.graph.fusion.index_ir import Piece, RegionInput
 from transconv.graph.lowerings.table import is_bug
 from transconv.graph.regions.region_kernel import (
     RefusedKernel,
@@ -53,7 +53,17 @@ from transconv.graph.regions.region_kernel import (
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
-from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, torch_internals
+from transconv.runtime import (
+    NEVER,
+    SIZES,
+    Launch,
+    PlanRequest,
+    Spaces,
+    Waiting,
+    on_device,
+    rehearsal_thread,
+    torch_internals,
+)
 from transconv.support import Unsupported, factory
 from transconv.torch_ops.conversion import inference
 
@@ -223,13 +233,15 @@ class Start(NamedTuple):
 
 @dataclass(slots=True)
 class BoundRegion:
-    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``ready``:
-    what the kernels that made the last results were asked for, and what launches them, which threads see
-    together; ``alike``: whether inputs are as those of a call before."""
+    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out; ``lying``:
+    the strides of its results, None for an input. ``ready``: what the kernels that made the last results
+    were asked for, and what launches them, which threads see together; ``alike``: whether inputs are as
+    those of a call before."""
 
     inputs: tuple[TensorMemory, ...]
     starts: list[Start]
     views: list[Place | None]
+    lying: list[tuple[int, ...] | None]
     ready: tuple[When | None, Run] = (None, list)
     alike: Callable[..., bool] = never
 
@@ -262,8 +274,11 @@ class RegionLaunches(RegionPlan):
             views = [None if h.view is None else (
                 tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
                 for h in self.handed]
+            lying = [view[1] if view is not None else None if isinstance(h.piece, RegionInput) else
+                     tuple(map(value, self.plan.strides(h.piece)))
+                     for h, view in zip(self.handed, views, strict=True)]
             starts = [_start(k, sizes, value) for k in self.kernels]
-            found = self.known[key] = BoundRegion(inputs, starts, views)
+            found = self.known[key] = BoundRegion(inputs, starts, views, lying)
         return found
 
     def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
@@ -285,9 +300,14 @@ class RegionLaunches(RegionPlan):
                 given.clear()
                 made = run(tensors)
             else:
-                made = self.first(bound, sizes, tensors, when)
+                made = self.first(bound, sizes, tensors, when, compile_mode())
         stats.add(True, "graph", len(self.kernels))
         return made
+
+    def laid(self, sizes: Mapping[str, int], made: Sequence[Any]) -> list[Any]:
+        """Results of torch's operators, lying as those of the kernels."""
+        return [t if strides is None else _laid(t, strides)
+                for t, strides in zip(made, self.bound(sizes).lying, strict=True)]
 
     def arrange(self, bound: BoundRegion, tensors: list[Tensor]) -> None:
         """Have inputs lie as kernels take them; where they do, the next call asks for nothing else."""
@@ -300,14 +320,12 @@ class RegionLaunches(RegionPlan):
             bound.alike = alike(tensors)
 
     def first(self, bound: BoundRegion, sizes: Mapping[str, int], tensors: list[Tensor],
-              when: When, watch: WatchedCall | None = None) -> list[Tensor]:
+              when: When, mode: str, watch: WatchedCall | None = None) -> list[Tensor]:
         """A call in which results of kernels are looked at; the later ones start them without. ``watch``:
-        compares them with torch's."""
+        compares them with torch's. Raises Waiting while processes compile some, as the mode has it."""
         if why := refused(tensors, [True] * len(tensors), HELD) if tensors else "":
             raise Unsupported(why)
-        loose = {self.inputs[i][2] for i in when[-1]}
-        fresh = [self.started(start, kernel, sizes, not loose & {*kernel.given})
-                 for kernel, start in zip(self.kernels, bound.starts, strict=True)]
+        fresh = self.asked(bound, sizes, {self.inputs[i][2] for i in when[-1]}, mode)
         watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
         looked = RegionWatch(watch, self.region, self.kernels) if watch is not None else None
         begins = [self.watched(kernel, start, looked) for kernel, start in zip(
@@ -322,6 +340,21 @@ class RegionLaunches(RegionPlan):
         bound.ready = when, self.written(bound, begun, over)
         return made
 
+    def asked(self, bound: BoundRegion, sizes: Mapping[str, int], loose: set[RegionInput],
+              mode: str) -> list[Launch]:
+        """The launches of the kernels, all of which are asked for before one is waited for. ``loose``:
+        inputs that are not aligned."""
+        found, overs = list[Launch](), list[Callable[[], bool]]()
+        for kernel, start in zip(self.kernels, bound.starts, strict=True):
+            try:
+                found.append(self.started(start, kernel, sizes, not loose & {*kernel.given}, mode))
+            except Waiting as waits:
+                overs.append(waits.over)
+            rehearsal_thread.thread.rest()
+        if overs:
+            raise Waiting("processes compile its kernels", lambda: all(over() for over in overs))
+        return found
+
     def written(self, bound: BoundRegion, starts: Sequence[tuple[Callable[..., None], Spaces]],
                 over: Sequence[Mapping[int, int]]) -> Run:
         """The function that launches the kernels in their order."""
@@ -334,19 +367,24 @@ class RegionLaunches(RegionPlan):
 
     def compared(self, sizes: Mapping[str, int], given: list[Any], watch: WatchedCall) -> Sequence[Tensor]:
         """As a call, whose results are compared. Raises Refused also where one is not torch's."""
-        bound = self.bound(sizes)
-        tensors = [given[place] for place, _, _ in self.inputs]
-        self.arrange(bound, tensors)
-        when = (_since[0], launch, deterministic(), _loose(tensors))
         state = watch.values.state()
         try:
-            with self.here():
-                made = self.first(bound, sizes, tensors, when, watch)
+            made = self.looked_at(sizes, given, compile_mode(), watch)
         except (RefusedKernel, Unsupported):
             watch.values.restore(state)
             raise
         stats.add(True, "graph", len(self.kernels))
         return made
+
+    def looked_at(self, sizes: Mapping[str, int], given: list[Any], mode: str,
+                  watch: WatchedCall | None) -> list[Tensor]:
+        """The first call of these sizes and inputs, which is not counted."""
+        bound = self.bound(sizes)
+        tensors = [given[place] for place, _, _ in self.inputs]
+        self.arrange(bound, tensors)
+        when = (_since[0], launch, deterministic(), _loose(tensors))
+        with self.here():
+            return self.first(bound, sizes, tensors, when, mode, watch)
 
     def watched(self, kernel: RegionKernel, by: Launch,
                 looked: RegionWatch | None = None) -> Callable[..., None]:
@@ -356,6 +394,7 @@ class RegionLaunches(RegionPlan):
                 by.start_prepacked(tensors, inference)
                 if looked is not None:
                     looked.look(kernel, tensors)
+                rehearsal_thread.thread.rest()
             except Exception as error:
                 if isinstance(error, Unsupported) or is_bug(error):
                     also = looked.blamed if looked is not None else frozenset()
@@ -372,26 +411,42 @@ class RegionLaunches(RegionPlan):
         """Memory on the device."""
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
-    def started(self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int],
-                whole: bool) -> Launch:
+    def started(self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int], whole: bool,
+                mode: str) -> Launch:
         """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
-        ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while."""
+        ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while, or where nothing
+        is to be compiled."""
         try:
             if start.sizes is None or kernel.sized is None:
-                return launch(start.asked, self.device, whole, "now")
+                return launch(start.asked, self.device, whole, mode)
             if kernel not in self.numbered:
                 try:
-                    return launch(start.asked, self.device, whole, "now").at(start.sizes)
+                    return launch(start.asked, self.device, whole, mode).at(start.sizes)
                 except Unsupported as error:
                     if error.reason != "schedule:refused":
                         raise
                     self.numbered.add(kernel)
-            return launch(kernel.sized.at(sizes), self.device, whole, "now")
+            return launch(kernel.sized.at(sizes), self.device, whole, mode)
         except Exception as error:
-            passing = isinstance(error, Unsupported) and error.reason in PASSING
+            passing = isinstance(error, Unsupported) and error.reason in (*PASSING, NEVER)
             if passing or not isinstance(error, Unsupported) and not is_bug(error):
                 raise
             raise refusal(kernel.group, self.plan, self.region, error) from error
+
+
+def compile_mode() -> str:
+    """``compile`` as a graph obeys it: where the same bits are asked for, calls wait."""
+    mode = settings.mode
+    return "now" if mode == "background" and deterministic() else mode
+
+
+def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A tensor with these strides; those of dims of one element mean nothing."""
+    if t.stride() == strides:
+        return t
+    if all(n == 1 or own == wanted for n, own, wanted in zip(t.shape, t.stride(), strides, strict=True)):
+        return t.as_strided(t.shape, strides)
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def _loose(tensors: Sequence[Tensor]) -> tuple[int, ...]:

@@ -65,14 +65,16 @@ LOST: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryErro
 
 
 class Checks:
-    """What was compared of a graph. ``took``: of each kernel, how often and how long, and how much longer
-    for sizes that are ``larger`` than the first ones by a factor; ``left_out``: what was not compared,
-    with how many results; ``wrong``: what differed."""
+    """What was compared of a graph. ``agreed``: kernels that were, for sizes of which others are not yet;
+    ``took``: of each kernel, how often and how long, and how much longer for sizes that are ``larger``
+    than the first ones by a factor; ``left_out``: what was not compared, with how many results; ``wrong``:
+    what differed."""
 
     def __init__(self, gm: fx.GraphModule, device: torch.device) -> None:
         self.device = device
         self.reference = Reference(gm) if knobs.trust() != "never" else None
         self.sizes = FirstSizes()
+        self.agreed: set[object] = set()
         self.took: dict[object, tuple[int, float, float]] = {}
         self.larger = 1.0
         self.left_out: Counter[str] = Counter()
@@ -87,6 +89,7 @@ class Checks:
     def done(self, values: tuple[int, ...]) -> None:
         """That a call was compared. Where sizes are numbers there is no other one."""
         self.sizes.done(values)
+        self.agreed = set()
         if not values:
             self.reference = None
             self.took.clear()
@@ -126,11 +129,13 @@ class Checks:
 class WatchedCall:
     """One call whose results are compared. ``chosen``: what is compared of it; None: all. ``named``:
     whether there are further sizes; ``spent``: seconds so far; ``waiting``: kernels of it were not there
-    yet, so that it is to be compared again."""
+    yet, so that it is to be compared again; ``overs``: for what processes compile of these, whether it may
+    be there."""
 
     def __init__(self, checks: Checks, values: Values, chosen: set[object] | None, named: bool) -> None:
         self.checks, self.values, self.chosen, self.named = checks, values, chosen, named
         self.waiting = False
+        self.overs: list[Callable[[], bool]] = []
         self.began = self.spent = 0.0  # ``began``: the last comparison
 
     def enter(self, nodes: Sequence[fx.Node], made: Sequence[Any]) -> None:
@@ -193,6 +198,8 @@ class WatchedCall:
     def has_time(self, key: object) -> bool:
         """Whether a result is compared: of further sizes until the time is over, if the machine is slower
         than was thought."""
+        if key in self.checks.agreed:
+            return False
         if self.chosen is None:
             return True
         late = self.spent and self.spent + self.checks.expected(key) > STALL
@@ -285,13 +292,14 @@ def _rounds(workload: Workload) -> bool:
 
 class FirstCall:
     """What runs in the place of a graph's way in a call that is compared. ``entered`` is called once
-    there is nothing left to compare for its sizes: with the reason where all of it is to be torch's."""
+    there is nothing left to compare for its sizes: with the reason where all of it is to be torch's.
+    ``waits``: torch answers the call, of which what Inductor has compiled is compared, and what becomes of
+    the results of regions."""
 
     def __init__(self, checks: Checks, way: Any, values: tuple[int, ...], places: Sequence[int],
-                 entered: Callable[[str], None]) -> None:
+                 waits: bool, entered: Callable[[str], None]) -> None:
         self.checks, self.way, self.values, self.places = checks, way, values, places
-        self.entered = entered
-        self.begun, way.begun = way.begun, None
+        self.waits, self.entered = waits, entered
 
     def parts(self, sizes: Mapping[str, int], given: list[Any],
               numbers: Mapping[str, int | float]) -> list[Any]:
@@ -301,9 +309,14 @@ class FirstCall:
         every = [k for found in parts.launches() for k in (*found.kernels, found.region)]
         watch = WatchedCall(checks, checks.reference.values(given), checks.chosen(every, self.values),
                             bool(self.values))
-        made: list[Any] = parts.compared(sizes, given, numbers, watch)
-        if not watch.waiting:
-            wrong = self.ends(watch, made)
+        wait = self.way.wait
+        made: list[Any] = parts.compared(sizes, given, numbers, watch, wait if self.waits else None)
+        wrong = "" if watch.waiting else self.ends(watch, made)
+        if self.waits:
+            wait.seen = True
+        elif watch.overs:
+            wait.renew(sizes, watch.overs)
+        if wrong or not (watch.waiting or self.waits):
             checks.done(self.values)
             self.entered(wrong)
         return made

@@ -85,16 +85,16 @@ class Reference:
 
     def values(self, given: Sequence[Any]) -> Values:
         """The values of a call."""
-        return Values(self, given)
+        return Values(self, dict(zip(self.given, given, strict=True)))
 
 
 class Values:
-    """The values of a call that are known by now, by name. ``pending``: how many nodes may still ask for
-    one."""
+    """The values of a call, or of a part of one, that are ``known`` by now, by name. ``pending``: how many
+    nodes may still ask for one."""
 
-    def __init__(self, of: Reference, given: Sequence[Any]) -> None:
+    def __init__(self, of: Reference, known: dict[str, Any]) -> None:
         self.of = of
-        self.known: dict[str, Any] = dict(zip(of.given, given, strict=True))
+        self.known = known
         self.pending = dict(of.users)
         self.settled: set[str] = set()
         for n in reversed([*of.nodes.values()]):
@@ -218,7 +218,7 @@ def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: C
         args = (_met(args[0], args[1], node), *args[1:])
     try:
         found = (exact_form(target)(*_wide(args), **_wide(kwargs)) if wide
-                 else _taken(target, args, kwargs))
+                 else call_operator(target, args, kwargs))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -256,7 +256,7 @@ def exact_form(target: Any) -> Any:
     return FORMS.get(getattr(target, "overloadpacket", None), target)
 
 
-def _taken(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def call_operator(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An operation's result; of dense operands where its kernel takes no others, as that of group norms on
     a GPU does. Values do not depend on it."""
     try:

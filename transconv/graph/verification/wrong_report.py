@@ -90,12 +90,13 @@ def _tried(function: Callable[..., Any], calls: Sequence[Call],
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Nothing replaces a result of ours, and none is torch's unseen."""
+    """Nothing replaces a result of ours, and none is torch's unseen, or while kernels are compiled."""
     before, trust, fallback = settings.cpu, knobs.given(knobs.trust.name), settings.fallback
     knobs.adopt({knobs.trust.name: "never"})
     settings.cpu, settings.fallback = "interpret", "warn"
     try:
-        yield
+        with settings.waiting():
+            yield
     finally:
         settings.cpu, settings.fallback = before, fallback
         knobs.adopt({knobs.trust.name: trust.get(knobs.trust.name, "")})

@@ -132,20 +132,28 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     return _begin(question, kind, tuple(sizes))
 
 
-def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int, hurried: bool = True) -> None:
+def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int,
+          hurried: bool = True) -> list[Callable[[], bool]]:
     """Have processes, at most ``workers``, compile the kernels of requests that are about to be made and
-    have none. Failures are forgotten: whoever makes the request compiles, and meets the same error.
-    ``hurried``: calls may wait for the kernels; otherwise a kernel counts as compiled when what starts it
-    is built as well, which another process may be at."""
+    have none; of each that waits for them, whether it may be answered by now. Failures are forgotten:
+    whoever makes the request compiles, and meets the same error. ``hurried``: calls may wait for the
+    kernels; otherwise a kernel counts as compiled when what starts it is built as well, which another
+    process may be at."""
+    waits = []
     for question in questions:
-        if question in _asked or not compiles(question.target) or there(question, kind) is not None:
-            continue
-        with _lock:
-            if question not in _asked:
-                log.debug("compiling ahead: %s", question)
-                _submit(question, _PendingRequest(
-                    early=True, hurried=hurried, kind=kind,
-                    device=None if hurried else rehearsal_thread.device_of(question.target)), workers)
+        asked = _asked.get(question)
+        if asked is None and compiles(question.target) and there(question, kind) is None:
+            with _lock:
+                asked = _asked.get(question)
+                if asked is None:
+                    log.debug("compiling ahead: %s", question)
+                    asked = _PendingRequest(
+                        early=True, hurried=hurried, kind=kind,
+                        device=None if hurried else rehearsal_thread.device_of(question.target))
+                    _submit(question, asked, workers)
+        if asked is not None and not asked.done:
+            waits.append(asked.over)
+    return waits
 
 
 def begin_processes(like: PlanRequest | Target, workers: int) -> None:
@@ -173,7 +181,7 @@ def withdraw(questions: Iterable[PlanRequest]) -> None:
         for question in questions:
             asked = _asked.get(question)
             if asked is not None and asked.early and not asked.done and asked.take():
-                del _asked[question]
+                _asked.pop(question).done = True  # who waits for it asks again
 
 
 def expect() -> None:
@@ -192,6 +200,12 @@ def state(question: PlanRequest) -> str:
     never made, or if its kernels are compiled."""
     asked = _asked.get(question)
     return "" if asked is None else asked.reason if asked.done else COMPILING
+
+
+def was_awaited(question: PlanRequest) -> bool:
+    """Whether a process compiled a request while its calls were answered otherwise."""
+    asked = _asked.get(question)
+    return asked is not None and asked.done and not (asked.reason or asked.hurried)
 
 
 def is_ready(question: PlanRequest) -> bool:

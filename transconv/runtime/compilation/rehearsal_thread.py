@@ -5,8 +5,8 @@ milliseconds of the processor, and more where a library loads kernels of its own
 does so before, on data of its own, and only then the kernel counts as compiled. What fails there is left
 to the call.
 
-It rests behind each task as long as that took: threads of one interpreter take turns, and a call of the
-program may wait for its turn some milliseconds at a time.
+It rests behind each task as long as that took, and within long ones behind each part (``rest``): threads
+of one interpreter take turns, and a call of the program may wait for its turn some milliseconds at a time.
 
 Also here: the stream of the thread. What the thread launches neither waits for the program's stream nor is
 waited for by it. It may load kernels and allocate memory while another thread captures a CUDA graph: CUDA
@@ -20,9 +20,9 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ START_S = 0.5  # until it begins: a program's first calls load what torch needs,
 REST_S = 0.1  # the longest pause behind a task
 IDLE_S = 20.0  # the thread ends after this time without tasks
 CLOSING_S = 10.0  # how long the end of the program waits for a task that has begun
+SHARE = 8  # of the memory that is free: data of the thread take no more than one of so many parts
 log = logging.getLogger("transconv.ready")
 Work = Callable[[], object]
 
@@ -58,6 +59,7 @@ class RehearsalThread:
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
         self.closed = False
+        self.rested = 0.0  # the thread's time at its last rest
 
     def add(self, device: Any, work: Work, ended: Work = lambda: None) -> None:
         """Have the thread do some work behind what it was given before."""
@@ -67,6 +69,17 @@ class RehearsalThread:
                 if self.thread is None:
                     self.thread = threading.Thread(target=self._serve, daemon=True, name=NAME)
                     self.thread.start()
+
+    def hand(self, device: Any, given: Sequence[Any], work: Callable[[list[Any]], object],
+             ended: Work) -> None:
+        """Have the thread do some work on copies of what a call was given, of its tensors as they are
+        now."""
+        torch, there = torch_module(), None
+        copies = [copied(t) if isinstance(t, torch.Tensor) else t for t in given]
+        if device.type == "cuda":
+            there = torch.cuda.Event()
+            there.record(torch.cuda.current_stream(device))
+        self.add(device, partial(_on_copies, device, there, work, copies), ended)
 
     def _serve(self) -> None:
         time.sleep(START_S)
@@ -81,9 +94,16 @@ class RehearsalThread:
                 return
             if task is None or self.closed:
                 return
-            began = time.thread_time()
+            self.rested = time.thread_time()
             _do(task)
-            time.sleep(min(REST_S, time.thread_time() - began))
+            task = None  # with what it was given
+            self.rest()
+
+    def rest(self) -> None:
+        """In this thread, as long a pause as the work took since the last one; in others nothing."""
+        if threading.current_thread() is self.thread:
+            time.sleep(min(REST_S, max(0.0, time.thread_time() - self.rested)))
+            self.rested = time.thread_time()
 
     def close(self) -> None:
         """Drop what has not begun, and wait for what has: a thread must not be at work on the GPU when the
@@ -103,6 +123,45 @@ def _do(task: RehearsalTask) -> None:
         log.debug("not made ready: %s", error, exc_info=True)
     finally:
         task.ended()
+
+
+def _on_copies(device: Any, there: Any, work: Callable[[list[Any]], object], copies: list[Any]) -> None:
+    """Some work behind what the program had its stream do; all of it is done when the copies are freed."""
+    stream = torch_module().cuda.current_stream(device) if there is not None else None
+    try:
+        if stream is not None:
+            stream.wait_event(there)
+        work(copies)
+    finally:
+        if stream is not None:
+            stream.synchronize()
+
+
+def span(t: Any) -> int:
+    """How many elements a tensor's memory has, from its first to its last one."""
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+
+
+def copied(t: Any) -> Any:
+    """A copy that lies as a tensor does, and begins as many bytes behind a multiple of 16."""
+    shift = t.data_ptr() % 16 // t.element_size()
+    memory = torch_module().empty(span(t) + shift, dtype=t.dtype, device=t.device)
+    memory[shift:].copy_(t.detach().as_strided((span(t),), (1,)))
+    return memory.as_strided(t.shape, t.stride(), shift)
+
+
+def bytes_of(given: Sequence[Any]) -> int:
+    """Of the copies of what a call was given."""
+    tensor = torch_module().Tensor
+    return sum(span(t) * t.element_size() for t in given if isinstance(t, tensor))
+
+
+def room(device: Any) -> int:
+    """The bytes that the thread may take beside the program; those of a CPU are not counted."""
+    if device.type != "cuda":
+        return 1 << 62
+    free: int = torch_module().cuda.mem_get_info(device)[0]
+    return free // SHARE
 
 
 def device_of(target: Target) -> Any:

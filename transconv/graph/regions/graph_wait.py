@@ -1,0 +1,257 @@
+"""Graphs whose kernels processes compile: torch's operators answer meanwhile.
+
+    torch answers      until processes have compiled each kernel, and a thread has loaded and checked it
+    and goes on        while the thread holds first results against torch's operators, on copies of what
+                       one of these calls handed to each region
+    kernels answer     all of a graph's, from one call on, which finds that done
+
+What forward graphs leave lies as kernels have it, whoever answers, so that each graph changes over by
+itself. What has no room, is wrong or cannot be told is left to the call that takes the kernels over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from transconv.calls import stats
+from transconv.compute import Workload
+from transconv.graph.regions.region_calls import RegionLaunches, compile_mode
+from transconv.graph.regions.region_kernel import RefusedKernel, Region
+from transconv.graph.verification.eager_check import MEMORY, Checks, WatchedCall
+from transconv.graph.verification.fx_reference import (
+    Unknown,
+    Values,
+    bytes_of,
+    call_operator,
+    origin,
+)
+from transconv.runtime import (
+    COMPILING,
+    BatchCompile,
+    Plan,
+    PlanRequest,
+    ahead,
+    begin,
+    beside,
+    is_collecting,
+    rehearsal_thread,
+    withdraw,
+)
+from transconv.support import TransconvError, Unsupported
+from transconv.target import Target
+from transconv.torch_ops.conversion.aten_replacement import aten
+
+Tensor = torch.Tensor
+Sizes = Mapping[str, int]
+log = logging.getLogger("transconv.graph")
+THERE = "never"  # the mode in which nothing is compiled: all kernels are there, or one has failed
+REMARK = "torch answers while processes compile its kernels"
+
+
+class GraphWait:
+    """What calls of one way to compute a graph wait for; ``parts``: its regions. ``batch``: what processes
+    compile for calls that wait; ``overs``: by the sizes of calls that torch answers, whether each kernel
+    may be there by now; ``seen``: whether one of these was looked at; ``rehearsal``: of the first sizes
+    whose kernels are there, until all was ``looked`` at. ``changed`` is called when a report changes."""
+
+    def __init__(self, parts: Any, checks: Checks, device: torch.device, target: Target,
+                 changed: Callable[[], None]) -> None:
+        self.parts, self.checks, self.device, self.target = parts, checks, device, target
+        self.changed = changed
+        self.batch: BatchCompile | None = None
+        self.overs: dict[tuple[int, ...], list[Callable[[], bool]]] = {}
+        self.there: set[PlanRequest] = set()
+        self.on = self.seen = self.looked = False
+        self.rehearsal: GraphRehearsal | None = None
+
+    def begin(self, sizes: Sizes) -> None:
+        """Have processes compile the kernels for some sizes, as the mode has it."""
+        mode = compile_mode()
+        if is_collecting() or mode == "never":
+            return
+        try:
+            questions = self.parts.questions(sizes)
+            if mode == "background":
+                self.ask(sizes, questions)
+                return
+            if self.overs:
+                withdraw(questions)
+                self.overs.clear()
+            self.batch = begin(questions)
+        except TransconvError as error:  # the call that needs the kernel is refused, with the reason
+            log.debug("nothing is compiled ahead: %s", error)
+
+    def ask(self, sizes: Sizes, questions: Iterable[PlanRequest]) -> None:
+        """Have processes compile what is not there, beside calls."""
+        new = dict.fromkeys(q for q in questions if q not in self.there)
+        overs = ahead(new, Plan, beside(), hurried=False)
+        if overs or self.overs:  # whose first results are not looked at yet
+            self.overs[tuple(sizes.values())] = overs
+        else:
+            self.there |= new.keys()
+
+    def renew(self, sizes: Sizes, overs: list[Callable[[], bool]]) -> None:
+        """A call found kernels that are not there yet, such as those in the place of one that failed."""
+        self.overs[tuple(sizes.values())] = overs
+        self.looked = False
+
+    def waits(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
+        """Whether torch answers a call of these sizes, told by ``values``. Where it may not, this is over
+        when the kernels are compiled."""
+        before, mode = self.on, compile_mode()
+        self.on = False
+        if mode == "background" and not is_collecting():
+            if tuple(sizes.values()) not in self.overs:
+                self.begin(sizes)
+            self.on = self.goes_on(sizes, values)
+        elif self.overs:  # on another stream, or with another setting
+            self.begin(sizes)
+        if self.batch is not None:
+            self.batch.wait()
+            self.batch = None
+        if self.on != before:
+            self.changed()
+        return self.on
+
+    def goes_on(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
+        """Whether torch answers, as kernels are compiled or looked at."""
+        overs = self.overs.get(tuple(sizes.values()))
+        if overs is None:
+            return False
+        while overs and overs[-1]():
+            overs.pop()
+        if not overs and not self.looked:
+            if self.rehearsal is None or self.rehearsal.left:
+                self.rehearsal = GraphRehearsal(self.checks, values, sizes, self.parts.launches(),
+                                                self.room())
+            if self.rehearsal.is_over():
+                self.rehearsal.tell()
+                self.rehearsal, self.looked = None, True
+        if overs or not self.looked:
+            return True
+        self.overs.clear()  # what other sizes wait for is asked again
+        self.parts.forget_torch()
+        return False
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a report says."""
+        return (REMARK,) * bool(self.overs)
+
+    def room(self) -> int:
+        """The bytes for a rehearsal; below 0 where no thread makes kernels ready."""
+        if rehearsal_thread.device_of(self.target) is None:
+            return -1
+        return rehearsal_thread.room(self.device)
+
+    def answered(self, launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
+                 given: Sequence[Any]) -> Sequence[Any]:
+        """The results of a region of ours by torch."""
+        if self.rehearsal is not None and self.rehearsal.sizes == sizes:
+            self.rehearsal.take(launches, given)
+        return by_torch(launches, gm, sizes, given)
+
+
+class WaitingCall:
+    """What runs in the place of a graph's way while torch answers."""
+
+    def __init__(self, wait: GraphWait) -> None:
+        self.parts: Callable[..., list[Any]] = partial(wait.parts.compared, watch=None, wait=wait)
+
+
+def by_torch(launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
+             given: Sequence[Any]) -> Sequence[Any]:
+    """The results of a region by torch's operators, lying as those of its kernels."""
+    stats.add(False, COMPILING, len(launches.kernels))
+    with aten():
+        try:
+            made: Sequence[Any] = gm.forward(*given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operator that takes dense operands alone
+            made = OperatorRun(gm).run(*given)
+    return launches.laid(sizes, made)
+
+
+class OperatorRun(fx.Interpreter):
+    """A graph operation by operation, each on operands that it takes."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An operation's result."""
+        return call_operator(target, args, kwargs)
+
+
+class GraphRehearsal:
+    """First results of a graph's kernels, which a thread compares with torch's operators. ``room``: bytes
+    for copies, below 0 where there is no such thread. Regions, by their nodes: ``left`` are those of which
+    it has no operands yet; ``ended`` those that it is through with; ``right`` those without a
+    difference."""
+
+    def __init__(self, checks: Checks, values: tuple[int, ...], sizes: Sizes,
+                 regions: Iterable[RegionLaunches], room: int) -> None:
+        self.checks, self.values, self.sizes, self.room = checks, values, sizes, room
+        self.regions = {launches.region: launches for launches in regions}
+        self.left = {*self.regions} if room >= 0 else set()
+        self.ended, self.right = set[Region](), set[Region]()
+
+    def is_over(self) -> bool:
+        """Whether nothing is under way, so that the next call takes the kernels over."""
+        return self.room < 0 or self.ended >= self.regions.keys()
+
+    def tell(self) -> None:
+        """Have calls compare only what was not."""
+        if self.right >= self.regions.keys():
+            self.checks.done(self.values)
+        else:
+            self.checks.agreed |= {k for r in self.right for k in (*self.regions[r].kernels, r)}
+
+    def take(self, launches: RegionLaunches, given: Sequence[Any]) -> None:
+        """Have the thread look at a region, on copies of its operands."""
+        region, thread = launches.region, rehearsal_thread.thread
+        if region not in self.left:
+            return
+        self.left.remove(region)
+        needed = rehearsal_thread.bytes_of(given)
+        if self.room - needed < launches.peak:
+            self.ended.add(region)
+            return
+        self.room -= needed
+        thread.hand(launches.device, given, partial(self.look, launches), partial(self.ended.add, region))
+
+    def look(self, launches: RegionLaunches, given: list[Any]) -> None:
+        """In the thread: a first call of a region's kernels, all of which are compiled."""
+        region, checks, watch = launches.region, self.checks, None
+        if checks.reference is not None:
+            known = {origin(x): t for x, t in zip(region.inputs, given, strict=True)}
+            watch = RehearsalWatch(checks, Values(checks.reference, known), None, bool(self.values))
+        try:
+            launches.looked_at(self.sizes, given, THERE, watch)
+        except (RefusedKernel, Unsupported) as error:
+            log.debug("left to the call: %s", error)
+            return
+        if watch is None or not watch.waiting:
+            self.right.add(region)
+
+
+class RehearsalWatch(WatchedCall):
+    """Of a region, in a thread. What is wrong is refused without a word, and ``waiting`` says that not all
+    was compared: the call does both again."""
+
+    def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
+        """In what a result is wrong."""
+        return why
+
+    def leave(self, why: str) -> None:
+        """Something is not compared."""
+        self.waiting = True
+
+    def expect_room(self, name: str, got: Tensor) -> None:
+        """Raises Unknown where the memory does not suffice."""
+        needed = bytes_of(self.values.needed(name)) * self.checks.larger + 2 * got.nbytes
+        if needed > rehearsal_thread.room(got.device):
+            raise Unknown(MEMORY)
