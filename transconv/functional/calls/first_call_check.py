@@ -98,7 +98,7 @@ def _may_wait(steps: Sequence[Started], given: Sequence[Tensor]) -> bool:
     launches = [step.launch.of for step in steps]
     return (rehearsal_thread.device_of(launches[0].plan.target) is not None
             and not any(launch.agreed.seen for launch in launches)
-            and any(was_awaited(launch.request) for launch in launches)
+            and any(launch.request is not None and was_awaited(launch.request) for launch in launches)
             and 6 * rehearsal_thread.bytes_of(given) <= rehearsal_thread.room(given[0].device))
 
 
