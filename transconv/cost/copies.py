@@ -10,11 +10,11 @@ columns: a reduction over rows shuffles every column three times and meets in sh
 columns every row twice. A chip's record has the rates; no figure of statistics is measured here yet.
 
 Of the maps behind a sum what they read is counted, what they store beside the sum's own result, and the
-functions that they call. In explicit kernels, tensors as large as the result are read by loads of the
+operations that they take. In explicit kernels, tensors as large as the result are read by loads of the
 consumers, whose registers are laid out for products, or in boxes that the producer fetches (the word
 ``behind``); other results leave as boxes or by lanes. Kernels that Triton lays out load and store 16 bytes
-at once; they are not counted. Functions are counted for each element; other arithmetic is short beside the
-store.
+at once; they are not counted. Operations are counted for each element, by their rows; a few of them are
+short beside the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import cast
 
 from transconv.compute import Compute, Read, axis_strides, touched
 from transconv.cost.fetches import ASYNC, in_rows
-from transconv.cost.issue import ACCESS
+from transconv.cost.issue import ACCESS, slots
 from transconv.cost.symbolic_cost import Number, larger
 from transconv.ir import CALLS, ONE, Call, Expr, View, find, value_at
 from transconv.schedule import (
@@ -165,14 +165,19 @@ def _across_lanes(reduced: str, schedule: Schedule, compute: Compute) -> tuple[f
     return shuffles * SHUFFLED, left in reduced
 
 
+PLAIN = 3.0  # slots of a bias, a residual and a ReLU: what stores wait for does not hide more
+# A function with a branch of a whole program takes all elements of a thread at once, which holds their sums
+# as well: the registers for both, and slots of a word beyond them (a line of a warp out and in again, at one
+# a clock of four schedulers).
+HELD, SPILLED = 192, 8.0
 TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
 
 
 @dataclass(frozen=True, slots=True)
 class EpilogueCost:
     """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other results than the sum's
-    that are ``sent`` as boxes or ``stored`` by lanes, instructions of ``called`` functions; of the kernel:
-    its ``traffic``, that of ``views``."""
+    that are ``sent`` as boxes or ``stored`` by lanes, slots of what is ``called``; of the kernel: its
+    ``traffic``, that of ``views``."""
 
     accesses: float = 0.0
     fetched: float = 0.0
@@ -186,11 +191,12 @@ class EpilogueCost:
 @lru_cache(maxsize=4096)
 def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
     """The counts. What is read when the parts of a sum are added is no load of this kernel."""
-    reads, others, called = _behind(compute)
+    reads, others, called, branches = _behind(compute)
     if not reads and not called and not others:
         return EpilogueCost()
     extents = sides(schedule, compute)
     whole = extents["M"] * extents["N"] * extents["B"]
+    spilled = branches * max(0.0, 2 * whole - HELD * 32 * schedule.warps)
     large = [v for v in reads if _elements(schedule.blocks, compute, v) == whole]
     boxes = boxes_behind(schedule, compute)
     here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
@@ -202,18 +208,19 @@ def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
     return EpilogueCost(sum(whole / _at_once(v, schedule, compute) for v in loaded),
                   sum(float(whole * v.tensor.dtype.bytes) for v in boxes), sent, stored,
                   sum(touched(v, compute) for v in (*large, *written)),
-                  whole * called * (schedule.split_k == 1), (*large, *written))
+                  (whole * called + SPILLED * spilled) * (schedule.split_k == 1), (*large, *written))
 
 
 @lru_cache(maxsize=512)
-def _behind(compute: Compute) -> tuple[list[View], list[View], float]:
-    """What is read behind the sum, what is stored beside its result, and the instructions of the functions
-    of an element there."""
+def _behind(compute: Compute) -> tuple[list[View], list[View], float, bool]:
+    """What is read behind the sum, what is stored beside its result, the slots that an element takes there
+    beyond those that the times of stores have, and whether a function there branches."""
     steps = compute.sweeps.behind if compute.sum else ()
-    calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
+    values = [s.value for s in steps if not isinstance(s, Read)]
     others = [w.view for w in compute.writes if compute.sum and w.view is not compute.c and not w.op]
     return ([s.view for s in steps if isinstance(s, Read)], others,
-            sum(CALLS[e.name].instructions for e in calls))
+            max(0.0, slots(values) - PLAIN),
+            any(CALLS[e.name].branches for v in values for e in find(v, Call)))
 
 
 @by_tile

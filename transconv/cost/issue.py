@@ -11,13 +11,14 @@ The instructions are counted, not fitted to times; the target's record has the r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from transconv.compute import Compute, axis_steps, axis_strides, places
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
-from transconv.ir import View
+from transconv.ir import CALLS, Add, Call, Const, Div, Expr, Mul, Sub, View, find
 from transconv.schedule import Block, Schedule, has_quads, lanes
 from transconv.target import Target
 
@@ -40,6 +41,19 @@ FOURTH = 0.5  # for each product
 QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
+
+
+QUOTIENT = 8.0  # slots of a quotient; one of a number's reciprocal
+
+
+def slots(values: Iterable[Expr]) -> float:
+    """Slots of issue that the operations of an element take, each once: of functions those of their rows,
+    of others one, which a product and what is added to it share."""
+    each = {e for v in values for e in find(v, Expr) if e.children()}
+    fused = sum(isinstance(e, Add | Sub) and Mul in map(type, e.children()) for e in each)
+    return sum(CALLS[e.name].slots if isinstance(e, Call) else
+               QUOTIENT if isinstance(e, Div) and not isinstance(e.b, Const) else 1.0
+               for e in each) - fused
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ from typing import cast
 from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
 from transconv.cost.copies import adding_us, meeting_us
 from transconv.cost.fetches import FetchCost, fetch
-from transconv.cost.issue import ACCESS, SECTOR
+from transconv.cost.issue import ACCESS, SECTOR, slots
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
-from transconv.ir import Call, Expr, View, find
+from transconv.ir import View
 from transconv.schedule import (
     Block,
     Schedule,
@@ -223,7 +223,6 @@ def _crossing(schedule: Schedule, tiled: Tiled, compute: Compute, target: Target
 
 
 WINDOW = 64  # elements of a row up to which lanes beyond its end cost as much as others: as in trials
-HEAVY = 6  # instructions of exp and the like
 SMALL = 1 / 16  # tensors below this fraction of the L2 cache and of the largest tensor stay in the cache
 SHORT, LINE = 0.04, 128  # extra time of runs of half a cache line; bytes of a cache line
 
@@ -378,10 +377,9 @@ def moves(view: View, block: Block, compute: Compute) -> bool:
 
 @lru_cache(maxsize=256)
 def _instructions(steps: tuple[Step, ...]) -> float:
-    """Instructions of one element in a sweep."""
+    """Slots of one element in a sweep."""
     values = [s.value for s in steps if not isinstance(s, Read)]
-    inner = [e for v in values for e in find(v, Expr) if e.children()]
-    return sum(HEAVY if isinstance(e, Call) else 1.0 for e in inner) + len(steps) - len(values)
+    return slots(values) + len(steps) - len(values)
 
 
 def _live(compute: Compute, small: set[View]) -> float:

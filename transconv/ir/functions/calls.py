@@ -83,7 +83,10 @@ class Callee:
     operand below the smallest normal number as 0 (NVIDIA's libdevice does as Triton links it, for floor
     as well: ``cvt.rmi.ftz``). ``result``: the type of the result, if not that of the operands.
     ``takes``: the type of each operand, where these are not of one type. ``needs``: the rows that the
-    helper calls. ``instructions``: of a chip, about."""
+    helper calls. ``slots``: of issue that a number of f32 takes on sm_90, counted in the machine code
+    (tests/backend_triton/test_slots.py): its instructions, at least the eight clocks in which the unit of
+    special functions takes a warp; those of a second one pass beside other instructions. ``branches``: the
+    helper has a branch that all elements of a program take alike."""
 
     arity: int
     numpy: Callable[..., Array]
@@ -98,7 +101,8 @@ class Callee:
     result: DType | None = None
     takes: tuple[DType, ...] = ()
     needs: tuple[str, ...] = ()
-    instructions: float = 6.0
+    slots: float = 6.0
+    branches: bool = False
 
     def why_not_of(self, types: Sequence[DType]) -> str:
         """Why operands cannot be of these types, where the row says each; empty if they can."""
@@ -357,10 +361,10 @@ def quotient(a, b):
 REMAINDER = QUOTIENT.replace("quotient", "remainder").replace("//", "%")
 
 
-def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float = 4.0,
+def _same(name: str, function: Callable[..., Array], slots: float, arity: int = 1, off: float = 4.0,
           inside: float = 0.0) -> Callee:
     """A function that has this name in both Triton and Gluon. Those of one operand are the library's."""
-    return Callee(arity, function, name, name, off=off, inside=inside, flushes=arity == 1)
+    return Callee(arity, function, name, name, off=off, inside=inside, flushes=arity == 1, slots=slots)
 
 
 def _below(x: Array) -> Array:
@@ -378,52 +382,52 @@ def _below(x: Array) -> Array:
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 CALLS: dict[str, Callee] = {
-    "exp": _same("exp", np.exp, inside=2.0),
-    "exp2": _same("exp2", np.exp2),
-    "log": _same("log", np.log),
-    "log2": _same("log2", np.log2),
-    "sqrt": _same("sqrt", np.sqrt),
-    "rsqrt": _same("rsqrt", lambda x: 1 / np.sqrt(x)),
-    "sin": Callee(1, np.sin, "sin", "sin", helper=SIN, off=5.0, flushes=True, instructions=24.0),
-    "cos": Callee(1, np.cos, "cos", "cos", helper=COS, off=5.0, flushes=True, instructions=24.0),
-    "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0,
-                   instructions=26.0),
+    "exp": _same("exp", np.exp, 8.0, inside=2.0),
+    "exp2": _same("exp2", np.exp2, 8.0),
+    "log": _same("log", np.log, 25.0),
+    "log2": _same("log2", np.log2, 27.0),
+    "sqrt": _same("sqrt", np.sqrt, 8.0),
+    "rsqrt": _same("rsqrt", lambda x: 1 / np.sqrt(x), 8.0),
+    "sin": Callee(1, np.sin, "sin", "sin", helper=SIN, off=5.0, flushes=True, slots=16.0, branches=True),
+    "cos": Callee(1, np.cos, "cos", "cos", helper=COS, off=5.0, flushes=True, slots=17.0, branches=True),
+    "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0, slots=23.0),
     "expm1": Callee(1, np.expm1, "expm1", "expm1", helper=EXPM1, off=6.0, inside=2.0, flushes=True,
-                    instructions=14.0),
+                    slots=14.0),
     "ndtr": Callee(1, _below, "ndtr", "ndtr", helper=NDTR, floats=(32,), off=12.0, inside=2.0,
-                   instructions=24.0),
+                   slots=24.0),
     "ndtr_wide": Callee(1, _below, "ndtr_wide", "ndtr_wide", helper=NDTR_WIDE, floats=(64,), off=7.0,
-                        instructions=75.0),
-    "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "erf", "erf", helper=ERF,
-                  flushes=True, instructions=22.0),
-    "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))",
-                      off=9.0, inside=2.0, instructions=8.0),
-    "rest": Callee(2, np.fmod, "rest", "rest", helper=REST, floats=(32,), off=0.0, instructions=150.0),
+                        slots=75.0),
+    "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "erf", "erf", helper=ERF, flushes=True,
+                  slots=19.0),
+    "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))", off=9.0,
+                      inside=2.0, slots=12.0),
+    "rest": Callee(2, np.fmod, "rest", "rest", helper=REST, floats=(32,), off=0.0, slots=150.0),
     "rest_wide": Callee(2, np.fmod, "rest_wide", "rest_wide", helper=REST_WIDE, floats=(64,), off=0.0,
-                        instructions=400.0),
-    "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True, off=0.0),
-    "floor": _same("floor", np.floor, off=0.0),
-    "ceil": _same("ceil", np.ceil, off=0.0),
+                        slots=400.0),
+    "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True, off=0.0, slots=1.0),
+    "floor": _same("floor", np.floor, 1.0, off=0.0),
+    "ceil": _same("ceil", np.ceil, 1.0, off=0.0),
     "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST, off=0.0),
     "nearest_small": Callee(1, lambda x: np.rint(np.where(np.isnan(x), 0, x)), "nearest_small",
-                            "nearest_small", helper=NEAREST_SMALL, floats=(32,), off=0.0, result=i32),
+                            "nearest_small", helper=NEAREST_SMALL, floats=(32,), off=0.0, result=i32,
+                            slots=4.0),
     "nearest_within": Callee(3, lambda x, low, high: np.rint(np.fmin(np.fmax(x, low), high)),
                              "nearest_within", "nearest_within", helper=NEAREST_WITHIN, off=0.0,
-                             result=i32, takes=(f32, i32, i32)),
+                             result=i32, takes=(f32, i32, i32), slots=4.0),
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(2, np.divide, "divided", "divided", helper=DIVIDED, floats=(32,), off=1.0,
-                      instructions=9.0),
+                      slots=8.0),
     "random_bits": Callee(2, rounding.numpy_bits, "random_bits", "random_bits",
                           helper=rounding.RANDOM_BITS, floats=(),
                           ints=True, off=0.0),
     **{f"stochastic_{t}": Callee(2, rounding.in_numpy(t), f"stochastic_{t}", f"stochastic_{t}",
                                  helper=rounding.helper(t), floats=(32,),
-                                 off=2.0**(25 - t.digits)) for t in rounding.SHORT},
+                                 off=2.0**(25 - t.digits), slots=17.0) for t in rounding.SHORT},
     "quotient": Callee(2, np.floor_divide, "quotient", "quotient", helper=QUOTIENT, floats=(), ints=True,
                        off=0.0),
-    "remainder": Callee(2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(), ints=True,
-                        off=0.0),
-    "fma": _same("fma", rounding.multiply_add, 3, off=1.0),
+    "remainder": Callee(2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(),
+                        ints=True, off=0.0),
+    "fma": _same("fma", rounding.multiply_add, 1.0, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""
 
