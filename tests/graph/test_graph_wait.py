@@ -316,6 +316,20 @@ def test_calls_wait_where_torch_may_not_answer(chip: Chip, why: str,
     assert counts() == (1, 0)
 
 
+def test_calls_wait_where_torch_has_too_little_memory(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operators hold values that kernels do not."""
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("as on a GPU")
+
+    net, x = Net().eval(), torch.randn(2, 3, 6, 6)
+    run = compiled(net)
+    monkeypatch.setattr(graph_wait, "by_torch", full)
+    with torch.no_grad():
+        for _ in range(3):
+            near(run(x), net(x))
+    assert counts() == (6, 0)
+
+
 def test_what_is_timed_waits_for_its_kernels(chip: Chip) -> None:
     net, x = nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 6, 6)
     fast = transconv.optimize(net, x, verbose=False)

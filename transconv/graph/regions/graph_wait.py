@@ -58,7 +58,8 @@ class GraphWait:
     """What calls of one way to compute a graph wait for; ``parts``: its regions. ``batch``: what processes
     compile for calls that wait; ``overs``: by the sizes of calls that torch answers, whether each kernel
     may be there by now; ``seen``: whether one of these was looked at; ``rehearsal``: of the first sizes
-    whose kernels are there, until all was ``looked`` at. ``changed`` is called when a report changes."""
+    whose kernels are there, until all was ``looked`` at; ``tight``: whether torch has too little memory.
+    ``changed`` is called when a report changes."""
 
     def __init__(self, parts: Any, checks: Checks, device: torch.device, target: Target,
                  changed: Callable[[], None]) -> None:
@@ -67,12 +68,17 @@ class GraphWait:
         self.batch: BatchCompile | None = None
         self.overs: dict[tuple[int, ...], list[Callable[[], bool]]] = {}
         self.there: set[PlanRequest] = set()
-        self.on = self.seen = self.looked = False
+        self.on = self.seen = self.looked = self.tight = False
         self.rehearsal: GraphRehearsal | None = None
+
+    def mode(self) -> str:
+        """``compile`` as its calls obey it."""
+        mode = compile_mode()
+        return "now" if self.tight and mode == "background" else mode
 
     def begin(self, sizes: Sizes) -> None:
         """Have processes compile the kernels for some sizes, as the mode has it."""
-        mode = compile_mode()
+        mode = self.mode()
         if is_collecting() or mode == "never":
             return
         try:
@@ -104,7 +110,7 @@ class GraphWait:
     def waits(self, sizes: Sizes, values: tuple[int, ...]) -> bool:
         """Whether torch answers a call of these sizes, told by ``values``. Where it may not, this is over
         when the kernels are compiled."""
-        before, mode = self.on, compile_mode()
+        before, mode = self.on, self.mode()
         self.on = False
         if mode == "background" and not is_collecting():
             if tuple(sizes.values()) not in self.overs:
@@ -150,11 +156,16 @@ class GraphWait:
         return rehearsal_thread.room(self.device)
 
     def answered(self, launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
-                 given: Sequence[Any]) -> Sequence[Any]:
-        """The results of a region of ours by torch."""
-        if self.rehearsal is not None and self.rehearsal.sizes == sizes:
-            self.rehearsal.take(launches, given)
-        return by_torch(launches, gm, sizes, given)
+                 given: Sequence[Any]) -> Sequence[Any] | None:
+        """The results of a region of ours by torch; None where these operators, which hold values that
+        kernels do not, have too little memory: calls then wait."""
+        try:
+            if self.rehearsal is not None and self.rehearsal.sizes == sizes:
+                self.rehearsal.take(launches, given)
+            return by_torch(launches, gm, sizes, given)
+        except torch.OutOfMemoryError:
+            self.tight = True
+            return None
 
 
 class WaitingCall:
@@ -221,7 +232,11 @@ class GraphRehearsal:
             self.ended.add(region)
             return
         self.room -= needed
-        thread.hand(launches.device, given, partial(self.look, launches), partial(self.ended.add, region))
+        try:
+            thread.hand(launches.device, given, partial(self.look, launches),
+                        partial(self.ended.add, region))
+        except torch.OutOfMemoryError:
+            self.ended.add(region)
 
     def look(self, launches: RegionLaunches, given: list[Any]) -> None:
         """In the thread: a first call of a region's kernels, all of which are compiled."""
