@@ -92,13 +92,13 @@ def test_group_norms_of_operands_that_are_not_dense(dtype: torch.dtype,
     """torch's own kernel takes none of these: it is asked again, with dense ones, and every result is
     compared."""
     asked: list[bool] = []
-    real = fx_reference._taken
+    real = fx_reference.call_operator
 
     def taken(target: Any, args: Any, kwargs: Any) -> Any:
         if target is aten.native_group_norm.default:
             asked.append(args[0].is_contiguous())
         return real(target, args, kwargs)
-    monkeypatch.setattr(fx_reference, "_taken", taken)
+    monkeypatch.setattr(fx_reference, "call_operator", taken)
     transconv.config.fallback = "error"
     w, b = (torch.randn(64, device="cuda", dtype=dtype) for _ in range(2))
     x = torch.randn(4, 64, 16, 16, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
