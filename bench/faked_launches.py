@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 import transconv
-from transconv.backend_triton.launch import bound_start, launcher
+from transconv.backend_triton.launch import bound_start, triton_kernel
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.regions import region_calls, region_kernels
@@ -27,7 +27,7 @@ from transconv.torch_ops.calls import lower_call, route
 Launched = list[tuple[Any, ...]]
 """Of each launch the number of programs, then addresses, descriptors and sizes."""
 SM90 = Target.parse("sm_90")
-made = launcher.Launcher.__init__
+made = triton_kernel.TritonKernel.__init__
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def as_on_gpu() -> Iterator[Launched]:
     def started(*given: Any) -> None:
         found.append((given[0], *given[13:]))
 
-    def init(self: launcher.Launcher, *given: Any, **named: Any) -> None:
+    def init(self: triton_kernel.TritonKernel, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
         kernel = SimpleNamespace(function="f", packed_metadata="p")
         self.kept[None, True] = self.starting(kernel)  # type: ignore[index]
@@ -49,7 +49,8 @@ def as_on_gpu() -> Iterator[Launched]:
         (first_run_check, "is_trusted", lambda *_: True),
         (bound_start, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
         (bound_start, "encoding", lambda meta, box: lambda address, lying: [lying]),
-        (launcher.Launcher, "__init__", init), (launcher.Launcher, "_interpret", _interpret)]
+        (triton_kernel.TritonKernel, "__init__", init),
+        (triton_kernel.TritonKernel, "_interpret", _interpret)]
     config = transconv.config
     before = config.cpu, config.sizes, config.fallback
     with ExitStack() as stack:
@@ -98,5 +99,5 @@ def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def _interpret(self: launcher.Launcher, tensors: list[Any], sizes: Any, at: Any) -> None:
+def _interpret(self: triton_kernel.TritonKernel, tensors: list[Any], sizes: Any, at: Any) -> None:
     self.kept[None, True](sizes, at, tensors, "stream")  # type: ignore[index]

@@ -132,7 +132,7 @@ def warm(text: str, schedule: str) -> str:
     try:
         plan = build_compute(parse(text), detect(), Schedule.parse(schedule))
         for step in plan.steps:
-            step.launcher.warm([torch.empty(0, dtype=_type(t), device="meta")
+            step.triton.warm([torch.empty(0, dtype=_type(t), device="meta")
                                 for t in step.kernel.params])
     except Exception as error:  # a compiler's, of any kind
         return f"{schedule}: {type(error).__name__}: {str(error).splitlines()[0]}"

@@ -118,7 +118,7 @@ def _first_uses(subject: Subject, registry: LayerRegistry) -> None:
 def _loaded(registry: LayerRegistry) -> int:
     """How many kernels were started for the first time."""
     steps = [step for k in registry.there.values() for step in k.plan.steps]
-    return sum(len(s.launcher.kept)
+    return sum(len(s.triton.kept)
                for s in steps)
 
 

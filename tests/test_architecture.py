@@ -47,7 +47,7 @@ LATE = (
     "conv/spotcheck.py",
     "conv/compensation.py",
     "backend_triton/launch/jit_module.py",
-    "backend_triton/launch/launcher.py",
+    "backend_triton/launch/triton_kernel.py",
     "backend_triton/launch/bound_start.py",
     "backend_triton/offline/child.py",
     "backend_triton/miscompiles.py",

@@ -105,8 +105,8 @@ def test_the_plan_refuses_what_is_just_outside(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     started: list[Any] = []
     for step in plan.steps:
-        assert step.launcher.sizes is not None
-        monkeypatch.setattr(step.launcher, "start", lambda given, sizes: started.append(sizes))
+        assert step.triton.sizes is not None
+        monkeypatch.setattr(step.triton, "run", lambda given, sizes: started.append(sizes))
     assert plan.at(inside).sizes == inside
     plan.launch(**tensors(plan, inside))
     assert started == [inside]

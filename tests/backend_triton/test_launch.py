@@ -12,7 +12,7 @@ import torch
 from tests.starts import start_of
 from transconv.backend_triton.launch import bound_start
 from transconv.backend_triton.launch.bound_start import MAPS_KEPT, KernelStart
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.conv import CompiledDirection
 from transconv.conv.compiler import plan
@@ -50,13 +50,13 @@ def tensors(count: int) -> list[torch.Tensor]:
 
 def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
     raw = Started()
-    launcher = Launcher("", "f", None, 12, 4, 2)
-    assert start_of(launcher, (0, 1, 2)) is None  # nothing was launched yet
-    launcher.kept[0, True] = KernelStart(raw, KERNEL)
-    assert start_of(launcher, (0, 1, 2), aligned=False) is None
+    of = TritonKernel("", "f", None, 12, 4, 2)
+    assert start_of(of, (0, 1, 2)) is None  # nothing was launched yet
+    of.kept[0, True] = KernelStart(raw, KERNEL)
+    assert start_of(of, (0, 1, 2), aligned=False) is None
     for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0), (2, 4, 0, 3, 1),
                   (2, 4, 0, 5, 3, 1)):
-        begin = start_of(launcher, order)
+        begin = start_of(of, order)
         assert begin is not None
         given = tensors(6)
         stream[0] += 1
@@ -74,7 +74,7 @@ def compiled(text: str, prop: Prop, schedule: str | None = None) -> CompiledDire
 def keep(made: CompiledDirection) -> Started:
     raw = Started()
     for step in made.steps:
-        step.launcher.kept[0, True] = KernelStart(raw, KERNEL)
+        step.triton.kept[0, True] = KernelStart(raw, KERNEL)
     return raw
 
 
@@ -134,26 +134,26 @@ def test_split_sums_get_their_workspace(reduce: str, launches: int) -> None:
 
 def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiled("mb2ic64ih16oc64oh16kh3ph1 dt=bf16 tag=nhwc", Prop.FWD)
-    launcher = made.steps[0].launcher
-    assert launcher.boxes
+    of = made.steps[0].triton
+    assert of.boxes
     raw, encoded = Started(), []
-    monkeypatch.setattr(bound_start, "entry", lambda kernel, boxed: (raw, launcher.boxes))
+    monkeypatch.setattr(bound_start, "entry", lambda kernel, boxed: (raw, of.boxes))
     monkeypatch.setattr(bound_start, "encoding", lambda meta, box: lambda address, lying: (
         encoded.append((address, lying, meta, box)) or [f"map{len(encoded)}"]))
 
-    start, (at, _) = launcher.starting(KERNEL), launcher.numbers()
-    boxed = sum(b is not None for b in launcher.boxes)
-    first, second = (tensors(len(launcher.boxes)) for _ in range(2))
+    start, (at, _) = of.starting(KERNEL), of.numbers()
+    boxed = sum(b is not None for b in of.boxes)
+    first, second = (tensors(len(of.boxes)) for _ in range(2))
     for given, new in ((first, boxed), (second, boxed), (second, 0), (first, 0)):
         before = len(encoded)
         start((), at, given, 1)
         assert len(encoded) == before + new
-        for box, passed, tensor in zip(launcher.boxes, raw.calls[-1][-len(given):], given,
+        for box, passed, tensor in zip(of.boxes, raw.calls[-1][-len(given):], given,
                                        strict=True):
             assert passed == tensor.data_ptr() if box is None else passed.startswith("map")
     assert raw.calls[-3] == raw.calls[-2]
-    launcher.kept[0, True] = start
-    begin = start_of(launcher, tuple(range(len(first))[::-1]), count=len(first))
+    of.kept[0, True] = start
+    begin = start_of(of, tuple(range(len(first))[::-1]), count=len(first))
     assert begin is not None
     begin(*first[::-1])
     assert raw.calls[-1][4:] == raw.calls[-2][4:] and len(encoded) == 2 * boxed
@@ -202,27 +202,27 @@ class Compiling:
 def test_a_kernel_is_looked_at_before_it_starts(lost: bool) -> None:
     asm = {"ptx": ".version 8.7\nadd.s16x2 %r3, %r1, %r2;",
            "sass": f"VIADD.16x2 R6, R6, {'0x0' if lost else '0x32'};"}
-    launcher = Launcher("", "kernel", None, 5, 4, 3)
-    launcher.jit = made = Compiling(asm)
+    of = TritonKernel("", "kernel", None, 5, 4, 3)
+    of.jit = made = Compiling(asm)
     given: list[Any] = [SimpleNamespace(device=torch.device("cuda", 0))]
     if lost:
         with pytest.raises(Miscompiled, match="kernel: ptxas lost the constant"):
-            launcher._compiled(given, True)
+            of._compiled(given, True)
     else:
-        assert launcher._compiled(given, True) is made.kernel
+        assert of._compiled(given, True) is made.kernel
     assert len(made.calls) == 1
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_compiling_ahead_makes_the_kernel_that_is_launched(early: bool) -> None:
-    launcher = Launcher("", "kernel", None, 5, 4, 3, early=early)
-    launcher.jit = made = Compiling({})
+    of = TritonKernel("", "kernel", None, 5, 4, 3, early=early)
+    of.jit = made = Compiling({})
     given: list[Any] = [SimpleNamespace(device=torch.device("cuda", 0))]
-    launcher.warm(given)
-    launcher._compiled(given, True)
+    of.warm(given)
+    of._compiled(given, True)
     ahead, compiled = made.calls
     assert ahead == compiled and ahead[-1].get("launch_pdl", False) is early
-    idle = Launcher("", "kernel", None, 0, 4, 3)
+    idle = TritonKernel("", "kernel", None, 0, 4, 3)
     idle.jit = made = Compiling({})
     idle.warm(given)
     assert not made.calls
@@ -239,10 +239,10 @@ def test_a_descriptor_says_what_is_rounded(monkeypatch: pytest.MonkeyPatch, expl
                         + " swap=1" + " via=gluon" * (explicit and "ieee" not in text))
         tensors = {n: torch.empty(2**17, dtype=torch.bfloat16 if "bf16" in text else torch.float32)
                    for n in ("src", "wei", "dst")}
-        launcher = made.steps[0].launcher
-        for name, box in zip(made.steps[0].params, launcher.boxes, strict=True):
+        of = made.steps[0].triton
+        for name, box in zip(made.steps[0].params, of.boxes, strict=True):
             assert box is not None
-            described = launcher.describe(tensors[name], *box)
+            described = of.describe(tensors[name], *box)
             bound_start.encoding(record, box[0])(tensors[name].data_ptr(), bound_start.lying(box[0]))
             kind = seen[text, name] = driver.asked[-1][3]
             # The spelling of newer releases, where the installed one accepts it.

@@ -12,7 +12,7 @@ import torch
 
 from tests.starts import start_of
 from transconv.backend_triton.launch.bound_start import KernelStart
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
 from transconv.conv import CompiledDirection, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -65,7 +65,7 @@ def test_only_the_feature_changes_the_text(text: str, prop: Prop, words: str) ->
     for a, b in zip(with_it.steps, without.steps, strict=True):
         left = [x for x in a.source.splitlines() if "gdc_" not in x]
         assert left == b.source.splitlines() and "gdc_" not in b.source
-        assert (a.launcher.early, b.launcher.early) == (True, False)
+        assert (a.triton.early, b.triton.early) == (True, False)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 2), (3, 0, 1, 2), (4, 3, 2, 1, 0)])
@@ -74,9 +74,9 @@ def test_kept_kernels_are_started_early(monkeypatch: pytest.MonkeyPatch, early: 
                                         order: tuple[int, ...]) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     calls: list[tuple[Any, ...]] = []
-    launcher = Launcher("", "f", None, 12, 4, 2, early=early)
-    launcher.kept[0, True] = KernelStart(lambda *a: calls.append(a), KERNEL, early)
-    begin = start_of(launcher, order, count=5)
+    kernel = TritonKernel("", "f", None, 12, 4, 2, early=early)
+    kernel.kept[0, True] = KernelStart(lambda *a: calls.append(a), KERNEL, early)
+    begin = start_of(kernel, order, count=5)
     assert begin is not None
     begin(*(torch.zeros(4) for _ in range(5)))
     grid, _, _, _, _, cooperative, given, *_ = calls[0]

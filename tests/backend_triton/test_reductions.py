@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.support import knobs
 
 # x -> m*x + c, and then x -> n*x + d: the order of the elements matters.
@@ -34,7 +34,7 @@ def composed(M, C, P, Q):
 def test_functions_are_combined_in_order(axis: int, keep: bool, place: str) -> None:
     m, c = torch.randint(-2, 3, (2, 4, 8), generator=torch.Generator().manual_seed(1)).float()
     p, q = torch.full((2, 8 if axis == 0 else 4), torch.nan)
-    run = Launcher(SOURCE.format(axis=axis, keep=keep, place=place), "composed", None, 1, 4, 2)
+    run = TritonKernel(SOURCE.format(axis=axis, keep=keep, place=place), "composed", None, 1, 4, 2)
     run.start([m, c, p, q])
     left, right = m.select(axis, 0), c.select(axis, 0)
     for k in range(1, m.shape[axis]):

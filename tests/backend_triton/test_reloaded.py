@@ -18,7 +18,7 @@ from triton.runtime.driver import driver
 
 from tests import programs
 from transconv.backend_triton.launch import compile_records
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.support import files, knobs
 
 HASH = "cd" * 32
@@ -60,9 +60,9 @@ def test_a_kernel_comes_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
         compile_records.again("k", "f", False) is None
         and compile_records.again("other", "f", True) is None
     )
-    monkeypatch.setattr(Launcher, "_function", lambda self: pytest.fail("Triton was asked"))
-    launcher = Launcher("", "f", None, 1, 8, 3, key="k")
-    assert launcher._compiled([], True).kernel == CODE
+    monkeypatch.setattr(TritonKernel, "_function", lambda self: pytest.fail("Triton was asked"))
+    kernel = TritonKernel("", "f", None, 1, 8, 3, key="k")
+    assert kernel._compiled([], True).kernel == CODE
 
 
 def test_a_kernel_of_other_types_does_not(place: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_kernel_of_other_types_does_not(place: Path) -> None:
     compile_records.note("k", True, kernel, ("bfloat16",))
     assert compile_records.again("k", "f", True, ("bfloat16",)).kernel == CODE
     assert compile_records.again("k", "f", True, ("float16",)) is None
-    launcher = Launcher("", "f", None, 1, 8, 3, types=("bfloat16",), key="k")
-    assert launcher._compiled([], True).kernel == CODE
+    kernel = TritonKernel("", "f", None, 1, 8, 3, types=("bfloat16",), key="k")
+    assert kernel._compiled([], True).kernel == CODE
 
 
 def changed(**words: Any) -> Callable[[Path], None]:
@@ -162,7 +162,7 @@ def test_a_compiling_process_also_builds_what_starts_a_kernel(
     monkeypatch.setattr(nvidia, "library_dirs", missing)
     compile_records.build_start(compile_records.again("k", "f", True), False)
     monkeypatch.setattr(compile_records, "build_start", lambda kernel, patient: built.append(kernel.name))
-    Launcher("", "f", None, 1, 8, 3, key="k").compile(True)
+    TritonKernel("", "f", None, 1, 8, 3, key="k").compile(True)
     assert built[1:] == ["f"]
 
 
@@ -182,7 +182,7 @@ def test_it_is_what_triton_finds() -> None:
         plans = [compiler.plan(problem, Prop.FWD, target),
                  transconv.compile(scale.replace("; ", "\\n"), target="sm_90")]
         again = compile_records.again
-        for run in (step.launcher for plan in plans for step in plan.steps):
+        for run in (step.triton for plan in plans for step in plan.steps):
             run.compile(True)
             run.jit = None
             ours = again(run.key, run.function, True, run.types)

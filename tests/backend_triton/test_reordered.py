@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transconv.backend_triton.launch import launcher
+from transconv.backend_triton.launch import triton_kernel
 from transconv.backend_triton.miscompiles import Blocked, reorders
 from transconv.backend_triton.offline.compilation import Resources, compile_offline
 from transconv.compute import parse
@@ -56,6 +56,6 @@ def test_registers_of_a_thread() -> None:
 @pytest.mark.parametrize(("text", "said", "wrong"), CASES)
 def test_on_the_device(text: str, said: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused is wrong there, and what is not is right."""
-    monkeypatch.setattr(launcher, "refuse", lambda *_: None)
+    monkeypatch.setattr(triton_kernel, "refuse", lambda *_: None)
     case = ComputationCase(parse(text).at(M=700, K=40))
     assert bool(case.launched(planned(text, said), "cuda").problem) == wrong

@@ -14,7 +14,7 @@ import triton
 
 from tests import programs
 from transconv.backend_triton.launch import bound_start
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 
 ROOT = Path(__file__).parents[2]
 NEWEST = ROOT / ".newest"
@@ -22,7 +22,7 @@ NEWEST = ROOT / ".newest"
 # A mask combined with a scalar condition, on which Triton 3.9's interpreter fails.
 SCALAR_CONDITION = """
 import torch, triton
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 SOURCE = '''
 import triton
 import triton.language as tl
@@ -37,7 +37,7 @@ def shifted(x, y):
         tl.store(y + step * 8 + at, got)
 '''
 x, y = torch.arange(8.0), torch.zeros(24)
-Launcher(SOURCE, "shifted", None, 1, 4, 2).start([x, y])
+TritonKernel(SOURCE, "shifted", None, 1, 4, 2).start([x, y])
 some = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 7.0]
 assert y.tolist() == [7.0] * 8 + some * 2, y
 print(triton.__version__)
@@ -74,7 +74,7 @@ def test_a_kept_kernel_stays_loaded() -> None:
     """From Triton 3.9 on, code is unloaded when the kernel's object goes."""
     kernel = Kernel()
     called = kernel.called
-    start = Launcher("", "f", None, 5, 4, 2).starting(kernel)
+    start = TritonKernel("", "f", None, 5, 4, 2).starting(kernel)
     alive = weakref.ref(kernel)
     del kernel
     gc.collect()

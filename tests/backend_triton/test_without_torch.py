@@ -22,7 +22,7 @@ PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt
 PROGRAM = f"""
 import json, sys
 from transconv.backend_triton import pretend
-from transconv.backend_triton.launch import launcher
+from transconv.backend_triton.launch import triton_kernel
 from transconv.backend_triton.launch import jit_module
 from transconv.runtime import compiler
 from transconv.runtime.plans import Plan
@@ -35,12 +35,12 @@ if sys.argv[1] == "tensors":
     import torch
     jit_module.tensor = lambda name: torch.empty(1, dtype=getattr(torch, name), device="meta")
 seen = []
-launcher.refuse = lambda kernel, function: seen.append(kernel.hash)
+triton_kernel.refuse = lambda kernel, function: seen.append(kernel.hash)
 for problem in {PROBLEMS}:
     plan = compiler.plan(workload_of(problem, "fwd", ""), Target.parse("sm_90"), None, False, Plan)
     for step in plan.steps:
-        step.launcher.compile(True)
-boxes = any(s.launcher.boxes for s in plan.steps)
+        step.triton.compile(True)
+boxes = any(s.triton.boxes for s in plan.steps)
 print(json.dumps([seen, boxes, "torch" in sys.modules]))
 """
 

@@ -11,7 +11,7 @@ import torch
 import transconv
 from tests.runtime.test_ready import Processes
 from transconv.__main__ import main
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.cli.arguments.options import each_described
 from transconv.conv import compiler
 from transconv.ir import f16, f32
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(async_compile, "Compilers", AtOnce)
-    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
+    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: False)
     monkeypatch.setattr(AtOnce, "asked", [])
     compiler.forget()
     return AtOnce.asked

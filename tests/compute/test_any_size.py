@@ -116,15 +116,15 @@ def test_one_kernel_for_fifty_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         y = torch.full_like(x, torch.nan)
         plan.launch(X=x, Y=y)
         assert torch.equal(y, 2 * x + 1), drawn
-        assert step.launcher.sizes is not None
-        functions.add(id(step.launcher.jit))
+        assert step.triton.sizes is not None
+        functions.add(id(step.triton.jit))
     assert len(functions) == 1
 
 
 def test_sizes_outside_are_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = built(parse(MAP), "m.k:512 | fma", Target.parse("interpreter"))
     (step,) = plan.steps
-    monkeypatch.setattr(step.launcher, "start", lambda *_: pytest.fail("it was launched"))
+    monkeypatch.setattr(step.triton, "run", lambda *_: pytest.fail("it was launched"))
     for shape, reason in (((4097, 4), "M=4097 is not in 1..4096"),
                           ((4, 6), "(K % 4) == 0 does not hold for K=6"),
                           ((4096, 256), "does not hold for M=4096 K=256"), ((0, 4), "M=0 is not in")):
@@ -251,7 +251,7 @@ def test_parts_of_a_sum_that_ends_at_a_size(monkeypatch: pytest.MonkeyPatch) -> 
     plan = build(
         workload, Target.parse("interpreter"), Schedule.parse(words), None, False, CompiledDirection
     )
-    assert [bool(s.launcher.sizes) for s in plan.steps] == [True, False]
+    assert [bool(s.triton.sizes) for s in plan.steps] == [True, False]
     for n, h, w in ((1, 1, 1), (1, 8, 32), (3, 7, 13)):  # 1, 4 and 6 steps
         x, grad, made = (torch.randint(-2, 3, shape).float().to(memory_format=torch.channels_last)
                          for shape in ((n, 16, h, w), (n, 16, -(-h // 2), -(-w // 2)), (16, 16, 1, 1)))

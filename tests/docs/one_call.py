@@ -140,8 +140,7 @@ def _on_gpu(call: Callable[[], object], traced: Callable[[], dict[str, Any]]) ->
     import transconv
     from bench.faked_launches import as_on_gpu
     from transconv.calls import guard
-    from transconv.runtime import plans
-    from transconv.support import defined
+    from transconv.support import defined, python_functions
 
     texts: list[str] = []
 
@@ -149,7 +148,8 @@ def _on_gpu(call: Callable[[], object], traced: Callable[[], dict[str, Any]]) ->
         texts.append(text)
         return defined(text, name)
 
-    with as_on_gpu(), patch.object(guard, "defined", noted), patch.object(plans, "defined", noted):
+    written = patch.object(python_functions, "defined", noted)
+    with as_on_gpu(), patch.object(guard, "defined", noted), written:
         transconv.config.sizes = "exact"
         for _ in range(REPEATS):
             call()

@@ -9,12 +9,12 @@ import torch
 
 import transconv
 import transconv.functional as TF
-from transconv.backend_triton import Launcher
+from transconv.backend_triton import TritonKernel
 
 
 @pytest.fixture(autouse=True)
 def any_size(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(Launcher, "start", lambda *_: pytest.fail("something was launched"))
+    monkeypatch.setattr(TritonKernel, "run", lambda *_: pytest.fail("something was launched"))
     transconv.config.cpu, transconv.config.sizes = "interpret", "any"
     yield
     transconv.config.sizes = "exact"

@@ -15,7 +15,7 @@ import torch
 import transconv
 import transconv.functional as TF
 from transconv.backend_triton.launch import compile_records
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.calls import size_policy
 from transconv.conv import compiler
 from transconv.runtime import check_records, first_run_check, plan_cache
@@ -110,8 +110,8 @@ def test_torch_then_any_size_then_its_own_kernel(monkeypatch: pytest.MonkeyPatch
     assert all(s == seen[0] for s in seen) and own == sum(choice.own for choice in found)
 
 
-WORK = ((compiler_, "build"), (plan_cache, "read"), (Launcher, "_compiled"), (Launcher, "starting"),
-        (first_run_check, "_launch_and_look"))
+WORK = ((compiler_, "build"), (plan_cache, "read"), (TritonKernel, "_compiled"),
+        (TritonKernel, "starting"), (first_run_check, "_launch_and_look"))
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ def compiled_once(compute: Compute) -> None:
         assert not judged.problem, (drawn, judged.problem)
     assert refused < 10
     # What sums up partial weight gradients has the weight's size alone, which is known.
-    sized = [s.launcher for s in plan.steps if s.launcher.sizes is not None]
-    assert sized and all(len(launcher.kept) == 1 for launcher in sized)
+    sized = [s.triton for s in plan.steps if s.triton.sizes is not None]
+    assert sized and all(len(kernel.kept) == 1 for kernel in sized)
 
 
 @pytest.mark.gpu
@@ -110,7 +110,7 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
             assert torch.equal(dx, wanted[0].bfloat16()) and torch.equal(dw, wanted[1].bfloat16())
         for registry in dynamic_sizes._registries.values():
             assert not isinstance(registry, str)
-            launchers = [s.launcher for k in registry.there.values() for s in k.plan.steps]
+            launchers = [s.triton for k in registry.there.values() for s in k.plan.steps]
             sized = [s for s in launchers if s.sizes is not None]
             assert sum(len(s.kept) for s in sized) <= 6 and all(len(s.kept) <= 1 for s in sized)
         assert not transconv.stats(reset=True).fallback
@@ -148,8 +148,8 @@ def test_boxes_of_drawn_sizes(at: int) -> None:
         for _ in range(2):
             judged = ComputationCase(compute.at(**drawn)).launched(plan, "cuda")
             assert not judged.problem, (drawn, judged.problem)
-    launcher = plan.steps[0].launcher
-    assert launcher.sizes is not None and len(launcher.kept) == 1
+    kernel = plan.steps[0].triton
+    assert kernel.sizes is not None and len(kernel.kept) == 1
 
 
 @pytest.mark.gpu

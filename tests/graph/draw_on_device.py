@@ -95,7 +95,7 @@ class Clock:
 def _settle(device: str) -> None:
     """Set a process up, once: one thread, and garbage is rarely looked for, as little of it has cycles."""
     import transconv
-    from transconv.backend_triton.launch.launcher import Launcher
+    from transconv.backend_triton.launch.triton_kernel import TritonKernel
     from transconv.graph import torch_compile
     from transconv.graph.regions import region_kernels
 
@@ -108,7 +108,7 @@ def _settle(device: str) -> None:
         transconv.config.cpu = "interpret"
     torch_compile.begin = lambda questions: None  # type: ignore[attr-defined]
     region_kernels.rank = lambda questions: None  # type: ignore[attr-defined]
-    Launcher._compiled = Clock.of(Launcher._compiled)  # type: ignore[method-assign]
+    TritonKernel._compiled = Clock.of(TritonKernel._compiled)  # type: ignore[method-assign]
 
 
 NEEDED = ("triton", "triton.compiler.code_generator", "triton.experimental.gluon.nvidia.hopper",

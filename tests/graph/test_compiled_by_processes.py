@@ -13,7 +13,7 @@ from torch import nn
 
 import transconv
 from tests.runtime.test_ready import Processes
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
@@ -217,7 +217,7 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(graph_wait, "begin", noted)
     monkeypatch.setattr(choice, "ranked", here)
-    monkeypatch.setattr(Launcher, "_compiled", here)
+    monkeypatch.setattr(TritonKernel, "_compiled", here)
     try:
         called(Chain().to("meta"), 2, 16, 8, 8)
     finally:

@@ -10,7 +10,7 @@ import torch
 
 import transconv
 from tests.torch_ops.test_inference import PACKED, WRITES, integers
-from transconv.backend_triton import Launcher
+from transconv.backend_triton import TritonKernel
 from transconv.errors import TensorError
 from transconv.functional.calls import compiled_launch
 from transconv.graph import backend
@@ -40,9 +40,9 @@ class Layer(torch.nn.Conv2d):
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How often a weight was copied since it was last asked; plans copy it."""
     seen: list[str] = []
-    launch, ready = Launcher.start, runtime_launch.ready
+    launch, ready = TritonKernel.run, runtime_launch.ready
 
-    def counted(self: Launcher, tensors: list[Any], *sizes: Any) -> None:
+    def counted(self: TritonKernel, tensors: list[Any], *sizes: Any) -> None:
         seen.append(self.function)
         launch(self, tensors, *sizes)
 
@@ -57,7 +57,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
 
     monkeypatch.setattr(runtime_launch, "ready", packed)
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # else every use of a copy makes one to compare
-    monkeypatch.setattr(Launcher, "start", counted)
+    monkeypatch.setattr(TritonKernel, "run", counted)
     compiled_launch._launches.clear()
     yield found
     compiled_launch._launches.clear()

@@ -34,7 +34,7 @@ def test_a_known_call(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = scaled.asked(args, {})
     arguments = tensors_of(asked.given)
     made, values = scaled._launches.of(asked, arguments, TARGETS["sm_90"])
-    made.step.launcher.kept[0, True] = KernelStart(
+    made.step.triton.kept[0, True] = KernelStart(
         lambda *given: started.append(given[13:]), SimpleNamespace(function="f", packed_metadata="m"),
         sizes=len(values))
     there: Any = SimpleNamespace(kinds=arguments.kinds, tensors=arguments.tensors,

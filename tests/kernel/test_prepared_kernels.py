@@ -59,7 +59,7 @@ def test_a_process_finds_the_plan_that_the_call_left_on_disk(monkeypatch: pytest
     assert again == question and read_workload("conv", "", "") is None
     compiled: list[str] = []
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
-    monkeypatch.setattr("transconv.backend_triton.launch.launcher.Launcher.compile",
+    monkeypatch.setattr("transconv.backend_triton.launch.triton_kernel.TritonKernel.compile",
                         lambda self, *_: compiled.append(self.source))
     assert not is_ready(question)
     asked = tripled.asked((x,), {})

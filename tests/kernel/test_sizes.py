@@ -211,7 +211,7 @@ def test_a_known_call_is_started_directly(monkeypatch: pytest.MonkeyPatch) -> No
 
     def entry(*aligned: bool) -> Any:
         for a in aligned:
-            made.step.launcher.kept[0, a] = KernelStart(
+            made.step.triton.kept[0, a] = KernelStart(
                 lambda *given, a=a: started.append((a, *given[13:])), KERNEL, sizes=len(values))
         plan = made.launch(True, values).plan
         return plan.guarded(0, ("", *arguments.kinds), {"X": 64, "Y": 64})

@@ -11,7 +11,7 @@ import torch
 
 from tests.kernel.wrong_launches import declared
 from transconv.__main__ import main
-from transconv.backend_triton import Launcher, Miscompiled
+from transconv.backend_triton import Miscompiled, TritonKernel
 from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, kernel
 from transconv.kernel.launch import tuned_choices
@@ -115,15 +115,15 @@ def test_other_warps_where_those_of_the_compiler_are_miscompiled(
     """A call that says its warps is refused; others find what is compiled right, and keep it."""
     tried: list[int] = []
     wrong: set[int] = set()
-    right = Launcher.start
+    right = TritonKernel.run
 
-    def start(self: Launcher, tensors: list[Any], values: Any) -> None:
+    def start(self: TritonKernel, tensors: list[Any], values: Any) -> None:
         tried.append(self.warps)
         if self.warps in wrong:
             raise Miscompiled("summed", "known mistake")
         right(self, tensors, values)
 
-    monkeypatch.setattr(Launcher, "start", start)
+    monkeypatch.setattr(TritonKernel, "run", start)
     of, x, y = KernelFunction(summed.python), np.arange(2000, dtype=np.float32), np.zeros(2000, np.float32)
     of(Group(2000, size), x, y)
     (own,) = tried

@@ -121,10 +121,10 @@ def test_a_launch_has_the_programs_of_all_phases() -> None:
     work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
     plan = runtime_compiler.build(work, SM90, Schedule.parse(TILES[0][1]), None, False, CompiledDirection)
     (step,) = plan.steps
-    assert step.launcher.sizes is not None
+    assert step.triton.sizes is not None
     for mb, h, w in ((1, 2, 2), (3, 7, 10), (16, 224, 225)):
         tiles = sum(-(-mb * ((h + 1 - r) // 2) * ((w + 1 - q) // 2) // 16) for r in (0, 1) for q in (0, 1))
-        assert step.launcher.numbers(mb, h, w)[0][0] == tiles
+        assert step.triton.numbers(mb, h, w)[0][0] == tiles
     each = [AtSizes(step.schedule, c, SM90, n > 0) for n, c in enumerate(work.computations)]
     apart = [AtSizes(step.schedule, c, SM90) for c in work.computations]
     counts = [ir.values_of(a.counts, names_of(work))(1, 2, 2) for a in each]

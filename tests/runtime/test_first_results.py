@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transconv.backend_triton import Launcher
+from transconv.backend_triton import TritonKernel
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.conv.dynamic_sizes import every
 from transconv.errors import Unsupported
@@ -31,8 +31,8 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CompiledDirection:
 
 def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: CompiledDirection,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, start = [], Launcher.start
-    monkeypatch.setattr(Launcher, "start", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
+    seen, start = [], TritonKernel.run
+    monkeypatch.setattr(TritonKernel, "run", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
     assert not first_run_check.is_trusted(plan)
     assert first_result(plan, torch.device("cpu")).steps is plan.steps
     assert first_run_check.is_trusted(plan) and seen == [{"MB": 5, "IH": 5, "IW": 5}]
@@ -40,7 +40,7 @@ def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: CompiledDirection,
 
 def test_a_plan_that_is_wrong_is_found(plan: CompiledDirection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_run_check, "MOST_REJECTED", 1)
-    monkeypatch.setattr(Launcher, "start", lambda *_: None)
+    monkeypatch.setattr(TritonKernel, "run", lambda *_: None)
     with pytest.raises(Unsupported, match="gave wrong results"):
         first_result(plan, torch.device("cpu"))
     compiler.forget()

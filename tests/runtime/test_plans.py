@@ -123,13 +123,13 @@ def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
     src[0, 0, 0, :4] = torch.tensor([float("nan"), float("inf"), 3.4028235e38, 1 + 2**-11])
     src.view(torch.int32)[0, 0, 0, 0] = 0x7FFFFFFF
     made = torch.full((2, 8, 8, 32), -1.0)
-    named["pack_src"].launcher.start([src, made])
+    named["pack_src"].triton.run([src, made])
     wanted = convert(src.permute(0, 2, 3, 1).numpy(), tf32)
     assert np.array_equal(made.numpy(), wanted, equal_nan=True)
     assert made[0, 0, 0, 0].isnan() and (made != src.permute(0, 2, 3, 1)).sum() > 4000
     y = torch.randn(2, 8, 8, 64)
     back = torch.full((2, 64, 8, 8), -1.0)
-    named["unpack_dst"].launcher.start([y, back])
+    named["unpack_dst"].triton.run([y, back])
     assert torch.equal(back, y.permute(0, 3, 1, 2))  # a result keeps its bits
 
 
@@ -224,7 +224,7 @@ def test_copies_round_for_the_matrix_unit_alone(unit: str, rounded: bool) -> Non
     assert [" = nearest_tf32(" in s.source for s in made.steps] == [rounded, rounded, False, False]
     other = compiler.plan(replace(p, math="ieee"), FWD, TARGETS["sm_90"],
                           f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
-    same = [a.launcher.function == b.launcher.function for a, b in zip(made.steps, other.steps,
+    same = [a.triton.function == b.triton.function for a, b in zip(made.steps, other.steps,
                                                                        strict=True)]
     assert same[0] == same[1] == (not rounded)  # two kernels have two names
 
@@ -324,7 +324,7 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             assert given[3] == 7
             calls.append((name, [*given[13:]]))
         kernel = SimpleNamespace(function="f", packed_metadata="p")
-        step.launcher.kept[0, True] = KernelStart(start, kernel)
+        step.triton.kept[0, True] = KernelStart(start, kernel)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(torch_internals, "quickest", lambda: lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))
@@ -370,7 +370,7 @@ def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
     monkeypatch.setattr(runtime.compiler, "replan", lambda wrong: asked.append(wrong) or _raise())
     with pytest.raises(LookupError):
         first_run_check.run(compiled, tensors_of(compiled.problem, FWD))
-    wrong = [s.launcher.function for s in compiled.steps if check_records.is_wrong(s.digest)]
+    wrong = [s.triton.function for s in compiled.steps if check_records.is_wrong(s.digest)]
     assert len(wrong) == 1 and wrong[0].startswith(planted)
     check_records.forget()
 

@@ -17,7 +17,7 @@ import pytest
 from transconv import runtime
 from transconv.backend_triton import Compilers
 from transconv.backend_triton.launch import compile_records
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.offline.compilation import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
@@ -74,7 +74,7 @@ def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     found: set[str] = set()
-    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: self.key in found)
+    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: self.key in found)
     compiler.forget()
     check_records.forget()
     async_compile.forget()
@@ -117,7 +117,7 @@ def test_a_process_waits_for_another_ones_start_unless_it_is_hurried(
     """Else the first launch of a kernel that was compiled in the background waits for a C compiler."""
     seen = []
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
-    monkeypatch.setattr(Launcher, "compile", lambda self, aligned, patient: seen.append(patient))
+    monkeypatch.setattr(TritonKernel, "compile", lambda self, aligned, patient: seen.append(patient))
     job = async_compile.PlanRequest(ConvWorkload(PROBLEM, Prop.FWD), SM90).job
     for hurried in ({}, {"hurried": True}):
         assert compile_child.answer(job | hurried)["kernels"] == 1
@@ -190,14 +190,14 @@ def test_a_kept_plan_is_the_plan(there: set[str], monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as m:
             m.setattr("transconv.runtime.compiler.lower", None)  # no pass runs
             second = compiler.plan(problem, prop, SM90)
-        assert second.steps[0].launcher is not first.steps[0].launcher
+        assert second.steps[0].triton is not first.steps[0].triton
         assert (second.source, second.schedule, second.why) == (first.source, first.schedule, first.why)
         assert second.workspaces == first.workspaces and second.order == first.order
         for a, b in zip(first.steps, second.steps, strict=True):
             same = ("does", "schedule", "source", "path", "params", "digest", "zero")
             assert [getattr(a, n) for n in same] == [getattr(b, n) for n in same]
             same = ("grid", "warps", "stages", "boxes", "early", "explicit", "types", "key")
-            assert [getattr(a.launcher, n) for n in same] == [getattr(b.launcher, n) for n in same]
+            assert [getattr(a.triton, n) for n in same] == [getattr(b.triton, n) for n in same]
         assert second.steps[0].kernel is first.steps[0].kernel, "the passes run for those who ask"
 
 
@@ -232,11 +232,11 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
     with monkeypatch.context() as m:
         m.setattr("transconv.runtime.compiler.lower", None)
         second = runtime.compiler.plan(*told)
-    for of in (lambda p: p.required.sizes, lambda p: p.steps[0].launcher.requires,
-               lambda p: p.steps[0].launcher.programs, lambda p: p.steps[0].launcher.boxes):
+    for of in (lambda p: p.required.sizes, lambda p: p.steps[0].triton.requires,
+               lambda p: p.steps[0].triton.programs, lambda p: p.steps[0].triton.boxes):
         assert of(first) == of(second)
     with monkeypatch.context() as m:  # nothing is proved or counted again
-        m.setattr("transconv.backend_triton.launch.launcher.facts_of", None)
+        m.setattr("transconv.backend_triton.launch.triton_kernel.facts_of", None)
         m.setattr("transconv.runtime.plans.AtSizes", None)
         forget()
         assert runtime.compiler.plan(*told).formulas() == first.formulas()
@@ -248,8 +248,8 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
         plan_cache.DRAWER.put(name, broken)
         forget()
         made = runtime.compiler.plan(*told)
-        assert made.steps[0].launcher.requires == first.steps[0].launcher.requires, change
-        assert str(made.steps[0].launcher.programs) == str(first.steps[0].launcher.programs), change
+        assert made.steps[0].triton.requires == first.steps[0].triton.requires, change
+        assert str(made.steps[0].triton.programs) == str(first.steps[0].triton.programs), change
 
 
 @pytest.mark.parametrize("prop", Prop)
@@ -266,7 +266,7 @@ def test_numbers_of_sizes_that_may_be_negative_are_read_back(there: set[str], pr
     monkeypatch.setattr(compiler_, "build", lambda *_: pytest.fail("it is on disk"))
     found = runtime.plan(workload, SM90, None, False, CompiledDirection)
     for one, other in zip(made.steps, found.steps, strict=True):
-        assert one.launcher.programs is other.launcher.programs
+        assert one.triton.programs is other.triton.programs
     assert found.formulas() == made.formulas()
 
 
@@ -283,7 +283,7 @@ def test_who_wants_to_see_the_passes_sees_them(there: set[str], monkeypatch: pyt
 
 def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr(Launcher, "compile", lambda self, *_: done.append(self.key))
+    monkeypatch.setattr(TritonKernel, "compile", lambda self, *_: done.append(self.key))
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90, "bias+relu", aligned=False)
     answer = compile_child.answer(question.job)
@@ -340,7 +340,7 @@ def test_the_child_rehearses_and_keeps_no_plan(there: set[str], monkeypatch: pyt
     compiled_: list[str] = []
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
     monkeypatch.setattr(compile_child.gc, "freeze", lambda: None)
-    monkeypatch.setattr(Launcher, "compile", lambda self, *_: compiled_.append(self.key))
+    monkeypatch.setattr(TritonKernel, "compile", lambda self, *_: compiled_.append(self.key))
     like = compiler.question(PROBLEM, Prop.FWD, SM90)
     assert compile_child.answer(async_compile.START | like.job) == {}
     assert compiled_ == [s.digest for s in asked("now").steps]
@@ -354,7 +354,7 @@ def test_the_child_rehearses_and_keeps_no_plan(there: set[str], monkeypatch: pyt
 
 
 def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Launcher, "compile", None)
+    monkeypatch.setattr(TritonKernel, "compile", None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90)
     asked = question.workload, SM90
     steps.estimated.cache_clear()
@@ -429,7 +429,7 @@ def test_what_is_compiled_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_plan_is_there_when_all_of_its_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
     question: Any = SimpleNamespace(aligned=True)
     for ready in ((True,), (True, True), (True, False), (False, True), (False,)):
-        plan = SimpleNamespace(steps=[SimpleNamespace(launcher=SimpleNamespace(
+        plan = SimpleNamespace(steps=[SimpleNamespace(triton=SimpleNamespace(
             is_ready=lambda _, one=one: one)) for one in ready])
         monkeypatch.setattr(async_compile, "planned", lambda *_, plan=plan: plan)
         assert async_compile.there(question, CompiledDirection) is (plan if all(ready) else None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.backend_triton.launch import bound_start, launcher
+from transconv.backend_triton.launch import bound_start, triton_kernel
 from transconv.conv import (
     CompiledDirection,
     ConvProblem,
@@ -96,14 +96,14 @@ def test_a_start_has_nothing_left_to_decide(
     """Once a size is known, its launch passes the grid and the sizes as they were computed."""
     held = gathered.choose((3, 20, 30), "now").plan
     (step,) = held.steps
-    assert step.launcher.sizes is not None
+    assert step.triton.sizes is not None
     assert held.starter(0, True) is None, "nothing is compiled yet"
     started: list[tuple[object, ...]] = []
     kernel = SimpleNamespace(function="f", packed_metadata="p")
     monkeypatch.setattr(bound_start, "entry", lambda *_: (lambda *args: started.append(args), None))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: f"stream {device}",
                         raising=False)
-    monkeypatch.setitem(step.launcher.kept, (0, True), step.launcher.starting(kernel))
+    monkeypatch.setitem(step.triton.kept, (0, True), step.triton.starting(kernel))
     run = held.starter(0, True)
     assert run is not None
     assert held.required is not None
@@ -180,13 +180,13 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
         m.setattr(compiler, "build", lambda *_: pytest.fail("a plan was made"))
         again = LayerRegistry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
         (question,) = again.questions
-        for room in (plans, launcher):  # few plans that are read take a call
+        for room in (plans, triton_kernel):  # few plans that are read take a call
             m.setattr(room, "function_of", lambda *_: pytest.fail("a function of sizes was made"))
         found = plan_cache.find(
             question.workload, SM90, False, type(first.plan), lambda: pytest.fail("lowered")
         )
     assert found is not None and found.source == first.plan.source
-    run, was = found.steps[0].launcher, first.plan.steps[0].launcher
+    run, was = found.steps[0].triton, first.plan.steps[0].triton
     assert (run.sizes, run.programs, run.types, run.key) == (was.sizes, was.programs, was.types, was.key)
     assert run.boxes == was.boxes
     assert found.required.sizes == first.plan.required.sizes

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from transconv import runtime
-from transconv.backend_triton import Launcher
+from transconv.backend_triton import TritonKernel
 from transconv.compute import Alone, parse
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.conv.dynamic_sizes import every
@@ -168,7 +168,7 @@ def test_what_was_wrong_is_left_to_the_first_call(unknown: None, wrong: str,
     """Its own data decide, as they are what a program computes with."""
     plan = plan_of()
     with monkeypatch.context() as patch:
-        patch.setattr(Launcher, "start", lambda *_: 1 / 0 if wrong == "error" else None)
+        patch.setattr(TritonKernel, "run", lambda *_: 1 / 0 if wrong == "error" else None)
         if wrong == "error":
             with pytest.raises(ZeroDivisionError):
                 first_run_check.rehearse(plan, CPU, True)
@@ -193,7 +193,7 @@ def test_the_check_takes_bounded_memory(unknown: None, monkeypatch: pytest.Monke
         assert (found and found.sizes) == sizes
     assert first_run_check._fitting(exact, (), 8) is None
     monkeypatch.setattr(first_run_check, "ROOM", 8)
-    monkeypatch.setattr(Launcher, "start", lambda *_: pytest.fail("there is no room"))
+    monkeypatch.setattr(TritonKernel, "run", lambda *_: pytest.fail("there is no room"))
     assert not first_run_check.rehearse(exact, CPU, True)
 
 

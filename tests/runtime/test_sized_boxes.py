@@ -191,8 +191,8 @@ def test_stepped_boxes_are_read_back_and_lie_on_disk(monkeypatch: pytest.MonkeyP
         assert Kernel.parse(str(kernel)) is kernel, stage
     step = plan.steps[0]
     again = read_back(compute, step)
-    assert again.launcher.boxes == step.launcher.boxes
-    assert [b[0].every for b in step.launcher.boxes if b and b[0].every] == [(1, 2, 2, 1)]
+    assert again.triton.boxes == step.triton.boxes
+    assert [b[0].every for b in step.triton.boxes if b and b[0].every] == [(1, 2, 2, 1)]
     assert "in boxes of [1, 4, 8, 16] of every [1, 2, 2, 1]" in step.source
 
 
@@ -200,7 +200,7 @@ def test_stepped_boxes_are_read_back_and_lie_on_disk(monkeypatch: pytest.MonkeyP
 def test_what_cannot_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter and its own launch, which would fetch neighbours, and other releases."""
     compute, plan = stepped()
-    run = plan.steps[0].launcher
+    run = plan.steps[0].triton
     assert run.sizes is not None
     with pytest.raises(Unsupported, match=r"every \[1, 2, 2, 1\] position of src, which Triton's interp"):
         ComputationCase(compute.at(MB=1, IH=5, IW=5)).launched(plan, "cpu")
@@ -238,7 +238,7 @@ def test_the_driver_gets_steps_and_what_they_reach(monkeypatch: pytest.MonkeyPat
 
 def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that is known to be wrong: what runs first results takes the next best schedule."""
-    run = built(1)[1].steps[0].launcher
+    run = built(1)[1].steps[0].triton
 
     def encoding(meta: Any, box: Any) -> Any:
         def encode(address: int, lying: Any) -> list[Any]:
@@ -354,7 +354,7 @@ def test_the_longest_stride_is_a_requirement() -> None:
 
 def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = built(1)
-    run = plan.steps[0].launcher
+    run = plan.steps[0].triton
     assert run.sizes is not None and sum(b is not None for b in run.boxes) == 3
     described: list[tuple[int, ...]] = []
     started: list[tuple[Any, ...]] = []
@@ -387,13 +387,13 @@ def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     compute, plan = built(1)
     step = plan.steps[0]
     again = read_back(compute, step)
-    assert again.launcher.boxes == step.launcher.boxes
-    assert any(b and b[0].extents for b in step.launcher.boxes)
+    assert again.triton.boxes == step.triton.boxes
+    assert any(b and b[0].extents for b in step.triton.boxes)
     compute, plan = built(NAMES.index("planes"))
     step = plan.steps[0]
     again = read_back(compute, step)
-    assert again.launcher.boxes == step.launcher.boxes
-    assert any(b and b[0].pitches for b in step.launcher.boxes)
+    assert again.triton.boxes == step.triton.boxes
+    assert any(b and b[0].pitches for b in step.triton.boxes)
 
 
 def test_tensors_between_multiples_of_16_bytes_have_kernels_without_boxes() -> None:
@@ -401,7 +401,7 @@ def test_tensors_between_multiples_of_16_bytes_have_kernels_without_boxes() -> N
     for aligned in (True, False):
         registry = LayerRegistry(problem, Prop.FWD, SM90, Epilogue(), aligned, False)
         registry.choose((8, 56, 56), "now")
-        boxes = [bool(s.launcher.boxes) for k in registry.there.values() for s in k.plan.steps]
+        boxes = [bool(s.triton.boxes) for k in registry.there.values() for s in k.plan.steps]
         assert any(boxes) == aligned, [str(k.plan.schedule) for k in registry.there.values()]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.backend_triton import KernelStart, Launcher, Resources, compile_offline
+from transconv.backend_triton import KernelStart, Resources, TritonKernel, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import (
     ConvProblem,
@@ -89,7 +89,7 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     Triton's."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     compute, plan = built(name)
-    assert any(s.does == "pack" and s.launcher.sizes is not None for s in plan.steps)
+    assert any(s.does == "pack" and s.triton.sizes is not None for s in plan.steps)
     for n, drawn in enumerate(sizes.drawn(compute, 4)):
         case = ComputationCase(compute.at(**drawn))
         if n < 3:
@@ -240,7 +240,7 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
     begun: list[tuple[int, ...]] = []
     monkeypatch.setattr(KernelStart, "__call__", lambda self, sizes, at, given, stream: begun.append(
         (*sizes, *given)))
-    monkeypatch.setattr(Launcher, "begun", lambda self, *_: KernelStart(
+    monkeypatch.setattr(TritonKernel, "begun", lambda self, *_: KernelStart(
         None, None, sizes=len(self.names)))  # as where Triton starts kernels
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: device, raising=False)
     monkeypatch.setattr(plans.torch_internals, "quickest", lambda: lambda shape, stride, dtype: shape[0])

@@ -71,7 +71,7 @@ def test_a_role_that_counts_steps_of_the_example_is_found_out() -> None:
 
 
 def test_programs_are_counted_for_the_sizes() -> None:
-    run = built("pointwise")[1].steps[0].launcher
+    run = built("pointwise")[1].steps[0].triton
     assert run.sizes is not None
     assert [run.numbers(*sizes)[0][0] for sizes in ((1, 1, 1), (2, 9, 5), (64, 56, 56))] == [1, 2, 3136]
 
@@ -82,7 +82,7 @@ def test_a_plan_lies_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     step = plan.steps[0]
     again = plan_cache._read(plan_cache._step(step), SM90, lambda: pytest.fail("lowered"), 0,
                        {t.name: t for t in compute.tensors})
-    for run in (step.launcher, again.launcher):
+    for run in (step.triton, again.triton):
         assert run.sizes is not None and run.explicit and run.describe is describe_explicit
         assert run.sizes.names == ("MB", "IH", "IW")
 

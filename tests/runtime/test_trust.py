@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import transconv
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import runtime
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.calls import route_cache, stats
 from transconv.conv import compiler, workload
@@ -143,14 +143,14 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.Monkey
                                                       caplog: pytest.LogCaptureFixture) -> None:
     """It is never used again, also by other processes, and the next best schedule takes its place."""
     best, second = ranked(PLAIN, Prop.FWD)[:2]
-    honest = Launcher._interpret
+    honest = TritonKernel._interpret
 
-    def interpret(self: Launcher, tensors: list[Any], *given: Any) -> None:
+    def interpret(self: TritonKernel, tensors: list[Any], *given: Any) -> None:
         if f"schedule {best}" in self.source:
             raise Miscompiled(self.function, "a constant is lost")
         honest(self, tensors, *given)
 
-    monkeypatch.setattr(Launcher, "_interpret", interpret)
+    monkeypatch.setattr(TritonKernel, "_interpret", interpret)
     t = tensors_of(PLAIN, Prop.FWD)
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
     passed = first_run_check.run(first, t)
@@ -273,7 +273,7 @@ def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) ->
     def interpret(*given: Any) -> None:
         raised()
 
-    first.steps[0].launcher._interpret = interpret  # type: ignore[method-assign]
+    first.steps[0].triton._interpret = interpret  # type: ignore[method-assign]
     t = tensors_of(PLAIN, Prop.FWD)
     passed = first_run_check.run(first, t)
     assert passed.rejected == 1
@@ -285,7 +285,7 @@ def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) ->
 def test_a_kernel_that_triton_refuses_holds_no_tensors() -> None:
     """Those of the frames that launched it go when these return, not when Python looks for cycles."""
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
-    first.steps[0].launcher._interpret = lambda *given: gave_up_by_name()  # type: ignore[method-assign]
+    first.steps[0].triton._interpret = lambda *given: gave_up_by_name()  # type: ignore[method-assign]
 
     def called() -> weakref.ref[torch.Tensor]:
         t = tensors_of(PLAIN, Prop.FWD)
@@ -314,7 +314,7 @@ def no_memory() -> None:
 @pytest.mark.parametrize("raised", [lost, no_memory])
 def test_what_ails_the_device_is_no_kernels(raised: Callable[[], None]) -> None:
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
-    first.steps[0].launcher._interpret = lambda *given: raised()  # type: ignore[method-assign]
+    first.steps[0].triton._interpret = lambda *given: raised()  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="illegal memory|no memory"):
         first_run_check.run(first, tensors_of(PLAIN, Prop.FWD))
     assert not [*check_records.DRAWER.items()]

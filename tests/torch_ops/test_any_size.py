@@ -13,8 +13,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import transconv
-from transconv.backend_triton import Launcher
-from transconv.backend_triton.launch.launcher import EXACT
+from transconv.backend_triton import TritonKernel
+from transconv.backend_triton.launch.triton_kernel import EXACT
 from transconv.calls import dynamic_sizes
 from transconv.conv import compiler
 from transconv.runtime import check_records, first_run_check
@@ -76,8 +76,8 @@ def test_what_is_excluded_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatc
     w = whole(16, 8, 3, 3)
     transconv.conv2d(whole(1, 8, 9, 9), w, padding=1)
     launched = []
-    start = Launcher.start
-    monkeypatch.setattr(Launcher, "start", lambda self, t, v=EXACT: (
+    start = TritonKernel.run
+    monkeypatch.setattr(TritonKernel, "run", lambda self, t, v=EXACT: (
         launched.append(v), start(self, t, v)))
     gaps = whole(1, 8, 9, 18)[..., ::2]
     for x, w_, numbers in ((whole(1, 8, 1, 16385), w, {"padding": 1}), (gaps, w, {"padding": 1})):
@@ -208,7 +208,7 @@ def test_a_capture_takes_a_kernel_that_has_run(monkeypatch: pytest.MonkeyPatch) 
     transconv.conv2d(whole(1, 8, 5, 5), w)
     monkeypatch.setattr(lower_call, "capturing", lambda device: True)
     for loaded in (False, True):
-        monkeypatch.setattr(Launcher, "is_loaded", lambda *_, loaded=loaded: loaded)
+        monkeypatch.setattr(TritonKernel, "is_loaded", lambda *_, loaded=loaded: loaded)
         x = whole(1, 8, 6, 9)
         assert torch.equal(transconv.conv2d(x, w), torch.conv2d(x, w))
     assert counts() == ({"fwd any size": 2}, {"capture:cold": 1})
@@ -224,8 +224,8 @@ def test_a_wrong_kernel_for_any_size_gives_way_to_an_exact_one(monkeypatch: pyte
     x, w = whole(1, 8, 5, 5), whole(16, 8, 1, 1)
     transconv.conv2d(x, w)
     assert counts() == ({"fwd any size": 1}, {})
-    start = Launcher.start
-    monkeypatch.setattr(Launcher, "start", lambda self, t, v=EXACT: None if v else start(self, t))
+    start = TritonKernel.run
+    monkeypatch.setattr(TritonKernel, "run", lambda self, t, v=EXACT: None if v else start(self, t))
     y, v = whole(1, 4, 5, 5), whole(16, 4, 1, 1)
     assert torch.equal(transconv.conv2d(y, v), torch.conv2d(y, v))
     assert counts() == ({"fwd": 1}, {})

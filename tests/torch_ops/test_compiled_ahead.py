@@ -18,7 +18,7 @@ from torch import nn
 
 import transconv
 from tests.runtime.test_ready import Processes
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.offline import compilation
 from transconv.conv import compiler
 from transconv.runtime import compiler as plans
@@ -42,8 +42,8 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     monkeypatch.setattr(async_compile, "Compilers", lambda *_: made)
     monkeypatch.setattr(counted, "cores", lambda: 8)
     monkeypatch.setattr(async_compile, "LOOK_S", 0.01)
-    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
-    monkeypatch.setattr(Launcher, "compile", lambda *_: None)
+    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: False)
+    monkeypatch.setattr(TritonKernel, "compile", lambda *_: None)
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
     compiler.forget()
     async_compile.forget()
@@ -255,7 +255,7 @@ def test_what_is_on_disk_is_not_handed_over(processes: Processes, monkeypatch: p
     right(transconv.conv2d(x, w), x, w)
     processes.jobs.clear()
     transconv.calls.route_cache.forget()
-    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: True)
+    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: True)
     transconv.conv2d(x, w)
     assert not processes.jobs
 

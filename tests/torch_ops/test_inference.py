@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from transconv.backend_triton import Launcher
+from transconv.backend_triton import TritonKernel
 from transconv.calls import route_cache
 from transconv.errors import TensorError
 from transconv.support import knobs
@@ -29,9 +29,9 @@ TRANSPOSED = "mb.ih.iw:16 ic:16 oc:16 | mma | a=gather b=gather | pack=a.b stage
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How often a weight was copied since it was last asked; plans copy it."""
     seen: list[str] = []
-    launch = Launcher.start
+    launch = TritonKernel.run
 
-    def counted(self: Launcher, tensors: list[Any], *sizes: Any) -> None:
+    def counted(self: TritonKernel, tensors: list[Any], *sizes: Any) -> None:
         seen.append(self.function)
         launch(self, tensors, *sizes)
 
@@ -42,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
 
     monkeypatch.setenv("TRANSCONV_SCHEDULE", PACKED)
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # else every use of a copy makes one to compare
-    monkeypatch.setattr(Launcher, "start", counted)
+    monkeypatch.setattr(TritonKernel, "run", counted)
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"
     yield copies

@@ -523,7 +523,7 @@ def test_a_plan_is_loaded_when_all_of_its_kernels_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(first_run_check, "is_trusted", lambda *_: True)
 
     def plan(*loaded: bool) -> Any:
-        return SimpleNamespace(steps=[SimpleNamespace(launcher=SimpleNamespace(
+        return SimpleNamespace(steps=[SimpleNamespace(triton=SimpleNamespace(
             is_loaded=lambda *_, one=one: one)) for one in loaded])
     for loaded in ((True,), (True, True), (False, True), (True, False), (False,)):
         assert lower_call.is_loaded(plan(*loaded), torch.device("cpu"), True) is all(loaded)

@@ -14,7 +14,7 @@ import torch
 import transconv
 import transconv.functional as TF
 from tests.runtime.test_ready import Processes
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.conv import compiler
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch
@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(async_compile, "compiles", lambda target: True)
     monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(async_compile, "Compilers", lambda *_: made.processes)
-    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: made.compiled)
+    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: made.compiled)
     compiler.forget()
     async_compile.forget()
     compiled_launch._launches.clear()
@@ -253,8 +253,8 @@ EXAMPLES = compiler.EXAMPLES[2][:2]
 def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
     monkeypatch.setattr(compiler, "EXAMPLES", {2: EXAMPLES})
-    exact = Launcher.is_ready
-    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: (
+    exact = TritonKernel.is_ready
+    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: (
         machine.general if self.sizes else exact(self, aligned)))
     yield machine
     transconv.config.sizes = "exact"

@@ -16,8 +16,8 @@ import transconv
 from tests.runtime.test_rehearsal import done
 from tests.torch_ops.test_auto_sizes import CALLS, SIDES, answers, auto, image  # noqa: F401  (a fixture)
 from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (fixtures)
-from transconv.backend_triton.launch import launcher
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch import triton_kernel
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.functional.calls import first_call_check
 from transconv.runtime import (
     Plan,
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 Home = tuple[Any, str]
 WORK: dict[str, Home] = {
     "lower": (compiler, "lower"), "emit": (compiler, "launched"), "read": (plan_cache, "read"),
-    "load": (launcher, "load"), "check": (first_run_check, "_launch_and_look"),
+    "load": (triton_kernel, "load"), "check": (first_run_check, "_launch_and_look"),
     "compare": (first_call_check, "_hold")}
 
 
@@ -158,8 +158,8 @@ def test_torch_answers_while_a_kernel_is_made_ready(auto: Machine, work: Work) -
 
 def test_the_check_is_at_the_sizes_of_the_call(auto: Machine, work: Work,  # noqa: F811
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, start = list[Any](), Launcher.start
-    monkeypatch.setattr(Launcher, "start", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
+    seen, start = list[Any](), TritonKernel.run
+    monkeypatch.setattr(TritonKernel, "run", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
     transconv.config.sizes = "any"
     call("conv2d", SIDES[1])
     auto.general = True

@@ -1,6 +1,6 @@
 """Triton and Gluon texts of kernels; their modules, launches and offline compilation.
 
-In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
+In: a kernel. Out: text, a kernel of Triton, machine code. Knows: passes and below; emitters the IR alone.
 """
 
 from transconv.backend_triton import torch_internals as torch_internals
@@ -15,7 +15,7 @@ from transconv.backend_triton.emitters.triton import parameters, spelled_lines
 from transconv.backend_triton.launch.bound_start import KernelStart, torch_module
 from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write
-from transconv.backend_triton.launch.launcher import Launcher, numbers_of, programs
+from transconv.backend_triton.launch.triton_kernel import TritonKernel, numbers_of, programs
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.backend_triton.offline.compilation import (
     BACKENDS,
@@ -32,7 +32,7 @@ from transconv.backend_triton.offline.compilation import (
 )
 
 __all__ = ["Answer", "BACKENDS", "Child", "CompileFailure", "Compilers",
-           "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",
+           "CompileJob", "KernelStart", "TritonKernel", "Miscompiled", "Resources",
            "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
            "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
            "spelled_lines", "torch_module", "triton_version", "unspecialised",

@@ -148,7 +148,7 @@ class CompiledDirection(Plan):
         self.check(tensors)
         if self.order and not extra:
             given = (src, wei, dst)
-            self.steps[0].launcher.start([given[i] for i in self.order])
+            self.steps[0].triton.run([given[i] for i in self.order])
             return
         self.run(tensors)
         if self.padding:

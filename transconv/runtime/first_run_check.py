@@ -47,7 +47,7 @@ def is_trusted(plan: Plan, aligned: bool = True) -> bool:
     policy = knobs.trust()
     if policy == "never" or (policy == "check" and plan.target.backend == "interpreter"):
         return True
-    return all(check_records.is_right(s.digest, aligned) for s in plan.steps if s.launcher.grid)
+    return all(check_records.is_right(s.digest, aligned) for s in plan.steps if s.triton.grid)
 
 
 def is_aligned(tensors: Tensors) -> bool:
@@ -82,7 +82,7 @@ def by_samples(plan: Plan, tensors: Tensors, aligned: bool) -> FirstRunVerdict:
             except out_of_memory():
                 log.debug("no memory to check %s with other data", plan.workload)
     except Miscompiled as error:
-        wrong = [s for s in plan.steps if s.launcher.function == error.function]
+        wrong = [s for s in plan.steps if s.triton.function == error.function]
         _let_go(error)
         return FirstRunVerdict(error.why, wrong or plan.steps)
     except Exception as error:
@@ -147,9 +147,9 @@ def rehearse(plan: Plan, device: torch.device, aligned: bool, sizes: Sequence[in
     ``sizes``: those of a call, in their order, where they are arguments of the kernels.
 
     Only that the kernels are right is recorded. What looks wrong, or too uniform, or needs too much memory
-    is left to the first call, whose data decide. Raises as ``Launcher.load``, and torch's errors."""
+    is left to the first call, whose data decide. Raises as ``TritonKernel.load``, and torch's errors."""
     for step in plan.steps:
-        step.launcher.load(device, aligned)
+        step.triton.load(device, aligned)
     if is_trusted(plan, aligned):
         return True
     held = _fitting(plan, sizes, _room(device))
@@ -305,7 +305,7 @@ def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
     given = torch.empty(a.layout.span, dtype=torch_type(a), device=device).random_(-99, 100)
     made = torch.full((c.layout.span,), float("nan"), dtype=torch_type(c), device=device)
     try:
-        step.launcher.start([given, made], sizes)
+        step.triton.run([given, made], sizes)
     except Exception as error:
         if not _is_tritons(error):
             raise
@@ -335,6 +335,6 @@ def note(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool, dev
     name = torch_module().cuda.get_device_name(device) if device.type == "cuda" else device.type
     for step in steps:
         check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,
-                        function=step.launcher.function, problem=str(plan.workload),
+                        function=step.triton.function, problem=str(plan.workload),
                         schedule=str(step.schedule), device=name, transconv=__version__,
                         torch=torch_module().__version__)

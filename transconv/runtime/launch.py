@@ -298,7 +298,7 @@ class Copy:
     def make(self, of: Any) -> Any:
         """The copy of a torch tensor, made on its device and the current stream, with zeros in gaps."""
         made = of.new_zeros(self.tensor.layout.span, dtype=torch_type(self.tensor))
-        self.step.launcher.start([made if p == self.name else of for p in self.step.params])
+        self.step.triton.run([made if p == self.name else of for p in self.step.params])
         return made
 
 
@@ -317,7 +317,7 @@ def apart(plan: Kind, name: str) -> WeightPrepack[Kind] | None:
     steps: list[PlanStep] = []
     cleared: Tensor | None = None  # cleared by a copy that is taken out, and so by the first launch left
     for step in plan.steps:
-        given = not step.launcher.sizes  # others may have other sizes at each call
+        given = not step.triton.sizes  # others may have other sizes at each call
         if step.does == "pack" and given and len(step.params) == 2 and name in step.params:
             made = next(p for p in step.params if p != name)
             found.append(Copy(made, step.digest, plan.workspaces[made], step))

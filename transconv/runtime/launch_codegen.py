@@ -71,7 +71,7 @@ class StartWriter:
         self.arguments, self.types, self.values = arguments, types, values
         self.sizes = _listed("n", range(sizes))
         self.known: dict[str, Any] = {  # what the text mentions
-            "numbers": numbers, "empty": empty, "device": device,
+            "numbers": numbers, "empty": empty, "stream": None, "device": device,
             **{f"t{at}": kind for at, kind in enumerate(types)}}
 
     def starter(self, steps: Sequence[StepStart]) -> StarterAt:

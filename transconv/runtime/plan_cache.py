@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from transconv.backend_triton import Launcher, unspecialised, write
+from transconv.backend_triton import TritonKernel, unspecialised, write
 from transconv.backend_triton.launch import compile_records
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import CostFormula
@@ -149,7 +149,7 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
 
 
 def _step(step: PlanStep) -> Content:
-    run = step.launcher
+    run = step.triton
     sized = {"sizes": str(run.sizes), "where": list(map(str, run.requires.where)),
              "programs": str(run.programs)} if run.requires else {"sizes": None}
     return {**sized, "does": step.does, "schedule": str(step.schedule), "source": step.source,
@@ -187,7 +187,7 @@ def _read(
     if sizes:
         where = tuple([of_sizes(records.text(c), sizes) for c in records.several(kept["where"])])
         requires, grid = replace(sizes, where=where), of_sizes(records.text(kept["programs"]), sizes)
-    run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
+    run = TritonKernel(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
                    fuse, sizes, requires)
 
     def lowered() -> LoweredStep:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from transconv.backend_triton import Launcher, numbers_of, torch_internals
+from transconv.backend_triton import TritonKernel, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
 from transconv.ir import (
@@ -51,14 +51,15 @@ class LoweredStep(NamedTuple):
 @dataclass(slots=True)
 class PlanStep:
     """One launch of a plan: a kernel, its text and its schedule. ``does``: that of its computation;
-    ``lowered``: its computation and kernel; runs the passes if the text was read from disk."""
+    ``triton``: the text as Triton compiles and runs it; ``lowered``: its computation and kernel; runs the
+    passes if the text was read from disk."""
 
     does: str
     schedule: Schedule
     lowered: Callable[[], LoweredStep]
     source: str
     path: Path | None
-    launcher: Launcher
+    triton: TritonKernel
     params: tuple[str, ...]
     digest: str  # the key of its verdict
     zero: Tensor | None = None  # cleared before the launch
@@ -102,7 +103,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         sized = sorted(self.steps, key=_copies)  # the examples are those of what needs the copies
-        each = [s.launcher.requires for s in sized if s.launcher.requires]
+        each = [s.triton.requires for s in sized if s.triton.requires]
         self.required = required(each, self.workload.tensors, self.workload.title) if each else None
 
     @property
@@ -111,10 +112,10 @@ class Plan:
         required, spaces = self.required, self.workspaces.values()
         if required is None:
             rooms = tuple([(t.layout.span,) for t in spaces])
-            found = *[s.launcher.numbers()[0] for s in self.steps], rooms
+            found = *[s.triton.numbers()[0] for s in self.steps], rooms
             return lambda: found
         if required.numbers is None:  # a plan that is read need not be run
-            required.numbers = numbers_of([s.launcher for s in self.steps], [t.room for t in spaces],
+            required.numbers = numbers_of([s.triton for s in self.steps], [t.room for t in spaces],
                                           required.names)
         return required.numbers
 
@@ -133,7 +134,7 @@ class Plan:
         computation; of a plan from disk as they were found when it was made."""
         if not self.estimated:
             # Copies are part of what needs them.
-            sized = [s for s in self.steps if s.launcher.sizes and not _copies(s)]
+            sized = [s for s in self.steps if s.triton.sizes and not _copies(s)]
             each = self.workload.computations
             together = len(sized) == 1  # which may compute all stride phases
             self.estimated = tuple([AtSizes(s.schedule, c, self.target, together and n > 0).formula()
@@ -190,7 +191,7 @@ class Plan:
         for step in self.steps:
             if step.zero is not None:
                 tensors[step.zero.name].zero_()
-            step.launcher.start([tensors[name] for name in step.params], sizes)
+            step.triton.run([tensors[name] for name in step.params], sizes)
 
     def starter(self, device: int, aligned: bool, names: tuple[str, ...],
                 spaces: bool = False) -> Callable[..., None] | None:
@@ -235,7 +236,7 @@ class Plan:
         known = (*names, *self.workspaces)
         steps: list[StepStart] = []
         for step in self.steps:
-            begun = step.launcher.begun(device, aligned)
+            begun = step.triton.begun(device, aligned)
             if begun is None or self.padding or not {*step.params} <= {*known}:
                 return None
             steps.append(StepStart(begun, tuple([known.index(p) for p in step.params]),

@@ -1,5 +1,5 @@
 """The steps of a plan: the computations of a workload, and the kernel of each with its name, text and
-launcher; and the estimated microseconds of all its launches, with the schedules that they would get.
+compiled form; and the estimated microseconds of all its launches, with the schedules that they would get.
 
 Decisions of a graph compare hundreds of estimates, and each has a thousand schedules ranked. Processes
 make them, and leave them on disk, where this process and later ones find them; a record's key is a digest
@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import isfinite, prod
 
 from transconv.backend_triton import (
-    Launcher,
+    TritonKernel,
     emit,
     grid_size,
     is_explicit,
@@ -234,16 +234,16 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
 def kernel_step(does: str, kernel: Kernel, source: str, file: str, schedule: Schedule, target: Target,
                 lowered: Callable[[], LoweredStep], early: bool = False, fuse: bool = True) -> PlanStep:
     """The step that launches a kernel of a text. ``file``: the name of the text's readable copy;
-    ``early``, ``fuse``: as for ``Launcher``."""
+    ``early``, ``fuse``: as for ``TritonKernel``."""
     types = tuple(t.dtype.torch for t in kernel.params)
     descriptors = tuple(None if p.box is None else (p.tensor, p.box) for p in parameters(kernel))
     digest = digest_of(source, schedule, target, () if fuse else types)
     path, words = write(source, file), (schedule.warps, schedule.stages)
     grid = programs(kernel) if kernel.sizes else grid_size(kernel)
-    launcher = Launcher(source, kernel.name, path, grid, *words, descriptors, is_explicit(kernel), early,
+    made = TritonKernel(source, kernel.name, path, grid, *words, descriptors, is_explicit(kernel), early,
                         types, digest, fuse, kernel.sizes)
-    return PlanStep(does, schedule, lowered, source, path, launcher, tuple(t.name for t in kernel.params),
-                    digest)
+    params = tuple(t.name for t in kernel.params)
+    return PlanStep(does, schedule, lowered, source, path, made, params, digest)
 
 
 def one_kernel_plan(workload: Workload, target: Target, kernel: Kernel, source: str, file: str, warps: int,

@@ -105,5 +105,5 @@ def _record(compiled: Plan, reason: str) -> None:
     if reason and len(compiled.steps) == 1:
         step, = compiled.steps
         check_records.record(check_records.variant(step.digest, True), check_records.WRONG, reason=reason,
-                        function=step.launcher.function, problem=str(compiled.workload),
+                        function=step.triton.function, problem=str(compiled.workload),
                         schedule=str(step.schedule))

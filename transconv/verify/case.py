@@ -349,7 +349,7 @@ def interpret(compiled: CompiledDirection, tensors: Mapping[str, Guarded]) -> No
     InterpError for accesses that are errors on any target, VerifyError for a kernel that breaks a rule."""
     memory = Memory({name: _numpy(t.span) for name, t in tensors.items()})
     for step in compiled.steps:
-        if not step.launcher.grid:
+        if not step.triton.grid:
             continue
         for tensor in step.kernel.params:
             space = compiled.workspaces.get(tensor.name)
@@ -398,7 +398,7 @@ def warm(compiled: Plan) -> float:
     """
     start = time.perf_counter()
     for step in compiled.steps:
-        step.launcher.warm([torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
+        step.triton.warm([torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
                             for t in step.kernel.params])
     return time.perf_counter() - start
 

@@ -315,7 +315,7 @@ def jobs_of(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule
 
 def job_of(step: PlanStep, target: Target, text: str = "") -> CompileJob:
     """One launch; ``text`` names an intermediate text to bring back."""
-    boxes = step.launcher.boxes or (None,) * len(step.kernel.params)
+    boxes = step.triton.boxes or (None,) * len(step.kernel.params)
     params = tuple((p.dtype.name, box[1] if box else ())
                    for p, box in zip(step.kernel.params, boxes, strict=True))
     return CompileJob(step.source, step.kernel.name, params, target.name, target.backend, target.arch,

@@ -1,1 +1,1 @@
-"""Launches of compiled kernels: launchers, descriptors, records of what is compiled."""
+"""Kernels of Triton: compiled, loaded and started; descriptors, records of what is compiled."""

@@ -318,7 +318,7 @@ class SimulatorCheck:
         wrong."""
         (step,), arrays = plan.steps, self.arguments.tensors
         if check_records.look_up(check_records.variant(step.digest, aligned)) == check_records.WRONG:
-            raise SimulatorMismatch(step.launcher.function, "its first result was not the simulator's")
+            raise SimulatorMismatch(step.triton.function, "its first result was not the simulator's")
         why, before, asked = self.why_not(), dict[str, Any](), self.asked
         try:
             before = {} if why else {n: _copied(arrays[n]) for n in self.stored}
@@ -335,7 +335,7 @@ class SimulatorCheck:
         wrong, why = _Comparison(samples, self.arguments, plan.workload.math).run(asked.group)
         for name, old in before.items() if wrong else ():
             arrays[name].copy_(old)
-        mismatch = SimulatorMismatch(step.launcher.function, wrong)  # whose caller may try other warps
+        mismatch = SimulatorMismatch(step.triton.function, wrong)  # whose caller may try other warps
         return first_run_check.FirstRunVerdict(wrong, plan.steps, False, mismatch, why)
 
     def why_not(self) -> str:

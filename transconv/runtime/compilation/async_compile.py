@@ -237,7 +237,7 @@ def planned(question: PlanRequest, kind: type[Made]) -> Made | None:
 def there(question: PlanRequest, kind: type[Made]) -> Made | None:
     """The plan, if each of its kernels is compiled."""
     found = planned(question, kind)
-    if found is None or not all(s.launcher.is_ready(question.aligned) for s in found.steps):
+    if found is None or not all(s.triton.is_ready(question.aligned) for s in found.steps):
         return None
     return found
 

@@ -123,7 +123,7 @@ def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:
     """Compile each kernel. Returns a report of the first that fails, or None."""
     for step in plan.steps:
         try:
-            step.launcher.compile(aligned, patient)
+            step.triton.compile(aligned, patient)
         except Miscompiled as error:
             return _wrong(step, aligned, error.why, True)
         except Exception as error:
@@ -134,7 +134,7 @@ def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:
 
 
 def _wrong(step: PlanStep, aligned: bool, reason: str, keep: bool) -> dict[str, Any]:
-    return {"kernel": check_records.variant(step.digest, aligned), "function": step.launcher.function,
+    return {"kernel": check_records.variant(step.digest, aligned), "function": step.triton.function,
             "reason": reason[:1000], "schedule": str(step.schedule), "keep": keep}
 
 

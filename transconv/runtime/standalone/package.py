@@ -144,11 +144,11 @@ def packaged(plan: Plan) -> PlanPackage:
 
 
 def _launch(step: PlanStep) -> PackagedKernel:
-    boxes = step.launcher.boxes or (None,) * len(step.params)
+    boxes = step.triton.boxes or (None,) * len(step.params)
     arguments = tuple(Argument(t.name, t.dtype, None if b is None else _box(*b))
                       for t, b in zip(step.kernel.params, boxes, strict=True))
-    return PackagedKernel(step.kernel.name, step.source, arguments, step.launcher.grid, step,
-                  is_explicit(step.kernel), step.launcher.early,
+    return PackagedKernel(step.kernel.name, step.source, arguments, step.triton.grid, step,
+                  is_explicit(step.kernel), step.triton.early,
                   step.zero.name if step.zero is not None else "")
 
 

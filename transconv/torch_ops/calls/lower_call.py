@@ -231,7 +231,7 @@ def check_zeros(device: torch.device, dtype: torch.dtype) -> list[int]:
 def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) -> bool:
     """Whether a plan's kernels run on a device already, and their results were right."""
     return first_run_check.is_trusted(compiled, aligned) and all(
-        s.launcher.is_loaded(device.index, aligned) for s in compiled.steps)
+        s.triton.is_loaded(device.index, aligned) for s in compiled.steps)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -369,7 +369,7 @@ def is_of_values(trial: ConvTrial) -> bool:
 
 def interpreted_steps(compiled: Plan) -> int:
     """How often Triton's interpreter goes through the body of a loop, program by program."""
-    return sum(max(s.launcher.grid, programs(s.schedule, seen))
+    return sum(max(s.triton.grid, programs(s.schedule, seen))
                * max(1, k_steps(s.schedule, seen) // s.schedule.split_k)
                for s in compiled.steps
                for seen in [Scheduled(s.compute, s.schedule, compiled.target).grouped])

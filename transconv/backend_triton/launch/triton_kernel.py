@@ -1,8 +1,10 @@
-"""Launches a Triton JIT function on tensors, for sizes if these are arguments.
+"""A kernel of Triton: a text, and what is compiled of it and loaded on devices, for sizes if these are
+arguments. It knows nothing of plans, whose starts are written around what is loaded
+(runtime/launch_codegen.py), nor of the checks of first results (runtime/launch.py).
 
-Before the first launch on a device Triton's dispatcher compiles; the compiled kernel is kept and
-started directly. Triton specialises on addresses that are multiples of 16, so a kept kernel is only
-used for tensors that are aligned like those it was compiled for.
+Before the first run on a device Triton's dispatcher compiles; the compiled kernel is kept and started
+directly. Triton specialises on addresses that are multiples of 16, so a kept kernel is only used for
+tensors that are aligned like those it was compiled for.
 
 A kernel whose sizes are arguments serves all of them: they are passed in 32 bits, and Triton specialises
 on none. The number of programs is computed from them, and so is how the tensors of boxes lie (``At``), by
@@ -42,9 +44,9 @@ def _current() -> tuple[Callable[[], int], Callable[[int], int]]:
     return torch_internals.device_number, torch_internals.raw_stream
 
 
-class Launcher:
-    """Runs one kernel. ``grid``: the number of its programs, of its ``sizes`` if these are arguments,
-    which have to meet what it ``requires``. ``boxes`` says which arguments are descriptors of boxes,
+class TritonKernel:
+    """One kernel. ``grid``: the number of its programs, of its ``sizes`` if these are arguments, which
+    have to meet what it ``requires``. ``boxes`` says which arguments are descriptors of boxes,
     ``types`` torch's element type of each; ``key`` is the kernel's name in the record of compiled kernels.
     ``fuse``: whether the compiler may make one instruction, with one rounding, of a product and a sum. At
     most two kernels a device are ``kept``, for tensors that are aligned and for others."""
@@ -76,9 +78,9 @@ class Launcher:
         at = self.grid, tuple([b and bound_start.lying(b[0]) for b in self.boxes])
         return lambda: (at, ())
 
-    def start(self, tensors: list[Any], values: Mapping[str, int] = EXACT) -> None:
-        """Launch on the tensors' device and its current stream, for sizes that meet the kernel's
-        requirements: the caller has checked that. No programs, no launch."""
+    def run(self, tensors: list[Any], values: Mapping[str, int] = EXACT) -> None:
+        """Run on the tensors' device and its current stream, or in Triton's interpreter, for sizes that
+        meet the kernel's requirements: the caller has checked that."""
         if self.grid == 0:
             return
         sizes = tuple([values[n] for n in self.names])
@@ -232,16 +234,16 @@ def _countable(programs: Expr, sizes: Sizes, boxes: tuple[bound_start.Boxed | No
     return replace(sizes, where=(*sizes.where, *more)) if more else sizes
 
 
-def numbers_of(launchers: Sequence[Launcher], rooms: Sequence[Expr],
+def numbers_of(kernels: Sequence[TritonKernel], rooms: Sequence[Expr],
                names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
-    """A function of sizes, in the order of their names: ``At`` for each launcher, then the shapes of
+    """A function of sizes, in the order of their names: ``At`` for each kernel, then the shapes of
     workspaces with so many elements (``rooms``)."""
-    each = [e for run in launchers for e in (run.programs, *(
+    each = [e for run in kernels for e in (run.programs, *(
         e for b in run.boxes if b is not None and b[0].extents for e in (*b[0].extents, *b[0].steps)))]
 
     def said(texts: list[str]) -> tuple[list[tuple[str, str]], str]:
         left = iter(texts)
-        found = [_tuple([next(left), _tuple([_place(b, left) for b in run.boxes])]) for run in launchers]
+        found = [_tuple([next(left), _tuple([_place(b, left) for b in run.boxes])]) for run in kernels]
         return [], _tuple([*found, _tuple([_tuple([next(left)]) for _ in rooms])])
 
     return function_of([*each, *rooms], names, said)
