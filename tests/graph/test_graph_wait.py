@@ -3,6 +3,7 @@ interpreter's, which count as compiled when a test says so."""
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions import cudagraphs, graph_wait
 from transconv.graph.regions.graph_wait import RehearsalWatch
 from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.torch_compile import RunnableRegion
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Plan, PlanRequest, collecting, compiler, torch_internals
 from transconv.runtime.compilation import async_compile, batch_compile, rehearsal_thread
@@ -152,6 +154,8 @@ def test_torch_answers_until_all_kernels_are_there(chip: Chip) -> None:
         for _ in range(2):
             near(run(x), want)
     assert counts() == (4, 0) and "torch answers" not in str(transconv.graph.report(run))
+    regions = [o for o in gc.get_objects() if type(o) is RunnableRegion]
+    assert regions and not any("gm" in vars(r) for r in regions), "torch's graphs of them are let go"
 
 
 def test_a_thread_looks_at_first_results_before_calls_get_them(

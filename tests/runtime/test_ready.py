@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
@@ -128,6 +129,26 @@ def test_never_compiles_nothing(there: set[str], processes: Processes) -> None:
     assert refused("never").reason == "compile:never" and not processes.jobs
     there |= {s.digest for s in asked("now").steps}
     assert asked("never").steps[0].digest in there
+
+
+def test_a_plan_that_is_read_keeps_no_ir(there: set[str]) -> None:
+    """Objects that stay make Python's collector go through all of a program's: a plan has a few of its
+    own, and what the passes made of it stays in the process that compiled it."""
+    made = asked("now")
+    there |= {s.digest for s in made.steps}
+    asked("never")  # what is imported for it
+    del made
+    kept = []
+    for _ in range(2):
+        compiler.forget()
+        gc.collect()
+        before = {id(o) for o in gc.get_objects()}
+        plan = asked("never")
+        gc.collect()
+        kept = [o for o in gc.get_objects() if id(o) not in before]
+        del before
+    assert plan.steps and len(kept) < 200
+    assert not [o for o in kept if type(o).__module__ in ("transconv.ir.stmt", "transconv.ir.expr")]
 
 
 def test_one_job_for_many_threads(there: set[str], processes: Processes) -> None:

@@ -224,8 +224,12 @@ class WatchedCall:
     def expect_room(self, name: str, got: Tensor) -> None:
         """Raises Unknown where the memory does not suffice."""
         needed = bytes_of(self.values.needed(name)) * self.checks.larger + 2 * got.nbytes
-        if needed > FEW and needed > room(got.device):
+        if needed > FEW and needed > self.room(got.device):
             raise Unknown(MEMORY)
+
+    def room(self, device: torch.device) -> int:
+        """Bytes that can be had."""
+        return room(device)
 
     def said(self, name: str) -> str:
         """The operations that make a result, and the line that asked for the last of them."""
