@@ -24,8 +24,7 @@ from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
-from transconv.selection import choice
-from transconv.selection.tuning_db import transfer
+from transconv.selection import choice, transfer
 from transconv.support import knobs
 from transconv.target import Target, detect
 from transconv.tuning.session import Progress, TuningJob

@@ -186,11 +186,11 @@ def own_switches() -> Iterator[None]:
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of the test's own, and none of the tuned rows that the package brings."""
     from transconv.conv import compiler
-    from transconv.selection.tuning_db import store
+    from transconv.selection import tuning_db
     from transconv.support import files as keep
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_TUNED", "1")
-    monkeypatch.setattr(store, "_package", list)
-    for forget in (store.forget, keep.forget, compiler.forget):
+    monkeypatch.setattr(tuning_db, "_package", list)
+    for forget in (tuning_db.forget, keep.forget, compiler.forget):
         forget()

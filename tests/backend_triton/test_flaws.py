@@ -24,7 +24,7 @@ from transconv.backend_triton.offline.compilation import Resources, compile_offl
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
 from transconv.passes.scalar import simplification
-from transconv.schedule import box_rules as boxes
+from transconv.schedule import legality as boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS

@@ -30,7 +30,7 @@ from bench.size_layers import Size
 from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
 from bench.sizes import Run
-from transconv.calls import dynamic_sizes
+from transconv.calls import size_policy
 from transconv.conv import Epilogue, LayerRegistry, Prop
 from transconv.errors import ProblemError, Unsupported
 from transconv.support import knobs
@@ -201,7 +201,7 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry of a measurement has the questions of the calls' own."""
     asked: list[LayerRegistry] = []
-    dynamic_sizes.forget()
+    size_policy.forget()
 
     def choose(self: LayerRegistry, *given: object) -> None:
         asked.append(self)

@@ -26,8 +26,7 @@ from transconv.errors import TensorError, Unsupported
 from transconv.runtime import build_compute, compiler, plan_cache, plans
 from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, SizeTable
-from transconv.selection import choice
-from transconv.selection.tuning_db import record, store
+from transconv.selection import choice, tuning_db
 from transconv.target import Target
 
 SM80, SM90 = Target.parse("sm_80"), Target.parse("sm_90")
@@ -204,8 +203,9 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
     near = LAYER.at(8, (56, 56), (56, 56))
 
     def chosen(text: str) -> list[CompiledDirection]:
-        row = record.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
-        monkeypatch.setattr(store, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
+        row = tuning_db.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
+        monkeypatch.setattr(
+            tuning_db, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
         monkeypatch.setattr(choice, "surprise", lambda *_: 1.9)
         made = LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
         return [

@@ -28,7 +28,7 @@ from transconv.errors import Unsupported
 from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at
 from transconv.runtime import Plan, build_compute, plan_cache
 from transconv.schedule import Schedule, why_not
-from transconv.schedule import box_rules as boxes
+from transconv.schedule import legality as boxes
 from transconv.selection.proposals import heuristics
 from transconv.support import is_direct
 from transconv.target import Target

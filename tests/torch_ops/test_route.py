@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.calls import call_cache, guard, route_cache
+from transconv.calls import guard, route_cache
 from transconv.torch_ops import operators
 from transconv.torch_ops.calls import (
     lower_call,
@@ -23,7 +23,7 @@ from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
-WARM = call_cache.PATIENCE + 3
+WARM = guard.PATIENCE + 3
 
 
 class Plan:

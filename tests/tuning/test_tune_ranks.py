@@ -23,7 +23,7 @@ from tests.docs.test_readme import TUNE
 from tests.shown import ROOT
 from tests.tuning.test_tune_session import SM90, job
 from tests.tuning.workers import time_of
-from transconv.selection.tuning_db import store
+from transconv.selection import tuning_db
 from transconv.tuning import ranks
 from transconv.tuning.ranks import Ranks, meet
 from transconv.tuning.session import Limits, Session, groups, log_of, of_log
@@ -64,9 +64,9 @@ def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
     """Two ranks of this process."""
     from torch.distributed import HashStore
 
-    store = HashStore()
+    tuning_db = HashStore()
     machines = "one", about
-    return [Ranks(store, rank, 2, {"machine": machines[rank]}, 1, gone_s) for rank in range(2)]
+    return [Ranks(tuning_db, rank, 2, {"machine": machines[rank]}, 1, gone_s) for rank in range(2)]
 
 
 def served(between: Ranks) -> Any:
@@ -143,8 +143,8 @@ def test_without_a_sign_of_rank_0_the_others_end_with_an_error() -> None:
 def test_a_trial_with_which_two_ranks_are_gone_is_given_up() -> None:
     from torch.distributed import HashStore
 
-    store, task = HashStore(), Task("compile", {}, then=Task("gpu", {}))
-    between = [Ranks(store, rank, 3, {}, 1, 30) for rank in range(3)]
+    tuning_db, task = HashStore(), Task("compile", {}, then=Task("gpu", {}))
+    between = [Ranks(tuning_db, rank, 3, {}, 1, 30) for rank in range(3)]
     dealer, ended = ranks.Dealer(groups(1), between[0]), []
     for rank in (1, 2):
         between[rank].put(f"here/{rank}", {"jobs": 1, "about": {}})
@@ -182,7 +182,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "one process compiles on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
     assert f"1 of 1 are kept in {file}" in ran.stdout
-    row, = store.load(file)
+    row, = tuning_db.load(file)
     assert row.tried == 6 and len(log_of(tmp_path / "tuned.trials.csv").rows) == 6
 
 
@@ -207,7 +207,7 @@ def killed(tmp_path: Path, words: list[str], trials: int) -> None:
     print(f"over after {time.monotonic() - began:.1f} s: {out[-1500:]} {said[-1500:]}", flush=True)
     assert first.returncode == 0 and second.wait(10) == -signal.SIGKILL
     assert "rank 1" in out + said and f"1 of 1 are kept in {file}" in out
-    row, = store.load(file)
+    row, = tuning_db.load(file)
     assert row.tried == len(log_of(log).rows) == trials
 
 
@@ -231,7 +231,7 @@ def test_on_two_gpus(tmp_path: Path) -> None:
          "-m", "transconv", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=90)
     print(ran.stdout[-1500:], ran.stderr[-500:], flush=True)
     assert ran.returncode == 0 and "on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
-    row, = store.load(file)
+    row, = tuning_db.load(file)
     assert row.us > 0 and row.tried > 4
 
 

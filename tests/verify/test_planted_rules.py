@@ -77,7 +77,7 @@ CORPUS = [(e, facts) for facts in (WIDE, NEAR) for e in (*(case for case, _ in C
 
 # Returns that no expression here leads to, and why.
 OUT_OF_REACH = {
-    "comparison._bound": "`compare` has decided conditions without variables before",
+    "division._bound": "`compare` has decided conditions without variables before",
     "ranges._of_tree": "the range of a float: nobody asks",
 }
 

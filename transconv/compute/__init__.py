@@ -41,7 +41,6 @@ from transconv.compute.elementwise import (
            unregister,
 )
 from transconv.compute.expressions import COORDINATES, Coordinate
-from transconv.compute.forms import ACC, moved, of_examples, product, total
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import END, axis_facts, describe, one_line, parse
 from transconv.compute.semantics.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
@@ -67,7 +66,17 @@ from transconv.compute.symbolic_compute import (
            why_not_any_size,
            with_examples,
 )
-from transconv.compute.workload import COMPUTE, Alone, TorchText, Workload
+from transconv.compute.workload import (
+           ACC,
+           COMPUTE,
+           Alone,
+           TorchText,
+           Workload,
+           moved,
+           of_examples,
+           product,
+           total,
+)
 
 Algorithm = Compute  # deprecated alias
 

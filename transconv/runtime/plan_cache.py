@@ -3,8 +3,8 @@
 Choosing schedules and running the passes take most of the time of a start. A record has what launches
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
 key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
-records are sealed with a key of the user's (``support/seals.py``), and each field is judged as it is read.
-What a record says is compared with what the passes make in ``compilation/recompilation.py``.
+records are sealed with a key of the user's (``support/records.py``), and each field is judged as it is
+read. What a record says is compared with what the passes make in ``compilation/recompilation.py``.
 
 The file for another machine has plans, Triton's machine code of their kernels, and which kernels are known
 to be wrong. It is a zip archive: ``manifest.json`` with versions and a digest of every other member,
@@ -48,7 +48,6 @@ from transconv.support import (
     knobs,
     records,
     replace_data,
-    seals,
     triton_version,
     why_foreign,
     why_untrusted,
@@ -416,14 +415,14 @@ def _sha256(file: IO[bytes]) -> str:
 
 def _sealed(manifest: dict[str, Any]) -> str:
     """The seal of a manifest with this user's key; empty if there is none."""
-    secret = seals.key()
-    return "" if secret is None else seals.seal(secret, *_signed(manifest))
+    secret = records.user_key()
+    return "" if secret is None else records.seal(secret, *_signed(manifest))
 
 
 def _is_sealed(manifest: dict[str, Any]) -> bool:
     """Whether a manifest is sealed with this user's key."""
-    secret = seals.key()
-    return secret is not None and seals.is_sealed(manifest.get("seal"), secret, *_signed(manifest))
+    secret = records.user_key()
+    return secret is not None and records.is_sealed(manifest.get("seal"), secret, *_signed(manifest))
 
 
 def _signed(manifest: dict[str, Any]) -> tuple[str, str]:

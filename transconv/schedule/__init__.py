@@ -3,7 +3,6 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.box_rules import most_sums
 from transconv.schedule.counts import (
     QUAD,
     ROWS,
@@ -23,7 +22,7 @@ from transconv.schedule.counts import (
     tile,
     tiles_along,
 )
-from transconv.schedule.legality import of_any_size, why_not
+from transconv.schedule.legality import most_sums, of_any_size, why_not
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.schedule import register as register_word
 from transconv.schedule.schedule import unregister as unregister_word

@@ -1,7 +1,7 @@
 """The legality rules of single schedule words: None, or a sentence that says why not.
 
-words.py refers to them; legality.py has their order and first checks the value of each word.
-box_rules.py has the rules of boxes and explicit kernels.
+words.py refers to them; legality.py has their order, first checks the value of each word, and
+has the rules of boxes and explicit kernels.
 
 Which schedules may have steps that share boxes (``slide=``, see tiles/boxes.py).
 """

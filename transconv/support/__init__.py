@@ -5,7 +5,7 @@ In: texts of the environment; keys and JSON. Out: the records of other processes
 trusted. Knows: no other room.
 """
 
-from transconv.support import files, knobs, records, seals
+from transconv.support import files, knobs, records
 from transconv.support.errors import (
     ComputeError,
     ConfigError,

@@ -16,7 +16,7 @@ from transconv.calls.settings import settings
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.support import Unsupported
 from transconv.target import Target
-from transconv.torch_ops import arguments, shapes
+from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import autocast
 from transconv.torch_ops.calls import lower_call, select_impl
 from transconv.torch_ops.calls.call_attributes import check_bias, parse
@@ -113,7 +113,7 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
     if why:  # where it is the layout, there are no strides to look at
         return [TensorExplanation(name, direction, reasons=why)
                 for name, direction in zip(select_impl.COMPUTED, select_impl.directions(p), strict=True)]
-    channels_last = shapes.channels_last_result(x, w)
+    channels_last = arguments.channels_last_result(x, w)
     flags = lower_call.flags(x.dtype)
     aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
                       for t in (x, w, b))

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.calls import dynamic_sizes, guard, stats
-from transconv.calls.call_cache import CallCache
+from transconv.calls import guard, size_policy, stats
 from transconv.calls.guard import (
     ALIGNMENT,
+    CallCache,
     CallGuard,
     Check,
     StartableKernel,
@@ -266,7 +266,7 @@ def chosen(named: library.LibraryText, device: torch.device, aligned: bool,
 def registry_of(named: library.LibraryText, device: torch.device, aligned: bool) -> FormRegistry:
     """The registry of a form. Raises Unsupported where there is none."""
     key = texts(named), device.type, device.index, aligned, deterministic()
-    return dynamic_sizes.registry_of(key, lambda: FormRegistry(named, device, aligned))
+    return size_policy.registry_of(key, lambda: FormRegistry(named, device, aligned))
 
 
 class SizedLaunchChoice(NamedTuple):
@@ -293,7 +293,7 @@ def launched(step: BoundText, exact: Callable[[], str], device: torch.device, al
                 launch(text, device, aligned, mode).at(step.named.sizes), text, True, taken.waits
             )
         except Unsupported as error:
-            if not dynamic_sizes.leaves_exact(error):
+            if not size_policy.leaves_exact(error):
                 raise
             log.info("%s: %s", step.named.head, error)
     text = exact()

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from transconv.calls.dynamic_sizes import LIMIT
+from transconv.calls.size_policy import LIMIT
 from transconv.compute import library, one_line
 from transconv.functional.calls.compiled_launch import TORCH, TYPES, TensorMemory, program
 from transconv.support import ComputeError, Unsupported

@@ -61,7 +61,7 @@ from transconv.ir import (
     free_vars,
     held_constant,
 )
-from transconv.runtime.standalone.package import (
+from transconv.runtime.standalone.machine_code import (
     Argument,
     PackagedKernel,
     PackagedTensor,

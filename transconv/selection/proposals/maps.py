@@ -1,4 +1,5 @@
-"""Proposed schedules of computations without a product: maps, reductions, rows swept several times.
+"""Proposed schedules without the matrix unit: maps, reductions, rows swept several times, elementwise
+products, sums of partial sums, copies.
 
     n.h.w:1024 | fma | stages=1                 a map: lanes along contiguous memory
     h.w:32 c:64 | fma | stages=1                a map that transposes: loads and stores contiguous;
@@ -6,10 +7,6 @@
     n:4 k:512 | fma | stages=1                  contiguous rows, held if the block covers them
     c:64 h.w:16 | fma | late=1 stages=1         rows with a stride: lanes along contiguous c
     n.h.w.c:512 | fma | unroll=1                windows of a few elements, written out
-
-Also here: proposed schedules without the matrix unit: elementwise products, sums of partial sums, and
-copies.
-
     n.h.w:32 g:64 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
 """
 

@@ -1,7 +1,7 @@
 """Proposed schedules of products: for the matrix unit, whose factors are gathered, moved in boxes or
 copied first, and element by element where it does not serve.
 
-Also here: proposed schedules of depthwise windows: a window's row slides over positions in registers.
+Depthwise windows have schedules in which a window's row slides over positions in registers.
 
     n.h:32 w:8 g:32 kw:7 | regs=w.kw          14 elements loaded for 56 products, 8 of g in a thread
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from transconv.calls import guard, route_cache
-from transconv.calls.call_cache import CallCache
 from transconv.calls.guard import (
+    CallCache,
     CallGuard,
     Condition,
     Part,

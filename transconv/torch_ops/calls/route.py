@@ -21,19 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from transconv.calls.dynamic_sizes import LIMIT
 from transconv.calls.guard import current_device as current_device
 from transconv.calls.guard import start_of
 from transconv.calls.route_cache import Route
 from transconv.calls.settings import settings
+from transconv.calls.size_policy import LIMIT
 from transconv.conv import CompiledDirection, Prop
 from transconv.ir import function_of
 from transconv.runtime import torch_internals
-from transconv.torch_ops import shapes
-from transconv.torch_ops.arguments import Ints, Params
+from transconv.torch_ops import arguments
+from transconv.torch_ops.arguments import Ints, Params, order_of
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.conversion import aten_convolutions, inference
-from transconv.torch_ops.shapes import order_of
 
 if TYPE_CHECKING:
     from transconv.calls.size_policy import SizeChoice, SizeTrial
@@ -51,7 +50,7 @@ def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """torch's result with the strides of the rule; the common case, that it has them, is tested first."""
     if not channels_last and made.is_contiguous():
         return made
-    return shapes.with_result_strides(made, channels_last)
+    return arguments.with_result_strides(made, channels_last)
 
 
 _new = object.__new__
@@ -71,7 +70,7 @@ class RouteEpilogue(NamedTuple):
     names: tuple[str, ...]
     reads: Callable[..., Sequence[torch.Tensor]]
     computed: Callable[..., torch.Tensor]
-    shapes: Sequence[Ints] = ()
+    arguments: Sequence[Ints] = ()
     activation: str = ""
     biased: bool = True
     picks: tuple[tuple[str, torch.Tensor | None], ...] | None = None
@@ -100,7 +99,7 @@ class ConvCall(Route):
         self.params = params
         self.shape = shape
         self.channels_last = channels_last
-        self.strides = shapes.result_strides(shape, channels_last)
+        self.strides = arguments.result_strides(shape, channels_last)
         # The problem's names of the layer's input and of its result.
         self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
         # Those of the layer's input, weight and result; None where they are one.
@@ -317,7 +316,7 @@ class BackwardRoutes:
         if self.weight:
             dw = self.weight.gradient(w, x, None, grad)
         if self.bias_dims:
-            db = shapes.bias_gradient(grad, w, self.params)
+            db = arguments.bias_gradient(grad, w, self.params)
         return dx, dw, db
 
     def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
@@ -444,7 +443,7 @@ class LayerEntry:
         made: ConvCall | None = self.count((given, strides)) if self.counted else None
         if made is not None:
             return made
-        src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
+        src = arguments.output_shape(given, w.shape, self.params) if self.params.transposed else given
         n, _, *sides = src
         sizes = n, *sides
         shape, steps, *far = self.lies(*sizes)
@@ -490,7 +489,7 @@ class LayerEntry:
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
-        last = shapes.channels_last_result(x, w)
+        last = arguments.channels_last_result(x, w)
         return last is self.channels_last and all(
             order_of(t.shape, t.stride(), last) == order
             for t, order in zip((x, *grads), self.orders, strict=False))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.calls import dynamic_sizes, route_cache
+from transconv.calls import route_cache, size_policy
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
@@ -23,8 +23,8 @@ from transconv.conv import CompiledDirection, Epilogue, LayerRegistry, Prop
 from transconv.ir import Layout
 from transconv.runtime import Waiting, apart, is_collecting, ready
 from transconv.support import ProblemError, Unsupported
-from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.arguments import Params
+from transconv.torch_ops import arguments
+from transconv.torch_ops.arguments import Order, Params, order_of
 from transconv.torch_ops.calls import lower_call, precompile
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.precompile import gradients
@@ -36,7 +36,6 @@ from transconv.torch_ops.calls.route import (
     Sizes,
 )
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.shapes import Order, order_of
 
 if TYPE_CHECKING:
     from transconv.conv import ConvProblem
@@ -67,7 +66,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
             call.of_any_size(mode)
             return
         except Unsupported as error:
-            if not dynamic_sizes.leaves_exact(error):
+            if not size_policy.leaves_exact(error):
                 raise
     try:
         with lower_call.or_unsupported(call):
@@ -75,7 +74,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
             made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
         call.take(made)
     except Unsupported as error:
-        if (dynamic_sizes.leaves_exact(error) and (choice is None or choice.settled)
+        if (size_policy.leaves_exact(error) and (choice is None or choice.settled)
                 or is_collecting()):
             raise
         try:
@@ -83,7 +82,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
         except Unsupported:
             raise error from None
         route.over = error.over if isinstance(error, Waiting) else None
-        if choice is not None and dynamic_sizes.leaves_exact(error):
+        if choice is not None and size_policy.leaves_exact(error):
             choice.settle(own=False)  # the size has no kernel of its own
         return
     if choice is not None and choice.own:
@@ -118,7 +117,7 @@ class _SelectedCall:
                 prepares or mode == "background"):
             return None
         near, weight, far = self.tensors
-        orders = tuple([shapes.order_of(*t, route.channels_last) for t in self.tensors])
+        orders = tuple([arguments.order_of(*t, route.channels_last) for t in self.tensors])
         if None in orders:
             return None
         src = far[0] if route.params.transposed else near[0]
@@ -147,7 +146,7 @@ class _SelectedCall:
         try:
             self.of_any_size(mode)
         except Unsupported as error:
-            if not dynamic_sizes.leaves_exact(error):
+            if not size_policy.leaves_exact(error):
                 raise
             choice.settle(own=True)
             return False
@@ -275,12 +274,12 @@ def computed(x: torch.Tensor, w: torch.Tensor, params: Params
              ) -> list[tuple[str, Prop, tuple[lower_call.Like, lower_call.Like, lower_call.Like]]]:
     """The tensors that a call and its backward compute, each with its direction, and input, weight and
     result as its kernel sees them: what is computed has the strides of torch's rule for results."""
-    last = shapes.channels_last_result(x, w)
+    last = arguments.channels_last_result(x, w)
 
     def made(shape: Sequence[int]) -> lower_call.Like:
-        return tuple(shape), shapes.result_strides(shape, last)
+        return tuple(shape), arguments.result_strides(shape, last)
 
-    y = made(shapes.output_shape(x.shape, w.shape, params))
+    y = made(arguments.output_shape(x.shape, w.shape, params))
     tensors = ((like(x), like(w), y), (made(x.shape), like(w), y), (like(x), made(w.shape), y))
     return list(zip(COMPUTED, directions(params), tensors, strict=True))
 
@@ -289,7 +288,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
                  flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
     route = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params,
-                  shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
+                  arguments.output_shape(x.shape, w.shape, params), arguments.channels_last_result(x, w))
     trained(route, x, w, flags, aligned, mode)
     if all(route.shape) and aten_convolutions.takes_whole(x, w):
         route.whole = True
@@ -329,8 +328,8 @@ def make_backward(
     """Decide who computes which gradient. RuntimeError where the tensors do not fit."""
     arguments.check_tensors(x, w, None)
     arguments.check_shapes(x.shape, w.shape, None, params)
-    shapes.check_grad(grad, x, w, params)
-    channels_last = shapes.channels_last_result(x, w)
+    arguments.check_grad(grad, x, w, params)
+    channels_last = arguments.channels_last_result(x, w)
     made: list[ConvCall | None] = [None, None]
     why = lower_call.reasons(x, w) or ([] if grad.numel() else ["shape:empty"])
     data_direction = Prop.FWD if params.transposed else Prop.BWD_D
@@ -369,7 +368,7 @@ def choose_plan(
     orders = tuple([order_of(*t, channels_last) for t in tensors])
     key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
            flags)
-    found = dynamic_sizes.registry_of(
+    found = size_policy.registry_of(
         key, lambda: _registry(prop, params, dtype, tensors, orders, device, epilogue, bias, aligned,
                                flags))
     src = far[0] if params.transposed else near[0]

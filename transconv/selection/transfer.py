@@ -1,8 +1,7 @@
-"""Schedules that were found for one computation, for another one: its axes, its sizes, its stride phase.
+"""The transfer of schedules from one computation to another: its axes, its sizes, its stride phase; and
+the tuned rows whose workloads are nearest, with distances.
 
 In: a schedule of a database's row, or of a user. Out: those that correspond to it here.
-
-Also here: the tuned rows whose workloads are most similar to a given one, with distances.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from math import prod
 
 from transconv.compute import Compute, Workload
 from transconv.schedule import Schedule, Scheduled, k_steps, needed, of_any_size, tile, why_not
-from transconv.selection.tuning_db.record import TuningRecord
+from transconv.selection.tuning_db import TuningRecord
 from transconv.support import ScheduleError
 from transconv.target import Target
 
