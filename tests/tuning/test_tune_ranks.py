@@ -64,9 +64,9 @@ def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
     """Two ranks of this process."""
     from torch.distributed import HashStore
 
-    tuning_db = HashStore()
+    store = HashStore()
     machines = "one", about
-    return [Ranks(tuning_db, rank, 2, {"machine": machines[rank]}, 1, gone_s) for rank in range(2)]
+    return [Ranks(store, rank, 2, {"machine": machines[rank]}, 1, gone_s) for rank in range(2)]
 
 
 def served(between: Ranks) -> Any:
@@ -143,8 +143,8 @@ def test_without_a_sign_of_rank_0_the_others_end_with_an_error() -> None:
 def test_a_trial_with_which_two_ranks_are_gone_is_given_up() -> None:
     from torch.distributed import HashStore
 
-    tuning_db, task = HashStore(), Task("compile", {}, then=Task("gpu", {}))
-    between = [Ranks(tuning_db, rank, 3, {}, 1, 30) for rank in range(3)]
+    store, task = HashStore(), Task("compile", {}, then=Task("gpu", {}))
+    between = [Ranks(store, rank, 3, {}, 1, 30) for rank in range(3)]
     dealer, ended = ranks.Dealer(groups(1), between[0]), []
     for rank in (1, 2):
         between[rank].put(f"here/{rank}", {"jobs": 1, "about": {}})

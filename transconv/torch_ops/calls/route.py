@@ -70,7 +70,7 @@ class RouteEpilogue(NamedTuple):
     names: tuple[str, ...]
     reads: Callable[..., Sequence[torch.Tensor]]
     computed: Callable[..., torch.Tensor]
-    arguments: Sequence[Ints] = ()
+    shapes: Sequence[Ints] = ()
     activation: str = ""
     biased: bool = True
     picks: tuple[tuple[str, torch.Tensor | None], ...] | None = None
