@@ -18,7 +18,7 @@ from transconv.support import Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import autocast
-from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.calls import lower_call, route_kernel, select_impl
 from transconv.torch_ops.calls.call_attributes import check_bias, parse
 from transconv.torch_ops.functional import FUNCTIONS, Sizes
 
@@ -124,7 +124,7 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
         problem = lower_call.describe(x.dtype, *given, p, flags.math)
         request = problem, direction, x.device, epilogue, aligned, flags.deterministic
         of_any_size = partial(
-            select_impl.choose_plan, direction, p, x.dtype, given, channels_last, x.device, epilogue,
+            route_kernel.choose_plan, direction, p, x.dtype, given, channels_last, x.device, epilogue,
             None if bias is None else bias.dtype, aligned, flags)
         try:
             schedule, won, waits = _scheduled(of_any_size, request) if chip is None else _on_chip(

@@ -49,7 +49,7 @@ from transconv.torch_ops.calls.call_attributes import (
     requested,
 )
 from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.calls.select_impl import layer_of
+from transconv.torch_ops.calls.route_kernel import layer_of
 from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor

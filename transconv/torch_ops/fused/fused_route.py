@@ -22,7 +22,8 @@ from transconv.torch_ops import arguments, operators, transforms
 from transconv.torch_ops.calls import lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
-from transconv.torch_ops.calls.select_impl import compile_route, make_forward, refused
+from transconv.torch_ops.calls.route_kernel import compile_route, refused
+from transconv.torch_ops.calls.select_impl import make_forward
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.operators import read, resolve
 
