@@ -317,7 +317,7 @@ def test_strided_nested_tensors_are_torchs(place: int, name: str) -> None:
 
 
 def test_the_table_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_attributes, "LIMIT", 8)
+    monkeypatch.setattr(call_attributes._requests, "bound", 8)
     for n in range(1, 40):
         transconv.conv2d(X, W, padding=n)
     assert len(call_attributes._requests) <= 8

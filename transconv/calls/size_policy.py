@@ -27,7 +27,7 @@ import torch
 
 from transconv.calls.settings import settings
 from transconv.runtime import COMPILING, NEVER, PlanRequest, Registry
-from transconv.support import ComputeError, ProblemError, Unsupported, knobs
+from transconv.support import Cache, ComputeError, ProblemError, Unsupported, knobs
 
 OFTEN = 20
 """Calls of one size until a kernel of its own is made for it; as many more for each size before it."""
@@ -201,8 +201,7 @@ def _is_capturing() -> bool:
 
 Made = TypeVar("Made", bound=Registry[Any])
 
-_registries: dict[Hashable, Any] = {}  # a registry, or why there is none
-_lock = threading.Lock()
+_registries: Cache[Hashable, Any] = Cache("registries", LIMIT)  # a registry, or why there is none
 
 
 def registry_of(key: Hashable, made: Callable[[], Made]) -> Made:
@@ -216,10 +215,7 @@ def registry_of(key: Hashable, made: Callable[[], Made]) -> Made:
             found = made()
         except (ProblemError, ComputeError) as error:
             found = str(error)
-        with _lock:
-            if len(_registries) >= LIMIT:
-                _registries.clear()
-            found = _registries.setdefault(key, found)
+        found = _registries.keep(key, found)
     if isinstance(found, str):
         raise Unsupported("sizes:refused", found)
     kept: Made = found
@@ -241,5 +237,4 @@ def complete(questions: Container[PlanRequest]) -> None:
 
 def forget() -> None:
     """Drop the registries of all kinds."""
-    with _lock:
-        _registries.clear()
+    _registries.forget()

@@ -274,7 +274,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         call_entries.note(function_of, f, given, (input, weight, bias, None), rest, route, flags,
                           aligned, cast)
     if (route.over is not None and route.compiled is None and route.asks_own
-            and input.device.type not in aten_convolutions.replaced):
+            and input.device.type not in aten_convolutions.replacement.devices):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
         return _hand_over(f, *given[:3], *rest)
     route.lay_out(weight)
@@ -299,7 +299,7 @@ def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> b
 
 def _note_transform(reason: str, input: Any) -> None:
     """Count a call that goes to aten because of a transform, unless `enable` replaced aten's kernel."""
-    if getattr(getattr(input, "device", None), "type", "") not in aten_convolutions.replaced:
+    if getattr(getattr(input, "device", None), "type", "") not in aten_convolutions.replacement.devices:
         stats.handed_over(reason)
 
 

@@ -1,4 +1,5 @@
-"""The self-check of an exported file: the steps of a computation as torch's, and what roundings may differ.
+"""The self-check of an exported file: the steps of a computation as torch's, and what roundings may
+differ.
 
 Every value is a tensor with one dimension for each axis, of size 1 along those that it does not depend
 on, in f64 (whole numbers in 64 bits). Axes that nothing reduces are sampled by the file where all their

@@ -12,6 +12,7 @@ import torch
 
 from transconv.calls.route_cache import LIMIT
 from transconv.runtime import torch_internals
+from transconv.support import Cache
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params, autocast_dtype
 
@@ -49,13 +50,8 @@ class CallAttributes:
 
 
 # By the numbers behind the name of the function, and by the arguments of a call behind the function.
-_requests: dict[Hashable, CallAttributes] = {}
-
-
-def _keep(key: Hashable, made: CallAttributes) -> CallAttributes:
-    if len(_requests) >= LIMIT:
-        _requests.clear()  # two objects of the same numbers cost a route, no more
-    return _requests.setdefault(key, made)
+# Two objects of the same numbers cost a route, no more.
+_requests: Cache[Hashable, CallAttributes] = Cache("attributes of calls", LIMIT)
 
 
 def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int] | str,
@@ -64,7 +60,7 @@ def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int]
     """The one object of these numbers."""
     key = (name, ndims, tuple(stride), padding if isinstance(padding, str) else tuple(padding),
            tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
-    return _requests.get(key) or _keep(key, CallAttributes(*key))
+    return _requests.get(key) or _requests.keep(key, CallAttributes(*key))
 
 
 @dataclass(eq=False, slots=True)
@@ -124,7 +120,7 @@ def requested(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, d
     found = request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed, output_padding_,
                     groups_)
     with suppress(TypeError):
-        _keep(key, found)
+        _requests.keep(key, found)
     return found
 
 
