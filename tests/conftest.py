@@ -144,12 +144,12 @@ def few_threads() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def kept_compilers() -> Iterator[None]:
     """Offline compiles of all tests share child processes, whose start takes longer than most compiles."""
-    from transconv.backend_triton.offline import compilation
+    from transconv.backend_triton import offline_compilation
 
-    made, idle = compilation._child, defaultdict(list)
+    made, idle = offline_compilation._child, defaultdict(list)
 
     @contextmanager
-    def kept(triton: Path | None) -> Iterator[compilation.Child]:
+    def kept(triton: Path | None) -> Iterator[offline_compilation.Child]:
         child = idle[triton].pop() if idle[triton] else made(triton)
         try:
             yield child
@@ -157,7 +157,7 @@ def kept_compilers() -> Iterator[None]:
             idle[triton].append(child)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "_child", kept)
+        patch.setattr(offline_compilation, "_child", kept)
         yield
     for children in idle.values():
         for child in children:

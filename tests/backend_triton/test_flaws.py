@@ -20,8 +20,8 @@ from transconv.backend_triton.miscompiles import (
     refuse,
     takes_uniform_branches,
 )
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
 from transconv.passes.scalar import simplification
 from transconv.schedule import legality as boxes

@@ -12,9 +12,9 @@ import torch
 
 from transconv.backend_triton.launch.bound_start import KernelStart
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
+from transconv.backend_triton.offline_compilation import CompileFailure, compile_offline
 from transconv.conv import CompiledDirection, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import job_of
 

@@ -19,7 +19,7 @@ from transconv.compute import (
 )
 from transconv.compute.analysis.pointwise import CONDITIONS
 from transconv.compute.autodiff.reverse import name_of
-from transconv.compute.semantics.error_bounds import SUMMED, TF32
+from transconv.compute.error_bounds import SUMMED, TF32
 from transconv.ir import (
     Call,
     Const,

@@ -12,9 +12,9 @@ import torch
 from tests.outside import F8
 from transconv import ir
 from transconv.backend_triton.emitters import triton
-from transconv.backend_triton.offline.compilation import CompileJob, Resources, compile_offline
+from transconv.backend_triton.offline_compilation import CompileJob, Resources, compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
-from transconv.conv.problem.descriptor import results
+from transconv.conv.descriptor import results
 from transconv.errors import ProblemError
 from transconv.ir import DTYPES, DType, multiplied, type_named
 from transconv.schedule import Schedule

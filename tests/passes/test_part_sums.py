@@ -9,9 +9,9 @@ import pytest
 from tests.passes.test_explicit import kernels, right_in_any_order
 from tests.stages import SM90
 from transconv import ir
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run
 from transconv.schedule import Schedule, why_not

@@ -20,7 +20,7 @@ from transconv.conv import (
     Prop,
 )
 from transconv.conv import compiler as directions
-from transconv.conv.dynamic_sizes import any_size, every, spelled
+from transconv.conv.relation import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
 from transconv.runtime import build_compute, compiler, plan_cache, plans

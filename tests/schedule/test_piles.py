@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.stages import SM90, launches_of, wrong_stages
-from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
+from transconv.backend_triton.offline_compilation import CompileFailure, compile_offline
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir import SmemRing, find
 from transconv.schedule.legality import why_not

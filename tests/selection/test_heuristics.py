@@ -17,7 +17,7 @@ from tests.strategies import problems
 from transconv.compute.analysis import axis_roles as lying
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count

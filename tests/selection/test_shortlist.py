@@ -11,7 +11,7 @@ import pytest
 
 from transconv.compute import Alone, parse
 from transconv.conv import ConvWorkload, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.schedule import Schedule
 from transconv.selection import candidates, choice, tuning_db

@@ -25,7 +25,7 @@ from transconv import runtime
 from transconv.backend_triton.launch import jit_module
 from transconv.calls import route_cache
 from transconv.conv import compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.runtime import check_records
 from transconv.support import Drawer, knobs
 from transconv.support import files as keep

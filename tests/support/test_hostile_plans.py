@@ -21,7 +21,7 @@ import torch
 from transconv.__main__ import main
 from transconv.backend_triton.launch import jit_module
 from transconv.conv import compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.runtime import Plan, plan_cache, steps
 from transconv.support import files, knobs, records

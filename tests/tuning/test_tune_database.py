@@ -12,7 +12,7 @@ import pytest
 from transconv import runtime
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.runtime import check_records

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from tests.tuning.workers import time_of
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule

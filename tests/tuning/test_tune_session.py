@@ -12,7 +12,7 @@ from tests.docs.test_readme import TUNE
 from tests.tuning.workers import time_of
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.selection import tuning_db
 from transconv.target.records import TARGETS

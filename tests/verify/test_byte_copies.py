@@ -11,7 +11,7 @@ import pytest
 from transconv import ir
 from transconv.backend_triton import Resources
 from transconv.backend_triton.emitters.gluon import bytes_layout
-from transconv.backend_triton.offline.compilation import compile_offline
+from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule

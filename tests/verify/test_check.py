@@ -17,7 +17,7 @@ from transconv import runtime
 from transconv.__main__ import main
 from transconv.cli import check as verb
 from transconv.conv import CompiledDirection, ConvWorkload, compiler, relation
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
 from transconv.support import knobs
 from transconv.target import TARGETS

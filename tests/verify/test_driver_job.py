@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.verify.benchdnn.job import BenchdnnJob, RefusedRequest, apart, job_of, spaced
 from transconv.verify.benchdnn.requests import Driver
 

@@ -8,7 +8,7 @@ import pytest
 from tests.verify import planted, planted_rules
 from tests.verify.planted import Bug
 from transconv.conv import ConvWorkload
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.passes import pipeline
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import division, fixpoint

@@ -17,7 +17,7 @@ from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write
 from transconv.backend_triton.launch.launcher import Launcher, numbers_of, programs
 from transconv.backend_triton.miscompiles import Miscompiled
-from transconv.backend_triton.offline.compilation import (
+from transconv.backend_triton.offline_compilation import (
     BACKENDS,
     Answer,
     Child,

@@ -40,12 +40,12 @@ from transconv.compute.elementwise import (
            table,
            unregister,
 )
+from transconv.compute.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
+from transconv.compute.evaluation import Answer, execute, outside
 from transconv.compute.expressions import COORDINATES, Coordinate
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import END, axis_facts, describe, one_line, parse
-from transconv.compute.semantics.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
-from transconv.compute.semantics.evaluation import Answer, execute, outside
-from transconv.compute.semantics.sampled_points import SampleOutcome, examine
+from transconv.compute.sampled_points import SampleOutcome, examine
 from transconv.compute.steps import (
            Axis,
            Read,

@@ -25,7 +25,7 @@ from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.compute import Compute
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import parse
-from transconv.compute.semantics.sampled_points import SampleOutcome, examine
+from transconv.compute.sampled_points import SampleOutcome, examine
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, needed, used
 from transconv.compute.symbolic_compute import why_not_any_size
 from transconv.ir import (

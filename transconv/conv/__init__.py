@@ -6,11 +6,8 @@ and what is below it.
 
 from transconv.conv.compensation import TABLE, without_zeros, zero_sums, zero_sums_shape
 from transconv.conv.compiler import CompiledDirection, LayerRegistry, build, plan_steps
-from transconv.conv.dynamic_sizes import any_size, marked
-from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue, known, post_op, split
-from transconv.conv.fused_conv import Surrounded, surrounded
-from transconv.conv.problem.conv_problem import ConvProblem, Prop, TensorSpec
-from transconv.conv.problem.descriptor import (
+from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
+from transconv.conv.descriptor import (
     KEYS,
     Descriptor,
     for_weights,
@@ -19,7 +16,9 @@ from transconv.conv.problem.descriptor import (
     why_not_multiplied,
     write_tags,
 )
-from transconv.conv.problem.lists import (
+from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue, known, post_op, split
+from transconv.conv.fused_conv import Surrounded, surrounded
+from transconv.conv.problem_lists import (
     DIRECTIONS,
     KINDS,
     SCHEMA,
@@ -32,7 +31,7 @@ from transconv.conv.problem.lists import (
     select,
     take,
 )
-from transconv.conv.relation import computes, reading
+from transconv.conv.relation import any_size, computes, marked, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.workload import ConvWorkload, computable, writable
 

@@ -51,7 +51,7 @@ from transconv.support import ScheduleError
 if TYPE_CHECKING:
     import torch
 
-    from transconv.conv.problem.conv_problem import ConvProblem, Prop
+    from transconv.conv.conv_problem import ConvProblem, Prop
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any
 
 from transconv import runtime
-from transconv.conv.dynamic_sizes import every, phases, planes_of, rows_of, whole
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.relation import every, phases, planes_of, rows_of, whole
 from transconv.conv.workload import ConvWorkload
 from transconv.ir import f32
 from transconv.passes import lower

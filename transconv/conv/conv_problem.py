@@ -4,7 +4,7 @@ One relation holds along every spatial axis: ``i = o*stride + k*dilation - pad_l
 follows from the sizes and is not stored; it is negative if the last input points are unused. A transposed
 convolution is BWD_D of another problem.
 
-Text form: a benchdnn descriptor (see problem/descriptor.py), then words where they differ from the
+Text form: a benchdnn descriptor (see descriptor.py), then words where they differ from the
 default:
 
     mb32ic64ih56oc128oh28kh3sh2ph1 dt=f16 tag=nhwc          one word for the three tensors
@@ -20,7 +20,7 @@ import math as arithmetic
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from transconv.conv.problem.descriptor import (
+from transconv.conv.descriptor import (
     SPATIAL,
     Descriptor,
     DTypes,

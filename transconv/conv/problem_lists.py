@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.problem.descriptor import Descriptor, parse_descriptor
+from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.conv.descriptor import Descriptor, parse_descriptor
 from transconv.support import ProblemError, read_named
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The child process of offline/compilation.py: ``python -m transconv.backend_triton.offline.child`` reads
+"""The child process of offline_compilation.py: ``python -m transconv.backend_triton.offline_child`` reads
 jobs, each a line of JSON, compiles each with Triton, and answers with a line of JSON.
 
 What a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.miscompiles import flaw, listing
-from transconv.backend_triton.offline.compilation import serve
+from transconv.backend_triton.offline_compilation import serve
 
 SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
               "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",

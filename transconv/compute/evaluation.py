@@ -19,8 +19,8 @@ from math import prod
 import numpy as np
 
 from transconv import ir
+from transconv.compute import error_bounds
 from transconv.compute.compute import Compute
-from transconv.compute.semantics import error_bounds
 from transconv.compute.steps import Read, Reduction, Step, Value, Write, conditions, used
 from transconv.ir import all_of, contract, f64, free_vars, held_constant, rewrite
 

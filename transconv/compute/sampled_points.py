@@ -3,7 +3,7 @@
 Points are drawn along the axes that are not reduced; reduced axes are evaluated whole. Only the elements
 that these points read are gathered, on the device of the tensors, so that no tensor is copied and the cost
 does not grow with them. The allowed error follows from the rounding of each step
-(semantics/error_bounds.py).
+(error_bounds.py).
 
     store dX[i, k] += g         with i = I[n]
 
@@ -30,8 +30,8 @@ from transconv import ir
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import kept, value_of
 from transconv.compute.compute import Compute
-from transconv.compute.semantics.error_bounds import SUMMED, allowed, share_of
-from transconv.compute.semantics.evaluation import StepEvaluator
+from transconv.compute.error_bounds import SUMMED, allowed, share_of
+from transconv.compute.evaluation import StepEvaluator
 from transconv.compute.steps import Axis, Read, Reduction, Value, Write, fresh, needed, used
 from transconv.ir import f64, free_vars, substitute
 from transconv.simplify import simplify

@@ -1,7 +1,7 @@
 """Offline compilation: from kernel texts and chips to registers, spills, shared memory and instructions.
 No GPU is needed.
 
-Compilers run in child processes (``Child``; offline/child.py), because bad IR can abort the
+Compilers run in child processes (``Child``; offline_child.py), because bad IR can abort the
 process and failures print whole modules. When a child dies or hangs, its job has failed and a new child
 continues with the next. Another Triton than the installed one is used when its folder is given (``pip
 install --target FOLDER triton==...``).
@@ -397,7 +397,7 @@ def _refused(job: CompileJob) -> CompileFailure | None:
 def _child(triton: Path | None) -> Child:
     """A compiling process with its own cache, and the Triton of a folder."""
     path = () if triton is None else (str(triton.absolute()),)
-    return Child("transconv.backend_triton.offline.child", {
+    return Child("transconv.backend_triton.offline_child", {
         "TRITON_CACHE_DIR": "{folder}/cache", "TRITON_ALWAYS_COMPILE": "1", "TMPDIR": "{folder}",
         "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_INTERPRET": None}, path)
 
