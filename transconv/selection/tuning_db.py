@@ -216,7 +216,7 @@ def files_digest() -> str:
 
 
 SCHEMA = 1
-LONGEST = 8 << 20  # bytes of a file of rows
+LONGEST_FILE = 8 << 20  # bytes of a file of rows
 DRAWER = Drawer("tuned", SCHEMA)
 
 Groups = dict[str, list[TuningRecord]]
@@ -301,7 +301,7 @@ def load(path: Path) -> list[TuningRecord]:
     rows, OSError if it cannot be read."""
     if not path.exists():
         return []
-    text = read_named(path, "a table of tuned schedules", LONGEST)
+    text = read_named(path, "a table of tuned schedules", LONGEST_FILE)
     found = read_rows(text)
     if text.strip() and not found and text.strip() != write_rows(()).strip():
         raise ValueError(f"{path} holds no row of tuned schedules; expected the columns of "

@@ -45,5 +45,5 @@ __all__ = ["Cache", "ComputeError", "ConfigError", "Content", "DIRECT", "Drawer"
            "LayoutError", "ProblemError", "ScheduleError", "ScopeError", "StageError", "TensorError",
            "TransconvError", "Unsupported", "__version__", "defined", "executed", "files", "forget_all",
            "has_wide_views", "is_direct", "knobs", "leave_text", "nearest", "one_line", "read_named",
-           "records", "replace_data", "replace_named", "seals", "triton_version", "why_foreign",
+           "records", "replace_data", "replace_named", "triton_version", "why_foreign",
            "why_untrusted", "why_unwritable"]

@@ -359,7 +359,6 @@ for _key in ("CPU", "CUDA"):
 register_fake("transconv::function", _function, lib=library)
 
 
-Tensor = torch.Tensor
 
 log = logging.getLogger("transconv.functional")
 
