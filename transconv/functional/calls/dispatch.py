@@ -359,7 +359,6 @@ for _key in ("CPU", "CUDA"):
 register_fake("transconv::function", _function, lib=library)
 
 
-
 log = logging.getLogger("transconv.functional")
 
 SEED = 0x7AB5
