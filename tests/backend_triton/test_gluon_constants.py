@@ -61,8 +61,8 @@ def compiled(kernel: Kernel, arch: int) -> str:
 def is_known(before: tuple[Stmt, ...], value: Expr) -> bool:
     """Whether a case is the same in every lane, and computed of constants by what LLVM folds."""
     nodes = [n for part in (*before, value) for n in walk(part)]
-    return not any(isinstance(n, (Load, Call, Reduce)) or isinstance(n, Select)
-                   and constants.LANE in set(walk(n.cond)) for n in nodes)
+    return not any(isinstance(n, (Load, Call, Reduce)) or (isinstance(n, Select)
+                   and constants.LANE in set(walk(n.cond))) for n in nodes)
 
 
 def known_cases(of: DType) -> tuple[Kernel, list[str]]:

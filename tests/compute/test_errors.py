@@ -316,8 +316,8 @@ def test_numbers_that_change_nothing_leave_no_operation() -> None:
     for row in OPS.values():
         if row.arity == 1:
             made = row(x)
-            ones = [e for e in find(made, (Mul, Div)) if isinstance(e.b, Const) and e.b.value == 1
-                    or isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1]
+            ones = [e for e in find(made, (Mul, Div)) if (isinstance(e.b, Const) and e.b.value == 1)
+                    or (isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1)]
             assert not ones, (row.name, str(made))
 
 

@@ -84,7 +84,7 @@ def mutable_objects() -> list[str]:
                 targets = at.targets if isinstance(at, ast.Assign) else [at.target]
                 names = [t.id for t in targets if isinstance(t, ast.Name)]
                 found += [f"{relative(path)}: {name}" for name in names
-                          if name in rebound or name != "__all__" and starts_empty(value)]
+                          if name in rebound or (name != "__all__" and starts_empty(value))]
     return sorted(found)
 
 

@@ -80,7 +80,7 @@ def indices(kernel: ir.Kernel, at: dict[str, int], place: int) -> Iterator[tuple
         return int(ir.value_at(ir.substitute(e, {M: Const(place)}), known))
 
     for s in flat(kernel.body):
-        if isinstance(s, Let) and isinstance(s.value, Load) or isinstance(s, Store):
+        if (isinstance(s, Let) and isinstance(s.value, Load)) or isinstance(s, Store):
             access: Any = s.value if isinstance(s, Let) else s
             yield "offset", access.offset, value(access.offset)
             yield "mask", access.mask, value(access.mask)

@@ -201,7 +201,7 @@ def test_long_sums_are_split_to_fill_the_chip() -> None:
     compute = made_of("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W)
     schedule = heuristics.default(compute, SM90)
     waves = heuristics.programs(schedule, compute) / SM90.sms
-    assert waves > 0.8 and waves % 1 > 0.8 or waves % 1 == 0
+    assert (waves > 0.8 and waves % 1 > 0.8) or waves % 1 == 0
 
 
 def test_consumers_take_turns_where_storing_takes_long_beside_the_sum() -> None:

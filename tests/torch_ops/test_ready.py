@@ -162,7 +162,7 @@ def test_gradients_switch_too(machine: Machine) -> None:
             torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
         native, torchs = counts()
         jobs = [job for job, _ in machine.processes.jobs]
-        assert compiled or len(jobs) == 3 and not any("hurried" in job for job in jobs)
+        assert compiled or (len(jobs) == 3 and not any("hurried" in job for job in jobs))
         assert (torchs if compiled else native) == {}
         assert native == ({"fwd": 3, "bwd_d": 3, "bwd_w": 3} if compiled else {})
     transconv.stats(reset=True)

@@ -36,7 +36,7 @@ class Plan:
     @torch.no_grad()
     def launch(self, src: Any, wei: Any, dst: Any, bia: Any = None, res: Any = None) -> None:
         p = self.problem
-        assert bia is None or bia.is_contiguous() and not bia.is_neg()
+        assert bia is None or (bia.is_contiguous() and not bia.is_neg())
         given = [(src, p.src), (wei, p.wei), (dst, p.dst), *([] if res is None else [(res, p.dst)])]
         for tensor, spec in given:
             assert type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_neg()

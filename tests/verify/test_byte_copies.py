@@ -79,7 +79,7 @@ def test_bytes_are_transposed_in_shared_memory(problem: str, prop: str, schedule
     assert f"def {'odd_' * two}transposer" in plan.source
     # Steps are in another order only if that is so in both operands.
     assert plan.source.count(".reshape([4, 16, ") + plan.source.count(", 4, 16]") == (2 + 2 * two) * (
-        prop == "bwd_w" and " oh:8" in schedule or " mb:2" in schedule)
+        (prop == "bwd_w" and " oh:8" in schedule) or " mb:2" in schedule)
 
 
 def test_every_byte_of_a_tile_is_turned_once() -> None:

@@ -31,9 +31,8 @@ from transconv.backend_triton.offline_compilation import (
     triton_version,
 )
 
-__all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
-           "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",
-           "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
-           "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
-           "spelled_lines", "torch_module", "triton_version", "unspecialised",
+__all__ = ["BACKENDS", "Answer", "Bind", "Child", "CompileFailure", "CompileJob", "Compilers",
+           "KernelStart", "Launcher", "Miscompiled", "Resources", "compile_offline", "emit", "expect",
+           "function_name", "grid_size", "is_explicit", "numbers_of", "parameters", "pretend", "programs",
+           "reason_of", "serve", "spelled_lines", "torch_module", "triton_version", "unspecialised",
            "write"]

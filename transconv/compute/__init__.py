@@ -80,15 +80,14 @@ from transconv.compute.workload import (
 
 Algorithm = Compute  # deprecated alias
 
-__all__ = ["ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis",
-           "BINARY_ROWS", "COMPUTE", "COORDINATES", "Compute", "Coordinate", "Derivative", "END",
-           "FUNCTION_ROWS", "SampleOutcome", "IDENTITY", "OPS", "Op", "Pointwise", "Read",
-           "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep", "Sweeps", "TorchText",
-           "Value", "Workload", "Write", "allowed", "axis_facts", "axis_steps",
-           "axis_strides", "counted", "describe", "differentiate", "examine", "execute", "fresh",
-           "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_examples",
-           "of_sizes", "one_line", "outside", "parse", "parted", "places", "pointwise", "product",
-           "reaches", "register", "render", "rounds_once", "share_of", "sizes_of", "table", "total",
-           "touched", "transposed", "unregister", "usual", "why_not_all_stored",
+__all__ = ["ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "BINARY_ROWS", "COMPUTE", "COORDINATES", "END",
+           "FUNCTION_ROWS", "IDENTITY", "OPS", "SHORT", "Algorithm", "Alone", "Answer", "Axis", "Compute",
+           "Coordinate", "Derivative", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref",
+           "SampleOutcome", "Step", "Sweep", "Sweeps", "TorchText", "Value", "Workload", "Write",
+           "allowed", "axis_facts", "axis_steps", "axis_strides", "counted", "describe", "differentiate",
+           "examine", "execute", "fresh", "in_torch", "is_tf32", "kernels", "library", "moved", "named",
+           "number", "of_examples", "of_sizes", "one_line", "outside", "parse", "parted", "places",
+           "pointwise", "product", "reaches", "register", "render", "rounds_once", "share_of", "sizes_of",
+           "table", "total", "touched", "transposed", "unregister", "usual", "why_not_all_stored",
            "why_not_any_size", "why_not_lowered", "why_not_stored", "with_error", "with_examples",
            "with_roles", "written"]

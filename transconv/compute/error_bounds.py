@@ -219,7 +219,7 @@ def _rounding(part: ir.Expr, wide: ir.Expr, units: float, values: Mapping[ir.Exp
 
 def _is_off(part: ir.Expr) -> bool:
     """Whether the result of an operation may be off by its own doing."""
-    return _half_units(part) > 0 or isinstance(part, ir.Call) and ir.CALLS[part.name].flushes
+    return _half_units(part) > 0 or (isinstance(part, ir.Call) and ir.CALLS[part.name].flushes)
 
 
 def _half_units(part: ir.Expr) -> float:

@@ -201,7 +201,7 @@ def examine_sums(compute: Compute, tensors: dict[str, torch.Tensor], seed: int =
     writes = [w for w in compute.writes if w.op]
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     seen = [_Told(compute, w) for w in writes]
-    if inside & {*writes} and compute.reduced or any(prod(t.free_sizes) > LONGEST for t in seen):
+    if (inside & {*writes} and compute.reduced) or any(prod(t.free_sizes) > LONGEST for t in seen):
         return nothing
     with np.errstate(all="ignore"):
         places = seen[0].places(tensors, np.random.default_rng(seed))

@@ -196,7 +196,7 @@ class ComputeNames:
         for s in self.steps:
             if isinstance(s, Read):
                 found[s.var] = (s,)
-            elif isinstance(s, Reduction) or not isinstance(s, Write) and used(s) & behind:
+            elif isinstance(s, Reduction) or (not isinstance(s, Write) and used(s) & behind):
                 behind.add(s.var)
             elif isinstance(s, Value):
                 reads = tuple(dict.fromkeys(r for v in used(s) for r in found.get(v, ())))

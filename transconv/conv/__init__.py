@@ -37,13 +37,10 @@ from transconv.conv.workload import ConvWorkload, computable, writable
 
 algorithms = computes  # deprecated alias
 
-__all__ = [
-    "CompiledDirection", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
-    "KEYS", "KINDS", "ListedLayer", "MOST_OPERATIONS", "Prop", "LayerRegistry", "SCHEMA", "Surrounded",
-    "TABLE", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
-    "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
-    "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
-    "reading", "sampled", "select", "split", "spot_check", "surrounded", "take",
-    "why_not_multiplied", "without_zeros", "writable", "write_tags",
-    "zero_sums", "zero_sums_shape",
-]
+__all__ = ["DIRECTIONS", "KEYS", "KINDS", "MOST_OPERATIONS", "SCHEMA", "TABLE", "CompiledDirection",
+           "ConvProblem", "ConvWorkload", "Descriptor", "Epilogue", "LayerRegistry", "ListedLayer", "Prop",
+           "Surrounded", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes",
+           "examine", "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
+           "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
+           "reading", "sampled", "select", "split", "spot_check", "surrounded", "take",
+           "why_not_multiplied", "without_zeros", "writable", "write_tags", "zero_sums", "zero_sums_shape"]

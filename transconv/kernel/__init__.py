@@ -24,7 +24,7 @@ SubGroup = Scope.SubGroup
 WorkItem = Scope.WorkItem
 """The scope of each work-item, ``@group.workitems``."""
 
-__all__ = ["IntrinsicArgument", "Buffer", "Builder", "Constant", "DeviceFunction", "Group",
-           "IndexMap", "KernelDecorator", "KernelError", "KernelFunction", "Mapping", "Scope",
-           "ScopeError", "SubGroup", "Tunable", "WorkGroup", "WorkItem", "atomic_ref",
-           "create_mapping", "index_map", "kernel", "symbols", "uniform"]
+__all__ = ["Buffer", "Builder", "Constant", "DeviceFunction", "Group", "IndexMap", "IntrinsicArgument",
+           "KernelDecorator", "KernelError", "KernelFunction", "Mapping", "Scope", "ScopeError",
+           "SubGroup", "Tunable", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "index_map",
+           "kernel", "symbols", "uniform"]

@@ -198,7 +198,7 @@ class KernelLaunches:
                               'GPU; without one, set transconv.config.cpu = "interpret" at the beginning '
                               "of the program (or TRITON_INTERPRET=1) for Triton's interpreter, or call "
                               f"{self.name}.simulate(..)")
-        if kind not in ("cpu", "cuda", "xpu") or kind != "cpu" and knobs.interpret():
+        if kind not in ("cpu", "cuda", "xpu") or (kind != "cpu" and knobs.interpret()):
             raise KernelError(f"{self.name} is called with arrays of {arguments.device}, where it "
                               "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
         return detect(arguments.device)

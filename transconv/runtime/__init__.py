@@ -58,13 +58,11 @@ from transconv.runtime.steps import (
 from transconv.selection import register_reader
 from transconv.support import Cache
 
-__all__ = [
-    "ahead", "apart", "Batch", "BatchCompile", "begin", "begin_processes", "beside", "build",
-    "build_compute", "BundleContents", "Cache", "Choose", "ChosenPlan", "collect", "collecting",
-    "compare", "Compared", "COMPILING", "Copy", "cores", "estimated", "expect", "first_result",
-    "FirstSizes", "forget", "header", "helpers", "info", "is_collecting", "is_estimated",
-    "is_ready", "kernel_name", "Launch", "NEVER", "on_device", "one_kernel_plan", "pack", "Plan",
-    "plan", "plan_steps", "Planned", "PlanRequest", "PlanStep", "prepare", "Prepared", "rank",
-    "ready", "register_reader", "RegisteredPlan", "Registry", "replan", "SIZES", "Spaces", "state",
-    "unpack", "Waiting", "Wanted", "WeightPrepack", "withdraw",
-]
+__all__ = ["COMPILING", "NEVER", "SIZES", "Batch", "BatchCompile", "BundleContents", "Cache", "Choose",
+           "ChosenPlan", "Compared", "Copy", "FirstSizes", "Launch", "Plan", "PlanRequest", "PlanStep",
+           "Planned", "Prepared", "RegisteredPlan", "Registry", "Spaces", "Waiting", "Wanted",
+           "WeightPrepack", "ahead", "apart", "begin", "begin_processes", "beside", "build",
+           "build_compute", "collect", "collecting", "compare", "cores", "estimated", "expect",
+           "first_result", "forget", "header", "helpers", "info", "is_collecting", "is_estimated",
+           "is_ready", "kernel_name", "on_device", "one_kernel_plan", "pack", "plan", "plan_steps",
+           "prepare", "rank", "ready", "register_reader", "replan", "state", "unpack", "withdraw"]

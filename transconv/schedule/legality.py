@@ -392,7 +392,7 @@ def _blocks_are_pure(c: Schedule, compute: Compute, target: Target) -> str | Non
         kinds = sorted({compute.kind(a) for a in b.axes})
         if len(kinds) > 1:
             return f"block {b} mixes axes of kinds {' and '.join(kinds)}"
-        if b.extent < 1 or b.extent & (b.extent - 1) and not c.in_registers(b):
+        if b.extent < 1 or (b.extent & (b.extent - 1) and not c.in_registers(b)):
             return f"block {b}: an extent is a power of two"
     return None
 
@@ -402,7 +402,7 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
     m, n, k = extents["M"] * extents["B"], extents["N"], extents["K"]
     if c.unit == "fma":  # positions that are written out are multiplied one after another
         k = lanes(c, compute, "K")
-    if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
+    if (m * n * k > 1 << 20 and c.unit == "fma") or max(m * n, m * k, k * n) > 1 << 20:
         return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
     if target.backend == "interpreter":
         return None

@@ -120,8 +120,8 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
         return [Choice(fitted(given, compute, target), 0.0)]
     rows = tuning_db.rows_of(group) if group else []
     twin = about.innermost() if about is not None and group else None
-    spoken = about is not None and bool(rows and transfer.nearest(about, rows, 1) or twin is not None
-                                        and tuning_db.rows_of(twin.group(machine(target))))
+    spoken = about is not None and bool((rows and transfer.nearest(about, rows, 1)) or (twin is not None
+                                        and tuning_db.rows_of(twin.group(machine(target)))))
     few = most if spoken or compute.named else min(most, enough)
     proposed = at_several(heuristics.candidates(compute, target, few), compute, target)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]

@@ -40,7 +40,7 @@ class Polynomial:
     Sums of polynomials over other atoms are formed in the ring of all of them.
     """
 
-    __slots__ = ("atoms", "_element", "_terms", "_const")
+    __slots__ = ("_const", "_element", "_terms", "atoms")
 
     def __init__(self, atoms: Mono, element: PolyElement | None, terms: Terms | None = None,
                  const: int = 0) -> None:

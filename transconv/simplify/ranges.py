@@ -192,7 +192,7 @@ def multiple_of(e: ir.Expr, facts: Facts) -> int:
 
 
 def _multiple(e: ir.Expr, facts: Facts) -> int:
-    if e.dtype.kind == "float" or e.dtype.kind != "index" and not isinstance(e, ir.Const):
+    if e.dtype.kind == "float" or (e.dtype.kind != "index" and not isinstance(e, ir.Const)):
         return 1
     stated = facts.stated_multiple(e)
     if (value := range_of(e, facts).value) is not None:

@@ -241,7 +241,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
     along = next((b.first for b in blocks if len(b.axes) == 1 and strides[b.first] == 1), None)
-    if along is None or along_k and compute.kind(along) != "K":
+    if along is None or (along_k and compute.kind(along) != "K"):
         return size
     steps = [strides[x.name] for x in compute.axes if x.name != along and x.size > 1]
     steps += [strides[""], compute.size(along),

@@ -67,8 +67,7 @@ _empty = torch_internals.quickest()
 class Started:
     """A step with its launch: from values to values."""
 
-    __slots__ = ("device", "any_size", "given", "launch", "of", "stored", "text",
-                 "waits")
+    __slots__ = ("any_size", "device", "given", "launch", "of", "stored", "text", "waits")
 
     def __init__(self, step: BoundText, found: SizedLaunchChoice, device: torch.device) -> None:
         self.launch, self.text, self.any_size, self.waits = found

@@ -195,7 +195,7 @@ def bound_of(
     made = {name for s in backward for name in s.stored}
     read = {name for s in backward for name in s.given}
     between = read - made - {*formula.given, "G"}  # stored by the forward text
-    less = f.again is not None or f.linear and not between
+    less = f.again is not None or (f.linear and not between)
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
     return BoundCall(f, numbers, len(given), places, formula.given, memory,

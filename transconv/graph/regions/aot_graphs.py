@@ -102,7 +102,7 @@ def parts_cast(graph: fx.Graph) -> None:
 def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
     """Whether a part has the same numbers if it is cast at once: the concatenation holds all of it."""
     own, wide = x.meta["val"].dtype, cat.meta["val"].dtype
-    return own is wide or own is dtype and holds(wide, own)
+    return own is wide or (own is dtype and holds(wide, own))
 
 
 def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:

@@ -123,7 +123,7 @@ def _why_not(node: ast.AST, refused: set[str]) -> str:
     if isinstance(node, ast.FunctionDef):
         return _why_no_body(node)
     if isinstance(node, (ast.arg, ast.arguments)):
-        plain = not isinstance(node, ast.arg) or node.annotation is None and not node.arg.startswith("_")
+        plain = not isinstance(node, ast.arg) or (node.annotation is None and not node.arg.startswith("_"))
         return "" if plain else f"the argument '{getattr(node, 'arg', '')}'"
     if isinstance(node, (*STATEMENTS, *EXPRESSIONS, *PARTS)):
         return ""
@@ -523,7 +523,7 @@ def _defined(lines: tuple[str, ...]) -> bool:
         if found:
             known.setdefault(found[2], deep)
         inside = at + 1 < len(lines) and _deep(lines[at + 1]) > deep
-        if line.endswith(":") != inside or inside and _deep(lines[at + 1]) > deep + 1:
+        if line.endswith(":") != inside or (inside and _deep(lines[at + 1]) > deep + 1):
             return False
         if line.lstrip("> ").startswith("else") and not _follows_if(lines, at):
             return False

@@ -262,7 +262,7 @@ def _chosen(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | N
 
     def score(i: int) -> tuple[int, int, int]:
         own, size = _moving(view.dims[i], compute), view.tensor.shape[i]
-        plain = isinstance(view.dims[i].coord, Var) or len(own) == 1 and not compute.phase
+        plain = isinstance(view.dims[i].coord, Var) or (len(own) == 1 and not compute.phase)
         rank = 1 if own else 0
         if size > 1 and not plain and (own or compute.phase):
             rank = 3
@@ -327,7 +327,7 @@ def _put(into: Array, rows: Array, columns: Array, value: int) -> None:
 
 def _phases(dim: ViewDim, compute: Compute) -> int:
     """The change of the coordinate for a step of an axis that is no window's, at most 4."""
-    if in_axes(dim.coord, compute) is None or len(_moving(dim, compute)) < 2 and not compute.phase:
+    if in_axes(dim.coord, compute) is None or (len(_moving(dim, compute)) < 2 and not compute.phase):
         return 1
     windows = {x.name for x in compute.axes if x.role == "window"}
     moved = [abs(s) for a, s in axis_steps(dim, compute).items() if a not in windows]

@@ -234,7 +234,7 @@ def write(directory: Path, files: Mapping[str, bytes], force: bool = False) -> N
             path = made / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        if directory.is_symlink() or directory.exists() and any(directory.iterdir()):
+        if directory.is_symlink() or (directory.exists() and any(directory.iterdir())):
             for name in files:
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(made / name, directory / name)

@@ -239,7 +239,7 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
     depths = (16, 64) if compute.sums_positions else (1, 8, 32) if many else (1,)
     for r, s in itertools.product(rows, sums):
         for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
-            if m * n * k > MOST_PRODUCTS and not big or many and k > 1 and m < min(wide):
+            if (m * n * k > MOST_PRODUCTS and not big) or (many and k > 1 and m < min(wide)):
                 continue
             blocks = []
             if r:
@@ -252,7 +252,7 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
             steps = k_steps(schedule, compute)
             unroll = 1 if steps <= MOST_UNROLLED and not big else 0
             for split in splits(schedule, compute, target):
-                if k == 1 or not many or big and compute.sums_positions:
+                if k == 1 or not many or (big and compute.sums_positions):
                     yield replace(schedule, unroll=unroll, split_k=split)
                 if k > 1 and (not big or why_not_early(schedule, compute, target)):
                     yield replace(schedule, split_k=split, late=1, stages=1)

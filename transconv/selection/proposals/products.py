@@ -183,7 +183,7 @@ def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Sch
     ``mma.sync``, of few warps or rows, has both sides in registers and no such products."""
     left, right = (isinstance(f, Value) for f in compute.factors or (None, None))
     turned, small = schedule.with_words(swap=1), is_small(schedule, compute)
-    if "wgmma" not in target.features or not left or small and is_small(turned, compute):
+    if "wgmma" not in target.features or not left or (small and is_small(turned, compute)):
         yield schedule
         return
     yield schedule.with_words(stages=1) if right else turned

@@ -135,7 +135,7 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     """
     positions = compute.axes_of("K")[-1].role == "position"
     too_wide = compute.acc.kind == "int" and m > INTEGERS
-    swap = 1 if positions or m >= n and not too_wide else 0
+    swap = 1 if positions or (m >= n and not too_wide) else 0
     alone = most_sums(4) if moves_sums(compute) else 128 * 128  # the sums of four warps
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > alone else 4,
                         via="gluon")

@@ -85,7 +85,7 @@ def expect(model: torch.nn.Module) -> None:
     them. With ``now`` none for a model that does not train; none where kernels are not compiled."""
     mode, some = settings.mode, None
     for p in model.parameters():
-        if not is_lazy(p) and (mode != "now" or p.requires_grad and model.training):
+        if not is_lazy(p) and (mode != "now" or (p.requires_grad and model.training)):
             some = p
             break
     if some is None or mode == "never" or lower_call.reasons(some, some):

@@ -447,7 +447,7 @@ class LayerEntry:
         n, _, *sides = src
         sizes = n, *sides
         shape, steps, *far = self.lies(*sizes)
-        if (strides != steps or self.open) and not self._lie_so(x, w) or given != shape:
+        if ((strides != steps or self.open) and not self._lie_so(x, w)) or given != shape:
             return None
         made = data.route(sizes, *far) or self._own(sizes, strides == steps)
         self.keep((given, strides), made, made is not None and made.over is not None)
@@ -467,13 +467,13 @@ class LayerEntry:
         """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
         given, strides, made, steps = key
         found: BackwardRoutes | None = self.known.get(key)
-        if found is not None or self.counted and (found := self.count(key)) is not None:
+        if found is not None or (self.counted and (found := self.count(key)) is not None):
             return found
         data, weight = self.data, self.weight
         n, _, *sides = made if self.params.transposed else given
         sizes = n, *sides
         near, near_steps, far, far_steps = self.lies(*sizes)
-        if ((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad)
+        if (((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad))
                 or given != near or made != far):
             return None
         dx = dw = None
@@ -484,7 +484,7 @@ class LayerEntry:
             if (dw := weight.route(sizes, like.shape, like.strides)) is None:
                 return None
         assert self.like is not None
-        counts = dx is not None and dx.over is not None or dw is not None and dw.over is not None
+        counts = (dx is not None and dx.over is not None) or (dw is not None and dw.over is not None)
         return self.keep(key, self.like.resized(dx, dw, self), counts)  # type: ignore[no-any-return]
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:

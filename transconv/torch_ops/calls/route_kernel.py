@@ -62,7 +62,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
             made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
         call.take(made)
     except Unsupported as error:
-        if (size_policy.leaves_exact(error) and (choice is None or choice.settled)
+        if ((size_policy.leaves_exact(error) and (choice is None or choice.settled))
                 or is_collecting()):
             raise
         try:

@@ -264,7 +264,7 @@ class QuantizationScheme:
 
     def why_not(self, weight: Tensor, transposed: bool) -> str:
         """Why a weight has no form of this kind; empty if it has."""
-        if not self.group or not transposed and self.channels(weight) % 2 == 0:
+        if not self.group or (not transposed and self.channels(weight) % 2 == 0):
             return ""
         return ("transposed convolutions have no weights of 4 bits" if transposed else
                 f"weights of 4 bits are for even numbers of input channels, not {weight.shape[1]}")

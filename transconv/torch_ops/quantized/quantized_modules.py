@@ -455,4 +455,4 @@ def quantises_for(module: Any, readers: list[Any]) -> bool:
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other or one is not None and other is not None and torch.equal(one, other)
+    return one is other or (one is not None and other is not None and torch.equal(one, other))

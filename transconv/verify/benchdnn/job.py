@@ -165,7 +165,7 @@ def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
             raise RefusedRequest(
                 INVALID, f"--attr-zero-points={part}: zero points are of src, wei and dst"
             )
-        if not along and mask not in ("", "common", "0", "host_scalar") or along and argument == "wei":
+        if (not along and mask not in ("", "common", "0", "host_scalar")) or (along and argument == "wei"):
             raise RefusedRequest(
                 UNIMPLEMENTED,
                 f"--attr-zero-points={part}: oneDNN's convolutions have no zero "
