@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transconv.conv import (
-    DIRECTIONS,
-    SCHEMA,
-    ListedLayer,
-    from_json,
-    from_problems,
-    problem_lists,
-    select,
-)
+from transconv.conv import DIRECTIONS, SCHEMA, ListedLayer, from_json, from_problems, problem_lists, select
 
 __all__ = ["DIRECTIONS", "OWN", "SCHEMA", "ListedLayer", "from_json", "from_problems", "read", "select"]
 

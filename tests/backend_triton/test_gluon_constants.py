@@ -14,20 +14,7 @@ from tests import constants
 from transconv import ir
 from transconv.backend_triton import CompileJob, Resources, compile_offline
 from transconv.backend_triton.emitters import gluon
-from transconv.ir import (
-    Call,
-    Cast,
-    DType,
-    Expr,
-    Kernel,
-    Load,
-    Reduce,
-    Select,
-    Stmt,
-    find,
-    helpers,
-    walk,
-)
+from transconv.ir import Call, Cast, DType, Expr, Kernel, Load, Reduce, Select, Stmt, find, helpers, walk
 
 pytest.importorskip("triton.experimental.gluon")
 

@@ -15,15 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import (
-    auto_sizes,
-    call_phases,
-    environment,
-    reference,
-    size_layers,
-    size_measures,
-    size_models,
-)
+from bench import auto_sizes, call_phases, environment, reference, size_layers, size_measures, size_models
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size

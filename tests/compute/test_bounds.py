@@ -12,16 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from tests.bounds import (
-    BOUNDS,
-    EXPONENTS,
-    emitted,
-    excess,
-    interpreted,
-    points,
-    powers,
-    wrong_edges,
-)
+from tests.bounds import BOUNDS, EXPONENTS, emitted, excess, interpreted, points, powers, wrong_edges
 from transconv import ir
 from transconv.compute import OPS, execute, parse
 from transconv.kernel import Group, kernel

@@ -20,21 +20,7 @@ from transconv.compute import (
 from transconv.compute.analysis.pointwise import CONDITIONS
 from transconv.compute.autodiff.reverse import name_of
 from transconv.compute.error_bounds import SUMMED, TF32
-from transconv.ir import (
-    Call,
-    Const,
-    Div,
-    DType,
-    Evaluator,
-    Expr,
-    Memory,
-    Mul,
-    Var,
-    bf16,
-    f16,
-    f32,
-    find,
-)
+from transconv.ir import Call, Const, Div, DType, Evaluator, Expr, Memory, Mul, Var, bf16, f16, f32, find
 from transconv.verify.computation import ComputationCase
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "

@@ -10,22 +10,7 @@ from typing import Any
 import pytest
 
 from transconv import ir
-from transconv.ir import (
-    Const,
-    Expr,
-    For,
-    If,
-    Lane,
-    Let,
-    Load,
-    Seq,
-    Stmt,
-    Store,
-    Var,
-    index,
-    index64,
-    walk,
-)
+from transconv.ir import Const, Expr, For, If, Lane, Let, Load, Seq, Stmt, Store, Var, index, index64, walk
 from transconv.passes.scalar.index_width import narrow
 
 OUT = ir.Tensor("out", ("x",), (64,), ir.Layout.dense(ir.f32, (64,)))

@@ -11,14 +11,7 @@ import torch
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton.launch import bound_start, launcher
-from transconv.conv import (
-    CompiledDirection,
-    ConvProblem,
-    ConvWorkload,
-    Epilogue,
-    LayerRegistry,
-    Prop,
-)
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop
 from transconv.conv import compiler as directions
 from transconv.conv.relation import any_size, every, spelled
 from transconv.cost import estimate

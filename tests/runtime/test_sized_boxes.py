@@ -14,15 +14,7 @@ import transconv
 from transconv.backend_triton import Miscompiled, Resources, compile_offline
 from transconv.backend_triton.launch import bound_start
 from transconv.compute import Compute, parse
-from transconv.conv import (
-    ConvProblem,
-    ConvWorkload,
-    Epilogue,
-    LayerRegistry,
-    Prop,
-    any_size,
-    marked,
-)
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, any_size, marked
 from transconv.cost import AtSizes, estimate
 from transconv.errors import Unsupported
 from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at

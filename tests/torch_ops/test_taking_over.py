@@ -18,14 +18,7 @@ from tests.torch_ops.test_auto_sizes import CALLS, SIDES, answers, auto, image  
 from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (fixtures)
 from transconv.backend_triton.launch import launcher
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.runtime import (
-    Plan,
-    PlanRequest,
-    check_records,
-    compiler,
-    first_run_check,
-    plan_cache,
-)
+from transconv.runtime import Plan, PlanRequest, check_records, compiler, first_run_check, plan_cache
 from transconv.runtime.compilation import async_compile, rehearsal_thread
 from transconv.selection import files_digest
 

@@ -4,26 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simplify.names import (
-    FACTS,
-    a,
-    b,
-    big,
-    flag,
-    fx,
-    fy,
-    i,
-    ih,
-    kh,
-    m_blk,
-    oh,
-    q,
-    s8,
-    t,
-    x,
-    y,
-    z,
-)
+from tests.simplify.names import FACTS, a, b, big, flag, fx, fy, i, ih, kh, m_blk, oh, q, s8, t, x, y, z
 from tests.simplify.test_rules import CASES
 from tests.verify.planted_rules import MODULES, Mutant, culprits, mutants, planted, watched
 from transconv.ir import (

@@ -5,13 +5,7 @@ In: expressions over axes. Out: a computation that prints itself. Knows: the IR 
 
 from transconv.compute import library as library
 from transconv.compute.analysis import statistics as statistics
-from transconv.compute.analysis.axis_roles import (
-           axis_steps,
-           axis_strides,
-           places,
-           touched,
-           with_roles,
-)
+from transconv.compute.analysis.axis_roles import axis_steps, axis_strides, places, touched, with_roles
 from transconv.compute.analysis.pointwise import (
            IDENTITY,
            Pointwise,
@@ -59,13 +53,7 @@ from transconv.compute.steps import (
            fresh,
            render,
 )
-from transconv.compute.symbolic_compute import (
-           of_sizes,
-           sizes_of,
-           usual,
-           why_not_any_size,
-           with_examples,
-)
+from transconv.compute.symbolic_compute import of_sizes, sizes_of, usual, why_not_any_size, with_examples
 from transconv.compute.workload import (
            ACC,
            COMPUTE,

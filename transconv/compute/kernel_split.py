@@ -38,18 +38,7 @@ from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import STATISTICS, why_not_reduced
 from transconv.compute.analysis.store_conflicts import why_not_stored
 from transconv.compute.compute import Compute
-from transconv.compute.steps import (
-    Axis,
-    Read,
-    Reduction,
-    Step,
-    Value,
-    Write,
-    fresh,
-    needed,
-    uncast,
-    used,
-)
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, needed, uncast, used
 from transconv.ir import f32
 
 

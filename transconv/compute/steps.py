@@ -25,17 +25,7 @@ from functools import cached_property, lru_cache
 from itertools import count
 
 from transconv import ir
-from transconv.ir import (
-    all_of,
-    conjuncts,
-    free_vars,
-    i32,
-    i64,
-    index,
-    readable,
-    rewrite,
-    why_not_name,
-)
+from transconv.ir import all_of, conjuncts, free_vars, i32, i64, index, readable, rewrite, why_not_name
 
 variable = lru_cache(maxsize=1 << 12)(ir.Var)
 """The variable of a name and a type."""

@@ -80,22 +80,8 @@ from transconv.ir.functions.rounding import (
     wrapped,
 )
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
-from transconv.ir.functions.size_values import (
-    MEANING,
-    Values,
-    function_of,
-    value_at,
-    values_of,
-)
-from transconv.ir.interp.evaluate import (
-    Array,
-    Evaluator,
-    Fault,
-    InterpError,
-    Memory,
-    contract,
-    offsets_of,
-)
+from transconv.ir.functions.size_values import MEANING, Values, function_of, value_at, values_of
+from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract, offsets_of
 from transconv.ir.interp.kernel import run
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node

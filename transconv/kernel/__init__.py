@@ -6,13 +6,7 @@ passes, emitters and launches below it, nothing of convolutions.
 
 from transconv.kernel.annotations import Buffer, Constant, Group, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
-from transconv.kernel.device_functions import (
-           DeviceFunction,
-           IntrinsicArgument,
-           Scope,
-           atomic_ref,
-           uniform,
-)
+from transconv.kernel.device_functions import DeviceFunction, IntrinsicArgument, Scope, atomic_ref, uniform
 from transconv.kernel.tiles.intrinsic_builder import Builder
 from transconv.kernel.tiles.values import IndexMap, Mapping, create_mapping, index_map
 from transconv.support import KernelError, ScopeError

@@ -57,14 +57,7 @@ from transconv.kernel.launch.tuned_choices import (
     with_words,
 )
 from transconv.kernel.simulator.execution import refusal, simulate, start_checked
-from transconv.runtime import (
-    Batch,
-    PlanRequest,
-    collect,
-    first_run_check,
-    is_collecting,
-    plan_cache,
-)
+from transconv.runtime import Batch, PlanRequest, collect, first_run_check, is_collecting, plan_cache
 from transconv.support import KernelError, knobs
 from transconv.target import Target, detect
 

@@ -18,17 +18,7 @@ from transconv.backend_triton import Answer, grid_size, is_explicit, parameters
 from transconv.compute import Compute, Workload, describe
 from transconv.cost import estimate
 from transconv.ir import Kernel, readable
-from transconv.passes import (
-    EMIT,
-    NAIVE,
-    PROBLEM,
-    SCHEDULE,
-    TOGETHER,
-    Form,
-    forms,
-    running,
-    stages,
-)
+from transconv.passes import EMIT, NAIVE, PROBLEM, SCHEDULE, TOGETHER, Form, forms, running, stages
 from transconv.runtime import Plan, Planned
 from transconv.schedule import Schedule, Scheduled, Word, why_not, words
 from transconv.target import Target

@@ -29,17 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from transconv.backend_triton import Bind, KernelStart, Launcher, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
-from transconv.ir import (
-    Expr,
-    Kernel,
-    Sizes,
-    Tensor,
-    Values,
-    function_of,
-    sizes_told,
-    strictest,
-    values_of,
-)
+from transconv.ir import Expr, Kernel, Sizes, Tensor, Values, function_of, sizes_told, strictest, values_of
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.schedule import Schedule
 from transconv.support import TensorError, defined, knobs

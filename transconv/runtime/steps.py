@@ -14,15 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import isfinite, prod
 
-from transconv.backend_triton import (
-    Launcher,
-    emit,
-    grid_size,
-    is_explicit,
-    parameters,
-    programs,
-    write,
-)
+from transconv.backend_triton import Launcher, emit, grid_size, is_explicit, parameters, programs, write
 from transconv.compute import Compute, Workload
 from transconv.cost import estimate
 from transconv.ir import Kernel

@@ -30,30 +30,14 @@ from functools import lru_cache
 from math import prod
 from operator import attrgetter
 
-from transconv.compute import (
-    Compute,
-    Workload,
-    axis_strides,
-    kernels,
-    parted,
-    touched,
-    why_not_lowered,
-)
+from transconv.compute import Compute, Workload, axis_strides, kernels, parted, touched, why_not_lowered
 from transconv.cost import estimate
 from transconv.schedule import Schedule, Word, k_steps, programs, registered_words, why_not, words
 from transconv.selection import choice, transfer, tuning_db
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.maps import even, maps, with_whole_rows
 from transconv.selection.tuning_db import COLUMNS, files_digest, machine, told_by, unnamed
-from transconv.support import (
-    Cache,
-    Content,
-    Drawer,
-    ScheduleError,
-    __version__,
-    knobs,
-    triton_version,
-)
+from transconv.support import Cache, Content, Drawer, ScheduleError, __version__, knobs, triton_version
 from transconv.target import Target
 
 SCHEMA = 4

@@ -53,13 +53,7 @@ from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.tile_shapes import too_long
 from transconv.selection.proposals.warp_specialization import also_fetching
 from transconv.selection.transfer import believable, fitted, relatives, without_axes
-from transconv.selection.tuning_db import (
-    TuningRecord,
-    files_digest,
-    machine,
-    told_by,
-    unnamed,
-)
+from transconv.selection.tuning_db import TuningRecord, files_digest, machine, told_by, unnamed
 from transconv.support import Drawer, ScheduleError, __version__, knobs
 from transconv.target import Target
 

@@ -44,9 +44,7 @@ from transconv.support import (
     replace_named,
     triton_version,
 )
-from transconv.support import (
-    files as keep,
-)
+from transconv.support import files as keep
 from transconv.target import Target
 
 # The generation of kernels: raise it when the kernels of schedules change in speed. Rows of other

@@ -33,13 +33,7 @@ from transconv.support.files import (
 from transconv.support.memory_cache import Cache, forget_all
 from transconv.support.python_functions import defined, executed
 from transconv.support.records import Content, Drawer
-from transconv.support.versions import (
-    DIRECT,
-    __version__,
-    has_wide_views,
-    is_direct,
-    triton_version,
-)
+from transconv.support.versions import DIRECT, __version__, has_wide_views, is_direct, triton_version
 
 __all__ = ["DIRECT", "Cache", "ComputeError", "ConfigError", "Content", "Drawer", "KernelError",
            "LayoutError", "ProblemError", "ScheduleError", "ScopeError", "StageError", "TensorError",

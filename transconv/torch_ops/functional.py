@@ -28,13 +28,7 @@ from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, operators, tensor_subclasses
-from transconv.torch_ops.arguments import (
-    Params,
-    autocast,
-    autocast_dtype,
-    spelled_out,
-    traced_autocast,
-)
+from transconv.torch_ops.arguments import Params, autocast, autocast_dtype, spelled_out, traced_autocast
 from transconv.torch_ops.calls import call_entries, lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import (
     CallAttributes,

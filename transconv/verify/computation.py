@@ -61,15 +61,7 @@ from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule
 from transconv.target import detect
 from transconv.verify.case import Case, ProblemCase
-from transconv.verify.data import (
-    Guarded,
-    poison,
-    random_tensor,
-    strayed,
-    strides_of,
-    torch_dtype,
-    unset,
-)
+from transconv.verify.data import Guarded, poison, random_tensor, strayed, strides_of, torch_dtype, unset
 from transconv.verify.judgement import FEW, MANY, NEAREST_TF32, NEIGHBOURS, Judgement
 from transconv.verify.machine import device, synchronize
 

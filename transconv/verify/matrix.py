@@ -26,15 +26,7 @@ from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, is_explicit
 from transconv.compute import Compute, axis_strides
-from transconv.conv import (
-    CompiledDirection,
-    ConvProblem,
-    ConvWorkload,
-    Epilogue,
-    Prop,
-    compiler,
-    marked,
-)
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, compiler, marked
 from transconv.cost import ASYNCHRONOUS, aligned, count
 from transconv.ir import View
 from transconv.runtime import PlanStep, build

@@ -47,15 +47,7 @@ from transconv.functional.calls.symbolic_bind import (
     Values,
     texts,
 )
-from transconv.runtime import (
-    COMPILING,
-    ChosenPlan,
-    Launch,
-    Plan,
-    PlanRequest,
-    Registry,
-    torch_internals,
-)
+from transconv.runtime import COMPILING, ChosenPlan, Launch, Plan, PlanRequest, Registry, torch_internals
 from transconv.support import Unsupported
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 

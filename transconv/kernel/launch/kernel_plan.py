@@ -20,14 +20,7 @@ from transconv.kernel.annotations import Group
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
 from transconv.passes import EMIT
-from transconv.runtime import (
-    Plan,
-    PlanStep,
-    one_kernel_plan,
-    plan_cache,
-    register_reader,
-    torch_internals,
-)
+from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache, register_reader, torch_internals
 from transconv.support import KernelError, Unsupported, defined, records
 from transconv.target import Target
 

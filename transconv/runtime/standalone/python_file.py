@@ -17,12 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from transconv.compute import Alone
-from transconv.runtime.standalone.machine_code import (
-    Argument,
-    PackagedKernel,
-    PackagedTensor,
-    PlanPackage,
-)
+from transconv.runtime.standalone.machine_code import Argument, PackagedKernel, PackagedTensor, PlanPackage
 from transconv.runtime.standalone.reference_check import of_compute, of_text, safe
 from transconv.support import Unsupported, __version__, triton_version
 

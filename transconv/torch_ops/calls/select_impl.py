@@ -23,13 +23,7 @@ from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call, precompile
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.precompile import gradients
-from transconv.torch_ops.calls.route import (
-    BackwardRoutes,
-    ConvCall,
-    LayerDirection,
-    LayerEntry,
-    Sizes,
-)
+from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall, LayerDirection, LayerEntry, Sizes
 from transconv.torch_ops.calls.route_kernel import compile_route, like, refused
 from transconv.torch_ops.conversion import aten_convolutions
 

@@ -24,13 +24,7 @@ from transconv.calls.settings import settings
 from transconv.compute import table
 from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, functional, modules, operators
-from transconv.torch_ops.arguments import (
-    autocast,
-    autocast_dtype,
-    cast_dtype,
-    cast_like,
-    traced_autocast,
-)
+from transconv.torch_ops.arguments import autocast, autocast_dtype, cast_dtype, cast_like, traced_autocast
 from transconv.torch_ops.calls import call_attributes, call_entries
 from transconv.torch_ops.calls.call_attributes import ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall
