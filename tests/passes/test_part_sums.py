@@ -86,8 +86,10 @@ def _raise(reason: str) -> None:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("schedule", [
     "ow:128 oc:128 ic:128 | mma | a=box b=box | c=box swap=1 programs=132 stages=6 warps=8 via=gluon",
-    "ow:128 oc:128 ic:64 | mma | a=box b=box | swap=1 split_k=2 programs=132 stages=6 warps=8 via=gluon",
-    "ow:64 oc:128 ic:128 | mma | a=box b=box | c=box programs=132 consumers=2 stages=6 warps=4 via=gluon"])
+    "ow:128 oc:128 ic:64 | mma | a=box b=box | "
+    "swap=1 split_k=2 programs=132 stages=6 warps=8 via=gluon",
+    "ow:64 oc:128 ic:128 | mma | a=box b=box | "
+    "c=box programs=132 consumers=2 stages=6 warps=4 via=gluon"])
 def test_products_run_beside_the_additions(schedule: str) -> None:
     p = ConvProblem.parse("mb1ic512ih128oc512oh128kh3ph1 dt=f8e4m3:f8e4m3:bf16 tag=nhwc math=ieee")
     job = jobs_of(p, FWD, SM90, Schedule.parse(schedule), Epilogue.parse("mul:f32:common"))[0]

@@ -53,7 +53,8 @@ TURNED = [
     ("g4mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
      "ic:64 oc:64 mb:1 oh:8 ow:8 | mma | a=box b=box | merge=4 swap=1 stages=3 warps=4 via=gluon"),
     ("mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
-     "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box | transposers=2 swap=1 stages=3 warps=4 via=gluon"),
+     "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box | "
+     "transposers=2 swap=1 stages=3 warps=4 via=gluon"),
     ("mb1ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", "bwd_d",
      "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | swap=1 via=gluon stages=4 warps=4"),
     ("mb1ic64ih8oc64oh8kh3ph1 dt=s8:s8:s32", "fwd",

@@ -321,7 +321,7 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     mask = aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=device), 1 - p)
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 NORM = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-VIEWS = {getattr(getattr(torch.ops.aten, packet), "default") for packet in (  # noqa: B009
+VIEWS = {getattr(torch.ops.aten, packet).default for packet in (
     "cat", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
     "replication_pad1d", "replication_pad2d", "replication_pad3d")}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
