@@ -39,7 +39,7 @@ PHASES: dict[str, tuple[tuple[str, str], ...]] = {
     "load": ((f"{LAUNCH}.launcher", "Launcher.starting"),),
     "check": (("transconv.runtime.first_run_check", "_launch_and_look"),
               (f"{CALL}.lower_call", "check_zeros")),
-    "compare": (("transconv.functional.calls.dispatch", "_hold"),),
+    "compare": (("transconv.functional.calls.first_call_check", "_hold"),),
     "verdict": (("transconv.runtime.first_run_check", "note"),),
     "entry": ((f"{CALL}.call_entries", "written"),
               ("transconv.functional.calls.route", "written")),

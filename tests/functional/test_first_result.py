@@ -12,7 +12,7 @@ import transconv.functional
 from transconv.compute import execute, parse
 from transconv.compute.sampled_points import LONGEST, examine
 from transconv.errors import Unsupported
-from transconv.functional.calls import compiled_launch, dispatch, torch_operators
+from transconv.functional.calls import compiled_launch, first_call_check, torch_operators
 from transconv.functional.calls.route import FunctionCall
 from transconv.runtime import check_records, compiler, plans
 
@@ -187,8 +187,8 @@ def test_where_all_are_wrong_the_call_is_handed_over(monkeypatch: pytest.MonkeyP
 def test_large_tensors_are_not_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch would compute as a whole is left to the samples."""
     compared: list[object] = []
-    monkeypatch.setattr(dispatch, "_compare", lambda route, got, want: compared.append(got))
-    monkeypatch.setattr(dispatch, "LARGE", 39)
+    monkeypatch.setattr(first_call_check, "_compare", lambda route, got, want: compared.append(got))
+    monkeypatch.setattr(first_call_check, "LARGE", 39)
     for size, times in ((8, 0), (7, 1)):
         x = torch.randn(size, 5)
         torch.testing.assert_close(transconv.functional.logsumexp(x, 1), x.logsumexp(1))
@@ -199,14 +199,14 @@ def test_large_tensors_are_not_computed_by_torch(monkeypatch: pytest.MonkeyPatch
 def test_further_sizes_are_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sizes are arguments, a mistake may be one of the third size alone."""
     compared: list[int] = []
-    real = dispatch._compare
+    real = first_call_check._compare
 
     def noted(route: FunctionCall, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
         compared.append(got[0].shape[0])
         if compared[-1] == 6:
             got = [2 * t for t in got]
         real(route, got, want)
-    monkeypatch.setattr(dispatch, "_compare", noted)
+    monkeypatch.setattr(first_call_check, "_compare", noted)
     monkeypatch.setattr(transconv.config, "sizes", "any")
     for n in (3, 5, 6, 7, 9, 11, 100):
         x = torch.randn(n, 5)
@@ -225,12 +225,12 @@ def test_torchs_products_may_cut_operands_to_tf32() -> None:
         text = PRODUCT.replace("compute product", f"compute product math={math}")
         route = SimpleNamespace(step=SimpleNamespace(text=text), name="matmul")
         if math == "tf32":
-            dispatch._compare(route, [a @ b], [cut[0] @ cut[1]])
+            first_call_check._compare(route, [a @ b], [cut[0] @ cut[1]])
         else:
             with pytest.raises(Unsupported, match="differs from torch's"):
-                dispatch._compare(route, [a @ b], [cut[0] @ cut[1]])
+                first_call_check._compare(route, [a @ b], [cut[0] @ cut[1]])
         with pytest.raises(Unsupported, match="differs from torch's"):
-            dispatch._compare(route, [a @ b], [a[:, 1:] @ b[1:]])
+            first_call_check._compare(route, [a @ b], [a[:, 1:] @ b[1:]])
 
 
 def test_small_numbers_tell_nothing_if_zeros_would_pass() -> None:

@@ -1,0 +1,119 @@
+"""Compares the first result of each kind of call with torch's.
+
+Triton and ptxas miscompile a few kernels, the same way every time. The first launch of a kernel on a
+machine is compared with its text, computed at samples (``Launch.start``). Where tensors are small, a
+route's result and its gradients are also compared with torch's own function, once in a process, and for
+some sizes where these are arguments (``FirstSizes``); for large ones the memory may not suffice. Triton's
+interpreter is not checked, unless TRANSCONV_TRUST=always.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from transconv.compute import parse
+from transconv.functional.calls.route import FunctionCall
+from transconv.functional.calls.symbolic_bind import as_tuple
+from transconv.support import Unsupported, knobs
+from transconv.torch_ops.calls.lower_call import capturing
+
+Tensor = torch.Tensor
+
+log = logging.getLogger("transconv.functional")
+
+SEED = 0x7AB5
+LARGE = 1 << 24  # elements of operands; above it only samples are compared
+# Of the largest element beside it: two roundings of a type, and of sums of many terms.
+ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10,
+           torch.float64: 2.0**-30}
+ROUNDED = 2.0**-7  # the same of f32 whose products round their operands to tf32: torch cuts them instead
+
+
+def agree(route: FunctionCall, tensors: Sequence[Tensor | None]) -> None:
+    """Raises Unsupported("miscompiled") where a kernel's result is not torch's."""
+    bound = route.bound
+    assert bound is not None
+    given = [t for t in tensors if t is not None]
+    policy, device = knobs.trust(), given[0].device
+    if policy == "never" or (policy != "always" and device.type == "cpu") or capturing(device):
+        return
+    steps = [step for step in (route.step, *route.gradients) if step is not None]
+    sizes = tuple([n for t in given for n in t.shape])
+    if all(step.any_size and not step.launch.of.agreed.due(sizes) for step in steps):
+        return
+    try:
+        _hold(route, given)
+    except (Unsupported, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # a program in training must not stop for a bug of ours
+        log.warning("no kernel for %s: %s", route.name, error, exc_info=True)
+        raise Unsupported(f"error:{type(error).__name__}", str(error)) from error
+    for step in steps:
+        step.launch.of.agreed.done(sizes)
+    route.calls = route.calls_back = 0
+
+
+def _hold(route: FunctionCall, given: Sequence[Tensor]) -> None:
+    """Compare results and gradients of one call."""
+    bound = route.bound
+    assert bound is not None
+    grads, device = any(bound.wanted), given[0].device
+    with torch.enable_grad() if grads else torch.no_grad(), torch.autocast(device.type, enabled=False):
+        large = sum(t.numel() for t in given) > LARGE
+        leaves = [t.detach() if large else _wide(t.detach()) for t in given]
+        for t, on in zip(leaves, bound.wanted or [False] * len(leaves), strict=True):
+            t.requires_grad_(on)
+        want = () if large else as_tuple(bound.function.torch(*bound.spread(leaves), *bound.numbers))
+        with torch.no_grad():
+            results, values = route.forward([t.detach() for t in given])
+        if not large:
+            _compare(route, results, want)
+        if grads and not route.hands_gradients:
+            # A generator of its own leaves the program's random state alone. The gradient is drawn
+            # because that of a norm is rounding alone where it equals the normalized tensor.
+            own = torch.Generator(device).manual_seed(SEED)
+            g = torch.randn(results[0].shape, generator=own, dtype=results[0].dtype, device=device)
+            with torch.no_grad():
+                made = route.gradients_of([values[n] for n in bound.saved], g)
+            if not large:
+                of = [t for t in leaves if t.requires_grad]
+                wanted = torch.autograd.grad(want[0], of, g.to(want[0].dtype))
+                _compare(route, [t for t in made if t is not None], wanted, float(g.abs().sum()))
+
+
+def _wide(t: Tensor) -> Tensor:
+    """16-bit tensors as f32, because torch rounds intermediate values."""
+    return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
+
+
+def _rounds(route: FunctionCall) -> bool:
+    """Whether a kernel multiplies f32 as tf32. Gradients are multiplied as the result is."""
+    if route.step is None:
+        return False
+    compute = parse(route.step.text)
+    return compute.factors is not None and compute.math == "tf32"
+
+
+def _compare(
+    route: FunctionCall, got: Sequence[Tensor], want: Sequence[Tensor], scale: float = 0.0
+) -> None:
+    """``scale``: the absolute sum of a result's gradient, of which differences may be shares too, evenly
+    over an operand: the gradient of a norm of one element is next to nothing, but its terms are not."""
+    for ours, theirs in zip(got, want, strict=True):
+        if not ours.dtype.is_floating_point:
+            right = torch.equal(ours, theirs)
+        else:
+            wide = torch.float64 if ours.dtype is torch.float64 else torch.float32
+            a, b = ours.to(wide), theirs.detach().to(wide)
+            near = torch.nan_to_num(b.abs(), 0.0, 0.0, 0.0)
+            share = ROUNDED if ours.dtype is torch.float32 and _rounds(route) else ALLOWED[ours.dtype]
+            allowed = share * (near + near.mean() + scale / max(1, ours.numel()))
+            same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= allowed)
+            right = bool(same.all())
+        if not right:
+            step = route.step
+            log.warning("rejected: %s differs from torch's\n%s", route.name, step and step.text)
+            raise Unsupported("miscompiled", f"the kernel's result of {route.name} differs from torch's")
