@@ -4,6 +4,7 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.backend_triton import torch_internals as torch_internals
+from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation import rehearsal_thread as rehearsal_thread
 from transconv.runtime.compilation.async_compile import (
     ahead,
@@ -42,7 +43,6 @@ from transconv.runtime.launch import (
     on_device,
 )
 from transconv.runtime.operands import Wanted
-from transconv.runtime.plan_cache import BundleContents, info, pack, unpack
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
 from transconv.runtime.steps import (
