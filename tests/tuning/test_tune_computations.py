@@ -140,7 +140,7 @@ def test_the_command_makes_a_job_of_every_kernel(
 def test_a_trial_is_checked_and_timed(whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter; all elements, or those of samples."""
     monkeypatch.setattr(computation, "WHOLE", whole)
-    monkeypatch.setattr(measure, "_cases", measure._cases.__class__())
+    monkeypatch.setattr(measure, "kept", measure.KeptCases())
     schedule = "n:8 k:32 | fma"
     assert measure.compile_trial(SMALL, "", "", schedule)["kernels"] == 1
     found = measure.measure_trial(SMALL, "", "", schedule, 1.0)
