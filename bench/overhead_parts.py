@@ -15,7 +15,7 @@ import transconv
 from transconv.calls import guard
 from transconv.calls.guard import check_of
 from transconv.torch_ops import functional
-from transconv.torch_ops.calls import call_attributes, lower_call, route, select_impl
+from transconv.torch_ops.calls import call_attributes, layer_keys, lower_call, route, select_impl
 
 Call = Callable[[], object]
 
@@ -37,7 +37,7 @@ def parts(device: str) -> dict[str, Call]:
         "guard: type, dtype, sizes, strides, keys": lambda: check(x, w),
         "numeric switches": lambda: lower_call.flags(torch.float32),
         "two addresses": lambda: x.data_ptr() | w.data_ptr(),
-        "the general key": lambda: select_impl.forward_key(req, x, w, None),
+        "the general key": lambda: layer_keys.forward_key(req, x, w, None),
     }
     if found.start is not None and found.compiled is not None:
         start = found.start

@@ -27,7 +27,7 @@ from transconv.conv import Epilogue, LayerRegistry, Prop
 from transconv.errors import ProblemError, Unsupported
 from transconv.support import knobs
 from transconv.target import Target
-from transconv.torch_ops.calls import route_kernel
+from transconv.torch_ops.calls import select_impl
 from transconv.tuning.table import read
 
 LAYERS = size_layers.chosen(quick=False)
@@ -200,7 +200,7 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
         raise Unsupported("sizes:refused", "only looked at")
 
     monkeypatch.setattr(LayerRegistry, "choose", choose)
-    monkeypatch.setattr(route_kernel._SelectedCall, "question", choose)
+    monkeypatch.setattr(select_impl._SelectedCall, "question", choose)
     monkeypatch.setattr(size_measures, "_registries", {})
     subject = Subject(size_measures._layer(name, False), "fwd", layout)
     sides = tuple(4 * s for s in subject.layer.shape.stride)

@@ -22,7 +22,7 @@ from transconv.selection import candidates
 from transconv.selection.tuning_db import TuningRecord
 from transconv.support import Drawer, records
 from transconv.target import TARGETS
-from transconv.torch_ops.calls import call_entries, lower_call, select_impl
+from transconv.torch_ops.calls import call_entries, layer_keys, lower_call, select_impl
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.fused import fused_route
 
@@ -74,7 +74,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
 
 
 def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
-    key, _flags, _aligned = select_impl.forward_key(REQUEST, x, w, b)
+    key, _flags, _aligned = layer_keys.forward_key(REQUEST, x, w, b)
     route_cache.find(key)
 
 
@@ -122,8 +122,8 @@ def test_numbers_and_what_is_wanted(asked: list[Hashable]) -> None:
     x, w = torch.empty(2, 3, 4, 4), torch.empty(2, 3, 4, 4)
     other: Any = request(*NUMBERS[:-1], 2)
     for req in (REQUEST, other):
-        route_cache.find(select_impl.forward_key(req, x, w, None)[0])
-        route_cache.find(select_impl.forward_key(req, x, w, w)[0])
+        route_cache.find(layer_keys.forward_key(req, x, w, None)[0])
+        route_cache.find(layer_keys.forward_key(req, x, w, w)[0])
         for activation in ("", "relu"):
             fused_route.find(req, (x, w, None, None), activation, "now")
         fused_route.find(req, (x, w, x, None), "", "now")

@@ -22,7 +22,7 @@ from transconv.runtime import collecting, plan_cache
 from transconv.runtime import registry as registries
 from transconv.runtime.compilation import async_compile
 from transconv.selection import files_digest, tuning_db
-from transconv.torch_ops.calls import lower_call, route_kernel, select_impl
+from transconv.torch_ops.calls import lower_call, select_impl
 from transconv.torch_ops.conversion import prepare
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
@@ -140,7 +140,7 @@ def test_one_gradient_does_not_take_the_turn_of_the_other(machine: Machine,
     def never(*_: object) -> None:
         raise Unsupported("sizes:refused")
 
-    monkeypatch.setattr(route_kernel._SelectedCall, "of_any_size", never)  # none stands in
+    monkeypatch.setattr(select_impl._SelectedCall, "of_any_size", never)  # none stands in
     step()
     machine.finish()
     monkeypatch.setattr(async_compile, "PAUSE_S", 1000.0)

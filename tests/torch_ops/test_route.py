@@ -14,7 +14,7 @@ import transconv
 from tests.torch_ops import samples as s
 from transconv.calls import guard, route_cache
 from transconv.torch_ops import operators
-from transconv.torch_ops.calls import lower_call, route, route_kernel
+from transconv.torch_ops.calls import lower_call, route, select_impl
 from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
@@ -70,7 +70,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower_call, "question", lambda problem, direction, _, epilogue, aligned, *__:
                         SimpleNamespace(workload=Plan(problem, direction, aligned, epilogue), target=None,
                                         deterministic=False))
-    monkeypatch.setattr(route_kernel, "ready", lambda plan, *_: plan)
+    monkeypatch.setattr(select_impl, "ready", lambda plan, *_: plan)
     monkeypatch.setattr(lower_call, "proven", lambda plan, *a, **k: plan)
     monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype).fill_(float("nan")))

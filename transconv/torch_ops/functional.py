@@ -29,7 +29,7 @@ from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, operators, tensor_subclasses
 from transconv.torch_ops.arguments import Params, autocast, autocast_dtype, spelled_out, traced_autocast
-from transconv.torch_ops.calls import call_entries, lower_call, precompile, select_impl
+from transconv.torch_ops.calls import call_entries, layer_keys, lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import (
     CallAttributes,
     ConvFunction,
@@ -42,8 +42,8 @@ from transconv.torch_ops.calls.call_attributes import (
     parse,
     requested,
 )
+from transconv.torch_ops.calls.layer_keys import layer_of
 from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.calls.route_kernel import layer_of
 from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
@@ -243,7 +243,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
     req = requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         return _odd_form(f, input, weight, bias, *rest)
-    key, flags, aligned = select_impl.forward_key(req, input, weight, bias)
+    key, flags, aligned = layer_keys.forward_key(req, input, weight, bias)
     route = route_cache.find(key)
     if route is None:
         if input.dtype.is_complex:

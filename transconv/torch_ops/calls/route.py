@@ -339,9 +339,6 @@ class BackwardRoutes:
                                              "weight": self.weight and self.weight.start}
 
 
-Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
-
-
 class LayerDirection:
     """A route of one size, from which those of other sizes are made. ``names``: the plans' names of a
     call's tensors, the result last; ``dtype``: that of the result."""
@@ -401,7 +398,7 @@ class LayerEntry:
         self.counted: dict[Hashable, Any] = {}
         tensors = {t.name: t for t in required.tensors}
         both = tensors[like.near], tensors[like.far]
-        self.lies: Callable[..., Sizes] = function_of(
+        self.lies: Callable[..., lower_call.Sizes] = function_of(
             [e for t in both for e in (*t.bounds, *t.steps)], required.names, self._spelled)
         self.orders = tuple([tuple([b.dim for b in t.layout.blocks]) for t in both])
         self.channels_last = like.channels_last
@@ -463,7 +460,7 @@ class LayerEntry:
         return route if ready and as_stepped else None
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                 key: Sizes) -> BackwardRoutes | None:
+                 key: lower_call.Sizes) -> BackwardRoutes | None:
         """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
         given, strides, made, steps = key
         found: BackwardRoutes | None = self.known.get(key)

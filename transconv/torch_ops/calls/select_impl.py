@@ -1,64 +1,247 @@
-"""Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
+"""The selection of an implementation: a kernel or torch computes a call, by the checks, the compiler and
+the fallback policy.
 
 In: a checked call. Out: a ConvCall whose kernel gave one checked result, or that goes to torch for a
-reason. Runs once for each kind of call: ``forward_route`` and ``backward_routes`` find what
-was made.
+reason, also while another process compiles its kernel. Runs once for each kind of call: ``forward_route``
+and ``backward_routes`` find what was made. A kernel is made for the sizes of a call or for any;
+calls/size_policy.py decides which of the two answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from contextlib import suppress
+from copy import copy
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.calls import route_cache
+from transconv.calls import route_cache, size_policy
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
-from transconv.conv import Prop
+from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
+from transconv.conv import CompiledDirection, Prop
+from transconv.runtime import Waiting, apart, is_collecting, ready
 from transconv.support import Unsupported
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call, precompile
 from transconv.torch_ops.calls.call_attributes import CallAttributes
+from transconv.torch_ops.calls.layer_keys import (
+    choose_plan,
+    forward_key,
+    gradients_key,
+    layer_key,
+    layer_of,
+    like,
+)
 from transconv.torch_ops.calls.precompile import gradients
-from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall, LayerDirection, LayerEntry, Sizes
-from transconv.torch_ops.calls.route_kernel import compile_route, like, refused
+from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall, LayerDirection, LayerEntry
 from transconv.torch_ops.conversion import aten_convolutions
 
-
-def call_key(kind: str, req: CallAttributes, what: Hashable, tensors: Sequence[torch.Tensor | None]
-             ) -> tuple[Hashable, lower_call.Flags, bool]:
-    """The key of a call of a kind, its input first, of which ``what`` is beside tensors and numbers; its
-    flags and alignment."""
-    some = [t for t in tensors if t is not None]
-    flags, aligned = lower_call.flags(some[0].dtype), not any(t.data_ptr() & ALIGNMENT for t in some)
-    return (kind, req, what, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)), flags, aligned
+if TYPE_CHECKING:
+    from transconv.conv import ConvProblem
+    from transconv.runtime import PlanRequest
 
 
-COMPUTED = ("result", "input gradient", "weight gradient")
+def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
+                  far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
+                  mode: str, **extra: torch.Tensor) -> None:
+    """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
+    Of the tensors, the one that the route computes is None; ``extra``: operands of the epilogue.
+
+    With ``config.sizes = "any"`` the kernel takes sizes as arguments, if one for the layer does; otherwise
+    it is made for these sizes, and one for any size, if there is one, answers until it is compiled. With
+    "auto" the sizes that came before decide (calls/size_policy.py)."""
+    call = _SelectedCall(route, near, weight, far, epilogue, aligned, flags, extra)
+    if lower_call.capturing(call.some.device):
+        call.captured()
+        return
+    choice = route.choice = call.choice(mode)
+    if choice is not None and not choice.own:
+        if call.of_any_or_known(choice, mode):
+            return
+    elif settings.sizes == "any":
+        if is_collecting():
+            call.elsewhere(mode)
+        try:
+            call.of_any_size(mode)
+            return
+        except Unsupported as error:
+            if not size_policy.leaves_exact(error):
+                raise
+    try:
+        with lower_call.or_unsupported(call):
+            q = call.question()
+            made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
+        call.take(made)
+    except Unsupported as error:
+        if ((size_policy.leaves_exact(error) and (choice is None or choice.settled))
+                or is_collecting()):
+            raise
+        try:
+            call.of_any_size("never")
+        except Unsupported:
+            raise error from None
+        route.over = error.over if isinstance(error, Waiting) else None
+        if choice is not None and size_policy.leaves_exact(error):
+            choice.settle(own=False)  # the size has no kernel of its own
+        return
+    if choice is not None and choice.own:
+        call.held_against(choice)
 
 
-def directions(params: Params) -> tuple[Prop, Prop, Prop]:
-    """Those of a call's result, and of the gradients of its input and weight."""
-    forward, back = (Prop.BWD_D, Prop.FWD) if params.transposed else (Prop.FWD, Prop.BWD_D)
-    return forward, back, Prop.BWD_W
+class _SelectedCall:
+    """The tensors and numbers of a call, for which its route gets a kernel."""
+
+    def __init__(self, route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
+                 far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
+                 extra: dict[str, torch.Tensor]) -> None:
+        some = near if near is not None else weight
+        assert some is not None
+        self.route, self.some, self.own = route, some, (route.shape, route.strides)
+        self.types: lower_call.Types = route.types or some.dtype
+        self.tensors = [self.own if t is None else like(t) for t in (near, weight, far)]
+        src, dst = (far, near) if route.params.transposed else (near, far)
+        given = {"src": src, "wei": weight, "dst": dst}
+        self.operands = {name: t for name, t in given.items() if t is not None} | extra
+        self.epilogue, self.flags = epilogue, flags
+        self.bias = extra["bia"].dtype if "bia" in extra else None
+        self.copies_weight = route.direction is not Prop.BWD_W and far is None
+        route.aligned = aligned
+
+    def choice(self, mode: str) -> SizeChoice | None:
+        """What is known of the call's size, where that decides which kernel answers; None also where
+        tensors lie so that only kernels of their own take them."""
+        route, device, prepares = self.route, self.some.device, is_collecting()
+        on = device.type != "cpu" or settings.compile != "auto"
+        if settings.sizes != "auto" or self.flags.deterministic or not on or not (
+                prepares or mode == "background"):
+            return None
+        near, weight, far = self.tensors
+        orders = tuple([arguments.order_of(*t, route.channels_last) for t in self.tensors])
+        if None in orders:
+            return None
+        src = far[0] if route.params.transposed else near[0]
+        layer = layer_of(route.params, self.types, weight[0], device)
+        kind = route.direction, orders, self.epilogue, self.bias, route.aligned, self.flags
+        found = policy.choices(layer, kind).of((src[0], *src[2:]))
+        if prepares:  # kernels of these sizes are compiled: none is needed for any size
+            found.settle(own=True)
+        return None if prepares else found
+
+    def of_any_or_known(self, choice: SizeChoice, mode: str) -> bool:
+        """A kernel for any size, or the size's own one if it is compiled already; False where only its own
+        one may compute the call."""
+        route = self.route
+        if choice.among.prepared and not choice.settled:
+            with suppress(Unsupported):
+                with lower_call.or_unsupported(self):
+                    q = self.question()
+                    made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection,
+                                 route.aligned, "never")
+                self.take(made)
+                choice.settle(own=True)
+                choice.route = route
+                return True
+            choice.among.prepared = False
+        try:
+            self.of_any_size(mode)
+        except Unsupported as error:
+            if not size_policy.leaves_exact(error):
+                raise
+            choice.settle(own=True)
+            return False
+        if choice.is_counting:
+            route.over = choice.counted_with(route.over)
+        return True
+
+    def held_against(self, choice: SizeChoice) -> None:
+        """Have the size's own kernel timed against one for any size that runs on the device already;
+        without one its own is the choice."""
+        route = self.route
+        if not choice.settled:
+            rival = ConvCall(route.direction, route.params, route.shape, route.channels_last,
+                             route.epilogue)
+            rival.types, rival.copies, rival.aligned = route.types, route.copies, route.aligned
+            with suppress(Unsupported):
+                other = copy(self)
+                other.route = rival
+                other.of_any_size("never", loaded=True)
+                route.rival, route.trial = rival, SizeTrial(choice)
+                route.over = route.trial.over
+                return
+        choice.settle(own=True)
+        choice.route = route
+
+    def of_any_size(self, mode: str, loaded: bool = False) -> None:
+        """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
+        route, some = self.route, self.some
+        chosen, registry = choose_plan(
+            route.direction, route.params, self.types, self.tensors, route.channels_last, some.device,
+            self.epilogue, self.bias, route.aligned, self.flags, mode)
+        if loaded and not lower_call.is_loaded(chosen.plan, some.device, route.aligned):
+            raise Unsupported("capture:cold", "the kernel for any size has not run yet")
+        compiled = self.proven(chosen.plan)
+        route.compiled, route.registry, route.over = compiled, registry, chosen.waits
+        if compiled.steps is not chosen.plan.steps:
+            registry.forget()
+
+    def elsewhere(self, mode: str) -> None:
+        """Ask also for the kernels of tensors that begin anywhere, if one of these begins within its
+        memory: at other sizes, a part of a concatenation begins at no multiple of 16 bytes."""
+        route = self.route
+        if route.aligned and any(t.storage_offset() for t in self.operands.values()):
+            route.aligned = False
+            with suppress(Unsupported):
+                self.of_any_size(mode)
+            route.aligned = True
+
+    def problem(self) -> ConvProblem:
+        """The problem of these sizes."""
+        near, weight, far = self.tensors
+        return lower_call.describe(self.types, near, weight, far, self.route.params, self.flags.math)
+
+    def __str__(self) -> str:
+        return f"{self.problem()} {self.route.direction}"
+
+    def question(self) -> PlanRequest:
+        """What a kernel for these sizes alone is asked for by."""
+        route, flags = self.route, self.flags
+        return lower_call.question(self.problem(), route.direction, self.some.device, self.epilogue,
+                                   route.aligned, flags.deterministic, self.bias)
+
+    def take(self, made: CompiledDirection) -> None:
+        """Have the route launch a kernel for these sizes alone, once its first result was checked."""
+        route = self.route
+        route.compiled = self.proven(made)
+        if self.copies_weight:
+            route.halves = apart(route.compiled, "wei")
+
+    def captured(self) -> None:
+        """A kernel for a call that a CUDA graph captures, where nothing can be compiled or checked."""
+        if settings.sizes != "exact":
+            with suppress(Unsupported):
+                self.of_any_size("never", loaded=True)
+                return
+        raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured;"
+                                          " call once before capturing")
+
+    def proven(self, plan: CompiledDirection) -> CompiledDirection:
+        """The plan or its replacement, after the check of its first result."""
+        made = self.some.dtype
+        if (types := self.route.types) is not None:
+            made = types[1] if self.route.direction is Prop.BWD_W else types[2]
+        return lower_call.proven(plan, self.route.aligned,
+                              lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
 
 
-def computed(x: torch.Tensor, w: torch.Tensor, params: Params
-             ) -> list[tuple[str, Prop, tuple[lower_call.Like, lower_call.Like, lower_call.Like]]]:
-    """The tensors that a call and its backward compute, each with its direction, and input, weight and
-    result as its kernel sees them: what is computed has the strides of torch's rule for results."""
-    last = arguments.channels_last_result(x, w)
-
-    def made(shape: Sequence[int]) -> lower_call.Like:
-        return tuple(shape), arguments.result_strides(shape, last)
-
-    y = made(arguments.output_shape(x.shape, w.shape, params))
-    tensors = ((like(x), like(w), y), (made(x.shape), like(w), y), (like(x), made(w.shape), y))
-    return list(zip(COMPUTED, directions(params), tensors, strict=True))
+def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
+    """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
+    route.refuse(error)
+    if route.over is not None:
+        lower_call.expect_checks(x.device, x.dtype)
 
 
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
@@ -125,19 +308,6 @@ def make_backward(
     return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())
 
 
-def forward_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
-                b: torch.Tensor | None) -> tuple[Hashable, lower_call.Flags, bool]:
-    """The key of a forward call, and its flags and alignment."""
-    flags = lower_call.flags(x.dtype)
-    if b is None:
-        aligned = not (x.data_ptr() | w.data_ptr()) & ALIGNMENT
-        return (req, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype,
-                w.device, aligned, flags), flags, aligned
-    aligned = not (x.data_ptr() | w.data_ptr() | b.data_ptr()) & ALIGNMENT
-    return (req, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
-            aligned, flags, b.shape, b.stride(), b.dtype, b.device), flags, aligned
-
-
 def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None, flags: lower_call.Flags, aligned: bool, mode: str) -> Any:
     """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
@@ -198,21 +368,6 @@ def trained(route: ConvCall, x: torch.Tensor, w: torch.Tensor, flags: lower_call
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         route.trains = True
         gradients(route.params, x, w, flags, aligned, mode)
-
-
-def layer_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-                flags: lower_call.Flags, aligned: bool) -> Hashable:
-    """What calls of a layer share."""
-    return (req, x.shape[1], x.stride(1) == 1, x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
-            aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
-
-
-def gradients_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
-                 mask: Sequence[bool], flags: lower_call.Flags, aligned: bool) -> Hashable:
-    """What the gradients of a layer's calls share. ``key`` as for ``LayerEntry.backward``."""
-    shape, strides, _, steps = key
-    return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
-            w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
 
 
 def note_layer(key: Hashable, route: ConvCall, x: torch.Tensor, biased: bool) -> None:

@@ -19,11 +19,10 @@ from transconv.compute import OPS, table
 from transconv.conv import Prop
 from transconv.support import Unsupported
 from transconv.torch_ops import arguments, operators, transforms
-from transconv.torch_ops.calls import lower_call, precompile, select_impl
+from transconv.torch_ops.calls import layer_keys, lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
-from transconv.torch_ops.calls.route_kernel import compile_route, refused
-from transconv.torch_ops.calls.select_impl import make_forward
+from transconv.torch_ops.calls.select_impl import compile_route, make_forward, refused
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.operators import read, resolve
 
@@ -76,7 +75,7 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> R
     """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
     RuntimeError where the tensors do not fit."""
     x, w, b, res = tensors
-    key, flags, aligned = select_impl.call_key("fused", req, activation, tensors)
+    key, flags, aligned = layer_keys.call_key("fused", req, activation, tensors)
     known = route_cache.find(key)
     if known is not None:
         return RouteMatch(known, True, flags, aligned)

@@ -26,9 +26,9 @@ from transconv.torch_ops import arguments, operators
 from transconv.torch_ops.arguments import autocast, traced_autocast
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes, ConvFunction, request
+from transconv.torch_ops.calls.layer_keys import call_key
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue
-from transconv.torch_ops.calls.route_kernel import compile_route
-from transconv.torch_ops.calls.select_impl import call_key, make_forward
+from transconv.torch_ops.calls.select_impl import compile_route, make_forward
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
 from transconv.torch_ops.operators import traced_convolution

@@ -25,7 +25,7 @@ from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes, ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
-from transconv.torch_ops.calls.route_kernel import compile_route, refused
+from transconv.torch_ops.calls.select_impl import compile_route, refused
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import input_quantization, qparams, quantized_route
 from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue, Reads
