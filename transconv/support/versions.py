@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -77,32 +78,26 @@ def moved_to(name: str) -> str | None:
     return MOVED[at] + rest if find_spec(MOVED[at] + rest) else None
 
 
-class MovedModules:
+class MovedModules(MetaPathFinder, Loader):
     """The finder of modules by the names that they had: it is asked behind all others, for modules that
     are not there. What it makes has the names of the module in its new place, also those that change; a
     package has no folder, so that modules in it are asked for here, too."""
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         """A module of this package that moved."""
-        if not name.startswith("transconv.") or moved_to(name) is None:
+        if not fullname.startswith("transconv.") or moved_to(fullname) is None:
             return None
-        return ModuleSpec(name, MovedModules, is_package=True)  # type: ignore[arg-type]  # it is a loader
+        return ModuleSpec(fullname, self, is_package=True)
 
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        """Nothing: Python makes the module."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         """Warn at the line that imports the module, and look its names up in its new place."""
         name = moved_to(module.__name__)
         assert name is not None
         found = import_module(name)
         warnings.warn(f"{module.__name__} is {name} now; the next release has no such module",
                       DeprecationWarning, stacklevel=2)
-        module.__getattr__ = functools.partial(getattr, found)  # type: ignore[method-assign]
-        module.__dir__ = functools.partial(dir, found)  # type: ignore[method-assign]
+        vars(module).update(__getattr__=functools.partial(getattr, found),
+                            __dir__=functools.partial(dir, found))
 
 
-sys.meta_path.append(MovedModules)
+sys.meta_path.append(MovedModules())
