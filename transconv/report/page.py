@@ -15,12 +15,11 @@ from transconv.backend_triton import CompileFailure, Resources
 from transconv.compute import describe
 from transconv.ir import Kernel
 from transconv.passes import lower
-from transconv.report import subject
-from transconv.report.pictures import grid, planes, roofline, timeline
-from transconv.report.pictures.planes import Plane, first_tile, plane_of, worth
-from transconv.report.pictures.roofline import Bar
-from transconv.report.pictures.timeline import SharedMemoryRing
+from transconv.report import grid, planes, roofline, subject, timeline
+from transconv.report.planes import Plane, first_tile, plane_of, worth
+from transconv.report.roofline import Bar
 from transconv.report.subject import Section, Subject, explained, others, requirements
+from transconv.report.timeline import SharedMemoryRing
 from transconv.runtime import kernel_name
 from transconv.schedule import Schedule, Scheduled
 from transconv.support import __version__, replace_named

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from transconv.compute import Workload
 from transconv.cost import estimate
-from transconv.report.pictures import svg
+from transconv.report import svg
 from transconv.report.subject import LabeledTime, Subject
 from transconv.target import Target
 

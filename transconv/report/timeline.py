@@ -43,7 +43,7 @@ from transconv.ir import (
     statements,
     walk,
 )
-from transconv.report.pictures import svg
+from transconv.report import svg
 from transconv.schedule import Scheduled, shared_bytes, tile
 
 MEMORY_WIDTH = 640.0

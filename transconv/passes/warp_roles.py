@@ -17,8 +17,8 @@ of this one is stored; the consumers only multiply and store. A consumer waits f
 later, so two products are in flight.
 
 With ``consumers=2`` two groups of warps multiply, and take turns (below). With ``slide=`` a slot of a ring
-has the boxes of several steps of the sum (warp_spec/smem_pipeline.py). What the maps behind the sum read
-can be fetched as well, to where the result will be put (``behind=box``, warp_spec/epilogue_reads.py).
+has the boxes of several steps of the sum (smem_pipeline.py). What the maps behind the sum read
+can be fetched as well, to where the result will be put (``behind=box``, epilogue_reads.py).
 Operands that the matrix unit does not take as they lie are transposed by roles of their own.
 
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
@@ -80,9 +80,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transconv import ir
+from transconv.passes.epilogue_reads import EpilogueBoxes, Sooner, behind, sooner
 from transconv.passes.scalar.cse import optimise_lets
-from transconv.passes.warp_spec.epilogue_reads import EpilogueBoxes, Sooner, behind, sooner
-from transconv.passes.warp_spec.smem_pipeline import (
+from transconv.passes.smem_pipeline import (
     PHASE,
     PROGRAM,
     SLOT,

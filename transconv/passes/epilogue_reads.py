@@ -1,5 +1,5 @@
 """What the maps behind a sum read, in warp-specialized kernels: the producer fetches boxes of it while the
-consumers multiply (see ``warp_spec/warp_roles.py``; the word ``behind=box``).
+consumers multiply (see ``warp_roles.py``; the word ``behind=box``).
 
     r = box_load(R, at=[..])                  producer, after the steps of a tile:
     box_store(C, at=[..], acc + r)                wait(emptied, 0, bare)
@@ -16,7 +16,7 @@ been read, and where the result takes their place when it has been sent. A progr
 once, so nothing is emptied.
 
 Loads behind a sum that do not wait for it, in the consumers of warp-specialized kernels
-(``warp_spec/warp_roles.py``).
+(``warp_roles.py``).
 
     for pid ..:                                       let q = load(Q, 0); let i = 1 / q
         for step: dot_async(acc, ..)                  for pid ..:
@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from transconv import ir
-from transconv.passes.warp_spec.smem_pipeline import laned_lets, whole
+from transconv.passes.smem_pipeline import laned_lets, whole
 from transconv.schedule import Schedule
 
 MET, BARE, TURN = ir.Var("met"), ir.Var("bare"), ir.Var("turn")

@@ -1,5 +1,5 @@
 """Shared memory of warp-specialized kernels: a ring of buffers for each box that a step of the sum loads,
-with the copies that fill a slot of it (see ``warp_spec/warp_roles.py``).
+with the copies that fill a slot of it (see ``warp_roles.py``).
 
     a = box_load(A, at=[..])   ->   shared A_ring[3]; fetch A at=[..] -> A_ring[slot]
 

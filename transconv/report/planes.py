@@ -28,7 +28,7 @@ from transconv.ir import (
     readable,
     substitute,
 )
-from transconv.report.pictures import svg
+from transconv.report import svg
 from transconv.schedule import Schedule
 from transconv.simplify import simplify
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from transconv.compute import Compute
 from transconv.ir import Array, Evaluator, Fault, For, Kernel, Let, Memory, Seq, Stmt, Var, free_vars
-from transconv.report.pictures import svg
+from transconv.report import svg
 from transconv.schedule import Schedule, Scheduled, k_steps, programs, tile, tiles_along
 
 MOST_CELLS, MOST_NUMBERED = 4096, 1 << 18

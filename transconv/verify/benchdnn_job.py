@@ -39,7 +39,7 @@ from transconv.ir import DTYPES as ROWS
 from transconv.ir import SHORT, Layout
 from transconv.schedule import Schedule
 from transconv.support import ProblemError, ScheduleError, TransconvError
-from transconv.verify.benchdnn.requests import BenchdnnRequest
+from transconv.verify.benchdnn_requests import BenchdnnRequest
 
 UNIMPLEMENTED, INVALID = "UNIMPLEMENTED", "INVALID_ARGUMENTS"
 
@@ -282,7 +282,7 @@ NEXT = " ;; "  # between the schedules of a plan's kernels
 
 @dataclass(frozen=True, slots=True)
 class BenchdnnJob:
-    """What a worker is told (see benchdnn/run.py). ``mode``: I, R, C or B; ``data``: exact, float or
+    """What a worker is told (see benchdnn_run.py). ``mode``: I, R, C or B; ``data``: exact, float or
     both; ``shift``: elements off alignment; ``schedules``: ``best``, ``all``, a number, or texts."""
 
     problem: str

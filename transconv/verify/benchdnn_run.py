@@ -21,8 +21,8 @@ from typing import Any
 from transconv.conv import CompiledDirection, ConvProblem, Prop
 from transconv.support import ProblemError, ScheduleError, Unsupported, __version__, replace_named
 from transconv.target import Target
-from transconv.verify.benchdnn.job import INVALID, NEXT, UNIMPLEMENTED
-from transconv.verify.benchdnn.requests import BenchdnnRequest
+from transconv.verify.benchdnn_job import INVALID, NEXT, UNIMPLEMENTED
+from transconv.verify.benchdnn_requests import BenchdnnRequest
 from transconv.verify.case import ProblemCase, warm
 from transconv.verify.data import poison
 from transconv.verify.judgement import LEAST_NONZERO, Judgement
@@ -36,7 +36,7 @@ INTERPRETED, REPLAYED = 1 << 29, 1 << 25
 def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str = "C",
          data: str = "exact+float", shift: int = 0, schedules: str = "best", deterministic: bool = False,
          seed: int = 0, target: str = "", numpy: bool = False) -> Row:
-    """One job (see benchdnn/job.py). The row has ``status`` and ``reason``; ``schedule``, ``kernels``,
+    """One job (see benchdnn_job.py). The row has ``status`` and ``reason``; ``schedule``, ``kernels``,
     ``plans`` (how many were checked), ``rejected`` (better schedules that were known to be wrong);
     ``failures`` as (schedule, reason); the worst errors; ``seconds``."""
     import torch
@@ -209,7 +209,7 @@ MOST_TOLD = 3  # failing schedules of one problem that are printed
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """What came of a request; ``row`` is the worker's (see benchdnn/run.py)."""
+    """What came of a request; ``row`` is the worker's (see benchdnn_run.py)."""
 
     place: int
     request: BenchdnnRequest
