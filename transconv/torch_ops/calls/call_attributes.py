@@ -52,6 +52,7 @@ class CallAttributes:
 # By the numbers behind the name of the function, and by the arguments of a call behind the function.
 # Two objects of the same numbers cost a route, no more.
 _requests: Cache[Hashable, CallAttributes] = Cache("attributes of calls", LIMIT)
+_known = _requests.get
 
 
 def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int] | str,
@@ -60,7 +61,7 @@ def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int]
     """The one object of these numbers."""
     key = (name, ndims, tuple(stride), padding if isinstance(padding, str) else tuple(padding),
            tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
-    return _requests.get(key) or _requests.keep(key, CallAttributes(*key))
+    return _known(key) or _requests.keep(key, CallAttributes(*key))
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +107,7 @@ def requested(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, d
     """The request of these arguments, or None for a form that only torch's parser decides about."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:
-        found = _requests.get(key)
+        found = _known(key)
     except TypeError:  # a list has no hash
         found = None
     # 1.0 and True equal 1 but are no sizes: equal keys do not imply equal arguments.
