@@ -24,8 +24,7 @@ from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
-from transconv.selection import choice
-from transconv.selection.tuning_db import transfer
+from transconv.selection import choice, transfer
 from transconv.support import knobs
 from transconv.target import Target, detect
 from transconv.tuning.session import Progress, TuningJob
@@ -146,9 +145,9 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
     """Check a variant on exact data, time it in turn with the base."""
     from transconv.errors import ScheduleError, Unsupported
     from transconv.runtime.timing import Clock
-    from transconv.tuning.measure import kept_case
+    from transconv.tuning.measure import kept
 
-    case = kept_case(problem, prop, "")
+    case = kept.case(problem, prop, "")
     job = _job(problem, prop)
     try:
         plain, made = _build(job, base, ""), _build(job, schedule, passes)

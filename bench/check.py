@@ -70,7 +70,7 @@ def main(options: Namespace) -> int:
     out = Path(options.out)
     table = CsvTable(out / "check.csv", COLUMNS, KEY)
     rows, todo = left(table, rows_of(options), options)
-    group = WorkerTask("transconv.verify.benchdnn.run:work", options.workers,
+    group = WorkerTask("transconv.verify.benchdnn_run:work", options.workers,
                   environment.worker_environment(options.cache))
     tasks = []
     for row in todo:

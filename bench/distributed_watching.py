@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from transconv.distributed import halo
-from transconv.torch_ops import shapes
+from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.conversion import aten_convolutions
 
@@ -50,8 +50,8 @@ def nothing_computed() -> Iterator[None]:
     real = aten_convolutions.aten_forward, aten_convolutions.aten_backward
 
     def forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params, dual: bool = False) -> Tensor:
-        shape = shapes.output_shape(x.shape, w.shape, p)
-        return shapes.empty_result(x, shape, shapes.channels_last_result(x, w))
+        shape = arguments.output_shape(x.shape, w.shape, p)
+        return arguments.empty_result(x, shape, arguments.channels_last_result(x, w))
 
     def backward(grad: Tensor, x: Tensor, w: Tensor, p: Params, mask: Any,
                  dual: bool = False) -> tuple[Tensor | None, ...]:

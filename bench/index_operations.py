@@ -23,20 +23,7 @@ from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.relation import computes
 from transconv.errors import TransconvError
-from transconv.ir import (
-    Const,
-    Expr,
-    FloorDiv,
-    Kernel,
-    Lane,
-    Load,
-    Mod,
-    Store,
-    Var,
-    conjuncts,
-    find,
-    walk,
-)
+from transconv.ir import Const, Expr, FloorDiv, Kernel, Lane, Load, Mod, Store, Var, conjuncts, find, walk
 from transconv.passes.scope import ScopedMutator
 from transconv.schedule import Schedule
 from transconv.simplify import Facts, range_of

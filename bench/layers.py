@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transconv.conv import DIRECTIONS, SCHEMA, ListedLayer, from_json, from_problems, select
-from transconv.conv.problem import lists
+from transconv.conv import DIRECTIONS, SCHEMA, ListedLayer, from_json, from_problems, problem_lists, select
 
 __all__ = ["DIRECTIONS", "OWN", "SCHEMA", "ListedLayer", "from_json", "from_problems", "read", "select"]
 
@@ -17,4 +16,4 @@ def read(source: str | Path) -> list[ListedLayer]:
     path = Path(source)
     if not path.exists() and (OWN / f"{path.name}.txt").exists():
         path = OWN / f"{path.name}.txt"
-    return lists.read(path)
+    return problem_lists.read(path)

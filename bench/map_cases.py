@@ -154,7 +154,8 @@ def _images() -> list[MapCase]:
         shape = f"[n=1, g=32, c={c // 32}, h={size}, w={size}] strides({c * size * size},{c // 32},1," \
                 f"{size * c},{c})"
         found.append(MapCase(f"group norm {c}x{size}x{size}", _with(
-            f"X bf16 {shape}; G bf16 [g=32, c={c // 32}]; B bf16 [g=32, c={c // 32}]; Y bf16 {shape}",
+            f"X bf16 {shape}; G bf16 [g=32, c={c // 32}]; "
+            f"B bf16 [g=32, c={c // 32}]; Y bf16 {shape}",
             _text("group_norm", f"n=1 g=32 | c={c // 32} h={size} w={size}", "read   x = X[n, g, c, h, w]",
                   "read   gamma = G[g, c]", "read   beta = B[g, c]",
                   f"let    mean = sum(x; c h w) / {c // 32 * size * size}", "let    d = x - mean",

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import transconv
-from transconv.calls import call_cache
+from transconv.calls import guard
 from transconv.calls.guard import check_of
 from transconv.torch_ops import functional
-from transconv.torch_ops.calls import call_attributes, lower_call, route, select_impl
+from transconv.torch_ops.calls import call_attributes, layer_keys, lower_call, route, select_impl
 
 Call = Callable[[], object]
 
@@ -25,7 +25,7 @@ def parts(device: str) -> dict[str, Call]:
     x = torch.randn(1, 16, 8, 8, device=device)
     w = torch.randn(16, 16, 3, 3, device=device)
     leaf = w.clone().requires_grad_()
-    for _ in range(2 * call_cache.PATIENCE + 2):
+    for _ in range(2 * guard.PATIENCE + 2):
         transconv.conv2d(x, w, padding=1)
         transconv.conv2d(x, leaf, padding=1)
     req = call_attributes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
@@ -37,7 +37,7 @@ def parts(device: str) -> dict[str, Call]:
         "guard: type, dtype, sizes, strides, keys": lambda: check(x, w),
         "numeric switches": lambda: lower_call.flags(torch.float32),
         "two addresses": lambda: x.data_ptr() | w.data_ptr(),
-        "the general key": lambda: select_impl.forward_key(req, x, w, None),
+        "the general key": lambda: layer_keys.forward_key(req, x, w, None),
     }
     if found.start is not None and found.compiled is not None:
         start = found.start

@@ -35,13 +35,7 @@ from bench.size_table import models_table as size_models_table
 from bench.slide_table import slide_table
 from bench.small_types import small_types_table
 from bench.start_table import start_table
-from bench.tables import (
-    ceilings_table,
-    losses_table,
-    products_table,
-    ratios_table,
-    summary_table,
-)
+from bench.tables import ceilings_table, losses_table, products_table, ratios_table, summary_table
 from bench.zoo_table import zoo_table
 from transconv.tuning.table import Row, read
 

@@ -16,8 +16,8 @@ import transconv.graph
 from bench import layers, models
 from bench.environment import versions
 from bench.graph_measures import timed
-from transconv.torch_ops.quantized.schemes import KINDS as ROWS
-from transconv.torch_ops.quantized.schemes import quantised
+from transconv.torch_ops.quantized.input_quantization import KINDS as ROWS
+from transconv.torch_ops.quantized.input_quantization import quantised
 
 Tensor = torch.Tensor
 

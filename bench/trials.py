@@ -20,8 +20,7 @@ from transconv.conv import DIRECTIONS, ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.cost import estimate
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
-from transconv.selection import choice
-from transconv.selection.tuning_db import record, transfer
+from transconv.selection import choice, transfer, tuning_db
 from transconv.support import replace_named
 from transconv.target import Target, of_card
 from transconv.tuning.session import TuningJob, read_log
@@ -133,10 +132,10 @@ def explored(found: Sequence[Tried]) -> str:
 
 def left_out(found: Sequence[Tried], target: Target) -> str:
     """The measured schedule that a database of all other problems would choose for each problem."""
-    table = [record.make(t.job.workload, target,
+    table = [tuning_db.make(t.job.workload, target,
                        str(min(t.times, key=lambda c: t.times[c])), t.best, len(t.times))
              for t in found]
-    groups = [t.job.workload.group(record.machine(target)) for t in found]
+    groups = [t.job.workload.group(tuning_db.machine(target)) for t in found]
     plain, near, used = [], [], 0
     for i, tried in enumerate(found):
         others = [r for j, r in enumerate(table) if j != i and groups[j] == groups[i]
@@ -151,7 +150,8 @@ def left_out(found: Sequence[Tried], target: Target) -> str:
             f"{used} of {len(found)} problems, {geometric_mean(near):.3f} (worst {min(near):.2f}).")
 
 
-def _neighbours_choice(tried: Tried, others: list[record.TuningRecord], target: Target) -> Schedule | None:
+def _neighbours_choice(tried: Tried, others: list[tuning_db.TuningRecord],
+                       target: Target) -> Schedule | None:
     """The schedule that neighbours put first, if any; only measured ones can be."""
     compute = tried.job.phases()[0]
     measured = sorted((choice.Choice(c, estimate(c, compute, target)) for c in tried.times),

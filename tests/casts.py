@@ -29,7 +29,7 @@ def values(of: DType) -> torch.Tensor:
 
 def is_defined(x: torch.Tensor, to: DType) -> torch.Tensor:
     """Which numbers a type holds, but for rounding; casts of others are the chip's own."""
-    if to is boolean or to.kind == "float" and not to.is_short and to.torch != "float16":
+    if to is boolean or (to.kind == "float" and not to.is_short and to.torch != "float16"):
         return torch.ones_like(x, dtype=torch.bool)
     number = x.double()
     if to.kind == "float":

@@ -144,12 +144,12 @@ def few_threads() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def kept_compilers() -> Iterator[None]:
     """Offline compiles of all tests share child processes, whose start takes longer than most compiles."""
-    from transconv.backend_triton.offline import compilation
+    from transconv.backend_triton import offline_compilation
 
-    made, idle = compilation._child, defaultdict(list)
+    made, idle = offline_compilation._child, defaultdict(list)
 
     @contextmanager
-    def kept(triton: Path | None) -> Iterator[compilation.Child]:
+    def kept(triton: Path | None) -> Iterator[offline_compilation.Child]:
         child = idle[triton].pop() if idle[triton] else made(triton)
         try:
             yield child
@@ -157,7 +157,7 @@ def kept_compilers() -> Iterator[None]:
             idle[triton].append(child)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "_child", kept)
+        patch.setattr(offline_compilation, "_child", kept)
         yield
     for children in idle.values():
         for child in children:
@@ -186,11 +186,11 @@ def own_switches() -> Iterator[None]:
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of the test's own, and none of the tuned rows that the package brings."""
     from transconv.conv import compiler
-    from transconv.selection.tuning_db import store
+    from transconv.selection import tuning_db
     from transconv.support import files as keep
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_TUNED", "1")
-    monkeypatch.setattr(store, "_package", list)
-    for forget in (store.forget, keep.forget, compiler.forget):
+    monkeypatch.setattr(tuning_db, "_package", list)
+    for forget in (tuning_db.forget, keep.forget, compiler.forget):
         forget()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.reference import convolve, integers, pack, unpack
 from transconv.compute.compute import Compute
 from transconv.conv import compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Kernel
 from transconv.ir.interp.evaluate import Memory
 from transconv.ir.interp.kernel import run

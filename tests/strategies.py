@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from transconv.conv.problem.conv_problem import ConvProblem
+from transconv.conv.conv_problem import ConvProblem
 from transconv.verify.fuzz import conv_problems
 
 

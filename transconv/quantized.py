@@ -8,8 +8,8 @@ from transconv.torch_ops.quantized.quantized_functional import (
            conv_transpose1d,
            conv_transpose2d,
            conv_transpose3d,
+           serve_torchao,
 )
-from transconv.torch_ops.quantized.torchao_tensors import serve_torchao
 
 __all__ = ["Quantities", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
            "conv_transpose3d", "serve_torchao"]

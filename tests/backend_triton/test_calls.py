@@ -12,7 +12,7 @@ from transconv import ir
 from transconv.backend_triton.emitters import gluon, triton
 from transconv.backend_triton.launch.interpreter import prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
-from transconv.backend_triton.offline.compilation import CompileJob, Resources, compile_offline
+from transconv.backend_triton.offline_compilation import CompileJob, Resources, compile_offline
 from transconv.compute import OPS
 from transconv.ir.functions.calls import CALLS
 from transconv.target import TARGETS

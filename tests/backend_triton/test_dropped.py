@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from transconv.backend_triton.miscompiles import drops
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule.schedule import Schedule

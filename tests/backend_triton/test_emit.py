@@ -14,7 +14,7 @@ from transconv.backend_triton.emitters.gluon import GluonEmitter, turning_layout
 from transconv.backend_triton.emitters.kernel_text import emit, grid_size, merged
 from transconv.backend_triton.emitters.triton import ExprSpeller
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir import (
     FALSE,

@@ -20,11 +20,11 @@ from transconv.backend_triton.miscompiles import (
     refuse,
     takes_uniform_branches,
 )
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
 from transconv.passes.scalar import simplification
-from transconv.schedule import box_rules as boxes
+from transconv.schedule import legality as boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS

@@ -14,20 +14,7 @@ from tests import constants
 from transconv import ir
 from transconv.backend_triton import CompileJob, Resources, compile_offline
 from transconv.backend_triton.emitters import gluon
-from transconv.ir import (
-    Call,
-    Cast,
-    DType,
-    Expr,
-    Kernel,
-    Load,
-    Reduce,
-    Select,
-    Stmt,
-    find,
-    helpers,
-    walk,
-)
+from transconv.ir import Call, Cast, DType, Expr, Kernel, Load, Reduce, Select, Stmt, find, helpers, walk
 
 pytest.importorskip("triton.experimental.gluon")
 
@@ -61,8 +48,8 @@ def compiled(kernel: Kernel, arch: int) -> str:
 def is_known(before: tuple[Stmt, ...], value: Expr) -> bool:
     """Whether a case is the same in every lane, and computed of constants by what LLVM folds."""
     nodes = [n for part in (*before, value) for n in walk(part)]
-    return not any(isinstance(n, (Load, Call, Reduce)) or isinstance(n, Select)
-                   and constants.LANE in set(walk(n.cond)) for n in nodes)
+    return not any(isinstance(n, (Load, Call, Reduce)) or (isinstance(n, Select)
+                   and constants.LANE in set(walk(n.cond))) for n in nodes)
 
 
 def known_cases(of: DType) -> tuple[Kernel, list[str]]:

@@ -16,7 +16,7 @@ from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.conv import CompiledDirection
 from transconv.conv.compiler import plan
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout, Tensor, f32
 from transconv.runtime import torch_internals
 from transconv.target.records import TARGETS

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from transconv.backend_triton.offline import child
-from transconv.backend_triton.offline.compilation import (
+from transconv.backend_triton import offline_child
+from transconv.backend_triton.offline_compilation import (
     CompileFailure,
     CompileJob,
     Resources,
     compile_offline,
 )
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import jobs_of
 
@@ -56,7 +56,7 @@ def test_resources(compiled: dict[tuple[str, Prop], list[Resources | CompileFail
 def test_a_log_warns_once_and_not_of_one_register_too_many() -> None:
     many = "ptxas warning : Too many maxnreg specified for entry conv, will be ignored"
     spilt = "ptxas warning : Registers are spilled to local memory in function 'conv'"
-    assert child.warnings(f"ptxas info : 0 bytes gmem\n{many}\n{spilt}\n  {spilt}\n") == (spilt,)
+    assert offline_child.warnings(f"ptxas info : 0 bytes gmem\n{many}\n{spilt}\n  {spilt}\n") == (spilt,)
 
 
 KERNEL = """

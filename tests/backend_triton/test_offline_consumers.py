@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.runtime import build_compute
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.support import knobs
 from transconv.target.records import TARGETS

@@ -12,7 +12,7 @@ from transconv import ir
 from transconv.backend_triton import Resources
 from transconv.backend_triton.emitters import triton
 from transconv.backend_triton.miscompiles import converts
-from transconv.backend_triton.offline.compilation import compile_offline
+from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.ir import DType, f16, i8, i32, u8
 from transconv.schedule import Schedule

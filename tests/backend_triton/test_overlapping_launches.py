@@ -13,9 +13,9 @@ import torch
 from tests.starts import start_of
 from transconv.backend_triton.launch.bound_start import KernelStart
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
-from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
+from transconv.backend_triton.offline_compilation import CompileFailure, compile_offline
 from transconv.conv import CompiledDirection, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import job_of
 

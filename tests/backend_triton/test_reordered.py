@@ -7,7 +7,7 @@ import torch
 
 from transconv.backend_triton.launch import triton_kernel
 from transconv.backend_triton.miscompiles import Blocked, reorders
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
 from transconv.runtime import Plan, build_compute
 from transconv.schedule.schedule import Schedule

@@ -12,7 +12,7 @@ import pytest
 
 from transconv import ir
 from transconv.backend_triton.emitters import triton
-from transconv.backend_triton.offline.compilation import CompileJob, Resources, compile_offline
+from transconv.backend_triton.offline_compilation import CompileJob, Resources, compile_offline
 from transconv.cost.issue import slots
 from transconv.ir.functions.calls import CALLS
 from transconv.target import TARGETS

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from transconv.cli.run import execute
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.support import knobs
 from transconv.target.records import TARGETS

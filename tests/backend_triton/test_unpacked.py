@@ -13,7 +13,7 @@ import pytest
 
 from transconv.backend_triton import Resources, miscompiles
 from transconv.backend_triton.miscompiles import flaw, instructions, takes_numbers
-from transconv.backend_triton.offline.compilation import compile_offline
+from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.schedule import Schedule
 from transconv.target import TARGETS

@@ -9,7 +9,7 @@ import pytest
 from bench import ablation, ablation_graphs, ablation_table, trials
 from bench.__main__ import main
 from transconv.conv import ConvWorkload
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.passes.pipeline import PIPELINE
 from transconv.schedule.legality import why_not

@@ -10,7 +10,7 @@ import pytest
 
 from bench import layers
 from bench.roofline import CEILINGS, Ceiling, ceiling_of, floor_us, intensity
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 
 ROOT = Path(__file__).parents[2]
 SUITE = Path(os.environ.get("TRANSCONV_SUITE", ROOT / "../shared/suite"))

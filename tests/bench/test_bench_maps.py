@@ -16,8 +16,8 @@ from bench.map_cases import MapCase, cases
 from transconv.compute import kernels, parse
 from transconv.cost import estimate
 from transconv.schedule import Schedule
-from transconv.selection import spread
-from transconv.selection.proposals import heuristics, split_rows
+from transconv.selection import candidates, spread
+from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.maps import even
 from transconv.target import TARGETS
 from transconv.verify.data import torch_dtype
@@ -80,9 +80,9 @@ def test_what_is_chosen_for_parts_is_nearly_the_fastest(monkeypatch: pytest.Monk
     for (name, size, kernel), of in found.items():
         if len(of) < 2:
             continue
-        monkeypatch.setattr(split_rows, "ALONG", int(size))
-        monkeypatch.setattr(split_rows, "ACROSS", (int(size), int(size)))
-        compute = next(k for k in split_rows._in_parts(whole[name], H200) or () if k.name == kernel)
+        monkeypatch.setattr(candidates, "ALONG", int(size))
+        monkeypatch.setattr(candidates, "ACROSS", (int(size), int(size)))
+        compute = next(k for k in candidates._in_parts(whole[name], H200) or () if k.name == kernel)
         us = {s: estimate(s, compute, H200) for s in of}
         first = even(sorted(us, key=lambda s: us[s]), us, compute, H200)[0]
         logs[name, size] = math.log(of[first] / min(of.values()))

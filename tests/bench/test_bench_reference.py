@@ -11,7 +11,7 @@ from bench import reference
 from bench.sides import baseline_calls
 from tests.reference import convolve
 from tests.verify.shapes import PROBLEMS, operands
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.verify.case import ProblemCase
 
 

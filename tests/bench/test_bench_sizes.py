@@ -15,22 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import (
-    auto_sizes,
-    call_phases,
-    environment,
-    reference,
-    size_layers,
-    size_measures,
-    size_models,
-)
+from bench import auto_sizes, call_phases, environment, reference, size_layers, size_measures, size_models
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
 from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
 from bench.sizes import Run
-from transconv.calls import dynamic_sizes
+from transconv.calls import size_policy
 from transconv.conv import Epilogue, LayerRegistry, Prop
 from transconv.errors import ProblemError, Unsupported
 from transconv.support import knobs
@@ -204,7 +196,7 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry of a measurement has the questions of the calls' own."""
     asked: list[LayerRegistry] = []
-    dynamic_sizes.forget()
+    size_policy.forget()
 
     def choose(self: LayerRegistry, *given: object) -> None:
         asked.append(self)

@@ -210,7 +210,7 @@ def test_tuned_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transconv.selection.tuning_db.record.triton_version", lambda: "9.9")
+    monkeypatch.setattr("transconv.selection.tuning_db.triton_version", lambda: "9.9")
     assert "another version of Triton" in only(doctor.tuned(TARGETS["sm_90"]), "note", "tuned").found
 
 

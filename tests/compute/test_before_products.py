@@ -9,7 +9,7 @@ import torch
 
 from tests.compute.test_transposed import back
 from transconv.compute import Compute, execute, parse
-from transconv.compute.semantics.sampled_points import _Told
+from transconv.compute.sampled_points import _Told
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import TARGETS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transconv import ir
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not

@@ -19,22 +19,8 @@ from transconv.compute import (
 )
 from transconv.compute.analysis.pointwise import CONDITIONS
 from transconv.compute.autodiff.reverse import name_of
-from transconv.compute.semantics.error_bounds import SUMMED, TF32
-from transconv.ir import (
-    Call,
-    Const,
-    Div,
-    DType,
-    Evaluator,
-    Expr,
-    Memory,
-    Mul,
-    Var,
-    bf16,
-    f16,
-    f32,
-    find,
-)
+from transconv.compute.error_bounds import SUMMED, TF32
+from transconv.ir import Call, Const, Div, DType, Evaluator, Expr, Memory, Mul, Var, bf16, f16, f32, find
 from transconv.verify.computation import ComputationCase
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
@@ -316,8 +302,8 @@ def test_numbers_that_change_nothing_leave_no_operation() -> None:
     for row in OPS.values():
         if row.arity == 1:
             made = row(x)
-            ones = [e for e in find(made, (Mul, Div)) if isinstance(e.b, Const) and e.b.value == 1
-                    or isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1]
+            ones = [e for e in find(made, (Mul, Div)) if (isinstance(e.b, Const) and e.b.value == 1)
+                    or (isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1)]
             assert not ones, (row.name, str(made))
 
 

@@ -70,7 +70,7 @@ def test_a_name_of_a_text_is_plain_or_refused(role: str) -> None:
                 *(s.var.name for s in made.steps if hasattr(s, "name")),
                 *(d for t in made.tensors for d in t.dims)}
         assert name in held or role == "dim", name
-        assert not why_not_name(name) or role == "dim" and name.isascii(), name
+        assert not why_not_name(name) or (role == "dim" and name.isascii()), name
 
 
 @pytest.mark.parametrize("role", ["title", "tensor", "axis", "value"])

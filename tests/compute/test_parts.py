@@ -7,14 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.compute.test_sweeps import (
-    BACKWARD,
-    INTERPRETER,
-    LAYER_NORM,
-    MOMENTS,
-    SM90,
-    SOFTMAX,
-)
+from tests.compute.test_sweeps import BACKWARD, INTERPRETER, LAYER_NORM, MOMENTS, SM90, SOFTMAX
 from transconv.compute import Compute, execute, kernels, parse, parted
 from transconv.runtime import build_compute
 from transconv.selection import spread

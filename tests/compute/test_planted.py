@@ -32,7 +32,7 @@ from transconv.passes.lowering import gridwise, lanewise, split_k, tile_statisti
 from transconv.passes.scalar import cse, hoist
 from transconv.runtime import forget
 from transconv.schedule import Schedule, finishes, word_rules
-from transconv.selection.proposals.split_rows import spread
+from transconv.selection.candidates import spread
 from transconv.verify.bisect.stage_search import Blame, blame_compute
 
 VARIANCE = """compute variance

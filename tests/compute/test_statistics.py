@@ -11,7 +11,7 @@ from transconv.compute import Alone, examine, execute, kernels, parse, why_not_l
 from transconv.cost.copies import leaving_us
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
-from transconv.runtime.standalone.python_file import lines_of
+from transconv.runtime.standalone.reference_check import lines_of
 from transconv.runtime.steps import plan_steps
 from transconv.schedule import Schedule, finishes, why_not
 from transconv.target import TARGETS

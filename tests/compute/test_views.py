@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transconv.compute import COORDINATES, Compute, execute, parse, why_not_lowered
-from transconv.compute.semantics.evaluation import outside
+from transconv.compute.evaluation import outside
 from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.ir import all_of, conjuncts
 from transconv.passes.lowering import gridwise, naive

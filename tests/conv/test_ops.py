@@ -115,7 +115,7 @@ def test_a_row_from_outside_is_everywhere(bounded: Op) -> None:
     assert str(Epilogue.parse("bias+bounded")) == "bias+bounded"
     assert "bounded" in conv_problems.EXACT and "bounded" in fused_functional.ACTIVATIONS
     assert not judgement.approximates("bias+bounded")
-    from transconv.verify.benchdnn.job import post_ops
+    from transconv.verify.benchdnn_job import post_ops
 
     assert post_ops("clip:-2:2", 4) == ["clip:-2:2"]
     assert str(Epilogue.parse("clip:-2:2")) == "bounded"

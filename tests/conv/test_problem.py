@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transconv.conv import compiler
-from transconv.conv.problem.conv_problem import ConvProblem, TensorSpec
+from transconv.conv.conv_problem import ConvProblem, TensorSpec
 from transconv.errors import ProblemError
 from transconv.ir.dtype import f16, f32, f64, i32
 from transconv.ir.layout import Layout, LayoutBlock

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from transconv.conv import SCHEMA, from_json
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.problem.lists import iter_problems, read_problems
+from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.conv.problem_lists import iter_problems, read_problems
 from transconv.errors import ProblemError
 
 ROOT = Path(__file__).parents[2]

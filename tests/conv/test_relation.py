@@ -8,7 +8,7 @@ import pytest
 from tests.reference import convolve, integers, pack, unpack
 from tests.stages import launches_of, wrong_stages
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.ir import Load, find, index64

@@ -15,7 +15,7 @@ from tests.reference import convolve
 from tests.strategies import problems
 from transconv.compute import ACTIVATIONS
 from transconv.conv import Epilogue, spotcheck
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.spotcheck import POINTS, Axes, choose, examine, spot_check
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}

@@ -15,7 +15,7 @@ from transconv.errors import ScheduleError
 from transconv.ir import Layout
 from transconv.runtime import Plan, plan
 from transconv.schedule import why_not
-from transconv.selection.tuning_db import store
+from transconv.selection import tuning_db
 from transconv.target import TARGETS
 
 SM90 = TARGETS["sm_90"]
@@ -52,7 +52,7 @@ def test_the_problem_has_the_layouts_of_the_tensors(prop: Prop) -> None:
 def test_a_text_is_read_as_the_same_work(problem: ConvProblem, prop: Prop) -> None:
     made = work(problem, prop)
     assert len(made.parts) == (4 if problem is STRIDED else 1)
-    again = store.workload_of(made.text, made.direction, made.behind)
+    again = tuning_db.workload_of(made.text, made.direction, made.behind)
     assert again == made and hash(again) == hash(made)
     assert [c.part for c in made.parts] == [c.part for c in computes(problem, prop)]
     assert [[x.role for x in c.axes] for c in made.parts] == [

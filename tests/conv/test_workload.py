@@ -13,8 +13,7 @@ from transconv.compute import Alone, SampleOutcome, Workload, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.errors import Unsupported
 from transconv.runtime import Plan, check_records, first_run_check
-from transconv.selection import choice
-from transconv.selection.tuning_db import record, store
+from transconv.selection import choice, tuning_db
 from transconv.support import knobs
 from transconv.target import TARGETS
 
@@ -62,8 +61,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(text: str, direction: str, behind: str) -> Workload | None:
         return Product(product(text)) if text.startswith("rows ") and not direction else None
 
-    monkeypatch.setattr(store._sources, "readers", [*store._sources.readers])
-    store.register_reader(read)
+    monkeypatch.setattr(tuning_db._sources, "readers", [*tuning_db._sources.readers])
+    tuning_db.register_reader(read)
 
 
 def test_rows_of_another_front_end(known: None) -> None:
@@ -71,7 +70,7 @@ def test_rows_of_another_front_end(known: None) -> None:
     ranked = choice.ranked(work.compute, SM90, work)
     assert {c.source for c in ranked} == {"estimate"}
     second = ranked[1].schedule
-    store.remember([record.make(work, SM90, str(second), 1.0, 2)])
+    tuning_db.remember([tuning_db.make(work, SM90, str(second), 1.0, 2)])
     first = choice.ranked(work.compute, SM90, work)[0]
     assert (first.source, first.schedule) == ("tuned", second)
     assert runtime.plan(work, SM90, None, False, Plan).schedule == second
@@ -84,8 +83,8 @@ def test_front_ends_do_not_read_each_other(known: None) -> None:
     conv, work = ConvWorkload(p, Prop.FWD), Product(product("rows 64"))
     assert conv.like(work.text) is None and work.like(conv.text) is None
     assert conv.distance(work) is None
-    found = store.grouped([record.make(w, SM90, "x", 1.0, 1) for w in (conv, work)])
-    machine = record.machine(SM90)
+    found = tuning_db.grouped([tuning_db.make(w, SM90, "x", 1.0, 1) for w in (conv, work)])
+    machine = tuning_db.machine(SM90)
     assert sorted(found) == sorted(w.group(machine) for w in (conv, work))
 
 

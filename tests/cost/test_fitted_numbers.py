@@ -18,7 +18,7 @@ from tests.selection.test_ranks_for_several_sizes import MEASURED
 from tests.stages import SM90
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, compiler, marked
-from transconv.conv.dynamic_sizes import every
+from transconv.conv.relation import every
 from transconv.cost import AtSizes, count, estimate, issue, model
 from transconv.ir import value_at
 from transconv.schedule import Schedule, why_not

@@ -24,8 +24,7 @@ from tests.distributed import cases, processes
 from tests.shown import ROOT, blocks
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.distributed import agreement, sharded_modules
-from transconv.selection import choice
-from transconv.selection.tuning_db import record, store
+from transconv.selection import choice, tuning_db
 from transconv.target.records import TARGETS
 
 SM90 = TARGETS["sm_90"]
@@ -103,7 +102,7 @@ def chosen(mesh: Any, rank: int) -> list[str]:
     best = [str(c.schedule) for c in choice.ranked(compute, SM90)[:2]]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tuned.csv"
-        store.save(file, [record.make(work, SM90, best[rank], 1.0, 2)])
+        tuning_db.save(file, [tuning_db.make(work, SM90, best[rank], 1.0, 2)])
         os.environ["TRANSCONV_TUNED"] = str(file)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -111,7 +110,7 @@ def chosen(mesh: Any, rank: int) -> list[str]:
         own, *_rest = choice.ranked(compute, SM90, work)
         told = [str(w.message) for w in said if "tuned schedules of" in str(w.message)]
         del os.environ["TRANSCONV_TUNED"]
-        store.adopt(None)
+        tuning_db.adopt(None)
     return [*best, f"{own.source} {own.schedule}", *told]
 
 

@@ -38,7 +38,7 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
             continue
         if inspect.isclass(value) and ours(value):
             silent += silent_class(value)
-        elif inspect.isroutine(value) or callable(value) and hasattr(value, "__wrapped__"):
+        elif inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__")):
             silent += [] if inspect.getdoc(value) else [name]
         elif module != "transconv" and not constant_says(module, name):
             silent.append(name)

@@ -124,7 +124,7 @@ def transformed(name: str) -> None:
         op = next(iter(ops_of(name)))
         theirs, ours = op.op, ours_of(name)
         sample = next(s for s in drawn(op, "cpu", torch.float32)
-                      if not isinstance(s.input, torch.Tensor) or s.input.dim() and s.input.numel() > 1)
+                      if not isinstance(s.input, torch.Tensor) or (s.input.dim() and s.input.numel() > 1))
         x, rest, named = sample.input, sample.args, {**sample.kwargs}
     listed = not isinstance(x, torch.Tensor)
     if listed:  # of a list, its first

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional as ours
-from transconv.calls import dynamic_sizes, route_cache
+from transconv.calls import route_cache, size_policy
 from transconv.functional.calls import route, symbolic_bind
 from transconv.runtime import registry
 
@@ -102,7 +102,7 @@ def test_what_the_requirements_exclude_has_a_kernel_of_its_own(small: list[Any],
     assert transconv.stats(reset=True).native == {"sum": 3, "sum_gradient": 2}
     taken, text = next(
         (kind.choose((4, 32), "now"), text)
-        for kind in dynamic_sizes._registries.values()
+        for kind in size_policy._registries.values()
         for text in kind.texts.values()
         if "sum(x" in text
     )

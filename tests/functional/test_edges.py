@@ -125,7 +125,7 @@ APART = {"hardswish": {nan}, "elu": {nan},  # torch's vectors say 1, its scalars
 def test_operations(op: Op, dtype: torch.dtype) -> None:
     """Kernels in f32, the meaning in f64."""
     transconv.config.cpu = "interpret" if dtype is torch.float32 else "fallback"
-    points = torch.tensor([p for p in POINTS if not any(p == q or p != p and q != q
+    points = torch.tensor([p for p in POINTS if not any(p == q or (p != p and q != q)
                                                         for q in APART.get(op.name, ()))], dtype=dtype)
     grid = [t.flatten() for t in torch.meshgrid(*[points] * op.arity, indexing="ij")]
     names, word = "ab"[:op.arity], "f32" if dtype is torch.float32 else "f64"

@@ -10,7 +10,7 @@ import torch
 
 import transconv.functional
 from transconv.compute import execute, parse
-from transconv.compute.semantics.sampled_points import LONGEST, examine
+from transconv.compute.sampled_points import LONGEST, examine
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch, first_call_check, torch_operators
 from transconv.functional.calls.route import FunctionCall

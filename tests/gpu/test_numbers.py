@@ -16,7 +16,7 @@ from tests.gpu import cases as c
 from tests.gpu.operands import close, grads, integers, native, on_gpu, operands, randn
 from tests.torch_ops import samples as s
 from transconv.conv import compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.target.records import detect
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 

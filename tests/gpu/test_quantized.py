@@ -12,10 +12,10 @@ from torch import nn
 import transconv
 import transconv.graph
 from transconv import quantized
-from transconv.calls import call_cache
+from transconv.calls import guard
 from transconv.ir import DTYPES
 from transconv.torch_ops.quantized import input_quantization, quantized_route
-from transconv.torch_ops.quantized.schemes import quantised
+from transconv.torch_ops.quantized.input_quantization import quantised
 
 pytestmark = pytest.mark.gpu
 
@@ -68,7 +68,7 @@ def test_calls_that_come_back_only_start_kernels(monkeypatch: pytest.MonkeyPatch
     scale, each = torch.tensor(0.1).cuda(), torch.full((64,), 0.01).cuda()
     call = lambda: quantized.conv2d(x, w, b, padding=1, input_scale=scale, weight_scale=each)  # noqa: E731
     want = call()
-    for _ in range(call_cache.PATIENCE + 2):
+    for _ in range(guard.PATIENCE + 2):
         call()
     monkeypatch.setattr(quantized_route, "find", lambda *_: pytest.fail("decided anew"))
     assert torch.equal(call(), want)

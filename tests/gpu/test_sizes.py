@@ -89,7 +89,7 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
     import torch
 
     import transconv
-    from transconv.calls import dynamic_sizes
+    from transconv.calls import size_policy
 
     transconv.config.sizes = "any"
     try:
@@ -108,7 +108,7 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
                 grad.double(), x.double(), w.double(), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
                 [True, True, False])
             assert torch.equal(dx, wanted[0].bfloat16()) and torch.equal(dw, wanted[1].bfloat16())
-        for registry in dynamic_sizes._registries.values():
+        for registry in size_policy._registries.values():
             assert not isinstance(registry, str)
             launchers = [s.triton for k in registry.there.values() for s in k.plan.steps]
             sized = [s for s in launchers if s.sizes is not None]

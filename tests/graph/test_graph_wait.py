@@ -17,7 +17,7 @@ from torch import nn
 import transconv
 from tests.runtime.test_ready import Processes
 from tests.runtime.test_rehearsal import done
-from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.calls import stats
 from transconv.functional.calls import compiled_launch
 from transconv.graph.graph_report import TorchRow
@@ -67,7 +67,7 @@ def chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Chip]:
     monkeypatch.setattr(async_compile, "compiles", lambda target: True)
     monkeypatch.setattr(async_compile, "_pool", None)
     monkeypatch.setattr(async_compile, "Compilers", lambda *_: made.processes)
-    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: self.key in made.there)
+    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: self.key in made.there)
     compiler.forget()
     async_compile.forget()
     transconv.config.fallback = "silent"

@@ -56,7 +56,7 @@ def test_a_training_step(
     def profile(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         ours = frame.f_globals.get("__name__", "").startswith("transconv")
-        if event == "call" and (ours or code.co_filename == "<string>" and code.co_name == "run"):
+        if event == "call" and (ours or (code.co_filename == "<string>" and code.co_name == "run")):
             called.append(code.co_name)
 
     monkeypatch.setattr(faked_launches, "_empty", counted)

@@ -21,8 +21,7 @@ from transconv.cost import estimate
 from transconv.graph import KernelRow, TorchRow, backend, graph_report, report
 from transconv.graph.fusion.groups import FusionGroup
 from transconv.graph.fusion.index_ir import Piece, Reduced
-from transconv.graph.graph_report import GraphReport, Report
-from transconv.graph.kernel_times import sides
+from transconv.graph.graph_report import GraphReport, Report, sides
 from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions.partition import title
 from transconv.runtime import torch_internals

@@ -12,17 +12,16 @@ import torch
 from tests.outside import F8
 from transconv import ir
 from transconv.backend_triton.emitters import triton
-from transconv.backend_triton.offline.compilation import CompileJob, Resources, compile_offline
+from transconv.backend_triton.offline_compilation import CompileJob, Resources, compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
-from transconv.conv.problem.descriptor import results
+from transconv.conv.descriptor import results
 from transconv.errors import ProblemError
 from transconv.ir import DTYPES, DType, multiplied, type_named
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.quantized import qparams
-from transconv.verify import data
-from transconv.verify.benchdnn import job
+from transconv.verify import benchdnn_job, data
 
 FLOATS = multiplied("float")
 
@@ -114,7 +113,7 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
     them."""
     element = data.torch_dtype(short)
     assert qparams.OPERANDS[element] is short and lower_call.RESULTS[element] is short
-    assert short.name in job.DTYPES and element not in lower_call.DTYPES
+    assert short.name in benchdnn_job.DTYPES and element not in lower_call.DTYPES
     source = "\n".join(["import triton", "import triton.language as tl", "", "", "@triton.jit",
                         "def moved(x, y):",
                         "    at = tl.arange(0, 128)", "    tl.store(y + at, tl.load(x + at))", ""])
@@ -136,8 +135,8 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
 
 
 def test_what_is_gone_is_seen_by_nobody() -> None:
-    assert torch.float8_e5m2fnuz not in qparams.OPERANDS and F8.name not in job.DTYPES
-    assert {t.name for t in lower_call.DTYPES.values()} < {*job.DTYPES}
+    assert torch.float8_e5m2fnuz not in qparams.OPERANDS and F8.name not in benchdnn_job.DTYPES
+    assert {t.name for t in lower_call.DTYPES.values()} < {*benchdnn_job.DTYPES}
 
 
 def test_rounding_to_a_type_from_outside(short: DType) -> None:

@@ -301,7 +301,7 @@ def test_reductions_happen_in_the_type_of_what_they_reduce(op: str, dtype: ir.DT
 def test_bf16_rounds_to_nearest_even(x: float) -> None:
     made = float(rounded(np.array([x], np.float32), ir.bf16)[0])
     if not math.isfinite(x):
-        assert made == x or math.isnan(x) and math.isnan(made)
+        assert made == x or (math.isnan(x) and math.isnan(made))
         return
     # The two bf16 values around x: its upper 16 bits, and those with the next magnitude.
     low = int(np.float32(x).view(np.uint32)) >> 16

@@ -17,7 +17,7 @@ from tests.strategies import problems
 from transconv import ir
 from transconv.compute import Compute
 from transconv.conv import Epilogue, compiler, computes
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.errors import KernelError
 from transconv.ir.reader import parse_kernel
 from transconv.passes import lower

@@ -28,7 +28,7 @@ def truths(group, X, Y):  # type: ignore[no-untyped-def]
         found[2] = 2
     else:
         found[2] = 3
-    if not (a and b) or c and True:
+    if not (a and b) or (c and True):
         found[3] = 1
     if X.shape[1] == 3 and a and X.shape[0] == 8 and c:
         found[4] = 1

@@ -21,15 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.covering import (
-    FOLDER,
-    PLANTED,
-    ROOMS,
-    ROOT,
-    SELECTED,
-    copy_project,
-    record_all,
-)
+from tests.mutation.covering import FOLDER, PLANTED, ROOMS, ROOT, SELECTED, copy_project, record_all
 from tests.mutation.operators import WEIGHTS, Mutant, Source
 from tests.mutation.trials import Trials
 

@@ -258,7 +258,7 @@ class Covering:
             found = self.tests_of_starters(file)
         near = {_function(test) for test in found}
         far = {_function(test) for each in lines.values() for test in each}
-        cases = [t for t in known if t in found or t not in self.seconds and _function(t) in near]
+        cases = [t for t in known if t in found or (t not in self.seconds and _function(t) in near)]
         more = [t for t in known if t not in self.seconds and _function(t) in far - near]
         return self.ordered(cases) + self.ordered(more), early
 

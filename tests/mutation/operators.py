@@ -131,15 +131,15 @@ def condition_changed(node: cst.If | cst.While | cst.CompIf | cst.IfExp) -> Iter
     if isinstance(node, cst.While):
         return
     yield node.with_changes(test=cst.Name("False"))
-    if isinstance(node, cst.CompIf) or isinstance(node, cst.If) and node.orelse is None:
+    if isinstance(node, cst.CompIf) or (isinstance(node, cst.If) and node.orelse is None):
         yield node.with_changes(test=cst.Name("True"))
 
 
 def statement_gone(node: cst.SimpleStatementLine) -> Iterator[cst.CSTNode]:
     """A call for its effect, or an update."""
     for small in node.body:
-        if isinstance(small, cst.AugAssign) or isinstance(small, cst.Expr) and isinstance(
-                small.value, cst.Call) and not _is_said(small):
+        if isinstance(small, cst.AugAssign) or (isinstance(small, cst.Expr) and isinstance(
+                small.value, cst.Call) and not _is_said(small)):
             yield node.with_changes(body=[cst.Pass()])
 
 
@@ -195,8 +195,8 @@ class _Finder(cst.CSTVisitor):
         self.targets: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, UNCHANGED) or _is_said(node) or isinstance(node, cst.Tuple) and any(
-                node is target for target in self.targets):
+        if isinstance(node, UNCHANGED) or _is_said(node) or (isinstance(node, cst.Tuple) and any(
+                node is target for target in self.targets)):
             return False
         if isinstance(node, (cst.AssignTarget, cst.For, cst.CompFor)):
             self.targets.append(node.target)

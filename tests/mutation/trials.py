@@ -118,7 +118,7 @@ class Trials:
             if found is not None:
                 verdict, test, count = self._tried(
                     self._chosen(tests), functools.partial(self._forked, found))
-            if found is None or early and verdict == "survived":
+            if found is None or (early and verdict == "survived"):
                 chosen = self._chosen(tests, FRESH_FILES)
                 verdict, test, more = self._tried(chosen, _fresh)
                 count += more
@@ -217,7 +217,7 @@ def _waited(child: int, read: int) -> str | None:
     lines = text.decode().splitlines()
     if lines[-1:] == ["+"]:
         return ""
-    if left <= 0 or os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+    if left <= 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return None
     return next((line for line in reversed(lines) if line not in "+-"), "?")
 

@@ -14,7 +14,7 @@ from transconv import ir
 from transconv.backend_triton.emitters.kernel_text import emit
 from transconv.conv import Epilogue
 from transconv.conv.compiler import plan_steps
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run

@@ -16,7 +16,7 @@ from transconv import ir
 from transconv.backend_triton.emitters import gluon
 from transconv.backend_triton.launch import bound_start
 from transconv.compute import Compute, Read, Write, parse
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
 from transconv.ir.interp.evaluate import InterpError, Memory

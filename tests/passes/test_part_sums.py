@@ -9,9 +9,9 @@ import pytest
 from tests.passes.test_explicit import kernels, right_in_any_order
 from tests.stages import SM90
 from transconv import ir
-from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir.interp.evaluate import InterpError, Memory
 from transconv.ir.interp.kernel import run
 from transconv.schedule import Schedule, why_not
@@ -86,8 +86,10 @@ def _raise(reason: str) -> None:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("schedule", [
     "ow:128 oc:128 ic:128 | mma | a=box b=box | c=box swap=1 programs=132 stages=6 warps=8 via=gluon",
-    "ow:128 oc:128 ic:64 | mma | a=box b=box | swap=1 split_k=2 programs=132 stages=6 warps=8 via=gluon",
-    "ow:64 oc:128 ic:128 | mma | a=box b=box | c=box programs=132 consumers=2 stages=6 warps=4 via=gluon"])
+    "ow:128 oc:128 ic:64 | mma | a=box b=box | "
+    "swap=1 split_k=2 programs=132 stages=6 warps=8 via=gluon",
+    "ow:64 oc:128 ic:128 | mma | a=box b=box | "
+    "c=box programs=132 consumers=2 stages=6 warps=4 via=gluon"])
 def test_products_run_beside_the_additions(schedule: str) -> None:
     p = ConvProblem.parse("mb1ic512ih128oc512oh128kh3ph1 dt=f8e4m3:f8e4m3:bf16 tag=nhwc math=ieee")
     job = jobs_of(p, FWD, SM90, Schedule.parse(schedule), Epilogue.parse("mul:f32:common"))[0]

@@ -13,7 +13,7 @@ from tests.stages import SM90, shapes
 from transconv import ir
 from transconv.__main__ import main
 from transconv.conv import CompiledDirection, ConvWorkload, Epilogue, compiler, marked
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.cost import AtSizes
 from transconv.ir.rules.verifier import verify
 from transconv.runtime import check_records

@@ -15,7 +15,7 @@ from tests.stages import PHASES, SM90, launches_of, shapes, small_schedules, wro
 from tests.strategies import problems
 from transconv import ir
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir.interp.kernel import run
 from transconv.passes import PIPELINE, lower

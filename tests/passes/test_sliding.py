@@ -10,7 +10,7 @@ import pytest
 from tests.reference import convolve, integers, pack, unpack
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import copies as cost_of_copies
 from transconv.cost import issue

@@ -8,7 +8,7 @@ from tests.stages import SM90, launches_of, wrong_stages
 from transconv import ir
 from transconv.conv import Epilogue
 from transconv.conv.compiler import plan_steps
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import FALSE, Var, f32
 from transconv.passes.scalar.simplification import drop_dead_sums
 from transconv.schedule.schedule import Schedule

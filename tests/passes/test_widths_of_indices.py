@@ -10,22 +10,7 @@ from typing import Any
 import pytest
 
 from transconv import ir
-from transconv.ir import (
-    Const,
-    Expr,
-    For,
-    If,
-    Lane,
-    Let,
-    Load,
-    Seq,
-    Stmt,
-    Store,
-    Var,
-    index,
-    index64,
-    walk,
-)
+from transconv.ir import Const, Expr, For, If, Lane, Let, Load, Seq, Stmt, Store, Var, index, index64, walk
 from transconv.passes.scalar.index_width import narrow
 
 OUT = ir.Tensor("out", ("x",), (64,), ir.Layout.dense(ir.f32, (64,)))
@@ -80,7 +65,7 @@ def indices(kernel: ir.Kernel, at: dict[str, int], place: int) -> Iterator[tuple
         return int(ir.value_at(ir.substitute(e, {M: Const(place)}), known))
 
     for s in flat(kernel.body):
-        if isinstance(s, Let) and isinstance(s.value, Load) or isinstance(s, Store):
+        if (isinstance(s, Let) and isinstance(s.value, Load)) or isinstance(s, Store):
             access: Any = s.value if isinstance(s, Let) else s
             yield "offset", access.offset, value(access.offset)
             yield "mask", access.mask, value(access.mask)

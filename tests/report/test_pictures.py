@@ -12,8 +12,8 @@ import numpy as np
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.passes import lower
-from transconv.report.pictures import grid, planes, timeline
-from transconv.report.pictures.planes import FILLED, FIRST, LATER, Plane, first_tile, plane_of
+from transconv.report import grid, planes, timeline
+from transconv.report.planes import FILLED, FIRST, LATER, Plane, first_tile, plane_of
 from transconv.schedule import Schedule, Scheduled
 from transconv.target import TARGETS
 

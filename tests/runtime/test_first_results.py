@@ -9,7 +9,7 @@ import torch
 
 from transconv.backend_triton import TritonKernel
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.conv.dynamic_sizes import every
+from transconv.conv.relation import every
 from transconv.errors import Unsupported
 from transconv.ir import Sizes
 from transconv.runtime import check_records, compiler, first_result, first_run_check

@@ -19,10 +19,10 @@ from transconv.runtime import check_records, plan_cache, steps
 from transconv.runtime import compiler as planning
 from transconv.schedule import Schedule
 from transconv.selection import candidates
-from transconv.selection.tuning_db.record import TuningRecord
+from transconv.selection.tuning_db import TuningRecord
 from transconv.support import Drawer, records
 from transconv.target import TARGETS
-from transconv.torch_ops.calls import call_entries, lower_call, select_impl
+from transconv.torch_ops.calls import call_entries, layer_keys, lower_call, select_impl
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.fused import fused_route
 
@@ -74,7 +74,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
 
 
 def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
-    key, _flags, _aligned = select_impl.forward_key(REQUEST, x, w, b)
+    key, _flags, _aligned = layer_keys.forward_key(REQUEST, x, w, b)
     route_cache.find(key)
 
 
@@ -122,8 +122,8 @@ def test_numbers_and_what_is_wanted(asked: list[Hashable]) -> None:
     x, w = torch.empty(2, 3, 4, 4), torch.empty(2, 3, 4, 4)
     other: Any = request(*NUMBERS[:-1], 2)
     for req in (REQUEST, other):
-        route_cache.find(select_impl.forward_key(req, x, w, None)[0])
-        route_cache.find(select_impl.forward_key(req, x, w, w)[0])
+        route_cache.find(layer_keys.forward_key(req, x, w, None)[0])
+        route_cache.find(layer_keys.forward_key(req, x, w, w)[0])
         for activation in ("", "relu"):
             fused_route.find(req, (x, w, None, None), activation, "now")
         fused_route.find(req, (x, w, x, None), "", "now")
@@ -291,10 +291,10 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(candidates, name, value)
             keys.append(candidates._key(*given[0]))
-    rows_of = candidates.store.rows_of
+    rows_of = candidates.tuning_db.rows_of
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(candidates.store, "rows_of", lambda name, group=group: (
+            patch.setattr(candidates.tuning_db, "rows_of", lambda name, group=group: (
                 [ROW] if name == group else rows_of(name)))
             keys.append(candidates._key(*given[0]))
     assert keys.pop(3) == keys[0]  # neither workload has tuned rows, and the computation is one
@@ -326,7 +326,7 @@ def test_shortlists_where_rows_were_tuned(monkeypatch: pytest.MonkeyPatch) -> No
         return {candidates._key(8, c, SM90, w) for c, w in given}
 
     assert len(keys()) == 1, "there are none"
-    monkeypatch.setattr(candidates.store, "rows_of", lambda name: [ROW])
+    monkeypatch.setattr(candidates.tuning_db, "rows_of", lambda name: [ROW])
     assert len(keys()) == 4
 
 
@@ -337,10 +337,10 @@ def test_plans_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = FWD.innermost()
     assert twin is not None
     keys = [plan_cache.key(FWD, SM90, False), plan_cache.key(FWD, SM90, True)]
-    users_rows = candidates.store.users_rows
+    users_rows = candidates.tuning_db.users_rows
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(candidates.store, "users_rows", lambda name, group=group: (
+            patch.setattr(candidates.tuning_db, "users_rows", lambda name, group=group: (
                 [ROW] if name == group else users_rows(name)))
             keys.append(plan_cache.key(FWD, SM90, False))
     for name, value in (("triton_version", lambda: "0.0"), ("files_digest", lambda: "other files")):

@@ -15,7 +15,7 @@ from tests.stages import shapes
 from transconv import runtime
 from transconv.backend_triton import KernelStart
 from transconv.conv import CompiledDirection, Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import TensorError
 from transconv.ir import bf16, convert, f32, tf32

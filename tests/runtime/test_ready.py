@@ -19,11 +19,11 @@ from transconv import runtime
 from transconv.backend_triton import Compilers
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
-from transconv.backend_triton.offline.compilation import Child
+from transconv.backend_triton.offline_compilation import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.compiler import CompiledDirection
-from transconv.conv.dynamic_sizes import every
+from transconv.conv.relation import every
 from transconv.errors import Unsupported
 from transconv.runtime import (
     Batch,

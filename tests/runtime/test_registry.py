@@ -11,23 +11,15 @@ import torch
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton.launch import bound_start, triton_kernel
-from transconv.conv import (
-    CompiledDirection,
-    ConvProblem,
-    ConvWorkload,
-    Epilogue,
-    LayerRegistry,
-    Prop,
-)
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop
 from transconv.conv import compiler as directions
-from transconv.conv.dynamic_sizes import any_size, every, spelled
+from transconv.conv.relation import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
 from transconv.runtime import build_compute, compiler, plan_cache, plans
 from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, SizeTable
-from transconv.selection import choice
-from transconv.selection.tuning_db import record, store
+from transconv.selection import choice, tuning_db
 from transconv.target import Target
 
 SM80, SM90 = Target.parse("sm_80"), Target.parse("sm_90")
@@ -204,8 +196,9 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
     near = LAYER.at(8, (56, 56), (56, 56))
 
     def chosen(text: str) -> list[CompiledDirection]:
-        row = record.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
-        monkeypatch.setattr(store, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
+        row = tuning_db.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
+        monkeypatch.setattr(
+            tuning_db, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
         monkeypatch.setattr(choice, "surprise", lambda *_: 1.9)
         made = LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
         return [

@@ -15,7 +15,7 @@ from transconv import runtime
 from transconv.backend_triton import TritonKernel
 from transconv.compute import Alone, parse
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.conv.dynamic_sizes import every
+from transconv.conv.relation import every
 from transconv.runtime import Plan, check_records, first_run_check
 from transconv.runtime.compilation import rehearsal_thread
 from transconv.runtime.compilation.rehearsal_thread import RehearsalThread

@@ -14,21 +14,13 @@ import transconv
 from transconv.backend_triton import Miscompiled, Resources, compile_offline
 from transconv.backend_triton.launch import bound_start
 from transconv.compute import Compute, parse
-from transconv.conv import (
-    ConvProblem,
-    ConvWorkload,
-    Epilogue,
-    LayerRegistry,
-    Prop,
-    any_size,
-    marked,
-)
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, any_size, marked
 from transconv.cost import AtSizes, estimate
 from transconv.errors import Unsupported
 from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at
 from transconv.runtime import Plan, build_compute, plan_cache
 from transconv.schedule import Schedule, why_not
-from transconv.schedule import box_rules as boxes
+from transconv.schedule import legality as boxes
 from transconv.selection.proposals import heuristics
 from transconv.support import is_direct
 from transconv.target import Target

@@ -9,7 +9,7 @@ import pytest
 from transconv.backend_triton import Resources, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, any_size, marked
-from transconv.conv.dynamic_sizes import every
+from transconv.conv.relation import every
 from transconv.ir import Fetch, find
 from transconv.runtime import Plan, build_compute, compiler
 from transconv.schedule import Schedule, why_not

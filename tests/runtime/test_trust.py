@@ -26,7 +26,7 @@ from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.calls import route_cache, stats
 from transconv.conv import compiler, workload
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import launch

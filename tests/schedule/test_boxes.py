@@ -6,7 +6,7 @@ import pytest
 
 from tests.stages import SM90, SM100, launches_of, wrong_stages
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule

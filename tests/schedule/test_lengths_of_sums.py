@@ -12,9 +12,9 @@ from transconv.compute import Alone, Compute, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule, chain, why_not
+from transconv.selection import tuning_db
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.tile_shapes import LONGEST, fewest_parts, too_long
-from transconv.selection.tuning_db import store
 from transconv.target import TARGETS
 from transconv.verify.computation import after_every_pass
 
@@ -77,8 +77,8 @@ def test_long_sums_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_tuned_row_is_too_long() -> None:
     """The limit changes no measured choice."""
     chains = []
-    store.forget()
-    for row in (r for rows in store._of_file("", False).values() for r in rows):
+    tuning_db.forget()
+    for row in (r for rows in tuning_db._of_file("", False).values() for r in rows):
         compute = computes(ConvProblem.parse(row.problem), Prop(row.direction))[0]
         chains.append(chain(Schedule.parse(row.schedule), compute))
     assert LONGEST / 4 < max(chains) <= LONGEST

@@ -14,8 +14,8 @@ from tests.stages import PHASES, SM90, launches_of, shapes, small_schedules, wro
 from tests.strategies import problems
 from transconv.compute import describe
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.problem.descriptor import parse_descriptor
+from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.conv.descriptor import parse_descriptor
 from transconv.conv.relation import computes
 from transconv.cost.model import estimate
 from transconv.cost.work import count

@@ -16,7 +16,7 @@ from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wron
 from tests.strategies import problems
 from transconv.compute import parse
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost.work import count
 from transconv.errors import ScheduleError

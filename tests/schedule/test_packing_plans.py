@@ -14,7 +14,7 @@ from transconv import runtime
 from transconv.compute import Alone, parse
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.ir import convert, tf32

@@ -15,7 +15,7 @@ import pytest
 
 from tests.schedule.test_piles import ALL, IDS, planned
 from tests.stages import launches_of
-from transconv.conv.problem.conv_problem import Prop
+from transconv.conv.conv_problem import Prop
 from transconv.ir import Const, Expr, FuncCall, Kernel, Lane, Put, SlotTile, SmemRing, find
 from transconv.schedule.tiles import box_dimensions
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.stages import SM90, launches_of, wrong_stages
-from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
+from transconv.backend_triton.offline_compilation import CompileFailure, compile_offline
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir import SmemRing, find
 from transconv.schedule.legality import why_not
@@ -106,7 +106,8 @@ def test_taps_lie_below_one_another_or_side_by_side(text: str, blocks: str, belo
     ("mb2ic64ih5iw64oc64oh5ow32kh3kw3sw2ph1pw1", FWD, "ow:32 oc:64 ic:64", "pack=b swap=1",
      "iw has stride 2"),
     ("mb1ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0", BWD_W, "kh.ic:64 oc:64 ow:128", "",
-     "window elements of 256 bytes are boxes of their own, which can be read across from 32 to 128 bytes"),
+     "window elements of 256 bytes are boxes of their own, "
+     "which can be read across from 32 to 128 bytes"),
     (SQUARE, BWD_W, "kh.kw.ic:64 oc:64 ow:64", "via=tl", "src: lanes kw and ow both move along iw"),
 ])
 def test_refusals_say_why(text: str, prop: Prop, blocks: str, words: str, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule import why_not
 from transconv.schedule.schedule import Schedule

@@ -15,9 +15,8 @@ from tests.passes.test_explicit import BWD_D, BWD_W, FWD, ROLE, kernels, right_i
 from tests.stages import SM90
 from transconv import ir
 from transconv.backend_triton.emitters.kernel_text import emit
-from transconv.conv.dynamic_sizes import any_size
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.relation import computes
+from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.conv.relation import any_size, computes
 from transconv.cost import estimate
 from transconv.schedule import Schedule, shared_bytes, why_not, word_rules
 from transconv.support import versions

@@ -17,7 +17,7 @@ from tests.strategies import problems
 from transconv.compute.analysis import axis_roles as lying
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
@@ -201,7 +201,7 @@ def test_long_sums_are_split_to_fill_the_chip() -> None:
     compute = made_of("mb128ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W)
     schedule = heuristics.default(compute, SM90)
     waves = heuristics.programs(schedule, compute) / SM90.sms
-    assert waves > 0.8 and waves % 1 > 0.8 or waves % 1 == 0
+    assert (waves > 0.8 and waves % 1 > 0.8) or waves % 1 == 0
 
 
 def test_consumers_take_turns_where_storing_takes_long_beside_the_sum() -> None:

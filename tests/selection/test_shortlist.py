@@ -11,16 +11,14 @@ import pytest
 
 from transconv.compute import Alone, parse
 from transconv.conv import ConvWorkload, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.schedule import Schedule
-from transconv.selection import candidates, choice
+from transconv.selection import candidates, choice, tuning_db
 from transconv.selection.candidates import DRAWER, Listed
 from transconv.selection.proposals import heuristics
-from transconv.selection.tuning_db import record as records
-from transconv.selection.tuning_db import store
-from transconv.selection.tuning_db.record import TuningRecord, unnamed
-from transconv.selection.tuning_db.transfer import relatives
+from transconv.selection.transfer import relatives
+from transconv.selection.tuning_db import TuningRecord, unnamed
 from transconv.support import triton_version
 from transconv.target.records import TARGETS
 
@@ -94,7 +92,7 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     listed(target="sm_80")
     listed(Prop.BWD_D)
     assert len(ranked) == 4
-    store.remember(
+    tuning_db.remember(
         [
             TuningRecord(
                 ConvWorkload(DENSE, Prop.FWD).text,
@@ -104,7 +102,7 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
                 TUNED,
                 12.5,
                 16,
-                records.LOWERING,
+                tuning_db.LOWERING,
                 triton_version(),
             )
         ]
@@ -122,10 +120,10 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
 def test_a_stamp_tells_what_the_users_rows_say_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     work = ConvWorkload(DENSE, Prop.FWD)
     like = ConvWorkload(ConvProblem.parse(str(DENSE).replace("mb32", "mb36")), Prop.FWD)
-    rows = [records.make(w, SM90, TUNED, 12.5, 16) for w in (work, like)]
+    rows = [tuning_db.make(w, SM90, TUNED, 12.5, 16) for w in (work, like)]
 
     def stamp(found: list[TuningRecord] | None) -> str:
-        monkeypatch.setattr(store, "users_rows", lambda name: found)
+        monkeypatch.setattr(tuning_db, "users_rows", lambda name: found)
         return candidates.stamp(work, SM90)
 
     assert stamp(rows) == stamp(rows[::-1])
@@ -188,7 +186,7 @@ def test_a_neighbours_winner_stands_for_one_schedule(prop: Prop) -> None:
     winner = choice.ranked(computes(like, prop)[0], SM90)[0].schedule
     compute = computes(DENSE, prop)[0]
     alone = choice.ranked(compute, SM90)
-    store.remember([records.make(there, SM90, str(winner), 12.5, 16)])
+    tuning_db.remember([tuning_db.make(there, SM90, str(winner), 12.5, 16)])
     found = choice.ranked(compute, SM90, work)
     near = [c for c in found if c.row]
     related = relatives(winner, [c.schedule for c in alone], compute, SM90)

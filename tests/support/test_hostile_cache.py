@@ -25,7 +25,7 @@ from transconv import runtime
 from transconv.backend_triton.launch import jit_module
 from transconv.calls import route_cache
 from transconv.conv import compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.runtime import check_records
 from transconv.support import Drawer, knobs
 from transconv.support import files as keep
@@ -508,9 +508,9 @@ def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.M
 
 def test_the_page_names_every_drawer() -> None:
     from transconv.selection import candidates as shortlist
-    from transconv.selection.tuning_db import store
+    from transconv.selection import tuning_db
 
     page = (ROOT / "docs" / "caches.md").read_text(encoding="utf-8")
-    for kept in (check_records.DRAWER, store.DRAWER, shortlist.DRAWER):
+    for kept in (check_records.DRAWER, tuning_db.DRAWER, shortlist.DRAWER):
         assert f"| `{kept.name}/` |" in page
     assert f"after {drawer.PATIENCE:g} seconds" in page and keep.STALE == 3600

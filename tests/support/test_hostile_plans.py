@@ -21,10 +21,10 @@ import torch
 from transconv.__main__ import main
 from transconv.backend_triton.launch import jit_module
 from transconv.conv import compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.runtime import Plan, plan_cache, steps
-from transconv.support import files, knobs, records, seals
+from transconv.support import files, knobs, records
 from transconv.target.records import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def plan_file(written: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, tm
 def forget() -> None:
     compiler.forget()
     files.forget()
-    seals.forget()
+    records.forget()
 
 
 def found() -> Plan | None:
@@ -129,7 +129,7 @@ def test_an_altered_plan_is_never_executed(plan_file: Path) -> None:
     whole = json.loads(plan_file.read_text())
     for text in (checksummed(plan_cache.DRAWER.name, plan_file.stem, told),
                  json.dumps(whole | {"content": told}),
-                 json.dumps(whole | {"content": told, "seal": seals.seal(b"guessed", "", "")}),
+                 json.dumps(whole | {"content": told, "seal": records.seal(b"guessed", "", "")}),
                  json.dumps(whole | {"content": told, "seal": None}),
                  json.dumps(whole | {"content": told, "seal": "\u00e9"}),
                  json.dumps(whole | {"content": told, "seal": [whole["seal"]]})):
@@ -424,7 +424,7 @@ def test_where_no_key_can_be(plan_file: Path, place: str, tmp_path: Path, monkey
 
 
 def test_processes_make_one_key(tmp_path: Path) -> None:
-    code = "from transconv.support import seals; print(seals.key().hex())"
+    code = "from transconv.support import records; print(records.user_key().hex())"
     environment = knobs.child_environment({"TRANSCONV_KEY": str(tmp_path / "state" / "key"),
                                            "TRANSCONV_CACHE": str(tmp_path / "cache")}, str(ROOT))
     children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,

@@ -152,7 +152,7 @@ def test_nobody_else_reads_the_environment() -> None:
 def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                          caplog: pytest.LogCaptureFixture) -> None:
     from transconv.conv import compiler
-    from transconv.conv.problem.conv_problem import ConvProblem, Prop
+    from transconv.conv.conv_problem import ConvProblem, Prop
     from transconv.target.records import TARGETS
 
     monkeypatch.setenv("TRANSCONV_DUMP", str(tmp_path / "stages"))
@@ -184,7 +184,7 @@ def test_dumps_follow_no_link_and_go_on_where_the_disk_refuses(
 
 def test_dump_shows_phases_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from transconv.conv import compiler
-    from transconv.conv.problem.conv_problem import ConvProblem, Prop
+    from transconv.conv.conv_problem import ConvProblem, Prop
     from transconv.target.records import TARGETS
 
     monkeypatch.setenv("TRANSCONV_DUMP", str(tmp_path))
@@ -203,7 +203,7 @@ def test_dump_shows_phases_together(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_word_that_switches_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, words: str,
                                                  name: str) -> None:
     from transconv.conv import compiler
-    from transconv.conv.problem.conv_problem import ConvProblem, Prop
+    from transconv.conv.conv_problem import ConvProblem, Prop
     from transconv.target.records import TARGETS
 
     assert [p for p, runs in running({"cse": False}).items() if not runs] == ["cse"]

@@ -16,7 +16,7 @@ from tests.runtime.test_ready import PROBLEM, SM90
 from transconv.__main__ import main
 from transconv.backend_triton.launch import compile_records
 from transconv.conv import Prop, compiler
-from transconv.runtime import check_records, plan_cache
+from transconv.runtime import cache_bundle, check_records, plan_cache
 
 FOLDER = compile_records.folder_of("cd" * 32)
 
@@ -56,26 +56,26 @@ def packed(caches: Callable[[str], Path], tmp_path: Path) -> Path:
     check_records.record("ab" * 16, check_records.WRONG, reason="spilt")
     check_records.record(step.digest, check_records.RIGHT)
     path = tmp_path / "kernels.zip"
-    assert plan_cache.pack(path).plans == {"sm_90": 1}
+    assert cache_bundle.pack(path).plans == {"sm_90": 1}
     return path
 
 
 def test_what_is_packed_comes_back_elsewhere(caches: Callable[[str], Path], packed: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     place = caches("second")
-    said = plan_cache.unpack(packed)
+    said = cache_bundle.unpack(packed)
     assert (said.plans, said.kernels, said.ignored) == ({"sm_90": 1}, 1, ())
     group = json.loads((place / FOLDER / "__grp__f.json").read_text())
     assert Path(group["child_paths"]["f.cubin"]) == place / FOLDER / "f.cubin"
     monkeypatch.setattr("transconv.runtime.compiler.lower", None)  # no pass runs
     step = compiler.plan(PROBLEM, Prop.FWD, SM90, mode="never").steps[0]
     assert check_records.is_wrong("ab" * 16) and not check_records.is_right(step.digest, True)
-    assert plan_cache.info().plans == {"sm_90": 1}
+    assert cache_bundle.info().plans == {"sm_90": 1}
 
 
 def test_only_what_is_for_a_chip(caches: Callable[[str], Path], packed: Path) -> None:
     place = caches("second")
-    said = plan_cache.unpack(packed, "sm_100")
+    said = cache_bundle.unpack(packed, "sm_100")
     assert said.plans == {} and said.ignored == ("1 plans for other chips than sm_100",)
     assert not list(place.iterdir()) and not list(plan_cache.DRAWER.items())
 
@@ -98,7 +98,7 @@ def manifest(**changes: Any) -> Callable[[dict[str, bytes]], None]:
 def with_seal(**changes: Any) -> Callable[[dict[str, bytes]], None]:
     def change(members: dict[str, bytes]) -> None:
         told = json.loads(members["manifest.json"]) | changes
-        members["manifest.json"] = json.dumps(told | {"seal": plan_cache._sealed(told)}).encode()
+        members["manifest.json"] = json.dumps(told | {"seal": cache_bundle._sealed(told)}).encode()
     return change
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_was_tampered_with_is_refused(caches: Callable[[str], Path],
     altered(packed, change)
     place = caches("second")
     with pytest.raises(ValueError, match=why):
-        plan_cache.unpack(packed)
+        cache_bundle.unpack(packed)
     assert not list(place.iterdir()) and not list(plan_cache.DRAWER.items())
 
 
@@ -155,7 +155,7 @@ def test_what_others_can_write_is_not_read(caches: Callable[[str], Path], packed
     if os.geteuid() == 0:
         place.chmod(0o700)
         os.chown(packed, 12345, -1)
-        assert plan_cache.why_odd(packed.stat()) == "belongs to user 12345"
+        assert cache_bundle.why_odd(packed.stat()) == "belongs to user 12345"
 
 
 def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], packed: Path,
@@ -173,7 +173,7 @@ def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], p
     assert "its digest is another" in capsys.readouterr().err
     assert not list(plan_cache.DRAWER.items())
     assert main(["cache", "unpack", str(packed), "--target", "sm_90", "--digest", digest]) == 0
-    assert len(list(plan_cache.DRAWER.items())) == 1 and plan_cache.info().plans == {"sm_90": 1}
+    assert len(list(plan_cache.DRAWER.items())) == 1 and cache_bundle.info().plans == {"sm_90": 1}
 
 
 def test_a_pipe_is_not_waited_for(caches: Callable[[str], Path], tmp_path: Path,

@@ -41,8 +41,8 @@ class Subject:
         explicit = self.name in EXTREMA and (call.kwargs.get("keepdim") is False
                                              or any(a is None for a in call.args[1:2]))
         kept = isinstance(wanted, TypeError) and self.name in KEEPING and (
-            "keepdim" in call.kwargs and len(call.args) < 2
-            or len(call.args) > 1 and isinstance(call.args[1], bool))
+            ("keepdim" in call.kwargs and len(call.args) < 2)
+            or (len(call.args) > 1 and isinstance(call.args[1], bool)))
         # A text has no derivative, and says so when one is asked for.
         underived = self.name == "computation" and any(t.requires_grad for t in tensors)
         # What torch decomposes a function into may have fewer derivatives.
@@ -51,12 +51,12 @@ class Subject:
         # What torch's kernels for CPUs say that they lack, or do not look at, is refused before.
         blind = call.around == "fake" or self.name.endswith("_backward")
         refused = type(got) is RuntimeError and (isinstance(wanted, NotImplementedError)
-                                                 or blind and str(got).startswith(UNSEEN))
+                                                 or (blind and str(got).startswith(UNSEEN)))
         # Kernels of ours compute what torch's for CPUs lack; statistics are not written to one place.
         lacks = isinstance(got, (torch.Tensor, tuple)) and str(wanted).startswith(LACKING)
         refused |= type(got) is RuntimeError and "more than one element of the written-to" in str(got)
         computes = isinstance(wanted, (torch.Tensor, tuple))
-        return bool(lacks or mixed and (isinstance(got, RuntimeError) or computes)
+        return bool(lacks or (mixed and (isinstance(got, RuntimeError) or computes))
                     or len(call.args) > more or kept or explicit or underived or fewer or refused)
 
 

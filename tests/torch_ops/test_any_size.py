@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import transconv
 from transconv.backend_triton import TritonKernel
 from transconv.backend_triton.launch.triton_kernel import EXACT
-from transconv.calls import dynamic_sizes
+from transconv.calls import size_policy
 from transconv.conv import compiler
 from transconv.runtime import check_records, first_run_check
 from transconv.torch_ops.calls import lower_call
@@ -166,7 +166,7 @@ def test_one_graph_for_twenty_sizes(nothing_new: Any) -> None:
         assert torch.equal(torch.autograd.grad(made, x, grad)[0], torch.autograd.grad(want, x, grad)[0])
     assert graphs.frame_count == 1
     assert counts() == ({"fwd any size": 20, "bwd_d any size": 20}, {})
-    kernels = [len(r.kernels) for r in dynamic_sizes._registries.values() if not isinstance(r, str)]
+    kernels = [len(r.kernels) for r in size_policy._registries.values() if not isinstance(r, str)]
     assert len(kernels) == 2 and max(kernels) <= compiler.MOST_KERNELS
 
 

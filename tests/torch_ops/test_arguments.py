@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import transconv
 import transconv.errors
 from tests.torch_ops import samples as s
-from transconv.torch_ops import arguments, functional, shapes
+from transconv.torch_ops import arguments, functional
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.select_impl import make_forward
 
@@ -301,7 +301,7 @@ def test_torch_judges_empty_transposed_results() -> None:
     assert outcome(lambda: transconv.conv_transpose2d(x, w, padding=1)) == outcome(
         lambda: F.conv_transpose2d(x, w, padding=1))
     p = arguments.resolve(x.shape, w.shape, None, (1,), (1,), (1,), True, (0,), 1)
-    assert shapes.output_shape(x.shape, w.shape, p) == (1, 2, 0, 0)
+    assert arguments.output_shape(x.shape, w.shape, p) == (1, 2, 0, 0)
     made = make_forward(p, x, w, None, lower_call.flags(x.dtype), True, "now")
     assert made.reason == "device:cpu" and made.compiled is None
     transconv.config.cpu = "interpret"
@@ -317,7 +317,7 @@ def test_strided_nested_tensors_are_torchs(place: int, name: str) -> None:
 
 
 def test_the_table_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_attributes, "LIMIT", 8)
+    monkeypatch.setattr(call_attributes._requests, "bound", 8)
     for n in range(1, 40):
         transconv.conv2d(X, W, padding=n)
     assert len(call_attributes._requests) <= 8

@@ -27,7 +27,7 @@ Q = torch.randint(-8, 8, W.shape, dtype=torch.int8)
 
 
 @pytest.fixture(autouse=True)
-def auto(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:  # noqa: F811
+def auto(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(size_policy, "OFTEN", OFTEN)
     monkeypatch.setattr(compiler, "EXAMPLES", {2: compiler.EXAMPLES[2][:1]})  # plans take a while to make
     transconv.config.sizes = "auto"
@@ -46,7 +46,7 @@ def image(side: int) -> torch.Tensor:
     return torch.randn(1, 4, side, side)
 
 
-def answer(sized: Machine) -> None:  # noqa: F811
+def answer(sized: Machine) -> None:
     """The processes have done what they were given."""
     sized.processes.answer(kernels=1, seconds=0.0)
 
@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], A
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", CALLS)
-def test_torch_then_any_size_then_its_own_kernel(sized: Machine, name: str,  # noqa: F811
+def test_torch_then_any_size_then_its_own_kernel(sized: Machine, name: str,
                                                  recwarn: pytest.WarningsRecorder) -> None:
     ours, theirs, does = CALLS[name]
     transconv.config.fallback = "warn"
@@ -95,7 +95,7 @@ def test_torch_then_any_size_then_its_own_kernel(sized: Machine, name: str,  # n
 
 
 @pytest.mark.slow
-def test_gradients_follow(sized: Machine) -> None:  # noqa: F811
+def test_gradients_follow(sized: Machine) -> None:
     """The gradient of a sum is expanded: it is copied, for kernels that other gradients use, too."""
     def step(side: int, times: int) -> dict[str, int]:
         for _ in range(times):
@@ -123,7 +123,7 @@ def test_gradients_follow(sized: Machine) -> None:  # noqa: F811
     assert step(third, 1) == general
 
 
-def test_an_image_with_gaps_is_copied_at_further_sizes(sized: Machine) -> None:  # noqa: F811
+def test_an_image_with_gaps_is_copied_at_further_sizes(sized: Machine) -> None:
     sized.finish()
     sized.compiled = sized.general = True
     transconv.conv2d(image(SIDES[0]), W)
@@ -133,7 +133,7 @@ def test_an_image_with_gaps_is_copied_at_further_sizes(sized: Machine) -> None: 
     assert answers() == {"fwd": 1, "fwd any size": 1} and not sized.processes.jobs
 
 
-def test_a_size_that_is_compiled_already_has_its_own_kernel(sized: Machine) -> None:  # noqa: F811
+def test_a_size_that_is_compiled_already_has_its_own_kernel(sized: Machine) -> None:
     sized.compiled = True
     for side in SIDES:
         transconv.conv2d(image(side), W)
@@ -141,7 +141,7 @@ def test_a_size_that_is_compiled_already_has_its_own_kernel(sized: Machine) -> N
 
 
 @pytest.mark.parametrize("fixed", ["steady", "deterministic", "fallback", "graph"])
-def test_what_is_fixed_waits_for_kernels_of_its_own(sized: Machine, fixed: str) -> None:  # noqa: F811
+def test_what_is_fixed_waits_for_kernels_of_its_own(sized: Machine, fixed: str) -> None:
     sized.general = True
     if fixed == "steady":
         transconv.config.steady = True
@@ -161,7 +161,7 @@ def test_what_is_fixed_waits_for_kernels_of_its_own(sized: Machine, fixed: str) 
     assert answers() == {"fwd": 3} and not sized.processes.jobs
 
 
-def test_prepared_sizes_have_their_own_kernels(sized: Machine) -> None:  # noqa: F811
+def test_prepared_sizes_have_their_own_kernels(sized: Machine) -> None:
     layer = torch.nn.Conv2d(4, 4, 3)
     transconv.convert_(layer)
     sized.compiled = True  # all of them were
@@ -237,7 +237,7 @@ def test_a_trial_takes_what_was_faster(own_ms: float, other_ms: float, taken: bo
 
 
 @pytest.mark.parametrize("faster", ["own", "any size"])
-def test_as_on_a_gpu_the_faster_kernel_stays(sized: Machine, faster: str,  # noqa: F811
+def test_as_on_a_gpu_the_faster_kernel_stays(sized: Machine, faster: str,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """A module's warm calls: sizes that come seldom, one that comes often, and the first one."""
     first, often, *seldom = range(8, 16)
@@ -287,7 +287,7 @@ def test_as_on_a_gpu_the_faster_kernel_stays(sized: Machine, faster: str,  # noq
 
 
 @pytest.mark.slow
-def test_as_on_a_gpu_each_direction_has_its_choice(sized: Machine,  # noqa: F811
+def test_as_on_a_gpu_each_direction_has_its_choice(sized: Machine,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     w = torch.randn(8, 8, 3, 3, requires_grad=True)
     first, often, *seldom = range(8, 13)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional, quantized
-from transconv.calls import call_cache, route_cache
+from transconv.calls import guard, route_cache
 from transconv.torch_ops.calls import call_entries, lower_call
 from transconv.torch_ops.calls.call_entries import CALLS
 
@@ -91,10 +91,10 @@ def test_a_list_that_changes_is_read_at_every_call(name: str) -> None:
     ours, theirs, before, after = CASES[name]
     transconv.config.cpu = "fallback"
     given = [*before]
-    for _ in range(call_cache.PATIENCE + 3):
+    for _ in range(guard.PATIENCE + 3):
         torch.testing.assert_close(ours(given), theirs(given))
     given[:] = after
-    for _ in range(call_cache.PATIENCE + 3):
+    for _ in range(guard.PATIENCE + 3):
         torch.testing.assert_close(ours(given), theirs(given))
     given[:] = before
     torch.testing.assert_close(ours(given), theirs(given))
@@ -110,7 +110,7 @@ def test_numbers_of_a_module_are_its_own(kind: Any) -> None:
     transconv.config.cpu = "fallback"
     padding = [0, 0]
     made = kind(4, 4, 3, padding=padding)
-    want = [made(X2) for _ in range(call_cache.PATIENCE + 3)][-1]
+    want = [made(X2) for _ in range(guard.PATIENCE + 3)][-1]
     plain = getattr(torch.nn, kind.__name__)(4, 4, 3, padding=padding)
     plain.load_state_dict(made.state_dict())
     padding[:] = [1, 1]
@@ -134,7 +134,7 @@ def test_quantised_calls_of_any_number_of_quantities(name: str, words: dict[str,
     scale = float(words.get("input_scale", 1.0)) * float(words.get("weight_scale", torch.ones(1))[0])
     want = getattr(F, name)(x.double(), w.double()).float() * scale
     transconv.stats(reset=True)
-    for _ in range(call_cache.PATIENCE + (3 if n < 3 else 1)):
+    for _ in range(guard.PATIENCE + (3 if n < 3 else 1)):
         torch.testing.assert_close(getattr(quantized, name)(x, w, **words).float(), want)
     assert bool(transconv.stats().fallback) is (cpu == "fallback")
 

@@ -18,8 +18,8 @@ from torch import nn
 
 import transconv
 from tests.runtime.test_ready import Processes
+from transconv.backend_triton import offline_compilation
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
-from transconv.backend_triton.offline import compilation
 from transconv.conv import compiler
 from transconv.runtime import compiler as plans
 from transconv.runtime import plan_cache
@@ -418,9 +418,9 @@ def test_where_no_process_starts_the_job_is_answered(monkeypatch: pytest.MonkeyP
     def refused(*_: Any) -> None:
         raise PermissionError("no more processes")
 
-    monkeypatch.setattr(compilation.Child, "ask", refused)
+    monkeypatch.setattr(offline_compilation.Child, "ask", refused)
     answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    pool = compilation.Compilers("m", {}, 1, {"n": 0})
+    pool = offline_compilation.Compilers("m", {}, 1, {"n": 0})
     pool.submit({"n": 1}, answers.put)
     answer = answers.get(timeout=30)
     assert answer["died"] and "no more processes" in answer["reason"]
@@ -446,8 +446,8 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
         def close(self) -> None: ...
         kill = close
 
-    monkeypatch.setattr(compilation, "Child", Slow)
-    pool = compilation.Compilers("m", {}, 1, {"n": 0})
+    monkeypatch.setattr(offline_compilation, "Child", Slow)
+    pool = offline_compilation.Compilers("m", {}, 1, {"n": 0})
     takes = [pool.submit({"n": n}, lambda _: done.release()) for n in (1, 2, 3)]
     assert takes[1]() and not takes[1](), "the first who takes it has it"
     started.set()
@@ -456,7 +456,7 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
     assert asked == [0, 1, 3] and not takes[0]()
     pool.close()
     asked.clear()
-    early = compilation.Compilers("m", {}, 2, {"n": 0})
+    early = offline_compilation.Compilers("m", {}, 2, {"n": 0})
     early.begin()
     early.submit({"n": 4}, lambda _: done.release())
     assert done.acquire(timeout=30) and len(early.children) == 2 and asked.count(4) == 1

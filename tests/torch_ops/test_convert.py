@@ -192,7 +192,7 @@ def test_enable_reaches_everything_and_disable_ends_it() -> None:
     before = transconv.stats().total
     torch.testing.assert_close(run(*given), wanted, rtol=0, atol=0)
     assert transconv.stats().total == before
-    assert not aten_convolutions.replaced
+    assert not aten_convolutions.replacement.devices
 
 
 def test_enable_nests() -> None:
@@ -266,19 +266,19 @@ other = threading.Event()
 thread = threading.Thread(target=other.wait, daemon=True)
 thread.start()
 with transconv.use(("cpu",)):
-    kept = aten_convolutions.ORIGINALS["cpu"]
-assert aten_convolutions.ORIGINALS["cpu"] is kept
+    kept = aten_convolutions.replacement.originals["cpu"]
+assert aten_convolutions.replacement.originals["cpu"] is kept
 x = torch.randn(1, 1, 4, 4)
 torch.conv2d(x, x)
 with transconv.use(("cpu",)):
-    assert aten_convolutions.ORIGINALS["cpu"] is kept
+    assert aten_convolutions.replacement.originals["cpu"] is kept
     torch.conv2d(x, x)
 assert transconv.stats().total == 1
 other.set()
 thread.join()
 with transconv.use(("cpu",)):
     pass
-assert not aten_convolutions.ORIGINALS
+assert not aten_convolutions.replacement.originals
 """
 
 
@@ -329,11 +329,11 @@ def test_our_functions_under_enable_do_not_recurse() -> None:
 def test_one_device_may_be_a_word() -> None:
     transconv.enable("cpu")
     try:
-        assert aten_convolutions.replaced == {"cpu"}
+        assert aten_convolutions.replacement.devices == {"cpu"}
     finally:
         transconv.disable()
     with transconv.use("cpu"):
-        assert aten_convolutions.replaced == {"cpu"}
+        assert aten_convolutions.replacement.devices == {"cpu"}
     with pytest.raises(ValueError, match="on 'xpu'; expected one of: cuda, cpu"):
         transconv.enable("xpu")
 

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.calls import call_cache
+from transconv.calls import guard
 from transconv.torch_ops.calls import lower_call
 
 
@@ -122,7 +122,7 @@ def test_many_gradients_at_once(ours: Any, again: bool) -> None:
     x, w, b = problem()
     results = []
     for f in (ours, F.conv2d):
-        for _ in range(call_cache.PATIENCE + 2):
+        for _ in range(guard.PATIENCE + 2):
             y = f(x, w, b, groups=2)
             grads = torch.arange(3 * y.numel(), dtype=y.dtype).sin().view(3, *y.shape)
             found = torch.autograd.grad(y, (x, w, b), grads, is_grads_batched=True, create_graph=again)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import transconv
-from transconv.calls import call_cache
+from transconv.calls import guard
 from transconv.torch_ops import operators
 from transconv.torch_ops.fused import fused_functional
 
@@ -122,7 +122,7 @@ def test_results_without_activation_may_be_written_to(compiled: bool, adds: bool
         return transconv.fused_conv2d(x, w, residual=res).mul_(3)
 
     call = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
-    for _ in range(call_cache.PATIENCE + 2):
+    for _ in range(guard.PATIENCE + 2):
         (found,) = torch.autograd.grad(call(x, w).sum(), w)
     torch.testing.assert_close(found, torch.autograd.grad(3 * F.conv2d(x, w).sum(), w)[0])
 

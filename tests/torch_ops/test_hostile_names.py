@@ -16,7 +16,7 @@ from transconv.conv import ConvProblem, Prop, build
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
 from transconv.runtime.standalone.files import write
-from transconv.runtime.standalone.package import packaged
+from transconv.runtime.standalone.machine_code import packaged
 from transconv.runtime.standalone.python_file import python_text
 from transconv.target import TARGETS
 from transconv.torch_ops.quantized.quantize import chains

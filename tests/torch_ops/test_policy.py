@@ -19,7 +19,7 @@ from transconv.calls import route_cache
 from transconv.errors import Unsupported
 from transconv.runtime import compiler
 from transconv.target import TARGETS
-from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.calls import layer_keys, lower_call
 from transconv.torch_ops.calls.call_attributes import request
 
 
@@ -245,11 +245,11 @@ def test_alignment_and_switches_are_part_of_the_key() -> None:
     flat = torch.randn(2 * 2 * 5 * 5 + 1)
     aligned, shifted = (flat[at:at + 100].view(2, 2, 5, 5) for at in (0, 1))
     req = request("conv2d", 2, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
-    keys = {select_impl.forward_key(req, x, w, None)[0] for x in (aligned, shifted)}
+    keys = {layer_keys.forward_key(req, x, w, None)[0] for x in (aligned, shifted)}
     assert len(keys) == 2
     torch.use_deterministic_algorithms(True)
     try:
-        keys.add(select_impl.forward_key(req, aligned, w, None)[0])
+        keys.add(layer_keys.forward_key(req, aligned, w, None)[0])
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(keys) == 3

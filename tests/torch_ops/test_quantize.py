@@ -15,7 +15,7 @@ from torch import nn
 
 import transconv
 from transconv import errors
-from transconv.calls import call_cache, guard
+from transconv.calls import guard
 from transconv.ir import DTYPES
 from transconv.runtime import Plan, launch
 from transconv.support import knobs
@@ -26,7 +26,7 @@ from transconv.torch_ops.quantized import (
     quantized_modules,
     quantized_route,
 )
-from transconv.torch_ops.quantized.schemes import KINDS, quantised, ranged
+from transconv.torch_ops.quantized.input_quantization import KINDS, quantised, ranged
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
@@ -353,7 +353,7 @@ def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(route, "_empty", empty)
     monkeypatch.setattr(quantized_functional.torch_internals, "quickest", lambda: empty)
     module = transconv.nn.QuantConv2d.from_float(nn.Conv2d(4, 6, 3), 0.02, point)
-    inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * call_cache.PATIENCE + 3)]
+    inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * guard.PATIENCE + 3)]
     want = copy.deepcopy(module)  # whose weight no call has seen
     asked: list[Any] = []
     find = quantized_route.find

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import errors, quantized
-from transconv.calls import call_cache
+from transconv.calls import guard
 from transconv.runtime import Plan
 from transconv.support import knobs
 from transconv.torch_ops.calls import call_attributes, route
@@ -143,7 +143,7 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     q: Given = {"input_scale": torch.tensor(0.1), "weight_scale": torch.rand(6) + 0.01,
                 "input_zero_point": torch.tensor([3], dtype=torch.int32), "output_scale": 3.0,
                 "output_dtype": torch.int8}
-    for _ in range(call_cache.PATIENCE + 2):
+    for _ in range(guard.PATIENCE + 2):
         quantized.conv1d(x, w, b, 1, 1, **q)
     asked: list[Any] = []
     find = quantized_route.find
@@ -154,7 +154,7 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     want = expected(again, w, b, {"padding": 1}, q).round().clamp(-128, 127)
     assert torch.equal(got, want.to(torch.int8))
     assert not asked and started == [("src", "wei", "arg0", "arg1", "arg2", "arg3", "src_zero", "dst")]
-    assert transconv.stats().native == {"fwd": call_cache.PATIENCE + 3}
+    assert transconv.stats().native == {"fwd": guard.PATIENCE + 3}
     for other in ({**q, "output_scale": 4.0}, {**q, "output_dtype": torch.uint8},
                   {**q, "activation": "relu"}, {**q, "activation": None},
                   {**q, "input_scale": torch.tensor([0.1])}, {n: q[n] for n in [*q][::-1]}):

@@ -21,8 +21,7 @@ from transconv.functional.calls import compiled_launch
 from transconv.runtime import collecting, plan_cache
 from transconv.runtime import registry as registries
 from transconv.runtime.compilation import async_compile
-from transconv.selection import files_digest
-from transconv.selection.tuning_db import store
+from transconv.selection import files_digest, tuning_db
 from transconv.torch_ops.calls import lower_call, select_impl
 from transconv.torch_ops.conversion import prepare
 
@@ -163,7 +162,7 @@ def test_gradients_switch_too(machine: Machine) -> None:
             torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
         native, torchs = counts()
         jobs = [job for job, _ in machine.processes.jobs]
-        assert compiled or len(jobs) == 3 and not any("hurried" in job for job in jobs)
+        assert compiled or (len(jobs) == 3 and not any("hurried" in job for job in jobs))
         assert (torchs if compiled else native) == {}
         assert native == ({"fwd": 3, "bwd_d": 3, "bwd_w": 3} if compiled else {})
     transconv.stats(reset=True)
@@ -314,7 +313,7 @@ def test_a_call_that_waits_for_no_kernel_looks_up_little(
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # plans are kept on disk
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     monkeypatch.setenv("TRANSCONV_TUNED", "1")
-    store.forget()
+    tuning_db.forget()
     files_digest.cache_clear()
     transconv.config.sizes = "any"  # a change of the settings, of which ``compile`` is background
     for thread in threading.enumerate():
@@ -322,7 +321,7 @@ def test_a_call_that_waits_for_no_kernel_looks_up_little(
             thread.join()
     read = files_digest.cache_info().misses
     assert read >= 1
-    counted = Counted(monkeypatch, key=plan_cache, grouped=store)
+    counted = Counted(monkeypatch, key=plan_cache, grouped=tuning_db)
     for layer, channels in enumerate((4, 6), 1):
         transconv.conv2d(X, torch.randn(channels, 4, 3, 3))
         assert counts() == ({}, {"compiling": 1}) and len(sized.processes.jobs) == 2 * layer

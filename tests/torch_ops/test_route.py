@@ -12,18 +12,14 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.calls import call_cache, guard, route_cache
+from transconv.calls import guard, route_cache
 from transconv.torch_ops import operators
-from transconv.torch_ops.calls import (
-    lower_call,
-    route,
-    select_impl,
-)
+from transconv.torch_ops.calls import lower_call, route, select_impl
 from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
-WARM = call_cache.PATIENCE + 3
+WARM = guard.PATIENCE + 3
 
 
 class Plan:
@@ -40,7 +36,7 @@ class Plan:
     @torch.no_grad()
     def launch(self, src: Any, wei: Any, dst: Any, bia: Any = None, res: Any = None) -> None:
         p = self.problem
-        assert bia is None or bia.is_contiguous() and not bia.is_neg()
+        assert bia is None or (bia.is_contiguous() and not bia.is_neg())
         given = [(src, p.src), (wei, p.wei), (dst, p.dst), *([] if res is None else [(res, p.dst)])]
         for tensor, spec in given:
             assert type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_neg()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import shapes
+from transconv.torch_ops import arguments
 
 FORMATS = (s.contiguous, s.channels_last, s.reversed_dims)
 
@@ -30,7 +30,7 @@ def test_suggests_channels_last_as_torch_does(sizes: Any, random: Any, narrow: b
         t = t[..., :1]
     form = torch.channels_last if t.dim() == 4 else torch.channels_last_3d
     told = torch._prims_common.suggest_memory_format(t)
-    assert shapes.suggests_channels_last(t.shape, t.stride()) == (told == form)
+    assert arguments.suggests_channels_last(t.shape, t.stride()) == (told == form)
 
 
 @pytest.mark.parametrize("ndims", [1, 2, 3])

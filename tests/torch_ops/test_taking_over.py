@@ -19,14 +19,7 @@ from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (f
 from transconv.backend_triton.launch import triton_kernel
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.functional.calls import first_call_check
-from transconv.runtime import (
-    Plan,
-    PlanRequest,
-    check_records,
-    compiler,
-    first_run_check,
-    plan_cache,
-)
+from transconv.runtime import Plan, PlanRequest, check_records, compiler, first_run_check, plan_cache
 from transconv.runtime.compilation import async_compile, rehearsal_thread
 from transconv.selection import files_digest
 
@@ -42,7 +35,7 @@ class Work:
     """How often each kind of work was done, in calls and by the thread (``beside``). ``answer``: processes
     have done what they were given, and the thread has made it ready."""
 
-    def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.machine, self.calls, self.beside = machine, Counter[str](), Counter[str]()
         self.begun, self.go = threading.Event(), threading.Event()
         self.go.set()
@@ -72,7 +65,7 @@ class Work:
 
 
 @pytest.fixture
-def work(auto: Machine, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+def work(auto: Machine, monkeypatch: pytest.MonkeyPatch,
          tmp_path: Path) -> Iterator[Work]:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # plans are kept on disk
@@ -113,7 +106,7 @@ def step(side: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(auto: Machine,  # noqa: F811
+def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(auto: Machine,
                                                                     work: Work, name: str) -> None:
     does = CALLS[name][2]
     first, second, third = SIDES
@@ -135,7 +128,7 @@ def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(auto: Machin
     assert work.beside["compare"] == 2 * (name == "softmax") == 2 * work.calls["compare"]
 
 
-def test_gradients_are_made_ready_too(auto: Machine, work: Work) -> None:  # noqa: F811
+def test_gradients_are_made_ready_too(auto: Machine, work: Work) -> None:
     assert step(SIDES[0]) == {"torch": 1}
     auto.compiled = True
     work.answer()
@@ -143,7 +136,7 @@ def test_gradients_are_made_ready_too(auto: Machine, work: Work) -> None:  # noq
     assert step(SIDES[0]) == {"fwd": 1, "bwd_d": 1, "bwd_w": 1} and not work.calls
 
 
-def test_torch_answers_while_a_kernel_is_made_ready(auto: Machine, work: Work) -> None:  # noqa: F811
+def test_torch_answers_while_a_kernel_is_made_ready(auto: Machine, work: Work) -> None:
     """However long that takes: no call waits for it, and no kernel answers unchecked."""
     work.go.clear()
     call("conv2d", SIDES[0])
@@ -156,7 +149,7 @@ def test_torch_answers_while_a_kernel_is_made_ready(auto: Machine, work: Work) -
     assert call("conv2d", SIDES[0]) == {"fwd": 1} and not work.calls
 
 
-def test_the_check_is_at_the_sizes_of_the_call(auto: Machine, work: Work,  # noqa: F811
+def test_the_check_is_at_the_sizes_of_the_call(auto: Machine, work: Work,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     seen, start = list[Any](), TritonKernel.run
     monkeypatch.setattr(TritonKernel, "run", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
@@ -169,7 +162,7 @@ def test_the_check_is_at_the_sizes_of_the_call(auto: Machine, work: Work,  # noq
 
 @pytest.mark.parametrize("why", ["wrong", "memory", "error"])
 def test_what_could_not_be_made_ready_is_checked_by_its_first_call(
-        auto: Machine, work: Work, why: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        auto: Machine, work: Work, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if why == "memory":
         monkeypatch.setattr(first_run_check, "ROOM", 0)
     else:
@@ -182,7 +175,7 @@ def test_what_could_not_be_made_ready_is_checked_by_its_first_call(
 
 
 def test_only_what_the_call_has_to_check_itself_begins_a_pause(
-        auto: Machine, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        auto: Machine, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_compile, "PAUSE_S", 1000.0)
     weights = [torch.randn(n, 4, 3, 3) for n in (4, 5)]
     for room, taken in ((first_run_check.ROOM, 2), (0, 1)):
@@ -198,7 +191,7 @@ def test_only_what_the_call_has_to_check_itself_begins_a_pause(
         auto.compiled, weights = False, [torch.randn(n, 4, 3, 3) for n in (6, 7)]
 
 
-def test_a_process_that_failed_has_nothing_made_ready(auto: Machine, work: Work) -> None:  # noqa: F811
+def test_a_process_that_failed_has_nothing_made_ready(auto: Machine, work: Work) -> None:
     call("conv2d", SIDES[0])
     auto.processes.answer(reason="ptxas died")
     assert rehearsal_thread.thread.thread is None

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.calls import call_cache, guard, route_cache
+from transconv.calls import guard, route_cache
 from transconv.torch_ops import functional
 from transconv.torch_ops.calls import call_entries
 from transconv.torch_ops.calls.call_entries import CALLS
@@ -33,7 +33,7 @@ def operands(name: str = "conv2d", requires_grad: bool = False) -> Tensors:
 
 def heat(call: Callable[[], Any]) -> None:
     """As many calls as it takes to be remembered, and one more."""
-    for _ in range(call_cache.PATIENCE + 2):
+    for _ in range(guard.PATIENCE + 2):
         call()
 
 
@@ -103,7 +103,7 @@ def test_whatever_differs_is_seen(what: str) -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
     call = different(x, w)[what]
-    for _ in range(call_cache.PATIENCE + 2):
+    for _ in range(guard.PATIENCE + 2):
         got, wanted = call(transconv.conv2d), call(F.conv2d)
         torch.testing.assert_close(got, wanted)
         if isinstance(got, torch.Tensor):
@@ -244,7 +244,7 @@ def test_a_weight_that_changes_under_its_identity() -> None:
 def test_sizes_in_turn_are_all_remembered(general: list[Any]) -> None:
     x, w, _ = operands()
     sizes = [x, x[:2], x[..., 1:]]
-    for _ in range(3 * call_cache.PATIENCE * call_cache.CHAIN):
+    for _ in range(3 * guard.PATIENCE * guard.CHAIN):
         for given in sizes:
             transconv.conv2d(given, w, **KWARGS)
     general.clear()
@@ -266,13 +266,13 @@ def test_sizes_that_never_come_back_earn_few_entries(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_cache, "KINDS", 8)
+    monkeypatch.setattr(guard, "KINDS", 8)
     x, _, _ = operands()
     weights = [torch.randn(4, 4, 3, 3) for _ in range(30)]
     for w in weights:
         heat(lambda w=w: transconv.conv2d(x, w))
     assert len(CALLS.entries) <= 8
-    assert transconv.stats().total == 30 * (call_cache.PATIENCE + 2)
+    assert transconv.stats().total == 30 * (guard.PATIENCE + 2)
 
 
 def test_nothing_keeps_a_weight_alive() -> None:
@@ -388,7 +388,7 @@ def test_the_entry_leads_to_the_general_way(general: list[Any]) -> None:
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
     assert CALLS.find(id(w)) is not None
     assert CALLS.find(id(x), functional.dispatch) is functional.dispatch
-    call_cache.forget()
+    guard.forget()
     general.clear()
     transconv.conv2d(x, w, **KWARGS)
     assert len(general) == 1
@@ -432,7 +432,7 @@ def test_autocast_can_be_differentiated_twice() -> None:
         dx, dw = torch.autograd.grad(y.float().square().sum(), (x, w), create_graph=True)
         return torch.autograd.grad(dx.sum() + dw.sin().sum(), (x, w))
 
-    for _ in range(call_cache.PATIENCE + 2):
+    for _ in range(guard.PATIENCE + 2):
         for got, right in zip(twice(transconv.conv2d), twice(F.conv2d), strict=True):
             assert got.dtype == torch.float32
             torch.testing.assert_close(got, right, rtol=5e-2, atol=0.05 * float(right.abs().max()))
@@ -467,7 +467,7 @@ def test_autocast_gradients_of_frozen_double_weights() -> None:
     x, w, _ = (t.double() for t in operands())
     x.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(call_cache.PATIENCE + 2):
+        for _ in range(guard.PATIENCE + 2):
             got = transconv.conv2d(x, w, **KWARGS)
             assert got.dtype == torch.float64
             torch.testing.assert_close(torch.autograd.grad(got.sum(), x),

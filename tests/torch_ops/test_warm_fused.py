@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 import transconv
 from tests.torch_ops.test_warm import general, heat
-from transconv.calls import call_cache, guard
+from transconv.calls import guard
 from transconv.torch_ops.calls import call_entries
 from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
@@ -47,7 +47,7 @@ def theirs(x: Any, w: Any, b: Any, r: Any, activation: str | None = "relu", **nu
 def both(call: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     """The results of ``call(f)`` by the warm path, the general path and torch."""
     short = call(ours)
-    call_cache.forget()
+    guard.forget()
     return short, call(ours), call(theirs)
 
 
@@ -56,7 +56,7 @@ def both(call: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
 def test_nothing_is_looked_up_again(parts: str, leaves: str, general: list[Any]) -> None:
     args = given(parts, leaves=leaves)
     for activation in (None, *ACTIVATIONS):
-        call_cache.forget()
+        guard.forget()
         with torch.no_grad():
             heat(partial(ours, *args, activation))
             transconv.stats(reset=True)
@@ -64,7 +64,7 @@ def test_nothing_is_looked_up_again(parts: str, leaves: str, general: list[Any])
             got = ours(*args, activation)
             assert not general
             assert transconv.stats(reset=True).fallback == {"device:cpu": 1}
-            call_cache.forget()
+            guard.forget()
             assert torch.equal(ours(*args, activation), got)
             assert transconv.stats(reset=True).fallback == {"device:cpu": 1}
             torch.testing.assert_close(got, theirs(*args, activation))
@@ -80,14 +80,14 @@ def test_gradients(parts: str, general: list[Any]) -> None:
         return y.detach(), *torch.autograd.grad(y.sin().sum(), wanted)
 
     for activation in (None, *ACTIVATIONS):
-        call_cache.forget()
+        guard.forget()
         heat(partial(run, ours, activation))
         transconv.stats(reset=True)
         general.clear()
         short = run(ours, activation)
         assert not general
         counts = transconv.stats(reset=True)
-        call_cache.forget()
+        guard.forget()
         torch.testing.assert_close(run(ours, activation), short)
         assert transconv.stats() == counts and counts.total == 3
         torch.testing.assert_close(short, run(theirs, activation))
@@ -146,7 +146,7 @@ def test_whatever_differs_is_seen(what: str) -> None:
         args = given(parts)
         heat(partial(ours, *args))
         call = changes(*args)[what]
-        for _ in range(call_cache.PATIENCE + 2):
+        for _ in range(guard.PATIENCE + 2):
             got, wanted = call(ours), call(theirs)
             torch.testing.assert_close(got, wanted)
             if isinstance(got, torch.Tensor):
@@ -288,7 +288,7 @@ def test_one_weight_in_plain_and_fused_calls(general: list[Any]) -> None:
              lambda: (ours(x, w, b, None), theirs(x, w, b, None)),
              lambda: (ours(x, w, b, r), theirs(x, w, b, r)),
              lambda: (ours(x, w, None, r, "silu"), theirs(x, w, None, r, "silu"))]
-    for _ in range(8 * call_cache.PATIENCE):
+    for _ in range(8 * guard.PATIENCE):
         for call in calls:
             torch.testing.assert_close(*call())
     assert len(CALLS.entries) == 1
@@ -376,7 +376,7 @@ def test_folded_modules_take_the_short_way(activation: torch.nn.Module, general:
                                        rtol=1e-4, atol=1e-5)
             assert not general
         for res in residuals.values():
-            for _ in range(call_cache.PATIENCE + 2):
+            for _ in range(guard.PATIENCE + 2):
                 got, wanted = folded(x, res), model(x, res)
                 assert got.dtype == wanted.dtype
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ from torch import nn
 
 import transconv
 from transconv import errors
-from transconv.calls import call_cache
+from transconv.calls import guard
 from transconv.conv import zero_sums
 from transconv.support import knobs
 from transconv.torch_ops.calls import lower_call
@@ -55,7 +55,7 @@ def test_wrong_sums_are_an_error_in_every_call(way: str) -> None:
                           (call.sums[:, :1], r"expected the shape \(8, 2, 2, 2, 2\)")):
         with pytest.raises(errors.TensorError, match="input_zero_sums: .*" + reason):
             call(input_zero_sums=wrong)
-    for _ in range(call_cache.PATIENCE + 3):
+    for _ in range(guard.PATIENCE + 3):
         assert torch.equal(call(), call.expected())
     with pytest.raises(errors.TensorError, match="128 of 128 differ"):
         call(input_zero_sums=call.sums - 1)
@@ -80,11 +80,11 @@ def test_sums_are_compared_once(way: str, monkeypatch: pytest.MonkeyPatch) -> No
     transconv.config.cpu, call = way, Call()
     made: list[Tensor] = []
     monkeypatch.setattr(compared, "zero_sums", lambda w, *rest: made.append(w) or zero_sums(w, *rest))
-    for _ in range(call_cache.PATIENCE + 3):
+    for _ in range(guard.PATIENCE + 3):
         call()
         call(input_zero_point=7)
         call(input_zero_point=7)
-    assert len(made) == 2 * (call_cache.PATIENCE + 3)  # two zero points in turn
+    assert len(made) == 2 * (guard.PATIENCE + 3)  # two zero points in turn
     made.clear()
     found: list[Any] = []
     find = quantized_route.find
@@ -135,7 +135,7 @@ def test_a_module_makes_its_sums_again(change: str, way: str) -> None:
         return sums * (m.input_scale * m.weight_scale).view(-1, 1, 1) + m.bias.view(-1, 1, 1)
 
     for made in (module, copy.deepcopy(module)):
-        for _ in range(call_cache.PATIENCE + 2):
+        for _ in range(guard.PATIENCE + 2):
             assert torch.equal(made(x), expected(made))
         CHANGES[change](made)
         was = made.input_zero_sums.clone()

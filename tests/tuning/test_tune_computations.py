@@ -13,9 +13,8 @@ from transconv.cli.arguments import computations
 from transconv.compute import Alone, Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.runtime import Plan
-from transconv.selection import choice
+from transconv.selection import choice, tuning_db
 from transconv.selection.proposals import heuristics
-from transconv.selection.tuning_db import record, store
 from transconv.target import Target
 from transconv.tuning import measure
 from transconv.tuning.session import Limits, Session, TuningJob, log_of, of_log
@@ -37,7 +36,7 @@ TWO = parse("""compute two
 def tuned(compute: Compute, at: int = 3) -> str:
     """Keep a row that says that another schedule than the first is the fastest."""
     schedule = str(heuristics.candidates(compute, SM90)[at])
-    assert store.remember([record.make(Alone(compute), SM90, schedule, 9.5, 4)]) == 1
+    assert tuning_db.remember([tuning_db.make(Alone(compute), SM90, schedule, 9.5, 4)]) == 1
     return schedule
 
 
@@ -53,7 +52,7 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
         assert row.schedule == min(tried, key=time_of) and row.tried == len(tried)
     again = of_log(log_of(tmp_path / "trials.csv").rows)  # the texts have several lines
     assert {(r.key, r.schedule) for r in again} == {(r.key, r.schedule) for r in found}
-    assert store.remember(found) == 2
+    assert tuning_db.remember(found) == 2
     plan = runtime.plan(Alone(ROWS), SM90, None, False, Plan)
     assert str(plan.schedule) == found[0].schedule and plan.why.startswith("tuned for this problem")
 
@@ -81,10 +80,10 @@ def test_rows_of_problems_and_of_computations_share_a_file(
     dense, = problem.computations
     wanted = {w: str(heuristics.candidates(c, SM90)[2])
               for w, c in ((problem, dense), (Alone(CHAIN), CHAIN))}
-    store.save(tmp_path / "tuned.csv", [record.make(w, SM90, s, 9.5, 4) for w, s in wanted.items()])
-    assert len(store.load(tmp_path / "tuned.csv")) == 2
+    tuning_db.save(tmp_path / "tuned.csv", [tuning_db.make(w, SM90, s, 9.5, 4) for w, s in wanted.items()])
+    assert len(tuning_db.load(tmp_path / "tuned.csv")) == 2
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "tuned.csv"))
-    store.forget()
+    tuning_db.forget()
     for work, compute in ((problem, dense), (Alone(CHAIN), CHAIN)):
         first = choice.ranked(compute, SM90, work)[0]
         assert (str(first.schedule), first.source) == (wanted[work], "tuned")
@@ -94,11 +93,11 @@ def test_long_texts_are_keys_and_damaged_ones_are_not() -> None:
     many = "\n".join(f" read x{i} = X{i}[n]" for i in range(60))
     added = " + ".join(f"x{i}" for i in range(60))
     long = parse(f"compute long\n axes n=640\n{many}\n store Y[n] = {added}")
-    assert len(str(long)) > record.LONGEST
+    assert len(str(long)) > tuning_db.LONGEST
     tuned(long, at=1)
     assert choice.ranked(long, SM90, Alone(long))[0].source == "tuned"
-    assert store.workload_of("compute nonsense") is None
-    assert store.workload_of(str(ROWS)) == Alone(ROWS)
+    assert tuning_db.workload_of("compute nonsense") is None
+    assert tuning_db.workload_of(str(ROWS)) == Alone(ROWS)
 
 
 def test_what_the_user_says_of_convolutions_is_not_for_computations(
@@ -110,7 +109,7 @@ def test_what_the_user_says_of_convolutions_is_not_for_computations(
 
 
 def test_an_illegal_row_is_passed_over() -> None:
-    store.remember([record.make(Alone(ROWS), SM90, "k:4096 | fma | red=lane", 1.0, 2)])
+    tuning_db.remember([tuning_db.make(Alone(ROWS), SM90, "k:4096 | fma | red=lane", 1.0, 2)])
     assert choice.ranked(ROWS, SM90, Alone(ROWS))[0].source == "estimate"
 
 
@@ -123,9 +122,9 @@ def test_the_command_makes_a_job_of_every_kernel(
     source.write_text(f"# rows\n{SMALL}\n{TWO}\n")
     target = Target.parse("interpreter")
 
-    def run(self: Session) -> list[record.TuningRecord]:
+    def run(self: Session) -> list[tuning_db.TuningRecord]:
         asked.extend(self.jobs)
-        return [record.make(j.workload, target, str(heuristics.default(j.phases()[0], target)), 1.0, 2)
+        return [tuning_db.make(j.workload, target, str(heuristics.default(j.phases()[0], target)), 1.0, 2)
                 for j in self.jobs]
 
     asked: list[TuningJob] = []
@@ -134,14 +133,14 @@ def test_the_command_makes_a_job_of_every_kernel(
     page = capsys.readouterr().out
     assert "times say nothing about a GPU" in page and f"3 of 3 are kept in {file}" in page
     assert [j.about["layer"] for j in asked] == ["rows", "two_1", "two_2"]
-    assert {r.problem for r in store.load(file)} == {j.workload.text for j in asked}
+    assert {r.problem for r in tuning_db.load(file)} == {j.workload.text for j in asked}
 
 
 @pytest.mark.parametrize("whole", [1 << 22, 0])
 def test_a_trial_is_checked_and_timed(whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter; all elements, or those of samples."""
     monkeypatch.setattr(computation, "WHOLE", whole)
-    monkeypatch.setattr(measure, "_cases", measure._cases.__class__())
+    monkeypatch.setattr(measure, "kept", measure.KeptCases())
     schedule = "n:8 k:32 | fma"
     assert measure.compile_trial(SMALL, "", "", schedule)["kernels"] == 1
     found = measure.measure_trial(SMALL, "", "", schedule, 1.0)

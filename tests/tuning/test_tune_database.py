@@ -12,15 +12,14 @@ import pytest
 from transconv import runtime
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.runtime import check_records
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice
-from transconv.selection.tuning_db import record, store, transfer
-from transconv.selection.tuning_db.record import TuningRecord
+from transconv.selection import choice, transfer, tuning_db
+from transconv.selection.tuning_db import TuningRecord
 from transconv.support import knobs
 from transconv.target.records import TARGETS
 
@@ -36,7 +35,7 @@ SLOWER = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 program
 def row(problem: ConvProblem = DENSE, schedule: str = SLOWER, prop: str = "fwd",
         **changes: object) -> TuningRecord:
     made = TuningRecord(ConvWorkload(problem, Prop(prop)).text, prop, "", "sm_90x132", schedule, 12.5, 16,
-               record.LOWERING, check_records.triton_version())
+               tuning_db.LOWERING, check_records.triton_version())
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -49,27 +48,27 @@ def first(problem: ConvProblem = DENSE, epilogue: str = "", prop: Prop = Prop.FW
 
 def test_rows_are_text_and_back() -> None:
     found = [row(), row(OTHER_BATCH, kind="res", us=0.25), row(prop="bwd_w")]
-    text = record.write_rows(found)
-    assert set(record.read_rows(text)) == set(found)
-    assert record.write_rows(record.read_rows(text)) == text
-    assert all(record.of_mapping(record.mapping(r)) == r for r in found)
+    text = tuning_db.write_rows(found)
+    assert set(tuning_db.read_rows(text)) == set(found)
+    assert tuning_db.write_rows(tuning_db.read_rows(text)) == text
+    assert all(tuning_db.of_mapping(tuning_db.mapping(r)) == r for r in found)
     newer = replace(found[0], us=9.0)
-    assert record.merged(found, [newer]) == [newer, *found[1:]]
+    assert tuning_db.merged(found, [newer]) == [newer, *found[1:]]
 
 
 @pytest.mark.parametrize("text", [
     "", "\0", "a,b\n1,2\n", "problem,prop\nx,fwd\n", '"', "\udcff"])
 def test_what_is_no_table_has_no_rows(text: str) -> None:
-    assert record.read_rows(text) == []
+    assert tuning_db.read_rows(text) == []
 
 
 @pytest.mark.parametrize("changes", [
     {"us": "nan"}, {"us": "-1"}, {"us": "inf"}, {"us": "fast"}, {"tried": "1e3"},
     {"lowering": ""}, {"config": "x" * 2000}, {"tried": "9" * 5000}])
 def test_rows_that_make_no_sense_are_left_out(changes: dict[str, str]) -> None:
-    assert record.of_mapping({**record.mapping(row()), **changes}) is None
-    assert record.of_mapping({**record.mapping(row()), "more": 1}) is None
-    assert record.of_mapping([1]) is None
+    assert tuning_db.of_mapping({**tuning_db.mapping(row()), **changes}) is None
+    assert tuning_db.of_mapping({**tuning_db.mapping(row()), "more": 1}) is None
+    assert tuning_db.of_mapping([1]) is None
 
 
 # -- choices ---------------------------------------------------------------------------------------
@@ -77,7 +76,7 @@ def test_rows_that_make_no_sense_are_left_out(changes: dict[str, str]) -> None:
 def test_a_tuned_schedule_is_chosen_by_plans_and_explained() -> None:
     plain = first()
     assert plain.source == "estimate" and str(plain.schedule) != SLOWER
-    store.remember([row()])
+    tuning_db.remember([row()])
     found = first()
     assert (str(found.schedule), found.source) == (SLOWER, "tuned")
     assert found.why == ("tuned for this problem on sm_90x132: 12.5 us, the fastest of 16 tried")
@@ -94,7 +93,7 @@ def test_atomic_sums_are_passed_over_where_the_same_bits_are_asked_for(
         monkeypatch: pytest.MonkeyPatch) -> None:
     p = ConvProblem.parse("mb4ic16ih16oc16oh16kh3ph1 dt=f32")
     atomic = "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic"
-    store.remember([row(p, atomic, "bwd_w")])
+    tuning_db.remember([row(p, atomic, "bwd_w")])
 
     def plan(**more: bool) -> list[str]:
         return [s.schedule.reduce for s in compiler.plan(p, Prop.BWD_W, SM90, **more).steps]
@@ -125,7 +124,7 @@ def test_the_same_kernels_serve_both_ways_of_torchs_switch() -> None:
 
 
 def test_show_tells_where_a_schedule_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
-    store.remember([row()])
+    tuning_db.remember([row()])
     words = ["show", *str(DENSE).split(), "--stage", "schedule"]
     assert main(words) == 0
     page = capsys.readouterr().out
@@ -135,12 +134,12 @@ def test_show_tells_where_a_schedule_comes_from(capsys: pytest.CaptureFixture[st
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store.remember([row()])
+    tuning_db.remember([row()])
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
     assert first().source == "estimate"
     file = tmp_path / "mine.csv"
     other = SLOWER.replace("oc:128", "oc:64")
-    store.save(file, [row(schedule=other)])
+    tuning_db.save(file, [row(schedule=other)])
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))
     assert str(first().schedule) == other  # before what the cache has
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "nothing.csv"))
@@ -150,22 +149,22 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {"lowering": record.LOWERING + 1}, {"triton": "2.1.0"}, {"machine": "sm_90x114"},
+    {"lowering": tuning_db.LOWERING + 1}, {"triton": "2.1.0"}, {"machine": "sm_90x114"},
     {"machine": "sm_80x108"}, {"prop": "bwd_w"}])
 def test_rows_of_other_versions_and_machines_do_not_count(changes: dict[str, object]) -> None:
-    store.remember([row(**changes)])
+    tuning_db.remember([row(**changes)])
     assert first().source == "estimate"
 
 
 def test_another_patch_of_triton_is_the_same() -> None:
     major, minor = check_records.triton_version().split(".")[:2]
-    store.remember([row(triton=f"{major}.{minor}.99")])
+    tuning_db.remember([row(triton=f"{major}.{minor}.99")])
     assert first().source == "tuned"
 
 
 def test_a_schedule_for_all_phases_is_split_as_far_as_each_phase_goes() -> None:
     schedule = "mb.qh.qw:64 ic:64 oc:64 | mma | a=gather b=gather | split_k=3 stages=3 warps=4"
-    store.remember([row(schedule=schedule, prop="bwd_d")])
+    tuning_db.remember([row(schedule=schedule, prop="bwd_d")])
     for compute in computes(DENSE, Prop.BWD_D):
         found = choice.ranked(compute, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0]
         if found.source == "tuned":
@@ -185,7 +184,7 @@ def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     before = transconv.explain(x, w, padding=1).parts[0]
     assert before.why == "the heuristics estimate it to be fast" and before.problem is not None
     schedule = before.schedule.replace("stages=4", "stages=2")
-    store.remember([row(before.problem, schedule, machine="interpreterx1")])
+    tuning_db.remember([row(before.problem, schedule, machine="interpreterx1")])
     compiler.forget()
     after = transconv.explain(x, w, padding=1)
     assert after.parts[0].schedule == schedule != before.schedule
@@ -218,15 +217,15 @@ def test_a_neighbour_may_correct_the_estimate_as_far_as_it_was_wrong_there() -> 
     as_many_waves = ConvProblem.parse(f"{DENSE}".replace("mb32", "mb36"))  # the same estimate is best
     there = computes(as_many_waves, Prop.FWD)[0]
     by_estimate = choice.ranked(there, SM90)
-    store.remember([row(as_many_waves, str(by_estimate[0].schedule))])
+    tuning_db.remember([row(as_many_waves, str(by_estimate[0].schedule))])
     assert first().schedule == choice.ranked(computes(DENSE, Prop.FWD)[0], SM90)[0].schedule
-    store.remember([row(as_many_waves, SLOWER)])
+    tuning_db.remember([row(as_many_waves, SLOWER)])
     found = first()
     assert found.source == "near" and str(found.schedule) == SLOWER
     assert "like the schedule tuned for mb36ic64ih56" in found.why and "distance 0.08" in found.why
     # A schedule that is not credible for this workload is not used, whatever its row says.
     absurd = "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=4"
-    store.remember([row(as_many_waves, absurd)])
+    tuning_db.remember([row(as_many_waves, absurd)])
     assert first().source == "estimate"
 
 
@@ -242,9 +241,9 @@ def test_blocks_of_a_neighbour_are_clipped() -> None:
 
 
 def test_another_epilogue_of_the_same_problem_is_near() -> None:
-    store.remember([row()])
+    tuning_db.remember([row()])
     assert first(epilogue="bias+relu").away == transfer.OTHER_KIND
-    store.remember([row(kind="point")])
+    tuning_db.remember([row(kind="point")])
     assert first(epilogue="bias+relu").source == "tuned"
 
 
@@ -254,19 +253,19 @@ def test_channels_first_takes_what_was_tuned_for_channels_last() -> None:
     apart = last.with_layout("abx")
     plain, winner = first(apart), Schedule.parse(
         "mb:32 oh:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 stages=3 warps=8")
-    store.remember([row(last, schedule=str(winner))])
+    tuning_db.remember([row(last, schedule=str(winner))])
     found = first(apart)
     assert found.source == "near" and found.away == choice.OTHER_ORDER
     assert found.schedule == replace(winner, pack="a.b.c")
     assert found.us <= choice.SLACK * plain.us
     assert f"like the schedule tuned for {last} fwd" in found.why
     # What was tuned for tensors that lie so comes first; a slow schedule does not come at all.
-    store.remember([row(apart, schedule=str(plain.schedule))])
+    tuning_db.remember([row(apart, schedule=str(plain.schedule))])
     assert first(apart).source == "tuned"
 
 
 def test_a_slow_schedule_is_not_taken_over_copies() -> None:
-    store.remember([row(schedule=LIKE)])
+    tuning_db.remember([row(schedule=LIKE)])
     assert first().source == "tuned"
     assert first(DENSE.with_layout("abx")).source == "estimate"
 
@@ -282,7 +281,7 @@ def test_a_slow_schedule_is_not_taken_over_copies() -> None:
     "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=32"])
 def test_a_bad_schedule_is_passed_over(schedule: str) -> None:
     plain = first().schedule
-    store.remember([row(schedule=schedule), row(OTHER_BATCH, schedule)])
+    tuning_db.remember([row(schedule=schedule), row(OTHER_BATCH, schedule)])
     assert first().schedule == plain
     assert compiler.build(DENSE, Prop.FWD, SM90).schedule == plain
 
@@ -290,8 +289,8 @@ def test_a_bad_schedule_is_passed_over(schedule: str) -> None:
 @pytest.mark.parametrize("problem", ["", "junk", "mb0ic1ih1oc1oh1kh1", "ic64ih56 oc3", "mb" + "9" * 90])
 def test_a_bad_problem_is_passed_over(problem: str) -> None:
     name = FORWARD.group("sm_90x132")
-    store.DRAWER.put(
-        name, {"rows": [record.mapping(replace(row(), problem=problem)), record.mapping(row())]}
+    tuning_db.DRAWER.put(
+        name, {"rows": [tuning_db.mapping(replace(row(), problem=problem)), tuning_db.mapping(row())]}
     )
     assert first().source == "tuned"
 
@@ -299,9 +298,9 @@ def test_a_bad_problem_is_passed_over(problem: str) -> None:
 @pytest.mark.parametrize("content", [
     {"rows": "all"}, {"rows": [1, None, {"problem": 1}]}, {}, {"rows": [[["deep"]]]}])
 def test_a_bad_record_is_no_record(content: dict[str, object]) -> None:
-    store.DRAWER.put(FORWARD.group("sm_90x132"), content)
+    tuning_db.DRAWER.put(FORWARD.group("sm_90x132"), content)
     assert first().source == "estimate"
-    store.remember([row()])
+    tuning_db.remember([row()])
     assert first().source == "tuned"
 
 
@@ -314,13 +313,13 @@ def test_a_damaged_file_of_rows_is_told_once_and_not_used(
     first()
     assert caplog.text.count("holds no row of tuned schedules") == 1
     with pytest.raises(ValueError, match="expected the columns"):
-        store.load(file)
+        tuning_db.load(file)
 
 
 def test_a_kernel_that_fails_to_generate_costs_a_warning(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     plain = first().schedule
-    store.remember([row()])
+    tuning_db.remember([row()])
     real = runtime.compiler.lower
 
     def fails(compute: object, schedule: Schedule, *rest: object) -> object:
@@ -334,7 +333,7 @@ def test_a_kernel_that_fails_to_generate_costs_a_warning(
 
 
 def test_a_tuned_kernel_that_is_known_to_be_wrong_is_passed_over() -> None:
-    store.remember([row()])
+    tuning_db.remember([row()])
     tuned = compiler.build(DENSE, Prop.FWD, SM90)
     check_records.record(check_records.variant(tuned.steps[0].digest, True), check_records.WRONG)
     try:
@@ -351,7 +350,7 @@ def write(cache: str, start: int) -> None:
 
     os.environ["TRANSCONV_CACHE"] = cache
     for i in range(10):
-        store.remember([row(replace(DENSE, name="").with_dtype("bf16"), us=1.0 + i,
+        tuning_db.remember([row(replace(DENSE, name="").with_dtype("bf16"), us=1.0 + i,
                             kind=f"{start}-{i}")])
 
 
@@ -362,17 +361,17 @@ def test_nothing_is_lost_between_processes(tmp_path: Path) -> None:
         w.start()
     for w in writers:
         w.join(60)
-    store.forget()
-    found = store.rows_of(FORWARD.group("sm_90x132"))
+    tuning_db.forget()
+    found = tuning_db.rows_of(FORWARD.group("sm_90x132"))
     assert {r.kind for r in found} == {f"{n}-{i}" for n in range(4) for i in range(10)}
 
 
 def test_a_truncated_record_counts_as_none() -> None:
-    store.remember([row()])
-    path = store.DRAWER.path(FORWARD.group("sm_90x132"))
+    tuning_db.remember([row()])
+    path = tuning_db.DRAWER.path(FORWARD.group("sm_90x132"))
     assert path is not None and json.loads(path.read_text())
     path.write_text(path.read_text()[:-40])
-    store.forget()
+    tuning_db.forget()
     assert first().source == "estimate"
 
 
@@ -382,8 +381,8 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
     from importlib.resources import files
 
     text = files("transconv").joinpath("data", "tuned_h200.csv").read_text(encoding="utf-8")
-    shipped = record.read_rows(text)
-    assert len(shipped) == len(text.splitlines()) - 1 and text == record.write_rows(shipped)
+    shipped = tuning_db.read_rows(text)
+    assert len(shipped) == len(text.splitlines()) - 1 and text == tuning_db.write_rows(shipped)
     for at, r in enumerate(shipped[::3]):
         problem = ConvProblem.parse(r.problem)
         assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.direction)).text == r.problem
@@ -391,6 +390,6 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
         for a in computes(problem, Prop(r.direction)):
             assert transfer.believable(transfer.fitted(schedule, a, SM90), a, SM90), r
         if at % 20 == 0:  # and is what plans use
-            store.remember([r])
+            tuning_db.remember([r])
             assert first(problem, r.kind, Prop(r.direction)).schedule == transfer.fitted(
                 schedule, computes(problem, Prop(r.direction))[0], SM90)

@@ -23,7 +23,7 @@ from tests.docs.test_readme import TUNE
 from tests.shown import ROOT
 from tests.tuning.test_tune_session import SM90, job
 from tests.tuning.workers import time_of
-from transconv.selection.tuning_db import store
+from transconv.selection import tuning_db
 from transconv.tuning import ranks
 from transconv.tuning.ranks import Ranks, meet
 from transconv.tuning.session import Limits, Session, groups, log_of, of_log
@@ -182,7 +182,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "one process compiles on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
     assert f"1 of 1 are kept in {file}" in ran.stdout
-    row, = store.load(file)
+    row, = tuning_db.load(file)
     assert row.tried == 6 and len(log_of(tmp_path / "tuned.trials.csv").rows) == 6
 
 
@@ -207,7 +207,7 @@ def killed(tmp_path: Path, words: list[str], trials: int) -> None:
     print(f"over after {time.monotonic() - began:.1f} s: {out[-1500:]} {said[-1500:]}", flush=True)
     assert first.returncode == 0 and second.wait(10) == -signal.SIGKILL
     assert "rank 1" in out + said and f"1 of 1 are kept in {file}" in out
-    row, = store.load(file)
+    row, = tuning_db.load(file)
     assert row.tried == len(log_of(log).rows) == trials
 
 
@@ -231,7 +231,7 @@ def test_on_two_gpus(tmp_path: Path) -> None:
          "-m", "transconv", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=90)
     print(ran.stdout[-1500:], ran.stderr[-500:], flush=True)
     assert ran.returncode == 0 and "on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
-    row, = store.load(file)
+    row, = tuning_db.load(file)
     assert row.us > 0 and row.tried > 4
 
 

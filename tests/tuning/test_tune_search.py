@@ -7,12 +7,12 @@ from dataclasses import fields
 import pytest
 
 from tests.tuning.workers import time_of
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
+from transconv.selection import transfer
 from transconv.selection.proposals import heuristics
-from transconv.selection.tuning_db import transfer
 from transconv.target.records import TARGETS
 from transconv.tuning import search
 from transconv.tuning.search import ScheduleTrial, Search

@@ -12,9 +12,9 @@ from tests.docs.test_readme import TUNE
 from tests.tuning.workers import time_of
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.selection.tuning_db import record, store
+from transconv.selection import tuning_db
 from transconv.target.records import TARGETS
 from transconv.tuning import search
 from transconv.tuning.session import Limits, Session, TuningJob, log_of, of_log, read_log
@@ -53,7 +53,7 @@ def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
         assert {x["triton_s"] for x in tried} == {"0.5"}
     assert {(r.key, r.schedule) for r in of_log(log.rows)} == {(r.key, r.schedule) for r in found}
     assert sum("estimated to be the best" in line for line in said) == 2
-    assert store.remember(found) == 2
+    assert tuning_db.remember(found) == 2
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
     assert str(plan.schedule) == found[0].schedule and plan.why.startswith("tuned for this problem")
 
@@ -129,7 +129,7 @@ def test_nothing_to_compute_is_nothing_to_tune(tmp_path: Path) -> None:
     integer = ConvProblem.parse("mb1ic64ih8oc64oh8kh3ph1 dt=f64")
     made, log = session(tmp_path, job(empty), said=said)
     assert made.run() == [] and log.rows == [] and said == []
-    assert record.make(ConvWorkload(integer, Prop.FWD), SM90, "x", 1.0, 1).triton
+    assert tuning_db.make(ConvWorkload(integer, Prop.FWD), SM90, "x", 1.0, 1).triton
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_the_command_tunes_in_the_interpreter(
     assert main(words) == 0
     page = capsys.readouterr().out
     assert "right: 2 of 2" in page and f"1 of 1 are kept in {file}" in page
-    one, = store.load(file)
+    one, = tuning_db.load(file)
     assert (one.machine, one.tried, one.direction) == ("interpreterx1", 2, "fwd")
     log = log_of(tmp_path / "tuned.trials.csv").rows
     assert {r["verdict"] for r in log} == {"right"} and all(float(r["max_err"]) == 0 for r in log)

@@ -52,11 +52,11 @@ def _keys(*names: str) -> tuple[str, ...]:
 
 CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
 SUBJECTS = (
-    Subject("transconv.torch_ops.calls.select_impl", "forward_key", CALLS),
+    Subject("transconv.torch_ops.calls.layer_keys", "forward_key", CALLS),
     Subject("transconv.torch_ops.calls.select_impl", "backward_routes",
             (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
              "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little")),
-    Subject("transconv.torch_ops.calls.select_impl", "call_key", CALLS),
+    Subject("transconv.torch_ops.calls.layer_keys", "call_key", CALLS),
     Subject("transconv.torch_ops.calls.call_attributes", "request", _keys("requests")),
     Subject("transconv.calls.guard", "CallGuard.tests", _keys("entries")),
     Subject("transconv.calls.guard", "deterministic", _keys("entries")),

@@ -17,7 +17,7 @@ import pytest
 
 from transconv.backend_triton.emitters import arithmetic, triton
 from transconv.conv import relation as compute
-from transconv.conv.problem.conv_problem import Prop
+from transconv.conv.conv_problem import Prop
 from transconv.ir import (
     BYTES,
     TRUE,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tests.verify.planted import DEPTHWISE, Bug, Statements
-from transconv.conv.problem.conv_problem import Prop
+from transconv.conv.conv_problem import Prop
 from transconv.ir import (
     BoxLoad,
     Cast,

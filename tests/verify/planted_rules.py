@@ -18,18 +18,19 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from transconv.ir import FALSE, TRUE, Add, Const, Expr, Not
-from transconv.simplify import comparison, division, facts, fixpoint, polynomial, ranges
+from transconv.simplify import division, facts, fixpoint, polynomial, ranges
 from transconv.simplify.polynomial import Polynomial
 from transconv.simplify.ranges import Range
 
 SPOIL, REACHED = "__spoil__", "__reached__"
-MODULES = (fixpoint, division, comparison, fixpoint, ranges, ranges, polynomial)
+MODULES = (fixpoint, division, ranges, polynomial)
 # What only chooses between equal expressions, or walks: any value is right, or nothing is decided.
 CHOICES = {
     "_weight": "which of two equal sums is lighter", "_divisions_in": "which of two equal sums is lighter",
     "_divisions": "an identity holds for every y and b",
     "_width": "a type that holds the value either way; the `narrow` pass decides on overflow",
     "_leaves": "what is worth weighing", "_has_load": "what is worth weighing",
+    "reason": "a text for people", "_ranges_in_words": "a text for people",
     "_name": "the order of factors", "ordered": "the order of factors", "ring_of": "SymPy's ring",
 }
 # Functions that apply rules, in which the witness is called.

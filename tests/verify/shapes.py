@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 
 PROBLEMS = {
     "groups": ConvProblem.make(3, 4, 6, (7, 6), (3, 2), (2, 1), (1, 2), (1, 2), g=2),

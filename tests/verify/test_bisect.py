@@ -22,7 +22,7 @@ from transconv import ir
 from transconv.__main__ import main, parser
 from transconv.compute import parse
 from transconv.conv import ConvWorkload, Epilogue
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Const, FloorDiv, Kernel, Layout, Let, Mod, Store, Tensor, Var, eq
 from transconv.ir.interp.kernel import run

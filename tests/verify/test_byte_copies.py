@@ -11,7 +11,7 @@ import pytest
 from transconv import ir
 from transconv.backend_triton import Resources
 from transconv.backend_triton.emitters.gluon import bytes_layout
-from transconv.backend_triton.offline.compilation import compile_offline
+from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule
@@ -53,7 +53,8 @@ TURNED = [
     ("g4mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
      "ic:64 oc:64 mb:1 oh:8 ow:8 | mma | a=box b=box | merge=4 swap=1 stages=3 warps=4 via=gluon"),
     ("mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
-     "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box | transposers=2 swap=1 stages=3 warps=4 via=gluon"),
+     "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box | "
+     "transposers=2 swap=1 stages=3 warps=4 via=gluon"),
     ("mb1ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", "bwd_d",
      "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | swap=1 via=gluon stages=4 warps=4"),
     ("mb1ic64ih8oc64oh8kh3ph1 dt=s8:s8:s32", "fwd",
@@ -79,7 +80,7 @@ def test_bytes_are_transposed_in_shared_memory(problem: str, prop: str, schedule
     assert f"def {'odd_' * two}transposer" in plan.source
     # Steps are in another order only if that is so in both operands.
     assert plan.source.count(".reshape([4, 16, ") + plan.source.count(", 4, 16]") == (2 + 2 * two) * (
-        prop == "bwd_w" and " oh:8" in schedule or " mb:2" in schedule)
+        (prop == "bwd_w" and " oh:8" in schedule) or " mb:2" in schedule)
 
 
 def test_every_byte_of_a_tile_is_turned_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transconv.backend_triton import Resources
-from transconv.backend_triton.offline.compilation import compile_offline
+from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule

@@ -17,13 +17,12 @@ from transconv import runtime
 from transconv.__main__ import main
 from transconv.cli import check as verb
 from transconv.conv import CompiledDirection, ConvWorkload, compiler, relation
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
 from transconv.support import knobs
 from transconv.target import TARGETS
-from transconv.verify import any_size, judgement
-from transconv.verify.benchdnn import run
-from transconv.verify.benchdnn.run import COUNTED, work
+from transconv.verify import any_size, benchdnn_run, judgement
+from transconv.verify.benchdnn_run import COUNTED, work
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz import main_loop
 from transconv.verify.machine import executable
@@ -365,14 +364,14 @@ def test_memory_and_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate")
 
-    monkeypatch.setitem(run._STEPS, "R", out_of_memory)
+    monkeypatch.setitem(benchdnn_run._STEPS, "R", out_of_memory)
     row = work(SMALL, "fwd", mode="R")
     assert (row["status"], row["fatal"]) == ("SKIPPED", True)
 
     def out_of_resources(*_: Any) -> None:
         raise OutOfResources("shared memory")
 
-    monkeypatch.setitem(run._STEPS, "R", out_of_resources)
+    monkeypatch.setitem(benchdnn_run._STEPS, "R", out_of_resources)
     assert work(SMALL, "fwd", mode="R")["status"] == "FAILED"
     row = work(SMALL, "fwd", mode="R", schedules="3")
     assert (row["status"], row["too_large"], row["plans"]) == ("EXECUTED", 4, 4)

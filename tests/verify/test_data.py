@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import DTYPES, Layout, Tensor
 from transconv.verify import data
 from transconv.verify.data import Guarded, allocate, exact_values, fill, torch_dtype

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transconv.errors import ProblemError
-from transconv.verify.benchdnn.requests import OPTIONS, BenchdnnRequest, Driver
+from transconv.verify.benchdnn_requests import OPTIONS, BenchdnnRequest, Driver
 
 A, B = "mb3ic4ih5oc4oh3kh3", "ic4iw5oc4ow3kw3"
 

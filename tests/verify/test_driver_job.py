@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.verify.benchdnn.job import BenchdnnJob, RefusedRequest, apart, job_of, spaced
-from transconv.verify.benchdnn.requests import Driver
+from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.verify.benchdnn_job import BenchdnnJob, RefusedRequest, apart, job_of, spaced
+from transconv.verify.benchdnn_requests import Driver
 
 P = "mb1ic8ih6oc16oh6kh3ph1"
 

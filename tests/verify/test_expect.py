@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import Expected, expected

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from transconv.conv import CompiledDirection
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ProblemError, ScheduleError
 from transconv.schedule.schedule import Schedule, register, unregister

@@ -24,7 +24,7 @@ from transconv.schedule.words import TABLE
 from transconv.target.records import TARGETS
 from transconv.verify import any_size
 from transconv.verify.computation import ComputationCase, wide
-from transconv.verify.fuzz import compute_texts, legal_schedules, text_page
+from transconv.verify.fuzz import compute_texts, legal_schedules
 from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
 from transconv.verify.fuzz.main_loop import repeated, trial_of, work
 from transconv.verify.fuzz.trial import shrink
@@ -77,10 +77,10 @@ def test_everything_is_drawn() -> None:
 
 
 def test_every_function_that_makes_a_number_may_be_drawn() -> None:
-    assert {*text_page.EXACT} == {n for n, op in OPS.items() if op.exact and op.arity < 3} - {
+    assert {*compute_texts.EXACT} == {n for n, op in OPS.items() if op.exact and op.arity < 3} - {
         "lt", "le", "gt", "ge", "eq", "ne"}
-    rounded = {*text_page.DRAWN} - {*text_page.EXACT}
-    assert {*text_page.DRAWN} > {*text_page.EXACT} and {"gelu", "sigmoid", "tanh"} <= rounded
+    rounded = {*compute_texts.DRAWN} - {*compute_texts.EXACT}
+    assert {*compute_texts.DRAWN} > {*compute_texts.EXACT} and {"gelu", "sigmoid", "tanh"} <= rounded
 
 
 def test_slopes_are_judged_in_f64() -> None:

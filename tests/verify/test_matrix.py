@@ -9,11 +9,11 @@ import pytest
 
 from tests.backend_triton import test_emit
 from transconv.__main__ import main
-from transconv.backend_triton.offline.compilation import BACKENDS, triton_version
+from transconv.backend_triton.offline_compilation import BACKENDS, triton_version
 from transconv.cli import matrix as pages
 from transconv.cli.matrix import RECORD
-from transconv.conv.dynamic_sizes import marked
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.conv.relation import marked
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify import matrix

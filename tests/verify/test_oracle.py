@@ -16,7 +16,7 @@ from tests.strategies import problems
 from tests.verify.shapes import PROBLEMS, operands
 from transconv.compute import ACTIVATIONS, in_torch
 from transconv.conv import Epilogue, computes
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.ir.dtype import DTYPES
 from transconv.torch_ops.fused import fused_route

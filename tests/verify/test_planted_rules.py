@@ -4,26 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simplify.names import (
-    FACTS,
-    a,
-    b,
-    big,
-    flag,
-    fx,
-    fy,
-    i,
-    ih,
-    kh,
-    m_blk,
-    oh,
-    q,
-    s8,
-    t,
-    x,
-    y,
-    z,
-)
+from tests.simplify.names import FACTS, a, b, big, flag, fx, fy, i, ih, kh, m_blk, oh, q, s8, t, x, y, z
 from tests.simplify.test_rules import CASES
 from tests.verify.planted_rules import MODULES, Mutant, culprits, mutants, planted, watched
 from transconv.ir import (
@@ -77,7 +58,7 @@ CORPUS = [(e, facts) for facts in (WIDE, NEAR) for e in (*(case for case, _ in C
 
 # Returns that no expression here leads to, and why.
 OUT_OF_REACH = {
-    "comparison._bound": "`compare` has decided conditions without variables before",
+    "division._bound": "`compare` has decided conditions without variables before",
     "ranges._of_tree": "the range of a float: nobody asks",
 }
 

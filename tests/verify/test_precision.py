@@ -15,7 +15,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify import judgement
-from transconv.verify.benchdnn.run import work as checked
+from transconv.verify.benchdnn_run import work as checked
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz.compute_trial import ComputeTrial
 from transconv.verify.fuzz.main_loop import work

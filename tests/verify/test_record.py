@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transconv.backend_triton.offline.compilation import CompileFailure, Resources
+from transconv.backend_triton.offline_compilation import CompileFailure, Resources
 from transconv.cli.matrix import page_of_kernels
 from transconv.target.records import TARGETS
 from transconv.verify import matrix

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.verify.second_reading import Shape, all_offsets, offsets, shape_of
-from transconv.conv.problem import descriptor
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv import descriptor
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.verify.data import Guarded
 from transconv.verify.fuzz import conv_problems
 

@@ -16,8 +16,8 @@ from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError, TensorError
 from transconv.ir.functions import rounding
 from transconv.support import knobs
-from transconv.verify.benchdnn.job import RefusedRequest, job_of
-from transconv.verify.benchdnn.requests import Driver
+from transconv.verify.benchdnn_job import RefusedRequest, job_of
+from transconv.verify.benchdnn_requests import Driver
 from transconv.verify.case import ProblemCase
 from transconv.verify.judgement import Judgement
 

@@ -17,7 +17,7 @@ from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write
 from transconv.backend_triton.launch.triton_kernel import TritonKernel, numbers_of, programs
 from transconv.backend_triton.miscompiles import Miscompiled
-from transconv.backend_triton.offline.compilation import (
+from transconv.backend_triton.offline_compilation import (
     BACKENDS,
     Answer,
     Child,
@@ -31,9 +31,32 @@ from transconv.backend_triton.offline.compilation import (
     triton_version,
 )
 
-__all__ = ["Answer", "BACKENDS", "Child", "CompileFailure", "Compilers",
-           "CompileJob", "KernelStart", "TritonKernel", "Miscompiled", "Resources",
-           "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
-           "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
-           "spelled_lines", "torch_module", "triton_version", "unspecialised",
-           "write"]
+__all__ = [
+    "BACKENDS",
+    "Answer",
+    "Child",
+    "CompileFailure",
+    "CompileJob",
+    "Compilers",
+    "KernelStart",
+    "Miscompiled",
+    "Resources",
+    "TritonKernel",
+    "compile_offline",
+    "emit",
+    "expect",
+    "function_name",
+    "grid_size",
+    "is_explicit",
+    "numbers_of",
+    "parameters",
+    "pretend",
+    "programs",
+    "reason_of",
+    "serve",
+    "spelled_lines",
+    "torch_module",
+    "triton_version",
+    "unspecialised",
+    "write",
+]

@@ -21,7 +21,7 @@ Empty = Callable[[Sequence[int], Sequence[int], Any], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType({
-    # The state of a thread, asked for at every call: functions in C, where the public ones are in Python.
+    # The state of a thread, asked for at every call: functions in C; the public ones are in Python.
     "any_autocast": ("torch._C", "_is_any_autocast_enabled"),  # one question for all devices
     "transforms": ("torch._C", "_are_functorch_transforms_active"),  # vmap, grad and jvp have rules
     "dispatch_modes": ("torch._C", "_len_torch_dispatch_stack"),  # a mode sees operators, not kernels

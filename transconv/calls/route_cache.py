@@ -3,7 +3,7 @@ calls have in common.
 
 A key holds all that the answer depends on: shapes, strides, types, devices, numbers, alignment, torch's
 switches. Its value is a route, or the routes of several results, made once by checks, the compiler and the
-policy, and run with nothing more to decide. Calls that come back are found faster still (call_cache.py).
+policy, and run with nothing more to decide. Calls that come back are found faster still (guard.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from transconv.calls import call_cache, dynamic_sizes, stats
+from transconv.calls import guard, size_policy, stats
 from transconv.calls.settings import settings
 from transconv.runtime import COMPILING, Waiting, expect
 from transconv.support import Unsupported
@@ -125,14 +125,14 @@ def keep(key: Hashable, value: Any) -> Any:
         old = list(routes)[: LIMIT // 4] if len(routes) > LIMIT else []
         dropped = [routes.pop(k) for k in old]
     if dropped:
-        call_cache.forget()
+        guard.forget()
     _count(dropped)
     return value
 
 
 def keep_layer(key: Hashable, layer: Any) -> None:
     """Keep what calls that differ in their sizes alone share; its ``routes`` count their calls."""
-    if len(_layers) >= dynamic_sizes.LIMIT:
+    if len(_layers) >= size_policy.LIMIT:
         forget(registries=False)
     with stats.lock:
         _layers[key] = layer
@@ -153,14 +153,14 @@ def forget(registries: bool = True) -> None:
     """Drop every route; counts stay. Compiled kernels stay with the compiler. ``registries``: also the
     plans that calls of any size share."""
     if registries:
-        dynamic_sizes.forget()
+        size_policy.forget()
     with stats.lock:
         dropped = _all()
         routes.clear()
         _waiting.clear()
         _layers.clear()
     if dropped:
-        call_cache.forget()
+        guard.forget()
     _count(dropped)
 
 

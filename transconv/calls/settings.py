@@ -62,7 +62,7 @@ class Settings:
             if name not in WORDS:
                 raise AttributeError(f"transconv.config has no switch '{name}'; "
                                      f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}")
-            if not any(value is word or isinstance(value, str) and value == word for word in WORDS[name]):
+            if not any(value is w or (isinstance(value, str) and value == w) for w in WORDS[name]):
                 words = [str(word) for word in WORDS[name]]
                 raise ValueError(f"transconv.config.{name} = {value!r}; "
                                  f"expected one of: {', '.join(words)}{nearest(str(value), words)}")

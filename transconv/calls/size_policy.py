@@ -1,4 +1,5 @@
-"""Which kernel answers a call whose size is one of several: one of its own, or one for any size.
+"""The policy of sizes: which kernel answers a call whose size is one of several, one of its own or one for
+any size; and the registries of plans for any size, by kinds of calls.
 
 With ``transconv.config.sizes = "auto"`` the first size of a kind of call has a kernel of its own. Further
 sizes are answered by kernels that take sizes as arguments. A size that comes often is given a kernel of
@@ -9,17 +10,24 @@ Compiling goes on beside the program; torch answers while there is neither kerne
     choice.own                                       which of the two is to be asked for
     choice.over()                                    counts a call; whether it is to be decided anew
     SizeTrial(choice).alternating(own, other)        a function that runs one of two and times it
+
+A kind is what calls have in common but for their sizes: a layer, or the form of a text. Its registry
+(runtime/registry.py) is made once; a new size then costs a look-up, the check of requirements, and an
+estimate for each kernel. Exact sizes are the case without arguments: kernels of their own answer what has
+no registry, or sizes that none of its plans takes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Hashable
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from transconv.calls.settings import settings
+from transconv.runtime import COMPILING, NEVER, PlanRequest, Registry
+from transconv.support import Cache, ComputeError, ProblemError, Unsupported, knobs
 
 OFTEN = 20
 """Calls of one size until a kernel of its own is made for it; as many more for each size before it."""
@@ -189,3 +197,44 @@ class SizeTrial:
 def _is_capturing() -> bool:
     """Whether a CUDA graph is captured, in which events have no times."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+Made = TypeVar("Made", bound=Registry[Any])
+
+_registries: Cache[Hashable, Any] = Cache("registries", LIMIT)  # a registry, or why there is none
+
+
+def registry_of(key: Hashable, made: Callable[[], Made]) -> Made:
+    """The registry of a kind, made when it is first asked for. Raises Unsupported, with a reason, where
+    there is none."""
+    if knobs.schedule():
+        raise Unsupported("sizes:refused", "TRANSCONV_SCHEDULE names a schedule, for given sizes")
+    found = _registries.get(key)
+    if found is None:
+        try:
+            found = made()
+        except (ProblemError, ComputeError) as error:
+            found = str(error)
+        found = _registries.keep(key, found)
+    if isinstance(found, str):
+        raise Unsupported("sizes:refused", found)
+    kept: Made = found
+    return kept
+
+
+def leaves_exact(error: Unsupported) -> bool:
+    """Whether a kernel for exact sizes answers a call that those for any size refuse: not while they are
+    compiled."""
+    return error.reason not in (COMPILING, NEVER)
+
+
+def complete(questions: Container[PlanRequest]) -> None:
+    """Have the registries that asked nothing but these find all their plans, which are compiled."""
+    for registry in list(_registries.values()):
+        if not isinstance(registry, str) and all(q in questions for q in registry.questions):
+            registry.complete()
+
+
+def forget() -> None:
+    """Drop the registries of all kinds."""
+    _registries.forget()

@@ -89,42 +89,52 @@ class Stats:
         return "\n".join([*rows, f"{self.total} results, {self.native_share:.1%} native"])
 
 
+@dataclass
+class CallTotals:
+    """Launches of kernels by what they compute, results of torch by the reason, and first results of
+    graphs by the outcome, "times" and "us"."""
+
+    native: Counter[str] = field(default_factory=Counter)
+    fallback: Counter[str] = field(default_factory=Counter)
+    compared: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@dataclass
+class CallCounts:
+    """The totals that count now, and the reasons that were warned about."""
+
+    totals: CallTotals = field(default_factory=CallTotals)
+    warned: set[str] = field(default_factory=set)
+
+
 lock = threading.Lock()
-_warned: set[str] = set()
-_native: Counter[str] = Counter()
-_fallback: Counter[str] = Counter()
-_compared: Counter[tuple[str, str]] = Counter()  # by the outcome, "times" and "us"
+_counts = CallCounts()
 
 
 def add(native: bool, name: str, count: int) -> None:
     """Add to the totals: ``name`` is a direction or a reason."""
     with lock:
-        (_native if native else _fallback)[name] += count
+        totals = _counts.totals
+        (totals.native if native else totals.fallback)[name] += count
 
 
 def held(outcome: str, us: int = 0) -> None:
     """Count a first result that was held against torch's operators, and how long that took."""
     with lock:
-        _compared[outcome, "times"] += 1
-        _compared[outcome, "us"] += us
-
-
-def _clear() -> None:
-    _native.clear()
-    _fallback.clear()
-    _compared.clear()
+        _counts.totals.compared[outcome, "times"] += 1
+        _counts.totals.compared[outcome, "us"] += us
 
 
 def totals(reset: bool = False) -> Stats:
     """The totals that were added so far."""
     with lock:
-        times, us = ({outcome: n for (outcome, of), n in _compared.items() if of == figure}
+        times, us = ({outcome: n for (outcome, of), n in _counts.totals.compared.items() if of == figure}
                      for figure in ("times", "us"))
-        fallback = dict(_fallback)
+        fallback = dict(_counts.totals.fallback)
         waiting = fallback.pop(COMPILING, 0)
-        now = Stats(dict(_native), fallback, times, us, waiting)
+        now = Stats(dict(_counts.totals.native), fallback, times, us, waiting)
         if reset:
-            _clear()
+            _counts.totals = CallTotals()
         return now
 
 
@@ -132,16 +142,12 @@ def totals(reset: bool = False) -> Stats:
 def aside() -> Iterator[Callable[[], Stats]]:
     """Count from zero inside (the yielded function returns the totals); restore the totals at the end."""
     with lock:
-        before = _native.copy(), _fallback.copy(), _compared.copy()
-        _clear()
+        before, _counts.totals = _counts.totals, CallTotals()
     try:
         yield totals
     finally:
         with lock:
-            _clear()
-            _native.update(before[0])
-            _fallback.update(before[1])
-            _compared.update(before[2])
+            _counts.totals = before
 
 
 def announce(reason: str, message: str = "", what: str = "convolution") -> None:
@@ -153,11 +159,11 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
     if policy == "error":
         raise Unsupported(reason, message or f"torch would have to compute this {what}")
     key = reason if what == "convolution" else f"{what} {reason}"
-    if policy == "warn" and key not in _warned:
+    if policy == "warn" and key not in _counts.warned:
         with lock:
-            if key in _warned:
+            if key in _counts.warned:
                 return
-            _warned.add(key)
+            _counts.warned.add(key)
         message = message or sentence(reason)
         detail = f": {message}" if message else ""
         many = "convolutions" if what == "convolution" else what
@@ -167,9 +173,9 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
 def tell_once(key: str, text: str) -> None:
     """A FallbackWarning, the first time that the key is given."""
     with lock:
-        if key in _warned:
+        if key in _counts.warned:
             return
-        _warned.add(key)
+        _counts.warned.add(key)
     _warn(text)
 
 
@@ -192,7 +198,7 @@ def _warn(text: str) -> None:
 def forget_warnings() -> None:
     """Warn again for reasons that were already named."""
     with lock:
-        _warned.clear()
+        _counts.warned.clear()
 
 
 def handed_over(reason: str, what: str = "convolution") -> None:

@@ -21,9 +21,9 @@ from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.support import ComputeError, knobs
 
 if TYPE_CHECKING:
-    from transconv.verify.benchdnn.job import BenchdnnJob
-    from transconv.verify.benchdnn.requests import BenchdnnRequest
-    from transconv.verify.benchdnn.run import BenchdnnReport, RequestOutcome
+    from transconv.verify.benchdnn_job import BenchdnnJob
+    from transconv.verify.benchdnn_requests import BenchdnnRequest
+    from transconv.verify.benchdnn_run import BenchdnnReport, RequestOutcome
 
 ABOUT = """\
 Runs problems given in oneDNN's benchdnn syntax, batch files included, or files with a computation
@@ -91,8 +91,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.verify.benchdnn.job import apart
-    from transconv.verify.benchdnn.requests import Driver
+    from transconv.verify.benchdnn_job import apart
+    from transconv.verify.benchdnn_requests import Driver
 
     own, rest = parser().parse_known_args(words.words)
     texts = [w for w in rest if not w.startswith("-")]
@@ -148,7 +148,7 @@ def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
     """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
     from tqdm import tqdm
 
-    from transconv.verify.benchdnn.run import BenchdnnReport
+    from transconv.verify.benchdnn_run import BenchdnnReport
     from transconv.verify.machine import code, terminable
 
     report = BenchdnnReport(remarks or {}, asked=len(requests))
@@ -172,8 +172,8 @@ def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
 def _carry_out(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
                ended: Callable[[RequestOutcome], None]) -> None:
     """Requests that do not apply here first, then the others as they end."""
-    from transconv.verify.benchdnn.job import RefusedRequest, job_of
-    from transconv.verify.benchdnn.run import RequestOutcome
+    from transconv.verify.benchdnn_job import RefusedRequest, job_of
+    from transconv.verify.benchdnn_run import RequestOutcome
 
     todo: list[tuple[int, BenchdnnRequest, BenchdnnJob]] = []
     for place, request in enumerate(requests):
@@ -206,7 +206,7 @@ def _rows(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
     environment["OMP_NUM_THREADS"] = "1"
-    pool = Pool({"check": WorkerTask("transconv.verify.benchdnn.run:work", workers, environment)},
+    pool = Pool({"check": WorkerTask("transconv.verify.benchdnn_run:work", workers, environment)},
                 capacity=own.memory * 1e9)
     tasks = {id(task): (task, place, request) for task, place, request in (
         (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place,
@@ -232,7 +232,7 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
 
 def _here(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
           budget: float) -> Iterator[tuple[int, BenchdnnRequest, dict[str, Any]]]:
-    from transconv.verify.benchdnn.run import work
+    from transconv.verify.benchdnn_run import work
 
     end = time.monotonic() + budget
     for place, request, job in todo:

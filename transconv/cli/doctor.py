@@ -22,7 +22,7 @@ from typing import Any
 
 from transconv.cli.arguments import installation, options
 from transconv.cli.arguments.installation import BAD, NOTE, OK, Finding, guarded, printed, size
-from transconv.selection.tuning_db import record, store
+from transconv.selection import tuning_db
 from transconv.support import Unsupported, knobs, why_untrusted, why_unwritable
 from transconv.target import TARGETS, Target, detect, why_no_switches
 from transconv.verify.machine import device
@@ -341,7 +341,7 @@ def _of_triton() -> Path | None:
 
 def tuned(target: Target) -> Iterator[Finding]:
     """The rows of tuned schedules that are used on this chip."""
-    switch, machine = knobs.tuned(), record.machine(target)
+    switch, machine = knobs.tuned(), tuning_db.machine(target)
     if switch == "0":
         yield Finding("tuned", NOTE, "switched off (TRANSCONV_TUNED=0): the estimate alone chooses",
                       "unset TRANSCONV_TUNED to use what was tuned")
@@ -350,14 +350,14 @@ def tuned(target: Target) -> Iterator[Finding]:
     stale = 0
     for place, path in _tables(switch):
         try:
-            found = store.load(path)
+            found = tuning_db.load(path)
         except (OSError, ValueError) as error:
             yield Finding("tuned", BAD, f"{error}", "unset TRANSCONV_TUNED, or name another file")
             return
         mine = [r for r in found if r.machine == machine]
         counts[place] = sum(r.current for r in mine)
         stale += len(mine) - counts[place]
-    kept = (record.of_mapping(x) for _, content in store.DRAWER.items() for x in _listed(content))
+    kept = (tuning_db.of_mapping(x) for _, content in tuning_db.DRAWER.items() for x in _listed(content))
     counts["your cache"] = sum(r.current and r.machine == machine for r in kept if r)
     said = ", ".join(f"{n} rows of {place}" for place, n in counts.items())
     if target.backend == "interpreter":

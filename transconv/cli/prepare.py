@@ -105,7 +105,7 @@ def add_cache(verbs: object) -> None:
 
 
 def cache(words: argparse.Namespace) -> int:
-    if words.what is None and not words.verify or words.what is not None and words.verify:
+    if (words.what is None and not words.verify) or (words.what is not None and words.verify):
         raise ValueError("cache: expected one of info, pack, unpack, --verify")
     if (words.file is None) is not (words.what in ("info", None)):
         raise ValueError(f"cache {words.what}: expected " + (

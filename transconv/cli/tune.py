@@ -24,7 +24,7 @@ from transconv.conv import (
     select,
     writable,
 )
-from transconv.selection.tuning_db import record, store
+from transconv.selection import tuning_db
 from transconv.support import ProblemError, __version__, knobs, triton_version
 from transconv.target import Target, detect
 from transconv.tuning import ranks
@@ -91,14 +91,14 @@ def tune(words: argparse.Namespace) -> int:
         return _tuned(words, _target())
     ranks.own_gpu()
     target = _target()
-    about = {"machine": record.machine(target), "transconv": __version__, "triton": triton_version()}
+    about = {"machine": tuning_db.machine(target), "transconv": __version__, "triton": triton_version()}
     with ranks.meet(about, words.jobs, words.gone_after) as between:
         if between.rank == 0:
             return _tuned(words, target, between)
         ran, found = serve(groups(words.jobs), between)
         print(f"rank {between.rank} had {ran} trials", flush=True)
         if between.writes and not words.db:
-            store.remember(row for x in found if (row := record.of_mapping(x)))
+            tuning_db.remember(row for x in found if (row := tuning_db.of_mapping(x)))
     return 0
 
 
@@ -111,7 +111,7 @@ def _target() -> Target:
 def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | None = None) -> int:
     """Tune as the one process that searches and writes."""
     database = words.db
-    before = store.load(database) if database else []
+    before = tuning_db.load(database) if database else []
     named = {source: computations.given([source]) for source in words.problem}
     texts = [c for found in named.values() for c in found]
     words.problem = [source for source, found in named.items() if not found]
@@ -148,13 +148,13 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
             stopped, found = code(stop), session.winners()
             print(f"stopped after {len(log.rows) - known} trials; what was found is kept")
         if database:
-            store.save(database, record.merged(before, record.merged(of_log(log.rows), found)))
+            tuning_db.save(database, tuning_db.merged(before, tuning_db.merged(of_log(log.rows), found)))
             kept, where = len(found), str(database)
         else:
-            kept, where = store.remember(found), "the user's cache"
+            kept, where = tuning_db.remember(found), "the user's cache"
     print(f"{kept} of {len(jobs)} are kept in {where}", flush=True)
     if between:
-        between.end("rank 0 was stopped" if stopped else "", [record.mapping(row) for row in found])
+        between.end("rank 0 was stopped" if stopped else "", [tuning_db.mapping(row) for row in found])
     return stopped
 
 

@@ -5,13 +5,7 @@ In: expressions over axes. Out: a computation that prints itself. Knows: the IR 
 
 from transconv.compute import library as library
 from transconv.compute.analysis import statistics as statistics
-from transconv.compute.analysis.axis_roles import (
-           axis_steps,
-           axis_strides,
-           places,
-           touched,
-           with_roles,
-)
+from transconv.compute.analysis.axis_roles import axis_steps, axis_strides, places, touched, with_roles
 from transconv.compute.analysis.pointwise import (
            IDENTITY,
            Pointwise,
@@ -40,13 +34,12 @@ from transconv.compute.elementwise import (
            table,
            unregister,
 )
+from transconv.compute.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
+from transconv.compute.evaluation import Answer, execute, outside
 from transconv.compute.expressions import COORDINATES, Coordinate
-from transconv.compute.forms import ACC, moved, of_examples, product, total
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import END, axis_facts, describe, one_line, parse
-from transconv.compute.semantics.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
-from transconv.compute.semantics.evaluation import Answer, execute, outside
-from transconv.compute.semantics.sampled_points import SampleOutcome, examine
+from transconv.compute.sampled_points import SampleOutcome, examine
 from transconv.compute.steps import (
            Axis,
            Read,
@@ -60,26 +53,29 @@ from transconv.compute.steps import (
            fresh,
            render,
 )
-from transconv.compute.symbolic_compute import (
-           of_sizes,
-           sizes_of,
-           usual,
-           why_not_any_size,
-           with_examples,
+from transconv.compute.symbolic_compute import of_sizes, sizes_of, usual, why_not_any_size, with_examples
+from transconv.compute.workload import (
+           ACC,
+           COMPUTE,
+           Alone,
+           TorchText,
+           Workload,
+           moved,
+           of_examples,
+           product,
+           total,
 )
-from transconv.compute.workload import COMPUTE, Alone, TorchText, Workload
 
 Algorithm = Compute  # deprecated alias
 
-__all__ = ["ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis",
-           "BINARY_ROWS", "COMPUTE", "COORDINATES", "Compute", "Coordinate", "Derivative", "END",
-           "FUNCTION_ROWS", "SampleOutcome", "IDENTITY", "OPS", "Op", "Pointwise", "Read",
-           "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep", "Sweeps", "TorchText",
-           "Value", "Workload", "Write", "allowed", "axis_facts", "axis_steps",
-           "axis_strides", "counted", "describe", "differentiate", "examine", "execute", "fresh",
-           "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_examples",
-           "of_sizes", "one_line", "outside", "parse", "parted", "places", "pointwise", "product",
-           "reaches", "register", "render", "rounds_once", "share_of", "sizes_of", "table", "total",
-           "touched", "transposed", "unregister", "usual", "why_not_all_stored",
+__all__ = ["ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "BINARY_ROWS", "COMPUTE", "COORDINATES", "END",
+           "FUNCTION_ROWS", "IDENTITY", "OPS", "SHORT", "Algorithm", "Alone", "Answer", "Axis", "Compute",
+           "Coordinate", "Derivative", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref",
+           "SampleOutcome", "Step", "Sweep", "Sweeps", "TorchText", "Value", "Workload", "Write",
+           "allowed", "axis_facts", "axis_steps", "axis_strides", "counted", "describe", "differentiate",
+           "examine", "execute", "fresh", "in_torch", "is_tf32", "kernels", "library", "moved", "named",
+           "number", "of_examples", "of_sizes", "one_line", "outside", "parse", "parted", "places",
+           "pointwise", "product", "reaches", "register", "render", "rounds_once", "share_of", "sizes_of",
+           "table", "total", "touched", "transposed", "unregister", "usual", "why_not_all_stored",
            "why_not_any_size", "why_not_lowered", "why_not_stored", "with_error", "with_examples",
            "with_roles", "written"]

@@ -131,7 +131,7 @@ class ComputeScope:
 
     def new(self, name: str) -> str:
         """The name. Raises ComputeError if it is taken."""
-        if name in self.axes or name in self.values or self.named and name in self.named.names:
+        if name in self.axes or name in self.values or (self.named and name in self.named.names):
             raise ComputeError(f"'{name}' is an axis, a size or a value already; expected a new name")
         return name
 
@@ -252,7 +252,7 @@ def _number(e: ir.Expr) -> ir.Expr:
 
 
 def _name(name: str, scope: ComputeScope) -> ir.Expr:
-    if name in scope.axes or scope.named and name in scope.named.names:
+    if name in scope.axes or (scope.named and name in scope.named.names):
         return ir.Var(name)
     if name not in scope.values:
         known = " ".join([*scope.axes, *scope.values])
@@ -265,7 +265,7 @@ def _name(name: str, scope: ComputeScope) -> ir.Expr:
         return ir.Cast(var, scope.whole)
     if var.dtype.kind == "int":  # integers are computed exactly, in at least 32 bits
         return ir.Cast(var, i32) if var in scope.reads and var.dtype.bits < 64 else var
-    as_it_is = var.dtype.kind == "bool" or var.dtype is scope.type and var not in scope.reads
+    as_it_is = var.dtype.kind == "bool" or (var.dtype is scope.type and var not in scope.reads)
     return var if as_it_is else ir.Cast(var, scope.type)
 
 

@@ -38,18 +38,7 @@ from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import STATISTICS, why_not_reduced
 from transconv.compute.analysis.store_conflicts import why_not_stored
 from transconv.compute.compute import Compute
-from transconv.compute.steps import (
-    Axis,
-    Read,
-    Reduction,
-    Step,
-    Value,
-    Write,
-    fresh,
-    needed,
-    uncast,
-    used,
-)
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, needed, uncast, used
 from transconv.ir import f32
 
 
@@ -66,7 +55,7 @@ def why_not_lowered(compute: Compute) -> str | None:
         if x.size == 1 and x.extent is None:
             continue  # one position, whatever the coordinates say
         for write in compute.writes:
-            if x.name in compute.reduced and write not in inside or write in compute.statistics:
+            if (x.name in compute.reduced and write not in inside) or write in compute.statistics:
                 continue
             if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
                 said = "has one value for each" if x.name in compute.reduced else "is not reduced"
@@ -154,7 +143,7 @@ class Cut:
         if not isinstance(step, Value) or not needs or any(self.axes[r] != self.axes[step] for r in needs):
             return False
         read, summed = (self.tensors(used(s) for s in of) for of in ([step], needs))
-        return len(needs) > 1 or bool(read & summed) and self.compute.factors is None
+        return len(needs) > 1 or (bool(read & summed) and self.compute.factors is None)
 
     def tensors(self, named: Iterable[set[ir.Var]]) -> set[ir.Tensor]:
         """The tensors that some names depend on, not counting those behind kept steps."""

@@ -181,7 +181,7 @@ class Reader:
             raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
                                "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
         sizes = [word.rpartition("=") for word in found[3].replace(" ", "").split(",") if word]
-        if not all(size.isdigit() or self.named and size for _, _, size in sizes):
+        if not all(size.isdigit() or (self.named and size) for _, _, size in sizes):
             raise ComputeError(f"sizes [{found[3]}] of tensor '{found[1]}'; expected whole numbers")
         extents = tuple(self.extent(size) for _, _, size in sizes)
         shape = tuple(n for n, _ in extents)

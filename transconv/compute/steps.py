@@ -25,17 +25,7 @@ from functools import cached_property, lru_cache
 from itertools import count
 
 from transconv import ir
-from transconv.ir import (
-    all_of,
-    conjuncts,
-    free_vars,
-    i32,
-    i64,
-    index,
-    readable,
-    rewrite,
-    why_not_name,
-)
+from transconv.ir import all_of, conjuncts, free_vars, i32, i64, index, readable, rewrite, why_not_name
 
 variable = lru_cache(maxsize=1 << 12)(ir.Var)
 """The variable of a name and a type."""
@@ -196,7 +186,7 @@ class ComputeNames:
         for s in self.steps:
             if isinstance(s, Read):
                 found[s.var] = (s,)
-            elif isinstance(s, Reduction) or not isinstance(s, Write) and used(s) & behind:
+            elif isinstance(s, Reduction) or (not isinstance(s, Write) and used(s) & behind):
                 behind.add(s.var)
             elif isinstance(s, Value):
                 reads = tuple(dict.fromkeys(r for v in used(s) for r in found.get(v, ())))

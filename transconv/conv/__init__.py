@@ -6,11 +6,8 @@ and what is below it.
 
 from transconv.conv.compensation import TABLE, without_zeros, zero_sums, zero_sums_shape
 from transconv.conv.compiler import CompiledDirection, LayerRegistry, build, plan_steps
-from transconv.conv.dynamic_sizes import any_size, marked
-from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue, known, post_op, split
-from transconv.conv.fused_conv import Surrounded, surrounded
-from transconv.conv.problem.conv_problem import ConvProblem, Prop, TensorSpec
-from transconv.conv.problem.descriptor import (
+from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
+from transconv.conv.descriptor import (
     KEYS,
     Descriptor,
     for_weights,
@@ -19,7 +16,9 @@ from transconv.conv.problem.descriptor import (
     why_not_multiplied,
     write_tags,
 )
-from transconv.conv.problem.lists import (
+from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue, known, post_op, split
+from transconv.conv.fused_conv import Surrounded, surrounded
+from transconv.conv.problem_lists import (
     DIRECTIONS,
     KINDS,
     SCHEMA,
@@ -32,19 +31,16 @@ from transconv.conv.problem.lists import (
     select,
     take,
 )
-from transconv.conv.relation import computes, reading
+from transconv.conv.relation import any_size, computes, marked, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.workload import ConvWorkload, computable, writable
 
 algorithms = computes  # deprecated alias
 
-__all__ = [
-    "CompiledDirection", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
-    "KEYS", "KINDS", "ListedLayer", "MOST_OPERATIONS", "Prop", "LayerRegistry", "SCHEMA", "Surrounded",
-    "TABLE", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
-    "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
-    "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
-    "reading", "sampled", "select", "split", "spot_check", "surrounded", "take",
-    "why_not_multiplied", "without_zeros", "writable", "write_tags",
-    "zero_sums", "zero_sums_shape",
-]
+__all__ = ["DIRECTIONS", "KEYS", "KINDS", "MOST_OPERATIONS", "SCHEMA", "TABLE", "CompiledDirection",
+           "ConvProblem", "ConvWorkload", "Descriptor", "Epilogue", "LayerRegistry", "ListedLayer", "Prop",
+           "Surrounded", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes",
+           "examine", "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
+           "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
+           "reading", "sampled", "select", "split", "spot_check", "surrounded", "take",
+           "why_not_multiplied", "without_zeros", "writable", "write_tags", "zero_sums", "zero_sums_shape"]

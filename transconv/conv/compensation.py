@@ -51,7 +51,7 @@ from transconv.support import ScheduleError
 if TYPE_CHECKING:
     import torch
 
-    from transconv.conv.problem.conv_problem import ConvProblem, Prop
+    from transconv.conv.conv_problem import ConvProblem, Prop
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +367,7 @@ def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) ->
         return f"zero points are for integers; {types}"
     if zeros.known and (prop.roles[0] != "src" or p.src.dtype is not ir.i8 or p.wei.dtype is not ir.i8):
         return "known sums of zero points are for forward convolutions of s8"
-    if zeros.known and len(zeros.known) != 2 * p.ndims or any(
+    if (zeros.known and len(zeros.known) != 2 * p.ndims) or any(
             n <= max(0, pad) for n, pad in zip(zeros.known, _pads(p), strict=False)):
         return (f"known sums of zero points have the sizes {zeros.known}; expected those of windows that "
                 f"reach {_pads(p)} positions before and behind each axis, with 0")

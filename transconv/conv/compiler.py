@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any
 
 from transconv import runtime
-from transconv.conv.dynamic_sizes import every, phases, planes_of, rows_of, whole
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.relation import every, phases, planes_of, rows_of, whole
 from transconv.conv.workload import ConvWorkload
 from transconv.ir import f32
 from transconv.passes import lower
@@ -216,11 +216,11 @@ def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
     found = EXAMPLES[p.ndims]
     square, others = found[:SQUARE], found[SQUARE:]
     gradient = prop is Prop.BWD_W
-    if max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN or gradient and p.g > 1:
+    if max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN or (gradient and p.g > 1):
         return square
     if gradient and p.ndims > 2:
         return (*square[1:], *others[:2])
-    return (*square, *(others[:1] if gradient or p.g > 1 or planes and not is_direct() else others))
+    return (*square, *(others[:1] if gradient or p.g > 1 or (planes and not is_direct()) else others))
 
 
 def _has_planes(p: ConvProblem, prop: Prop, target: Target) -> bool:

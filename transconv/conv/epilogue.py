@@ -165,7 +165,7 @@ def _of_table(text: str, name: str, arguments: list[str]) -> PostOp | None:
             if (a is None or abs(alpha - a) < NEAR) and (b is None or abs(beta - b) < NEAR):
                 return _scaled(op.name, pointwise(f"{op.name}(acc)"), scale)
     row = OPS.get(name)
-    if row is None or row.arity != 1 or (name in FUNCTIONS or rows) and arguments or name in NUMBERED:
+    if row is None or row.arity != 1 or ((name in FUNCTIONS or rows) and arguments) or name in NUMBERED:
         return None
     numbers = "".join(f", {number(n)}" for n in _numbers(text, arguments, row.defaults)[:len(arguments)])
     return PostOp(":".join([name, *arguments]), pointwise(f"{name}(acc{numbers})"))

@@ -23,7 +23,7 @@ from transconv.compute import (
     parse,
     why_not_lowered,
 )
-from transconv.conv.problem.conv_problem import ConvProblem, Prop, TensorSpec
+from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.relation import computes
 from transconv.conv.workload import ConvWorkload
 from transconv.ir import Layout, Tensor

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import SHORT, SampleOutcome, with_error
 from transconv.conv.compensation import without_zeros
+from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import EXACT_TERMS, DType, f32, multiplied_as, tf32
 
 if TYPE_CHECKING:

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, why_not_any_size
 from transconv.conv.compensation import SUMS, why_not_zeros
-from transconv.conv.dynamic_sizes import any_size, any_tensors, marked, spelled
+from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.conv.descriptor import why_not_multiplied, write_tags
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.problem.descriptor import why_not_multiplied, write_tags
-from transconv.conv.relation import computes
+from transconv.conv.relation import any_size, any_tensors, computes, marked, spelled
 from transconv.conv.spotcheck import examine
 from transconv.ir import Layout, Tensor
 from transconv.runtime import register_reader

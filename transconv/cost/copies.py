@@ -166,9 +166,9 @@ def _across_lanes(reduced: str, schedule: Schedule, compute: Compute) -> tuple[f
 
 
 PLAIN = 3.0  # slots of a bias, a residual and a ReLU: what stores wait for does not hide more
-# A function with a branch of a whole program takes all elements of a thread at once, which holds their sums
-# as well: the registers for both, and slots of a word beyond them (a line of a warp out and in again, at one
-# a clock of four schedulers).
+# A function with a branch of a whole program takes all elements of a thread at once, which holds their
+# sums as well: the registers for both, and slots of a word beyond them (a line of a warp out and in again,
+# at one a clock of four schedulers).
 HELD, SPILLED = 192, 8.0
 TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
 

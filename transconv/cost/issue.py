@@ -152,8 +152,8 @@ def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, h
         while vector * 2 <= widest and all(s % (vector * 2) == 0 for s in outer):
             vector *= 2
     has = [b for b in schedule.blocks if strides[b.last] and not schedule.in_registers(b)]
-    elements = held if has and all(b in has for b in schedule.blocks if not schedule.in_registers(b)) or (
-        vector > 1) else min(held, widest)
+    whole = has and all(b in has for b in schedule.blocks if not schedule.in_registers(b))
+    elements = held if whole or vector > 1 else min(held, widest)
     across = max(1.0, min(target.warp_size, inner.extent / widest)) if inner else 1.0
     down = target.warp_size / across if any(b != inner for b in has) else 1.0
     step = abs(strides[inner.last]) if inner else 0

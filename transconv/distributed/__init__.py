@@ -5,9 +5,9 @@ torch_ops and the relation of the convolution.
 """
 
 from transconv.distributed import rules as rules
-from transconv.distributed.certificate import Certificate as Certificate
-from transconv.distributed.certificate import verify as verify
+from transconv.distributed.models import Certificate as Certificate
 from transconv.distributed.models import parallelize as parallelize
+from transconv.distributed.models import verify as verify
 from transconv.distributed.step_capture import Captured as Captured
 from transconv.distributed.step_capture import captured as captured
 

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from transconv.selection import files_digest
-from transconv.selection.tuning_db import record, store
+from transconv.selection import files_digest, tuning_db
 from transconv.support import __version__, knobs, triton_version
 
 SAME = (knobs.schedule, knobs.sizes, knobs.passes, knobs.features)
@@ -66,7 +65,7 @@ def agree_on_schedules(mesh: Any) -> None:
     if not _is_same(mesh, about):
         told = "; ".join(f"rank {rank} has {text}" for rank, text in gathered(mesh, about))
         raise RuntimeError(f"the ranks of a mesh would compute with different kernels: {told}")
-    own = record.write_rows(store.all_of_user())
+    own = tuning_db.write_rows(tuning_db.all_of_user())
     if _is_same(mesh, own):
         return
     found = gathered(mesh, _digest(own))
@@ -75,7 +74,7 @@ def agree_on_schedules(mesh: Any) -> None:
     if dist.get_rank() == first:
         warnings.warn(f"the tuned schedules of rank {first} differ from those of {others}; all ranks use "
                       f"those of rank {first}", RuntimeWarning, stacklevel=2)
-    store.adopt(record.read_rows(_of_first(mesh, own)))
+    tuning_db.adopt(tuning_db.read_rows(_of_first(mesh, own)))
 
 
 def _digest(text: str) -> int:

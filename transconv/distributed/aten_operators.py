@@ -23,7 +23,7 @@ from transconv.distributed import halo
 from transconv.distributed.halo import Exchange, RowRange, exchange, shards
 from transconv.distributed.placements import dealt, part
 from transconv.functional import norms
-from transconv.torch_ops.shapes import result_strides, suggests_channels_last
+from transconv.torch_ops.arguments import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
 

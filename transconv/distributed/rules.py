@@ -126,7 +126,7 @@ def serve_models() -> None:
         _libraries.of_models = _new_library("aten", "FRAGMENT")
         for name, function in _OF_MODELS.items():
             _add(name, function, _libraries.of_models)
-        replace(aten_convolutions.replaced)
+        replace(aten_convolutions.replacement.devices)
 
 
 def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:

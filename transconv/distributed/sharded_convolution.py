@@ -32,7 +32,7 @@ from transconv.distributed import agreement, halo, placements
 from transconv.distributed.halo import RowRange, SpatialAxis, Travelling, Window, planned, shards
 from transconv.distributed.placements import Choice, WholeShapes, produced, splits
 from transconv.runtime import Cache
-from transconv.torch_ops import shapes
+from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_attributes import request
@@ -112,9 +112,9 @@ class Problem:
     def __init__(self, input: DTensor, weight: DTensor, p: Params) -> None:
         self.mesh, self.p = input.device_mesh, p
         self.shapes = {"input": tuple(input.shape), "weight": tuple(weight.shape),
-                       "result": shapes.output_shape(input.shape, weight.shape, p)}
+                       "result": arguments.output_shape(input.shape, weight.shape, p)}
         self.shapes["bias"] = self.shapes["result"][1:2]
-        self.channels_last = shapes.channels_last_result(input, weight)
+        self.channels_last = arguments.channels_last_result(input, weight)
         src, dst = ("result", "input") if p.transposed else ("input", "result")
         self.lines = [SpatialAxis(*sizes) for sizes in zip(
             self.shapes[src][2:], self.shapes[dst][2:], weight.shape[2:], p.stride, p.dilation, p.pad_lo,
@@ -171,7 +171,7 @@ class Problem:
     def whole(self, local: Tensor, name: str, places: Sequence[Placement]) -> DTensor:
         """The tensor of which every rank has its part."""
         shape = torch.Size(self.shapes[name])
-        strides = shapes.result_strides(shape, self.channels_last and len(shape) > 1)
+        strides = arguments.result_strides(shape, self.channels_last and len(shape) > 1)
         return placements.dealt(local, self.mesh, places, shape, strides)
 
 
@@ -188,7 +188,7 @@ def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) ->
 
     def of(part: LocalConv, rows: Tensor, shape: Sequence[int]) -> Tensor:
         if p.transposed:
-            like = shapes.empty_result(rows, shape, problem.channels_last)
+            like = arguments.empty_result(rows, shape, problem.channels_last)
             return with_bias(part.src(rows, w, like), b)
         return part.dst(rows, w, b, shape)
 
@@ -222,7 +222,7 @@ def _gradients(problem: Problem, g: Halo, x: Tensor, w: Tensor, mask: Sequence[b
     def of_input(part: LocalConv, rows: Tensor, shape: Sequence[int]) -> Tensor:
         if transposed:
             return part.dst(rows, w, None, shape)
-        like = x if x.shape == shape else shapes.empty_result(x, shape, problem.channels_last)
+        like = x if x.shape == shape else arguments.empty_result(x, shape, problem.channels_last)
         return part.src(rows, w, like)
 
     def of_weight(part: LocalConv, rows: Tensor, other: Tensor, addend: bool) -> Tensor:

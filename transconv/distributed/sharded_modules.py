@@ -28,7 +28,7 @@ from transconv.distributed import halo
 from transconv.distributed.halo import Exchange, HaloRows, RowRange, SpatialAxis, planned, shards
 from transconv.distributed.placements import dealt
 from transconv.torch_ops import functional
-from transconv.torch_ops.shapes import result_strides, suggests_channels_last
+from transconv.torch_ops.arguments import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten

@@ -33,7 +33,7 @@ def _sizes(sizes: Any) -> Any:
 
 def _step(stride: Any, kernel_size: Any, n: int) -> Any:
     """The stride; by default the window's size."""
-    none = stride is None or isinstance(stride, (list, tuple)) and not stride
+    none = stride is None or (isinstance(stride, (list, tuple)) and not stride)
     return _each(kernel_size if none else stride, n)
 
 

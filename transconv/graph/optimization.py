@@ -158,7 +158,7 @@ class ModelTrial:
                 "expected: torch's own time; transconv.compile(.., target=\"sm_90\") has kernels"))
         if self.given is not None:
             self.run(OURS)
-        kept = RECORDED if cudagraphs or legal and self.recorded_is_faster() else OURS
+        kept = RECORDED if cudagraphs or (legal and self.recorded_is_faster()) else OURS
         if kept == RECORDED and self.given is not None:
             self.run(RECORDED)
         what = "a compiled graph" + ", CUDA graphs" * (kept == RECORDED)

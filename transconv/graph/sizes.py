@@ -17,18 +17,7 @@ from math import gcd, prod
 from operator import add, floordiv, ge, gt, le, lt, mod, mul, sub, truediv
 from typing import Any, Union
 
-from transconv.ir import (
-    LARGEST_SIZE,
-    Const,
-    Expr,
-    Mul,
-    Var,
-    as_expr,
-    eq,
-    readable,
-    substitute,
-    value_at,
-)
+from transconv.ir import LARGEST_SIZE, Const, Expr, Mul, Var, as_expr, eq, readable, substitute, value_at
 from transconv.simplify import Facts, prove, range_of, simplify
 
 Length = Union[int, "SymbolicSize"]

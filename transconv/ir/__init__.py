@@ -81,22 +81,8 @@ from transconv.ir.functions.rounding import (
     wrapped,
 )
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
-from transconv.ir.functions.size_values import (
-    MEANING,
-    Values,
-    function_of,
-    value_at,
-    values_of,
-)
-from transconv.ir.interp.evaluate import (
-    Array,
-    Evaluator,
-    Fault,
-    InterpError,
-    Memory,
-    contract,
-    offsets_of,
-)
+from transconv.ir.functions.size_values import MEANING, Values, function_of, value_at, values_of
+from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract, offsets_of
 from transconv.ir.interp.kernel import run
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
@@ -176,29 +162,27 @@ from transconv.ir.visit import (
     walk,
 )
 
-__all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
-           "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of", "ARRIVE",
-           "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "ELSEWHERE", "EXACT_TERMS",
-           "EXPECT", "FALSE", "FENCE", "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE",
-           "WAIT", "Barrier", "SmemRing", "Fetch", "SlotTile", "Put", "Role", "Roles", "Rounding",
-           "RowTable", "Send", "Shared", "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary",
-           "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare", "Const", "DType", "Div",
-           "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall", "If", "InterpError",
-           "Kernel", "LARGEST_SIZE", "LEVELS", "MEANING", "Lane", "Layout", "LayoutBlock", "Le", "Let",
-           "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
-           "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "MemoryRead", "Reduce", "Renamed",
-           "Select", "Seq", "Shl", "Size", "Sizes", "Shr", "Spread", "Stmt", "Store", "Sub",
-           "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim",
-           "Visitor", "PRODUCTS", "SHIFTED", "SHORT", "Xor", "addends", "all_of", "as_expr",
-           "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts",
-           "divided", "dot", "one_of_two",
-           "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "field_names",
-           "find", "free_vars", "function_of", "i32", "i64", "i8", "index", "is_number", "index64",
-           "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node",
-           "partial", "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told",
-           "statements", "store", "strictest", "substitute", "sum_of", "tf32", "text_of",
-           "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
-           "why_not_depth", "why_not_name", "why_not_text", "held_constant", "is_near", "wrapped"]
+__all__ = ["ARRIVE", "ASSUME", "ATOMIC_ADD", "BYTES", "CALLS", "DOT_ASYNC", "DOT_WAIT", "DTYPES",
+           "ELSEWHERE", "EXACT_TERMS", "EXPECT", "FALSE", "FENCE", "FUNCS", "LARGEST_SIZE", "LAUNCH",
+           "LEVELS", "MEANING", "ONE", "PART_WAIT", "PRODUCTS", "REDUCERS", "SEND_WAIT", "SHIFTED",
+           "SHORT", "TRUE", "WAIT", "ZERO", "Add", "Alloc", "And", "Arithmetic", "Array", "Barrier",
+           "Binary", "BoxLoad", "BoxStore", "Call", "Callee", "Cast", "Comment", "Compare", "Const",
+           "DType", "Div", "Eq", "Evaluator", "Expr", "ExprMutator", "Fault", "Fetch", "FloorDiv", "For",
+           "Func", "FuncCall", "If", "InterpError", "Kernel", "Lane", "Layout", "LayoutBlock", "Le", "Let",
+           "Like", "Load", "Logic", "Lt", "Max", "Memory", "MemoryRead", "Min", "Mod", "Mul", "Mutator",
+           "Ne", "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "Put", "Reduce", "Renamed", "Role",
+           "Roles", "Rounding", "RowTable", "Select", "Send", "Seq", "Shared", "Shl", "Shr", "Size",
+           "Sizes", "SlotTile", "SmemRing", "Spread", "Stmt", "Store", "Sub", "Tensor", "Unary", "Update",
+           "Values", "Var", "VerifyError", "View", "ViewDim", "Visitor", "Xor", "addends", "all_of",
+           "as_expr", "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts", "contract",
+           "convert", "divided", "dot", "eq", "f8e4m3", "f8e5m2", "f16", "f32", "f64", "field_names",
+           "find", "free_vars", "function_of", "held_constant", "helpers", "i8", "i32", "i64", "index",
+           "index64", "is_near", "is_number", "lanes_of", "maximum", "minimum", "multiplied",
+           "multiplied_as", "multiply_add", "ne", "node", "offsets_of", "one_of_two", "partial", "promote",
+           "readable", "reducer_of", "rewrite", "run", "saturated", "select", "seq", "sizes_told",
+           "statements", "store", "strictest", "substitute", "sum_of", "text_of", "tf32", "type_named",
+           "u8", "updated", "value_at", "values_of", "verify", "walk", "why_not_depth", "why_not_name",
+           "why_not_text", "wrapped"]
 
 _BEFORE = {"Buffer": "SmemRing", "Piece": "SlotTile", "Read": "MemoryRead"}  # names that 0.2 will not have
 

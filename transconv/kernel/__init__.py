@@ -6,13 +6,7 @@ passes, emitters and launches below it, nothing of convolutions.
 
 from transconv.kernel.annotations import Buffer, Constant, Group, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
-from transconv.kernel.device_functions import (
-           DeviceFunction,
-           IntrinsicArgument,
-           Scope,
-           atomic_ref,
-           uniform,
-)
+from transconv.kernel.device_functions import DeviceFunction, IntrinsicArgument, Scope, atomic_ref, uniform
 from transconv.kernel.tiles.intrinsic_builder import Builder
 from transconv.kernel.tiles.values import IndexMap, Mapping, create_mapping, index_map
 from transconv.support import KernelError, ScopeError
@@ -24,7 +18,7 @@ SubGroup = Scope.SubGroup
 WorkItem = Scope.WorkItem
 """The scope of each work-item, ``@group.workitems``."""
 
-__all__ = ["IntrinsicArgument", "Buffer", "Builder", "Constant", "DeviceFunction", "Group",
-           "IndexMap", "KernelDecorator", "KernelError", "KernelFunction", "Mapping", "Scope",
-           "ScopeError", "SubGroup", "Tunable", "WorkGroup", "WorkItem", "atomic_ref",
-           "create_mapping", "index_map", "kernel", "symbols", "uniform"]
+__all__ = ["Buffer", "Builder", "Constant", "DeviceFunction", "Group", "IndexMap", "IntrinsicArgument",
+           "KernelDecorator", "KernelError", "KernelFunction", "Mapping", "Scope", "ScopeError",
+           "SubGroup", "Tunable", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "index_map",
+           "kernel", "symbols", "uniform"]

@@ -66,7 +66,7 @@ class Buffer:
 
 
 def _size(what: str, n: Any) -> Expr:
-    if isinstance(n, Expr) or isinstance(n, int) and not isinstance(n, bool) and n >= 0:
+    if isinstance(n, Expr) or (isinstance(n, int) and not isinstance(n, bool) and n >= 0):
         return as_expr(n)
     raise KernelError(f"{what}[{n!r}]; expected symbols, whole numbers, or expressions of symbols")
 

@@ -22,13 +22,7 @@ from transconv.backend_triton import Miscompiled, torch_module
 from transconv.ir import CALLS, Call, find
 from transconv.kernel.annotations import Group, KernelCall, Meant
 from transconv.kernel.device_functions import func, intrinsic
-from transconv.kernel.launch.arguments import (
-    Arguments,
-    as_tensor,
-    plain_number,
-    spanned,
-    tensors_of,
-)
+from transconv.kernel.launch.arguments import Arguments, as_tensor, plain_number, spanned, tensors_of
 from transconv.kernel.launch.declaration import AskedResults, KernelDeclaration, Recipe, returned
 from transconv.kernel.launch.kernel_plan import (
     CompiledKernel,
@@ -188,7 +182,7 @@ class KernelLaunches:
                               'GPU; without one, set transconv.config.cpu = "interpret" at the beginning '
                               "of the program (or TRITON_INTERPRET=1) for Triton's interpreter, or call "
                               f"{self.name}.simulate(..)")
-        if kind not in ("cpu", "cuda", "xpu") or kind != "cpu" and knobs.interpret():
+        if kind not in ("cpu", "cuda", "xpu") or (kind != "cpu" and knobs.interpret()):
             raise KernelError(f"{self.name} is called with arrays of {arguments.device}, where it "
                               "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
         return detect(arguments.device)

@@ -191,8 +191,9 @@ def _python(callee: Any) -> Any:
 
 def _says_something(function: Callable[..., Any]) -> bool:
     """Whether the body is more than ``pass``, ``...`` and a text."""
-    return not all(isinstance(s, ast.Pass) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
-                   for s in FunctionSource.of(function).tree.body)
+    return not all(
+        isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        for s in FunctionSource.of(function).tree.body)
 
 
 # -- what declares bodies ----------------------------------------------------------------------------

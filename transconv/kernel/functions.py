@@ -403,6 +403,6 @@ def types_of(row: TileReduction, dtype: DType) -> tuple[DType, DType]:
     if dtype.kind == "float":
         gives = f32 if dtype.bits == 8 else dtype
         return gives, gives if gives.bits >= 32 else f32
-    if dtype.kind in ("index", "bool") or row.types == "sum" and dtype.bits < 32:
+    if dtype.kind in ("index", "bool") or (row.types == "sum" and dtype.bits < 32):
         return i32, i32
     return dtype, i32 if dtype.bits < 32 else dtype

@@ -28,8 +28,6 @@ from transconv.passes.pipeline import (
     unregister,
 )
 
-__all__ = [
-    "Context", "EMIT", "Form", "NAIVE", "PIPELINE", "PROBLEM", "Pass", "SCHEDULE", "STAGES", "Stage",
-    "TOGETHER", "finish", "forms", "leave", "levels", "lower", "passes", "register", "running", "stages",
-    "together", "unregister",
-]
+__all__ = ["EMIT", "NAIVE", "PIPELINE", "PROBLEM", "SCHEDULE", "STAGES", "TOGETHER", "Context", "Form",
+           "Pass", "Stage", "finish", "forms", "leave", "levels", "lower", "passes", "register", "running",
+           "stages", "together", "unregister"]

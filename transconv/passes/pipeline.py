@@ -17,17 +17,10 @@ from typing import NamedTuple
 
 from transconv.compute import Compute, Write, describe
 from transconv.ir import Kernel, RowTable, verify
+from transconv.passes import warp_roles
 from transconv.passes.lowering import blockwise, gridwise, lanewise, legalization, naive
-from transconv.passes.scalar import (
-    cse,
-    dp4a,
-    hoist,
-    index_width,
-    simplification,
-    unroll,
-)
+from transconv.passes.scalar import cse, dp4a, hoist, index_width, simplification, unroll
 from transconv.passes.scope import VariableNames, hidden, renamed
-from transconv.passes.warp_spec import warp_roles
 from transconv.schedule import Schedule, Scheduled, why_not
 from transconv.support import ScheduleError, knobs, leave_text
 from transconv.target import Target

@@ -15,12 +15,11 @@ from transconv.backend_triton import CompileFailure, Resources
 from transconv.compute import describe
 from transconv.ir import Kernel
 from transconv.passes import lower
-from transconv.report import stages
-from transconv.report.pictures import grid, planes, roofline, timeline
-from transconv.report.pictures.planes import Plane, first_tile, plane_of, worth
-from transconv.report.pictures.roofline import Bar
-from transconv.report.pictures.timeline import SharedMemoryRing
+from transconv.report import grid, planes, roofline, subject, timeline
+from transconv.report.planes import Plane, first_tile, plane_of, worth
+from transconv.report.roofline import Bar
 from transconv.report.subject import Section, Subject, explained, others, requirements
+from transconv.report.timeline import SharedMemoryRing
 from transconv.runtime import kernel_name
 from transconv.schedule import Schedule, Scheduled
 from transconv.support import __version__, replace_named
@@ -73,7 +72,7 @@ def _rendered(shown: Sequence[tuple[Section, list[_Shown]]], title: str, remarks
                            style=template_text("style.css"), script=template_text("script.js"),
                            chips=dict.fromkeys(roofline.chip(s.target) for _, subjects in shown
                                                for s in subjects),
-                           kinds=stages.KINDS) + "\n"
+                           kinds=subject.KINDS) + "\n"
 
 
 @cache
@@ -178,9 +177,9 @@ class _Shown:
         return (line, timeline.draw(line)) if line is not None else None
 
     @property
-    def stages(self) -> list[tuple[str, list[stages.Shown]]]:
+    def stages(self) -> list[tuple[str, list[subject.Shown]]]:
         problem = f"{self.subject.workload} {self.subject.workload.direction} on {self.target}".strip()
-        return [(w.compute.name, list(stages.shown(w, self.lowered(w), problem, self.joined)))
+        return [(w.compute.name, list(subject.shown(w, self.lowered(w), problem, self.joined)))
                 for w in self.wholes[:self.staged]]
 
     @property
@@ -190,8 +189,8 @@ class _Shown:
     @property
     def launches(self) -> list[KernelReport]:
         answers: list[object] = [*self.subject.answers] or [None] * len(self.plan.steps)
-        return [KernelReport(s.compute.name, stages.marked(s.source, "source", self.most), a,
-                       tuple(stages.marked(a.texts[k], k, self.most) for k in ("ptx", "sass", "amdgcn")
+        return [KernelReport(s.compute.name, subject.marked(s.source, "source", self.most), a,
+                       tuple(subject.marked(a.texts[k], k, self.most) for k in ("ptx", "sass", "amdgcn")
                              if k in a.texts) if isinstance(a, Resources) else ())
                 for s, a in zip(self.plan.steps, answers, strict=True)]
 
@@ -209,9 +208,9 @@ class KernelReport:
     """A kernel's text, the result of its compile, and machine texts."""
 
     name: str
-    source: stages.ListedText
+    source: subject.ListedText
     answer: object
-    texts: tuple[stages.ListedText, ...]
+    texts: tuple[subject.ListedText, ...]
 
     @property
     def resources(self) -> Resources | None:

@@ -4,6 +4,7 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.backend_triton import torch_internals as torch_internals
+from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation import rehearsal_thread as rehearsal_thread
 from transconv.runtime.compilation.async_compile import (
     ahead,
@@ -43,7 +44,6 @@ from transconv.runtime.launch import (
     on_device,
 )
 from transconv.runtime.operands import Wanted
-from transconv.runtime.plan_cache import BundleContents, info, pack, unpack
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
 from transconv.runtime.steps import (
@@ -60,12 +60,64 @@ from transconv.selection import register_reader
 from transconv.support import Cache
 
 __all__ = [
-    "ahead", "apart", "Batch", "BatchCompile", "begin", "begin_processes", "beside", "build",
-    "build_compute", "BundleContents", "Cache", "Choose", "ChosenPlan", "collect", "collecting",
-    "compare", "Compared", "COMPILING", "Copy", "cores", "estimated", "expect", "first_result",
-    "FirstSizes", "forget", "header", "helpers", "info", "is_collecting", "is_estimated",
-    "is_ready", "kernel_name", "Launch", "NEVER", "on_device", "one_kernel_plan", "pack", "Plan",
-    "plan", "plan_steps", "Planned", "PlanRequest", "PlanStep", "prepare", "Prepared", "rank",
-    "ready", "register_reader", "RegisteredPlan", "Registry", "replan", "SIZES", "Spaces", "state",
-    "unpack", "Waiting", "Wanted", "was_awaited", "WeightPrepack", "withdraw",
+    "COMPILING",
+    "NEVER",
+    "SIZES",
+    "Batch",
+    "BatchCompile",
+    "BundleContents",
+    "Cache",
+    "Choose",
+    "ChosenPlan",
+    "Compared",
+    "Copy",
+    "FirstSizes",
+    "Launch",
+    "Plan",
+    "PlanRequest",
+    "PlanStep",
+    "Planned",
+    "Prepared",
+    "RegisteredPlan",
+    "Registry",
+    "Spaces",
+    "Waiting",
+    "Wanted",
+    "WeightPrepack",
+    "ahead",
+    "apart",
+    "begin",
+    "begin_processes",
+    "beside",
+    "build",
+    "build_compute",
+    "collect",
+    "collecting",
+    "compare",
+    "cores",
+    "estimated",
+    "expect",
+    "first_result",
+    "forget",
+    "header",
+    "helpers",
+    "info",
+    "is_collecting",
+    "is_estimated",
+    "is_ready",
+    "kernel_name",
+    "on_device",
+    "one_kernel_plan",
+    "pack",
+    "plan",
+    "plan_steps",
+    "prepare",
+    "rank",
+    "ready",
+    "register_reader",
+    "replan",
+    "state",
+    "unpack",
+    "was_awaited",
+    "withdraw",
 ]

@@ -31,14 +31,7 @@ from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.first_run_check import Judge, by_samples
 from transconv.runtime.operands import Wanted, check_indices, torch_type
 from transconv.runtime.plans import Plan, PlanStep
-from transconv.support import (
-    ProblemError,
-    ScheduleError,
-    StageError,
-    TensorError,
-    Unsupported,
-    knobs,
-)
+from transconv.support import ProblemError, ScheduleError, StageError, TensorError, Unsupported, knobs
 
 if TYPE_CHECKING:
     import torch

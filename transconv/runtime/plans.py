@@ -16,17 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from transconv.backend_triton import TritonKernel, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
-from transconv.ir import (
-    Expr,
-    Kernel,
-    Sizes,
-    Tensor,
-    Values,
-    function_of,
-    sizes_told,
-    strictest,
-    values_of,
-)
+from transconv.ir import Expr, Kernel, Sizes, Tensor, Values, function_of, sizes_told, strictest, values_of
 from transconv.runtime.launch_codegen import StarterAt, StartWriter, StepStart
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.schedule import Schedule
@@ -224,7 +214,7 @@ class Plan:
         one. ``spans``: the bytes from the first element of each tensor to its last. None if no kernel is
         loaded, and if sizes are arguments and none are given."""
         near, far = (self._starts(device, aligned, names) for aligned in (True, False))
-        if not near and not far or self.required is not None and not self.sizes:
+        if (not near and not far) or (self.required is not None and not self.sizes):
             return None
         at = self._writer(device, names, self._types()).guarded(
             near, far, {names.index(n): span for n, span in spans.items()})

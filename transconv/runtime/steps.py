@@ -189,7 +189,7 @@ def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target
     stem = compute.name if is_copy(compute) else f"{workload.prefix}{compute.name}"
     sizes = "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in compute.axes)
     shape = sizes if is_copy(compute) or alone else workload.shape_text
-    shape = "".join(c for c in shape if c.isascii() and c.isalnum() or c == "_")
+    shape = "".join(c for c in shape if (c.isascii() and c.isalnum()) or c == "_")
     return f"{stem}_{shape[:MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
 
 

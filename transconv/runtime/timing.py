@@ -111,7 +111,7 @@ class Clock:
             budget = budget_ms * 1e3
             # The first call may have waited for a core that another program used: time more than one.
             while (not found or sum(found) + min(found) < min(budget, 100 * min(found))
-                   or len(found) < FEW and sum(found) < PATIENCE * budget):
+                   or (len(found) < FEW and sum(found) < PATIENCE * budget)):
                 start = time.perf_counter()
                 call()
                 found.append((time.perf_counter() - start) * 1e6)

@@ -3,7 +3,6 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.box_rules import most_sums
 from transconv.schedule.counts import (
     QUAD,
     ROWS,
@@ -23,7 +22,7 @@ from transconv.schedule.counts import (
     tile,
     tiles_along,
 )
-from transconv.schedule.legality import of_any_size, why_not
+from transconv.schedule.legality import most_sums, of_any_size, why_not
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.schedule import register as register_word
 from transconv.schedule.schedule import unregister as unregister_word
@@ -84,19 +83,15 @@ from transconv.schedule.words import (
 from transconv.schedule.words import registered as registered_words
 from transconv.schedule.words import table as words_table
 
-__all__ = [
-    "ahead", "ahead_bytes", "behind_bytes", "Block", "Box", "box_of", "boxes_behind", "by_tile",
-    "carried", "chain", "diagonal", "divided", "ENGINE_ALIGN", "FEATURES", "fewest_positions",
-    "finishes", "groups", "has_quads", "in_registers",
-    "in_place", "inner_feature", "innermost", "INTEGERS", "is_copy", "k_steps", "kept", "lanes",
-    "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
-    "part_spaces", "parts_of", "pile", "PRICED", "product_columns", "PROGRAM", "programs", "PROPOSING",
-    "QUAD",
-    "reads_along", "reduced_sides", "register_word", "registered_words", "result_boxes",
-    "result_bytes", "rounds", "ROW", "row_of",
-    "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such",
-    "tile", "tiles_along", "tiles_of_a_stage", "told", "told_behind", "transposed_bytes",
-    "unregister_word", "wants_rounding", "WARP_GROUP", "why_not", "why_not_behind", "why_not_copied",
-    "why_not_early", "why_not_rows", "with_letter", "within", "within_places", "without", "Word",
-    "WORDS", "words", "words_table",
-]
+__all__ = ["ENGINE_ALIGN", "FEATURES", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PRICED", "PROGRAM",
+           "PROPOSING", "QUAD", "ROW", "ROWS", "WARP_GROUP", "WORDS", "Block", "Box", "Schedule",
+           "Scheduled", "Such", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of", "boxes_behind",
+           "by_tile", "carried", "chain", "diagonal", "divided", "fewest_positions", "finishes", "groups",
+           "has_quads", "in_place", "in_registers", "inner_feature", "innermost", "is_copy", "k_steps",
+           "kept", "lanes", "left_bytes", "most_sums", "moves_sums", "needed", "of_any_size",
+           "part_spaces", "parts_of", "pile", "product_columns", "programs", "reads_along",
+           "reduced_sides", "register_word", "registered_words", "result_boxes", "result_bytes", "rounds",
+           "row_of", "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along",
+           "tiles_of_a_stage", "told", "told_behind", "transposed_bytes", "unregister_word",
+           "wants_rounding", "why_not", "why_not_behind", "why_not_copied", "why_not_early",
+           "why_not_rows", "with_letter", "within", "within_places", "without", "words", "words_table"]

@@ -1,7 +1,7 @@
 """The legality rules of single schedule words: None, or a sentence that says why not.
 
-words.py refers to them; legality.py has their order and first checks the value of each word.
-box_rules.py has the rules of boxes and explicit kernels.
+words.py refers to them; legality.py has their order, first checks the value of each word, and
+has the rules of boxes and explicit kernels.
 
 Which schedules may have steps that share boxes (``slide=``, see tiles/boxes.py).
 """
@@ -84,7 +84,7 @@ def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
     """None if the sums of a schedule may be added late; else the reason."""
-    if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1 and not carried(compute, c)):
+    if c.late and (c.unit != "fma" or (lanes(c, compute, "K") == 1 and not carried(compute, c))):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
     return None
 
@@ -259,7 +259,7 @@ def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
     if compute.sum is not None and not compute.adds_zeros and steps % c.split_k:
         return (f"split_k={c.split_k} does not divide the {steps} steps of {compute.sum.op}(...), and "
                 "elements read beyond the last one would change it")
-    meet = c.reduce == "stream" or c.split_k > 1 and c.reduce == "partials"
+    meet = c.reduce == "stream" or (c.split_k > 1 and c.reduce == "partials")
     if meet and (reason := compute.why_not_plain(compute.c)):
         return f"parts of sums have the layout of {compute.c.tensor.name}: {reason}"
     if meet and len(compute.writes) > 1 and compute.c.mask() is not TRUE:

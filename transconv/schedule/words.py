@@ -93,7 +93,7 @@ class Word:
 
     def refuses(self, value: object) -> str | None:
         """None if the value is legal, else the reason in one line."""
-        if value is self.default or type(value) is self.kind and value in self.values:
+        if value is self.default or (type(value) is self.kind and value in self.values):
             return None
         shown = value if type(value) is int or TEXT.fullmatch(str(value)) else repr(value)
         if type(value) is self.kind and self.expects:

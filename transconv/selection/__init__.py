@@ -3,13 +3,11 @@
 In: a computation of a workload, a target. Out: schedules, best first, and why. Knows: cost, schedule.
 """
 
-from transconv.selection.candidates import Listed, completed, estimated, shortlist, stamp
+from transconv.selection.candidates import HELD, Listed, completed, estimated, shortlist, spread, stamp
 from transconv.selection.candidates import forget as forget_lists
 from transconv.selection.choice import schedule_of_user
-from transconv.selection.proposals.split_rows import HELD, spread
-from transconv.selection.tuning_db.record import TuningRecord, files_digest
-from transconv.selection.tuning_db.store import register_reader, workload_of
-from transconv.selection.tuning_db.transfer import believable, fitted
+from transconv.selection.transfer import believable, fitted
+from transconv.selection.tuning_db import TuningRecord, files_digest, register_reader, workload_of
 
 __all__ = ["HELD", "Listed", "TuningRecord", "believable", "completed", "estimated",
            "files_digest", "fitted", "forget_lists", "register_reader", "schedule_of_user",

@@ -1,18 +1,22 @@
-"""The shortlist of a kernel, kept in memory and on disk: one process estimates a thousand schedules, and
-later ones read the first few of them.
+"""The candidates for a kernel: a shortlist, kept in memory and on disk. One process estimates a thousand
+schedules, and later ones read the first few of them.
 
 A record's key is a digest of all that the choice depends on: the computation but for the names of its
 tensors and values, the target, this package's files, and the tuned rows, with the workload where there are
 any. Equal computations of a graph are thus ranked once. A schedule that is read back must be legal, like
 that of any row, and its kernel is checked like any other.
 
-Also here: schedules that say only ``red=`` or ``row=``: fills in a tile that satisfies these words.
+Schedules that say only ``red=`` or ``row=`` are completed by a tile that satisfies these words.
 
     red=block row=held           ->   n:4 k:4096 | fma | red=block row=held stages=1 warps=8
     k:1024 | fma | red=split     ->   k:1024 | fma | split_k=16 red=split
 
 A schedule with blocks keeps them, and gets at most a ``split_k``. One without blocks gets the tile with
 the best estimate among those that satisfy its words.
+
+A computation without a product has one kernel, or several with its rows split into parts, if there are too
+few rows to fill the chip, or if registers do not hold a row, and the estimate says that several are
+faster.
 """
 
 from __future__ import annotations
@@ -22,25 +26,18 @@ import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
 from operator import attrgetter
 
-from transconv.compute import Compute, Workload
+from transconv.compute import Compute, Workload, axis_strides, kernels, parted, touched, why_not_lowered
 from transconv.cost import estimate
 from transconv.schedule import Schedule, Word, k_steps, programs, registered_words, why_not, words
-from transconv.selection import choice
+from transconv.selection import choice, transfer, tuning_db
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.maps import even, maps, with_whole_rows
-from transconv.selection.tuning_db import store, transfer
-from transconv.selection.tuning_db.record import COLUMNS, files_digest, machine, told_by, unnamed
-from transconv.support import (
-    Cache,
-    Content,
-    Drawer,
-    ScheduleError,
-    __version__,
-    knobs,
-    triton_version,
-)
+from transconv.selection.tuning_db import COLUMNS, files_digest, machine, told_by, unnamed
+from transconv.support import Cache, Content, Drawer, ScheduleError, __version__, knobs, triton_version
 from transconv.target import Target
 
 SCHEMA = 4
@@ -120,7 +117,7 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
     about = (compute.name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
-    rows = [sorted(map(VALUES, store.rows_of(name))) for name in _groups(workload, target)]
+    rows = [sorted(map(VALUES, tuning_db.rows_of(name))) for name in _groups(workload, target)]
     parts = (count, unnamed(compute), about if any(rows) else "", __version__, told_by(target),
              rows, files_digest())
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
@@ -130,7 +127,7 @@ def stamp(workload: Workload, target: Target) -> str:
     """A text of all that a plan's choices depend on besides the workload: the target, the user's tuned
     rows of its groups, and this package's files, which hold its own rows. It is made in the thread of a
     call that waits for no kernel: the package's rows take too long to parse there."""
-    rows = [store.users_rows(name) for name in _groups(workload, target)]
+    rows = [tuning_db.users_rows(name) for name in _groups(workload, target)]
     told = [found if found is None else sorted(map(VALUES, found)) for found in rows]
     return repr((__version__, triton_version(), told_by(target), told, files_digest()))
 
@@ -189,3 +186,73 @@ def _shared(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
     even = [n for n in range(2, steps + 1) if steps % n == 0]
     near = [n for n in even if n <= wanted]
     return replace(schedule, split_k=near[-1] if near else even[0] if even else 1)
+
+
+FEW = 2  # rows per multiprocessor with which one kernel is fast enough, if registers hold a row
+HELD = 32768
+"""The most elements of a row that registers hold."""
+ALONG = 4096  # elements of a part, if rows are contiguous
+ACROSS = (128, 1024)  # elements of a part, at least and at most, if rows have a stride
+BESIDE = 64  # the fewest rows of a program, if rows have a stride
+FILL = 16 * BESIDE  # parts that keep a multiprocessor busy
+UNTIMED = 1.3  # by how much sweeps in alternating directions must be faster than parts: no trial has them
+SHORT = 64  # innermost reduced axes with fewer elements are left to the second kernel
+
+
+@lru_cache(maxsize=256)
+def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compute, ...]:
+    """The computation alone, or the computations of several kernels with rows in parts: if the estimate
+    says that these are faster, or, if ``asked`` for (``red=split``), whenever it is possible."""
+    if compute.named or compute.statistics:  # the number of parts would depend on sizes or on tiles
+        return (compute,)
+    if asked:
+        made = _in_parts(compute, target) if compute.again and compute.streams else None
+        return (compute,) if made is None or any(why_not_lowered(k) for k in made) else made
+    rows, row = (prod(x.size for x in compute.axes_of(kind)) for kind in "MK")
+    if not compute.again or not compute.streams or target.backend == "interpreter":
+        return (compute,)
+    if not _along(compute):
+        rows //= BESIDE
+    if row <= HELD and rows >= FEW * target.sms:
+        return (compute,)
+    made = _in_parts(compute, target)
+    if made is None or any(why_not_lowered(k) for k in made):
+        return (compute,)
+    try:
+        one = heuristics.default(compute, target)
+        whole = estimate(one, compute, target) * (UNTIMED if one.turn else 1)
+        apart = sum(estimate(heuristics.default(k, target), k, target) for k in made)
+    except ScheduleError:
+        return (compute,)
+    return made if apart < whole else (compute,)
+
+
+def _along(compute: Compute) -> bool:
+    """Whether the largest input is contiguous along a reduced axis."""
+    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
+    gap = axis_strides(view, compute)
+    return any(abs(gap[x.name]) == 1 for x in compute.axes_of("K") if x.size > 1)
+
+
+def _in_parts(compute: Compute, target: Target) -> tuple[Compute, ...] | None:
+    """The computations of the kernels, with parts that are close together in memory; None if no suitable
+    length of a part divides the axes."""
+    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute))
+    gap = {a: abs(s) for a, s in axis_strides(view, compute).items()}
+    summed = sorted((x for x in compute.axes_of("K") if x.size > 1), key=lambda x: -gap[x.name])
+    free = [gap[x.name] for x in compute.axes_of("M") if x.size > 1 and gap[x.name]]
+    inside = [x for x in summed if any(s > gap[x.name] for s in free)]
+    late = inside if prod(x.size for x in inside) < SHORT and len(inside) < len(summed) else []
+    left = [x for x in summed if x not in late]
+    if not left:
+        return None
+    across = prod(x.size for x in compute.axes) // (FILL * target.sms)
+    wanted = ALONG if any(gap[x.name] == 1 for x in left) else max(ACROSS[0], min(ACROSS[1], across))
+    while len(left) > 1 and prod(x.size for x in left[1:]) >= wanted:
+        late, left = [*late, left[0]], left[1:]
+    beside = prod(x.size for x in left[1:])
+    most = left[0].size if len(late) else left[0].size // 2
+    within = next((n for n in range(min(wanted // beside, most), 0, -1) if left[0].size % n == 0), 0)
+    if within * beside < wanted // 4:
+        return None
+    return kernels(parted(compute, left[0].name, within, tuple(x.name for x in late)))

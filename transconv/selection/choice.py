@@ -8,16 +8,13 @@ if the schedule that won there was estimated to take 1.2 times the best estimate
 these layouts, the schedule of the same workload with features innermost is tried over copies (``pack``).
 ``TRANSCONV_SCHEDULE`` overrides all of this.
 
-Also here: schedules of kernels whose sizes are arguments, ranked by their estimates for several sizes.
-
-Tiles that fit the sizes of an example leave no lane idle there; for most other sizes they do, each tile
-for others. So the example's best schedules with each tile are ranked again, by the mean over sizes around
-it:
+Where sizes are arguments, schedules are ranked by their estimates for several sizes. Tiles that fit the
+sizes of an example leave no lane idle there; for most other sizes they do, each tile for others. So the
+example's best schedules with each tile are ranked again, by the mean over sizes around it:
 
     MB=8 IH=56 IW=56    at    MB=5 IH=91 IW=34    MB=13 IH=58 IW=77    ...
 
-Also here: the choice of a schedule in words: the reason, the parts of its estimate, and refused
-schedules.
+A choice is told in words: the reason, the parts of its estimate, and refused schedules.
 
     tuned      tuned for this problem on sm_90x132: 20.4 us, the fastest of 16 tried
     estimate   24.1 us: 784 tiles on 132 multiprocessors are 5.94 waves, 1% of the last one idle;
@@ -51,18 +48,12 @@ from transconv.schedule import (
     why_not,
     why_not_copied,
 )
+from transconv.selection import transfer, tuning_db
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.tile_shapes import too_long
 from transconv.selection.proposals.warp_specialization import also_fetching
-from transconv.selection.tuning_db import store, transfer
-from transconv.selection.tuning_db.record import (
-    TuningRecord,
-    files_digest,
-    machine,
-    told_by,
-    unnamed,
-)
-from transconv.selection.tuning_db.transfer import believable, fitted, relatives, without_axes
+from transconv.selection.transfer import believable, fitted, relatives, without_axes
+from transconv.selection.tuning_db import TuningRecord, files_digest, machine, told_by, unnamed
 from transconv.support import Drawer, ScheduleError, __version__, knobs
 from transconv.target import Target
 
@@ -121,10 +112,10 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
     chosen_by_user = about is not None and group and about.by_user and not compute.named
     if chosen_by_user and (given := _given()) is not None:
         return [Choice(fitted(given, compute, target), 0.0)]
-    rows = store.rows_of(group) if group else []
+    rows = tuning_db.rows_of(group) if group else []
     twin = about.innermost() if about is not None and group else None
-    spoken = about is not None and bool(rows and transfer.nearest(about, rows, 1) or twin is not None
-                                        and store.rows_of(twin.group(machine(target))))
+    spoken = about is not None and bool((rows and transfer.nearest(about, rows, 1)) or (twin is not None
+                                        and tuning_db.rows_of(twin.group(machine(target)))))
     few = most if spoken or compute.named else min(most, enough)
     proposed = at_several(heuristics.candidates(compute, target, few), compute, target)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
@@ -201,7 +192,7 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
     apart = [letter for letter, view in (("a", compute.a), ("b", compute.b), ("c", compute.c))
              if view is not None and not why_not_copied(compute, letter)]
     packs = dict.fromkeys((".".join(apart), ".".join(x for x in apart if x != "c")))
-    rows = store.rows_of(twin.group(machine(target)))
+    rows = tuning_db.rows_of(twin.group(machine(target)))
     for away, row, other in transfer.nearest(twin, rows):
         if other != twin:
             continue

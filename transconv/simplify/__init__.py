@@ -5,10 +5,9 @@ Knows: the IR.
 """
 
 from transconv.simplify.facts import Facts, facts_of
-from transconv.simplify.fixpoint import one_value, prove, simplify, witnessed
+from transconv.simplify.fixpoint import one_value, prove, reason, simplify, witnessed
 from transconv.simplify.presburger import Verdict, decide
 from transconv.simplify.ranges import Range, multiple_of, range_of
-from transconv.simplify.reasons import reason
 from transconv.simplify.translation import from_sympy, to_sympy
 
 __all__ = ["Facts", "Range", "Verdict", "decide", "facts_of", "from_sympy", "multiple_of",

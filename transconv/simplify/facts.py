@@ -23,10 +23,8 @@ class Facts:
     dicts keyed by node.
     """
 
-    __slots__ = (
-        "_ranges", "_multiples", "_true", "_false", "limits", "residues", "_unlimited",
-        "_without_residues", "known_ranges", "known_multiples", "simple", "verdicts", "_polys",
-    )
+    __slots__ = ("_false", "_multiples", "_polys", "_ranges", "_true", "_unlimited", "_without_residues",
+                 "known_multiples", "known_ranges", "limits", "residues", "simple", "verdicts")
 
     def __init__(self, ranges: Mapping[Expr, Range] | None = None, true: Iterable[Expr] = (),
                  multiples: Mapping[Expr, int] | None = None) -> None:

@@ -1,16 +1,17 @@
 """``simplify`` and ``prove``: rules applied bottom-up until nothing changes.
 
-Rewrite rules of the simplifier, one function for each kind of node.
+The rules are one function for each kind of node. A rule takes a node whose children are simplified. It
+returns an equal expression, which the caller simplifies again, or the node itself if no case applies.
+``again`` simplifies an expression that a rule builds to decide. Division and comparison have their own
+files.
 
-A rule takes a node whose children are simplified. It returns an equal expression, which the caller
-simplifies again, or the node itself if no case applies. ``again`` simplifies an expression that a rule
-builds to decide. Division and comparison have their own files.
+``reason`` says why a condition holds, in words: the facts that a proof rests on, with numbers.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import permutations
@@ -47,12 +48,23 @@ from transconv.ir import (
     all_of,
     conjuncts,
     field_names,
+    find,
+    free_vars,
     held_constant,
+    readable,
     walk,
     wrapped,
 )
-from transconv.simplify.comparison import both_bounds, compare, equate, negate
-from transconv.simplify.division import Again, collect, divide, remainder
+from transconv.simplify.division import (
+    Again,
+    both_bounds,
+    collect,
+    compare,
+    divide,
+    equate,
+    negate,
+    remainder,
+)
 from transconv.simplify.facts import NO_FACTS, Facts, forget_simplified
 from transconv.simplify.polynomial import expand, is_polynomial, rebuild
 from transconv.simplify.presburger import decide
@@ -394,3 +406,34 @@ RULES: dict[type[Expr], Rule] = {
     Not: negate, Lt: compare, Le: compare, Eq: equate, Ne: equate, Shl: shift, Shr: shift,
     Xor: exclusive, And: bits, Or: bits, Mul: multiply,
 }
+
+
+def reason(condition: Expr, facts: Facts) -> str:
+    """The facts that decide a condition, such as ``qh - th + 1 in 0..28 by qh in 0..27, th in 0..1``, or
+    ``qh*2 - th*2 is a multiple of 2`` for a test of divisibility."""
+    match condition:
+        case Eq(Mod(x, Const(n)), Const(0)):
+            short = simplify(x, facts)
+            multiple = f"is a multiple of {n}"
+            return f"{readable(short)} {multiple}" if short is not x else multiple
+        case Le(a, b) | Lt(a, b) | Eq(a, b):
+            side, other = (b, a) if isinstance(a, Const) else (a, b)
+            short = simplify(side, facts)
+            found = range_of(short, facts)
+            used = _ranges_in_words([short, other], facts)
+            if isinstance(short, (Var, Lane, Const)) or None in (found.lo, found.hi):
+                return used or f"{readable(side)} is {readable(short)}"
+            return f"{readable(short)} in {found.lo}..{found.hi}" + (f" by {used}" if used else "")
+        case Not(x):
+            return reason(x, facts)
+    return _ranges_in_words([condition], facts)
+
+
+def _ranges_in_words(parts: Iterable[Expr], facts: Facts) -> str:
+    """``qh in 0..27, th in 0..1`` for the variables of the expressions whose ranges are finite."""
+    leaves: set[Var | Lane] = set()
+    for e in parts:
+        leaves |= set(free_vars(e)) | set(find(e, Lane))
+    known = [(v, range_of(v, facts)) for v in sorted(leaves, key=lambda v: v.name)]
+    return ", ".join(f"{v.name} in {r.lo}..{r.hi}" if r.lo != r.hi else f"{v.name} = {r.lo}"
+                     for v, r in known if r.lo is not None and r.hi is not None)

@@ -41,7 +41,7 @@ class Polynomial:
     over other atoms meet in the ring of all of them.
     """
 
-    __slots__ = ("atoms", "_element", "_terms", "_const")
+    __slots__ = ("_const", "_element", "_terms", "atoms")
 
     def __init__(self, atoms: Mono, element: PolyElement | None, terms: Terms | None = None,
                  const: int = 0) -> None:

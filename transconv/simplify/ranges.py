@@ -191,7 +191,7 @@ def multiple_of(e: ir.Expr, facts: Facts) -> int:
 
 
 def _multiple(e: ir.Expr, facts: Facts) -> int:
-    if e.dtype.kind == "float" or e.dtype.kind != "index" and not isinstance(e, ir.Const):
+    if e.dtype.kind == "float" or (e.dtype.kind != "index" and not isinstance(e, ir.Const)):
         return 1
     stated = facts.stated_multiple(e)
     if (value := range_of(e, facts).value) is not None:
@@ -241,7 +241,7 @@ class Range:
     """The integers from ``lo`` to ``hi``, both included; None is no bound. ``low`` and ``high``: the
     same, with infinities. Not changed once it is made."""
 
-    __slots__ = ("lo", "hi", "low", "high")
+    __slots__ = ("hi", "high", "lo", "low")
 
     def __init__(self, lo: int | None = None, hi: int | None = None) -> None:
         self.lo = lo

@@ -93,7 +93,7 @@ def why_reached(at: Path, of: int | None = None) -> str:
             return (f"is reached through {here}, a link of user {status.st_uid}" if is_link else
                     f"is reached through {here}, which belongs to user {status.st_uid}")
         writers = 0 if is_link or status.st_mode & stat.S_ISVTX else status.st_mode & 0o022
-        if writers & 0o002 or writers and not _is_private(status.st_gid, os.geteuid()):
+        if writers & 0o002 or (writers and not _is_private(status.st_gid, os.geteuid())):
             return (f"is reached through {here}, where others can replace it (mode "
                     f"{stat.S_IMODE(status.st_mode):04o}; chmod go-w {here} ends that)")
     return ""

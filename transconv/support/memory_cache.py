@@ -16,6 +16,7 @@ class Cache(dict[K, V]):
     """A dict of at most ``bound`` entries, and what it is of. It is read as a dict is, which is what calls
     that come back do. Each step of ``keep`` is one of a dict's own, so that threads need no lock."""
 
+    __slots__ = ("bound", "name")  # as fast to read as a dict
     every: ClassVar[list[Cache[Any, Any]]] = []
 
     def __init__(self, name: str, bound: int = 1 << 16) -> None:

@@ -1,31 +1,49 @@
 """Records in the cache folder, such as verdicts, plans and tuning results, each with a checksum or a seal.
 
 A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
-file is written and read). Records whose content is executed, or names what is, are sealed (``seals.py``);
-the others carry a checksum, which finds damage alone, and are choices. The readers of both check the
+file is written and read). Records whose content is executed, or names what is, are sealed; the
+others carry a checksum, which finds damage alone, and are choices. The readers of both check the
 content.
 
 Fields of records are judged as they are read: types, ranges and names. Each function gives the value, or
 raises ValueError with what was expected of it. Python's bool is an int, and JSON's numbers have any size:
 neither passes for what it is not.
-"""
+
+A seal is HMAC-SHA256 under a key of the user's, outside of the cache. Whoever can write into the cache
+folder but cannot read the key can make no record that is read. The key is made at the first use, in a file
+of mode 0600 (``TRANSCONV_KEY``). Where there is none, sealed records are neither read nor written; the
+logger ``transconv.cache`` says why, once."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import hmac
 import json
 import keyword
 import os
 import re
+import secrets
+import stat
+import tempfile
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transconv.support import seals
-from transconv.support.files import folder, keep_text, read_text, tell, words
+from transconv.support import knobs
+from transconv.support.files import (
+    PARTIAL,
+    folder,
+    keep_text,
+    read_text,
+    tell,
+    why_foreign,
+    why_reached,
+    words,
+)
 
 try:
     import fcntl
@@ -60,7 +78,7 @@ class Drawer:
         if not KEY.fullmatch(key):
             raise ValueError(f"{key!r} cannot name a record of {self.name}")
         at = folder(self.name)
-        return None if self.sealed and seals.key() is None else at and at / f"{key}.json"
+        return None if self.sealed and user_key() is None else at and at / f"{key}.json"
 
     def get(self, key: str) -> Content | None:
         """A record; None when there is none, or none that is whole."""
@@ -154,16 +172,16 @@ class Drawer:
         """The checksum of a content, or its seal in the place of a key."""
         if not self.sealed:
             return _checksum(content)
-        secret = seals.key()
+        secret = user_key()
         if secret is None:
             raise RuntimeError(f"{self.name}: there is no key")
-        return seals.seal(secret, self.name, key, _text(content))
+        return seal(secret, self.name, key, _text(content))
 
     def _is_marked(self, key: str, content: Content, found: object) -> bool:
         if not self.sealed:
             return found == _checksum(content)
-        secret = seals.key()
-        return secret is not None and seals.is_sealed(found, secret, self.name, key, _text(content))
+        secret = user_key()
+        return secret is not None and is_sealed(found, secret, self.name, key, _text(content))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -254,3 +272,94 @@ def several(value: Any, most: int = 1 << 12) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"{value!r:.80}; expected a list of at most {most} items")
     return value
+
+
+WITHOUT = ("plans and what names compiled kernels are neither read from the cache nor kept in it, and are "
+           "made anew in every process. TRANSCONV_KEY names another file")
+
+
+def user_key() -> bytes | None:
+    """The user's key, made if there is none; None, and one message, where it cannot be had."""
+    try:
+        path = knobs.key()
+    except (OSError, RuntimeError) as error:  # there is no home
+        tell("key", f"cannot be found ({error}); {WITHOUT}")
+        return None
+    return _key_of(path)
+
+
+@functools.cache
+def _key_of(path: Path) -> bytes | None:
+    try:
+        reason, found = _read_or_make(path)
+    except (OSError, RuntimeError) as error:  # links in a circle; there is no home
+        why = words(error) if isinstance(error, OSError) else error
+        reason, found = f"cannot be made or read ({why})", None
+    if reason:
+        tell(path, f"the key {reason}; {WITHOUT}")
+    return found
+
+
+def seal(secret: bytes, *told: str) -> str:
+    """The seal of texts under a key, as hexadecimal digits."""
+    made = hmac.new(secret, digestmod="sha256")
+    for text in told:
+        data = text.encode()
+        made.update(b"%d:" % len(data) + data)
+    return made.hexdigest()
+
+
+def is_sealed(found: object, secret: bytes, *told: str) -> bool:
+    """Whether something is the seal of texts."""
+    return isinstance(found, str) and found.isascii() and hmac.compare_digest(
+        found, seal(secret, *told))
+
+
+def forget() -> None:
+    """Clear the keys in memory, so that files are read again."""
+    _key_of.cache_clear()
+
+
+def _read_or_make(path: Path) -> tuple[str, bytes | None]:
+    """Why there is no key, or the key. Raises OSError."""
+    if path.resolve().is_relative_to(knobs.cache().resolve()):
+        return "lies in the cache, which it is to protect", None
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if reason := why_reached(path.parent):
+        return reason, None
+    if not os.path.lexists(path):
+        _make(path)
+    if reason := why_reached(path):
+        return reason, None
+    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return "is no plain file", None
+        if reason := why_foreign(status):
+            return reason, None
+        if os.name == "posix" and status.st_mode & 0o077:
+            return (f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}; remove it, and "
+                    "another is made)"), None
+        text = file.read(100).decode("ascii", "replace").strip()
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        return "is damaged (remove it, and another is made)", None
+    return "", bytes.fromhex(text)
+
+
+def _make(path: Path) -> None:
+    """Write a key, whole and never over another one. Raises OSError."""
+    handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=PARTIAL)  # mode 0600, and there was none
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(f"{secrets.token_hex(32)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(fresh, path)
+        except FileExistsError:  # another process was faster
+            pass
+        except OSError:  # a file system without links; what a slower process sealed counts as damaged
+            os.replace(fresh, path)
+    finally:
+        with suppress(OSError):
+            os.unlink(fresh)

@@ -3,18 +3,13 @@
 A record describes one common product of its architecture; ``detect`` replaces its counts by those that the
 device reports. To add a GPU, add a row, or call ``register``.
 
-Also here: measured rates of a chip's multiprocessor that its data sheet does not give, for the cost
-model.
-
-``python -m bench.fit`` fitted ``Constants`` on an H200, except where a comment says otherwise; other chips
+``Constants`` are rates of a multiprocessor that no data sheet gives, for the cost model.
+``python -m bench.fit`` fitted them on an H200, except where a comment says otherwise; other chips
 use these figures, with the multiprocessors, bandwidth and matrix rate of their records.
 
-Also here: matrix instructions: which instruction multiplies given operand types on a chip, and its
-requirements.
-
-Sources: PTX ISA 9 (mma.sync, wgmma.mma_async, tcgen05.mma), AMD's matrix instruction calculator (MFMA,
-WMMA), Intel's XMX description (DPAS). Shapes are the smallest of a family that Triton uses.
-"""
+``Mma`` says which matrix instruction multiplies given operand types, and what it requires. Sources: PTX
+ISA 9 (mma.sync, wgmma.mma_async, tcgen05.mma), AMD's matrix instruction calculator (MFMA, WMMA), Intel's
+XMX description (DPAS). Shapes are the smallest of a family that Triton uses."""
 
 from __future__ import annotations
 

@@ -5,6 +5,6 @@ everything below it.
 """
 
 # These register what computes the operators.
-from transconv.torch_ops import library as library
+from transconv.torch_ops import operators as operators
 from transconv.torch_ops.fused import fused_route as fused_route
 from transconv.torch_ops.quantized import quantized_route as quantized_route

@@ -16,9 +16,9 @@ from transconv.calls.settings import settings
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.support import Unsupported
 from transconv.target import Target
-from transconv.torch_ops import arguments, shapes
+from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import autocast
-from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.calls import layer_keys, lower_call
 from transconv.torch_ops.calls.call_attributes import check_bias, parse
 from transconv.torch_ops.functional import FUNCTIONS, Sizes
 
@@ -112,19 +112,19 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
     why = tuple(r for r in lower_call.reasons(x, w) if chip is None or not r.startswith("device:"))
     if why:  # where it is the layout, there are no strides to look at
         return [TensorExplanation(name, direction, reasons=why)
-                for name, direction in zip(select_impl.COMPUTED, select_impl.directions(p), strict=True)]
-    channels_last = shapes.channels_last_result(x, w)
+                for name, direction in zip(layer_keys.COMPUTED, layer_keys.directions(p), strict=True)]
+    channels_last = arguments.channels_last_result(x, w)
     flags = lower_call.flags(x.dtype)
     aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
                       for t in (x, w, b))
     parts = []
-    for name, direction, given in select_impl.computed(x, w, p):
+    for name, direction, given in layer_keys.computed(x, w, p):
         bias = b if name == "result" else None
         epilogue = "" if bias is None else "bias"
         problem = lower_call.describe(x.dtype, *given, p, flags.math)
         request = problem, direction, x.device, epilogue, aligned, flags.deterministic
         of_any_size = partial(
-            select_impl.choose_plan, direction, p, x.dtype, given, channels_last, x.device, epilogue,
+            layer_keys.choose_plan, direction, p, x.dtype, given, channels_last, x.device, epilogue,
             None if bias is None else bias.dtype, aligned, flags)
         try:
             schedule, won, waits = _scheduled(of_any_size, request) if chip is None else _on_chip(

@@ -27,15 +27,9 @@ from transconv.calls.guard import is_batched, means_more
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals
-from transconv.torch_ops import arguments, library, operators, shapes, tensor_subclasses
-from transconv.torch_ops.arguments import (
-    Params,
-    autocast,
-    autocast_dtype,
-    spelled_out,
-    traced_autocast,
-)
-from transconv.torch_ops.calls import call_entries, lower_call, precompile, select_impl
+from transconv.torch_ops import arguments, operators, tensor_subclasses
+from transconv.torch_ops.arguments import Params, autocast, autocast_dtype, spelled_out, traced_autocast
+from transconv.torch_ops.calls import call_entries, layer_keys, lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import (
     CallAttributes,
     ConvFunction,
@@ -48,8 +42,8 @@ from transconv.torch_ops.calls.call_attributes import (
     parse,
     requested,
 )
+from transconv.torch_ops.calls.layer_keys import layer_of
 from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.calls.select_impl import layer_of
 from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
@@ -145,10 +139,10 @@ def gradients(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, input: Te
 def _dense(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a result; a copy if it is expanded or has gaps, and a kernel of its own would be
     slower than the copy and a kernel that other calls use: where its elements are read often."""
-    last = shapes.channels_last_result(input, weight)
-    if weight.numel() < READ_OFTEN * grad.shape[1] or not shapes.has_gaps(grad, last):
+    last = arguments.channels_last_result(input, weight)
+    if weight.numel() < READ_OFTEN * grad.shape[1] or not arguments.has_gaps(grad, last):
         return grad
-    return shapes.with_result_strides(grad, last)
+    return arguments.with_result_strides(grad, last)
 
 
 def function_of(route: ConvCall, biased: bool, cast: torch.dtype | None = None,
@@ -249,7 +243,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
     req = requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         return _odd_form(f, input, weight, bias, *rest)
-    key, flags, aligned = select_impl.forward_key(req, input, weight, bias)
+    key, flags, aligned = layer_keys.forward_key(req, input, weight, bias)
     route = route_cache.find(key)
     if route is None:
         if input.dtype.is_complex:
@@ -261,7 +255,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         if settings.varies and _is_copied(req, input, weight, bias):
-            dense = shapes.with_result_strides(input, shapes.channels_last_result(input, weight))
+            dense = arguments.with_result_strides(input, arguments.channels_last_result(input, weight))
             return dispatch(f, dense, weight, bias, *rest)
         precompile.layers(given[1], input, weight, flags, settings.mode)
         route, layer = select_impl.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
@@ -274,7 +268,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         call_entries.note(function_of, f, given, (input, weight, bias, None), rest, route, flags,
                           aligned, cast)
     if (route.over is not None and route.compiled is None and route.asks_own
-            and input.device.type not in aten_convolutions.replaced):
+            and input.device.type not in aten_convolutions.replacement.devices):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
         return _hand_over(f, *given[:3], *rest)
     route.lay_out(weight)
@@ -290,16 +284,16 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
 def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> bool:
     """Whether kernels for any size are to answer a call through a copy of an input with gaps: at a size
     that is not the layer's first one."""
-    if not x.numel() or not shapes.has_gaps(x, shapes.channels_last_result(x, w)):
+    if not x.numel() or not arguments.has_gaps(x, arguments.channels_last_result(x, w)):
         return False
     params = req.resolve(x, w, b)
-    src = shapes.output_shape(x.shape, w.shape, params) if params.transposed else x.shape
+    src = arguments.output_shape(x.shape, w.shape, params) if params.transposed else x.shape
     return policy.is_further(layer_of(params, x.dtype, w.shape, x.device), (src[0], *src[2:]))
 
 
 def _note_transform(reason: str, input: Any) -> None:
     """Count a call that goes to aten because of a transform, unless `enable` replaced aten's kernel."""
-    if getattr(getattr(input, "device", None), "type", "") not in aten_convolutions.replaced:
+    if getattr(getattr(input, "device", None), "type", "") not in aten_convolutions.replacement.devices:
         stats.handed_over(reason)
 
 
@@ -361,7 +355,7 @@ def _operator(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | Non
         x.shape, weight.shape, None if bias is None else bias.shape, stride, padding, dilation,
         f.transposed, output_padding, groups)
     check_types(x, weight, bias)
-    y = library.called(x, weight, bias, *p)
+    y = operators.called(x, weight, bias, *p)
     return y if is_batched else y.squeeze(0)
 
 

@@ -210,8 +210,8 @@ def _goes_on(method: Any, name: str, theirs: type, transposed: bool) -> bool:
     above = "super" in names and name in names
     if transposed:
         return above
-    return above or name == "forward" and (
-        "_conv_forward" in names or {theirs.__name__, "forward"} <= names)
+    return above or (name == "forward" and (
+        "_conv_forward" in names or {theirs.__name__, "forward"} <= names))
 
 
 def _names(code: CodeType) -> set[str]:

@@ -85,7 +85,7 @@ def serve(kind: type, forward: Callable[..., Any], backward: Callable[..., Any],
     ``transconv::convolution_backward`` take; ``replaced`` the devices on which aten's convolution is
     transconv's, now and at every change."""
     ServedClass.of[kind] = ServedClass(forward, backward, replaced)
-    replaced(aten_convolutions.replaced)
+    replaced(aten_convolutions.replacement.devices)
 
 
 def tell(devices: frozenset[str]) -> None:

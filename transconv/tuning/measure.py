@@ -38,14 +38,36 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 # -- in the process that has the GPU ---------------------------------------------------------------
 
-_cases: OrderedDict[tuple[str, str, str], Case] = OrderedDict()
+class KeptCases:
+    """The workloads of the last trials, with their tensors: the one that was used longest ago is released
+    first, when another needs its share of the memory."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[tuple[str, str, str], Case] = OrderedDict()
+
+    def case(self, text: str, direction: str, behind: str) -> Case:
+        """A workload, kept from an earlier trial or new."""
+        key = (text, direction, behind)
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        made = case_of(*key)
+        room = _room(made.where)
+        while self._held and _weight(made) + sum(map(_weight, self._held.values())) > room:
+            self._held.popitem(last=False)[1].release()
+            _empty_cache(made.where)
+        self._held[key] = made
+        return made
+
+
+kept = KeptCases()
 
 
 def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "",
                   budget_ms: float = 30.0) -> Found:
     """Check a schedule on exact data, then time it on random data. ``verdict``: right, wrong or refused,
     with a reason."""
-    case = kept_case(text, direction, behind)
+    case = kept.case(text, direction, behind)
     try:
         compiled = case.plan(schedule)
     except (Unsupported, ScheduleError) as refusal:
@@ -60,21 +82,6 @@ def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "
         timing = clock.one(case.make(compiled), case.footprint)
         found.update(us=timing.us, p20=timing.p20, p80=timing.p80, method=timing.method)
     return found
-
-
-def kept_case(text: str, direction: str, behind: str) -> Case:
-    """A workload with its tensors, kept from an earlier trial or new."""
-    key = (text, direction, behind)
-    if key in _cases:
-        _cases.move_to_end(key)
-        return _cases[key]
-    made = case_of(*key)
-    room = _room(made.where)
-    while _cases and _weight(made) + sum(map(_weight, _cases.values())) > room:
-        _cases.popitem(last=False)[1].release()
-        _empty_cache(made.where)
-    _cases[key] = made
-    return made
 
 
 def _weight(case: Case) -> float:

@@ -240,7 +240,7 @@ class Dealer(Pool):
 
     def _pending(self, late: bool) -> bool:
         return (super()._pending(late) or any(other.out for other in self.others)
-                or bool(self.undealt) and not late)
+                or (bool(self.undealt) and not late))
 
     def exchange(self, late: bool, over: bool) -> Iterator[tuple[Task, Row]]:
         for other in self.others:

@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from transconv.compute import Compute, Workload
 from transconv.schedule import Schedule
-from transconv.selection import TuningRecord, choice
-from transconv.selection.tuning_db import record, store
+from transconv.selection import TuningRecord, choice, tuning_db
 from transconv.support import TransconvError, triton_version
 from transconv.target import Target
 from transconv.tuning.search import ScheduleTrial, Search
@@ -97,8 +96,8 @@ class Session:
                  workers: str = WORKERS, pool: Callable[[dict[str, WorkerTask]], Pool] = Pool) -> None:
         self.jobs = list({job.key: job for job in jobs}.values())
         self.target, self.limits, self.log, self.explore = target, limits, log, explore
-        self.versions = {**versions, "triton": triton_version(), "lowering": str(record.LOWERING),
-                         "machine": record.machine(target)}
+        self.versions = {**versions, "triton": triton_version(), "lowering": str(tuning_db.LOWERING),
+                         "machine": tuning_db.machine(target)}
         self.say, self.workers, self.pool = say, workers, pool
         self.enough = 2 * limits.jobs + 2  # trials under way, so that no process waits
         self.waiting: list[TuningJob] = []
@@ -225,7 +224,7 @@ class Session:
             best = job.search.best if job.search is not None else None
             if best is not None:
                 assert job.search is not None
-                made.append(record.make(job.workload, self.target, str(best),
+                made.append(tuning_db.make(job.workload, self.target, str(best),
                                       job.search.times[best], job.tried))
         return made
 
@@ -256,7 +255,7 @@ def of_log(log: Iterable[Found]) -> list[TuningRecord]:
     best: dict[object, TuningRecord] = {}
     for row in log:
         us = number(row, "us") if row["verdict"] == "right" else None
-        if not us or (about := store.workload_of(*(row[c] for c in WORKLOAD))) is None:
+        if not us or (about := tuning_db.workload_of(*(row[c] for c in WORKLOAD))) is None:
             continue
         made = TuningRecord(about.text, about.direction, about.kind, row["machine"], row["schedule"], us,
                             1, int(row["lowering"]), row["triton"])

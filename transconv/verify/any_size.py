@@ -21,7 +21,7 @@ from transconv.runtime import plan
 from transconv.support import ComputeError, Unsupported
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
-from transconv.verify.fuzz.text_page import EXACT, FLOATS, SIZES
+from transconv.verify.fuzz.compute_texts import EXACT, FLOATS, SIZES
 from transconv.verify.fuzz.trial import chance
 from transconv.verify.judgement import answered_by, told_answers
 

@@ -370,7 +370,7 @@ def interpret(compiled: CompiledDirection, tensors: Mapping[str, Guarded]) -> No
 
 def _numpy(memory: torch.Tensor) -> Any:
     """A copy as the interpreter holds it: bf16 and 8-bit floats live in f32."""
-    held = memory.dtype is torch.bfloat16 or memory.is_floating_point() and memory.itemsize == 1
+    held = memory.dtype is torch.bfloat16 or (memory.is_floating_point() and memory.itemsize == 1)
     return (memory.float() if held else memory).numpy().copy()
 
 

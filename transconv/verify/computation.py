@@ -3,7 +3,7 @@
 Exact data are -1, 0 and 1: sums and products of them are held exactly, so that a right kernel gives the
 same bits as the answer in f64 after one rounding, unless an operation of it (exp, erf) is itself rounded.
 Float data are bounded by the rounding of the result and by what that of sums becomes in the steps behind
-them (compute/semantics/error_bounds.py), and as a whole as judgement.py says.
+them (compute/error_bounds.py), and as a whole as judgement.py says.
 
 Gradients are compared with differences of the results, both in f64:
 
@@ -61,15 +61,7 @@ from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule
 from transconv.target import detect
 from transconv.verify.case import Case, ProblemCase
-from transconv.verify.data import (
-    Guarded,
-    poison,
-    random_tensor,
-    strayed,
-    strides_of,
-    torch_dtype,
-    unset,
-)
+from transconv.verify.data import Guarded, poison, random_tensor, strayed, strides_of, torch_dtype, unset
 from transconv.verify.judgement import FEW, MANY, NEAREST_TF32, NEIGHBOURS, Judgement
 from transconv.verify.machine import device, synchronize
 

@@ -117,7 +117,8 @@ class _Judging:
             want, off = self.behind(at, want, off)
         once = once_stored(want, at, self.p, self.prop, self.epilogue, self.extra)
         same = (have == once) | (have.isnan() & want.isnan())
-        goal = once if self.exact or not self.floats and not self.whole else want.clamp(*self.result.range)
+        saturates = not self.exact and (self.floats or self.whole)
+        goal = want.clamp(*self.result.range) if saturates else once
         gap = torch.where(same, 0.0, (have - goal).abs().nan_to_num(nan=inf))
         bad = ~same
         if not self.exact:

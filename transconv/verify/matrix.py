@@ -26,15 +26,7 @@ from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, is_explicit
 from transconv.compute import Compute, axis_strides
-from transconv.conv import (
-    CompiledDirection,
-    ConvProblem,
-    ConvWorkload,
-    Epilogue,
-    Prop,
-    compiler,
-    marked,
-)
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, compiler, marked
 from transconv.cost import ASYNCHRONOUS, aligned, count
 from transconv.ir import View
 from transconv.runtime import PlanStep, build
@@ -92,13 +84,13 @@ CASES: dict[str, MatrixCase] = {c.name: c for c in (
     MatrixCase("volume_dilated", "g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw",
          {Prop.FWD: "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4"}),
     MatrixCase("any_size", "mb8?ic64ih56?oc64oh56kh3ph1 dt=bf16 tag=nhwc",
-         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 stages=4 "
-                    "warps=4",
-          Prop.BWD_D: "ih:8 iw:16 ic:64 oc:64 | mma | a=box b=box c=box swap=1 programs=132 consumers=2 "
-                      "stages=4 warps=4 via=gluon"}),
+         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
+                    "stages=4 warps=4",
+          Prop.BWD_D: "ih:8 iw:16 ic:64 oc:64 | mma | a=box b=box c=box swap=1 programs=132 "
+                      "consumers=2 stages=4 warps=4 via=gluon"}),
     MatrixCase("any_size_nchw", "mb8?ic128ih56?oc512oh56kh1 dt=bf16",
-         {Prop.FWD: "mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box pack=a swap=1 programs=132 stages=4 "
-                    "warps=4"}),
+         {Prop.FWD: "mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box pack=a swap=1 programs=132 "
+                    "stages=4 warps=4"}),
     MatrixCase("beyond_32_bits", "mb4096ic64ih128oc64oh128kh1 dt=f16",
          {Prop.FWD: "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4"}),
 )}
@@ -241,7 +233,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     blocks = [b for b in schedule.blocks if any(strides[a] for a in b.axes)]
     along = next((b.first for b in blocks if len(b.axes) == 1 and strides[b.first] == 1), None)
-    if along is None or along_k and compute.kind(along) != "K":
+    if along is None or (along_k and compute.kind(along) != "K"):
         return size
     steps = [strides[x.name] for x in compute.axes if x.name != along and x.size > 1]
     steps += [strides[""], compute.size(along),

@@ -18,7 +18,8 @@ from transconv.compute import OPS
 from transconv.errors import Unsupported
 from transconv.runtime import Plan
 from transconv.runtime.standalone import files_of, packaged
-from transconv.runtime.standalone.python_file import TORCHS, joined, python_text
+from transconv.runtime.standalone.python_file import joined, python_text
+from transconv.runtime.standalone.reference_check import TORCHS
 
 SOFTMAX = """compute softmax
     axes   n=6 | k=40

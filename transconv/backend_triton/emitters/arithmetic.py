@@ -149,7 +149,7 @@ class ArithmeticSpeller:
         return self.spell_Neg(ir.Neg(e.a)) if minus and self.may_count_up(e.a) else self.binary(e)
 
     def spell_Neg(self, e: ir.Neg) -> tuple[str, int]:
-        if self.may_count_up(e.x) or e.dtype.kind == "int" and not e.dtype.limits[0]:
+        if self.may_count_up(e.x) or (e.dtype.kind == "int" and not e.dtype.limits[0]):
             return self.negated(e.x, self.lanes(e)), LEVEL[ir.Add]
         if e.dtype.kind == "float":  # Triton's -x is 0 - x, which takes the sign of -0 away
             minus = ir.Const(-1.0, e.dtype)
@@ -229,7 +229,7 @@ class ArithmeticSpeller:
         if "{" in spelling:
             return spelling.format(*(self.fit(a, lanes, POSTFIX) for a in e.args)), LEVEL[ir.Div]
         taken, numbers = e.taken, all(map(self.is_number, e.args)) and bool(callee.helper)
-        lone = taken is ir.f64 or numbers and taken.kind == "float"
+        lone = taken is ir.f64 or (numbers and taken.kind == "float")
         args = tuple(ir.Cast(a, taken) if lone and self.is_number(a) else a for a in e.args)
         if callee.helper:  # a function of the module's own
             return f"{spelling}({', '.join(self.fit(a, lanes) for a in args)})", POSTFIX
@@ -255,7 +255,7 @@ class ArithmeticSpeller:
         if to.kind == "float" and value == "-0.0":  # Triton has no such number
             return self.spell(ir.Cast(ir.Mul(ir.Cast(ir.Const(0.0, ir.f32), ir.f32),
                                              ir.Const(-1.0, ir.f32)), to))
-        if isinstance(x, ir.Const) and (to.kind == "bool" or whole and to.kind == "int"):
+        if isinstance(x, ir.Const) and (to.kind == "bool" or (whole and to.kind == "int")):
             value = repr(bool(x.value) if to.kind == "bool" else ir.wrapped(int(x.value), to))
         elif to.kind == "float" and (to is ir.bf16 or to.is_short):
             return f"{self.space}.full((), {value}, {self.type(ir.f32)}).to({self.type(to)})", POSTFIX

@@ -89,7 +89,7 @@ class _Back:
         self.write = compute.writes[0]
         self.terms: dict[ir.Var, _Term | None] = {read.var: _Term(ir.Const(1.0, self.acc), ir.TRUE)}
         for step in compute.steps:
-            if isinstance(step, Value) or isinstance(step, Reduction) and step.op == "sum":
+            if isinstance(step, Value) or (isinstance(step, Reduction) and step.op == "sum"):
                 self.terms[step.var] = self.term(step.value)
             elif step is not read and not isinstance(step, Write):
                 if isinstance(step, Reduction) and any(self.terms.get(v) for v in used(step)):

@@ -51,9 +51,9 @@ from transconv.compute.library.views import (
     unfold,
 )
 
-__all__ = ["LibraryFormula", "Gradient", "NORMS", "LibraryText", "NamedSpace", "ROWS",
-           "TensorView", "Strided", "adaptive_average_pool", "adaptive_max_pool", "average_pool",
-           "batch_norm", "cross_entropy", "embedding", "extreme", "flip", "fold", "gather",
-           "group_norm", "join", "layer_norm", "linear", "log_softmax", "matmul", "max_pool",
-           "mixed", "moments", "named", "nearest", "normalize", "pad", "reduced", "rms_norm",
-           "scaled", "shuffle", "softmax", "sums", "take", "unfold"]
+__all__ = ["NORMS", "ROWS", "Gradient", "LibraryFormula", "LibraryText", "NamedSpace", "Strided",
+           "TensorView", "adaptive_average_pool", "adaptive_max_pool", "average_pool", "batch_norm",
+           "cross_entropy", "embedding", "extreme", "flip", "fold", "gather", "group_norm", "join",
+           "layer_norm", "linear", "log_softmax", "matmul", "max_pool", "mixed", "moments", "named",
+           "nearest", "normalize", "pad", "reduced", "rms_norm", "scaled", "shuffle", "softmax", "sums",
+           "take", "unfold"]

@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from transconv.compute.library.page import (
-    Dim,
-    Gradient,
-    LibraryFormula,
-    NamedSpace,
-    Strided,
-    length,
-)
+from transconv.compute.library.page import Dim, Gradient, LibraryFormula, NamedSpace, Strided, length
 from transconv.ir import i32
 
 Ints = Sequence[int]

@@ -12,14 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from transconv.compute.autodiff.gradient_stores import transposed
-from transconv.compute.library.page import (
-    Dim,
-    Gradient,
-    LibraryFormula,
-    NamedSpace,
-    Placed,
-    Strided,
-)
+from transconv.compute.library.page import Dim, Gradient, LibraryFormula, NamedSpace, Placed, Strided
 from transconv.compute.parser import parse
 
 MODES = {"constant": "{at}", "reflect": "reflect({at}, {n})", "replicate": "clamp({at}, {n})",

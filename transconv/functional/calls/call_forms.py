@@ -37,7 +37,7 @@ from transconv.functional.calls.symbolic_bind import (
     lying,
     strided,
 )
-from transconv.support import ComputeError, Unsupported, defined
+from transconv.support import Cache, ComputeError, Unsupported, defined
 
 
 class Untraced(TypeError):
@@ -202,7 +202,7 @@ log = logging.getLogger("transconv.functional")
 FORMS = 8  # of calls of one kind
 KINDS = 1024  # beyond it all are dropped
 
-_forms: dict[Hashable, list[Callable[..., BoundCall | None]]] = {}
+_forms: Cache[Hashable, list[Callable[..., BoundCall | None]]] = Cache("forms of calls", KINDS)
 
 
 def find(
@@ -224,7 +224,7 @@ def note(bound: BoundCall, tensors: Tensors, numbers: Numbers, wanted: tuple[boo
     if f.shapes is None or bound.forward.named is None:
         return
     kind, sizes = told(f, tensors, numbers, wanted)
-    if len(kept := _forms.get(kind, [])) >= FORMS:
+    if len(_forms.get(kind, ())) >= FORMS:
         return
     try:
         form = _form(bound, tensors, numbers, wanted)
@@ -235,9 +235,7 @@ def note(bound: BoundCall, tensors: Tensors, numbers: Numbers, wanted: tuple[boo
     if found is None or any(getattr(found, x.name) != getattr(own, x.name) for x in fields(own)):
         log.warning("the form of %s is not that of its call; each size of it is bound anew", f.name)
         return
-    if len(_forms) >= KINDS:
-        _forms.clear()
-    _forms[kind] = [*kept, form]
+    _forms.keep(kind, []).append(form)
 
 
 def told(f: PublicFunction, tensors: Tensors, numbers: Numbers,
@@ -323,4 +321,4 @@ def _without_texts(bound: BoundCall) -> BoundCall:
                    backward=tuple(replace(s, text="") for s in bound.backward))
 
 
-settings.on_change(_forms.clear)
+settings.on_change(_forms.forget)

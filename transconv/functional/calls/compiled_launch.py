@@ -17,7 +17,7 @@ from transconv.compute import Alone, Compute, Workload, parse
 from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Launch, PlanRequest, torch_internals
-from transconv.support import Unsupported
+from transconv.support import Cache, Unsupported
 from transconv.torch_ops.calls.lower_call import DTYPES, target_of
 
 Tensor = torch.Tensor
@@ -68,7 +68,7 @@ def _memory(tensor: Declared) -> TensorMemory:
     return TensorMemory(tensor.shape, strides, TORCH[tensor.dtype])
 
 
-_launches: dict[Hashable, Launch] = {}
+_launches: Cache[Hashable, Launch] = Cache("launches", LIMIT)
 
 
 def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str) -> Launch:
@@ -77,10 +77,7 @@ def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str
     key = (asked, device.type, device.index, aligned, deterministic())
     found = _launches.get(key)
     if found is None:
-        made = Launch.requested(question(asked, device, aligned), device, mode)
-        if len(_launches) >= LIMIT:
-            _launches.clear()
-        found = _launches.setdefault(key, made)
+        found = _launches.keep(key, Launch.requested(question(asked, device, aligned), device, mode))
     return found
 
 
@@ -122,4 +119,4 @@ def aligned(tensors: Sequence[Tensor]) -> bool:
     return not reduce(or_, map(Tensor.data_ptr, tensors), 0) & ALIGNMENT
 
 
-settings.on_change(_launches.clear)
+settings.on_change(_launches.forget)

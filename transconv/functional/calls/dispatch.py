@@ -24,12 +24,7 @@ from transconv.functional.calls import call_forms, first_call_check, torch_opera
 from transconv.functional.calls.compiled_launch import aligned, refused
 from transconv.functional.calls.route import FunctionCall, find, made_of, note
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
-from transconv.functional.calls.torch_operators import (
-    apply,
-    apply_in_graph,
-    forward_in_graph,
-    function_of,
-)
+from transconv.functional.calls.torch_operators import apply, apply_in_graph, forward_in_graph, function_of
 from transconv.runtime import COMPILING, NEVER, Waiting, torch_internals
 from transconv.support import Unsupported
 from transconv.torch_ops import transforms

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.calls import dynamic_sizes, guard, stats
-from transconv.calls.call_cache import CallCache
+from transconv.calls import guard, size_policy, stats
 from transconv.calls.guard import (
     ALIGNMENT,
+    CallCache,
     CallGuard,
     Check,
     StartableKernel,
@@ -47,15 +47,7 @@ from transconv.functional.calls.symbolic_bind import (
     Values,
     texts,
 )
-from transconv.runtime import (
-    COMPILING,
-    ChosenPlan,
-    Launch,
-    Plan,
-    PlanRequest,
-    Registry,
-    torch_internals,
-)
+from transconv.runtime import COMPILING, ChosenPlan, Launch, Plan, PlanRequest, Registry, torch_internals
 from transconv.support import Unsupported
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 
@@ -67,8 +59,7 @@ _empty = torch_internals.quickest()
 class Started:
     """A step with its launch: from values to values."""
 
-    __slots__ = ("device", "any_size", "given", "launch", "of", "stored", "text",
-                 "waits")
+    __slots__ = ("any_size", "device", "given", "launch", "of", "stored", "text", "waits")
 
     def __init__(self, step: BoundText, found: SizedLaunchChoice, device: torch.device) -> None:
         self.launch, self.text, self.any_size, self.waits = found
@@ -266,7 +257,7 @@ def chosen(named: library.LibraryText, device: torch.device, aligned: bool,
 def registry_of(named: library.LibraryText, device: torch.device, aligned: bool) -> FormRegistry:
     """The registry of a form. Raises Unsupported where there is none."""
     key = texts(named), device.type, device.index, aligned, deterministic()
-    return dynamic_sizes.registry_of(key, lambda: FormRegistry(named, device, aligned))
+    return size_policy.registry_of(key, lambda: FormRegistry(named, device, aligned))
 
 
 class SizedLaunchChoice(NamedTuple):
@@ -293,7 +284,7 @@ def launched(step: BoundText, exact: Callable[[], str], device: torch.device, al
                 launch(text, device, aligned, mode).at(step.named.sizes), text, True, taken.waits
             )
         except Unsupported as error:
-            if not dynamic_sizes.leaves_exact(error):
+            if not size_policy.leaves_exact(error):
                 raise
             log.info("%s: %s", step.named.head, error)
     text = exact()

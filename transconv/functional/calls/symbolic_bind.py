@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from transconv.calls.dynamic_sizes import LIMIT
+from transconv.calls.size_policy import LIMIT
 from transconv.compute import library, one_line
 from transconv.functional.calls.compiled_launch import TORCH, TYPES, TensorMemory, program
-from transconv.support import ComputeError, Unsupported
+from transconv.support import Cache, ComputeError, Unsupported
 
 Tensor = torch.Tensor
 _unseen: Any = _disable_current_modes  # by tracers and other modes
@@ -195,7 +195,7 @@ def bound_of(
     made = {name for s in backward for name in s.stored}
     read = {name for s in backward for name in s.given}
     between = read - made - {*formula.given, "G"}  # stored by the forward text
-    less = f.again is not None or f.linear and not between
+    less = f.again is not None or (f.linear and not between)
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
     return BoundCall(f, numbers, len(given), places, formula.given, memory,
@@ -266,19 +266,17 @@ WIDEST = 2**20  # a dim of a tensor that windows slide over
 # Examples: rows, elements of a row of any length, elements where nothing is reduced, a dim under windows.
 ROWS, LONG, ELEMENTS, SIDE = 8192, 65536, 1 << 22, 64
 
-_written: dict[str, tuple[str, ...]] = {}  # the texts of each form
+_written: Cache[str, tuple[str, ...]] = Cache("texts of forms", LIMIT)
 
 
 def texts(named: library.LibraryText) -> tuple[str, ...]:
     """The texts of a form, one for each plan: they differ in their line of sizes."""
     found = _written.get(named.rest)
     if found is None:
-        if len(_written) >= LIMIT:
-            _written.clear()
         reaches = REACHES if len(named.summed) == 1 else (MOST,)
-        found = _written[named.rest] = tuple(
+        found = _written.keep(named.rest, tuple(
             f"{named.head}\n    sizes  {', '.join(_said(named, reach))}\n{named.rest}"
-            for reach in reaches)
+            for reach in reaches))
     return found
 
 

@@ -23,21 +23,9 @@ from transconv.calls import stats
 from transconv.calls.autograd import by_torch, class_of
 from transconv.calls.guard import is_batched
 from transconv.compute import execute, one_line
-from transconv.functional.calls.compiled_launch import (
-    TensorMemory,
-    aligned,
-    launch,
-    program,
-    refused,
-)
+from transconv.functional.calls.compiled_launch import TensorMemory, aligned, launch, program, refused
 from transconv.functional.calls.route import FunctionCall
-from transconv.functional.calls.symbolic_bind import (
-    BoundCall,
-    BoundText,
-    PublicFunction,
-    Values,
-    as_tuple,
-)
+from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, PublicFunction, Values, as_tuple
 from transconv.runtime import torch_internals
 from transconv.support import TensorError, Unsupported
 from transconv.torch_ops.calls.call_attributes import is_plain

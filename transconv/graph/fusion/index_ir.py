@@ -35,7 +35,7 @@ TYPES: dict[torch.dtype, DType] = compiled_launch.HELD
 
 def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether a type has all numbers of another one: it is that type, or a float of more bytes."""
-    return wide is narrow or wide.is_floating_point and wide.itemsize > narrow.itemsize
+    return wide is narrow or (wide.is_floating_point and wide.itemsize > narrow.itemsize)
 
 
 def everywhere(_: Index) -> Expr:

@@ -222,7 +222,7 @@ def _whole(piece: PiecewiseIndex, planner: Planner) -> None:
     lies = [ConcatOffset(piece, start * strides[piece.along or 0]) for start in _starts(piece)]
     places = {p.of: at for p, at in reversed([*zip(piece.parts, lies, strict=True)])
               if _may_lie(p.of, at.behind, strides, piece, planner)}
-    if not places or own is None and len(places) < len(piece.parts) or own and own.kind != "map":
+    if not places or (own is None and len(places) < len(piece.parts)) or (own and own.kind != "map"):
         return
     piece.strides = strides
     plan.places |= places

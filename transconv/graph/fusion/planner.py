@@ -274,7 +274,8 @@ def bases(piece: Piece, planner: Planner, only_views: bool) -> list[Piece]:
                 parts = [cheapest(o, deep + 1) for o in x.operands]
                 work = ahead(x)
                 again = planner.rates.worked(work) + sum(us for us, _ in parts)
-                if again < found[x][0] or again == found[x][0] and (isinstance(x, MovedView) or copies(x)):
+                if again < found[x][0] or (
+                        again == found[x][0] and (isinstance(x, MovedView) or copies(x))):
                     found[x] = again, tuple(dict.fromkeys(b for _, own in parts for b in own))
         return found[x]
     return [*cheapest(piece, 0)[1]]
@@ -387,7 +388,7 @@ def weigh_factor(piece: ProductSum, side: int, planner: Planner) -> None:
         planner.keep(kept, piece, reason, itself=written)
     if views in stored or isinstance(views, (RegionInput, ConstantValue)):
         return
-    if isinstance(views, Mapped) and instructions(views, planner.memory) or not isinstance(
+    if (isinstance(views, Mapped) and instructions(views, planner.memory)) or not isinstance(
             views, (MovedView, PiecewiseIndex, Mapped)):
         _weigh_visits(views, piece, visits(piece, side), planner.rates.late(piece), planner)
 

@@ -13,14 +13,7 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.fusion.index_ir import (
-    ConstantValue,
-    Counted,
-    Indexed,
-    Mapped,
-    MovedView,
-    Piece,
-)
+from transconv.graph.fusion.index_ir import ConstantValue, Counted, Indexed, Mapped, MovedView, Piece
 from transconv.graph.lowerings.table import (
     NodeCall,
     NotOurs,

@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from transconv.graph.fusion.index_ir import (
-    ConstantValue,
-    Mapped,
-    MovedView,
-    Piece,
-)
+from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, piecewise, reduced, row, wide
 from transconv.graph.lowerings.view_indexing import IndexLine, fitted

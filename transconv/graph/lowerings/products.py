@@ -28,14 +28,7 @@ from transconv.graph.sizes import Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, Var, all_of, free_vars, substitute, value_at
 from transconv.support import TransconvError
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls.lower_call import (
-    DTYPES,
-    Types,
-    describe,
-    each,
-    flags,
-    read_precision,
-)
+from transconv.torch_ops.calls.lower_call import DTYPES, Types, describe, each, flags, read_precision
 from transconv.torch_ops.operators import read
 from transconv.torch_ops.quantized.qparams import OPERANDS
 

@@ -252,7 +252,7 @@ def _integers(node: fx.Node) -> tuple[_Whole, _Whole] | None:
     transposed, groups = node.args[6], node.args[8]
     if x is None or w is None or x.axis is not None or w.axis not in (None, int(bool(transposed))):
         return None
-    if groups != 1 and (w.zero != 0 or transposed and w.axis is not None):
+    if groups != 1 and (w.zero != 0 or (transposed and w.axis is not None)):
         return None
     shapes = [t.value.meta["val"].shape for t in (x, w)]
     if not all(isinstance(n, int) for shape in shapes for n in shape):

@@ -26,7 +26,7 @@ from transconv.graph.sizes import Fraction
 
 def dims_of(given: Any, rank: int) -> tuple[int, ...]:
     """The dims that a call names; none means all."""
-    if given is None or isinstance(given, (list, tuple)) and not given:
+    if given is None or (isinstance(given, (list, tuple)) and not given):
         return tuple(range(rank))
     listed = given if isinstance(given, (list, tuple)) else [given]
     return tuple(sorted(d % rank for d in listed)) if rank else ()

@@ -18,14 +18,7 @@ from itertools import product as every
 from math import prod
 from typing import NamedTuple
 
-from transconv.graph.fusion.index_ir import (
-    ConstantValue,
-    Mapped,
-    MovedView,
-    Piece,
-    features_last,
-    holds,
-)
+from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece, features_last, holds
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.table import mapped, piecewise
 from transconv.graph.sizes import Index, Length, SymbolicSize, like, with_axis

@@ -39,7 +39,7 @@ def reshape(shape: Shape, into: Shape) -> Move:
         a, b = prod(shape[d] for d in mine), prod(into[d] for d in theirs)
         i, j = i + len(mine), j + len(theirs)
         while a != b and (i < len(shape) or j < len(into)):
-            if j == len(into) or i < len(shape) and _less(a, b):
+            if j == len(into) or (i < len(shape) and _less(a, b)):
                 mine.append(i)
                 a *= shape[i]
                 i += 1

@@ -7,24 +7,9 @@ from functools import partial
 from typing import Any
 
 from transconv.compute import COORDINATES
-from transconv.graph.fusion.index_ir import (
-    Indexed,
-    MovedView,
-    Piece,
-    PiecewiseIndex,
-    PiecewisePart,
-)
+from transconv.graph.fusion.index_ir import Indexed, MovedView, Piece, PiecewiseIndex, PiecewisePart
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.table import (
-    NodeCall,
-    NotOurs,
-    cast,
-    expanded,
-    filled,
-    kind,
-    piecewise,
-    row,
-)
+from transconv.graph.lowerings.table import NodeCall, NotOurs, cast, expanded, filled, kind, piecewise, row
 from transconv.graph.lowerings.view_indexing import told_by_place
 from transconv.graph.sizes import Fraction, Index, Length, Move, SymbolicSize, packed, same
 from transconv.ir import ZERO, Expr, Var, all_of, as_expr, eq

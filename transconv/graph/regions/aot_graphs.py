@@ -103,7 +103,7 @@ def parts_cast(graph: fx.Graph) -> None:
 def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
     """Whether a part has the same numbers if it is cast at once: the concatenation holds all of it."""
     own, wide = x.meta["val"].dtype, cat.meta["val"].dtype
-    return own is wide or own is dtype and holds(wide, own)
+    return own is wide or (own is dtype and holds(wide, own))
 
 
 def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -304,7 +304,7 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     mask = aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=device), 1 - p)
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 NORM = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-VIEWS = {getattr(getattr(torch.ops.aten, packet), "default") for packet in (  # noqa: B009
+VIEWS = {getattr(torch.ops.aten, packet).default for packet in (
     "cat", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
     "replication_pad1d", "replication_pad2d", "replication_pad3d")}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}

@@ -71,7 +71,7 @@ class Captures:
             plain = self.telling(run) if backward else run
 
             def call(given: list[Any]) -> list[Any]:
-                if waits(given) or backward and not self.begun:
+                if waits(given) or (backward and not self.begun):
                     self.begun &= backward
                     return plain(given)
                 self.begun = True

@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from transconv.graph.fusion.index_ir import (
-    TYPES,
-    ConstantValue,
-    Counted,
-    MovedView,
-    Piece,
-    RegionInput,
-)
+from transconv.graph.fusion.index_ir import TYPES, ConstantValue, Counted, MovedView, Piece, RegionInput
 from transconv.graph.lowerings.table import ROWS, NodeCall, NotOurs, ResultSpec, is_bug, why_no_row
 from transconv.graph.lowerings.view_indexing import told_by_place
 from transconv.graph.regions.aliasing import is_view

@@ -429,7 +429,7 @@ class RegionLaunches(RegionPlan):
             return launch(kernel.sized.at(sizes), self.device, whole, mode)
         except Exception as error:
             passing = isinstance(error, Unsupported) and error.reason in (*PASSING, NEVER)
-            if passing or not isinstance(error, Unsupported) and not is_bug(error):
+            if passing or (not isinstance(error, Unsupported) and not is_bug(error)):
                 raise
             raise refusal(kernel.group, self.plan, self.region, error) from error
 

@@ -358,7 +358,7 @@ def why_instead(kernel: RegionKernel, plan: FusionPlan, rates: Price, allowed: s
     empty if it should not, or if there is none."""
     product, work = kernel.group.product, plain(kernel.workload)
     if product is None or product.instead is None or not isinstance(work, Surrounded) or (
-            allowed == "never" or allowed == "auto" and product.instead.rounds):
+            allowed == "never" or (allowed == "auto" and product.instead.rounds)):
         return ""
     other = product.instead.product
     large = written_first(kernel, plan, rates)

@@ -98,7 +98,7 @@ def _is_close(a: Tensor, b: Tensor, share: float, level: float, least: float) ->
     if not a.numel():
         return True
     size = b.abs()
-    usual = size.mean() * level + least  # at most the root of the mean square; few programs lack its kernel
+    usual = size.mean() * level + least  # at most the root of the mean square; most have its kernel loaded
     beyond = (a - b).abs_().sub_(size, alpha=share).max()
     return bool((beyond <= usual) & (usual < float("inf")))
 

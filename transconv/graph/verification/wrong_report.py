@@ -24,7 +24,7 @@ from transconv.compute import parse
 from transconv.graph.graph_report import Report, found
 from transconv.graph.torch_compile import backend
 from transconv.graph.verification.agreement import TIMES, near
-from transconv.runtime import build_compute, plan_cache
+from transconv.runtime import build_compute, cache_bundle
 from transconv.support import TransconvError, knobs
 from transconv.torch_ops.calls.lower_call import target_of
 
@@ -193,7 +193,7 @@ def versions() -> str:
             return "not installed"
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cuda = torch.version.cuda
-    lines = [f"transconv {plan_cache.versions()['transconv']}",
+    lines = [f"transconv {cache_bundle.versions()['transconv']}",
              f"Python {platform.python_version()} on {platform.platform()}",
              *[f"{name} {of(name)}" for name in ("torch", "triton", "numpy")],
              f"{chip}, CUDA {cuda}"]

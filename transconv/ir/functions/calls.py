@@ -112,7 +112,7 @@ class Callee:
 
     def why_not(self, dtype: DType) -> str:
         """Why operands cannot be of this type; empty if they can."""
-        if dtype.kind == "float" and dtype.bits in self.floats or dtype.is_integer and self.ints:
+        if (dtype.kind == "float" and dtype.bits in self.floats) or (dtype.is_integer and self.ints):
             return ""
         taken = " or ".join([*(f"{n}-bit floats" for n in self.floats), *["integers"] * self.ints])
         return f"takes {taken}, not {dtype}"

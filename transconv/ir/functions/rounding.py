@@ -53,7 +53,7 @@ def is_near(value: float, by: DType) -> bool:
     """Whether a type has a number of Python behind rounding alone: a whole one within an integer's limits,
     0 or 1 of a boolean, any of a float that becomes neither infinite nor another type's largest one."""
     if by.kind == "float":
-        return not isfinite(value) or abs(value) <= by.largest and isfinite(_held(value, by))
+        return not isfinite(value) or (abs(value) <= by.largest and isfinite(_held(value, by)))
     return isfinite(value) and value == int(value) and is_held(int(value), by)
 
 

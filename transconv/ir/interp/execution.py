@@ -293,7 +293,7 @@ class Scan:
         return found
 
     def _shape(self, s: Stmt) -> Shape:
-        bounded = not isinstance(s, For) or s.until is None and isinstance(s.start, Const)
+        bounded = not isinstance(s, For) or (s.until is None and isinstance(s.start, Const))
         out = Shape(apart=isinstance(s, st.Roles) or not bounded)
         if isinstance(s, Update):
             out.updates.add(s.var)

@@ -244,7 +244,7 @@ def pieces_are_multiplied(site: Site) -> Iterator[str]:
 
 
 def _is_explicit(s: st.Stmt) -> bool:
-    return isinstance(s, STEPS) or isinstance(s, st.FuncCall) and s.func.name in WAITS
+    return isinstance(s, STEPS) or (isinstance(s, st.FuncCall) and s.func.name in WAITS)
 
 
 def var_bound_before_use(site: Site) -> Iterator[str]:

@@ -396,8 +396,8 @@ def fitted(name: str, held: CarriedName, value: Any) -> Tile:
     plan, tile = held.plan, tile_of(value)
     dtype = i32 if tile.dtype.kind == "index" else tile.dtype
     if plan.weak:
-        wanted = dtype if plan.dtype is dtype or is_number(value) and plan.dtype.kind == dtype.kind else (
-            promote(plan.dtype, dtype))
+        fits = plan.dtype is dtype or (is_number(value) and plan.dtype.kind == dtype.kind)
+        wanted = dtype if fits else promote(plan.dtype, dtype)
         shape = broadcast(plan.shape, tile.shape)
         if (wanted, shape) != (plan.dtype, plan.shape):
             raise Again(name, replace(plan, dtype=wanted, shape=shape, items=max(plan.items, tile.items)))
@@ -418,7 +418,7 @@ def masked(name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner
     if held.on is not None:
         return (held.on,)
     whole = joined(held.first, held.plan.grows)
-    if {*new} == {*now} or depth == held.depth and {*new} == {*whole}:
+    if {*new} == {*now} or (depth == held.depth and {*new} == {*whole}):
         return new
     more = tuple(m for m in new if m not in held.first and not isinstance(m, Or))
     changing = {*inner}

@@ -111,7 +111,7 @@ class ExpressionEvaluator(SourceReader):
             since = len(self.b.stmts)
             right = self.value(comparator)
             left = self.still(left, since)
-            if type(op) not in COMPARE or is_static(left) and is_static(right):
+            if type(op) not in COMPARE or (is_static(left) and is_static(right)):
                 made.append(self.compared(op, left, right))
             else:
                 row = function_of(COMPARE[type(op)])
@@ -152,7 +152,7 @@ class ExpressionEvaluator(SourceReader):
     def truth(self, values: list[Any], negated: bool = False, either: bool = False) -> Tile:
         """``and``, ``or``, ``not`` of numbers that are known at run time only."""
         for value in values:
-            if not isinstance(value, (Tile, bool)) or isinstance(value, Tile) and value.own:
+            if not isinstance(value, (Tile, bool)) or (isinstance(value, Tile) and value.own):
                 raise Refusal(f"the truth of {described(value)}", "numbers; of tiles & | ~",
                               "(x > 0) & (x < 1)")
         made = tile_of(values[0])
@@ -350,7 +350,7 @@ class ExpressionEvaluator(SourceReader):
         """``of[items]``: a part of an array, or elements that are read. ``viewed``: a part if possible."""
         picked = [i for i in items if isinstance(i, Tile) and i.shape]
         lazy = self.items and not any(i.own for i in picked) and (
-            viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
+            viewed or any(i is None or (isinstance(i, slice) and i != slice(None)) for i in items))
         if picked and not lazy:
             made = arrays.gathered(self.b, of, items, self.stem)
             self.accessed(of)
@@ -389,7 +389,7 @@ def takes_parts(callee: Any) -> bool:
     if isinstance(callee, BoundMethod):
         return isinstance(callee.of, GroupScope)
     family = family_of(callee)
-    return callee is atomic_ref or family is not None and bool(family.intrinsics)
+    return callee is atomic_ref or (family is not None and bool(family.intrinsics))
 
 
 def _cast(made: Tile, out: Tile) -> Expr:

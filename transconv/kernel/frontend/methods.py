@@ -27,14 +27,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.kernel.device_functions import Scope
-from transconv.kernel.frontend.reader import (
-    ForItems,
-    GroupScope,
-    Item,
-    SourceReader,
-    sizes_of,
-    view_of,
-)
+from transconv.kernel.frontend.reader import ForItems, GroupScope, Item, SourceReader, sizes_of, view_of
 from transconv.kernel.launch.arguments import Needed
 from transconv.kernel.source import Refusal, WrongScope, dtype_of
 from transconv.kernel.tiles import arrays

@@ -235,7 +235,7 @@ class Statements(SourceReader):
         of, item = self.value(target.value), self.value(target.slice)
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView) and self.items and not any(
-                i is None or isinstance(i, slice) and i != slice(None) for i in items):
+                i is None or (isinstance(i, slice) and i != slice(None)) for i in items):
             self.scatter(of, items, value)
         elif isinstance(of, ArrayView):
             view = arrays.sliced(self.b, of, items, self.items_shape)

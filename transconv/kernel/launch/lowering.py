@@ -235,7 +235,7 @@ def _warps(kernel: Kernel) -> int:
     _, largest, _ = _largest(kernel)
     products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
     functions = [e for e in find(kernel, Expr)
-                 if isinstance(e, Div) or isinstance(e, Call) and e.name != "fma"]
+                 if isinstance(e, Div) or (isinstance(e, Call) and e.name != "fma")]
     per = OF_PRODUCT if products else OF_FUNCTIONS if len(functions) >= MANY else PER_WARP
     least = 4 if products else 1
     return max(least, min(MOST_WARPS, 1 << max(0, (largest // per).bit_length() - 1)))

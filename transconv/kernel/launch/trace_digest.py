@@ -73,7 +73,7 @@ class _DigestLines:
             self.lines += [f"{Path(source.file).name}:{source.first}", *source.lines]
             chains = _chains(source.tree)
         for root, attributes in sorted(chains):
-            if root in around and (root in used or more and root in more):
+            if root in around and (root in used or (more and root in more)):
                 self.chain(root, around[root], attributes)
 
     def chain(self, name: str, value: Any, attributes: tuple[str, ...]) -> None:
@@ -144,7 +144,7 @@ def _is_library(value: Any) -> bool:
         module = value.__module__ or "builtins"
     else:
         own = type(value).__module__.partition(".")[0]
-        return isinstance(value, np.ufunc) or own == "numpy" and callable(value)
+        return isinstance(value, np.ufunc) or (own == "numpy" and callable(value))
     return module.partition(".")[0] in LIBRARIES
 
 

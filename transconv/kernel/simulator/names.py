@@ -141,7 +141,7 @@ def _of_tiles(function: Any) -> Any:
                                     | {"factors": factors_of(tile)}))
 
     own = isinstance(function, np.ufunc) or getattr(function, "__module__", "") == "numpy"  # asks tiles
-    return function if own or row is None and reduction is None else called
+    return function if own or (row is None and reduction is None) else called
 
 
 class SimulatedBuilder:

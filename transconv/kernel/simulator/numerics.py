@@ -112,7 +112,7 @@ def power(base: MaskedValues, exponent: MaskedValues) -> tuple[MaskedValues, Pro
         held_number(number, base.dtype)
         with np.errstate(all="ignore"):
             return replace(base, data=np.power(base.data, base.data.dtype.type(number)), weak=None), None
-    if number != int(number) or abs(number) > REPEATED or base.dtype.is_integer and number < 0:
+    if number != int(number) or abs(number) > REPEATED or (base.dtype.is_integer and number < 0):
         return applied(FUNCTIONS["power"], [base, exponent]), None
     floats = base.dtype.kind == "float"
     gives = common([base.dtype], []) if floats else base.dtype

@@ -246,7 +246,7 @@ class Masked(SimulatedOperand):
 
     def touched(self, items: Any, write: bool = False) -> None:
         """Items of a group that access a tile which several of them see are traced."""
-        if self.vector or not self.order.inside and self.trace is None:
+        if self.vector or (not self.order.inside and self.trace is None):
             return
         if self.trace is None:
             self.trace = AccessTrace(self.order, f"a tile of shape {self.shape}", self.data.size)

@@ -429,7 +429,7 @@ def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where:
     """Add the active elements of a value to those of ``view[items]`` in one step each, where a condition
     of the items, whose shape is ``each``, holds. Each item adds, also where all add to one element."""
     items = each_dimension(items, view.ndim)
-    if any(isinstance(i, Tile) and i.own or isinstance(i, Tile) and i.shape and not each for i in items):
+    if any(isinstance(i, Tile) and (i.own or (i.shape and not each)) for i in items):
         shape, offset, out, e = scattered_places(b, view, items, value, where, each)
     else:
         part = sliced(b, view, items, each)

@@ -115,7 +115,7 @@ class Building:
     def named(self, stem: str, value: Expr) -> Expr:
         """A value under a name; itself if repeating it costs nothing and it never changes."""
         leaf = value.x if isinstance(value, Renamed) else value
-        if isinstance(leaf, (Const, Lane)) or isinstance(leaf, Var) and leaf not in self.changing:
+        if isinstance(leaf, (Const, Lane)) or (isinstance(leaf, Var) and leaf not in self.changing):
             return value
         return self.let(stem, value)
 

@@ -130,7 +130,7 @@ class _Short:
             return False
         whole = {var, *needed}
         return bool(needed) and all(
-            self.readers[v] <= whole or isinstance(self.values[v], Load) and len(self.scope[v]) < rank
+            self.readers[v] <= whole or (isinstance(self.values[v], Load) and len(self.scope[v]) < rank)
             for v in needed)
 
     def _needed(self, e: Expr, lane: Lane) -> Iterator[tuple[Var, Lane]]:

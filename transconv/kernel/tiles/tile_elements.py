@@ -137,7 +137,7 @@ def resized(b: Building, x: Tile, shape: Shape) -> Tile:
 
 def _is_whole(item: slice, size: int) -> bool:
     return item.start in (None, 0) and item.step in (None, 1) and (
-        item.stop is None or isinstance(item.stop, int) and item.stop >= size)
+        item.stop is None or (isinstance(item.stop, int) and item.stop >= size))
 
 
 def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr, Mask]:

@@ -160,7 +160,7 @@ def _reduced(d: TrialPage) -> None:
         text = f"np.{op}({a}, axis={axis}){'[:, None]' if axis else '[None]'}"
     if kind in "fe" and op in ("sum", "mean"):
         d.new(f"np.clip({text}{' * 0.125' if op == 'sum' else ''}, -8.0, 8.0)", left + "f")
-    elif kind == "i" and op == "sum" or op in ("any", "all", "sum") and kind == "b":
+    elif (kind == "i" and op == "sum") or (op in ("any", "all", "sum") and kind == "b"):
         d.new(f"{text}.astype(np.int32) % 64", left + "i")
     else:
         d.new(text, left + kind)

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from transconv import ir
 from transconv.passes.scope import VariableNames
-from transconv.passes.warp_spec.consumer import FETCHED
+from transconv.passes.warp_roles import FETCHED
 from transconv.simplify import simplify
 
 

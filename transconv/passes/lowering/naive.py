@@ -127,7 +127,7 @@ def _outside(loops: Sequence[ir.Stmt], k_vars: set[ir.Var], indices: frozenset[i
     found: list[ir.Let] = []
     changing = set(k_vars)
     for x in (x for x in loops if isinstance(x, ir.Let)):
-        moved = x.var.type is ir.index and not isinstance(x.value, ir.Load) or x.var in indices
+        moved = (x.var.type is ir.index and not isinstance(x.value, ir.Load)) or x.var in indices
         if moved and not ir.free_vars(x.value) & changing:
             found.append(x)
         else:

@@ -58,7 +58,7 @@ class _Narrow(ScopedMutator):
 
     def index(self, e: ir.Expr) -> ir.Expr:
         e = ir.substitute(e, self.wide)
-        return e if self.fits(e) or self.reach and self.reach.fits(e) else self.widen(e)
+        return e if self.fits(e) or (self.reach and self.reach.fits(e)) else self.widen(e)
 
     def widen(self, e: ir.Expr) -> ir.Expr:
         """The same value in 64 bits."""

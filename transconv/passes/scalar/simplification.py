@@ -240,5 +240,5 @@ class _Unnamed(ir.Mutator):
 
 def _only_names(body: ir.Stmt) -> bool:
     """Whether a block has no effect outside of it: it consists of lets and assumptions."""
-    return all(isinstance(s, ir.Let) or isinstance(s, ir.FuncCall) and s.func is ir.ASSUME
+    return all(isinstance(s, ir.Let) or (isinstance(s, ir.FuncCall) and s.func is ir.ASSUME)
                for s in ir.statements(body))

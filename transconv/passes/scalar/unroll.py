@@ -93,7 +93,7 @@ class _Jam:
     def statement(self, s: ir.Stmt) -> ir.Stmt:
         if isinstance(s, ir.For):
             return replace(s, body=self.written(s.body))
-        pure = isinstance(s, ir.Let) or isinstance(s, ir.FuncCall) and s.func is ir.ASSUME
+        pure = isinstance(s, ir.Let) or (isinstance(s, ir.FuncCall) and s.func is ir.ASSUME)
         if pure and not any(ir.free_vars(e) & self.names[0].keys() for e in _values(s)):
             return s
         if isinstance(s, (ir.Let, ir.Alloc)):

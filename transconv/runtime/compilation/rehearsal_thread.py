@@ -8,11 +8,10 @@ to the call.
 It rests behind each task as long as that took, and within long ones behind each part (``rest``): threads
 of one interpreter take turns, and a call of the program may wait for its turn some milliseconds at a time.
 
-Also here: the stream of the thread. What the thread launches neither waits for the program's stream nor is
-waited for by it. It may load kernels and allocate memory while another thread captures a CUDA graph: CUDA
-forbids that to all threads, unless one says that only its own captures concern it. torch's streams come
-from a pool that is soon used again, and the program may capture one of them: this stream is the driver's.
-"""
+The thread has a stream of its own, which neither waits for the program's nor is waited for by it. It may
+load kernels and allocate memory while another thread captures a CUDA graph: CUDA forbids that to all
+threads, unless one says that only its own captures concern it. torch's streams come from a pool that is
+soon used again, and the program may capture one of them: this stream is the driver's."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Writes the files of plans: a Python file for each, and on request a folder of machine code.
+"""The files of exported plans: a Python file for each, and on request a folder of machine code.
 
-Also here: a package's machine code as a folder: the code of each kernel, launchers in C and in Python,
-and a JSON that says what every launch passes.
-
-Also here: writes a folder of files, all of them or none.
-"""
+The folder has the code of each kernel, launchers in C and in Python, and a JSON that says what every
+launch passes. All of its files are written, or none."""
 
 from __future__ import annotations
 
@@ -20,13 +17,16 @@ from transconv.runtime.plans import Plan
 from transconv.runtime.standalone.machine_code import (
     ALIGNED,
     KernelBinary,
+    PackagedTensor,
+    PlanPackage,
+    described,
     kind_of,
     machine_code,
+    packaged,
     readable_copy,
     requirements,
     workspace,
 )
-from transconv.runtime.standalone.package import PackagedTensor, PlanPackage, described, packaged
 from transconv.runtime.standalone.python_file import python_text, templates
 from transconv.support import __version__, triton_version
 
@@ -234,7 +234,7 @@ def write(directory: Path, files: Mapping[str, bytes], force: bool = False) -> N
             path = made / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        if directory.is_symlink() or directory.exists() and any(directory.iterdir()):
+        if directory.is_symlink() or (directory.exists() and any(directory.iterdir())):
             for name in files:
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(made / name, directory / name)

@@ -187,8 +187,8 @@ def _is_zero_beyond(block: Block, tensor: Tensor, compute: Compute, facts: Facts
     must not reach beyond sizes that others divide: this is for sizes that are arguments, and for positions
     whose given sizes no tile divides."""
     given = compute.named is None
-    if len(block.axes) > 1 or given and (
-            compute.axis(block.first).role != "position" or not _no_tile_divides(compute)):
+    if len(block.axes) > 1 or (given and (
+            compute.axis(block.first).role != "position" or not _no_tile_divides(compute))):
         return False
     others = [v for v in (compute.a, compute.b) if v is not None and v.tensor is not tensor]
     return any(simplify(d.coord, facts) is Var(block.first) and simplify(n, facts) == whole(

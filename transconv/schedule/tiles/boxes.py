@@ -167,7 +167,7 @@ def _dim(view: ir.View, b: ir.LayoutBlock, apart: ir.Expr | None, schedule: Sche
     if step == 1:
         one = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
         ends = stored or compute.kind(block.first) == "K"  # others may load more than is stored
-        return ends and groups_of(one, block, compute, facts) or [one]
+        return (ends and groups_of(one, block, compute, facts)) or [one]
     if step > 1:
         whole = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
         planes = planes_of(whole, step, facts)

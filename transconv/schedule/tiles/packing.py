@@ -93,7 +93,7 @@ def innermost(compute: Compute, letter: str, wide: bool = False) -> int:
     if letter == "c" or depthwise or wide or not reads_along(compute):
         return row
     summed = {x.var for x in compute.axes_of("K")
-              if x.role == "feature" or x.extent is None and x.size >= LEAST_ROW}
+              if x.role == "feature" or (x.extent is None and x.size >= LEAST_ROW)}
     return 0 if summed & ir.free_vars(view.dims[0].coord) else row
 
 

@@ -93,7 +93,8 @@ def _other(write: Write, c: Schedule, compute: Compute) -> Box | None:
             or sum(v.tensor is view.tensor for v in compute.views()) > 1):
         return None
     found = box_of(view, c, compute, stored=True)
-    if isinstance(found, str) or not is_whole(found, c, compute) or found.tensor.every and not is_direct():
+    if isinstance(found, str) or not is_whole(found, c, compute) or (
+            found.tensor.every and not is_direct()):
         return None
     return None if ends_short(found, view, axis_facts(compute)) else found
 
@@ -183,7 +184,7 @@ def exchanged_bytes(c: Schedule, compute: Compute) -> int:
     of the next tile: in explicit and in persistent kernels. Statistics that reduce the side of the tile
     that warps share have a value of each warp; where Triton reads elements as large as the tile, too, it
     keeps 4 KB of each warp (as its kernels for sm_90 say)."""
-    if c.via == "tl" and not c.programs or not compute.statistics:
+    if (c.via == "tl" and not c.programs) or not compute.statistics:
         return 0
     left, other = ("N", "M") if c.swap else ("M", "N")
     extents = sides(c, compute)

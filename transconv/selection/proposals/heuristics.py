@@ -136,7 +136,7 @@ def merges(compute: Compute) -> list[int]:
     """Values of ``merge`` to propose: as many groups as fill a row of ``ROWS`` features on the wider side
     of B. None for groups of one feature, which are no matrix products, and none for f32 in full precision,
     which is multiplied element by element, so that the zeros would cost as much as other products."""
-    if compute.b is None or compute.a.tensor.dtype is f32 and compute.math == "ieee":
+    if compute.b is None or (compute.a.tensor.dtype is f32 and compute.math == "ieee"):
         return []
     features = [x.size for x in compute.axes if x.role == "feature"]
     groups = next((x.size for x in compute.axes if x.role == "batch"), 1)

@@ -1,4 +1,5 @@
-"""Proposed schedules of computations without a product: maps, reductions, rows swept several times.
+"""Proposed schedules without the matrix unit: maps, reductions, rows swept several times, elementwise
+products, sums of partial sums, copies.
 
     n.h.w:1024 | fma | stages=1                 a map: lanes along contiguous memory
     h.w:32 c:64 | fma | stages=1                a map that transposes: loads and stores contiguous;
@@ -6,10 +7,6 @@
     n:4 k:512 | fma | stages=1                  contiguous rows, held if the block covers them
     c:64 h.w:16 | fma | late=1 stages=1         rows with a stride: lanes along contiguous c
     n.h.w.c:512 | fma | unroll=1                windows of a few elements, written out
-
-Also here: proposed schedules without the matrix unit: elementwise products, sums of partial sums, and
-copies.
-
     n.h.w:32 g:64 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
 """
 
@@ -242,7 +239,7 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
     depths = (16, 64) if compute.sums_positions else (1, 8, 32) if many else (1,)
     for r, s in itertools.product(rows, sums):
         for m, n, k in itertools.product((*few, *wide), (*few, *wide), depths):
-            if m * n * k > MOST_PRODUCTS and not big or many and k > 1 and m < min(wide):
+            if (m * n * k > MOST_PRODUCTS and not big) or (many and k > 1 and m < min(wide)):
                 continue
             blocks = []
             if r:
@@ -255,7 +252,7 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
             steps = k_steps(schedule, compute)
             unroll = 1 if steps <= MOST_UNROLLED and not big else 0
             for split in splits(schedule, compute, target):
-                if k == 1 or not many or big and compute.sums_positions:
+                if k == 1 or not many or (big and compute.sums_positions):
                     yield replace(schedule, unroll=unroll, split_k=split)
                 if k > 1 and (not big or why_not_early(schedule, compute, target)):
                     yield replace(schedule, split_k=split, late=1, stages=1)

@@ -1,7 +1,7 @@
 """Proposed schedules of products: for the matrix unit, whose factors are gathered, moved in boxes or
 copied first, and element by element where it does not serve.
 
-Also here: proposed schedules of depthwise windows: a window's row slides over positions in registers.
+Depthwise windows have schedules in which a window's row slides over positions in registers.
 
     n.h:32 w:8 g:32 kw:7 | regs=w.kw          14 elements loaded for 56 products, 8 of g in a thread
 
@@ -183,7 +183,7 @@ def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Sch
     ``mma.sync``, of few warps or rows, has both sides in registers and no such products."""
     left, right = (isinstance(f, Value) for f in compute.factors or (None, None))
     turned, small = schedule.with_words(swap=1), is_small(schedule, compute)
-    if "wgmma" not in target.features or not left or small and is_small(turned, compute):
+    if "wgmma" not in target.features or not left or (small and is_small(turned, compute)):
         yield schedule
         return
     yield schedule.with_words(stages=1) if right else turned

@@ -1,7 +1,5 @@
 """Shapes of tiles: which axes can share a block, which extents divide them well, and into how many parts
-a sum is split.
-
-Also here: whether the matrix unit's accumulator takes too many additions in a row under a schedule.
+a sum is split: so that the matrix unit's accumulator does not take too many additions in a row.
 
 NVIDIA's matrix units truncate additions to an f32 accumulator instead of rounding them (Fasi, Higham,
 Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). Errors of n additions that round to

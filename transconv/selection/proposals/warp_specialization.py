@@ -5,12 +5,11 @@ Products read both operands from shared memory, so tiles are large and have as m
 tiles would leave multiprocessors idle, the sum is split (split-K), or the steps of all tiles are divided
 evenly (stream-K).
 
-Also here: proposals in which steps of a sum share boxes: a schedule of an explicit kernel with ``slide=``
-the outermost axis of the window that allows it, and with as many of its stages as then fit shared memory.
+Steps of a sum may share boxes: a schedule with ``slide=`` the outermost axis of the window that allows it,
+and with as many of its stages as then fit shared memory.
 
-Also here: proposals in which the producer fetches what the maps behind the sum read: a schedule of an
-explicit kernel with ``behind=box``, and with as many of its stages as then fit shared memory.
-"""
+The producer may fetch what the maps behind the sum read: a schedule with ``behind=box``, and with as many
+of its stages as then fit shared memory."""
 
 from __future__ import annotations
 
@@ -136,7 +135,7 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     """
     positions = compute.axes_of("K")[-1].role == "position"
     too_wide = compute.acc.kind == "int" and m > INTEGERS
-    swap = 1 if positions or m >= n and not too_wide else 0
+    swap = 1 if positions or (m >= n and not too_wide) else 0
     alone = most_sums(4) if moves_sums(compute) else 128 * 128  # the sums of four warps
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > alone else 4,
                         via="gluon")

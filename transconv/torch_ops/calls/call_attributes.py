@@ -12,6 +12,7 @@ import torch
 
 from transconv.calls.route_cache import LIMIT
 from transconv.runtime import torch_internals
+from transconv.support import Cache
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params, autocast_dtype
 
@@ -49,13 +50,9 @@ class CallAttributes:
 
 
 # By the numbers behind the name of the function, and by the arguments of a call behind the function.
-_requests: dict[Hashable, CallAttributes] = {}
-
-
-def _keep(key: Hashable, made: CallAttributes) -> CallAttributes:
-    if len(_requests) >= LIMIT:
-        _requests.clear()  # two objects of the same numbers cost a route, no more
-    return _requests.setdefault(key, made)
+# Two objects of the same numbers cost a route, no more.
+_requests: Cache[Hashable, CallAttributes] = Cache("attributes of calls", LIMIT)
+_known = _requests.get
 
 
 def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int] | str,
@@ -64,7 +61,7 @@ def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int]
     """The one object of these numbers."""
     key = (name, ndims, tuple(stride), padding if isinstance(padding, str) else tuple(padding),
            tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
-    return _requests.get(key) or _keep(key, CallAttributes(*key))
+    return _known(key) or _requests.keep(key, CallAttributes(*key))
 
 
 @dataclass(eq=False, slots=True)
@@ -110,7 +107,7 @@ def requested(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, d
     """The request of these arguments, or None for a form that only torch's parser decides about."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:
-        found = _requests.get(key)
+        found = _known(key)
     except TypeError:  # a list has no hash
         found = None
     # 1.0 and True equal 1 but are no sizes: equal keys do not imply equal arguments.
@@ -124,7 +121,7 @@ def requested(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, d
     found = request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed, output_padding_,
                     groups_)
     with suppress(TypeError):
-        _keep(key, found)
+        _requests.keep(key, found)
     return found
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from transconv.calls import guard, route_cache
-from transconv.calls.call_cache import CallCache
 from transconv.calls.guard import (
+    CallCache,
     CallGuard,
     Condition,
     Part,
@@ -194,7 +194,7 @@ def note_backward(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, x: Te
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
     route and wanted subset, or for all sizes of a layer."""
     layer = routes.layer
-    cold = any(r.reason in PASSING or r.over is not None and layer is None for r in routes.routes())
+    cold = any(r.reason in PASSING or (r.over is not None and layer is None) for r in routes.routes())
     # The gradients' entries of a layer are those of all its sizes: none is for one size alone.
     of_one = layer is None and route.any_size and settings.sizes == "auto"
     if cold or of_one or not CALLS.due((route if layer is None else layer, wanted), 1):

@@ -41,9 +41,10 @@ from transconv.runtime import (
 )
 from transconv.support import ProblemError, ScheduleError, TransconvError, Unsupported, knobs
 from transconv.target import TARGETS, Target, detect
-from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.arguments import Ints, Params
 
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
+Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
 Types = torch.dtype | tuple[torch.dtype, torch.dtype, torch.dtype]  # of input, weight and result
 
 log = logging.getLogger("transconv.dispatch")

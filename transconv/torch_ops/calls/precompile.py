@@ -34,7 +34,7 @@ from torch.nn.parameter import is_lazy
 from transconv.calls.settings import settings
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting, withdraw
-from transconv.torch_ops import arguments, shapes
+from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
 
@@ -85,7 +85,7 @@ def expect(model: torch.nn.Module) -> None:
     them. With ``now`` none for a model that does not train; none where kernels are not compiled."""
     mode, some = settings.mode, None
     for p in model.parameters():
-        if not is_lazy(p) and (mode != "now" or p.requires_grad and model.training):
+        if not is_lazy(p) and (mode != "now" or (p.requires_grad and model.training)):
             some = p
             break
     if some is None or mode == "never" or lower_call.reasons(some, some):
@@ -129,22 +129,22 @@ class Given:
     @property
     def is_last(self) -> bool:
         """Whether torch takes it for channels_last."""
-        return shapes.suggests_channels_last(self.shape, self.strides)
+        return arguments.suggests_channels_last(self.shape, self.strides)
 
     def sized(self, shape: Ints, channels_last: bool) -> Given:
         """A tensor of its type that a call makes."""
-        return replace(self, shape=shape, strides=shapes.result_strides(shape, channels_last))
+        return replace(self, shape=shape, strides=arguments.result_strides(shape, channels_last))
 
 
 def questions(params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags: lower_call.Flags,
               aligned: bool) -> Iterator[PlanRequest]:
     """What the gradients of a call will ask for: that of its input if ``of_x``, of its weight if
     ``of_w``."""
-    last, shape = x.is_last or w.is_last, shapes.output_shape(x.shape, w.shape, params)
+    last, shape = x.is_last or w.is_last, arguments.output_shape(x.shape, w.shape, params)
     near, weight = ((t.shape, t.strides) for t in (x, w))
-    of_near, of_weight = ((t.shape, shapes.result_strides(t.shape, last)) for t in (x, w))
+    of_near, of_weight = ((t.shape, arguments.result_strides(t.shape, last)) for t in (x, w))
     # The gradient of one pixel is a sum, which torch leaves contiguous.
-    far = shape, shapes.result_strides(shape, last and any(n != 1 for n in shape[2:]))
+    far = shape, arguments.result_strides(shape, last and any(n != 1 for n in shape[2:]))
     data = Prop.FWD if params.transposed else Prop.BWD_D
     for on, direction, tensors in ((of_x, data, (of_near, weight, far)),
                                    (of_w, Prop.BWD_W, (near, of_weight, far))):
@@ -321,7 +321,7 @@ def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _
                           layer.padding, layer.dilation, layer.transposed, layer.output_padding,
                           layer.groups)
     weight = Given.of(w)
-    y = x.sized(shapes.output_shape(x.shape, w.shape, p), x.is_last or weight.is_last)
+    y = x.sized(arguments.output_shape(x.shape, w.shape, p), x.is_last or weight.is_last)
     problem = lower_call.describe(x.dtype, (x.shape, x.strides), (weight.shape, weight.strides),
                                (y.shape, y.strides), p, flags.math)
     question = lower_call.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,

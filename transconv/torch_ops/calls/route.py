@@ -21,19 +21,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from transconv.calls.dynamic_sizes import LIMIT
 from transconv.calls.guard import current_device as current_device
 from transconv.calls.guard import start_of
 from transconv.calls.route_cache import Route
 from transconv.calls.settings import settings
+from transconv.calls.size_policy import LIMIT
 from transconv.conv import CompiledDirection, Prop
 from transconv.ir import function_of
 from transconv.runtime import torch_internals
-from transconv.torch_ops import shapes
-from transconv.torch_ops.arguments import Ints, Params
+from transconv.torch_ops import arguments
+from transconv.torch_ops.arguments import Ints, Params, order_of
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.conversion import aten_convolutions, inference
-from transconv.torch_ops.shapes import order_of
 
 if TYPE_CHECKING:
     from transconv.calls.size_policy import SizeChoice, SizeTrial
@@ -51,7 +50,7 @@ def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """torch's result with the strides of the rule; the common case, that it has them, is tested first."""
     if not channels_last and made.is_contiguous():
         return made
-    return shapes.with_result_strides(made, channels_last)
+    return arguments.with_result_strides(made, channels_last)
 
 
 _new = object.__new__
@@ -100,7 +99,7 @@ class ConvCall(Route):
         self.params = params
         self.shape = shape
         self.channels_last = channels_last
-        self.strides = shapes.result_strides(shape, channels_last)
+        self.strides = arguments.result_strides(shape, channels_last)
         # The problem's names of the layer's input and of its result.
         self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
         # Those of the layer's input, weight and result; None where they are one.
@@ -317,7 +316,7 @@ class BackwardRoutes:
         if self.weight:
             dw = self.weight.gradient(w, x, None, grad)
         if self.bias_dims:
-            db = shapes.bias_gradient(grad, w, self.params)
+            db = arguments.bias_gradient(grad, w, self.params)
         return dx, dw, db
 
     def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
@@ -338,9 +337,6 @@ class BackwardRoutes:
                 f"grad.sum({self.bias_dims})" if self.bias_dims is not None else "None")
         return f"return {', '.join(made)}", {"data": self.data and self.data.start,
                                              "weight": self.weight and self.weight.start}
-
-
-Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
 
 
 class LayerDirection:
@@ -402,7 +398,7 @@ class LayerEntry:
         self.counted: dict[Hashable, Any] = {}
         tensors = {t.name: t for t in required.tensors}
         both = tensors[like.near], tensors[like.far]
-        self.lies: Callable[..., Sizes] = function_of(
+        self.lies: Callable[..., lower_call.Sizes] = function_of(
             [e for t in both for e in (*t.bounds, *t.steps)], required.names, self._spelled)
         self.orders = tuple([tuple([b.dim for b in t.layout.blocks]) for t in both])
         self.channels_last = like.channels_last
@@ -444,11 +440,11 @@ class LayerEntry:
         made: ConvCall | None = self.count((given, strides)) if self.counted else None
         if made is not None:
             return made
-        src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
+        src = arguments.output_shape(given, w.shape, self.params) if self.params.transposed else given
         n, _, *sides = src
         sizes = n, *sides
         shape, steps, *far = self.lies(*sizes)
-        if (strides != steps or self.open) and not self._lie_so(x, w) or given != shape:
+        if ((strides != steps or self.open) and not self._lie_so(x, w)) or given != shape:
             return None
         made = data.route(sizes, *far) or self._own(sizes, strides == steps)
         self.keep((given, strides), made, made is not None and made.over is not None)
@@ -464,17 +460,17 @@ class LayerEntry:
         return route if ready and as_stepped else None
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                 key: Sizes) -> BackwardRoutes | None:
+                 key: lower_call.Sizes) -> BackwardRoutes | None:
         """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
         given, strides, made, steps = key
         found: BackwardRoutes | None = self.known.get(key)
-        if found is not None or self.counted and (found := self.count(key)) is not None:
+        if found is not None or (self.counted and (found := self.count(key)) is not None):
             return found
         data, weight = self.data, self.weight
         n, _, *sides = made if self.params.transposed else given
         sizes = n, *sides
         near, near_steps, far, far_steps = self.lies(*sizes)
-        if ((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad)
+        if (((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad))
                 or given != near or made != far):
             return None
         dx = dw = None
@@ -485,12 +481,12 @@ class LayerEntry:
             if (dw := weight.route(sizes, like.shape, like.strides)) is None:
                 return None
         assert self.like is not None
-        counts = dx is not None and dx.over is not None or dw is not None and dw.over is not None
+        counts = (dx is not None and dx.over is not None) or (dw is not None and dw.over is not None)
         return self.keep(key, self.like.resized(dx, dw, self), counts)  # type: ignore[no-any-return]
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
-        last = shapes.channels_last_result(x, w)
+        last = arguments.channels_last_result(x, w)
         return last is self.channels_last and all(
             order_of(t.shape, t.stride(), last) == order
             for t, order in zip((x, *grads), self.orders, strict=False))

@@ -1,8 +1,10 @@
-"""Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
+"""The selection of an implementation: a kernel or torch computes a call, by the checks, the compiler and
+the fallback policy.
 
 In: a checked call. Out: a ConvCall whose kernel gave one checked result, or that goes to torch for a
-reason. Runs once for each kind of call: ``forward_route`` and ``backward_routes`` find what
-was made.
+reason, also while another process compiles its kernel. Runs once for each kind of call: ``forward_route``
+and ``backward_routes`` find what was made. A kernel is made for the sizes of a call or for any;
+calls/size_policy.py decides which of the two answers.
 """
 
 from __future__ import annotations
@@ -14,33 +16,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.calls import dynamic_sizes, route_cache
+from transconv.calls import route_cache, size_policy
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
-from transconv.conv import CompiledDirection, Epilogue, LayerRegistry, Prop
-from transconv.ir import Layout
+from transconv.conv import CompiledDirection, Prop
 from transconv.runtime import Waiting, apart, is_collecting, ready
-from transconv.support import ProblemError, Unsupported
-from transconv.torch_ops import arguments, shapes
+from transconv.support import Unsupported
+from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call, precompile
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.precompile import gradients
-from transconv.torch_ops.calls.route import (
-    BackwardRoutes,
-    ConvCall,
-    LayerDirection,
-    LayerEntry,
-    Sizes,
+from transconv.torch_ops.calls.layer_keys import (
+    choose_plan,
+    forward_key,
+    gradients_key,
+    layer_key,
+    layer_of,
+    like,
 )
+from transconv.torch_ops.calls.precompile import gradients
+from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall, LayerDirection, LayerEntry
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.shapes import Order, order_of
 
 if TYPE_CHECKING:
     from transconv.conv import ConvProblem
-    from transconv.runtime import ChosenPlan, PlanRequest
+    from transconv.runtime import PlanRequest
 
 
 def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
@@ -67,7 +69,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
             call.of_any_size(mode)
             return
         except Unsupported as error:
-            if not dynamic_sizes.leaves_exact(error):
+            if not size_policy.leaves_exact(error):
                 raise
     try:
         with lower_call.or_unsupported(call):
@@ -75,7 +77,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
             made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
         call.take(made)
     except Unsupported as error:
-        if (dynamic_sizes.leaves_exact(error) and (choice is None or choice.settled)
+        if ((size_policy.leaves_exact(error) and (choice is None or choice.settled))
                 or is_collecting()):
             raise
         try:
@@ -83,7 +85,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
         except Unsupported:
             raise error from None
         route.over = error.over if isinstance(error, Waiting) else None
-        if choice is not None and dynamic_sizes.leaves_exact(error):
+        if choice is not None and size_policy.leaves_exact(error):
             choice.settle(own=False)  # the size has no kernel of its own
         return
     if choice is not None and choice.own:
@@ -118,7 +120,7 @@ class _SelectedCall:
                 prepares or mode == "background"):
             return None
         near, weight, far = self.tensors
-        orders = tuple([shapes.order_of(*t, route.channels_last) for t in self.tensors])
+        orders = tuple([arguments.order_of(*t, route.channels_last) for t in self.tensors])
         if None in orders:
             return None
         src = far[0] if route.params.transposed else near[0]
@@ -147,7 +149,7 @@ class _SelectedCall:
         try:
             self.of_any_size(mode)
         except Unsupported as error:
-            if not dynamic_sizes.leaves_exact(error):
+            if not size_policy.leaves_exact(error):
                 raise
             choice.settle(own=True)
             return False
@@ -235,12 +237,6 @@ class _SelectedCall:
                               lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
 
 
-def layer_of(params: Params, types: lower_call.Types, weight: Sequence[int],
-             device: torch.device) -> Hashable:
-    """What the calls of a layer of any size share, whatever they compute."""
-    return params, types, tuple(weight), device
-
-
 def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
     """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
     route.refuse(error)
@@ -248,48 +244,11 @@ def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
         lower_call.expect_checks(x.device, x.dtype)
 
 
-def like(tensor: torch.Tensor) -> lower_call.Like:
-    return tuple(tensor.shape), tensor.stride()
-
-
-def call_key(kind: str, req: CallAttributes, what: Hashable, tensors: Sequence[torch.Tensor | None]
-             ) -> tuple[Hashable, lower_call.Flags, bool]:
-    """The key of a call of a kind, its input first, of which ``what`` is beside tensors and numbers; its
-    flags and alignment."""
-    some = [t for t in tensors if t is not None]
-    flags, aligned = lower_call.flags(some[0].dtype), not any(t.data_ptr() & ALIGNMENT for t in some)
-    return (kind, req, what, flags, aligned, *(
-        None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)), flags, aligned
-
-
-COMPUTED = ("result", "input gradient", "weight gradient")
-
-
-def directions(params: Params) -> tuple[Prop, Prop, Prop]:
-    """Those of a call's result, and of the gradients of its input and weight."""
-    forward, back = (Prop.BWD_D, Prop.FWD) if params.transposed else (Prop.FWD, Prop.BWD_D)
-    return forward, back, Prop.BWD_W
-
-
-def computed(x: torch.Tensor, w: torch.Tensor, params: Params
-             ) -> list[tuple[str, Prop, tuple[lower_call.Like, lower_call.Like, lower_call.Like]]]:
-    """The tensors that a call and its backward compute, each with its direction, and input, weight and
-    result as its kernel sees them: what is computed has the strides of torch's rule for results."""
-    last = shapes.channels_last_result(x, w)
-
-    def made(shape: Sequence[int]) -> lower_call.Like:
-        return tuple(shape), shapes.result_strides(shape, last)
-
-    y = made(shapes.output_shape(x.shape, w.shape, params))
-    tensors = ((like(x), like(w), y), (made(x.shape), like(w), y), (like(x), made(w.shape), y))
-    return list(zip(COMPUTED, directions(params), tensors, strict=True))
-
-
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                  flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
     route = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params,
-                  shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
+                  arguments.output_shape(x.shape, w.shape, params), arguments.channels_last_result(x, w))
     trained(route, x, w, flags, aligned, mode)
     if all(route.shape) and aten_convolutions.takes_whole(x, w):
         route.whole = True
@@ -329,8 +288,8 @@ def make_backward(
     """Decide who computes which gradient. RuntimeError where the tensors do not fit."""
     arguments.check_tensors(x, w, None)
     arguments.check_shapes(x.shape, w.shape, None, params)
-    shapes.check_grad(grad, x, w, params)
-    channels_last = shapes.channels_last_result(x, w)
+    arguments.check_grad(grad, x, w, params)
+    channels_last = arguments.channels_last_result(x, w)
     made: list[ConvCall | None] = [None, None]
     why = lower_call.reasons(x, w) or ([] if grad.numel() else ["shape:empty"])
     data_direction = Prop.FWD if params.transposed else Prop.BWD_D
@@ -347,65 +306,6 @@ def make_backward(
         except Unsupported as error:
             refused(route, error, x)
     return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())
-
-
-def choose_plan(
-    prop: Prop,
-    params: Params,
-    dtype: lower_call.Types,
-    tensors: Sequence[lower_call.Like],
-    channels_last: bool,
-    device: torch.device,
-    epilogue: str,
-    bias: torch.dtype | None,
-    aligned: bool,
-    flags: lower_call.Flags,
-    mode: str,
-) -> tuple[ChosenPlan[CompiledDirection], LayerRegistry]:
-    """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
-    layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
-    where there is no plan, or none yet."""
-    near, weight, far = tensors
-    orders = tuple([order_of(*t, channels_last) for t in tensors])
-    key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
-           flags)
-    found = dynamic_sizes.registry_of(
-        key, lambda: _registry(prop, params, dtype, tensors, orders, device, epilogue, bias, aligned,
-                               flags))
-    src = far[0] if params.transposed else near[0]
-    with lower_call.or_unsupported(found.title):
-        return found.choose((src[0], *src[2:]), mode), found
-
-
-def _registry(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence[lower_call.Like],
-              orders: tuple[Order, ...], device: torch.device, epilogue: str, bias: torch.dtype | None,
-              aligned: bool, flags: lower_call.Flags) -> LayerRegistry:
-    """The registry of a layer. Raises ProblemError where it has none."""
-    if not params.symmetric and any(s > 1 for s in params.stride):
-        raise ProblemError("two paddings of a dimension differ, and it has a stride")
-    if None in orders:
-        raise ProblemError("a tensor has gaps, or lies in another order than torch's")
-    kinds = [lower_call.RESULTS[t] for t in lower_call.each(dtype)]
-    dense = [(shape, Layout.dense(kind, shape, order).strides() or ())
-             for kind, (shape, _), order in zip(kinds, tensors, orders, strict=True)]
-    bia = None if bias is None else lower_call.DTYPES[bias]
-    problem = lower_call.describe(dtype, dense[0], dense[1], dense[2], params, flags.math)
-    return LayerRegistry(problem, prop, lower_call.target_of(device),
-                         Epilogue.parse(epilogue, None if bia is kinds[-1] else bia), aligned,
-                         flags.deterministic)
-
-
-def forward_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
-                b: torch.Tensor | None) -> tuple[Hashable, lower_call.Flags, bool]:
-    """The key of a forward call, and its flags and alignment."""
-    flags = lower_call.flags(x.dtype)
-    if b is None:
-        aligned = not (x.data_ptr() | w.data_ptr()) & ALIGNMENT
-        return (req, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype,
-                w.device, aligned, flags), flags, aligned
-    aligned = not (x.data_ptr() | w.data_ptr() | b.data_ptr()) & ALIGNMENT
-    return (req, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
-            aligned, flags, b.shape, b.stride(), b.dtype, b.device), flags, aligned
 
 
 def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
@@ -468,21 +368,6 @@ def trained(route: ConvCall, x: torch.Tensor, w: torch.Tensor, flags: lower_call
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         route.trains = True
         gradients(route.params, x, w, flags, aligned, mode)
-
-
-def layer_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-                flags: lower_call.Flags, aligned: bool) -> Hashable:
-    """What calls of a layer share."""
-    return (req, x.shape[1], x.stride(1) == 1, x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
-            aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
-
-
-def gradients_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
-                 mask: Sequence[bool], flags: lower_call.Flags, aligned: bool) -> Hashable:
-    """What the gradients of a layer's calls share. ``key`` as for ``LayerEntry.backward``."""
-    shape, strides, _, steps = key
-    return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
-            w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
 
 
 def note_layer(key: Hashable, route: ConvCall, x: torch.Tensor, biased: bool) -> None:

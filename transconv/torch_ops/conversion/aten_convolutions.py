@@ -4,6 +4,7 @@ those of int8 and uint8 as torch defines them, of their type, modulo 256."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,6 @@ from torch.autograd import forward_ad
 from transconv.calls import stats
 from transconv.calls.settings import settings
 from transconv.torch_ops.arguments import Params, is_wide
-from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
 
@@ -27,10 +27,21 @@ class Original(NamedTuple):
     library: Any
 
 
-ORIGINALS: dict[str, Original] = {}
-"""The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call these,
-or they would come back to us."""
-replaced: frozenset[str] = frozenset()  # the devices on which aten's convolution is replaced
+@dataclass
+class AtenReplacement:
+    """The ``devices`` on which aten's convolution is replaced, and the kernels that aten had before
+    `enable` put ours in front, by device type. Fallbacks must call these, or they would come back to
+    us."""
+
+    devices: frozenset[str] = frozenset()
+    originals: dict[str, Original] = field(default_factory=dict)
+
+    def original(self, device: str) -> Original | None:
+        """aten's own kernels, where they are replaced."""
+        return self.originals.get(device) if device in self.devices else None
+
+
+replacement = AtenReplacement()
 
 
 def _one_sided(x: Tensor, p: Params) -> tuple[Tensor, list[int]]:
@@ -52,7 +63,7 @@ def aten_forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params,
     if not p.symmetric:
         x, padding = _one_sided(x, p)
     args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
-    original = ORIGINALS.get(x.device.type) if x.device.type in replaced else None
+    original = replacement.original(x.device.type)
     if original is not None and not dual:
         made: Tensor = original.forward.call_boxed(original.keys, *args)
         return made
@@ -70,7 +81,7 @@ def aten_backward(grad: Tensor, x: Tensor, w: Tensor, p: Params,
     channels = w.shape[1] * p.groups if p.transposed else w.shape[0]  # of no input grad has none
     args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
             p.transposed, p.output_padding, p.groups, list(mask))
-    original = ORIGINALS.get(x.device.type) if x.device.type in replaced else None
+    original = replacement.original(x.device.type)
     if original is not None and not dual:
         dx, dw, db = original.backward.call_boxed(original.keys, *args)
     else:
@@ -85,7 +96,7 @@ def dual(input: Tensor | None) -> bool:
     """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
     if forward_ad._current_level < 0 or input is None:
         return False
-    if input.device.type not in aten_convolutions.replaced:  # else torch's operator calls ours again
+    if input.device.type not in replacement.devices:  # else torch's operator calls ours again
         stats.handed_over("transform:forward_ad")
     return True
 

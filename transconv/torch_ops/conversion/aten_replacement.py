@@ -124,11 +124,11 @@ def _install() -> None:
     """Replace aten's kernels on the requested devices. They are restored when no scope requests them and
     no other thread runs: a thread that is about to enter a kernel must find it there."""
     entries = (*_entries.enabled, *_entries.scopes)
-    wanted = aten_convolutions.replaced = frozenset(d for entry in entries for d in entry)
-    for device in wanted - aten_convolutions.ORIGINALS.keys():
+    wanted = aten_convolutions.replacement.devices = frozenset(d for entry in entries for d in entry)
+    for device in wanted - aten_convolutions.replacement.originals.keys():
         key = device.upper()
         library = _new_library("aten", "IMPL")
-        aten_convolutions.ORIGINALS[device] = aten_convolutions.Original(
+        aten_convolutions.replacement.originals[device] = aten_convolutions.Original(
             torch_internals.keys_of(key),
             torch.library.get_kernel("aten::convolution", key),
             torch.library.get_kernel("aten::convolution_backward", key), library)
@@ -136,9 +136,9 @@ def _install() -> None:
         library.impl("convolution_backward", _backward, key, with_keyset=True)
     # Inside a backward pass autograd's threads run, which Python does not list.
     if threading.active_count() == 1 and _task() == -1:
-        for device in aten_convolutions.ORIGINALS.keys() - wanted:
-            aten_convolutions.ORIGINALS[device].library._destroy()
-            del aten_convolutions.ORIGINALS[device]
+        for device in aten_convolutions.replacement.originals.keys() - wanted:
+            aten_convolutions.replacement.originals[device].library._destroy()
+            del aten_convolutions.replacement.originals[device]
     tensor_subclasses.tell(wanted)
 
 
@@ -157,7 +157,7 @@ def _is_on(device: str) -> bool:
 def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
              *numbers: Any) -> Tensor:
     device = input.device.type
-    kept = aten_convolutions.ORIGINALS.get(device)
+    kept = aten_convolutions.replacement.originals.get(device)
     if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
         req = request("aten", 0, *numbers)
         route = select_impl.forward_route(req, input, weight, bias, settings.mode)
@@ -174,7 +174,7 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
 def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any,
               *numbers: Any) -> tuple[Tensor | None, ...]:
     device = input.device.type
-    kept = aten_convolutions.ORIGINALS.get(device)
+    kept = aten_convolutions.replacement.originals.get(device)
     *given, mask = numbers
     if _is_on(device):
         params = request("aten", 0, *given).resolve(input, weight, None)

@@ -31,7 +31,7 @@ from transconv.support import ProblemError, ScheduleError, TransconvError, Unsup
 from transconv.target import Target, detect
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.calls import layer_keys, lower_call
 
 BIAS_BEHIND = "the bias is not added by the kernel: add it to the result"
 
@@ -238,6 +238,6 @@ def _call(module: str, args: Sequence[Any], backward: bool) -> CapturedCall:
 def _parts(x: torch.Tensor, w: torch.Tensor, p: Params, wanted: tuple[bool, bool]) -> list[CapturedTensor]:
     """The computed tensors; of gradients those that are wanted."""
     math = lower_call.flags(x.dtype).math
-    each = zip(select_impl.computed(x, w, p), (True, *wanted), strict=True)
+    each = zip(layer_keys.computed(x, w, p), (True, *wanted), strict=True)
     return [CapturedTensor(name, lower_call.describe(x.dtype, *given, p, math), direction)
             for (name, direction, given), on in each if on]

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
-from transconv.calls import dynamic_sizes, route_cache, stats
+from transconv.calls import route_cache, size_policy, stats
 from transconv.runtime import PlanRequest, Prepared, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
 from transconv.support import TransconvError
@@ -64,7 +64,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
 
         report = compiled(questions.values(), workers, ended, left)
     if devices:
-        dynamic_sizes.complete(questions)
+        size_policy.complete(questions)
     return report
 
 

@@ -91,7 +91,7 @@ def _written(traced: fx.GraphModule, node: fx.Node) -> list[Any] | None:
         return [first] if getattr(module, "inplace", False) else []
     if node.op == "call_method":
         name = str(node.target)
-        in_place = name.endswith("_") and not name.endswith("__") or name in ("__setitem__", "__iadd__")
+        in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__")
         return [first] if in_place else []
     return _written_by_function(node, first) if node.op == "call_function" else []
 
@@ -104,7 +104,7 @@ def _written_by_function(node: fx.Node, first: Any) -> list[Any] | None:
         return None
     name = getattr(target, "__name__", "")
     out = node.kwargs.get("out")
-    if target in _IN_PLACE or name.endswith("_") and not name.endswith("__") or _inplace(node):
+    if target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or _inplace(node):
         return [first, out]
     return [] if out is None else [out]
 
@@ -233,8 +233,8 @@ NN = frozenset(vars(torch.nn.Module()))  # what torch keeps in each
 def _same(one: Any, other: Any) -> bool:
     """Whether two lists have the same objects, or equal numbers and words."""
     return isinstance(one, list) and len(one) == len(other) and all(
-        a is b or isinstance(a, (bool, int, float, str)) and type(a) is type(b) and a == b
-        or isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and _same([*a], [*b])
+        a is b or (isinstance(a, (bool, int, float, str)) and type(a) is type(b) and a == b)
+        or (isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and _same([*a], [*b]))
         for a, b in zip(one, other, strict=True))
 
 

@@ -23,20 +23,8 @@ from torch.overrides import has_torch_function
 from transconv.calls.settings import settings
 from transconv.compute import table
 from transconv.runtime import torch_internals
-from transconv.torch_ops import (
-    arguments,
-    functional,
-    modules,
-    operators,
-    shapes,
-)
-from transconv.torch_ops.arguments import (
-    autocast,
-    autocast_dtype,
-    cast_dtype,
-    cast_like,
-    traced_autocast,
-)
+from transconv.torch_ops import arguments, functional, modules, operators
+from transconv.torch_ops.arguments import autocast, autocast_dtype, cast_dtype, cast_like, traced_autocast
 from transconv.torch_ops.calls import call_attributes, call_entries
 from transconv.torch_ops.calls.call_attributes import ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall
@@ -131,7 +119,7 @@ def _fits(input: Any, weight: Any, residual: Any, stride: Any, padding: Any, dil
     p = arguments.resolve(input.shape, weight.shape, None, stride,
                           padding if isinstance(padding, (str, tuple)) else (padding,),
                           dilation, False, (0,), groups)
-    return tuple(residual.shape) == shapes.output_shape(input.shape, weight.shape, p)
+    return tuple(residual.shape) == arguments.output_shape(input.shape, weight.shape, p)
 
 
 def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: ConvCall, biased: bool,

@@ -18,8 +18,8 @@ from transconv.calls.route_cache import PASSING
 from transconv.compute import OPS, table
 from transconv.conv import Prop
 from transconv.support import Unsupported
-from transconv.torch_ops import arguments, operators, shapes, transforms
-from transconv.torch_ops.calls import lower_call, precompile, select_impl
+from transconv.torch_ops import arguments, operators, transforms
+from transconv.torch_ops.calls import layer_keys, lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
 from transconv.torch_ops.calls.select_impl import compile_route, make_forward, refused
@@ -36,12 +36,12 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
           activation: str, flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """A forward route whose kernel also adds and activates; where there is none, that of the convolution
     alone, and torch for the rest."""
-    shape, last = shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w)
+    shape, last = arguments.output_shape(x.shape, w.shape, params), arguments.channels_last_result(x, w)
     there = [name for name, t in (("bia", b), ("res", res)) if t is not None]
 
     def reads(w: Tensor, b: Tensor | None, res: Tensor | None = None) -> list[Tensor]:
         found = [] if b is None else [b.contiguous()]
-        return found if res is None else [*found, shapes.with_result_strides(res, last)]
+        return found if res is None else [*found, arguments.with_result_strides(res, last)]
 
     def computed(x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None = None) -> Tensor:
         assert made.plain is not None
@@ -75,7 +75,7 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> R
     """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
     RuntimeError where the tensors do not fit."""
     x, w, b, res = tensors
-    key, flags, aligned = select_impl.call_key("fused", req, activation, tensors)
+    key, flags, aligned = layer_keys.call_key("fused", req, activation, tensors)
     known = route_cache.find(key)
     if known is not None:
         return RouteMatch(known, True, flags, aligned)
@@ -97,7 +97,7 @@ def check(input: Tensor, weight: Tensor, residual: Tensor | None, activation: st
     if activation not in ACTIVATIONS:
         refuse(activation)
     if residual is not None:
-        check_residual(residual, shapes.output_shape(input.shape, weight.shape, p), input)
+        check_residual(residual, arguments.output_shape(input.shape, weight.shape, p), input)
 
 
 def check_residual(residual: Tensor, shape: arguments.Ints, like: Tensor) -> None:
@@ -140,7 +140,7 @@ def fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tenso
              activation: str, p: arguments.Params) -> Tensor:
     """The result of a checked call, without values."""
     check(input, weight, residual, activation, p)
-    return shapes.fake_result(input, weight, p)
+    return arguments.fake_result(input, weight, p)
 
 
 def _read_for(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -175,15 +175,15 @@ def _implement_gradient(name: str, at: int) -> None:
 
     def by_torch(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
         p = resolve(input, weight, None, read(numbers).params)
-        shapes.check_grad(grad, input, weight, p)
+        arguments.check_grad(grad, input, weight, p)
         made = aten_convolutions.aten_backward(grad, input, weight, p, mask, dual=True)[at]
         assert made is not None
         return made
 
     def fake(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
         like = (input, weight)[at]
-        shapes.check_grad(grad, input, weight, resolve(input, weight, None, read(numbers).params))
-        return shapes.empty_result(like, like.shape, shapes.channels_last_result(input, weight))
+        arguments.check_grad(grad, input, weight, resolve(input, weight, None, read(numbers).params))
+        return arguments.empty_result(like, like.shape, arguments.channels_last_result(input, weight))
 
     operators.implement(name, fake, kernel, by_torch, flops=_gradient_flops)
 

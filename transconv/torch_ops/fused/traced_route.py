@@ -22,12 +22,13 @@ from transconv.conv import Prop
 from transconv.ir import DTYPES
 from transconv.runtime import Waiting, torch_internals
 from transconv.support import Unsupported
-from transconv.torch_ops import arguments, operators, shapes
+from transconv.torch_ops import arguments, operators
 from transconv.torch_ops.arguments import autocast, traced_autocast
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes, ConvFunction, request
+from transconv.torch_ops.calls.layer_keys import call_key
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue
-from transconv.torch_ops.calls.select_impl import call_key, compile_route, make_forward
+from transconv.torch_ops.calls.select_impl import compile_route, make_forward
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
 from transconv.torch_ops.operators import traced_convolution
@@ -47,7 +48,7 @@ def _epilogue(function: Pointwise, word: str, biased: bool, rank: int, channels_
 
     def reads(w: Tensor, b: Tensor | None, *operands: Tensor) -> list[Tensor]:
         given = [spread(operands[int(name.removeprefix("arg"))], rank) for name in names]
-        found = [shapes.with_result_strides(t, channels_last) for t in given]
+        found = [arguments.with_result_strides(t, channels_last) for t in given]
         return found if b is None else [b.contiguous(), *found]
 
     def computed(x: Tensor, w: Tensor, b: Tensor | None, *operands: Tensor) -> Tensor:
@@ -99,9 +100,9 @@ def find(
     if known is not None:
         return known
     p = req.resolve(x, w, b)
-    shape = shapes.output_shape(x.shape, w.shape, p)
+    shape = arguments.output_shape(x.shape, w.shape, p)
     check(operands, shape, x)
-    last = shapes.channels_last_result(x, w)
+    last = arguments.channels_last_result(x, w)
     behind = _epilogue(pointwise(text), _word(text, operands, shape), b is not None, len(shape), last,
                        lambda: _plain(route))
     route = ConvCall(Prop.FWD, p, shape, last, behind)
@@ -147,9 +148,9 @@ Gradients = Callable[[str, Tensor, Sequence[Tensor], Tensor, Sequence[bool]],
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
           *numbers: Any) -> Tensor:
     p = operators.resolve(input, weight, bias, numbers)
-    shape = shapes.output_shape(input.shape, weight.shape, p)
+    shape = arguments.output_shape(input.shape, weight.shape, p)
     check(operands, shape, input)
-    return shapes.fake_result(input, weight, p)
+    return arguments.fake_result(input, weight, p)
 
 
 def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,

@@ -34,7 +34,7 @@ from transconv.torch_ops.conversion.traced_graphs import (
     stays,
 )
 from transconv.torch_ops.quantized import quantized_modules
-from transconv.torch_ops.quantized.schemes import KINDS, QuantizationScheme, kind_named, ranged
+from transconv.torch_ops.quantized.input_quantization import KINDS, QuantizationScheme, kind_named, ranged
 
 Tensor = torch.Tensor
 Calibration = Iterable[Any] | Callable[[torch.nn.Module], Any]

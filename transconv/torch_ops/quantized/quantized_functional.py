@@ -11,19 +11,23 @@ before is found by its key, like those of the other functions (calls/route_cache
 an entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity,
 the properties of all tensors by torch's guard. Calls whose input is quantised first have entries of
 their own, which start both kernels.
-"""
+
+``serve_torchao`` computes convolutions of torchao's 8-bit float tensors, too. torchao exchanges the weight
+of a convolution for a ``Float8Tensor``: its bytes, their scale, and how the input is to be quantised.
+Which function computes an operator of such a tensor is a table of its class, which others may write to
+(``Float8Tensor.implements``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from transconv.calls.call_cache import CallCache
-from transconv.calls.guard import CallGuard, Part, StartableKernel, check_of, written
+from transconv.calls.guard import CallCache, CallGuard, Part, StartableKernel, check_of, written
 from transconv.runtime import torch_internals
-from transconv.torch_ops import arguments
+from transconv.support import Unsupported
+from transconv.torch_ops import arguments, functional
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import ConvFunction
 from transconv.torch_ops.calls.call_entries import NUMBERS, only_on, switches
@@ -34,7 +38,6 @@ from transconv.torch_ops.quantized.input_quantization import are_known, quantise
 if TYPE_CHECKING:
     from transconv.torch_ops.calls.lower_call import Flags
     from transconv.torch_ops.calls.route import ConvCall
-
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -270,3 +273,87 @@ _CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D, _CONV_TRANSPOSE3D = (
 FUNCTIONS = {(f.ndims, f.transposed): f for f in (
     _CONV1D, _CONV2D, _CONV3D, _CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D, _CONV_TRANSPOSE3D)}
 """The functions by their number of spatial dimensions, and whether they are transposed."""
+
+
+_aten = torch.ops.aten
+_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding",
+          "groups")
+_TRANSPOSED_NAMES = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups",
+                     "dilation")
+_OPERATORS = {_aten.convolution.default: _NAMES,
+              **{op.default: _NAMES[:6] + _NAMES[8:] for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)},
+              **{op: _TRANSPOSED_NAMES for op in (_aten.conv_transpose1d.default,
+                                                  _aten.conv_transpose2d.input,
+                                                  _aten.conv_transpose3d.input)}}
+"""The names of each operator's arguments, in its order."""
+
+
+def serve_torchao() -> None:
+    """Let transconv compute the convolutions of torchao's ``Float8Tensor`` from now on.
+
+    With this, ``torchao.quantize_(model, Float8DynamicActivationFloat8WeightConfig(PerTensor()), ...)``
+    serves convolutions on every GPU of transconv's: of 1 to 3 dimensions, grouped, transposed and with a
+    bias. The weight has one scale, or one for each output channel; its ``mm_config`` says whether sums
+    stay in the matrix unit. A weight whose inputs are not quantised is widened. Such convolutions have no
+    gradients. ImportError without torchao (``pip install "transconv[torchao]"``)."""
+    try:
+        from torchao.quantization import Float8Tensor
+    except ImportError as error:
+        raise ImportError('serve_torchao needs torchao 0.13 or later (pip install "transconv[torchao]"): '
+                          f"{error}") from error
+    Float8Tensor.implements(list(_OPERATORS))(_convolution)
+
+
+def _convolution(operator: Any, types: Any, args: Sequence[Any],
+                 kwargs: Mapping[str, Any] | None) -> Tensor:
+    """One operator of a tensor of torchao's: what its class calls."""
+    names = _OPERATORS[operator]
+    call = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    input, weight, bias = call["input"], call["weight"], call.get("bias")
+    if not hasattr(weight, "qdata"):
+        raise Unsupported("a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor "
+                          "beside an input of that class, got a plain tensor")
+    f = FUNCTIONS[
+        weight.dim() - 2, call.get("transposed", names is _TRANSPOSED_NAMES)
+    ]
+    numbers = (call.get("stride", 1), call.get("padding", 0), call.get("output_padding", 0),
+               call.get("dilation", 1), call.get("groups", 1))
+    with torch.no_grad():
+        if weight.act_quant_kwargs is None and not hasattr(input, "qdata"):
+            return _widened(f, input, weight.dequantize(), bias, numbers)
+        return _quantised(f, input, weight, bias, numbers)
+
+
+def _quantised(f: call_attributes.ConvFunction, input: Any, weight: Any, bias: Tensor | None,
+               numbers: tuple[Any, Any, Any, Any, Any]) -> Tensor:
+    result = input.dtype
+    if not hasattr(input, "qdata"):
+        how = weight.act_quant_kwargs
+        input = type(weight).from_hp(input, how.float8_dtype, how.granularity, how.mm_config,
+                                     how.hp_value_lb, how.hp_value_ub, how.kernel_preference)
+    given = {"input_scale": _scale(f, "input", input, 1),
+             "weight_scale": _scale(f, "weight", weight, 0 if not f.transposed else 1),
+             "output_dtype": result,
+             "use_fast_accum": bool(getattr(weight.mm_config, "use_fast_accum", False))}
+    x, w = input.qdata, weight.qdata
+    plain = call_attributes.is_plain(x) and call_attributes.is_plain(w)
+    compute = f.general if plain else quantized_route.call
+    return compute(f, x, w, bias, *numbers, given)
+
+
+def _scale(f: call_attributes.ConvFunction, name: str, tensor: Any, axis: int) -> Tensor:
+    """The scale of all elements (1), or of the channels on ``axis`` (channels,), in 32-bit floats."""
+    scale: Tensor = tensor.scale
+    if scale.numel() != 1 and (name == "input" or scale.numel() != scale.shape[axis]):
+        most = "one scale" if name == "input" else "one scale, or one for each output channel"
+        raise Unsupported(f"{f.name} of torchao's Float8Tensor: {name}: expected {most}, got scales of "
+                          f"shape {tuple(scale.shape)}")
+    return scale.reshape(-1).float()
+
+
+def _widened(f: call_attributes.ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
+             numbers: tuple[Any, ...]) -> Tensor:
+    """The convolution of a weight alone in 8 bits, in the input's type."""
+    wide = getattr(functional, f.name.rpartition(".")[2])
+    result: Tensor = wide(input, weight, bias, *f.ordered(*numbers))
+    return result

@@ -1,10 +1,11 @@
 """Convolution modules with quantised weights, for inference.
 
-Weights are integers or 8-bit floats with a scale for each output channel (quantized/schemes.py). Inputs
-have the scale that calibration found, or one of their own in every call. Results have the inputs' type,
-and no gradients. The modules are subclasses of torch's with the weight as a buffer, so that the forward
-of a subclass that ends in `_conv_forward` or `super().forward` goes on. In a folded model they take a
-residual, and results are quantised already for the convolutions that read them:
+Weights are integers or 8-bit floats with a scale for each output channel
+(quantized/input_quantization.py). Inputs have the scale that calibration found, or one of their own in
+every call. Results have the inputs' type, and no gradients. The modules are subclasses of torch's with the
+weight as a buffer, so that the forward of a subclass that ends in `_conv_forward` or `super().forward`
+goes on. In a folded model they take a residual, and results are quantised already for the convolutions
+that read them:
 
     int8 -> conv + bias [+ residual] [-> activation] -> int8, or the type of the model's floats
 
@@ -32,22 +33,23 @@ from transconv.conv import zero_sums
 from transconv.ir import DType
 from transconv.support import TensorError, Unsupported
 from transconv.target import Target
-from transconv.torch_ops import arguments, modules, shapes
+from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.arguments import autocast_dtype
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import ConvFunction, is_plain
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
 from transconv.torch_ops.quantized import input_quantization, quantized_functional
-from transconv.torch_ops.quantized.input_quantization import WrongSums, quantise
-from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
-from transconv.torch_ops.quantized.schemes import (
+from transconv.torch_ops.quantized.input_quantization import (
     KINDS,
     QuantizationScheme,
+    WrongSums,
     kind_named,
     of_input,
+    quantise,
     quantised_weight,
     ranged,
 )
+from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
 
 Tensor = torch.Tensor
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -416,7 +418,7 @@ def _plain(module: Any) -> Any:
 def _shape(input: tuple[int, ...], weight: tuple[int, ...], stride: Any, padding: Any, dilation: Any,
            groups: int) -> tuple[int, ...]:
     padding = (padding,) if isinstance(padding, int) else padding
-    return shapes.output_shape(input, weight, arguments.resolve(
+    return arguments.output_shape(input, weight, arguments.resolve(
         input, weight, None, stride, padding, dilation, False, (0,), groups))
 
 
@@ -453,4 +455,4 @@ def quantises_for(module: Any, readers: list[Any]) -> bool:
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other or one is not None and other is not None and torch.equal(one, other)
+    return one is other or (one is not None and other is not None and torch.equal(one, other))

@@ -2,8 +2,7 @@
 
 torch's way has the same order of operations: exact sums of integers in f64 (of 8-bit floats in f32), then
 the operations behind them in f32, and one rounding. Compilers see the operator in the place of a call.
-Also here: the gradient of a convolution's weight in 32 bits, from an input and a result's gradient of
-fewer.
+``weight_gradient`` is that of a weight in 32 bits, from an input and a result's gradient of fewer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
 from transconv.ir import chances, one_of_two
 from transconv.support import Unsupported
-from transconv.torch_ops import arguments, operators, shapes, transforms
+from transconv.torch_ops import arguments, operators, transforms
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes, ConvFunction, request
@@ -49,7 +48,7 @@ def _epilogue(params: arguments.Params, channels_last: bool, call: QuantizedCall
     def computed(x: Tensor, w: Tensor, bias: Tensor | None, given: Given, is_fake: bool = False) -> Tensor:
         read = _operands(each, bias, given) if is_fake else reads(w, bias, given)
         extra = {r.name: t.view(r.shape) for r, t in zip(each, read, strict=True)}
-        return shapes.with_result_strides(_by_torch(text, made, params, x, w, extra), channels_last)
+        return arguments.with_result_strides(_by_torch(text, made, params, x, w, extra), channels_last)
 
     picks = None if any(r.casts for r in each) else tuple(
         (r.argument, r.number) for r in each)
@@ -161,10 +160,10 @@ def decided(
     params = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, req.stride,
                                req.padding, req.dilation, req.transposed, req.output_padding, req.groups,
                                two_sided=not req.name)
-    shape = shapes.output_shape(x.shape, w.shape, params)
-    strides = shapes.result_strides(shape, shapes.channels_last_result(x, w))
+    shape = arguments.output_shape(x.shape, w.shape, params)
+    strides = arguments.result_strides(shape, arguments.channels_last_result(x, w))
     call = QuantizedCall(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
-    last = shapes.channels_last_result(x, w)
+    last = arguments.channels_last_result(x, w)
     made = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last,
                  _epilogue(params, last, call))
     made.types = (x.dtype, w.dtype, q.output_dtype)
@@ -266,7 +265,7 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, params: Params, fas
 
 def _decided(x: Tensor, grad: Tensor, weight: Tensor, params: Params, flags: lower_call.Flags,
              aligned: bool) -> ConvCall:
-    route = ConvCall(Prop.BWD_W, params, tuple(weight.shape), shapes.channels_last_result(x, weight))
+    route = ConvCall(Prop.BWD_W, params, tuple(weight.shape), arguments.channels_last_result(x, weight))
     route.types = (x.dtype, torch.float32, grad.dtype)
     why = lower_call.reasons(x, weight, qparams.OPERANDS) or (
         [] if grad.numel() else ["shape:empty"]

@@ -24,29 +24,9 @@ from dataclasses import dataclass, field, replace
 
 from transconv.compute import Alone, Compute, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.ir import (
-    InterpError,
-    Kernel,
-    Roles,
-    VerifyError,
-    find,
-    readable,
-    rewrite,
-    select,
-    verify,
-)
+from transconv.ir import InterpError, Kernel, Roles, VerifyError, find, readable, rewrite, select, verify
 from transconv.ir import expr as ex
-from transconv.passes import (
-    EMIT,
-    NAIVE,
-    TOGETHER,
-    Context,
-    forms,
-    levels,
-    passes,
-    running,
-    together,
-)
+from transconv.passes import EMIT, NAIVE, TOGETHER, Context, forms, levels, passes, running, together
 from transconv.passes.lowering import naive
 from transconv.schedule import Schedule, Scheduled, is_copy
 from transconv.support import ProblemError

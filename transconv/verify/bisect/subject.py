@@ -23,12 +23,7 @@ import numpy as np
 
 from transconv.compute import Alone, Answer, Compute, Workload, execute, with_error
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload
-from transconv.ir import (
-    Array,
-    Tensor,
-    convert,
-    offsets_of,
-)
+from transconv.ir import Array, Tensor, convert, offsets_of
 from transconv.runtime import Plan, build, plan_steps
 from transconv.schedule import Schedule, why_not
 from transconv.support import ComputeError, ScheduleError, TransconvError, knobs

@@ -223,9 +223,9 @@ def layout_kind(p: ConvProblem, name: str) -> str:
     kept = [s for s, n in zip(strides, shape, strict=True) if n > 1]
     if kept == sorted(kept, reverse=True):
         return "nchw"
-    return "nhwc" if shape[1] == 1 or strides[1] == min(kept) and (
+    return "nhwc" if shape[1] == 1 or (strides[1] == min(kept) and (
         strides[:1] + strides[2:] == tuple(sorted(strides[:1] + strides[2:], reverse=True))
-    ) else "order"
+    )) else "order"
 
 
 def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool = False) -> ConvTrial:

@@ -41,7 +41,7 @@ from transconv.support import (
     replace_named,
     why_unwritable,
 )
-from transconv.verify.benchdnn.run import packages
+from transconv.verify.benchdnn_run import packages
 from transconv.verify.fuzz import compute_trial, conv_trial
 from transconv.verify.fuzz.compute_trial import ComputeTrial
 from transconv.verify.fuzz.conv_trial import ConvTrial, draw_trial

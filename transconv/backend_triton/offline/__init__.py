@@ -1,1 +1,0 @@
-"""Offline compilation: kernels compiled in child processes for chips that are not there."""

@@ -1,0 +1,171 @@
+"""The child process of offline_compilation.py: ``python -m transconv.backend_triton.offline_child`` reads
+jobs, each a line of JSON, compiles each with Triton, and answers with a line of JSON.
+
+What a compiled Triton kernel uses: registers, spills, shared memory, and its instructions.
+
+Read from the machine code alone, without a GPU. The words are opcodes that say which units a
+kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the
+registers, ``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` AMD's matrix unit. A word
+ending in ``.128`` counts those that move 16 bytes per lane.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import IO, Any
+
+from transconv.backend_triton.launch.jit_module import load
+from transconv.backend_triton.miscompiles import flaw, listing
+from transconv.backend_triton.offline_compilation import serve
+
+SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
+              "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",
+              "LDSM", "STSM", "LDS", "STS", "FFMA", "FFMA2", "HFMA2", "DFMA", "USETMAXREG", "LDL",
+              "STL")
+SASS_WIDE = ("LDGSTS", "LDG", "STG")
+AMD_WORDS = ("v_mfma", "v_smfmac", "v_wmma", "v_swmmac", "v_dot", "buffer_load", "buffer_store",
+             "global_load", "global_load_lds", "global_store", "global_atomic", "buffer_atomic",
+             "ds_read", "ds_load", "ds_write", "ds_store", "v_fma", "v_pk_fma", "v_dual_fma",
+             "scratch_load", "scratch_store")
+AMD_WIDE = ("buffer_load", "buffer_store", "global_load", "global_store")
+
+# ptxas's warning when matrix instructions cannot overlap.
+SERIALISED = re.compile(r"C75(?:10|15)\b|serialized")
+# Triton gives each of a program's 256 threads 256 registers (``.maxnreg``), one more than there are.
+HARMLESS = re.compile(r"Too many maxnreg specified for entry \S+, will be ignored")
+
+
+def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
+    """Registers, stack and words from the cubin; ``log`` is ptxas's output."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage_text = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+                                    capture_output=True, text=True, check=False)
+    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage_text.stdout + usage_text.stderr))
+    if "REG" not in usage:
+        raise RuntimeError(f"cuobjdump printed no registers: {usage_text.stderr.strip()[-200:]}")
+    found = re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
+                       listing(kernel.asm), re.MULTILINE)
+    opcodes = Counter(name for name, _ in found)
+    opcodes.update(f"{name}.128" for name, how in found if ".128" in how and name in SASS_WIDE)
+    return {"registers": int(usage["REG"]),
+            "spill_bytes": int(usage["STACK"]) + int(usage.get("LOCAL", 0)),
+            "words": {w: opcodes[w] for w in _with_wide(SASS_WORDS, SASS_WIDE) if opcodes[w]},
+            "serialised": bool(SERIALISED.search(log))}
+
+
+def of_hip(kernel: Any, log: str) -> dict[str, Any]:
+    """Registers, spills and words from the assembly text of an AMD chip."""
+    text = kernel.asm["amdgcn"]
+
+    def number(key: str) -> int:
+        found = re.search(rf"\.{key}:\s*(\d+)", text)
+        return int(found.group(1)) if found else 0
+
+    opcodes = Counter(re.findall(r"^\s+([a-z][a-z0-9_]*)", text, re.MULTILINE))
+    words = {w: sum(n for op, n in opcodes.items() if op.startswith(w)) for w in AMD_WORDS}
+    for w in AMD_WIDE:
+        words[f"{w}.128"] = sum(n for op, n in opcodes.items()
+                                if op.startswith(w) and op.endswith(("dwordx4", "b128")))
+    # The count of vector registers includes those for accumulation. What is spilt to them, or from
+    # scalar to vector registers, costs no memory; the private segment is what does.
+    return {"registers": number("vgpr_count"),
+            "spill_bytes": number("private_segment_fixed_size"),
+            "words": {w: words[w] for w in _with_wide(AMD_WORDS, AMD_WIDE) if words[w]},
+            "serialised": False}
+
+
+def _with_wide(words: tuple[str, ...], wide: tuple[str, ...]) -> list[str]:
+    """The words in their order, each followed by its 16-byte kind."""
+    return [name for w in words for name in ((w, f"{w}.128") if w in wide else (w,))]
+
+
+def warnings(log: str) -> tuple[str, ...]:
+    """The lines of a compiler's log that warn of something, each once."""
+    lines = (line.strip() for line in log.splitlines() if not HARMLESS.search(line))
+    return tuple(dict.fromkeys(x for x in lines if re.search(r"\bwarning\b", x, re.IGNORECASE)))
+
+
+def main() -> None:
+    """Answer jobs until standard input ends."""
+    serve(_compile)
+
+
+def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import compile as triton_compile
+
+    source = _source(job)
+    # Set explicitly: the default differs between Triton's releases.
+    options = {"num_warps": job["warps"], "num_stages": job["stages"],
+               "enable_fp_fusion": job.get("fuse", True)}
+    target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
+    started = time.perf_counter()
+    kernel = triton_compile(source, target=target, options=options)
+    seconds = time.perf_counter() - started
+    sys.stdout.flush()
+    noise.seek(0)
+    log = noise.read().decode(errors="replace")
+    read = of_cuda if job["backend"] == "cuda" else of_hip
+    return {"function": job["function"], "target": job["target"], **read(kernel, log),
+            "shared_bytes": kernel.metadata.shared, "seconds": round(seconds, 3),
+            "warnings": warnings(log), "flaw": flaw(kernel.asm),
+            "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm},
+            **(_code(kernel) if job["code"] else {})}
+
+
+# The metadata of a compiled kernel that its launch needs.
+LAUNCH = ("num_warps", "num_ctas", "shared", "global_scratch_size", "profile_scratch_size",
+          "launch_cooperative_grid", "tensordesc_meta", "name")
+
+
+def _code(kernel: Any) -> dict[str, Any]:
+    """The machine code, and the metadata for its launch."""
+    code = next(kernel.asm[kind] for kind in ("cubin", "hsaco") if kind in kernel.asm)
+    return {"code": base64.b64encode(code).decode(),
+            "launch": {key: getattr(kernel.metadata, key, None) for key in LAUNCH}}
+
+
+def _source(job: dict[str, Any]) -> Any:
+    """The input of Triton's compiler: the kernel, its argument types, and their known divisors."""
+    function = load(job["source"], job["function"])
+    types = [_descriptor(word, element, box, job["explicit"]) if box else f"*{word}"
+             for word, element, box in job["params"]]
+    passed = job.get("numbers", 0)
+    types = types[:len(types) - passed] + [t.removeprefix("*") for t in types[len(types) - passed:]]
+    types += ["i32"] * job.get("sizes", 0)  # sizes that are arguments
+    signature = dict(zip(function.arg_names, types, strict=True))
+    # A pointer from torch's allocator is a multiple of 16 bytes; without that fact no load is wide.
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")}
+    if job["explicit"]:
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource(function, signature, {}, aligned)
+    from triton.compiler import ASTSource
+
+    return ASTSource(function, signature, {}, aligned)
+
+
+def _descriptor(word: str, element: str, box: Sequence[int], explicit: bool) -> str:
+    """The type of a box's descriptor. ``word`` and ``element``: the element type's names in signatures and
+    in the language. An explicit kernel's type includes the layout in shared memory."""
+    if not explicit:
+        return f"tensordesc<{word}{list(box)}>"
+    from triton.experimental.gluon import language as gl
+
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), getattr(gl, element))
+    return f"tensordesc<{word}{list(box)},{layout!r}>"
+
+
+if __name__ == "__main__":
+    main()

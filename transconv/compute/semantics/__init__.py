@@ -1,1 +1,0 @@
-"""What a computation means: its evaluation in NumPy, error bounds, sampled points."""

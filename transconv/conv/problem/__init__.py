@@ -1,1 +1,0 @@
-"""The text of a convolution problem: descriptor, types, layouts, lists of problems."""

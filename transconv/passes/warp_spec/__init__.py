@@ -1,1 +1,0 @@
-"""Passes of warp-specialized kernels: roles, rings of shared memory, loads of the epilogue."""

@@ -1,1 +1,0 @@
-"""Pictures of a report as SVG: grids, memory, planes, timelines, rooflines."""

@@ -1,1 +1,0 @@
-"""The tuning database: records, files, nearest problems, transfer to other problems."""

@@ -1,1 +1,0 @@
-"""benchdnn's options and batch files: requests, jobs, reports."""
