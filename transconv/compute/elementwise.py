@@ -24,26 +24,9 @@ from dataclasses import KW_ONLY, dataclass
 from math import inf, log, pi, prod
 from typing import Any, cast
 
+from transconv import ir
 from transconv.compute.steps import Reduction
-from transconv.ir import (
-    Call,
-    Cast,
-    Const,
-    Expr,
-    RowTable,
-    Select,
-    Var,
-    as_expr,
-    eq,
-    f64,
-    i32,
-    i64,
-    maximum,
-    minimum,
-    ne,
-    select,
-    why_not_name,
-)
+from transconv.ir import Call, Const, Expr, eq, f64, maximum, minimum, ne, select
 from transconv.simplify import Facts, range_of, simplify
 
 Expression = Callable[..., Expr]
@@ -120,7 +103,7 @@ class Op:
         return (lambda g, y: found(g, y, *given)) if given else found
 
 
-OPS: RowTable[Op] = RowTable()
+OPS: ir.RowTable[Op] = ir.RowTable()
 """Every operation, by name."""
 table = OPS.table
 
@@ -129,7 +112,7 @@ def register(op: Op) -> Op:
     """Add a row to all tables and return it. ValueError for a name that is not an identifier, that is
     taken, or that another row had before in this process, because cached kernels have operations by
     name."""
-    if why_not_name(op.name) or op.name in RESERVED:
+    if ir.why_not_name(op.name) or op.name in RESERVED:
         raise ValueError(f"'{op.name}' cannot name an operation; expected a Python name other than "
                          f"{' and '.join(RESERVED)}")
     if op.name in OPS or OPS.first(op) is not op:
@@ -478,16 +461,16 @@ def is_extreme(x: Expr, top: Expr) -> Expr:
     return eq(x, top) | ne(x, x)
 
 
-def where_first(name: str, x: Expr, top: Var, axes: Sequence[str], sizes: Mapping[str, Expr],
+def where_first(name: str, x: Expr, top: ir.Var, axes: Sequence[str], sizes: Mapping[str, Expr],
                 facts: Facts) -> Reduction:
     """The reduction that gives the number of the first element equal to ``top``, as i32 (i64 where the
     facts do not tell that there are fewer than 2^31 elements)."""
-    count = simplify(prod((sizes[a] for a in axes), start=as_expr(1)), facts)
+    count = simplify(prod((sizes[a] for a in axes), start=ir.as_expr(1)), facts)
     most = range_of(count, facts).hi
-    whole = i32 if most is not None and most <= i32.limits[1] else i64
-    place: Expr = Var(axes[0])
+    whole = ir.i32 if most is not None and most <= ir.i32.limits[1] else ir.i64
+    place: Expr = ir.Var(axes[0])
     for a in axes[1:]:
-        place = place * sizes[a] + Var(a)
-    none = Const(count.value, whole) if isinstance(count, Const) else Cast(count, whole)
-    hit = Select(is_extreme(x, top), Cast(place, whole), none)
+        place = place * sizes[a] + ir.Var(a)
+    none = Const(count.value, whole) if isinstance(count, Const) else ir.Cast(count, whole)
+    hit = ir.Select(is_extreme(x, top), ir.Cast(place, whole), none)
     return Reduction(name, "min", hit, tuple(axes))

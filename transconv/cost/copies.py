@@ -30,20 +30,8 @@ from transconv.cost.fetches import ASYNC, in_rows
 from transconv.cost.issue import ACCESS, slots
 from transconv.cost.symbolic_cost import Number, larger
 from transconv.ir import CALLS, ONE, Call, Expr, View, find, value_at
-from transconv.schedule import (
-    Block,
-    Schedule,
-    Scheduled,
-    boxes_behind,
-    by_tile,
-    left_bytes,
-    programs,
-    reduced_sides,
-    result_boxes,
-    share,
-    sides,
-    tile,
-)
+from transconv.schedule import Block, Schedule, Scheduled, by_tile, programs, share, sides, tile
+from transconv.schedule.tiles import partial_results, shared_memory
 from transconv.target import Constants, Target
 
 STRAY_NS = 1.0  # to store a lane's one or two bytes beside those of others (x3d_m_dw3_54 on an H100)
@@ -143,9 +131,10 @@ def leaving_us(schedule: Schedule, compute: Compute, target: Target) -> float:
     values = prod(tile(schedule, compute, kind) for kind in "BMN")
     each = 0.0
     for w in compute.statistics:
-        shuffled, meets = _across_lanes(reduced_sides(w, compute, schedule), schedule, compute)
+        reduced = partial_results.reduced_sides(w, compute, schedule)
+        shuffled, meets = _across_lanes(reduced, schedule, compute)
         each += (INSTRUCTIONS[w.op] * values + shuffled) / (chip.cores * chip.clock) + EXCHANGED_NS * meets
-    moved = left_bytes(compute, schedule)
+    moved = partial_results.left_bytes(compute, schedule)
     return (programs(schedule, compute) / target.sms * each / 1e3
             + moved / (target.bandwidth_gbs * 1e3))
 
@@ -167,8 +156,7 @@ def _across_lanes(reduced: str, schedule: Schedule, compute: Compute) -> tuple[f
 
 PLAIN = 3.0  # slots of a bias, a residual and a ReLU: what stores wait for does not hide more
 # A function with a branch of a whole program takes all elements of a thread at once, which holds their
-# sums as well: the registers for both, and slots of a word beyond them (a line of a warp out and in again,
-# at one a clock of four schedulers).
+# sums as well: the registers for both, and slots of a word beyond them (out and in again, a clock each).
 HELD, SPILLED = 192, 8.0
 TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
 
@@ -198,10 +186,10 @@ def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
     whole = extents["M"] * extents["N"] * extents["B"]
     spilled = branches * max(0.0, 2 * whole - HELD * 32 * schedule.warps)
     large = [v for v in reads if _elements(schedule.blocks, compute, v) == whole]
-    boxes = boxes_behind(schedule, compute)
+    boxes = shared_memory.boxes_behind(schedule, compute)
     here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
     loaded = [v for v in large if here and v not in boxes]
-    results = result_boxes(schedule, compute)
+    results = shared_memory.result_boxes(schedule, compute)
     written = [v for v in others if _elements(schedule.blocks, compute, v) == whole]
     sent = sum(float(whole * v.tensor.dtype.bytes) for v in written if v in results)
     stored = sum(float(whole * v.tensor.dtype.bytes) for v in written if v not in results) * here

@@ -20,16 +20,8 @@ from typing import NamedTuple
 from transconv.compute import Compute, axis_facts, axis_strides, touched
 from transconv.cost.issue import ACCESS, LINE, SECTOR
 from transconv.ir import View, free_vars
-from transconv.schedule import (
-    Block,
-    Box,
-    Schedule,
-    box_of,
-    by_tile,
-    diagonal,
-    inner_feature,
-    wants_rounding,
-)
+from transconv.schedule import Block, Box, Schedule, box_of, by_tile, inner_feature
+from transconv.schedule.tiles import packing
 from transconv.simplify import multiple_of, simplify
 
 NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache keeps
@@ -104,7 +96,7 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
         lines = straddling(view, found, LINE, compute) if size == 1 else 1.0
         return FetchCost(elements * size * lines, 0, found.bytes)
     vector = min(aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
-    there = elements / diagonal(view, compute)  # elements off the diagonal are masked
+    there = elements / packing.diagonal(view, compute)  # elements off the diagonal are masked
     ahead = vector * size >= ASYNC
     near = (not ahead and view is compute.b and not compute.sums_positions and not view.tensor.extents
             and 0 < touched(view, compute) <= NEAR)
@@ -114,7 +106,8 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
     if size == 1:
         row *= together(view, found, blocks, compute)
     return FetchCost(there * max(size, found.each), elements / vector, row, ahead,
-                 found.run == 1 and elements > 1, only_along and wants_rounding(view, compute), near=near)
+                 found.run == 1 and elements > 1,
+                 only_along and packing.wants_rounding(view, compute), near=near)
 
 
 @by_tile

@@ -35,25 +35,14 @@ from transconv.cost.fetches import FetchCost, fetch
 from transconv.cost.issue import ACCESS, SECTOR, slots
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.ir import View
-from transconv.schedule import (
-    Block,
-    Schedule,
-    ahead,
-    ahead_bytes,
-    carried,
-    groups,
-    k_steps,
-    left_bytes,
-    programs,
-    tile,
-    within,
-)
+from transconv.schedule import Block, Schedule, ahead, ahead_bytes, k_steps, programs, tile
+from transconv.schedule.tiles import partial_results
 from transconv.target import Target
 
 WRITTEN = 16  # unrolled steps whose loads are in flight together
 OVERHEAD = 20  # registers of a thread for addresses and masks
 STALL = 2.0  # clocks between two instructions of a warp
-ISSUED = 2.5  # counted instructions a clock of a scheduler; above 1, because the counts are too high
+ISSUED = 2.5  # slots a clock of a scheduler, fitted: loads and exchanges leave warps idle elsewhere
 SMALL_GBS = 130.0  # GB/s of tensors that stay in the caches, beside what comes from memory
 EXCHANGE_NS = {"lane": 0.0, "warp": 150.0, "block": 145.0}  # to combine results of threads of a row
 CROSSING_NS = 1.15  # for each place and each group of warps that has it, by way of shared memory
@@ -94,7 +83,7 @@ class MapTime:
         self.tiled = tiled = tiled_by(schedule.blocks, compute)
         steps, tiles = ceil(tiled.steps / schedule.split_k), tiled.programs * schedule.split_k
         self.held, self.written = steps == 1, bool(schedule.unroll) and steps <= WRITTEN
-        self.carries = carried(compute, schedule)
+        self.carries = partial_results.carried(compute, schedule)
         self.single = not schedule.programs or tiles <= schedule.programs
         threads, registers = schedule.warps * target.warp_size, self._registers()
         most = target.regs / (threads * min(registers, 255))
@@ -143,7 +132,8 @@ class MapTime:
         rate = kept(smaller(EDGE_GBS, target.bandwidth_gbs * FULL / smaller(started, target.sms)))
         thread, moved, hit = kept(step.thread * steps), kept(step.moved * steps), kept(step.hit * steps)
         latency = LATENCY_NS if self.held or self.written else step.latency * steps
-        divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
+        divided = partial_results.within(schedule.blocks, schedule.warps, tiled.reduced, compute,
+                                         target.warp_size)
         meets = kept(step.exchanges * EXCHANGE_NS[divided] * (1 if schedule.late else steps))
         # Programs of several tiles that are not beside others leave the memory idle while they compute.
         share = EDGE_GBS if self.single else kept(
@@ -172,7 +162,7 @@ class MapTime:
         us = adding_us(compute, target)
         if compute.statistics:
             left = _left(schedule.blocks, schedule.programs, compute)
-            us += len(groups(compute)) * empty + 2 * left / bandwidth
+            us += len(partial_results.groups(compute)) * empty + 2 * left / bandwidth
         if schedule.split_k > 1 and schedule.reduce == "atomic":
             c = compute.c.tensor
             us += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
@@ -197,7 +187,7 @@ class _Step:
 @lru_cache(maxsize=1024)
 def _left(blocks: tuple[Block, ...], persistent: int, compute: Compute) -> int:
     """The bytes of statistics' parts."""
-    return left_bytes(compute, Schedule(blocks, "fma", programs=persistent))
+    return partial_results.left_bytes(compute, Schedule(blocks, "fma", programs=persistent))
 
 
 @lru_cache(maxsize=1024)
@@ -338,8 +328,9 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_SweepRole, ..
         first = [v for v in reads if v not in seen and v not in facts.small]
         again = [v for v in reads if v in seen or v in facts.small]
         seen |= {*reads}
+        values = [s.value for s in inner if not isinstance(s, Read)]
         found.append(_SweepRole((*first, *stored), tuple(again), (*reads, *stored),
-                           _instructions(inner), bool(reads), bool(first),
+                           slots(values) + len(inner) - len(values), bool(reads), bool(first),
                            sum(isinstance(s, Reduction) for s in inner)))
     return tuple(found)
 
@@ -373,13 +364,6 @@ def _distinct(view: View, blocks: tuple[Block, ...], compute: Compute) -> int:
 def moves(view: View, block: Block, compute: Compute) -> bool:
     strides = axis_strides(view, compute)
     return any(strides[a] for a in block.axes)
-
-
-@lru_cache(maxsize=256)
-def _instructions(steps: tuple[Step, ...]) -> float:
-    """Slots of one element in a sweep."""
-    values = [s.value for s in steps if not isinstance(s, Read)]
-    return slots(values) + len(steps) - len(values)
 
 
 def _live(compute: Compute, small: set[View]) -> float:

@@ -11,25 +11,8 @@ from transconv.compute import Compute, touched
 from transconv.cost.copies import EpilogueCost, read_behind
 from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
 from transconv.ir import View, f32
-from transconv.schedule import (
-    INTEGERS,
-    ROWS,
-    WARP_GROUP,
-    Schedule,
-    Scheduled,
-    behind_bytes,
-    in_registers,
-    k_steps,
-    moves_sums,
-    product_columns,
-    programs,
-    result_bytes,
-    shared_bytes,
-    sides,
-    tile,
-    tiles_of_a_stage,
-    transposed_bytes,
-)
+from transconv.schedule import INTEGERS, Schedule, Scheduled, counts, in_registers, sides, tile
+from transconv.schedule.tiles import shared_memory
 from transconv.target import Target
 
 ASYNCHRONOUS = {"wgmma", "tcgen05"}
@@ -83,12 +66,12 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     fetched = tuple(fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
     if schedule.slide:  # the bytes of a step, of which a group shares rows
-        fetched = tuple(f._replace(bytes=f.bytes * tiles_of_a_stage(v, schedule, compute)
+        fetched = tuple(f._replace(bytes=f.bytes * shared_memory.tiles_of_a_stage(v, schedule, compute)
                                    / compute.size(schedule.slide), common=_is_common(v, compute))
                         for f, v in zip(fetched, views, strict=True))
     if wide:
         fetched = tuple(f._replace(through=True) for f in fetched)
-    kept, steps = 0.0, k_steps(schedule, compute)
+    kept, steps = 0.0, counts.k_steps(schedule, compute)
     if schedule.keep:
         at = "ab".index(schedule.keep)
         kept = fetched[at].bytes * steps
@@ -96,14 +79,14 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums = m * n * group
-    moved = schedule.unit == "mma" and moves_sums(compute)
+    moved = schedule.unit == "mma" and counts.moves_sums(compute)
     whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
     behind = read_behind(schedule, compute)
     return Work(
-        tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
+        tiles=counts.programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
         left=n if schedule.swap else m,
-        right=min(product_columns(schedule, compute),
+        right=min(counts.product_columns(schedule, compute),
                   INTEGERS if compute.acc.kind == "int" else m * n),
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
@@ -111,7 +94,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         resident=1 if schedule.programs else _resident(schedule, compute, target),
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
-        bits=16 if wide else compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
+        bits=16 if wide else compute.a.tensor.dtype.bits,
+        transposed=shared_memory.transposed_bytes(schedule, compute),
         kept=kept, shared=compute.size(schedule.slide) if schedule.slide else 1,
         moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
@@ -149,7 +133,7 @@ def is_small(schedule: Schedule, compute: Compute) -> bool:
     """Whether there are too few warps or rows for an asynchronous product. Triton then uses ``mma.sync``,
     whose operands are in registers. (It is not much slower on Hopper; on Blackwell it is not measured.)"""
     left = tile(schedule, compute, "N" if schedule.swap else "M")
-    return schedule.warps < WARP_GROUP or left < ROWS
+    return schedule.warps < counts.WARP_GROUP or left < counts.ROWS
 
 
 def _partials(schedule: Schedule, compute: Compute, results: int, tile_of_c: int) -> int:
@@ -157,7 +141,8 @@ def _partials(schedule: Schedule, compute: Compute, results: int, tile_of_c: int
     if schedule.reduce == "atomic":  # they meet in the result
         return 0
     if schedule.reduce == "stream":  # a program begins and ends within tiles
-        return tile_of_c * min(2 * schedule.programs, programs(schedule, compute) + schedule.programs)
+        most = counts.programs(schedule, compute) + schedule.programs
+        return tile_of_c * min(2 * schedule.programs, most)
     return results * schedule.split_k if schedule.split_k > 1 else 0
 
 
@@ -167,9 +152,8 @@ def _resident(schedule: Schedule, compute: Compute, target: Target) -> int:
     registers = _registers(schedule, compute, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
     if schedule.unit == "mma" and compute.b is not None:
-        shared = shared_bytes(schedule, compute) + 1024
-        shared += result_bytes(schedule, compute)
-        shared += behind_bytes(schedule, compute)
+        shared = 1024 + sum(of(schedule, compute) for of in (
+            shared_memory.shared_bytes, shared_memory.result_bytes, shared_memory.behind_bytes))
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))
 

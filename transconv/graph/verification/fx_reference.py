@@ -205,6 +205,7 @@ def _writes(node: RecordedNode) -> bool:
 def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: Change | None) -> Any:
     """An operation's result. In f64, where the operation knows it; else of its own types, and widened."""
     target = aten.reshape.default if node.target is aten.view.default else node.target
+    exact = EXACT.get(getattr(target, "overloadpacket", None), target)
     product = getattr(target, "overloadpacket", None) in PRODUCTS
 
     def value(n: fx.Node) -> Any:
@@ -217,8 +218,7 @@ def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: C
     if change is not None and getattr(target, "overloadpacket", None) in COMPARED:
         args = (_met(args[0], args[1], node), *args[1:])
     try:
-        found = (exact_form(target)(*_wide(args), **_wide(kwargs)) if wide
-                 else call_operator(target, args, kwargs))
+        found = exact(*_wide(args), **_wide(kwargs)) if wide else call_operator(target, args, kwargs)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -246,14 +246,8 @@ def _gelu_backward(g: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
         return torch.autograd.grad(_gelu(x, approximate=approximate), x, g)[0]
 
 
-FORMS: dict[Any, Any] = {
-    aten.gelu: _gelu, aten.gelu_backward: _gelu_backward, aten.special_ndtr: _below}
-
-
-def exact_form(target: Any) -> Any:
-    """An operator of f64, in a form without the difference in which torch's own loses digits, if it has
-    one."""
-    return FORMS.get(getattr(target, "overloadpacket", None), target)
+# Operators of f64 without the difference in which torch's own lose digits.
+EXACT: dict[Any, Any] = {aten.gelu: _gelu, aten.gelu_backward: _gelu_backward, aten.special_ndtr: _below}
 
 
 def call_operator(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

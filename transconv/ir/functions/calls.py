@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir.dtype import DType, f32, i32
+from transconv.ir.dtype import Array, DType, f32, i32
 from transconv.ir.expr import Add, Const, Expr, Max, Min, Mul
 from transconv.ir.functions import packed_bytes, rounding
 
@@ -64,9 +64,6 @@ REDUCERS = {
 def reducer_of(node: type[Expr]) -> str:
     """The name of the reduction that combines values by this node class; StopIteration if none does."""
     return next(name for name, row in REDUCERS.items() if row.node is node)
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
