@@ -124,7 +124,8 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
         ir.verify(made)
         jobs.append(
             CompileJob(
-                triton.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch, t.warp_size
+                triton.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch,
+                t.warp_size, words=False,
             )
         )
     for found in compile_offline(jobs):
@@ -159,6 +160,7 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
                 t.arch,
                 t.warp_size,
                 explicit=True,
+                words=False,
             )
         ]
     )

@@ -36,7 +36,7 @@ NOTHING = "HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ, !UPT, gsb0 ;\n"
 def test_products_are_kept() -> None:
     chip = TARGETS["sm_90"]
     (step,) = build_compute(CHOSEN, chip, Schedule.parse(SCHEDULE)).steps
-    job = job_of(step, chip)
+    job = job_of(step, chip, words=False)
     assert "tl.where(g, 0.0, s + 0.0)" in job.source
     right, wrong = compile_offline([job, replace(job, source=job.source.replace("s + 0.0", "s"))])
     assert isinstance(right, Resources) and isinstance(wrong, Resources)

@@ -114,7 +114,8 @@ def test_an_offset_with_bits_of_the_thread(chip: str, monkeypatch: pytest.Monkey
     """Of the kernel as it is with the masks that rules alone leave."""
     monkeypatch.setattr(simplification, "decide", lambda e, facts: Verdict(
         bool(e.value), "simplify") if isinstance(e, Const) else None)
-    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS[chip], Schedule.parse(OVER_SCHEDULE), None, "ptx")[:1]
+    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS[chip], Schedule.parse(OVER_SCHEDULE), None, "ptx",
+                   words=False)[:1]
     (found,) = compile_offline(jobs)
     assert isinstance(found, Resources) and "its lower half runs over" in found.flaw
     if (NEWEST / "ready").exists():
@@ -128,7 +129,7 @@ def test_a_left_operand_in_registers_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(boxes, "_rank", lambda box, target: 2)
     p = ConvProblem.parse("mb1ic320ih96oc320oh96kh3ph1 dt=bf16 tag=nhwc")
     schedule = Schedule.parse("ih:8 iw:32 ic:128 oc:64 | mma | a=box b=box swap=1 stages=3 warps=8")
-    (found,) = compile_offline(jobs_of(p, Prop.BWD_D, TARGETS["sm_90"], schedule))
+    (found,) = compile_offline(jobs_of(p, Prop.BWD_D, TARGETS["sm_90"], schedule, words=False))
     assert isinstance(found, Resources) and "registers that the next step writes" in found.flaw
 
 
@@ -141,7 +142,8 @@ def test_an_upper_half_of_another_pair() -> None:
     """The PTX text tells; without it, a branch of threads that disagree."""
     words = (BRANCH_SCHEDULE, BRANCH_SCHEDULE.replace("stages", "programs=132 stages"))
     right, wrong = compile_offline([replace(
-        jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0], code=True) for w in words])
+        jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0], code=True, words=False)
+        for w in words])
     assert isinstance(right, Resources) and isinstance(wrong, Resources)
     assert not right.flaw and "of another pair" in wrong.flaw
     assert "of another pair" in flaw({"cubin": wrong.code})

@@ -39,7 +39,7 @@ def compiled(kernel: Kernel, arch: int) -> str:
     """LLVM's text of a kernel."""
     params = tuple((p.dtype.name, ()) for p in kernel.params)
     job = CompileJob(text(kernel), kernel.name, params, f"sm_{arch}", "cuda", arch, 32, keep=("llir",),
-                     explicit=True)
+                     explicit=True, words=False)
     (found,) = compile_offline([job])
     assert isinstance(found, Resources), found
     return found.texts["llir"]

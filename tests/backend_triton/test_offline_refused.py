@@ -42,7 +42,7 @@ def test_a_mask_of_one_column_is_not_folded(passes: str, live: int,
     two rows of taps each: 4 loads of src and 12 of dst are left."""
     monkeypatch.setenv(knobs.passes.name, passes)
     (found,) = compile_offline(jobs_of(ONE_COLUMN, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(GRADIENT),
-                                       None, "ptx"))
+                                       None, "ptx", words=False))
     assert isinstance(found, Resources)
     ptx = found.texts["ptx"]
     never = set(re.findall(r"mov\.pred\s+(%p\d+), 0;", ptx))
@@ -55,7 +55,7 @@ def test_a_mask_of_one_column_is_not_folded(passes: str, live: int,
 def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, passes)
     jobs = [job for text, schedule in NO_TAPS for job in jobs_of(
-        ConvProblem.parse(text), Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(schedule))]
+        ConvProblem.parse(text), Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(schedule), words=False)]
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
@@ -63,7 +63,7 @@ def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pyt
 def test_addresses_that_nobody_has_simplified_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, "-simplify,-hoist,-reuse")
     jobs = [job for prop, text, schedule in UNSIMPLIFIED for job in jobs_of(
-        ConvProblem.parse(text), prop, TARGETS["sm_90"], Schedule.parse(schedule))]
+        ConvProblem.parse(text), prop, TARGETS["sm_90"], Schedule.parse(schedule), words=False)]
     assert all("0 * 3" in job.source or "* 3 + " in job.source for job in jobs[:2])
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"

@@ -24,7 +24,7 @@ def compiled(problem: str, prop: str, schedule: str, words: str = "", chip: str 
              **given: bool) -> list[Resources]:
     """The kernels of a plan, with their PTX; ``last``: of the last one alone."""
     jobs = jobs_of(ConvProblem.parse(problem), Prop(prop), TARGETS[chip], Schedule.parse(schedule),
-                   Epilogue.parse(words), "ptx")
+                   Epilogue.parse(words), "ptx", words=False)
     found = compile_offline(jobs[-1:] if given.get("last") else jobs)
     assert all(isinstance(x, Resources) for x in found), found
     return [x for x in found if isinstance(x, Resources)]

@@ -43,7 +43,7 @@ def planned(text: str, prop: Prop, words: str, target: Any = EARLY) -> CompiledD
 @pytest.mark.parametrize(("text", "prop", "words"), PLANS)
 def test_the_wait_is_before_every_access(text: str, prop: Prop, words: str) -> None:
     plan = planned(text, prop, words)
-    made = compile_offline([replace(job_of(s, EARLY), keep=("ptx",)) for s in plan.steps])
+    made = compile_offline([job_of(s, EARLY, "ptx", words=False) for s in plan.steps])
     for step, answer in zip(plan.steps, made, strict=True):
         assert not isinstance(answer, CompileFailure), answer
         entry = answer.texts["ptx"].partition(".entry")[2]

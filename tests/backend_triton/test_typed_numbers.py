@@ -133,7 +133,8 @@ def test_in_triton_s_interpreter(to: DType, simple: bool, tmp_path: Path) -> Non
 def test_compiled_for_a_chip(to: DType) -> None:
     made = kernel(to, False)
     params = tuple((t.dtype.name, ()) for t in made.params)
-    (found,) = compile_offline([CompileJob(emit(made), "typed", params, "sm_90", "cuda", 90, 32)])
+    (found,) = compile_offline([CompileJob(emit(made), "typed", params, "sm_90", "cuda", 90, 32,
+                                           words=False)])
     assert isinstance(found, Resources), found
 
 

@@ -89,7 +89,8 @@ SCHEDULE = Schedule.parse("mb.oh:64 g:16 | fma | a=gather b=gather | pack=a.b.c 
 
 def found(problem: str, chip: str, words: str = "") -> str:
     """The flaw of the kernel that multiplies."""
-    jobs = jobs_of(ConvProblem.parse(problem), Prop.FWD, TARGETS[chip], SCHEDULE, Epilogue.parse(words))
+    jobs = jobs_of(ConvProblem.parse(problem), Prop.FWD, TARGETS[chip], SCHEDULE, Epilogue.parse(words),
+                   words=False)
     (it,) = compile_offline([job for job in jobs if job.function.startswith("conv_fwd")])
     assert isinstance(it, Resources)
     return it.flaw

@@ -48,7 +48,7 @@ def test_products_in_tritons_interpreter(a: str, b: str, c: str, schedule: str) 
 
 
 def test_products_compile() -> None:
-    jobs = [job_of(s, TARGETS["sm_90"]) for a, b, c, schedule in TYPES for s in build_compute(
+    jobs = [job_of(s, TARGETS["sm_90"], words=False) for a, b, c, schedule in TYPES for s in build_compute(
         parse(PRODUCT.format(a=a, b=b, c=c)), TARGETS["sm_90"], Schedule.parse(schedule)).steps]
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"

@@ -82,7 +82,7 @@ def test_one_factor_has_to_end_where_the_sum_ends() -> None:
 
 def test_two_warp_groups_do_not_wait_after_each_product() -> None:
     """As those of Triton's own loops do that end at a size."""
-    (found, *_) = compile_offline([job_of(built(*KERNELS[-1])[1].steps[0], SM90)])
+    (found, *_) = compile_offline([job_of(built(*KERNELS[-1])[1].steps[0], SM90, words=False)])
     assert isinstance(found, Resources) and not found.serialised and not found.spill_bytes
     compute = built(*KERNELS[-1])[0]
     words = "ic:64 oc:64 mb.oh.ow:64 | mma | a=gather b=gather | stages=3 warps=8"

@@ -42,8 +42,8 @@ SERIALISED = re.compile(r"C75(?:10|15)\b|serialized")
 HARMLESS = re.compile(r"Too many maxnreg specified for entry \S+, will be ignored")
 
 
-def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
-    """Registers, stack and words from the cubin; ``log`` is ptxas's output."""
+def of_cuda(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
+    """Registers, stack and, if it is to be listed, words from the cubin; ``log`` is ptxas's output."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -55,7 +55,7 @@ def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
     if "REG" not in usage:
         raise RuntimeError(f"cuobjdump printed no registers: {usage_text.stderr.strip()[-200:]}")
     found = re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
-                       listing(kernel.asm), re.MULTILINE)
+                       listing(kernel.asm) if listed else "", re.MULTILINE)
     opcodes = Counter(name for name, _ in found)
     opcodes.update(f"{name}.128" for name, how in found if ".128" in how and name in SASS_WIDE)
     return {"registers": int(usage["REG"]),
@@ -64,8 +64,8 @@ def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
             "serialised": bool(SERIALISED.search(log))}
 
 
-def of_hip(kernel: Any, log: str) -> dict[str, Any]:
-    """Registers, spills and words from the assembly text of an AMD chip."""
+def of_hip(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
+    """Registers, spills and words from the assembly text of an AMD chip, which is always there."""
     text = kernel.asm["amdgcn"]
 
     def number(key: str) -> int:
@@ -117,7 +117,7 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
     noise.seek(0)
     log = noise.read().decode(errors="replace")
     read = of_cuda if job["backend"] == "cuda" else of_hip
-    return {"function": job["function"], "target": job["target"], **read(kernel, log),
+    return {"function": job["function"], "target": job["target"], **read(kernel, log, job["words"]),
             "shared_bytes": kernel.metadata.shared, "seconds": round(seconds, 3),
             "warnings": warnings(log), "flaw": flaw(kernel.asm),
             "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm},

@@ -276,7 +276,8 @@ class CompileJob:
     """One kernel for one chip. ``params``: each argument's element type in call order, and the
     extents of its box where it is a descriptor (none for a pointer). ``explicit``: the text is
     Gluon, not Triton. ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``;
-    ``code``: return the machine code too, and the metadata for its launch."""
+    ``code``: return the machine code too, and the metadata for its launch; ``words``: count the
+    instructions of an NVIDIA chip, whose disassembler takes as long as the compilers."""
 
     source: str
     function: str
@@ -290,6 +291,7 @@ class CompileJob:
     keep: tuple[str, ...] = ()
     explicit: bool = False
     code: bool = False
+    words: bool = True
     sizes: int = 0  # 32-bit arguments after the tensors
     numbers: int = 0  # the last of the params, which are passed themselves, not by address
     fuse: bool = True  # whether products and sums may become one instruction
@@ -299,8 +301,8 @@ class CompileJob:
 class Resources:
     """What a compiled kernel uses. ``registers`` per thread (AMD: vector and accumulation
     registers); ``spill_bytes`` of stack per thread; ``shared_bytes`` per program; ``words``: counts of
-    the instructions of interest; ``serialised``: the matrix unit waits after each. Where
-    ``CompileJob.code`` is set: ``code``, the machine code (cubin, hsaco), and ``launch``, Triton's
+    the instructions of interest (``CompileJob.words``); ``serialised``: the matrix unit waits after each.
+    Where ``CompileJob.code`` is set: ``code``, the machine code (cubin, hsaco), and ``launch``, Triton's
     metadata for its launch."""
 
     function: str

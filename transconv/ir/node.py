@@ -58,7 +58,8 @@ class _Interning(type):
         key = None
         if plain and None not in plain:  # it may be there: then none is made
             key = (cls, *(given if False not in plain else map(_key, given)))
-            there = _interned.data.get(key)  # WeakValueDictionary.get is a function of Python's
+            # WeakValueDictionary.get is a function of Python.
+            there = _interned.data.get(key)  # type: ignore[attr-defined]
             if there is not None and (found := there()) is not None:
                 return found
         made = super().__call__(*args, **kwargs)

@@ -98,6 +98,7 @@ def _job(x: PackagedKernel, target: Target) -> CompileJob:
         schedule.stages,
         explicit=x.explicit,
         code=True,
+        words=False,
     )
 
 
