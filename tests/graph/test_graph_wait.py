@@ -186,7 +186,7 @@ def test_a_thread_looks_at_first_results_before_calls_get_them(
         chip.compile()
         done(rehearsal_thread.thread)
         near(run(x), want)
-        assert began.wait(5.0)
+        assert began.wait(60.0)
         near(run(x), want)
         assert counts() == (0, 6)
         go.set()
