@@ -159,7 +159,7 @@ def schedule_of_user() -> Schedule | None:
 
 def default(compute: Compute, target: Target, workload: Workload | None = None) -> Schedule:
     """The schedule with the highest rank. Raises ScheduleError as ``ranked`` does."""
-    return ranked(compute, target, workload)[0].schedule
+    return ranked(compute, target, workload, enough=1)[0].schedule
 
 
 def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload: Workload,

@@ -43,13 +43,13 @@ ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix
 
 
 def candidates(compute: Compute, target: Target, most: int = MOST) -> list[Schedule]:
-    """Legal schedules, best estimate first; of equal ones, the one proposed first. At most ``most`` on a
-    GPU, and behind them the best of ``KINDS`` that they lack. Raises ScheduleError if none is legal."""
-    if target.backend == "interpreter":
-        found = list(_legal(compute, target))
-    else:
-        found = list(itertools.islice(_legal(compute, target), most))
-        found += _spares(found, compute, target) if len(found) == most else []
+    """Legal schedules, best estimate first; of equal ones, the one proposed first. At most ``most``, and,
+    of more than a few, behind them the best of ``KINDS`` that they lack, or all where kernels are
+    interpreted. Raises ScheduleError if none is legal."""
+    several, interpreted = most > len(KINDS), target.backend == "interpreter"
+    found = list(itertools.islice(_legal(compute, target), None if several and interpreted else most))
+    if several and not interpreted and len(found) == most:
+        found += _spares(found, compute, target)
     if not found:
         raise _none(compute, target)
     return found
