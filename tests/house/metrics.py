@@ -141,7 +141,7 @@ FRESH = 300  # commits for which an ablation stands
 NOUNS = frozenset((
     "packing tiling streaming sharding padding indexing folding lowering merging timing tuning pooling "
     "scheduling sampling batching reading binding rounding upsampling broadcasting tracing inlining "
-    "string codegen").split())
+    "string codegen aliasing").split())
 # Modules that users import by such a name, which stays: what is in it is in rooms whose files have nouns.
 PUBLIC = ("quantized.py",)
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from transconv.support import versions
+import transconv
+from transconv.support import MovedModules, versions
 
 ROOT = Path(__file__).parents[2]
+FINDER = MovedModules(transconv._MOVED)
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +23,12 @@ def as_before():
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if versions.moved_to(name):
+        if FINDER.moved_to(name):
             del sys.modules[name]
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    *versions.MOVED.items(),
+    *transconv._MOVED.items(),
     ("transconv.disk_cache.records", "transconv.support.records"),
     ("transconv.standalone.files", "transconv.runtime.standalone.files"),
 ])
@@ -53,15 +55,15 @@ def test_modules_that_never_were_are_not_found() -> None:
     for name in ("transconv.disk", "transconv.disk_cache.nothing", "transconv.knobs.nothing", "knobs"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
-    assert versions.moved_to("transconv.knobs") == "transconv.support.knobs"
-    assert versions.moved_to("transconv.support.knobs") is None
+    assert FINDER.moved_to("transconv.knobs") == "transconv.support.knobs"
+    assert FINDER.moved_to("transconv.support.knobs") is None
 
 
 def test_no_module_has_an_old_name_and_old_names_are_gone() -> None:
     """A row for a module that is there would never be used."""
-    assert not [old for old in versions.MOVED if (ROOT / old.replace(".", "/")).exists()
+    assert not [old for old in transconv._MOVED if (ROOT / old.replace(".", "/")).exists()
                 or (ROOT / f"{old.replace('.', '/')}.py").exists()]
-    assert all(find_spec(new) for new in versions.MOVED.values())
+    assert all(find_spec(new) for new in transconv._MOVED.values())
 
 
 def run(code: str) -> str:

@@ -33,43 +33,18 @@ from transconv.support.files import (
 from transconv.support.memory_cache import Cache, forget_all
 from transconv.support.python_functions import defined, executed, factory
 from transconv.support.records import Content, Drawer
-from transconv.support.versions import DIRECT, __version__, has_wide_views, is_direct, triton_version
+from transconv.support.versions import (
+    DIRECT,
+    MovedModules,
+    __version__,
+    has_wide_views,
+    is_direct,
+    triton_version,
+)
 
-__all__ = [
-    "DIRECT",
-    "Cache",
-    "ComputeError",
-    "ConfigError",
-    "Content",
-    "Drawer",
-    "KernelError",
-    "LayoutError",
-    "ProblemError",
-    "ScheduleError",
-    "ScopeError",
-    "StageError",
-    "TensorError",
-    "TransconvError",
-    "Unsupported",
-    "__version__",
-    "defined",
-    "executed",
-    "factory",
-    "files",
-    "forget_all",
-    "has_wide_views",
-    "is_direct",
-    "knobs",
-    "leave_text",
-    "nearest",
-    "one_line",
-    "read_named",
-    "records",
-    "replace_data",
-    "replace_named",
-    "seals",
-    "triton_version",
-    "why_foreign",
-    "why_untrusted",
-    "why_unwritable",
-]
+__all__ = ["DIRECT", "Cache", "ComputeError", "ConfigError", "Content", "Drawer", "KernelError",
+           "LayoutError", "MovedModules", "ProblemError", "ScheduleError", "ScopeError", "StageError",
+           "TensorError", "TransconvError", "Unsupported", "__version__", "defined", "executed", "factory", "files", "forget_all",
+           "has_wide_views", "is_direct", "knobs", "leave_text", "nearest", "one_line", "read_named",
+           "records", "replace_data", "replace_named", "triton_version", "why_foreign", "why_untrusted",
+           "why_unwritable"]
