@@ -27,8 +27,8 @@ from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.cudagraphs import Captures
 from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, by_torch
 from transconv.graph.regions.partition import extracted, is_size, nothing, regions
-from transconv.graph.regions.region_calls import RegionLaunches, compile_mode
-from transconv.graph.regions.region_kernel import RefusedKernel, Region
+from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_kernel import RefusedKernel, Region, compile_mode
 from transconv.graph.regions.region_kernels import UPSAMPLING, launches
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols

@@ -42,9 +42,9 @@ from transconv.support.versions import (
     triton_version,
 )
 
-__all__ = ["DIRECT", "Cache", "ComputeError", "ConfigError", "Content", "Drawer", "KernelError", "LayoutError",
-           "MovedModules", "ProblemError", "ScheduleError", "ScopeError", "StageError", "TensorError",
-           "TransconvError", "Unsupported", "__version__", "defined", "executed", "factory", "files",
-           "forget_all", "has_wide_views", "is_direct", "knobs", "leave_text", "nearest", "one_line",
-           "read_named", "records", "replace_data", "replace_named", "triton_version", "why_foreign",
-           "why_untrusted", "why_unwritable"]
+__all__ = ["DIRECT", "Cache", "ComputeError", "ConfigError", "Content", "Drawer", "KernelError",
+           "LayoutError", "MovedModules", "ProblemError", "ScheduleError", "ScopeError", "StageError",
+           "TensorError", "TransconvError", "Unsupported", "__version__", "defined", "executed",
+           "factory", "files", "forget_all", "has_wide_views", "is_direct", "knobs", "leave_text",
+           "nearest", "one_line", "read_named", "records", "replace_data", "replace_named",
+           "triton_version", "why_foreign", "why_untrusted", "why_unwritable"]

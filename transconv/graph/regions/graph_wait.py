@@ -14,15 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from transconv.calls import stats
 from transconv.compute import Workload
-from transconv.graph.regions.region_calls import RegionLaunches, compile_mode
-from transconv.graph.regions.region_kernel import RefusedKernel, Region
+from transconv.graph.regions.region_kernel import RefusedKernel, Region, RegionKernel, compile_mode
 from transconv.graph.verification.eager_check import Checks, WatchedCall
 from transconv.graph.verification.fx_reference import Values, call_operator, origin
 from transconv.runtime import (
@@ -46,6 +45,24 @@ Sizes = Mapping[str, int]
 log = logging.getLogger("transconv.graph")
 THERE = "never"  # the mode in which nothing is compiled: all kernels are there, or one has failed
 REMARK = "torch answers while processes compile its kernels"
+
+
+class WaitingRegion(Protocol):
+    """The launches of a region, as far as a wait uses them."""
+
+    region: Region
+    kernels: list[RegionKernel]
+    device: torch.device
+
+    @property
+    def peak(self) -> int:
+        """Bytes of what its kernels store that are held at once at most."""
+
+    def laid(self, sizes: Sizes, made: Sequence[Any], /) -> Sequence[Any]:
+        """Results with the strides that its kernels' have."""
+
+    def looked_at(self, sizes: Sizes, given: list[Any], mode: str, watch: WatchedCall | None, /) -> Any:
+        """What its kernels make of operands, compared with torch's operators."""
 
 
 class GraphWait:
@@ -149,7 +166,7 @@ class GraphWait:
             return -1
         return rehearsal_thread.room(self.device)
 
-    def answered(self, launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
+    def answered(self, launches: WaitingRegion, gm: fx.GraphModule, sizes: Sizes,
                  given: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a region of ours by torch; None where these operators, which hold values that
         kernels do not, have too little memory: calls then wait."""
@@ -169,7 +186,7 @@ class WaitingCall:
         self.parts: Callable[..., list[Any]] = partial(wait.parts.compared, watch=None, wait=wait)
 
 
-def by_torch(launches: RegionLaunches, gm: fx.GraphModule, sizes: Sizes,
+def by_torch(launches: WaitingRegion, gm: fx.GraphModule, sizes: Sizes,
              given: Sequence[Any]) -> Sequence[Any]:
     """The results of a region by torch's operators, lying as those of its kernels."""
     stats.add(False, COMPILING, len(launches.kernels))
@@ -198,7 +215,7 @@ class GraphRehearsal:
     difference."""
 
     def __init__(self, checks: Checks, values: tuple[int, ...], sizes: Sizes,
-                 regions: Iterable[RegionLaunches], room: int) -> None:
+                 regions: Iterable[WaitingRegion], room: int) -> None:
         self.checks, self.values, self.sizes, self.room = checks, values, sizes, room
         self.regions = {launches.region: launches for launches in regions}
         self.left = {*self.regions} if room >= 0 else set()
@@ -215,7 +232,7 @@ class GraphRehearsal:
         else:
             self.checks.agreed |= {k for r in self.right for k in (*self.regions[r].kernels, r)}
 
-    def take(self, launches: RegionLaunches, given: Sequence[Any]) -> None:
+    def take(self, launches: WaitingRegion, given: Sequence[Any]) -> None:
         """Have the thread look at a region, on copies of its operands."""
         region, thread = launches.region, rehearsal_thread.thread
         if region not in self.left:
@@ -232,7 +249,7 @@ class GraphRehearsal:
         except torch.OutOfMemoryError:
             self.ended.add(region)
 
-    def look(self, launches: RegionLaunches, given: list[Any]) -> None:
+    def look(self, launches: WaitingRegion, given: list[Any]) -> None:
         """In the thread: a first call of a region's kernels, all of which are compiled."""
         region, checks, watch = launches.region, self.checks, None
         if checks.reference is not None:

@@ -48,6 +48,7 @@ from transconv.graph.regions.region_kernel import (
     RegionKernel,
     RegionPlan,
     SizedTensor,
+    compile_mode,
     refusal,
 )
 from transconv.graph.sizes import Length, SymbolicSize
@@ -432,12 +433,6 @@ class RegionLaunches(RegionPlan):
             if passing or (not isinstance(error, Unsupported) and not is_bug(error)):
                 raise
             raise refusal(kernel.group, self.plan, self.region, error) from error
-
-
-def compile_mode() -> str:
-    """``compile`` as a graph obeys it: where the same bits are asked for, calls wait."""
-    mode = settings.mode
-    return "now" if mode == "background" and deterministic() else mode
 
 
 def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:

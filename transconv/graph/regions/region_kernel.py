@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from transconv.calls.settings import settings
 from transconv.compute import Alone, Workload
 from transconv.conv import Surrounded
-from transconv.functional.calls.compiled_launch import TensorMemory, program
+from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, program
 from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput, ingredients
 from transconv.graph.sizes import Length
@@ -277,6 +278,12 @@ def refusal(group: FusionGroup, plan: FusionPlan, region: Region, error: Excepti
     message = error.message or reason if isinstance(error, Unsupported) else str(error) if isinstance(
         error, TransconvError) else f"a bug: {type(error).__name__}: {error}"
     return RefusedKernel(group.name, nodes | also, reason, message)
+
+
+def compile_mode() -> str:
+    """``compile`` as a graph obeys it: where the same bits are asked for, calls wait."""
+    mode = settings.mode
+    return "now" if mode == "background" and deterministic() else mode
 
 
 def origins(region: Region) -> dict[Piece, fx.Node]:
