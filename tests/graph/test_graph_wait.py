@@ -386,3 +386,32 @@ def test_after_prepare_calls_are_compared(chip: Chip) -> None:
             run(x)
         near(run(x), net(x))
     assert len(found) == 1 and transconv.stats(reset=True).compared == {"right": 1}
+
+
+class Mixed(nn.Module):
+    """Regions of kernels, and torch's between them: random numbers and a scan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Conv2d(3, 4, 3), nn.Dropout(0.3), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.drop(torch.cumsum(torch.relu(self.first(x)), 1))
+        return torch.softmax(self.last(y), 1)
+
+
+def test_regions_change_over_together(chip: Chip, beside: None) -> None:
+    """Each was looked at on what it had in the call that torch answered."""
+    net, x = Mixed(), torch.randn(2, 3, 6, 6)
+    run, found, answers = compiled(net), [], []
+    for n in range(4):
+        found.append(step(run, net, x))
+        answers.append(counts())
+        if n == 0:
+            chip.compile()
+        done(rehearsal_thread.thread)
+    for made in found[1:]:
+        near(made, found[0])
+    (zero, many), *_ = answers
+    assert answers == [(zero, many), (0, many), (many, 0), (many, 0)] and zero == 0 < many
+    assert [g.compared for g in transconv.graph.report(run).graphs] == [1, 1]
