@@ -48,6 +48,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "parts": "time each kernel of plans on a GPU: copies, products, sums of parts",
            "index-operations": "count the masks and operations that the simplifier leaves in kernels",
            "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
+           "functions-behind": "time and check functions behind a product",
            "computations": "check and time the computations of bench/computes, and torch's",
            "distributed": "time whole models split over several GPUs, and on one",
            "issues": "time and check convolutions that public issues report as slow or wrong",

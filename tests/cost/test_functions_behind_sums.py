@@ -10,8 +10,11 @@ from pathlib import Path
 from statistics import mean
 
 from tests.stages import SM90
+from transconv.compute import parse
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.cost import estimate
+from transconv.cost.copies import PLAIN, read_behind
+from transconv.ir import CALLS
 from transconv.schedule import Schedule
 
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h100_called_trials.csv"
@@ -35,3 +38,33 @@ def test_estimates_of_functions_behind_a_sum() -> None:
         trials[row["problem"], row["behind"]].append((found, us))
     regret = [min(each)[1] / min(us for _, us in each) for each in trials.values()]
     assert max(regret) < 1.1, regret
+
+
+WAVE = """compute wave
+    tensor x f16 [m=65536, k=96]
+    tensor w f16 [n=128, k=96]
+    axes   m=65536 n=128 | k=96
+    read   u = x[m, k]
+    read   v = w[n, k]
+    let    s = sum(u*v; k)
+    store  y[m, n] = {value}"""
+
+
+def slots_of(value: str, rows: int) -> float:
+    """Slots of an element of a tile of so many rows."""
+    tile = Schedule.parse(f"m:{rows} n:128 k:32 | mma | a=box b=box | c=box stages=4 warps=8 via=gluon")
+    return read_behind(tile, parse(WAVE.format(value=value))).called / (rows * 128)
+
+
+def test_a_function_with_a_branch_holds_the_sums_of_a_thread() -> None:
+    """128 of them beside as many arguments are more than a thread has registers; 64 are not."""
+    plain = CALLS["sin"].slots + 1 - PLAIN
+    assert slots_of("sin(s) + 1.0", 128) == plain < slots_of("sin(s) + 1.0", 256)
+    assert slots_of("erf(s) + 1.0", 128) == slots_of("erf(s) + 1.0", 256) == CALLS["erf"].slots + 1 - PLAIN
+
+
+def test_every_operation_has_a_price() -> None:
+    """A product and what is added to it are one instruction; a bias is beside the store."""
+    found = [slots_of(value, 128) for value in ("s + 1.0", "max(s + 1.0, 0.0)", "s*2.0 + 1.0",
+                                                "where(s < 2.0, s*s, 1.0)", "s / (s + 2.0)")]
+    assert found == [0, 1, 0, 2, 8]

@@ -154,7 +154,7 @@ def _across_lanes(reduced: str, schedule: Schedule, compute: Compute) -> tuple[f
     return shuffles * SHUFFLED, left in reduced
 
 
-PLAIN = 3.0  # slots of a bias, a residual and a ReLU: what stores wait for does not hide more
+PLAIN = 1.0  # slots of a bias, which the times of stores have
 # A function with a branch of a whole program takes all elements of a thread at once, which holds their
 # sums as well: the registers for both, and slots of a word beyond them (out and in again, a clock each).
 HELD, SPILLED = 192, 8.0

@@ -18,7 +18,7 @@ from math import prod
 
 from transconv.compute import Compute, axis_steps, axis_strides, places
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
-from transconv.ir import CALLS, Add, Call, Const, Div, Expr, Mul, Sub, View, find
+from transconv.ir import CALLS, Add, Call, Cast, Const, Div, Expr, Mul, Sub, View, find
 from transconv.schedule import Block, Schedule, has_quads, lanes
 from transconv.target import Target
 
@@ -48,8 +48,8 @@ QUOTIENT = 8.0  # slots of a quotient; one of a number's reciprocal
 
 def slots(values: Iterable[Expr]) -> float:
     """Slots of issue that the operations of an element take, each once: of functions those of their rows,
-    of others one, which a product and what is added to it share."""
-    each = {e for v in values for e in find(v, Expr) if e.children()}
+    of others one, which a product and what is added to it share. Loads and stores have the casts."""
+    each = {e for v in values for e in find(v, Expr) if e.children() and not isinstance(e, Cast)}
     fused = sum(isinstance(e, Add | Sub) and Mul in map(type, e.children()) for e in each)
     return sum(CALLS[e.name].slots if isinstance(e, Call) else
                QUOTIENT if isinstance(e, Div) and not isinstance(e.b, Const) else 1.0
