@@ -44,7 +44,7 @@ from transconv.support.versions import (
 
 __all__ = ["DIRECT", "Cache", "ComputeError", "ConfigError", "Content", "Drawer", "KernelError",
            "LayoutError", "MovedModules", "ProblemError", "ScheduleError", "ScopeError", "StageError",
-           "TensorError", "TransconvError", "Unsupported", "__version__", "defined", "executed", "files", "forget_all",
-           "has_wide_views", "is_direct", "knobs", "leave_text", "nearest", "one_line", "read_named",
-           "records", "replace_data", "replace_named", "triton_version", "why_foreign", "why_untrusted",
-           "why_unwritable"]
+           "TensorError", "TransconvError", "Unsupported", "__version__", "defined", "executed", "files",
+           "forget_all", "has_wide_views", "is_direct", "knobs", "leave_text", "nearest", "one_line",
+           "read_named", "records", "replace_data", "replace_named", "triton_version", "why_foreign",
+           "why_untrusted", "why_unwritable"]
