@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from transconv.backend_triton import offline_child
+from transconv.backend_triton import offline_child, offline_compilation
 from transconv.backend_triton.offline_compilation import (
     CompileFailure,
     CompileJob,
@@ -17,6 +18,7 @@ from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import jobs_of
 
+ROOT = Path(__file__).parents[2]
 BF16 = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 MATRIX = {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "v_mfma"}
 COPY = {"sm_80": {"LDGSTS"}, "sm_90": {"LDGSTS", "UTMALDG"}, "gfx942": {"global_load"}}
@@ -105,3 +107,8 @@ def test_what_the_assembler_refuses_is_kept() -> None:
 
 def test_nothing_to_do() -> None:
     assert compile_offline([]) == []
+
+
+def test_children_find_this_package() -> None:
+    """Whatever folder the program is in, and whatever else is installed."""
+    assert Path(offline_compilation.ROOT) == ROOT

@@ -122,7 +122,7 @@ def test_kernels_without_roles_have_no_timeline() -> None:
 
 
 def test_templates_are_in_the_package() -> None:
-    folder = Path(grid.__file__).parents[1] / "templates"
+    folder = Path(grid.__file__).parent / "templates"
     assert {p.name for p in folder.iterdir()} == {"page.html.j2", "parts.html.j2", "style.css",
                                                   "script.js", "tables.html.j2"}
     said = (Path(__file__).parents[2] / "pyproject.toml").read_text()

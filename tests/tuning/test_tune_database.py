@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import transconv
 from transconv import runtime
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
@@ -373,6 +375,17 @@ def test_a_truncated_record_counts_as_none() -> None:
     path.write_text(path.read_text()[:-40])
     tuning_db.forget()
     assert first().source == "estimate"
+
+
+def test_the_digest_of_files_is_of_the_package_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test, a page or a file of the user's beside the package makes no plan anew."""
+    walked: list[str] = []
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda root: walked.append(root) or walk(root))
+    before = tuning_db.files_digest.__wrapped__()
+    assert [Path(root) for root in walked] == [Path(transconv.__file__).resolve().parent]
+    monkeypatch.setattr(os, "walk", lambda root: [t for t in walk(root) if not t[0].endswith("selection")])
+    assert tuning_db.files_digest.__wrapped__() != before
 
 
 # -- what ships ------------------------------------------------------------------------------------

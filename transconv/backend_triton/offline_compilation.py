@@ -33,11 +33,11 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from transconv.ir import DTYPES
-from transconv.support import knobs
+from transconv.support import files, knobs
 
 Job = dict[str, Any]
 CLOSING_S = 1.0  # how long ``close`` waits for a thread that gets an answer
-ROOT = str(Path(__file__).parents[3])
+ROOT = str(files.PACKAGE.parent)
 
 
 class Child:

@@ -200,7 +200,7 @@ def told_by(record: Target) -> list[str]:
 def files_digest() -> str:
     """A digest of the package's source files and tables, because another version may choose other
     schedules. It uses their content, not their dates, so that a cache can be moved to another machine."""
-    root = str(Path(__file__).parents[2])
+    root = str(keep.PACKAGE)
     seen = hashlib.blake2b(digest_size=16)
     paths = [f"{folder}/{name}" for folder, _, names in os.walk(root) for name in names
              if name.endswith((".py", ".csv"))]

@@ -26,6 +26,8 @@ from transconv.support import knobs
 
 log = logging.getLogger("transconv.cache")
 
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder of the package, in whichever folder of it a file is that asks."""
 PARTIAL = ".transconv-part-"  # begins the names of files that are being written
 LONGEST = 1 << 28  # bytes of a file that a user names
 STALE = 3600.0  # seconds after which such a file belongs to a process that died

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload
 from transconv.ir import Array, Tensor, convert, offsets_of
 from transconv.runtime import Plan, build, plan_steps
 from transconv.schedule import Schedule, why_not
-from transconv.support import ComputeError, ScheduleError, TransconvError, knobs
+from transconv.support import ComputeError, ScheduleError, TransconvError, files, knobs
 from transconv.target import Target, detect
 from transconv.verify.case import ProblemCase
 from transconv.verify.computation import ComputationCase, case_of
@@ -297,8 +296,7 @@ def _in_a_child(subject: BisectSubject, seed: int) -> EmittedVerdict:
     command = [sys.executable, "-m", "transconv", "bisect", *subject.words(), "--limit", str(1 << 62),
                "--seed", str(seed), "--target", subject.target.name, "--parts", "emitter", "--json",
                "--here", *(["--schedule", str(subject.schedule)] if subject.schedule else [])]
-    root = str(Path(__file__).resolve().parents[3])
-    environment = knobs.child_environment({knobs.interpret.name: "1"}, root)
+    environment = knobs.child_environment({knobs.interpret.name: "1"}, str(files.PACKAGE.parent))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_SECONDS,
                               check=False, env=environment)
