@@ -299,3 +299,17 @@ def test_tensors_full_of_a_size() -> None:
         torch.testing.assert_close(run(x), f(x))
     assert [type(r).__name__ for graph in report(run).graphs for r in graph.rows] == ["KernelRow"]
     assert transconv.stats().native["graph"] and not transconv.stats().fallback
+
+
+def test_dims_that_guards_leave_one_are_broadcast() -> None:
+    """What torch broadcasts has one element by a guard; its size in the trace is a term of names."""
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        wide = F.avg_pool2d(x, 2)
+        one = F.avg_pool2d(wide, 2)
+        return (wide * 2 * one, torch.where(one > 0, wide, one), torch.maximum(wide.sum(0), one.amax(0)),
+                (wide - one.mean(1, keepdim=True)).std((2, 3)), torch.lerp(one, wide, 0.25))
+    run = compiled(f)
+    with by_meaning():
+        for shape in ((2, 3, 5, 4), (3, 4, 4, 5), (2, 6, 5, 4)):
+            compare(f, run, (torch.randn(shape, dtype=torch.double),), 1e-12)
+    assert counters["stats"]["unique_graphs"] == 1

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy import functions
 
 from transconv.graph.lowerings.table import NotOurs, ResultSpec
@@ -78,9 +79,12 @@ class Symbols:
         return first | {v.name: value_at(e, first) for v, e in known.derived.items() if isinstance(v, Var)}
 
     def length(self, n: Any) -> Length:
-        """A size of torch's. Raises NotOurs for one that data tell."""
+        """A size of torch's; a number where its guards leave but one, as of dims that are broadcast. Raises
+        NotOurs for one that data tell."""
         if not isinstance(n, torch.SymInt):
             return int(n)
+        if n.node.has_hint() and n.node.hint == 1 and statically_known_true(n == 1):
+            return 1
         return self._product(n.node.expr)
 
     def result(self, t: torch.Tensor) -> ResultSpec:

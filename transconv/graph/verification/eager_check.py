@@ -423,8 +423,8 @@ def _first(given: Sequence[RecordedNode], held: Sequence[Any]) -> tuple[Any, ...
             return like(_sizes(node)[0]) if isinstance(now, int) else now
         shape = [like(n) for n in _sizes(node)]
         if now.is_floating_point():
-            return torch.randn(shape, generator=drawn).to(now.dtype)
-        return torch.zeros(shape, dtype=now.dtype)
+            return torch.randn(shape, generator=drawn, device="cpu").to(now.dtype)
+        return torch.zeros(shape, dtype=now.dtype, device="cpu")
     return tuple(made(n, x) for n, x in zip(given, held, strict=True))
 
 

@@ -246,8 +246,27 @@ def _gelu_backward(g: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
         return torch.autograd.grad(_gelu(x, approximate=approximate), x, g)[0]
 
 
-# Operators of f64 without the difference in which torch's own lose digits.
-EXACT: dict[Any, Any] = {aten.gelu: _gelu, aten.gelu_backward: _gelu_backward, aten.special_ndtr: _below}
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return (x + 3).clamp(0, 6) / 6
+
+
+def _hardsigmoid_backward(g: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x.abs() < 3, g / 6, 0.0)
+
+
+def _hardswish(x: Tensor) -> Tensor:
+    return x * _hardsigmoid(x)
+
+
+def _hardswish_backward(g: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x < -3, 0.0, torch.where(x <= 3, g * (x / 3 + 0.5), g))
+
+
+# Operators of f64 without the difference, or the sixth in f32 (on a GPU), by which torch's own lose digits.
+EXACT: dict[Any, Any] = {
+    aten.gelu: _gelu, aten.gelu_backward: _gelu_backward, aten.special_ndtr: _below,
+    aten.hardsigmoid: _hardsigmoid, aten.hardsigmoid_backward: _hardsigmoid_backward,
+    aten.hardswish: _hardswish, aten.hardswish_backward: _hardswish_backward}
 
 
 def call_operator(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
