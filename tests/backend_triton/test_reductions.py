@@ -34,8 +34,8 @@ def composed(M, C, P, Q):
 def test_functions_are_combined_in_order(axis: int, keep: bool, place: str) -> None:
     m, c = torch.randint(-2, 3, (2, 4, 8), generator=torch.Generator().manual_seed(1)).float()
     p, q = torch.full((2, 8 if axis == 0 else 4), torch.nan)
-    run = TritonKernel(SOURCE.format(axis=axis, keep=keep, place=place), "composed", None, 1, 4, 2)
-    run.start([m, c, p, q])
+    combined = TritonKernel(SOURCE.format(axis=axis, keep=keep, place=place), "composed", None, 1, 4, 2)
+    combined.run([m, c, p, q])
     left, right = m.select(axis, 0), c.select(axis, 0)
     for k in range(1, m.shape[axis]):
         left, right = left * m.select(axis, k), right * m.select(axis, k) + c.select(axis, k)

@@ -37,7 +37,7 @@ def shifted(x, y):
         tl.store(y + step * 8 + at, got)
 '''
 x, y = torch.arange(8.0), torch.zeros(24)
-TritonKernel(SOURCE, "shifted", None, 1, 4, 2).start([x, y])
+TritonKernel(SOURCE, "shifted", None, 1, 4, 2).run([x, y])
 some = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 7.0]
 assert y.tolist() == [7.0] * 8 + some * 2, y
 print(triton.__version__)

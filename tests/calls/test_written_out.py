@@ -198,7 +198,6 @@ def test_guarded_starts(many: int, floats: int, numbers: int, monkeypatch: pytes
     given: list[Any] = [None, *map(float, range(floats)), *(torch.zeros(64) for _ in range(many))]
     arrays = range(1 + floats, len(given))
     writer = StartWriter(lambda *n: ((7, ()), ()), 0, len(given), numbers, values=range(1, 1 + floats))
-    made = writer.guarded([StepStart(begun, (*arrays, *range(1, 1 + floats)))], None,
-                          dict.fromkeys(arrays, 256))
-    assert made(tuple(range(numbers)))(*given) is True
+    made = writer.guarded([StepStart(begun, (*arrays, *range(1, 1 + floats)))], None, arrays)
+    assert made(tuple(range(numbers)), (256,) * many)(*given) is True
     assert seen == [(*(given[i].data_ptr() for i in arrays), *range(floats), *range(numbers))]

@@ -164,9 +164,9 @@ def test_paths_that_are_dropped(dtype: torch.dtype) -> None:
     assert x.grad is not None and bool(x.grad.isfinite().all()) and not transconv.stats().fallback
 
 
-ACTIVATIONS = (F.relu6, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.hardswish, F.hardsigmoid,
-               F.hardtanh, F.leaky_relu, F.logsigmoid, F.softsign, F.tanhshrink, F.hardshrink, F.softshrink,
-               torch.tanh, torch.sigmoid, torch.erf, torch.expm1, torch.log1p)
+ACTIVATIONS = (F.relu6, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.hardswish,
+               F.hardsigmoid, F.hardtanh, F.leaky_relu, F.logsigmoid, F.softsign, F.tanhshrink,
+               F.hardshrink, F.softshrink, torch.tanh, torch.sigmoid, torch.erf, torch.expm1, torch.log1p)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -20,7 +20,7 @@ from transconv.kernel import Constant, Group, KernelFunction, kernel
 from transconv.kernel.launch import kernel_plan
 from transconv.kernel.launch.arguments import Number, sizing, tensors_of, unit_of
 from transconv.kernel.launch.kernel_plan import signature
-from transconv.runtime import torch_internals
+from transconv.runtime import Launch, torch_internals
 from transconv.target import TARGETS
 
 KERNEL = SimpleNamespace(function="f", packed_metadata="m")
@@ -213,8 +213,8 @@ def test_a_known_call_is_started_directly(monkeypatch: pytest.MonkeyPatch) -> No
         for a in aligned:
             made.step.triton.kept[0, a] = KernelStart(
                 lambda *given, a=a: started.append((a, *given[13:])), KERNEL, sizes=len(values))
-        plan = made.launch(True, values).plan
-        return plan.guarded(0, ("", *arguments.kinds), {"X": 64, "Y": 64})
+        found = Launch(made.plan, True).at(values)
+        return found.guarded(0, ("", *arguments.kinds), {"X": 64, "Y": 64})
 
     assert entry() is None
     go, near = Group(16), (True, x.data_ptr(), y.data_ptr(), *values.values())

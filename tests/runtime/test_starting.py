@@ -91,7 +91,9 @@ def launch(monkeypatch: pytest.MonkeyPatch, trusted: bool = True, **plan: Any) -
     made = object.__new__(Launch)
     monkeypatch.setattr(first_run_check, "is_trusted", lambda plan, aligned: trusted)
     made.plan = cast(Any, SimpleNamespace(**{
-        "steps": (SimpleNamespace(zero=None),), "starter": lambda *_, **how: ("starter", how), **plan}))
+        "steps": (SimpleNamespace(zero=None),), "required": None, "in_order": lambda sizes: sizes,
+        "starter_at": lambda *given: lambda sizes: ("starter", given[3]), **plan}))
+    made.sizes, made.starts = None, {}
     made.aligned, made.names, made.device, made.current = True, (), 3, lambda: 3
     made.begin = lambda *tensors: None
     made.divided = cast(Any, SimpleNamespace(plan=made.plan, copied=()))
@@ -140,8 +142,8 @@ def test_workspaces_are_the_caller_s_where_a_starter_takes_them(monkeypatch: pyt
         begin, spaces = made.begun()
         return "own" if begin is made.begin else begin, spaces
     taken = {"workspaces": {"parts": 4}}
-    assert begun(**taken) == (("starter", {"spaces": True}), ("parts of 4",))
-    assert begun(**taken, starter=lambda *_, **how: None) == ("own", ())
+    assert begun(**taken) == (("starter", True), ("parts of 4",))
+    assert begun(**taken, starter_at=lambda *_: None) == ("own", ())
     assert begun(workspaces={}) == ("own", ())
     assert begun(**taken, steps=(zero,)) == ("own", ())
     without = launch(monkeypatch, **taken)

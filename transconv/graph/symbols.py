@@ -79,7 +79,7 @@ class Symbols:
         return first | {v.name: value_at(e, first) for v, e in known.derived.items() if isinstance(v, Var)}
 
     def length(self, n: Any) -> Length:
-        """A size of torch's; a number where its guards leave but one, as of dims that are broadcast. Raises
+        """A size of torch's; 1 where its guards leave nothing else, as of dims that are broadcast. Raises
         NotOurs for one that data tell."""
         if not isinstance(n, torch.SymInt):
             return int(n)

@@ -74,7 +74,7 @@ class ArgumentKind:
 
 
 KnownCall = tuple[Recipe | None, Callable[..., bool] | None]
-"""What calls of one kind leave out, and what starts the kernel with all arguments (``Plan.guarded``)."""
+"""What calls of one kind leave out, and what starts the kernel with all arguments (``Launch.guarded``)."""
 UNKNOWN: KnownCall = (None, None)
 
 
@@ -163,7 +163,7 @@ class KernelLaunches:
             self.calls.clear()
         names = ("",) * isinstance(args[0], Group) + tuple(arguments.kinds)
         spans = {n: spanned(t) for n, t in arguments.tensors.items()}
-        start = found.plan.guarded(arguments.device.index, names, spans)
+        start = found.guarded(arguments.device.index, names, spans)
         self.calls[key] = self.owner.recipe(args, asked), start
 
     @property

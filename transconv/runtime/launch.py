@@ -8,10 +8,8 @@ Texts, regions of graphs, quantised calls and kernels written in Python are laun
 Tensors, and floats that kernels take themselves, come in the order of the workload's reads and then of its
 stores. They may have any shape whose memory is what the workload says: sizes are not looked at again.
 
-Splits a plan in two: the copies of one tensor, which depend on nothing else, and the rest.
-
-A tensor that does not change between calls needs to be copied into another order only once. The copies run
-on request, and the rest of the plan takes their results as additional tensors.
+A plan is split in two, the copies of one tensor, which depend on nothing else, and the rest, which takes
+their results as additional tensors: one that does not change between calls is copied only once.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class Launch:
     ``aligned``: all its tensors begin at multiples of 16 bytes; ``names``: their order."""
 
     __slots__ = ("agreed", "aligned", "begin", "computes", "current", "device", "divided", "indexed",
-                 "names", "of", "plan", "request", "sized", "sizes")
+                 "names", "of", "plan", "request", "sized", "sizes", "starts")
 
     def __init__(self, plan: Plan, aligned: bool, names: Sequence[str] = ()) -> None:
         workload = plan.workload
@@ -78,6 +76,7 @@ class Launch:
         self.agreed = FirstSizes()  # for which front ends compared results with another implementation's
         self.sizes: Mapping[str, int] | None = None
         self.sized: dict[tuple[int, ...], Launch] = {}
+        self.starts: dict[tuple[Any, ...], Any] = {}  # from sizes to what starts them, of the plan
         self.current = torch_internals.current_device()
         self.begin: Begin | None = None
         self.device = -1
@@ -92,10 +91,8 @@ class Launch:
             raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured; "
                               "call once before capturing")
         workload, same = request.workload, request.deterministic
-        for t in workload.tensors:
-            if t.layout.strides() is None or t.layout.offset:
-                raise Unsupported("layout:blocked",
-                                  f"{t.name} has the layout {t.layout}; expected strides")
+        for t in (t for t in workload.tensors if t.layout.strides() is None or t.layout.offset):
+            raise Unsupported("layout:blocked", f"{t.name} has the layout {t.layout}; expected strides")
         if same and any(c.added for c in workload.computations):
             raise Unsupported("deterministic:add", f"{workload.title} adds in place, in no order, and the "
                               "same bits were asked for")
@@ -147,8 +144,23 @@ class Launch:
             self._run(views, judge)
             if device.type == "cuda" and not (self.indexed and knobs.verify()) and (
                     first_run_check.is_trusted(self.plan, self.aligned)):
-                self.begin = self.plan.starter(device.index, self.aligned, self.names)
-                self.device = device.index
+                self.begin, self.device = self._starter(device.index), device.index
+
+    def guarded(self, device: int, names: tuple[str, ...],
+                spans: Mapping[str, int]) -> Callable[..., bool] | None:
+        """``Plan.guarded_at``, written once for all sizes; ``spans``: the bytes of each tensor."""
+        at = self.starts.get((device, names)) or self.plan.guarded_at(device, names, [*spans])
+        self.starts[device, names] = at
+        return at and at(self.plan.in_order(self.sizes), (*spans.values(),))
+
+    def _starter(self, device: int, spaces: bool = False) -> Begin | None:
+        """``Plan.starter``, written once for all sizes."""
+        if self.plan.required is not None and not self.sizes:
+            return None
+        at = self.starts.get((device, spaces)) or self.plan.starter_at(
+            device, self.aligned, self.names, spaces)
+        self.starts[device, spaces] = at
+        return at and at(self.plan.in_order(self.sizes))
 
     def _begun_before(self, device: torch.device) -> Begin | None:
         """What starts kernels that take these sizes as arguments, if they run on the device already and
@@ -156,8 +168,7 @@ class Launch:
         if self.current() != device.index or knobs.verify() or not first_run_check.is_trusted(
                 self.plan, self.aligned):
             return None
-        self.begin = self.plan.starter(device.index, self.aligned, self.names)
-        self.device = device.index
+        self.begin, self.device = self._starter(device.index), device.index
         return self.begin
 
     def views(self, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -173,6 +184,8 @@ class Launch:
     def _run(self, views: dict[str, Any], judge: Judge) -> None:
         """Launch the plan, and keep the one that made the result."""
         found = first_run_check.run(self.plan, views, judge)
+        if found is not self.plan:
+            self.starts = self.of.starts = {}
         if found is not self.plan and self.sizes is not None:  # made anew, for all sizes
             self.of.plan, found = found, found.at(self.sizes)
             self.of.sized = {key: at for key, at in self.of.sized.items() if at is self}
@@ -194,7 +207,7 @@ class Launch:
         cleared = [s.zero.name for s in plan.steps if s.zero]
         if not plan.workspaces or plan.workspaces.keys() & cleared:  # no more is cleared
             return self.begin, ()
-        begin = plan.starter(self.device, self.aligned, self.names, spaces=True)
+        begin = self._starter(self.device, spaces=True)
         return (self.begin, ()) if begin is None else (begin, plan.spaces())
 
     def start_prepacked(self, tensors: Sequence[Any], store: PrepackStore) -> None:

@@ -38,7 +38,7 @@ and calls while another device is the current one:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -47,8 +47,8 @@ from transconv.support import factory
 
 StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
 """From sizes to a function of tensors that starts a plan for them."""
-GuardedAt = Callable[[tuple[int, ...]], Callable[..., bool]]
-"""From sizes to a function of a call's arguments: whether it started a plan with them."""
+GuardedAt = Callable[[tuple[int, ...], tuple[int, ...]], Callable[..., bool]]
+"""From sizes, and the bytes of tensors, to a function of arguments: whether it started a plan."""
 
 
 class StepStart(NamedTuple):
@@ -81,37 +81,37 @@ class StartWriter:
         return made
 
     def guarded(self, near: Sequence[StepStart] | None, far: Sequence[StepStart] | None,
-                spans: Mapping[int, int]) -> GuardedAt:
-        """``starter`` that looks at its arguments. ``near``, ``far``: the steps for tensors that begin at
-        multiples of 16 bytes, and for others, None where a kernel is not loaded; ``spans``: the bytes of
-        each tensor, by its number."""
+                tensors: Sequence[int]) -> GuardedAt:
+        """``starter`` that looks at its arguments, of which ``tensors`` are. ``near``, ``far``: the steps
+        for such that begin at multiples of 16 bytes, and for others; None where one is not loaded."""
         each = [*(near or ()), *(far or ())]
-        bits = " | ".join(f"a{x}" for x in spans) or "0"
-        lines = [*self.guard(spans), *self.prepared(each, spans), f"if ({bits}) & 15:",
+        bits = " | ".join(f"a{x}" for x in tensors) or "0"
+        lines = [*self.guard(tensors), *self.prepared(each, tensors), f"if ({bits}) & 15:",
                  *(f"    {line}" for line in self.variant(far, len(near or ()))), *self.variant(near, 0)]
-        made: GuardedAt = self.made(len(near or far or ()), lines)
+        made: GuardedAt = self.made(len(near or far or ()), lines, tensors)
         return made
 
-    def made(self, count: int, body: Sequence[str]) -> Any:
-        """The function of sizes around the lines of one of tensors, which starts so many kernels."""
+    def made(self, count: int, body: Sequence[str], spans: Sequence[int] | None = None) -> Any:
+        """The function of sizes, and of ``spans``, around the body of one that starts so many kernels."""
         grids = "".join(f"(g{at}, p{at}), " for at in range(count))
         rooms = f"({_listed('s', range(len(self.types)))})" if self.types else "_"
-        lines = [f"def made({', '.join(self.known)}):", "def at(sizes):",
+        given = "" if spans is None else ", spans"
+        lines = [f"def made({', '.join(self.known)}):", f"def at(sizes{given}):",
                  *([f"    {self.sizes}= sizes"] if self.sizes else []),
+                 *([f"    {_listed('r', spans)}= spans"] if spans else []),
                  f"    {grids}{rooms}, = numbers({self.sizes})",
                  f"    def run({_listed('x', range(self.arguments))}):",
                  *(f"        {line}" for line in body), "    return run", "return at"]
         return factory("\n    ".join(lines))(**self.known)
 
-    def guard(self, spans: Mapping[int, int]) -> Iterator[str]:
+    def guard(self, tensors: Sequence[int]) -> Iterator[str]:
         """The conditions under which nothing is started."""
         self.known["current"] = torch_internals.current_device()
-        self.known |= {f"r{x}": span for x, span in spans.items()}
-        if spans:
-            yield _addresses(spans)
-        negated = "".join(f" or x{x}.is_neg()" for x in spans)
+        if tensors:
+            yield _addresses(tensors)
+        negated = "".join(f" or x{x}.is_neg()" for x in tensors)
         yield f"if current() != device{negated}: return False"
-        for x, y in combinations(spans, 2):
+        for x, y in combinations(tensors, 2):
             yield f"if a{x} < a{y} + r{y} and a{y} < a{x} + r{x}: return False"
 
     def prepared(self, steps: Sequence[StepStart], addressed: Iterable[int]) -> Iterator[str]:
@@ -150,8 +150,7 @@ class StartWriter:
                    f"None, {given})")
 
 
-def _addresses(numbers: Iterable[int]) -> str:
-    numbers = tuple(numbers)
+def _addresses(numbers: Sequence[int]) -> str:
     return f"{_listed('a', numbers)}= {''.join(f'x{x}.data_ptr(), ' for x in numbers)}"
 
 

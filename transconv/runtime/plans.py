@@ -17,7 +17,7 @@ from transconv.backend_triton import TritonKernel, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
 from transconv.ir import Expr, Kernel, Sizes, Tensor, Values, function_of, sizes_told, strictest, values_of
-from transconv.runtime.launch_codegen import StarterAt, StartWriter, StepStart
+from transconv.runtime.launch_codegen import GuardedAt, StarterAt, StartWriter, StepStart
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.schedule import Schedule
 from transconv.support import TensorError, knobs
@@ -195,7 +195,7 @@ class Plan:
         if self.required is not None and not self.sizes:
             return None
         at = self.starter_at(device, aligned, names, spaces)
-        return at and at(self._in_order(self.sizes))
+        return at and at(self.in_order(self.sizes))
 
     def starter_at(self, device: int, aligned: bool, names: tuple[str, ...],
                    spaces: bool = False) -> StarterAt | None:
@@ -203,26 +203,22 @@ class Plan:
         steps = self._starts(device, aligned, names)
         if not steps:
             return None
-        own = (*names, *self.workspaces) if spaces else names
-        return self._writer(device, own, [] if spaces else self._types()).starter(steps)
+        return self._writer(device, names, spaces).starter(steps)
 
-    def guarded(self, device: int, names: tuple[str, ...],
-                spans: Mapping[str, int]) -> Callable[..., bool] | None:
-        """A function of arguments, of which ``names`` has the plan's names, or others: launches the plan
-        and returns True; False for a call that has to be looked at: with tensors that share memory, or
-        negated, or of an alignment for which no kernel is loaded, or while another device is the current
-        one. ``spans``: the bytes from the first element of each tensor to its last. None if no kernel is
-        loaded, and if sizes are arguments and none are given."""
+    def guarded_at(self, device: int, names: tuple[str, ...], tensors: Sequence[str]) -> GuardedAt | None:
+        """A function of sizes, and of the bytes of ``tensors``, to one of arguments, of which ``names``
+        has the plan's names, or others: launches the plan and returns True; False for a call that has to
+        be looked at: with tensors that share memory, or negated, or of an alignment for which no kernel is
+        loaded, or while another device is the current one. None if no kernel is loaded."""
         near, far = (self._starts(device, aligned, names) for aligned in (True, False))
         if (not near and not far) or (self.required is not None and not self.sizes):
             return None
-        at = self._writer(device, names, self._types()).guarded(
-            near, far, {names.index(n): span for n, span in spans.items()})
-        return at(self._in_order(self.sizes))
+        return self._writer(device, names).guarded(near, far, [names.index(n) for n in tensors])
 
     def _starts(self, device: int, aligned: bool, names: tuple[str, ...]) -> list[StepStart] | None:
         """What starts the kernels, the arguments of each by their places in ``names`` and behind these in
-        the plan's workspaces; None if one of them is not loaded, or takes another tensor."""
+        the plan's workspaces; None if one of them is not loaded, or takes another tensor, and where
+        padding is cleared behind them."""
         known = (*names, *self.workspaces)
         steps: list[StepStart] = []
         for step in self.steps:
@@ -233,30 +229,28 @@ class Plan:
                                    known.index(step.zero.name) if step.zero else None))
         return steps
 
-    def _writer(self, device: int, names: tuple[str, ...], types: list[Any]) -> StartWriter:
-        """Of a start with arguments of these names that allocates workspaces of ``types``."""
+    def _writer(self, device: int, names: tuple[str, ...], spaces: bool = False) -> StartWriter:
+        """Of a start with arguments of these names, and with workspaces if it allocates none."""
         values = [names.index(t.name) for t in self.workload.tensors if t.number]
         sizes = self.required.names if self.required is not None else ()
-        return StartWriter(self.numbers, device, len(names), len(sizes), types, torch_internals.quickest(),
-                           values)
-
-    def _types(self) -> list[Any]:
-        """torch's types of the workspaces."""
-        return [torch_type(spec) for spec in self.workspaces.values()]
+        types = [torch_type(spec) for spec in self.workspaces.values()]
+        return StartWriter(self.numbers, device, len(names) + spaces * len(types), len(sizes),
+                           [] if spaces else types, torch_internals.quickest(), values)
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
         """The shape and the type, torch's, of each workspace; of its own sizes, where these are
         arguments."""
-        return tuple(zip(self._rooms(self.sizes), self._types(), strict=True))
+        types = [torch_type(spec) for spec in self.workspaces.values()]
+        return tuple(zip(self._rooms(self.sizes), types, strict=True))
 
     def _rooms(self, sizes: Values | None) -> tuple[tuple[int], ...]:
         """The shape of each workspace for sizes that are arguments."""
         if not self.workspaces:
             return ()
-        found: tuple[tuple[int], ...] = self.numbers(*self._in_order(sizes))[-1]
+        found: tuple[tuple[int], ...] = self.numbers(*self.in_order(sizes))[-1]
         return found
 
-    def _in_order(self, sizes: Values | None) -> tuple[int, ...]:
+    def in_order(self, sizes: Values | None) -> tuple[int, ...]:
         """Sizes that are arguments, in the order of their names."""
         return tuple([sizes[n] for n in self.required.names]) if self.required and sizes else ()
 

@@ -262,7 +262,7 @@ def _hardswish_backward(g: Tensor, x: Tensor) -> Tensor:
     return torch.where(x < -3, 0.0, torch.where(x <= 3, g * (x / 3 + 0.5), g))
 
 
-# Operators of f64 without the difference, or the sixth in f32 (on a GPU), by which torch's own lose digits.
+# Operators of f64 without the difference, or the sixth in f32 (a GPU's), by which torch's own lose digits.
 EXACT: dict[Any, Any] = {
     aten.gelu: _gelu, aten.gelu_backward: _gelu_backward, aten.special_ndtr: _below,
     aten.hardsigmoid: _hardsigmoid, aten.hardsigmoid_backward: _hardsigmoid_backward,

@@ -136,9 +136,6 @@ def _checked(source: FunctionSource) -> FunctionSource:
     return source
 
 
-# -- results that a call leaves out ------------------------------------------------------------------
-
-
 def results_of(name: str, parameters: Sequence[str], asked: AskedResults) -> dict[str, DType | None]:
     """The element type of each result in the order of the parameters; None: that of the first array.
     Raises KernelError for what is no parameter or no type."""

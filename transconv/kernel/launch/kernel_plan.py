@@ -168,8 +168,7 @@ class CompiledKernel:
         return "" if required is None else required.sizes.why_not(self.sizing.values(numbers))
 
     def launch(self, aligned: bool, values: Mapping[str, int]) -> Launch:
-        """Its launch for arrays that all begin at multiples of 16 bytes, or others. ``values``: the sizes
-        that are arguments."""
+        """Its launch for sizes that are arguments."""
         found = self.launches[aligned]
         return found.at(values) if values else found
 
