@@ -29,9 +29,7 @@ def test_estimates_are_near_what_was_measured() -> None:
     found = {(r["layer"], r["dtype"]): us(r) / float(r["ours_us"]) for r in rows}
     assert len(found) > 40
     far = {name: round(ratio, 2) for name, ratio in found.items() if not 0.7 < ratio < 1.5}
-    # Of 64 summed channels: what makes integers of sums counts for more than it takes since its vectors
-    # are loaded before the sum.
-    assert far == {("rn50_l1_1x1_64_256", "int8"): 1.65}
+    assert not far
 
 
 def test_rows_that_follow_one_another_fill_lines() -> None:
