@@ -1,6 +1,6 @@
-"""Results that are views, alone and one of another, each behind a computed value: they have torch's strides
-and begin where torch's do, those that share memory in torch share it, and what is written to one is seen
-through the others. Of each value some dims are 1 at some shapes, which is how a name hides.
+"""Results that are views, alone and one of another, each behind a computed value: they have torch's
+strides and begin where torch's do, those that share memory in torch share it, and what is written to one
+is seen through the others. Some dims are 1 at some shapes, by which an example of sizes misleads.
 """
 
 from __future__ import annotations
@@ -131,6 +131,17 @@ QUICK = [*VIEWS][:4]  # the others are for `make check-all`
 @pytest.mark.parametrize("dynamic", [True, None, False])
 def test_views_that_are_results(dynamic: bool | None) -> None:
     _check(("by a number", "pool"), QUICK, 1, dynamic)
+
+
+def test_views_of_equal_values_are_apart() -> None:
+    def function(x: Tensor, c: float) -> tuple[Tensor, Tensor]:
+        return (x * c)[:, 1:], (x * c)[:, 1:]
+    torch._dynamo.reset()
+    run = torch.compile(function, backend=backend, dynamic=True, options={"rest": "eager"})
+    with by_meaning():
+        one, other = run(torch.ones(3, 4), NUMBER)
+    one.zero_()
+    assert other.all()
 
 
 @pytest.mark.slow
