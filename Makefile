@@ -70,7 +70,7 @@ matrix: $(ready) $(NEWEST)/ready
 # Two workers get whole files, in the order of tests/durations.json (`pytest tests --update-durations` times
 # them anew). Their many child processes share what
 # Python compiles, also where the environment forbids to write it.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -q tests -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -q tests -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(ready)
 	@$(MAKE) --no-print-directory $(NEWEST)/ready || \

@@ -348,23 +348,13 @@ class Sign(NamedTuple):
 
 SIGNS = (  # those that need a disassembler come last
     Sign(_overwrites, "products may read registers that the next step writes"),
-    Sign(
-        lambda asm: _runs_over(asm.get("ptx", "")),
-        "the upper half of a pair takes what its lower half runs over by",
-    ),
-    Sign(
-        lambda asm: converts(asm.get("ptx", "")),
-        "ptxas converts a float of which the lowest bits are stored",
-    ),
-    Sign(
-        _takes_numbers,
-        "ptxas converts two 8-bit floats of the number of a constant",
-    ),
+    Sign(lambda asm: _runs_over(asm.get("ptx", "")),
+         "the upper half of a pair takes what its lower half runs over by"),
+    Sign(lambda asm: converts(asm.get("ptx", "")),
+         "ptxas converts a float of which the lowest bits are stored"),
+    Sign(_takes_numbers, "ptxas converts two 8-bit floats of the number of a constant"),
     Sign(_takes_another_half, "the place of a box may have the upper half of another pair of 16 bits"),
-    Sign(
-        lambda asm: reorders(asm.get("ttgir", "")),
-        "a sum in a loop takes elements of other rows",
-    ),
+    Sign(lambda asm: reorders(asm.get("ttgir", "")), "a sum in a loop takes elements of other rows"),
     Sign(drops, "ptxas dropped products whose sums are chosen or 0"),
     Sign(_loses_constants, "ptxas lost the constant of a packed 16-bit addition"),
 )

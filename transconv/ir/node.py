@@ -12,10 +12,13 @@ import hashlib
 import threading
 from dataclasses import dataclass, fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 _interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+# The weak reference to the node of a key; WeakValueDictionary.get is a function of Python's, thus slower.
+_reference = attrgetter("data")(_interned).get
 _hashes: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -58,8 +61,7 @@ class _Interning(type):
         key = None
         if plain and None not in plain:  # it may be there: then none is made
             key = (cls, *(given if False not in plain else map(_key, given)))
-            # WeakValueDictionary.get is a function of Python.
-            there = _interned.data.get(key)  # type: ignore[attr-defined]
+            there = _reference(key)
             if there is not None and (found := there()) is not None:
                 return found
         made = super().__call__(*args, **kwargs)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # The factors of a product of atoms, in a fixed order; a power repeats its atom.
 Mono = tuple[Expr, ...]
 Terms = tuple[tuple[Mono, int], ...]
-Exponents = tuple[int, ...]
 
 
 @functools.cache
@@ -126,10 +125,8 @@ class Polynomial:
                 total[mono] = made
             else:
                 del total[mono]
-        atoms = self.atoms
-        if other.atoms != atoms:
-            atoms = tuple(dict.fromkeys(atoms + other.atoms))
-        return Polynomial(atoms, None, tuple(total.items()), self.const + k * other.const)
+        const = self.const + k * other.const
+        return Polynomial(self._atoms_with(other), None, tuple(total.items()), const)
 
     def __neg__(self) -> Polynomial:
         return self * -1
@@ -154,23 +151,15 @@ class Polynomial:
     __hash__ = None  # type: ignore[assignment]
 
     def _both(self, other: Polynomial) -> tuple[PolyElement, PolyElement, Mono]:
-        """Both as elements of one ring, and its atoms: those of ``self`` first."""
-        if self.atoms == other.atoms:
-            return self.element, other.element, self.atoms
-        places = {a: i for i, a in enumerate(self.atoms)}
-        to = [places.setdefault(a, len(places)) for a in other.atoms]
-        atoms = tuple(places)
-        ring, size = ring_of(len(atoms)), len(atoms)
-        p = self.element
-        if more := (0,) * (size - len(self.atoms)):
-            p = ring.dtype({powers + more: c for powers, c in p.items()})
-        moved: dict[Exponents, int] = {}
-        for powers, c in other.element.items():
-            key = [0] * size
-            for i, n in zip(to, powers, strict=True):
-                key[i] = n
-            moved[tuple(key)] = c
-        return p, ring.dtype(moved), atoms
+        """Both as elements of one ring, and its atoms."""
+        atoms = self._atoms_with(other)
+        p, q = (Polynomial(atoms, None, x.terms, x.const).element for x in (self, other))
+        return p, q, atoms
+
+    def _atoms_with(self, other: Polynomial) -> Mono:
+        """The atoms of both, those of ``self`` first."""
+        same = self.atoms == other.atoms
+        return self.atoms if same else tuple(dict.fromkeys(self.atoms + other.atoms))
 
     def _tidy(self) -> Polynomial:
         """The same over the atoms that it has, in the order of its terms."""

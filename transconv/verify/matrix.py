@@ -358,18 +358,9 @@ def rows_of(triton: str, planned: Sequence[Planned], answers: Sequence[Answer]) 
     rows: dict[Key, ResourceRow] = {}
     for p, a in zip(planned, answers, strict=True):
         if isinstance(a, Resources):
-            row = ResourceRow(
-                triton,
-                p.target,
-                p.case,
-                without_phase(p.kernel),
-                a.registers,
-                a.spill_bytes,
-                a.shared_bytes,
-                a.serialised,
-                " ".join(w for w in a.words if w not in COMMON),
-                p.schedule,
-            )
+            row = ResourceRow(triton, p.target, p.case, without_phase(p.kernel), a.registers,
+                              a.spill_bytes, a.shared_bytes, a.serialised,
+                              " ".join(w for w in a.words if w not in COMMON), p.schedule)
             rows[row.key] = rows[row.key].join(row) if row.key in rows else row
     return list(rows.values())
 

@@ -86,20 +86,9 @@ def _binary(package: PlanPackage, x: PackagedKernel, answer: Answer) -> KernelBi
 def _job(x: PackagedKernel, target: Target) -> CompileJob:
     schedule = x.step.schedule
     params = tuple((a.dtype.name, a.box.extents if a.box else ()) for a in x.arguments)
-    return CompileJob(
-        x.source,
-        x.kernel,
-        params,
-        target.name,
-        target.backend,
-        target.arch,
-        target.warp_size,
-        schedule.warps,
-        schedule.stages,
-        explicit=x.explicit,
-        code=True,
-        words=False,
-    )
+    return CompileJob(x.source, x.kernel, params, target.name, target.backend, target.arch,
+                      target.warp_size, schedule.warps, schedule.stages, explicit=x.explicit, code=True,
+                      words=False)
 
 
 def why_not_cleared(package: PlanPackage) -> str:

@@ -209,19 +209,8 @@ def _general(
     route = found.route
     if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
-        note(
-            f,
-            _of_reals if real else _general,
-            input,
-            weight,
-            bias,
-            numbers,
-            given,
-            route,
-            found.flags,
-            found.aligned,
-            real,
-        )
+        note(f, _of_reals if real else _general, input, weight, bias, numbers, given, route,
+             found.flags, found.aligned, real)
     route.lay_out(weight)
     return route.forward(input, weight, bias, given)
 
