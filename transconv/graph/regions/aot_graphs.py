@@ -31,7 +31,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import holds
 from transconv.graph.lowerings.table import ROWS
-from transconv.graph.regions.aliasing import may_view, memory, readers
+from transconv.graph.regions.aliases import may_view, memory, readers
 from transconv.runtime import torch_internals
 
 aten = torch.ops.aten

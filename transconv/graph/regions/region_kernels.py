@@ -46,7 +46,7 @@ from transconv.graph.fusion.index_ir import (
 )
 from transconv.graph.fusion.plan import planned
 from transconv.graph.fusion.planner import MaterializeReason, step
-from transconv.graph.regions.aliasing import base_of
+from transconv.graph.regions.aliases import base_of
 from transconv.graph.regions.aot_graphs import FREE, MOVED
 from transconv.graph.regions.region_kernel import (
     Handed,
