@@ -18,7 +18,7 @@ import transconv
 from transconv.backend_triton.launch import bound_start, triton_kernel
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
-from transconv.graph.regions import region_calls, region_kernels
+from transconv.graph.regions import graph_wait, region_calls, region_kernels
 from transconv.graph.verification import eager_check
 from transconv.runtime import Launch, compiler, first_run_check, torch_internals
 from transconv.target import TARGETS, Target
@@ -76,7 +76,7 @@ def graphs_as_on_gpu() -> Iterator[Launched]:
         found = stack.enter_context(as_on_gpu())
         for home, name, value in (
             (torch_compile, "TARGETS", {**TARGETS, "interpreter": SM90}),
-            (torch_compile, "begin", lambda questions: None),
+            (graph_wait, "begin", lambda questions: None),
             (region_kernels, "rank", lambda questions: None),
             (compiled_launch, "target_of", lambda device: SM90),
             (Launch, "start", _start_text),

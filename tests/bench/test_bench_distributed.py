@@ -53,8 +53,8 @@ def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(distributed, "measured", measured)
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     out = capsys.readouterr().out
-    assert "| unet3d | 2 | eager | 30 | not run | 15 | 2.00 | - | - | - | 600 → 300 | 0.50 |" in out
-    assert "| unet3d | 2 | recorded | 30 | not run | 15 | 2.00 |" in out
+    assert "| unet3d | 2 | eager | 30 | 15 | 2.00 | 600 → 300 | 0.50 |" in out
+    assert "| unet3d | 2 | recorded | 30 | 15 | 2.00 |" in out
     assert "out of memory" in out.splitlines()[-1]
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     assert asked == [f"{m}{of}" for m in ("unet3d", "volume") for of in ("p1", "s2", "c2")]

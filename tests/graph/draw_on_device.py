@@ -96,8 +96,7 @@ def _settle(device: str) -> None:
     """Set a process up, once: one thread, and garbage is rarely looked for, as little of it has cycles."""
     import transconv
     from transconv.backend_triton.launch.triton_kernel import TritonKernel
-    from transconv.graph import torch_compile
-    from transconv.graph.regions import region_kernels
+    from transconv.graph.regions import graph_wait, region_kernels
 
     torch.set_num_threads(1)
     gc.freeze()
@@ -106,7 +105,7 @@ def _settle(device: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if device == "cpu":
         transconv.config.cpu = "interpret"
-    torch_compile.begin = lambda questions: None  # type: ignore[attr-defined]
+    graph_wait.begin = lambda questions: None  # type: ignore[attr-defined]
     region_kernels.rank = lambda questions: None  # type: ignore[attr-defined]
     TritonKernel._compiled = Clock.of(TritonKernel._compiled)  # type: ignore[method-assign]
 

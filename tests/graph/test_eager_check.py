@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch._inductor
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import transconv
@@ -389,3 +390,36 @@ def test_roundings_of_several_operations_are_near() -> None:
     assert agreement.near(ours, torchs, eps, 6)
     ours[7] += 8 * eps * torchs.float().square().mean().sqrt()
     assert not agreement.near(ours, torchs, eps, 100)
+
+
+def _normed(g: Tensor, weight: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """The gradient of a layer norm of one element, which is 0."""
+    y = g * weight
+    inner = scale / 1.0 * (y * 1 - y.sum(0, keepdim=True) - x * (y * x).sum(0, keepdim=True))
+    return inner + -inner / 1
+
+
+NOISE: dict[str, tuple[Callable[..., Tensor], list[list[float]], list[float]]] = {
+    # results, other than torch's, of a fused multiply-add and of a mean that is off by one unit
+    "fused products": (_normed, [[-0.4578705206209625], [0.6944940618820685], [0.0], [316.2277660168379]],
+                       [4.4e-32]),
+    "a deviation of noise": (
+        lambda x, std: torch.where(std == 0, 0.0, 1 / (std * 2)) * (x - (x + x + x) / 3),
+        [[0.5] * 3, [1.36e-16, 1.36e-16, 0.8]], [0.40816, -0.40816, 0.0]),
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_of_a_gpu_is_no_alarm(name: str) -> None:
+    """A GPU adds products that are not rounded, and sums in another order than torch: a difference of
+    equal values is noise then, which a division makes large."""
+    f, operands, made = NOISE[name]
+    given = [torch.tensor(x, dtype=torch.double) for x in operands]
+    graph = make_fx(lambda *x: (f(*x),), tracing_mode="fake")(*given)
+    result = next(n for n in graph.graph.nodes if n.op == "output").args[0][0].name
+
+    def difference(got: list[float]) -> str:
+        values = fx_reference.Reference(graph).values(given)
+        return agreement.difference(values, result, torch.tensor(got, dtype=torch.double), False)
+    assert not difference(made)
+    assert "differ" in difference([x * 1000 + 1e-20 for x in made]), "that is more than noise"

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy import functions
 
 from transconv.graph.lowerings.table import NotOurs, ResultSpec
@@ -37,12 +36,14 @@ class Told(NamedTuple):
 
 
 class Symbols:
-    """The symbols of a graph. ``values``: an example, in the order of ``told``; default: torch's own."""
+    """The symbols of a graph. ``values``: an example, in the order of ``told``; default: torch's own.
+    ``ones``: terms that are 1 by a guard, as sizes are that torch broadcasts."""
 
     def __init__(self, graph: fx.Graph, values: Sequence[int] = ()) -> None:
         self.known = Known()
         self.told: list[Told] = []
         self.names: dict[sympy.Symbol, Expr] = {}
+        self.ones: set[sympy.Expr] = set()
         self.missing = ""
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         env = next((s.node.shape_env for n in graph.nodes for s in _symbolic(n.meta.get("val"))), None)
@@ -57,6 +58,8 @@ class Symbols:
     def _enter(self, env: Any, places: Mapping[sympy.Symbol, tuple[int, int | None]],
                values: Sequence[int]) -> None:
         guards = [g.expr for g in env.guards]
+        equal = [g for g in guards if isinstance(g, sympy.Eq)]
+        self.ones = {g.lhs if g.rhs == 1 else g.rhs for g in equal if 1 in g.args}
         for i, (symbol, (place, dim)) in enumerate(places.items()):
             times = _times(symbol, guards)
             reach = env.var_to_range.get(symbol)
@@ -79,12 +82,9 @@ class Symbols:
         return first | {v.name: value_at(e, first) for v, e in known.derived.items() if isinstance(v, Var)}
 
     def length(self, n: Any) -> Length:
-        """A size of torch's; 1 where its guards leave nothing else, as of dims that are broadcast. Raises
-        NotOurs for one that data tell."""
+        """A size of torch's. Raises NotOurs for one that data tell."""
         if not isinstance(n, torch.SymInt):
             return int(n)
-        if n.node.has_hint() and n.node.hint == 1 and statically_known_true(n == 1):
-            return 1
         return self._product(n.node.expr)
 
     def result(self, t: torch.Tensor) -> ResultSpec:
@@ -122,7 +122,7 @@ class Symbols:
         return Fraction.of(self._product(e.args[0] if isinstance(e, functions.ToFloat) else e))
 
     def _product(self, e: sympy.Expr) -> Length:
-        if isinstance(e, sympy.Mul):
+        if isinstance(e, sympy.Mul) and e not in self.ones:
             found: Length = 1
             for x in e.args:
                 found = found * self._product(x)
@@ -131,6 +131,8 @@ class Symbols:
 
     def _expr(self, e: Any) -> Expr:
         """An expression of sympy. Raises NotOurs."""
+        if e in self.ones:
+            return as_expr(1)
         if isinstance(e, sympy.Integer):
             return as_expr(int(e))
         if isinstance(e, sympy.Symbol):

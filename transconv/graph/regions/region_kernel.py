@@ -281,9 +281,11 @@ def refusal(group: FusionGroup, plan: FusionPlan, region: Region, error: Excepti
 
 
 def compile_mode() -> str:
-    """``compile`` as a graph obeys it: where the same bits are asked for, calls wait."""
+    """``compile`` as a graph obeys it. By default calls wait, as torch.compile has them: meanwhile torch
+    would compute the graph in steps that take several times as long. They wait also where the same bits
+    are asked for."""
     mode = settings.mode
-    return "now" if mode == "background" and deterministic() else mode
+    return "now" if mode == "background" and (settings.compile == "auto" or deterministic()) else mode
 
 
 def origins(region: Region) -> dict[Piece, fx.Node]:

@@ -36,10 +36,18 @@ PRODUCTS = {getattr(aten, name) for name in (
     "matmul")}
 COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 CLOSE = 4  # spacings
-Change = Callable[[Tensor, str, float, float], Tensor]
+ADDED = {getattr(aten, name) for name in ("add", "sub", "rsub")}
+Move = Callable[[Tensor, str, float, float], Tensor]
 """What rounding makes of a tensor of floats: one that is ``given``, or was ``stored``, of which the kernel
 that stored it may know more digits; an operand of a ``product``; a ``result``. With the relative spacing
 of the type that it has in the graph, and the size below which that type has no more digits."""
+
+
+class Change(NamedTuple):
+    """What rounding makes of values. ``meets``: what is compared is equal where rounding may part it."""
+
+    move: Move
+    meets: bool = True
 
 
 class Unknown(Exception):
@@ -207,15 +215,18 @@ def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: C
     target = aten.reshape.default if node.target is aten.view.default else node.target
     exact = EXACT.get(getattr(target, "overloadpacket", None), target)
     product = getattr(target, "overloadpacket", None) in PRODUCTS
+    fused = getattr(target, "overloadpacket", None) in ADDED  # with a factor, which is not rounded then
 
     def value(n: fx.Node) -> Any:
         found = values[n.name]
         if change is not None and product:
             return _changed(found, change, "product", node)
+        if change is not None and fused and getattr(n.target, "overloadpacket", None) is aten.mul:
+            return _changed(found, change, "result", node)
         return _laid(found, n) if target is aten.as_strided.default else found
 
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
-    if change is not None and getattr(target, "overloadpacket", None) in COMPARED:
+    if change is not None and change.meets and getattr(target, "overloadpacket", None) in COMPARED:
         args = (_met(args[0], args[1], node), *args[1:])
     try:
         found = exact(*_wide(args), **_wide(kwargs)) if wide else call_operator(target, args, kwargs)
@@ -303,7 +314,7 @@ def _changed(value: Any, change: Change, what: str, node: RecordedNode) -> Any:
     least = max((torch.finfo(t.dtype).tiny for t in _tensors(node.node.meta.get("val"))
                  if t.is_floating_point()), default=0.0)
     return _pytree.tree_map_only(
-        Tensor, lambda t: change(t, what, eps, least) if t.is_floating_point() else t, value)
+        Tensor, lambda t: change.move(t, what, eps, least) if t.is_floating_point() else t, value)
 
 
 def spacing(nodes: Iterable[fx.Node]) -> float:
