@@ -1,4 +1,5 @@
-"""Default settings on a GPU: steps of a compiled graph wait for no kernel, and kernels take them over."""
+"""``compile="background"`` on a GPU: steps of a compiled graph wait for no kernel, and kernels take them
+over. By default they wait."""
 
 from __future__ import annotations
 
@@ -13,11 +14,18 @@ from torch import nn
 import transconv
 from tests.gpu.test_auto_sizes import auto  # noqa: F401  (a fixture of each test)
 from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_kernel import compile_mode
 from transconv.runtime import rehearsal_thread
 
 pytestmark = pytest.mark.gpu
 
 LIMIT_S = 150.0
+
+
+@pytest.fixture(autouse=True)
+def background(auto: None) -> None:  # noqa: F811
+    assert compile_mode() == "now"
+    transconv.config.compile = "background"
 
 
 @pytest.fixture
