@@ -6,28 +6,19 @@ tests/golden compares. Derivatives are those of torch, also at points where a fu
 at 0, one half each for equal operands of a maximum. ``register`` adds rows:
 
     register(Op("cube", 1, lambda x: x * x * x, torch="mypackage.cube", activation=True))
-
-``argmax`` and ``argmin`` expand to two reductions. Elements are numbered over the axes in the order in
-which they are named, the last one fastest; as in torch, the first of equal elements counts, and NaN is
-greater and less than all other numbers. Sizes that are arguments stay names:
-
-    let i = argmax(x; k)        expands to        let i_top = max(x; k)
-                                                  let i = min(where(x == i_top or x != x, k, 768); k)
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from math import inf, log, pi, prod
+from math import inf, log, pi
 from typing import Any, cast
 
 from transconv import ir
-from transconv.compute.steps import Reduction
 from transconv.ir import Call, Const, Expr, eq, f64, maximum, minimum, ne, select
-from transconv.simplify import Facts, range_of, simplify
 
 Expression = Callable[..., Expr]
 Partials = Callable[..., tuple[Expr | None, ...]]
@@ -451,26 +442,3 @@ BINARY_ROWS = (
 
 for _row in (*ACTIVATION_ROWS, *FUNCTION_ROWS, *BINARY_ROWS):
     register(_row)
-
-
-EXTREMA = {"argmax": "max", "argmin": "min"}
-
-
-def is_extreme(x: Expr, top: Expr) -> Expr:
-    """Whether an element equals the extreme ``top``; true for every NaN."""
-    return eq(x, top) | ne(x, x)
-
-
-def where_first(name: str, x: Expr, top: ir.Var, axes: Sequence[str], sizes: Mapping[str, Expr],
-                facts: Facts) -> Reduction:
-    """The reduction that gives the number of the first element equal to ``top``, as i32 (i64 where the
-    facts do not tell that there are fewer than 2^31 elements)."""
-    count = simplify(prod((sizes[a] for a in axes), start=ir.as_expr(1)), facts)
-    most = range_of(count, facts).hi
-    whole = ir.i32 if most is not None and most <= ir.i32.limits[1] else ir.i64
-    place: Expr = ir.Var(axes[0])
-    for a in axes[1:]:
-        place = place * sizes[a] + ir.Var(a)
-    none = Const(count.value, whole) if isinstance(count, Const) else ir.Cast(count, whole)
-    hit = ir.Select(is_extreme(x, top), ir.Cast(place, whole), none)
-    return Reduction(name, "min", hit, tuple(axes))

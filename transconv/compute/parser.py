@@ -38,7 +38,6 @@ from transconv import ir
 from transconv.compute.analysis.axis_roles import with_prologues, with_roles
 from transconv.compute.analysis.statistics import STATISTICS
 from transconv.compute.compute import Compute
-from transconv.compute.elementwise import EXTREMA, where_first
 from transconv.compute.expressions import (
     ComputeScope,
     coordinates_of,
@@ -50,6 +49,7 @@ from transconv.compute.expressions import (
     viewed,
 )
 from transconv.compute.steps import (
+    EXTREMA,
     Axis,
     Read,
     Reduction,
@@ -58,6 +58,7 @@ from transconv.compute.steps import (
     Write,
     as_written,
     uncast,
+    where_first,
     why_not_named,
 )
 from transconv.compute.symbolic_compute import of_sizes, sizes_of

@@ -13,19 +13,42 @@ it does in each loop:
 A reduction is known at the end of its sweep; steps that depend on it belong to a later one. A step that
 varies within a row is evaluated again in every sweep that needs it; other steps are evaluated once, before
 the first sweep that needs them.
+
+``argmax`` and ``argmin`` expand to two reductions. Elements are numbered over the axes in the order in
+which they are named, the last one fastest; as in torch, the first of equal elements counts, and NaN is
+greater and less than all other numbers. Sizes that are arguments stay names:
+
+    let i = argmax(x; k)        expands to        let i_top = max(x; k)
+                                                  let i = min(where(x == i_top or x != x, k, 768); k)
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
+from math import prod
 
 from transconv import ir
-from transconv.ir import all_of, conjuncts, free_vars, i32, i64, index, readable, rewrite, why_not_name
+from transconv.ir import (
+    Const,
+    Expr,
+    all_of,
+    conjuncts,
+    eq,
+    free_vars,
+    i32,
+    i64,
+    index,
+    ne,
+    readable,
+    rewrite,
+    why_not_name,
+)
+from transconv.simplify import Facts, range_of, simplify
 
 variable = lru_cache(maxsize=1 << 12)(ir.Var)
 """The variable of a name and a type."""
@@ -458,3 +481,28 @@ class _Levels:
                     if not self.inside[j]:
                         found[j] = min(found[i], found.get(j, found[i]))
         return found
+
+
+# -- the first of the largest or least elements ---------------------------------------------------------
+
+EXTREMA = {"argmax": "max", "argmin": "min"}
+
+
+def is_extreme(x: Expr, top: Expr) -> Expr:
+    """Whether an element equals the extreme ``top``; true for every NaN."""
+    return eq(x, top) | ne(x, x)
+
+
+def where_first(name: str, x: Expr, top: ir.Var, axes: Sequence[str], sizes: Mapping[str, Expr],
+                facts: Facts) -> Reduction:
+    """The reduction that gives the number of the first element equal to ``top``, as i32 (i64 where the
+    facts do not tell that there are fewer than 2^31 elements)."""
+    count = simplify(prod((sizes[a] for a in axes), start=ir.as_expr(1)), facts)
+    most = range_of(count, facts).hi
+    whole = ir.i32 if most is not None and most <= ir.i32.limits[1] else ir.i64
+    place: Expr = ir.Var(axes[0])
+    for a in axes[1:]:
+        place = place * sizes[a] + ir.Var(a)
+    none = Const(count.value, whole) if isinstance(count, Const) else ir.Cast(count, whole)
+    hit = ir.Select(is_extreme(x, top), ir.Cast(place, whole), none)
+    return Reduction(name, "min", hit, tuple(axes))

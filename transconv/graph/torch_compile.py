@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ from transconv.graph.regions.partition import extracted, is_size, nothing, regio
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RefusedKernel, Region, compile_mode
 from transconv.graph.regions.region_kernels import UPSAMPLING, launches
+from transconv.graph.regions.torch_region import TorchRegion
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedCall
@@ -296,51 +296,6 @@ log = logging.getLogger("transconv.graph")
 unseen: Any = _disable_current_modes  # by tracers and other modes
 
 
-class Rest:
-    """A region of torch's: compiled when it is first called, as its inputs then are."""
-
-    def __init__(self, gm: fx.GraphModule, rest: str, sized: bool) -> None:
-        self.gm, self.sized = gm, sized  # whether its sizes differ between calls
-        self.compiles = rest != "eager"
-        self.run: Callable[..., Any] | None = gm.forward if rest == "eager" else None
-
-    def __call__(self, *given: Any) -> Sequence[Any]:
-        if self.run is None:
-            return self.first(given)
-        found: Sequence[Any] = self.run(*given)
-        return found
-
-    def first(self, given: Sequence[Any]) -> Sequence[Any]:
-        """The first call, by torch's operators where Inductor's results have other types than theirs."""
-        self.run = self.dynamic() if self.sized else self.compiled(given)
-        found: Sequence[Any] = self.run(*given)
-        ends: Any = self.gm.graph.output_node().args[0]
-        wanted = [getattr(n.meta["val"], "dtype", None) if isinstance(n, fx.Node) else None for n in ends]
-        wrong = [f"{t.dtype}, expected {dtype}" for t, dtype in zip(found, wanted, strict=True)
-                 if dtype is not None and t.dtype != dtype]
-        if wrong:
-            log.warning("Inductor's result is of type %s: torch's operators compute it", wrong[0])
-            self.run, self.compiles = self.gm.forward, False
-            found = self.run(*given)
-        return found
-
-    def compiled(self, given: Sequence[Any]) -> Callable[..., Any]:
-        """By Inductor. In a thread of its own: the call that asks for it stands in the middle of autograd,
-        whose state is the thread's."""
-        like = [t.detach() if isinstance(t, Tensor) else t for t in given]
-
-        def compile_() -> Callable[..., Any]:
-            found: Callable[..., Any] = torch_internals.inductor_compile(self.gm, like)
-            return found
-        with ThreadPoolExecutor(1) as fresh:
-            return fresh.submit(compile_).result()
-
-    def dynamic(self) -> Callable[..., Any]:
-        """By Inductor, for all sizes: through torch.compile, which asks for symbols of its own."""
-        made: Callable[..., Any] = torch.compile(self.gm, dynamic=True)
-        return made
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What the regions of a graph have in common. ``rest``: who computes what kernels do not; ``changed``
@@ -486,9 +441,9 @@ class RunnableRegion:
         return extracted(self.region, self.whole)
 
     @cached_property
-    def torch(self) -> Rest:
+    def torch(self) -> TorchRegion:
         """What computes it where kernels do not."""
-        return Rest(self.gm, self.setting.rest, self.setting.symbols.any)
+        return TorchRegion(self.gm, self.setting.rest, self.setting.symbols.any)
 
     def translate(self) -> None:
         """Find the kernels. What cannot be written as texts is torch's."""
@@ -563,7 +518,7 @@ class RunnableRegion:
         found, why = watch.compiled(self.region, made)
         if why:
             _announce("wrong", why, "a part of a graph that Inductor compiled")
-            self.torch, self.why = Rest(self.gm, "eager", self.torch.sized), [why]
+            self.torch, self.why = TorchRegion(self.gm, "eager", self.torch.sized), [why]
             self.setting.changed()
         return found
 
@@ -573,9 +528,9 @@ class RunnableRegion:
             return self.instead.rows()
         if self.launches is not None:
             return graph_report.kernel_rows(self.launches, self.setting.rates,
-                                            lambda gm: Rest(gm, "inductor", False))
+                                            lambda gm: TorchRegion(gm, "inductor", False))
         by = self.setting.rest if self.torch.compiles else "eager"
-        return [graph_report.torch_row(self.region, by, self.why, lambda gm: Rest(gm, by, False),
+        return [graph_report.torch_row(self.region, by, self.why, lambda gm: TorchRegion(gm, by, False),
                                        self.setting.device)]
 
 

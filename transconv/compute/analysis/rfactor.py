@@ -37,8 +37,7 @@ from math import prod
 
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.compute import Compute
-from transconv.compute.elementwise import is_extreme
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, is_extreme
 from transconv.ir import ZERO, Call, Const, Div, Expr, Mul, Select, Sub, Var, find, substitute
 
 LOWEST = -3e38  # finite, so that exp(-inf - LOWEST) is 0 and not NaN

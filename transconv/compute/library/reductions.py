@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from transconv.compute.elementwise import EXTREMA, OPS
+from transconv.compute.elementwise import OPS
 from transconv.compute.library.page import (
     WORD,
     Gradient,
@@ -28,7 +28,7 @@ from transconv.compute.library.page import (
     held,
     lines,
 )
-from transconv.compute.steps import render
+from transconv.compute.steps import EXTREMA, render
 from transconv.ir import DType, Var, boolean, f32, f64, i32
 
 EXTREMUM = """let hit = where({size} == y, 1.0, 0.0)

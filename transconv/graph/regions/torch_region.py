@@ -1,0 +1,61 @@
+"""What torch computes of a graph: by its operators, or compiled by Inductor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import fx
+
+from transconv.runtime import torch_internals
+
+Tensor = torch.Tensor
+log = logging.getLogger("transconv.graph")
+
+
+class TorchRegion:
+    """A region of torch's: compiled when it is first called, as its inputs then are."""
+
+    def __init__(self, gm: fx.GraphModule, rest: str, sized: bool) -> None:
+        self.gm, self.sized = gm, sized  # whether its sizes differ between calls
+        self.compiles = rest != "eager"
+        self.run: Callable[..., Any] | None = gm.forward if rest == "eager" else None
+
+    def __call__(self, *given: Any) -> Sequence[Any]:
+        if self.run is None:
+            return self.first(given)
+        found: Sequence[Any] = self.run(*given)
+        return found
+
+    def first(self, given: Sequence[Any]) -> Sequence[Any]:
+        """The first call, by torch's operators where Inductor's results have other types than theirs."""
+        self.run = self.dynamic() if self.sized else self.compiled(given)
+        found: Sequence[Any] = self.run(*given)
+        ends: Any = self.gm.graph.output_node().args[0]
+        wanted = [getattr(n.meta["val"], "dtype", None) if isinstance(n, fx.Node) else None for n in ends]
+        wrong = [f"{t.dtype}, expected {dtype}" for t, dtype in zip(found, wanted, strict=True)
+                 if dtype is not None and t.dtype != dtype]
+        if wrong:
+            log.warning("Inductor's result is of type %s: torch's operators compute it", wrong[0])
+            self.run, self.compiles = self.gm.forward, False
+            found = self.run(*given)
+        return found
+
+    def compiled(self, given: Sequence[Any]) -> Callable[..., Any]:
+        """By Inductor. In a thread of its own: the call that asks for it stands in the middle of autograd,
+        whose state is the thread's."""
+        like = [t.detach() if isinstance(t, Tensor) else t for t in given]
+
+        def compile_() -> Callable[..., Any]:
+            found: Callable[..., Any] = torch_internals.inductor_compile(self.gm, like)
+            return found
+        with ThreadPoolExecutor(1) as fresh:
+            return fresh.submit(compile_).result()
+
+    def dynamic(self) -> Callable[..., Any]:
+        """By Inductor, for all sizes: through torch.compile, which asks for symbols of its own."""
+        made: Callable[..., Any] = torch.compile(self.gm, dynamic=True)
+        return made
