@@ -79,6 +79,7 @@ test: $(ready)
 
 lint: $(ready)
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
 check: lint test

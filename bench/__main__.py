@@ -30,33 +30,35 @@ from transconv.verify.machine import code, terminable
 BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")
 # These bring their own arguments; their modules import torch, so only the requested one is loaded.
-DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and time the difference",
-           "trials": "measure how good the ranking of schedules is, and how long compiling takes",
-           "networks": "train and time whole models, before and after conversion",
-           "graphs": "time whole models through torch.compile's backend, and torch's own compilers",
-           "zoo": "compile, check and time torchvision's and timm's convolutional models",
-           "optimized": "what transconv.optimize keeps of whole models, and the times of all sides",
-           "overhead": "measure the host time of one warm call, and torch's",
-           "graph-checks": "time first calls of models with and without their comparison with torch",
-           "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
-           "first-calls": "measure what a new size costs the host, with kernels for any size",
-           "auto-sizes": "time calls whose sizes change with default settings, and who answers them",
-           "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
-           "maps": "time maps, reductions and norms, and torch's",
-           "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
-           "schedules": "check and time given schedules of given problems",
-           "parts": "time each kernel of plans on a GPU: copies, products, sums of parts",
-           "index-operations": "count the masks and operations that the simplifier leaves in kernels",
-           "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
-           "functions-behind": "time and check functions behind a product",
-           "computations": "check and time the computations of bench/computes, and torch's",
-           "distributed": "time whole models split over several GPUs, and on one",
-           "issues": "time and check convolutions that public issues report as slow or wrong",
-           "quantized": "time, check and train whole models with 8-bit convolutions",
-           "pages": "write the tables and pictures of README.md and docs/ from bench/results",
-           "fuzz-runs": "write summaries of `transconv fuzz --json` as rows of one table",
-           "samples": "try torch's own samples of functions and operations on a GPU, and count",
-           "dropin": "run the GPU tests of the drop-in in several processes, and count"}
+DROP_IN = {
+    "ablation": "disable each pass, change each word of the schedule, and time the difference",
+    "trials": "measure how good the ranking of schedules is, and how long compiling takes",
+    "networks": "train and time whole models, before and after conversion",
+    "graphs": "time whole models through torch.compile's backend, and torch's own compilers",
+    "zoo": "compile, check and time torchvision's and timm's convolutional models",
+    "optimized": "what transconv.optimize keeps of whole models, and the times of all sides",
+    "overhead": "measure the host time of one warm call, and torch's",
+    "graph-checks": "time first calls of models with and without their comparison with torch",
+    "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
+    "first-calls": "measure what a new size costs the host, with kernels for any size",
+    "auto-sizes": "time calls whose sizes change with default settings, and who answers them",
+    "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
+    "maps": "time maps, reductions and norms, and torch's",
+    "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
+    "schedules": "check and time given schedules of given problems",
+    "parts": "time each kernel of plans on a GPU: copies, products, sums of parts",
+    "index-operations": "count the masks and operations that the simplifier leaves in kernels",
+    "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
+    "functions-behind": "time and check functions behind a product",
+    "computations": "check and time the computations of bench/computes, and torch's",
+    "distributed": "time whole models split over several GPUs, and on one",
+    "issues": "time and check convolutions that public issues report as slow or wrong",
+    "quantized": "time, check and train whole models with 8-bit convolutions",
+    "pages": "write the tables and pictures of README.md and docs/ from bench/results",
+    "fuzz-runs": "write summaries of `transconv fuzz --json` as rows of one table",
+    "samples": "try torch's own samples of functions and operations on a GPU, and count",
+    "dropin": "run the GPU tests of the drop-in in several processes, and count",
+}
 
 
 def epilogue(text: str) -> str:
@@ -71,32 +73,44 @@ def epilogue(text: str) -> str:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = Parser(
-        prog="python -m bench", description=__doc__,
+        prog="python -m bench",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="and, each with its own --help:\n" + "\n".join(
-            f"    {name:<12} {text}" for name, text in DROP_IN.items()))
+        epilog="and, each with its own --help:\n"
+        + "\n".join(f"    {name:<12} {text}" for name, text in DROP_IN.items()),
+    )
     commands = top.add_subparsers(dest="command", required=True)
     cores = max(1, (os.cpu_count() or 2) - 2)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
-        made.add_argument("--out", type=folder, default="bench/results",
-                          help="folder for CSV and JSON files")
+        made.add_argument(
+            "--out", type=folder, default="bench/results", help="folder for CSV and JSON files"
+        )
         return made
 
     def lists(made: argparse.ArgumentParser) -> None:
-        made.add_argument("lists", nargs="*", default=["resnet50"], help="layers.json, benchdnn "
-                          "files, folders of them, or names of the project's own lists")
+        made.add_argument(
+            "lists",
+            nargs="*",
+            default=["resnet50"],
+            help="layers.json, benchdnn files, folders of them, or names of the project's own lists",
+        )
         made.add_argument("--match", default="", help="only layers whose name matches (regex)")
-        made.add_argument("--kinds", default="",
-                          help="only these: dense,depthwise,grouped,first,last")
-        made.add_argument("--props", type=some_of(*DIRECTIONS), default=",".join(DIRECTIONS),
-                          help="directions of the layer")
+        made.add_argument("--kinds", default="", help="only these: dense,depthwise,grouped,first,last")
+        made.add_argument(
+            "--props",
+            type=some_of(*DIRECTIONS),
+            default=",".join(DIRECTIONS),
+            help="directions of the layer",
+        )
         made.add_argument("--mb", type=at_least(0), default=0, help="reduce larger batches to this")
-        made.add_argument("--epilogue", type=epilogue, default="",
-                          help="such as bias+relu (not for bwd_w)")
-        made.add_argument("--time-budget", type=seconds, default=540,
-                          help="seconds; then no new task starts")
+        made.add_argument(
+            "--epilogue", type=epilogue, default="", help="such as bias+relu (not for bwd_w)"
+        )
+        made.add_argument(
+            "--time-budget", type=seconds, default=540, help="seconds; then no new task starts"
+        )
         made.add_argument("--limit", type=limit, default=120, help="seconds for one task")
         made.add_argument("--shard", type=at_least(0), default=0)
         made.add_argument("--shards", type=at_least(1), default=1, help="do every n-th task, from --shard")
@@ -107,8 +121,9 @@ def parser() -> argparse.ArgumentParser:
     lists(check)
     check.add_argument("--dtypes", default="bf16,f16")
     check.add_argument("--layouts", default="nhwc,nchw")
-    check.add_argument("--sample", type=at_least(1), default=5,
-                       help="f32 and tf32 take every n-th problem")
+    check.add_argument(
+        "--sample", type=at_least(1), default=5, help="f32 and tf32 take every n-th problem"
+    )
     check.add_argument("--modes", type=some_of("exact", "float"), default="exact,float")
     check.add_argument("--workers", type=processes, default=cores)
     check.add_argument("--memory", type=gigabytes, default=100, help="GB of GPU memory to share out")
@@ -116,17 +131,28 @@ def parser() -> argparse.ArgumentParser:
     timing = command("time", "time lists against cuDNN, torch.compile, and on a CPU oneDNN")
     lists(timing)
     timing.set_defaults(lists=[])  # resnet50; without a GPU one image of it
-    timing.add_argument("--dtypes", default="", help="default: bf16; without a GPU f32; int8, fp8 and "
-                        "fp8_exact are mixtures of 8-bit types (see bench/small_types.py)")
+    timing.add_argument(
+        "--dtypes",
+        default="",
+        help="default: bf16; without a GPU f32; int8, fp8 and "
+        "fp8_exact are mixtures of 8-bit types (see bench/small_types.py)",
+    )
     timing.add_argument("--layouts", "--layout", default="nhwc")
-    timing.add_argument("--baselines", type=some_of("", *BASELINES), default="cl,nchw",
-                        help=f"of {', '.join(BASELINES)}; gemm: a matrix product of as many "
-                             "rows, columns and terms")
-    timing.add_argument("--inductor-limit", type=limit, default=60,
-                        help="seconds for one layer through torch.compile")
-    timing.add_argument("--sampled", action="store_true",
-                        help="check results at samples of random data, as the first results of programs "
-                             "are, not every element of exact data: quicker")
+    timing.add_argument(
+        "--baselines",
+        type=some_of("", *BASELINES),
+        default="cl,nchw",
+        help=f"of {', '.join(BASELINES)}; gemm: a matrix product of as many rows, columns and terms",
+    )
+    timing.add_argument(
+        "--inductor-limit", type=limit, default=60, help="seconds for one layer through torch.compile"
+    )
+    timing.add_argument(
+        "--sampled",
+        action="store_true",
+        help="check results at samples of random data, as the first results of programs "
+        "are, not every element of exact data: quicker",
+    )
     timing.add_argument("--budget-ms", type=milliseconds, default=120, help="timing of one call")
     timing.add_argument("--compile-limit", type=limit, default=60, help="seconds for one compile")
     timing.add_argument("--workers", type=processes, default=cores, help="processes that compile")
@@ -164,8 +190,9 @@ def understood(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     if words and words[0] in DROP_IN:
         own = importlib.import_module(f"bench.{words[0].replace('-', '_')}")
         made = Parser(prog=f"python -m bench {words[0]}", description=DROP_IN[words[0]])
-        made.add_argument("--out", type=folder, default="bench/results",
-                          help="folder for CSV and JSON files")
+        made.add_argument(
+            "--out", type=folder, default="bench/results", help="folder for CSV and JSON files"
+        )
         own.arguments(made)
         return own, made.parse_args(words[1:])
     if not words or (words[0] not in COMMANDS and words[0] not in ("-h", "--help")):

@@ -31,9 +31,29 @@ from transconv.tuning.session import Progress, TuningJob
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.machine import Pool, Task, WorkerTask
 
-COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "what", "variant",
-           "config", "base", "us", "base_us", "earns", "spread", "verdict", "reason", "device",
-           "torch", "triton", "commit")
+COLUMNS = (
+    "layer",
+    "kind",
+    "problem",
+    "direction",
+    "prop",
+    "dtype",
+    "layout",
+    "what",
+    "variant",
+    "config",
+    "base",
+    "us",
+    "base_us",
+    "earns",
+    "spread",
+    "verdict",
+    "reason",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("problem", "prop", "base", "what", "variant")
 SAME = "same text"
 STRUCTURE = ("swap", "via", "merge", "pack", "reduce", "consumers")  # they decide which tiles are legal
@@ -52,10 +72,16 @@ class Variant:
 
 # -- what to try -----------------------------------------------------------------------------------
 
+
 def variants(job: TuningJob, base: Schedule, target: Target) -> list[Variant]:
     """Passes switched against their default, and words changed one at a time."""
-    found = [Variant("pass", f"{'-' if p.default else '+'}{p.name}", base,
-                     f"{'-' if p.default else '+'}{p.name}") for p in passes() if p.optional]
+    found = [
+        Variant(
+            "pass", f"{'-' if p.default else '+'}{p.name}", base, f"{'-' if p.default else '+'}{p.name}"
+        )
+        for p in passes()
+        if p.optional
+    ]
     phases = job.phases()
     ranked = [c.schedule for c in choice.ranked(phases[0], target)]
     for name, wanted in _changes(base, target):
@@ -66,8 +92,12 @@ def variants(job: TuningJob, base: Schedule, target: Target) -> list[Variant]:
         reason = next((r for r in reasons if r), "")
         if "a" in wanted or (reason and any(w in wanted for w in STRUCTURE)):
             # another tile suits the other word: the first candidate that has it
-            others = (c for c in ranked if all(getattr(c, k) == v for k, v in wanted.items())
-                      and all(why_not(transfer.fitted(c, a, target), a, target) is None for a in phases))
+            others = (
+                c
+                for c in ranked
+                if all(getattr(c, k) == v for k, v in wanted.items())
+                and all(why_not(transfer.fitted(c, a, target), a, target) is None for a in phases)
+            )
             other = next(others, None)
             if other is not None:
                 schedule, reason = other, ""
@@ -105,6 +135,7 @@ def _changes(base: Schedule, target: Target) -> Iterator[tuple[str, dict[str, An
 
 # -- in the workers --------------------------------------------------------------------------------
 
+
 def _build(job: TuningJob, schedule: str, passes: str) -> Any:
     from transconv import runtime
     from transconv.conv import CompiledDirection
@@ -123,8 +154,7 @@ def _job(problem: str, prop: str) -> TuningJob:
     return TuningJob(ConvWorkload(ConvProblem.parse(problem), Prop(prop)))
 
 
-def prepare(problem: str, prop: str, base: str, schedule: str, passes: str,
-            budget_ms: float) -> Row:
+def prepare(problem: str, prop: str, base: str, schedule: str, passes: str, budget_ms: float) -> Row:
     """Compile a variant; ``same`` if its text is the base's."""
     from transconv.verify.case import warm
     from transconv.verify.machine import device
@@ -140,8 +170,7 @@ def prepare(problem: str, prop: str, base: str, schedule: str, passes: str,
     return {}
 
 
-def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
-            budget_ms: float) -> Row:
+def measure(problem: str, prop: str, base: str, schedule: str, passes: str, budget_ms: float) -> Row:
     """Check a variant on exact data, time it in turn with the base."""
     from transconv.errors import ScheduleError, Unsupported
     from transconv.runtime.timing import Clock
@@ -157,13 +186,20 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
     if not judged.right:
         return {"verdict": "wrong", "reason": judged.reason}
     times = Clock(case.where, budget_ms).compare(
-        {"base": case.make(plain), "variant": case.make(made)}, case.footprint)
+        {"base": case.make(plain), "variant": case.make(made)}, case.footprint
+    )
     us, base_us = times["variant"].us, times["base"].us
-    return {"verdict": "right", "us": us, "base_us": base_us, "earns": us / base_us,
-            "spread": times["variant"].spread + times["base"].spread}
+    return {
+        "verdict": "right",
+        "us": us,
+        "base_us": base_us,
+        "earns": us / base_us,
+        "spread": times["variant"].spread + times["base"].spread,
+    }
 
 
 # -- in the parent ---------------------------------------------------------------------------------
+
 
 def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]:
     """Every variant of every layer and direction."""
@@ -176,9 +212,16 @@ def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]
             if not job.phases():
                 continue
             base = choice.default(job.phases()[0], target, job.workload)
-            about = {"layer": layer.name, "kind": layer.kind, "problem": str(p), "base": str(base),
-                     "direction": direction, "prop": prop.value, "dtype": options.dtype,
-                     "layout": options.layout}
+            about = {
+                "layer": layer.name,
+                "kind": layer.kind,
+                "problem": str(p),
+                "base": str(base),
+                "direction": direction,
+                "prop": prop.value,
+                "dtype": options.dtype,
+                "layout": options.layout,
+            }
             for v in variants(job, base, target):
                 changed = "" if v.what == "pass" or v.refused else str(v.schedule)
                 yield about | {"what": v.what, "variant": v.name, "config": changed}, v
@@ -197,8 +240,9 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--time-budget", type=ranges.seconds, default=540)
     made.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one pair")
     made.add_argument("--graphs", type=ranges.some_of(*MODELS), default=None, help="models")
-    made.add_argument("--together", type=ranges.processes, default=8,
-                      help="graphs that are compiled at the same time")
+    made.add_argument(
+        "--together", type=ranges.processes, default=8, help="graphs that are compiled at the same time"
+    )
     made.add_argument("--cache", default="", help="folder of compiled kernels")
     made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
 
@@ -225,8 +269,12 @@ def main(options: Namespace) -> int:
 def run(table: CsvTable, options: Namespace, versions: Row) -> None:
     """Measure the rows that the table lacks."""
     variables = environment.worker_environment(options.cache)
-    pool = Pool({"compile": WorkerTask("bench.ablation:prepare", options.workers, variables),
-                 "gpu": WorkerTask("bench.ablation:measure", 1, variables)})
+    pool = Pool(
+        {
+            "compile": WorkerTask("bench.ablation:prepare", options.workers, variables),
+            "gpu": WorkerTask("bench.ablation:measure", 1, variables),
+        }
+    )
     rows: dict[int, Row] = {}
     kept: list[Task] = []
     tasks: list[Task] = []
@@ -237,9 +285,14 @@ def run(table: CsvTable, options: Namespace, versions: Row) -> None:
         if variant.refused:
             table.add(row | {"verdict": "refused", "reason": variant.refused})
             continue
-        payload = {"problem": row["problem"], "prop": row["prop"], "base": row["base"],
-                   "schedule": str(variant.schedule), "passes": variant.passes,
-                   "budget_ms": options.budget_ms}
+        payload = {
+            "problem": row["problem"],
+            "prop": row["prop"],
+            "base": row["base"],
+            "schedule": str(variant.schedule),
+            "passes": variant.passes,
+            "budget_ms": options.budget_ms,
+        }
         # What follows is queued here: a variant with the base's text is not measured.
         task = Task("compile", payload, options.limit)
         tasks.append(task)
@@ -249,8 +302,11 @@ def run(table: CsvTable, options: Namespace, versions: Row) -> None:
         row = rows[id(task)]
         if found.get("error") == "out of budget":
             continue
-        if task.group == "compile" and not found.get("same") and (
-                found.get("error") not in ("timeout", "crash")):
+        if (
+            task.group == "compile"
+            and not found.get("same")
+            and (found.get("error") not in ("timeout", "crash"))
+        ):
             follower = Task("gpu", task.payload, options.limit)
             rows[id(follower)] = row
             kept.append(follower)
@@ -261,7 +317,8 @@ def run(table: CsvTable, options: Namespace, versions: Row) -> None:
             found = {"verdict": "right", "earns": 1.0, "reason": SAME}
         table.add(row | verdict({k: v for k, v in found.items() if k != "trace"}))
         if table.rows[-1]["verdict"] not in ("right", "refused"):
-            progress.say(f"{table.rows[-1]['verdict']}: {row['layer']} {row['direction']} "
-                         f"{row['variant']}: {table.rows[-1]['reason'][:200]}")
+            progress.say(
+                f"{table.rows[-1]['verdict']}: {row['layer']} {row['direction']} "
+                f"{row['variant']}: {table.rows[-1]['reason'][:200]}"
+            )
     progress.close()
-

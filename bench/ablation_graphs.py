@@ -16,8 +16,21 @@ from transconv.support import knobs
 from transconv.tuning.table import CsvTable, Row, number
 from transconv.verify.machine import Pool
 
-COLUMNS = ("model", "what", "variant", "gpu_ms", "ms", "kernels", "rmse", "compile_s", "error", "device",
-           "torch", "triton", "commit")
+COLUMNS = (
+    "model",
+    "what",
+    "variant",
+    "gpu_ms",
+    "ms",
+    "kernels",
+    "rmse",
+    "compile_s",
+    "error",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("model", "variant")
 BASE = "as chosen"
 WORK = "bench.graph_measures:work"
@@ -32,23 +45,45 @@ def run(options: argparse.Namespace) -> CsvTable:
     """The table, with the rows that it lacked: ``graphs`` of the options names the models."""
     table = CsvTable(Path(options.out) / "ablation_graphs.csv", COLUMNS, KEY)
     about = environment.versions()
-    rows = {f"{model} {variant}": {"model": model, "variant": variant,
-                                   "what": "training" if MODELS[model].classes else "inference"} | about
-            for model in options.graphs.split(",") for variant in variants()}
+    rows = {
+        f"{model} {variant}": {
+            "model": model,
+            "variant": variant,
+            "what": "training" if MODELS[model].classes else "inference",
+        }
+        | about
+        for model in options.graphs.split(",")
+        for variant in variants()
+    }
     rows = {name: row for name, row in rows.items() if not table.has(row)}
     common = environment.worker_environment(options.cache)
-    own = {name: {knobs.passes.name: row["variant"]} if row["variant"] != BASE else {}
-           for name, row in rows.items()}
+    own = {
+        name: {knobs.passes.name: row["variant"]} if row["variant"] != BASE else {}
+        for name, row in rows.items()
+    }
     device = environment.at_hand()
     if device == "cpu":
         common["TRITON_INTERPRET"] = "1"
-    payloads = {name: {"model": row["model"], "side": "transconv", "layout": "nhwc", "device": device,
-                       "quick": device == "cpu", "seconds": 0.5, "steps": min(1, STEPS)}
-                for name, row in rows.items()}
-    groups = {name: group for name in rows for group in waves.groups(
-        WORK, [name], options.together, common | own[name], 1).values()}
-    for name, found in waves.measured(Pool(groups), payloads, options.together, options.limit * 5,
-                                      options.time_budget):
+    payloads = {
+        name: {
+            "model": row["model"],
+            "side": "transconv",
+            "layout": "nhwc",
+            "device": device,
+            "quick": device == "cpu",
+            "seconds": 0.5,
+            "steps": min(1, STEPS),
+        }
+        for name, row in rows.items()
+    }
+    groups = {
+        name: group
+        for name in rows
+        for group in waves.groups(WORK, [name], options.together, common | own[name], 1).values()
+    }
+    for name, found in waves.measured(
+        Pool(groups), payloads, options.together, options.limit * 5, options.time_budget
+    ):
         rows[name] |= found
         if "error" in found or "ms" in found:
             table.add(rows[name])
@@ -66,7 +101,12 @@ def document(rows: Sequence[Row]) -> str:
         mine = {r["model"]: number(r, "gpu_ms") for r in rows if r["variant"] == variant}
         found = {m: over / base[m] for m, over in mine.items() if over and base.get(m)}
         mean = geometric_mean(found.values())
-        lines.append([f"`{variant}`", "-" if mean is None else f"{mean:.3f}",
-                      *(f"{found[m]:.2f}" if m in found else "-" for m in models)])
+        lines.append(
+            [
+                f"`{variant}`",
+                "-" if mean is None else f"{mean:.3f}",
+                *(f"{found[m]:.2f}" if m in found else "-" for m in models),
+            ]
+        )
     first = ["GPU time, ms", "", *(f"{ms:.2f}" if (ms := base.get(m)) else "-" for m in models)]
     return markdown(["variant", "mean", *models], [first, *lines])

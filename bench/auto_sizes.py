@@ -37,12 +37,37 @@ from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.machine import Pool, Task, WorkerTask, device, synchronize
 
-COLUMNS = ("case", "side", "pass", "size", "at_s", "forward_ms", "backward_ms", "kernels", "waiting",
-           "answered", "phases", "us", "own_us", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "case",
+    "side",
+    "pass",
+    "size",
+    "at_s",
+    "forward_ms",
+    "backward_ms",
+    "kernels",
+    "waiting",
+    "answered",
+    "phases",
+    "us",
+    "own_us",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("case", "side", "device")
-SIDES = (("layer", "torch heuristics"), ("layer", "auto"), ("layer", "torch benchmark"),
-         ("detection", "torch heuristics"), ("detection", "auto"), ("detection", "torch benchmark"),
-         ("graph", "torch.compile"), ("graph", "auto"), ("graph", "background"))
+SIDES = (
+    ("layer", "torch heuristics"),
+    ("layer", "auto"),
+    ("layer", "torch benchmark"),
+    ("detection", "torch heuristics"),
+    ("detection", "auto"),
+    ("detection", "torch benchmark"),
+    ("graph", "torch.compile"),
+    ("graph", "auto"),
+    ("graph", "background"),
+)
 COUNTS = {"layer": 24, "detection": 16, "graph": 1}
 OURS = ("auto", "background")  # a graph waits for its kernels in the first call, or in none
 MODEL = "resnet50"  # of bench/graph_models.py
@@ -57,8 +82,9 @@ Forward = Callable[[], torch.Tensor]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=(*COUNTS, ""), default="", help="one of the cases")
-    parser.add_argument("--seconds", type=ranges.seconds, default=40,
-                        help="of one side's calls (default: 40)")
+    parser.add_argument(
+        "--seconds", type=ranges.seconds, default=40, help="of one side's calls (default: 40)"
+    )
     parser.add_argument("--limit", type=ranges.seconds, default=240, help="seconds in all (default: 240)")
     parser.add_argument("--quick", action="store_true", help="a small layer, for Triton's interpreter")
 
@@ -74,8 +100,11 @@ def main(options: argparse.Namespace) -> int:
         if options.only not in ("", case) or table.has(about) or left < 1:
             continue
         with tempfile.TemporaryDirectory(prefix="bench-auto-") as place:
-            group = WorkerTask("bench.auto_sizes:measure", 1, {
-                "TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"})
+            group = WorkerTask(
+                "bench.auto_sizes:measure",
+                1,
+                {"TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"},
+            )
             seconds = options.seconds if side in OURS else options.seconds / 10
             payload = {"case": case, "side": side, "quick": options.quick, "seconds": min(seconds, left)}
             for _, answer in Pool({case: group}).run([Task(case, payload, left)], left):
@@ -96,8 +125,10 @@ def describe(rows: list[Row]) -> str:
     late = [r for r in rows if float(r["at_s"]) > SETTLED_S]
     kernels, waiting = (sum(int(r[name]) for r in late) for name in ("kernels", "waiting"))
     ratios = [float(r["us"]) / float(r["own_us"]) for r in rows if r.get("own_us")]
-    parts = [f"{said} {max(map(max, calls[:few])):.1f} ms, {'slowest ' * graph}of others "
-             f"{max(map(max, calls[few:]), default=0.0):.1f} ms"]
+    parts = [
+        f"{said} {max(map(max, calls[:few])):.1f} ms, {'slowest ' * graph}of others "
+        f"{max(map(max, calls[few:]), default=0.0):.1f} ms"
+    ]
     if kernels + waiting:
         parts.append(f"after {SETTLED_S:.0f} s {kernels / (kernels + waiting):.1%} by kernels")
     if ratios:
@@ -107,11 +138,12 @@ def describe(rows: list[Row]) -> str:
 
 def slow(rows: Sequence[Row]) -> Iterator[str]:
     """Lines about slow calls behind the first pass."""
-    found = [r for r in rows
-             if int(r["pass"]) > 1 and max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
+    found = [r for r in rows if int(r["pass"]) > 1 and max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
     for r in found[:MOST_LINES]:
-        yield (f"  {r['at_s']:8.3f} s  {r['size']:>9}  {r['forward_ms']:8.2f} + {r['backward_ms']:8.2f} ms"
-               f"  {r['answered']}  {r['phases']}")
+        yield (
+            f"  {r['at_s']:8.3f} s  {r['size']:>9}  {r['forward_ms']:8.2f} + {r['backward_ms']:8.2f} ms"
+            f"  {r['answered']}  {r['phases']}"
+        )
     if len(found) > MOST_LINES:
         yield f"  and {len(found) - MOST_LINES} more"
 
@@ -122,8 +154,10 @@ def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
     reference.settings(tf32=True, benchmark=side == "torch benchmark")
     torch.ones(1, device=device()).sum().item()  # the GPU itself
     mode = side if side == "background" else "auto"
-    with (switched(compile=mode, sizes="auto", fallback="silent"),
-          call_phases.watched() if ours else nullcontext() as phases):
+    with (
+        switched(compile=mode, sizes="auto", fallback="silent"),
+        call_phases.watched() if ours else nullcontext() as phases,
+    ):
         if case == "graph":
             model, steps = _graph(quick, ours)
         else:
@@ -136,7 +170,7 @@ def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
         if ours and case == "layer":  # the model's layers would need thousands
             with switched(compile="now", sizes="exact"):
                 own = {size: _us(forward) for size, forward in steps if time.monotonic() < end}
-    for row in rows[-len(steps):]:
+    for row in rows[-len(steps) :]:
         row |= {"us": us[row["size"]], "own_us": own.get(row["size"], "")}
     return {"rows": rows}
 
@@ -150,8 +184,11 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
     rows, last, number, began = list[Row](), list[Row](), 0, time.monotonic()
     while number <= WHOLE_PASSES or time.monotonic() - began < seconds:
         number += 1
-        rows += last if number <= WHOLE_PASSES + 1 else [
-            r for r in last if max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
+        rows += (
+            last
+            if number <= WHOLE_PASSES + 1
+            else [r for r in last if max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
+        )
         last = []
         for size, forward in steps:
             start = time.perf_counter()
@@ -163,13 +200,21 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
             end = time.perf_counter()
             found = transconv.stats(reset=True)
             answered = found.native | found.fallback | {"waiting": found.waiting}
-            last.append({"pass": number, "size": size, "at_s": time.monotonic() - began,
-                         "forward_ms": (middle - start) * 1e3, "backward_ms": (end - middle) * 1e3,
-                         "kernels": sum(found.native.values()), "waiting": found.waiting,
-                         "answered": " ".join(
-                             f"{k.replace(' ', '_')}={n}" for k, n in answered.items() if n)
-                         if phases is not None else "torch",
-                         "phases": call_phases.said(phases.take()) if phases is not None else ""})
+            last.append(
+                {
+                    "pass": number,
+                    "size": size,
+                    "at_s": time.monotonic() - began,
+                    "forward_ms": (middle - start) * 1e3,
+                    "backward_ms": (end - middle) * 1e3,
+                    "kernels": sum(found.native.values()),
+                    "waiting": found.waiting,
+                    "answered": " ".join(f"{k.replace(' ', '_')}={n}" for k, n in answered.items() if n)
+                    if phases is not None
+                    else "torch",
+                    "phases": call_phases.said(phases.take()) if phases is not None else "",
+                }
+            )
     return rows + last
 
 

@@ -26,28 +26,39 @@ from transconv.runtime import rehearsal_thread
 
 CALL, LAUNCH = "transconv.torch_ops.calls", "transconv.backend_triton.launch"
 PHASES: dict[str, tuple[tuple[str, str], ...]] = {
-    "decide": ((f"{CALL}.select_impl", "make_forward"), (f"{CALL}.select_impl", "make_backward"),
-               ("transconv.functional.calls.dispatch", "_made")),
+    "decide": (
+        (f"{CALL}.select_impl", "make_forward"),
+        (f"{CALL}.select_impl", "make_backward"),
+        ("transconv.functional.calls.dispatch", "_made"),
+    ),
     "layer": ((f"{CALL}.route", "LayerEntry.__init__"),),
     "ask": (("transconv.runtime.compilation.async_compile", "_submit"),),
     "key": (("transconv.runtime.plan_cache", "key"),),
     "read": (("transconv.runtime.plan_cache", "read"),),
     "generate": (("transconv.runtime.compiler", "build"),),
-    "rank": (("transconv.runtime.registry", "SizeTable.__init__"),
-             ("transconv.runtime.registry", "SizeTable.estimates")),
+    "rank": (
+        ("transconv.runtime.registry", "SizeTable.__init__"),
+        ("transconv.runtime.registry", "SizeTable.estimates"),
+    ),
     "compile": ((f"{LAUNCH}.triton_kernel", "TritonKernel._compiled"),),
     "load": ((f"{LAUNCH}.triton_kernel", "TritonKernel.starting"),),
-    "check": (("transconv.runtime.first_run_check", "_launch_and_look"),
-              (f"{CALL}.lower_call", "check_zeros")),
-    "compare": (("transconv.functional.calls.first_call_check", "_hold"),
-                ("transconv.graph.verification.eager_check", "WatchedCall.difference")),
+    "check": (
+        ("transconv.runtime.first_run_check", "_launch_and_look"),
+        (f"{CALL}.lower_call", "check_zeros"),
+    ),
+    "compare": (
+        ("transconv.functional.calls.first_call_check", "_hold"),
+        ("transconv.graph.verification.eager_check", "WatchedCall.difference"),
+    ),
     "region": (("transconv.graph.regions.region_calls", "RegionLaunches.first"),),
     "plan": (("transconv.graph.torch_compile", "_Graph.__init__"),),
     "verdict": (("transconv.runtime.first_run_check", "note"),),
-    "entry": ((f"{CALL}.call_entries", "written"),
-              ("transconv.functional.calls.route", "written")),
-    "torch": (("transconv.torch_ops.conversion.aten_convolutions", "aten_forward"),
-              ("transconv.torch_ops.conversion.aten_convolutions", "aten_backward"))}
+    "entry": ((f"{CALL}.call_entries", "written"), ("transconv.functional.calls.route", "written")),
+    "torch": (
+        ("transconv.torch_ops.conversion.aten_convolutions", "aten_forward"),
+        ("transconv.torch_ops.conversion.aten_convolutions", "aten_backward"),
+    ),
+}
 BESIDE = rehearsal_thread.NAME
 OTHERS = "transconv-"  # threads whose work no call waits for
 
@@ -62,6 +73,7 @@ class CallPhases:
 
     def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, whose time counts."""
+
         def run(*given: Any, **named: Any) -> Any:
             name = threading.current_thread().name
             if name.startswith(OTHERS) and name != BESIDE:
@@ -76,6 +88,7 @@ class CallPhases:
                 self.spent["beside:" * (name == BESIDE) + phase] += 1e3 * (took - within.pop())
                 if within:
                     within[-1] += took
+
         return run
 
     def paused(self, when: str, _: Any) -> None:

@@ -23,5 +23,7 @@ def measure(clock: Clock, size: int = 8192, copied: int = 1 << 30) -> dict[str, 
         return lambda: b.copy_(a)
 
     times = clock.compare({"product": product, "copy": copy}, 2 * copied)
-    return {"gemm_tflops": 2 * size**3 / times["product"].us / 1e6,
-            "copy_tbs": 2 * copied / times["copy"].us / 1e6}
+    return {
+        "gemm_tflops": 2 * size**3 / times["product"].us / 1e6,
+        "copy_tbs": 2 * copied / times["copy"].us / 1e6,
+    }

@@ -23,13 +23,40 @@ from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row, number
 from transconv.verify.machine import Pool, Task, WorkerTask
 
-COLUMNS = ("layer", "problem", "direction", "prop", "dtype", "layout", "epilogue", "verdict",
-           "reason", "exact_err", "float_err", "of_bound", "rms", "nonzero", "config", "kernels",
-           "rejected", "seconds", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "layer",
+    "problem",
+    "direction",
+    "prop",
+    "dtype",
+    "layout",
+    "epilogue",
+    "verdict",
+    "reason",
+    "exact_err",
+    "float_err",
+    "of_bound",
+    "rms",
+    "nonzero",
+    "config",
+    "kernels",
+    "rejected",
+    "seconds",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("problem", "prop", "epilogue")
 # The words of a table for benchdnn's; a kernel that trust.py rejects never reaches a user.
-VERDICTS = {"PASSED": "right", "MISTRUSTED": "right", "UNIMPLEMENTED": "refused",
-            "INVALID_ARGUMENTS": "refused", "SKIPPED": "skipped", "FAILED": "wrong"}
+VERDICTS = {
+    "PASSED": "right",
+    "MISTRUSTED": "right",
+    "UNIMPLEMENTED": "refused",
+    "INVALID_ARGUMENTS": "refused",
+    "SKIPPED": "skipped",
+    "FAILED": "wrong",
+}
 
 
 def rows_of(options: Namespace) -> Iterator[Row]:
@@ -47,9 +74,15 @@ def rows_of(options: Namespace) -> Iterator[Row]:
                     prop = layer.prop(direction).value
                     if (str(p), prop) not in seen:
                         seen.add((str(p), prop))
-                        yield {"layer": layer.name, "problem": str(p), "direction": direction,
-                               "prop": prop, "dtype": dtype, "layout": layout,
-                               "epilogue": options.epilogue if prop != "bwd_w" else ""}
+                        yield {
+                            "layer": layer.name,
+                            "problem": str(p),
+                            "direction": direction,
+                            "prop": prop,
+                            "dtype": dtype,
+                            "layout": layout,
+                            "epilogue": options.epilogue if prop != "bwd_w" else "",
+                        }
 
 
 def left(table: CsvTable, asked: Iterable[Row], options: Namespace) -> tuple[list[Row], list[Row]]:
@@ -70,14 +103,17 @@ def main(options: Namespace) -> int:
     out = Path(options.out)
     table = CsvTable(out / "check.csv", COLUMNS, KEY)
     rows, todo = left(table, rows_of(options), options)
-    group = WorkerTask("transconv.verify.benchdnn_run:work", options.workers,
-                  environment.worker_environment(options.cache))
+    group = WorkerTask(
+        "transconv.verify.benchdnn_run:work",
+        options.workers,
+        environment.worker_environment(options.cache),
+    )
     tasks = []
     for row in todo:
         payload = {k: row[k] for k in ("problem", "prop", "epilogue")} | {
-            "data": options.modes.replace(",", "+")}
-        tasks.append(Task("check", payload, options.limit,
-                          weight(ConvProblem.parse(row["problem"]))))
+            "data": options.modes.replace(",", "+")
+        }
+        tasks.append(Task("check", payload, options.limit, weight(ConvProblem.parse(row["problem"]))))
     by_task = {id(task): row for task, row in zip(tasks, todo, strict=True)}
     versions = environment.versions()
     progress = Progress(len(tasks), "task")
@@ -89,8 +125,10 @@ def main(options: Namespace) -> int:
             continue
         table.add(row)
         if row["verdict"] not in ("right", "refused"):
-            progress.say(f"{row['verdict']}: {row['layer']} {row['problem']} {row['prop']} "
-                         f"{row['reason'][:300]} [{row.get('config', '')}]")
+            progress.say(
+                f"{row['verdict']}: {row['layer']} {row['problem']} {row['prop']} "
+                f"{row['reason'][:300]} [{row.get('config', '')}]"
+            )
     progress.close()
     found_all = summary(table.rows, len(rows))
     (out / "check.json").write_text(json.dumps(found_all, indent=1) + "\n", encoding="utf-8")
@@ -115,30 +153,45 @@ def summary(rows: list[Row], wanted: int) -> dict[str, Any]:
     """Counts per dtype and layout, worst errors, reasons of refusals, and everything not right."""
     counts: dict[str, Counter[str]] = {}
     for row in rows:
-        counts.setdefault(f"{row['dtype']} {row['layout']} {row['prop']}", Counter())[
-            row["verdict"]] += 1
-    worst = {column: max(((number(r, column) or 0.0, f"{r['problem']} {r['prop']}") for r in rows
-                          if r["verdict"] == "right"), default=(0.0, ""))
-             for column in ("exact_err", "of_bound", "rms", "float_err")}
+        counts.setdefault(f"{row['dtype']} {row['layout']} {row['prop']}", Counter())[row["verdict"]] += 1
+    worst = {
+        column: max(
+            (
+                (number(r, column) or 0.0, f"{r['problem']} {r['prop']}")
+                for r in rows
+                if r["verdict"] == "right"
+            ),
+            default=(0.0, ""),
+        )
+        for column in ("exact_err", "of_bound", "rms", "float_err")
+    }
     return {
-        "wanted": wanted, "ran": len(rows),
+        "wanted": wanted,
+        "ran": len(rows),
         "verdicts": dict(Counter(r["verdict"] for r in rows)),
         "by dtype, layout, prop": {k: dict(v) for k, v in sorted(counts.items())},
         "refusals": dict(Counter(r["reason"][:120] for r in rows if r["verdict"] == "refused")),
         "rejected": sum(int(number(r, "rejected") or 0) for r in rows),
         "under 30% nonzero": sum((number(r, "nonzero") or 1) < 0.3 for r in rows),
         "worst": worst,
-        "not right": [f"{r['verdict']}: {r['problem']} {r['prop']}: {r['reason'][:300]}"
-                      for r in rows if r["verdict"] not in ("right", "refused")],
+        "not right": [
+            f"{r['verdict']}: {r['problem']} {r['prop']}: {r['reason'][:300]}"
+            for r in rows
+            if r["verdict"] not in ("right", "refused")
+        ],
     }
 
 
 def describe(found: dict[str, Any]) -> list[str]:
     """The summary as lines of text."""
-    lines = [f"{found['ran']} of {found['wanted']} tasks ran: " + ", ".join(
-        f"{n} {word}" for word, n in found["verdicts"].items())]
-    lines += [f"  {k}: " + ", ".join(f"{n} {word}" for word, n in v.items())
-              for k, v in found["by dtype, layout, prop"].items()]
+    lines = [
+        f"{found['ran']} of {found['wanted']} tasks ran: "
+        + ", ".join(f"{n} {word}" for word, n in found["verdicts"].items())
+    ]
+    lines += [
+        f"  {k}: " + ", ".join(f"{n} {word}" for word, n in v.items())
+        for k, v in found["by dtype, layout, prop"].items()
+    ]
     lines += [f"refused {n} times: {reason}" for reason, n in found["refusals"].items()]
     lines += [f"worst {k}: {value:.3g} ({where})" for k, (value, where) in found["worst"].items()]
     lines.append(f"{found['rejected']} better schedules were passed over, their kernels being wrong")

@@ -18,19 +18,36 @@ def chips_table(rows: list[Row]) -> str:
         return ""
     on = [{tuple(r[c] for c in SAME): r for r in counted(rows) if r["device"] == d} for d in devices]
     both = [(on[0][key], on[1][key]) for key in on[0] if key in on[1]]
-    lines = [_line(name, pairs) for name, pairs in (
-        *((d, [p for p in both if p[0]["direction"] == d]) for d in DIRECTIONS), ("all", both)) if pairs]
-    head = ["direction", "layers", *(f"cuDNN over transconv on {d}" for d in devices),
-            "the second over the first", "least"]
+    lines = [
+        _line(name, pairs)
+        for name, pairs in (
+            *((d, [p for p in both if p[0]["direction"] == d]) for d in DIRECTIONS),
+            ("all", both),
+        )
+        if pairs
+    ]
+    head = [
+        "direction",
+        "layers",
+        *(f"cuDNN over transconv on {d}" for d in devices),
+        "the second over the first",
+        "least",
+    ]
     return markdown(head, lines)
 
 
 def _line(name: str, pairs: list[tuple[Row, Row]]) -> list[str]:
-    means = [geometric_mean(number(r, "ratio") or 1.0 for r in of) or 1.0
-             for of in zip(*pairs, strict=True)]
+    means = [
+        geometric_mean(number(r, "ratio") or 1.0 for r in of) or 1.0 for of in zip(*pairs, strict=True)
+    ]
     least = min(pairs, key=_change)
-    return [name, str(len(pairs)), *map(two_digits, means), two_digits(means[1] / means[0]),
-            f"{two_digits(_change(least))} `{least[0]['layer']}`"]
+    return [
+        name,
+        str(len(pairs)),
+        *map(two_digits, means),
+        two_digits(means[1] / means[0]),
+        f"{two_digits(_change(least))} `{least[0]['layer']}`",
+    ]
 
 
 def _change(pair: tuple[Row, Row]) -> float:

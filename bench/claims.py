@@ -17,15 +17,21 @@ from typing import Any
 import pytest
 
 FATAL_EXIT = 75
-FATAL = ("CUDA error", "AcceleratorError", "illegal memory access", "device-side assert",
-         "CUDA driver error")
+FATAL = (
+    "CUDA error",
+    "AcceleratorError",
+    "illegal memory access",
+    "device-side assert",
+    "CUDA driver error",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--claims", default="", help="folder of claim and record files")
     parser.addoption("--claim-as", default="0", help="name of this process's record file")
-    parser.addoption("--claim-until", type=float, default=float("inf"),
-                     help="unix time after which no test starts")
+    parser.addoption(
+        "--claim-until", type=float, default=float("inf"), help="unix time after which no test starts"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,8 +73,9 @@ class Claims:
             self.phases = {"outcome": "passed", "text": "", "cases": {}}
             start = time.monotonic()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            self.write(event="end", test=item.nodeid, seconds=round(time.monotonic() - start, 2),
-                       **self.phases)
+            self.write(
+                event="end", test=item.nodeid, seconds=round(time.monotonic() - start, 2), **self.phases
+            )
             if self.fatal:
                 os._exit(FATAL_EXIT)
         return True

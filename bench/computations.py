@@ -18,8 +18,20 @@ from transconv.target import detect
 from transconv.verify.computation import ComputationCase
 
 FOLDER = ROOT / "bench" / "computes"
-COLUMNS = ("compute", "exact", "float", "max_err", "us", "torch_us", "inductor_us", "schedule", "device",
-           "torch", "triton", "commit")
+COLUMNS = (
+    "compute",
+    "exact",
+    "float",
+    "max_err",
+    "us",
+    "torch_us",
+    "inductor_us",
+    "schedule",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 Tensors = dict[str, torch.Tensor]
 
 # What a user of torch writes instead.
@@ -31,14 +43,17 @@ INSTEAD: dict[str, Callable[[Tensors], object]] = {
     "chain": lambda t: _chain(t["X"], t["S"], t["T"]),
 }
 
+
 def _chain(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     y = F.silu(x * scale + shift)
     return y, y * y
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--match", default="", help="only computations with this in their name")
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
+
 
 def main(options: argparse.Namespace) -> int:
     """Check and time; 1 if a result is wrong."""
@@ -50,6 +65,7 @@ def main(options: argparse.Namespace) -> int:
         lines.writeheader()
         lines.writerows(rows)
     return 1 if any(r[k] != "right" for r in rows for k in ("exact", "float")) else 0
+
 
 def row(path: Path, options: argparse.Namespace) -> dict[str, object]:
     """One computation; on a CPU nothing is timed."""
@@ -64,12 +80,16 @@ def row(path: Path, options: argparse.Namespace) -> dict[str, object]:
     print(" ".join(f"{k}={v}" for k, v in made.items()), flush=True)
     return made
 
-def _times(ours: Callable[..., None], tensors: Tensors, name: str,
-           options: argparse.Namespace) -> dict[str, object]:
+
+def _times(
+    ours: Callable[..., None], tensors: Tensors, name: str, options: argparse.Namespace
+) -> dict[str, object]:
     from triton.testing import do_bench
 
     sides: dict[str, Callable[[], object]] = {
-        "us": lambda: ours(**tensors), "torch_us": lambda: INSTEAD[name](tensors)}
+        "us": lambda: ours(**tensors),
+        "torch_us": lambda: INSTEAD[name](tensors),
+    }
     if not options.no_inductor:
         compiled = torch.compile(INSTEAD[name], mode="max-autotune-no-cudagraphs")
         sides["inductor_us"] = lambda: compiled(tensors)

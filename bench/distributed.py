@@ -27,8 +27,26 @@ from transconv.tuning.table import CsvTable, Row, number
 
 NAMES = ("unet3d", "wan", "weather", "volume")
 SIDES = ("plain", "sharded", "captured")
-COLUMNS = ("model", "side", "ranks", "ms", "host_ms", "exchange_ms", "received_mb", "peak_mb", "rmse",
-           "gradient_rmse", "ours", "start_s", "says", "error", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "model",
+    "side",
+    "ranks",
+    "ms",
+    "host_ms",
+    "exchange_ms",
+    "received_mb",
+    "peak_mb",
+    "rmse",
+    "gradient_rmse",
+    "ours",
+    "start_s",
+    "says",
+    "error",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("model", "side", "ranks")
 
 
@@ -41,8 +59,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--seconds", type=ranges.seconds, default=3.0, help="timing of one network")
     parser.add_argument("--limit", type=ranges.limit, default=100, help="seconds for one row")
-    parser.add_argument("--time-budget", type=ranges.seconds, default=540,
-                        help="seconds; then no new row begins")
+    parser.add_argument(
+        "--time-budget", type=ranges.seconds, default=540, help="seconds; then no new row begins"
+    )
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 
@@ -54,8 +73,11 @@ def main(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     for model in options.models.split(","):
         ways = [("plain", 1), *((side, ranks) for ranks in (1, options.ranks) for side in SIDES[1:])]
-        rows += [{"model": model, "side": side, "ranks": str(ranks)} for side, ranks in ways
-                 if side in options.sides and (ranks > 1 or side == "plain" or options.mesh_of_one)]
+        rows += [
+            {"model": model, "side": side, "ranks": str(ranks)}
+            for side, ranks in ways
+            if side in options.sides and (ranks > 1 or side == "plain" or options.mesh_of_one)
+        ]
     todo = [r for r in rows if not table.has(r)]
     print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
     end = time.monotonic() + options.time_budget
@@ -76,14 +98,33 @@ def measured(row: Row, options: argparse.Namespace, device: str) -> Row:
     variables = worker_environment(options.cache) | {"TRANSCONV_VERIFY": "0"}
     folder = Path(variables["TRANSCONV_CACHE"]).parent
     with tempfile.NamedTemporaryFile(suffix=".json") as target:
-        payload = json.dumps({
-            "model": row["model"], "side": row["side"], "ranks": int(row["ranks"]), "device": device,
-            "small": options.small, "seconds": options.seconds, "folder": str(folder),
-            "limit": options.limit, "target": target.name})
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                 row["ranks"], "-m", "bench.distributed_measures", payload]
-        process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, **variables},
-                                   start_new_session=True)
+        payload = json.dumps(
+            {
+                "model": row["model"],
+                "side": row["side"],
+                "ranks": int(row["ranks"]),
+                "device": device,
+                "small": options.small,
+                "seconds": options.seconds,
+                "folder": str(folder),
+                "limit": options.limit,
+                "target": target.name,
+            }
+        )
+        words = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            row["ranks"],
+            "-m",
+            "bench.distributed_measures",
+            payload,
+        ]
+        process = subprocess.Popen(
+            words, cwd=ROOT, env={**os.environ, **variables}, start_new_session=True
+        )
         try:
             code = process.wait(options.limit)
         except subprocess.TimeoutExpired:
@@ -139,23 +180,59 @@ def distributed_table(rows: list[Row]) -> str:
     cells = []
     models = list(dict.fromkeys(r["model"] for r in rows))
     for row in sorted((r for r in rows if int(r["ranks"]) > 1), key=lambda r: models.index(r["model"])):
-        one, mesh = (next((r for r in rows if r["model"] == row["model"] and r["ranks"] == "1"
-                           and r["side"] == side), {}) for side in ("plain", row["side"]))
+        one, mesh = (
+            next(
+                (
+                    r
+                    for r in rows
+                    if r["model"] == row["model"] and r["ranks"] == "1" and r["side"] == side
+                ),
+                {},
+            )
+            for side in ("plain", row["side"])
+        )
         alone, of_mesh, ms = (_of(r, "ms") for r in (one, mesh, row))
         memory = [_of(r, "peak_mb") for r in (one, row)]
         errors = [_of(row, column) for column in ("rmse", "gradient_rmse")]
-        cells.append([
-            row["model"], row["ranks"], "recorded" if row["side"] == "captured" else "eager",
-            _said(one), _said(mesh), _said(row),
-            *(two_digits(base / ms if base and ms else None) for base in (alone, of_mesh)),
-            *("-" if n is None else f"{n:.{digits}f}" for n, digits in (
-                (_of(row, "received_mb"), 1), (_of(row, "exchange_ms"), 2))),
-            " → ".join("-" if m is None else f"{m:.0f}" for m in memory),
-            two_digits(memory[1] / memory[0] if memory[0] and memory[1] else None),
-            *("-" if e is None else f"{e:.1e}" for e in errors)])
-    return markdown(["network", "ranks", "steps", "one process ms", "mesh of one ms", "sharded ms",
-                     "times one process", "times mesh of one", "MB received", "exchange ms", "peak MB",
-                     "share", "RMSE", "RMSE of gradients"], cells, keys=3, cuts=(8,))
+        cells.append(
+            [
+                row["model"],
+                row["ranks"],
+                "recorded" if row["side"] == "captured" else "eager",
+                _said(one),
+                _said(mesh),
+                _said(row),
+                *(two_digits(base / ms if base and ms else None) for base in (alone, of_mesh)),
+                *(
+                    "-" if n is None else f"{n:.{digits}f}"
+                    for n, digits in ((_of(row, "received_mb"), 1), (_of(row, "exchange_ms"), 2))
+                ),
+                " → ".join("-" if m is None else f"{m:.0f}" for m in memory),
+                two_digits(memory[1] / memory[0] if memory[0] and memory[1] else None),
+                *("-" if e is None else f"{e:.1e}" for e in errors),
+            ]
+        )
+    return markdown(
+        [
+            "network",
+            "ranks",
+            "steps",
+            "one process ms",
+            "mesh of one ms",
+            "sharded ms",
+            "times one process",
+            "times mesh of one",
+            "MB received",
+            "exchange ms",
+            "peak MB",
+            "share",
+            "RMSE",
+            "RMSE of gradients",
+        ],
+        cells,
+        keys=3,
+        cuts=(8,),
+    )
 
 
 def _of(row: Row, column: str) -> float | None:

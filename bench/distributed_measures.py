@@ -51,11 +51,15 @@ class Run:
         torch.manual_seed(0)
         with self.device:
             self.model = self.arranged(build())
-        self.model = self.model.train() if self.what.trains else self.model.to(
-            self.narrow).eval().requires_grad_(False)
+        self.model = (
+            self.model.train()
+            if self.what.trains
+            else self.model.to(self.narrow).eval().requires_grad_(False)
+        )
         if self.sharded:
-            transconv.distributed.parallelize(self.model, self.mesh, {self.what.plan: 0}, self.what.whole,
-                                              self.what.rows)
+            transconv.distributed.parallelize(
+                self.model, self.mesh, {self.what.plan: 0}, self.what.whole, self.what.rows
+            )
         else:
             transconv.convert_(self.model)
         self.x = self.input(shape)
@@ -77,7 +81,7 @@ class Run:
         """Of all ranks together the same, whatever their number; each makes its rows alone."""
         dim = {"d": -3, "h": -2, "w": -1}[self.what.plan] % len(shape)
         rows = shards(shape[dim], dist.get_world_size())[dist.get_rank()]
-        own = [*shape[:dim], rows.size, *shape[dim + 1:]]
+        own = [*shape[:dim], rows.size, *shape[dim + 1 :]]
         at = [torch.arange(n, device=self.device, dtype=torch.float32) for n in own]
         at[dim] += rows.start
         local = torch.zeros(own, device=self.device)
@@ -194,11 +198,12 @@ def _sampled(t: Any) -> Tensor:
     """Some elements, evenly spread; the same of every number of ranks."""
     whole = t.full_tensor() if isinstance(t, DTensor) else t
     flat = whole.contiguous().view(-1)
-    return flat[::max(1, flat.numel() // SAMPLES)].double().cpu()
+    return flat[:: max(1, flat.numel() // SAMPLES)].double().cpu()
 
 
-def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds: float,
-            folder: str) -> Row:
+def measure(
+    model: str, side: str, ranks: int, device: str, small: bool, seconds: float, folder: str
+) -> Row:
     """The row of a network. ``folder``: where one process leaves its numbers, with which the others are
     compared."""
     warnings.filterwarnings("ignore")
@@ -267,8 +272,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-                            timeout=timedelta(seconds=payload.pop("limit")))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+        timeout=timedelta(seconds=payload.pop("limit")),
+    )
     try:
         row = measure(**payload)
     except torch.OutOfMemoryError as error:

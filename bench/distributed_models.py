@@ -30,8 +30,14 @@ class EarthBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.steps = nn.Sequential(nn.InstanceNorm2d(width, affine=True), nn.SiLU(), Earth(width, width),
-                                   nn.InstanceNorm2d(width, affine=True), nn.SiLU(), Earth(width, width))
+        self.steps = nn.Sequential(
+            nn.InstanceNorm2d(width, affine=True),
+            nn.SiLU(),
+            Earth(width, width),
+            nn.InstanceNorm2d(width, affine=True),
+            nn.SiLU(),
+            Earth(width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = x + self.steps(x)
@@ -40,8 +46,9 @@ class EarthBlock(nn.Module):
 
 def weather(variables: int = 69, width: int = 192, blocks: int = 6) -> nn.Module:
     """One step of a forecast: residual blocks on the whole grid."""
-    return nn.Sequential(Earth(variables, width), *(EarthBlock(width) for _ in range(blocks)),
-                         Earth(width, variables))
+    return nn.Sequential(
+        Earth(variables, width), *(EarthBlock(width) for _ in range(blocks)), Earth(width, variables)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +70,38 @@ def _small_unet() -> nn.Module:
 
 
 MODELS = {
-    "unet3d": Sharded("training step of nnU-Net's 3D U-Net, 256x256x256", UNet3d, (1, 1, 256, 256, 256),
-                      (_small_unet, (1, 1, 16, 8, 8)), "d", True),
-    "wan": Sharded("Wan's VAE decoder, 17 frames of 480x832", WanDecoder, (1, 16, 5, 60, 104),
-                   (lambda: WanDecoder(8, 4, 1), (1, 4, 2, 4, 6)), "w", False, ("levels.1",), (RMSNorm,)),
-    "weather": Sharded("training step of a weather network, 721x1440", weather, (1, 69, 721, 1440),
-                       (lambda: weather(3, 4, 1), (1, 3, 13, 8)), "h", True),
-    "volume": Sharded("training step of the same U-Net, 480x480x480: not on one GPU of 80 GB", UNet3d,
-                      (1, 1, 480, 480, 480), (_small_unet, (1, 1, 16, 8, 8)), "d", True)}
+    "unet3d": Sharded(
+        "training step of nnU-Net's 3D U-Net, 256x256x256",
+        UNet3d,
+        (1, 1, 256, 256, 256),
+        (_small_unet, (1, 1, 16, 8, 8)),
+        "d",
+        True,
+    ),
+    "wan": Sharded(
+        "Wan's VAE decoder, 17 frames of 480x832",
+        WanDecoder,
+        (1, 16, 5, 60, 104),
+        (lambda: WanDecoder(8, 4, 1), (1, 4, 2, 4, 6)),
+        "w",
+        False,
+        ("levels.1",),
+        (RMSNorm,),
+    ),
+    "weather": Sharded(
+        "training step of a weather network, 721x1440",
+        weather,
+        (1, 69, 721, 1440),
+        (lambda: weather(3, 4, 1), (1, 3, 13, 8)),
+        "h",
+        True,
+    ),
+    "volume": Sharded(
+        "training step of the same U-Net, 480x480x480: not on one GPU of 80 GB",
+        UNet3d,
+        (1, 1, 480, 480, 480),
+        (_small_unet, (1, 1, 16, 8, 8)),
+        "d",
+        True,
+    ),
+}

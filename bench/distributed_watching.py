@@ -53,11 +53,13 @@ def nothing_computed() -> Iterator[None]:
         shape = arguments.output_shape(x.shape, w.shape, p)
         return arguments.empty_result(x, shape, arguments.channels_last_result(x, w))
 
-    def backward(grad: Tensor, x: Tensor, w: Tensor, p: Params, mask: Any,
-                 dual: bool = False) -> tuple[Tensor | None, ...]:
+    def backward(
+        grad: Tensor, x: Tensor, w: Tensor, p: Params, mask: Any, dual: bool = False
+    ) -> tuple[Tensor | None, ...]:
         bias = grad.new_empty(grad.shape[1])
-        return tuple(torch.empty_like(t) if wanted else None
-                     for t, wanted in zip((x, w, bias), mask, strict=True))
+        return tuple(
+            torch.empty_like(t) if wanted else None for t, wanted in zip((x, w, bias), mask, strict=True)
+        )
 
     aten_convolutions.aten_forward, aten_convolutions.aten_backward = forward, backward
     try:

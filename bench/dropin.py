@@ -30,8 +30,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tests", nargs="*", default=["tests/gpu"], help="files or folders")
     parser.add_argument("-n", "--processes", type=ranges.processes, default=min(12, cores))
     parser.add_argument("-k", "--match", default="", help="only tests that match (pytest's -k)")
-    parser.add_argument("--time-budget", type=ranges.seconds, default=520,
-                        help="seconds; then no new test starts")
+    parser.add_argument(
+        "--time-budget", type=ranges.seconds, default=520, help="seconds; then no new test starts"
+    )
     parser.add_argument("--limit", type=ranges.limit, default=200, help="seconds for one test")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
@@ -66,10 +67,10 @@ class Run:
     def __init__(self, options: argparse.Namespace, folder: Path, without: Sequence[str] = ()) -> None:
         self.options, self.folder, self.without = options, folder, without
         self.end = time.time() + options.time_budget
-        self.environment = {"TRANSCONV_VERIFY": "0", **os.environ,
-                            **worker_environment(options.cache)}
+        self.environment = {"TRANSCONV_VERIFY": "0", **os.environ, **worker_environment(options.cache)}
         self.environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+            filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
+        )
         self.workers: list[Worker] = []
         self.results: dict[str, dict[str, Any]] = {}
         self.started = self.total = 0
@@ -78,13 +79,31 @@ class Run:
     def start(self) -> None:
         name = f"worker{self.started}"
         self.started += 1
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.claims", "-p",
-                   "no:cacheprovider", "--tb=short", "--claims", str(self.folder), "--claim-as",
-                   name, "--claim-until", str(self.end), "-k", self.options.match,
-                   *(f"--deselect={test}" for test in self.without), *self.options.tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "bench.claims",
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
+            "--claims",
+            str(self.folder),
+            "--claim-as",
+            name,
+            "--claim-until",
+            str(self.end),
+            "-k",
+            self.options.match,
+            *(f"--deselect={test}" for test in self.without),
+            *self.options.tests,
+        ]
         log = (self.folder / f"{name}.log").open("wb")
-        process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log,
-                                   stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=self.environment, stdout=log, stderr=subprocess.STDOUT
+        )
         self.workers.append(Worker(name, process, self.folder / f"{name}.jsonl"))
 
     def add(self, test: str, **row: Any) -> None:
@@ -160,30 +179,48 @@ def summary(results: dict[str, dict[str, Any]], collected: int) -> dict[str, Any
     total: Counter[str] = Counter()
     for counts in groups.values():
         total.update(counts)
-    return {**versions(), "collected": collected, "run": len(results), "total": dict(total),
-            "fallback": dict(fallback), "native": dict(native),
-            "groups": {name: dict(counts) for name, counts in sorted(groups.items())},
-            "failures": {t: (r["cases"].get("failures") or [r["text"][-1500:]])
-                         for t, r in sorted(results.items()) if r["outcome"] == "failed"},
-            "slowest": sorted(((r["seconds"], t) for t, r in results.items()), reverse=True)[:15]}
+    return {
+        **versions(),
+        "collected": collected,
+        "run": len(results),
+        "total": dict(total),
+        "fallback": dict(fallback),
+        "native": dict(native),
+        "groups": {name: dict(counts) for name, counts in sorted(groups.items())},
+        "failures": {
+            t: (r["cases"].get("failures") or [r["text"][-1500:]])
+            for t, r in sorted(results.items())
+            if r["outcome"] == "failed"
+        },
+        "slowest": sorted(((r["seconds"], t) for t, r in results.items()), reverse=True)[:15],
+    }
 
 
 def show(found: dict[str, Any]) -> str:
     """The summary as a table."""
-    head = ("function", "tests ok", "failed", "skipped", "cases ok", "by bound", "failed",
-            "fell back")
-    rows = [(name, *(str(counts.get(k, 0)) for k in (
-        "tests passed", "tests failed", "tests skipped", *COUNTS)))
-        for name, counts in [*found["groups"].items(), ("total", found["total"])]]
+    head = ("function", "tests ok", "failed", "skipped", "cases ok", "by bound", "failed", "fell back")
+    rows = [
+        (
+            name,
+            *(str(counts.get(k, 0)) for k in ("tests passed", "tests failed", "tests skipped", *COUNTS)),
+        )
+        for name, counts in [*found["groups"].items(), ("total", found["total"])]
+    ]
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
-                       for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-             for row in (head, *rows)]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (head, *rows)
+    ]
     for test, texts in found["failures"].items():
         lines += [f"FAILED {test}", *(f"    {text[-300:]}" for text in texts[:4])]
-    lines += [f"{found['run']} of {found['collected']} tests were run on {found['device']}",
-              f"results by generated kernels: {found['native']}",
-              f"results by torch: {found['fallback']}"]
+    lines += [
+        f"{found['run']} of {found['collected']} tests were run on {found['device']}",
+        f"results by generated kernels: {found['native']}",
+        f"results by torch: {found['fallback']}",
+    ]
     return "\n".join(lines)
 
 

@@ -28,8 +28,7 @@ def commit() -> str:
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True,
-                          text=True)
+    done = subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
@@ -84,5 +83,9 @@ def worker_environment(cache_folder: str = "") -> dict[str, str]:
     """Variables of every worker: one shared cache of compiled kernels, one thread each."""
     folder = Path(cache_folder or Path(tempfile.gettempdir()) / f"transconv-bench-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return {"TRITON_CACHE_DIR": str(folder / "triton"), "TRANSCONV_CACHE": str(folder / "kernels"),
-            "OMP_NUM_THREADS": "1", "TRANSCONV_COMMIT": commit()}
+    return {
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TRANSCONV_CACHE": str(folder / "kernels"),
+        "OMP_NUM_THREADS": "1",
+        "TRANSCONV_COMMIT": commit(),
+    }

@@ -35,9 +35,16 @@ def build(name: str, small: bool, device: str) -> tuple[nn.Module, Callable[[nn.
     return (_audio if name == "audio" else _detection)(small, device)
 
 
-def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], object], prepares: bool,
-            wait: Callable[[], None], left: Callable[[], float],
-            tell: Callable[[dict[str, object]], None]) -> None:
+def measure(
+    name: str,
+    small: bool,
+    device: str,
+    convert: Callable[[nn.Module], object],
+    prepares: bool,
+    wait: Callable[[], None],
+    left: Callable[[], float],
+    tell: Callable[[dict[str, object]], None],
+) -> None:
     """Epochs of one side, no more than fit the seconds that are ``left``; tells how many inputs, the
     seconds of the first epoch and of the fastest later one, and the worst step of each in milliseconds.
     A first epoch that does not fit ends there, with as many ``inputs`` as it came to. ``prepares``:
@@ -67,8 +74,13 @@ def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], 
     first = list[float]()
     while len(first) < count and (not first or left() > max(first)):
         first.append(train(len(first)))
-        tell({"inputs": len(first), "epoch1_s": round(sum(first), 3),
-              "worst_ms": round(max(first) * 1e3, 2)})
+        tell(
+            {
+                "inputs": len(first),
+                "epoch1_s": round(sum(first), 3),
+                "worst_ms": round(max(first) * 1e3, 2),
+            }
+        )
     epochs = [first]
     while len(first) == count and len(epochs) < EPOCHS and left() > sum(epochs[-1]):
         epochs.append([train(at) for at in range(count)])
@@ -83,8 +95,9 @@ def busy_ms(train: Callable[[int], object], count: int) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for at in range(count):
             train(at)
-    on_gpu = (e for e in found.key_averages() if e.device_type == DeviceType.CUDA
-              and not e.is_user_annotation)
+    on_gpu = (
+        e for e in found.key_averages() if e.device_type == DeviceType.CUDA and not e.is_user_annotation
+    )
     return sum(e.self_device_time_total for e in on_gpu) / 1e3 / count
 
 
@@ -105,13 +118,19 @@ def _audio(small: bool, device: str) -> tuple[nn.Module, Callable[[nn.Module], S
     channels = 1
     for filters, kernel, stride in ENCODER[:2] if small else ENCODER:
         filters = 4 if small else filters
-        layers += [nn.Conv1d(channels, filters, kernel, stride, bias=False),
-                   nn.GroupNorm(1, filters), nn.GELU()]
+        layers += [
+            nn.Conv1d(channels, filters, kernel, stride, bias=False),
+            nn.GroupNorm(1, filters),
+            nn.GELU(),
+        ]
         channels = filters
     lengths = [draw.randint(60, 90) if small else draw.randint(16000, 64000) for _ in range(count)]
     clips = [torch.randn(1 if small else 8, 1, n, device=device) for n in lengths]
-    return (nn.Sequential(*layers),
-            lambda model: lambda at: model(clips[at]).float().square().mean(), count)
+    return (
+        nn.Sequential(*layers),
+        lambda model: lambda at: model(clips[at]).float().square().mean(),
+        count,
+    )
 
 
 def _detection(small: bool, device: str) -> tuple[nn.Module, Callable[[nn.Module], Step], int]:
@@ -121,16 +140,25 @@ def _detection(small: bool, device: str) -> tuple[nn.Module, Callable[[nn.Module
     low, high = (64, 96) if small else (320, 640)
     sides = [(draw.randint(low, high), draw.randint(low, high)) for _ in range(count)]
     images = [torch.rand(3, h, w, device=device) for h, w in sides]
-    boxes = [torch.tensor([[8.0, 8.0, w / 2, h / 2], [w / 4, h / 4, w - 8, h - 8]], device=device)
-             for h, w in sides]
+    boxes = [
+        torch.tensor([[8.0, 8.0, w / 2, h / 2], [w / 4, h / 4, w - 8, h - 8]], device=device)
+        for h, w in sides
+    ]
     labels = torch.tensor([1, 2], device=device)
-    model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=11,
-                                    min_size=low, max_size=high, trainable_backbone_layers=5)
+    model = fasterrcnn_resnet50_fpn(
+        weights=None,
+        weights_backbone=None,
+        num_classes=11,
+        min_size=low,
+        max_size=high,
+        trainable_backbone_layers=5,
+    )
 
     def step_of(model: nn.Module) -> Step:
         def step(at: int) -> Tensor:
             losses = model([images[at]], [{"boxes": boxes[at], "labels": labels}])
             return torch.stack([loss.float() for loss in losses.values()]).sum()
+
         return step
 
     return model.train(), step_of, count

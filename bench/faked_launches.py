@@ -44,19 +44,23 @@ def as_on_gpu() -> Iterator[Launched]:
         self.kept[None, True] = self.starting(kernel)  # type: ignore[index]
 
     replaced: list[tuple[Any, str, Any]] = [
-        (lower_call, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
-        (route, "_empty", _empty), (torch_internals, "quickest", lambda: _empty),
+        (lower_call, "target_of", lambda device: SM90),
+        (route, "current_device", lambda: None),
+        (route, "_empty", _empty),
+        (torch_internals, "quickest", lambda: _empty),
         (first_run_check, "is_trusted", lambda *_: True),
         (bound_start, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
         (bound_start, "encoding", lambda meta, box: lambda address, lying: [lying]),
         (triton_kernel.TritonKernel, "__init__", init),
-        (triton_kernel.TritonKernel, "_interpret", _interpret)]
+        (triton_kernel.TritonKernel, "_interpret", _interpret),
+    ]
     config = transconv.config
     before = config.cpu, config.sizes, config.fallback
     with ExitStack() as stack:
         stack.enter_context(patch.dict("os.environ", {"TRITON_INTERPRET": "1"}))
-        stack.enter_context(patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream",
-                                         create=True))
+        stack.enter_context(
+            patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", create=True)
+        )
         for home, name, value in replaced:
             stack.enter_context(patch.object(home, name, value))
         config.cpu, config.sizes, config.fallback = "interpret", "any", "error"

@@ -32,13 +32,29 @@ from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import select_impl
 from transconv.tuning.table import CsvTable
 
-COLUMNS = ("layer", "direction", "first_us", "worst_us", "known_us", "later_us", "functions", "sizes",
-           "device", "torch", "triton", "commit")
+COLUMNS = (
+    "layer",
+    "direction",
+    "first_us",
+    "worst_us",
+    "known_us",
+    "later_us",
+    "functions",
+    "sizes",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("layer", "direction", "device")
 # name -> channels in and out, filter, stride, groups, sides of an image
-LAYERS = {"3x3": (64, 64, 3, 1, 1, 2), "1x1": (64, 256, 1, 1, 1, 2),
-          "3x3 stride 2": (128, 128, 3, 2, 1, 2), "depthwise": (384, 384, 3, 1, 384, 2),
-          "1D": (128, 128, 11, 1, 1, 1)}
+LAYERS = {
+    "3x3": (64, 64, 3, 1, 1, 2),
+    "1x1": (64, 256, 1, 1, 1, 2),
+    "3x3 stride 2": (128, 128, 3, 2, 1, 2),
+    "depthwise": (384, 384, 3, 1, 384, 2),
+    "1D": (128, 128, 11, 1, 1, 1),
+}
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
 MORE_THAN_CACHES = 64 << 20  # bytes that other work reads and writes
 LATER = 4  # calls that follow; the last counts
@@ -46,8 +62,9 @@ LATER = 4  # calls that follow; the last counts
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--sizes", type=ranges.at_least(2), default=40,
-                        help="new sizes of each (default: 40)")
+    parser.add_argument(
+        "--sizes", type=ranges.at_least(2), default=40, help="new sizes of each (default: 40)"
+    )
     parser.add_argument("--layers", type=ranges.some_of(*LAYERS), default=",".join(LAYERS))
 
 
@@ -63,8 +80,14 @@ def main(options: argparse.Namespace) -> int:
             layer = Layer(name, *LAYERS[name])
             layer.warm()
             for direction in left:
-                row = {"layer": name, "direction": direction, **measured(layer, direction, options.sizes),
-                       "functions": layer.functions(direction), "sizes": options.sizes, **about}
+                row = {
+                    "layer": name,
+                    "direction": direction,
+                    **measured(layer, direction, options.sizes),
+                    "functions": layer.functions(direction),
+                    "sizes": options.sizes,
+                    **about,
+                }
                 table.add(row)
                 print(" ".join(f"{k}={row[k]}" for k in COLUMNS[:8]), flush=True)
     print(f"{len(table.rows)} rows are in {table.path}", flush=True)
@@ -154,8 +177,12 @@ def measured(layer: Layer, direction: str, sizes: int) -> dict[str, float]:
             other_work(scratch)
             found.append(host_us(call)[0])
         later += [host_us(call)[0] for _ in range(LATER)][-1:]
-    return {"first_us": round(median(first), 1), "worst_us": round(max(first), 1),
-            "known_us": round(median(known), 1), "later_us": round(median(later), 1)}
+    return {
+        "first_us": round(median(first), 1),
+        "worst_us": round(max(first), 1),
+        "known_us": round(median(known), 1),
+        "later_us": round(median(later), 1),
+    }
 
 
 def other_work(scratch: torch.Tensor) -> None:

@@ -29,12 +29,21 @@ def rows(device: str = "cuda") -> Iterator[dict[str, object]]:
         with tempfile.TemporaryDirectory(prefix="bench-first-") as place:
             caches = {"TRITON_CACHE_DIR": f"{place}/triton", "TRANSCONV_CACHE": f"{place}/transconv"}
             for start in ("cold", "warm"):
-                child = subprocess.run([sys.executable, "-m", "bench.first_launches", name, device],
-                                       env={**os.environ, **caches}, cwd=ROOT, capture_output=True,
-                                       text=True, timeout=LIMIT_S, check=False)
+                child = subprocess.run(
+                    [sys.executable, "-m", "bench.first_launches", name, device],
+                    env={**os.environ, **caches},
+                    cwd=ROOT,
+                    capture_output=True,
+                    text=True,
+                    timeout=LIMIT_S,
+                    check=False,
+                )
                 said = child.stdout.splitlines()[-1:] if child.returncode == 0 else []
-                yield {"kernel": name, "start": start,
-                       **(json.loads(said[0]) if said else {"error": child.stderr[-600:]})}
+                yield {
+                    "kernel": name,
+                    "start": start,
+                    **(json.loads(said[0]) if said else {"error": child.stderr[-600:]}),
+                }
 
 
 def measure(name: str, device: str) -> dict[str, object]:
@@ -62,8 +71,11 @@ def measure(name: str, device: str) -> dict[str, object]:
         if device == "cuda":
             torch.cuda.synchronize()
         spent.append(time.perf_counter() - began)
-    return {"import_s": f"{imported:.2f}", "first_s": f"{spent[0]:.3f}",
-            "second_us": f"{1e6 * spent[1]:.0f}"}
+    return {
+        "import_s": f"{imported:.2f}",
+        "first_s": f"{spent[0]:.3f}",
+        "second_us": f"{1e6 * spent[1]:.0f}",
+    }
 
 
 def write(out: Path, versions: dict[str, str]) -> int:

@@ -25,15 +25,39 @@ from transconv.target import TARGETS, Constants, Target
 from transconv.tuning.session import read_log
 
 REFERENCE = "cudnn"
-NOT_FITTED = ("latency_ns", "late_access_ns", "scatter_ns", "behind_ns", "copy_us", "baton_ns",
-              "meeting_us", "through_ns", "older", "shared_gbs", "fma_share")  # too few trials have them
+NOT_FITTED = (
+    "latency_ns",
+    "late_access_ns",
+    "scatter_ns",
+    "behind_ns",
+    "copy_us",
+    "baton_ns",
+    "meeting_us",
+    "through_ns",
+    "older",
+    "shared_gbs",
+    "fma_share",
+)  # too few trials have them
 SHARES = ("persistent", "memory_share", "exposed")  # at most 1
 H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800)
 
 # Where the leave-one-out check begins: rough guesses, so that the full fit does not leak into it.
-ROUGH = Constants(narrow=16, fetch_gbs=100, short_rows=0.5, access_ns=0.02, unpack_ns=0.05,
-                  gather_step_ns=100, fill_ns=1000, store_gbs=25, box_store=0.5, flat_positions=1.5,
-                  persistent=0.5, memory_share=0.75, exposed=0.2, launch_us=3)
+ROUGH = Constants(
+    narrow=16,
+    fetch_gbs=100,
+    short_rows=0.5,
+    access_ns=0.02,
+    unpack_ns=0.05,
+    gather_step_ns=100,
+    fill_ns=1000,
+    store_gbs=25,
+    box_store=0.5,
+    flat_positions=1.5,
+    persistent=0.5,
+    memory_share=0.75,
+    exposed=0.2,
+    launch_us=3,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +135,9 @@ def loss(groups: Sequence[Group], target: Target, constants: Constants) -> float
         errors = [log(guess / s.us) for guess, s in zip(guesses, g.samples, strict=True)]
         weights = [(best / s.us) ** 4 for s in g.samples]
         mean = sum(e * w for e, w in zip(errors, weights, strict=True)) / sum(weights)
-        total += sum(w * (e - 0.7 * mean) ** 2
-                     for e, w in zip(errors, weights, strict=True)) / sum(weights)
+        total += sum(w * (e - 0.7 * mean) ** 2 for e, w in zip(errors, weights, strict=True)) / sum(
+            weights
+        )
         # A soft choice: schedules guessed within some 2% of the first share the vote.
         least = min(guesses)
         votes = [exp(-log(guess / least) / 0.02) for guess in guesses]
@@ -137,7 +162,7 @@ def search(score: Callable[[Constants], float], start: Constants, rounds: int = 
                     best, least = tried, now
                     break
         if least > before * 0.999:
-            factor = factor ** 0.5
+            factor = factor**0.5
             if factor < 1.02:
                 break
     return best
@@ -152,8 +177,7 @@ def table(groups: Sequence[Group], target: Target, constants: Constants) -> str:
     rows = ["problem prop ref_us best_us first_us ratio estimate first best".split()]
     for g in groups:
         top = first(g, target, constants)
-        times = [g.reference, g.best.us, top.us, g.best.us / top.us,
-                 predicted(top, target, constants)]
+        times = [g.reference, g.best.us, top.us, g.best.us / top.us, predicted(top, target, constants)]
         numbers = [f"{t:.3f}" if at == 3 else f"{t:.1f}" for at, t in enumerate(times)]
         best = "" if top is g.best else str(g.best.schedule)
         rows.append([g.problem.split()[0], g.prop, *numbers, str(top.schedule), best])
@@ -163,8 +187,9 @@ def table(groups: Sequence[Group], target: Target, constants: Constants) -> str:
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Cells under one another, two spaces apart."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)).rstrip()
-                     for row in rows)
+    return "\n".join(
+        "  ".join(f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def summary(groups: Sequence[Group], target: Target, constants: Constants) -> str:
@@ -178,17 +203,25 @@ def leave_one_out(groups: Sequence[Group], target: Target) -> list[tuple[str, fl
     for problem in dict.fromkeys(g.problem for g in groups):
         others = [g for g in groups if g.problem != problem]
         fitted = search(lambda c: loss(others, target, c), ROUGH)  # noqa: B023
-        found.append((problem, geomean(ratio(g, target, fitted)
-                                       for g in groups if g.problem == problem)))
+        found.append((problem, geomean(ratio(g, target, fitted) for g in groups if g.problem == problem)))
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.fit", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.fit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("sweeps", nargs="+", type=Path)
-    parser.add_argument("--whole", nargs="+", type=Path, default=[], metavar="SWEEP",
-                        help="older sweeps whose split sums are out of date")
+    parser.add_argument(
+        "--whole",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="SWEEP",
+        help="older sweeps whose split sums are out of date",
+    )
     parser.add_argument("--fit", action="store_true", help="search for better constants")
     parser.add_argument("--no-check", action="store_true", help="skip the leave-one-out check")
     given = parser.parse_args(arguments)

@@ -33,7 +33,7 @@ TEXT = """compute {name}
 Function = Callable[[Tensor, Tensor], Tensor]
 CASES: dict[str, tuple[str, Function]] = {
     "plain": ("s*al", lambda s, a: s * a),
-    "snake": ("s + sin(s*al)*sin(s*al)/al", lambda s, a: s + torch.sin(s * a)**2 / a),
+    "snake": ("s + sin(s*al)*sin(s*al)/al", lambda s, a: s + torch.sin(s * a) ** 2 / a),
     "large": ("sin(s*al)", lambda s, a: torch.sin(s * a)),
     "gelu": ("gelu(s*al)", lambda s, a: torch.nn.functional.gelu(s * a)),
     "silu": ("silu(s*al)", lambda s, a: torch.nn.functional.silu(s * a)),
@@ -71,10 +71,17 @@ def measured(name: str) -> dict[str, object]:
 
     def eager() -> Tensor:
         return function((x @ w.t()).float(), a).half()
+
     right = function(x.double() @ w.double().t(), a.double())
     us, torch_us = (1e3 * do_bench(f) for f in (lambda: run(x, w, a), eager))
-    return {"behind": name, "us": round(us, 2), "torch_us": round(torch_us, 2),
-            "off": off(run(x, w, a), right), "off_torch": off(eager(), right), **versions()}
+    return {
+        "behind": name,
+        "us": round(us, 2),
+        "torch_us": round(torch_us, 2),
+        "off": off(run(x, w, a), right),
+        "off_torch": off(eager(), right),
+        **versions(),
+    }
 
 
 def operands(large: bool, positions: int, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,8 +11,22 @@ from typing import Any
 from transconv.tuning.table import CsvTable
 
 VERDICTS = ("passed", "refused", "resources", "failed", "crash", "error", "timeout")
-COLUMNS = ("seed", "first", "asked", "computations", *VERDICTS, "kernels", "seconds", "target",
-           "interpreted", "device", "torch", "triton", "commit", "programs")
+COLUMNS = (
+    "seed",
+    "first",
+    "asked",
+    "computations",
+    *VERDICTS,
+    "kernels",
+    "seconds",
+    "target",
+    "interpreted",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+    "programs",
+)
 KEY = ("seed", "first", "commit")
 
 
@@ -22,10 +36,16 @@ def row(summary: dict[str, Any]) -> dict[str, Any]:
     empty. Raises KeyError for what is no summary of ``fuzz``."""
     about = {**summary, **summary.get("versions", {})}
     made = {c: about.get(c, "") for c in COLUMNS}
-    return {**made, "seed": summary["seed"], "first": summary.get("first", 0),
-            "asked": summary["asked"], "kernels": summary["spent"]["kernels"],
-            "computations": _counted(summary, "computation"), "programs": _counted(summary, "scope"),
-            **{v: summary["statuses"].get(v, 0) for v in VERDICTS}}
+    return {
+        **made,
+        "seed": summary["seed"],
+        "first": summary.get("first", 0),
+        "asked": summary["asked"],
+        "kernels": summary["spent"]["kernels"],
+        "computations": _counted(summary, "computation"),
+        "programs": _counted(summary, "scope"),
+        **{v: summary["statuses"].get(v, 0) for v in VERDICTS},
+    }
 
 
 def _counted(summary: dict[str, Any], fact: str) -> int:

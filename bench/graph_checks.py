@@ -24,8 +24,21 @@ from bench.issues import short
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
-COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "check_s", "second_ms", "compared",
-           "device", "torch", "triton", "commit")
+COLUMNS = (
+    "model",
+    "what",
+    "cache",
+    "check",
+    "turn",
+    "first_s",
+    "check_s",
+    "second_ms",
+    "compared",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("model", "what", "cache", "check", "turn", "device", "commit")
 MODELS = ("resnet50", "convnext_tiny", "mobilenet_v3_large")
 CHECKS = {"on": "", "off": "never"}
@@ -33,10 +46,12 @@ CHECKS = {"on": "", "off": "never"}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--models", type=ranges.some_of(*MODELS), default=",".join(MODELS),
-                        help="torchvision's")
-    parser.add_argument("--what", type=ranges.some_of("inference", "training"),
-                        default="inference,training")
+    parser.add_argument(
+        "--models", type=ranges.some_of(*MODELS), default=",".join(MODELS), help="torchvision's"
+    )
+    parser.add_argument(
+        "--what", type=ranges.some_of("inference", "training"), default="inference,training"
+    )
     parser.add_argument("--turns", type=ranges.at_least(1), default=2, help="processes of each kind")
     parser.add_argument("--side", type=ranges.at_least(32), default=224, help="of an image, in pixels")
 
@@ -48,11 +63,17 @@ def main(options: argparse.Namespace) -> int:
     for model in options.models.split(","):
         for what in options.what.split(","):
             for turn in range(options.turns):
-                for check in (CHECKS if turn % 2 == 0 else reversed(CHECKS)):
+                for check in CHECKS if turn % 2 == 0 else reversed(CHECKS):
                     with tempfile.TemporaryDirectory() as folder:
                         for cache in ("empty", "filled"):
-                            row = {"model": model, "what": what, "cache": cache, "check": check,
-                                   "turn": turn, **about}
+                            row = {
+                                "model": model,
+                                "what": what,
+                                "cache": cache,
+                                "check": check,
+                                "turn": turn,
+                                **about,
+                            }
                             if not table.has(row):
                                 row |= _asked(model, what, check, folder, options.side)
                                 table.add(row)
@@ -63,12 +84,21 @@ def main(options: argparse.Namespace) -> int:
 
 def _asked(model: str, what: str, check: str, folder: str, side: int) -> dict[str, Any]:
     """What a process measures. RuntimeError if it fails."""
-    env = {**os.environ, "TRANSCONV_CACHE": f"{folder}/ours", "TRITON_CACHE_DIR": f"{folder}/triton",
-           "TRANSCONV_TRUST": CHECKS[check]}
+    env = {
+        **os.environ,
+        "TRANSCONV_CACHE": f"{folder}/ours",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "TRANSCONV_TRUST": CHECKS[check],
+    }
     if not env["TRANSCONV_TRUST"]:
         del env["TRANSCONV_TRUST"]
-    done = subprocess.run([sys.executable, "-m", "bench.graph_checks", model, what, str(side)], env=env,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.graph_checks", model, what, str(side)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -99,9 +129,12 @@ def measured(name: str, what: str, side: int) -> dict[str, Any]:
                 y.float().square().mean().backward()
         seconds.append(_now(device) - begun)
         checked.append(sum(transconv.stats().compared_us.values()) / 1e6)
-    return {"first_s": round(seconds[0], 3), "check_s": round(checked[0], 4),
-            "second_ms": round(seconds[1] * 1e3, 2),
-            "compared": sum(transconv.stats().compared.values())}
+    return {
+        "first_s": round(seconds[0], 3),
+        "check_s": round(checked[0], 4),
+        "second_ms": round(seconds[1] * 1e3, 2),
+        "compared": sum(transconv.stats().compared.values()),
+    }
 
 
 def _now(device: str) -> float:

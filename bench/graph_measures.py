@@ -37,8 +37,18 @@ MOVES = re.compile(r"copy|catarray|memcpy|pad|nchwtonhwc|nhwctonchw|transpose", 
 _held: dict[str, Run] = {}
 
 
-def work(step: str, model: str, side: str, layout: str, device: str, quick: bool, seconds: float = 2.0,
-         steps: int = STEPS, pages: str = "", share: tuple[int, int] = (0, 1)) -> Row:
+def work(
+    step: str,
+    model: str,
+    side: str,
+    layout: str,
+    device: str,
+    quick: bool,
+    seconds: float = 2.0,
+    steps: int = STEPS,
+    pages: str = "",
+    share: tuple[int, int] = (0, 1),
+) -> Row:
     """``prepare``: compile a model, and all that is not a time; ``time``, the last thing that a process
     does. ``pages``: a folder for the report of its kernels, each with its time."""
     take(step, share)
@@ -82,8 +92,11 @@ class Run:
         began = time.perf_counter()
         self.call()
         self.wait()
-        row: Row = {"compile_s": time.perf_counter() - began, "rmse": self.error(),
-                    "reference": self.reference}
+        row: Row = {
+            "compile_s": time.perf_counter() - began,
+            "rmse": self.error(),
+            "reference": self.reference,
+        }
         row |= self.memory()
         if self.model.classes and steps:
             row["losses"] = " ".join(f"{x:.5g}" for x in self.losses(steps))
@@ -141,8 +154,9 @@ class Run:
     def loss(self, model: Any, inputs: list[Tensor], targets: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.narrow is torch.bfloat16):
             made = model(*inputs)
-        return nn.functional.cross_entropy(made.to(torch.float64 if made.dtype is torch.float64 else
-                                                   torch.float32), targets)
+        return nn.functional.cross_entropy(
+            made.to(torch.float64 if made.dtype is torch.float64 else torch.float32), targets
+        )
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -163,8 +177,11 @@ class Run:
         self.call()
         wanted = dict(exact.named_parameters())
         inner = getattr(self.compiled, "_orig_mod", self.compiled)
-        found = [relative(p.grad, w) for name, p in inner.named_parameters()
-                 if p.grad is not None and (w := wanted[name].grad) is not None and w.any()]
+        found = [
+            relative(p.grad, w)
+            for name, p in inner.named_parameters()
+            if p.grad is not None and (w := wanted[name].grad) is not None and w.any()
+        ]
         return median(found) if found else math.nan
 
     def memory(self) -> Row:
@@ -219,8 +236,10 @@ class Run:
         as before."""
         inner = getattr(self.compiled, "_orig_mod", self.compiled)
         optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
-        batches = [(self.batch(seed, torch.float32), self.model.targets(self.quick, seed).to(self.device))
-                   for seed in range(min(4, steps))]
+        batches = [
+            (self.batch(seed, torch.float32), self.model.targets(self.quick, seed).to(self.device))
+            for seed in range(min(4, steps))
+        ]
         inner.load_state_dict(self.plain.state_dict())  # calls before have moved running statistics
         found = []
         for step in range(steps):
@@ -252,10 +271,16 @@ def of_report(found: Report) -> Row:
     ours = [r for r in rows if isinstance(r, KernelRow)]
     moving = [r for r in ours if not r.flops]
     torchs = [r for r in rows if isinstance(r, TorchRow)]
-    return {"kernels": len(ours), "ours": len(ours), "copies": len(moving), "regions": len(torchs),
-            "estimated_ms": sum(r.us for r in ours) / 1e3,
-            "note": "; ".join([*(f"moves: {r.name}" for r in moving[:8]),
-                               *(f"torch: {r.operations}" for r in torchs[:8])])[:600]}
+    return {
+        "kernels": len(ours),
+        "ours": len(ours),
+        "copies": len(moving),
+        "regions": len(torchs),
+        "estimated_ms": sum(r.us for r in ours) / 1e3,
+        "note": "; ".join(
+            [*(f"moves: {r.name}" for r in moving[:8]), *(f"torch: {r.operations}" for r in torchs[:8])]
+        )[:600],
+    }
 
 
 @contextmanager
@@ -267,6 +292,7 @@ def counted() -> Iterator[list[tuple[int, ...]]]:
     def noted(self: bound_start.Encoder, at: tuple[int, ...], places: Any) -> Any:
         found.append(at)
         return look(self, at, places)
+
     with patch.object(bound_start.Encoder, "__call__", noted):
         yield found
 

@@ -9,9 +9,21 @@ from transconv.tuning.table import Row, number
 
 SIDES = ("eager", "inductor", "max-autotune", "transconv", "reduce-overhead", "cudagraphs")
 """The last two are recorded as CUDA graphs: torch's compiler and ours."""
-HEAD = ("model", "torch ms", "torch.compile ms", "max-autotune ms", "transconv ms",
-        "reduce-overhead ms", "transconv, CUDA graphs ms", "torch.compile / ours", "kernels", "copies",
-        "peak of eager's", "RMSE of eager's", "losses apart")
+HEAD = (
+    "model",
+    "torch ms",
+    "torch.compile ms",
+    "max-autotune ms",
+    "transconv ms",
+    "reduce-overhead ms",
+    "transconv, CUDA graphs ms",
+    "torch.compile / ours",
+    "kernels",
+    "copies",
+    "peak of eager's",
+    "RMSE of eager's",
+    "losses apart",
+)
 
 
 def graphs_table(rows: list[Row]) -> str:
@@ -29,12 +41,20 @@ def graphs_table(rows: list[Row]) -> str:
         ratios += [ratio] if ratio else []
         eager, ours = best["eager"], best["transconv"]
         apart = " / ".join(_apart(best[side], eager) for side in ("inductor", "transconv"))
-        cells.append([model, *(_time(best[side], own, side) for side in best), two_digits(ratio),
-                      *(f"{_cell(eager, c)} → {_cell(ours, c)}" for c in ("kernels", "copies")),
-                      *(_share(ours, eager, c) for c in ("peak_mb", "rmse")), apart])
+        cells.append(
+            [
+                model,
+                *(_time(best[side], own, side) for side in best),
+                two_digits(ratio),
+                *(f"{_cell(eager, c)} → {_cell(ours, c)}" for c in ("kernels", "copies")),
+                *(_share(ours, eager, c) for c in ("peak_mb", "rmse")),
+                apart,
+            ]
+        )
     if len(ratios) > 1:
-        cells.append(["geometric mean", *[""] * 6, two_digits(geometric_mean(ratios)),
-                      *[""] * (len(HEAD) - 8)])
+        cells.append(
+            ["geometric mean", *[""] * 6, two_digits(geometric_mean(ratios)), *[""] * (len(HEAD) - 8)]
+        )
     return markdown([*HEAD], cells, keys=1, cuts=(8,))
 
 
@@ -79,23 +99,35 @@ def models_table(rows: list[Row]) -> str:
                 continue
             training = row["what"] == "training"
             of = "training steps" if training else "autoencoders of image and video: inference"
-            sides = [(number(r, "ms"), number(r, "gpu_ms")) if (r := _fastest(own, side)) else (None, None)
-                     for side in ("inductor", "transconv")]
+            sides = [
+                (number(r, "ms"), number(r, "gpu_ms")) if (r := _fastest(own, side)) else (None, None)
+                for side in ("inductor", "transconv")
+            ]
         (theirs, their_gpu), (ours, our_gpu) = sides
         if theirs and ours and their_gpu and our_gpu:
             found.setdefault((of, str(row["device"])), []).append(
-                (row["model"], theirs / ours, their_gpu / our_gpu))
+                (row["model"], theirs / ours, their_gpu / our_gpu)
+            )
     cells = []
     for (of, device), ratios in sorted(found.items()):
         least = min(ratios, key=lambda x: x[1])
-        cells.append([of, re.sub(r"^NVIDIA_(\w+?)(_.*)?$", r"\1", device), str(len(ratios)),
-                      two_digits(geometric_mean([x[1] for x in ratios])), f"{least[1]:.2f} `{least[0]}`",
-                      two_digits(geometric_mean([x[2] for x in ratios])),
-                      str(sum(x[1] < 1 for x in ratios))])
-    return markdown(["models", "GPU", "timed", "torch.compile / ours", "worst case", "on the GPU",
-                     "slower"], cells)
+        cells.append(
+            [
+                of,
+                re.sub(r"^NVIDIA_(\w+?)(_.*)?$", r"\1", device),
+                str(len(ratios)),
+                two_digits(geometric_mean([x[1] for x in ratios])),
+                f"{least[1]:.2f} `{least[0]}`",
+                two_digits(geometric_mean([x[2] for x in ratios])),
+                str(sum(x[1] < 1 for x in ratios)),
+            ]
+        )
+    return markdown(
+        ["models", "GPU", "timed", "torch.compile / ours", "worst case", "on the GPU", "slower"], cells
+    )
 
 
 def _sides_of_zoo(row: Row) -> list[tuple[float | None, float | None]]:
-    return [(number(row, f"{side}_ms"), number(row, f"{side}_gpu_ms"))
-            for side in ("inductor", "transconv")]
+    return [
+        (number(row, f"{side}_ms"), number(row, f"{side}_gpu_ms")) for side in ("inductor", "transconv")
+    ]

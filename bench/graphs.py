@@ -20,9 +20,32 @@ from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 from transconv.verify.machine import Pool
 
-COLUMNS = ("model", "what", "side", "layout", "ms", "host_ms", "gpu_ms", "peak_mb", "kernels", "ours",
-           "copies", "encoded", "regions", "estimated_ms", "rmse", "reference", "losses", "compile_s",
-           "note", "error", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "model",
+    "what",
+    "side",
+    "layout",
+    "ms",
+    "host_ms",
+    "gpu_ms",
+    "peak_mb",
+    "kernels",
+    "ours",
+    "copies",
+    "encoded",
+    "regions",
+    "estimated_ms",
+    "rmse",
+    "reference",
+    "losses",
+    "compile_s",
+    "note",
+    "error",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("model", "side", "layout")
 WORK = "bench.graph_measures:work"
 ONE = ("max-autotune", "transconv", "cudagraphs")  # sides that are measured in the first layout alone
@@ -30,24 +53,41 @@ ONE = ("max-autotune", "transconv", "cudagraphs")  # sides that are measured in 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=ranges.some_of(*MODELS), default=",".join(MODELS))
-    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES[:4]),
-                        help="reduce-overhead and cudagraphs: torch's compiler and ours, recorded as CUDA "
-                             f"graphs (default: {','.join(SIDES[:4])})")
-    parser.add_argument("--layouts", type=ranges.some_of(*LAYOUTS), default=",".join(LAYOUTS),
-                        help="max-autotune and transconv are measured in the first alone")
+    parser.add_argument(
+        "--sides",
+        type=ranges.some_of(*SIDES),
+        default=",".join(SIDES[:4]),
+        help="reduce-overhead and cudagraphs: torch's compiler and ours, recorded as CUDA "
+        f"graphs (default: {','.join(SIDES[:4])})",
+    )
+    parser.add_argument(
+        "--layouts",
+        type=ranges.some_of(*LAYOUTS),
+        default=",".join(LAYOUTS),
+        help="max-autotune and transconv are measured in the first alone",
+    )
     parser.add_argument("--quick", action="store_true", help="a small size of every model")
     parser.add_argument("--device", type=at_hand, default=at_hand())
-    parser.add_argument("--pages", action="store_true",
-                        help="write reports of the kernels, with their times, beside the table")
+    parser.add_argument(
+        "--pages",
+        action="store_true",
+        help="write reports of the kernels, with their times, beside the table",
+    )
     parser.add_argument("--seconds", type=ranges.seconds, default=2.0, help="timing of one model")
-    parser.add_argument("--steps", type=ranges.at_least(0), default=STEPS,
-                        help="of training, whose losses are compared")
-    parser.add_argument("--together", type=ranges.processes, default=1,
-                        help="rows that are compiled at the same time, before they are timed one by one; "
-                        "they divide the cores and GPUs")
+    parser.add_argument(
+        "--steps", type=ranges.at_least(0), default=STEPS, help="of training, whose losses are compared"
+    )
+    parser.add_argument(
+        "--together",
+        type=ranges.processes,
+        default=1,
+        help="rows that are compiled at the same time, before they are timed one by one; "
+        "they divide the cores and GPUs",
+    )
     parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds to compile one row")
-    parser.add_argument("--time-budget", type=ranges.seconds, default=540,
-                        help="seconds; then everything ends")
+    parser.add_argument(
+        "--time-budget", type=ranges.seconds, default=540, help="seconds; then everything ends"
+    )
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
@@ -55,10 +95,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def rows_of(options: argparse.Namespace) -> list[Row]:
     """The rows to fill, model by model."""
     layouts = options.layouts.split(",")
-    return [{"model": model, "side": side, "layout": layout,
-             "what": "training" if MODELS[model].classes else "inference"}
-            for model in options.models.split(",") for side in options.sides.split(",")
-            for layout in (layouts[:1] if side in ONE else layouts)]
+    return [
+        {
+            "model": model,
+            "side": side,
+            "layout": layout,
+            "what": "training" if MODELS[model].classes else "inference",
+        }
+        for model in options.models.split(",")
+        for side in options.sides.split(",")
+        for layout in (layouts[:1] if side in ONE else layouts)
+    ]
 
 
 def main(options: argparse.Namespace) -> int:
@@ -72,15 +119,21 @@ def main(options: argparse.Namespace) -> int:
     variables = worker_environment(options.cache)
     if options.device == "cpu":
         variables["TRITON_INTERPRET"] = "1"
-    setting = {"device": options.device, "quick": options.quick, "seconds": options.seconds,
-               "steps": options.steps, "pages": str(Path(options.out).resolve()) if options.pages else ""}
+    setting = {
+        "device": options.device,
+        "quick": options.quick,
+        "seconds": options.seconds,
+        "steps": options.steps,
+        "pages": str(Path(options.out).resolve()) if options.pages else "",
+    }
     about = versions()
     left = {" ".join(str(row[k]) for k in KEY): row | about for row in todo}
     payloads = {name: {k: row[k] for k in KEY} | setting for name, row in left.items()}
     pool = Pool(waves.groups(WORK, [*left], options.together, variables, waves.gpus(options.device)))
     try:
-        for name, found in waves.measured(pool, payloads, options.together, options.limit,
-                                          options.time_budget):
+        for name, found in waves.measured(
+            pool, payloads, options.together, options.limit, options.time_budget
+        ):
             left[name] |= found
             if "error" in found or "ms" in found:
                 print(line(left[name]), flush=True)
@@ -98,6 +151,8 @@ def line(row: Row) -> str:
     if row.get("error"):
         return f"{row['model']:18} {row['side']:12} {row['layout']}  {row['error'][:200]}"
     peak = f"{row['peak_mb']:8.0f} MB" if isinstance(row["peak_mb"], float) else ""
-    return (f"{row['model']:18} {row['side']:12} {row['layout']}  {row['ms']:9.3f} ms {peak}  "
-            f"{row.get('kernels', '-')} kernels, {row.get('copies', '-')} copies, RMSE {row['rmse']:.2e}, "
-            f"{row['compile_s']:.0f} s  {row.get('note', '')[:80]}")
+    return (
+        f"{row['model']:18} {row['side']:12} {row['layout']}  {row['ms']:9.3f} ms {peak}  "
+        f"{row.get('kernels', '-')} kernels, {row.get('copies', '-')} copies, RMSE {row['rmse']:.2e}, "
+        f"{row['compile_s']:.0f} s  {row.get('note', '')[:80]}"
+    )

@@ -31,15 +31,38 @@ from transconv.target import TARGETS
 from transconv.tuning.table import CsvTable
 from transconv.verify.fuzz import conv_problems, legal_schedules
 
-COLUMNS = ("problem", "direction", "launch", "schedule", "target", "side", "masks", "removable", "unknown",
-           "operations", "divisions", "nodes")
+COLUMNS = (
+    "problem",
+    "direction",
+    "launch",
+    "schedule",
+    "target",
+    "side",
+    "masks",
+    "removable",
+    "unknown",
+    "operations",
+    "divisions",
+    "nodes",
+)
 KEY = ("problem", "direction", "launch", "schedule", "target", "side")
 NAME = "index_operations.csv"
 POINTS = 2_000_000
 MEANING: dict[type[Expr], Any] = {
-    ir.Add: np.add, ir.Sub: np.subtract, ir.Mul: np.multiply, ir.FloorDiv: np.floor_divide, ir.Mod: np.mod,
-    ir.Min: np.minimum, ir.Max: np.maximum, ir.Lt: np.less, ir.Le: np.less_equal, ir.Eq: np.equal,
-    ir.Ne: np.not_equal, ir.And: np.logical_and, ir.Or: np.logical_or}
+    ir.Add: np.add,
+    ir.Sub: np.subtract,
+    ir.Mul: np.multiply,
+    ir.FloorDiv: np.floor_divide,
+    ir.Mod: np.mod,
+    ir.Min: np.minimum,
+    ir.Max: np.maximum,
+    ir.Lt: np.less,
+    ir.Le: np.less_equal,
+    ir.Eq: np.equal,
+    ir.Ne: np.not_equal,
+    ir.And: np.logical_and,
+    ir.Or: np.logical_or,
+}
 
 
 def arguments(to: argparse.ArgumentParser) -> None:
@@ -70,10 +93,12 @@ def summary(rows: list[dict[str, str]]) -> Iterator[str]:
         total = {c: sum(int(by[side][key][c]) for key in common) for c in COLUMNS[6:]}
         yield f"{side}: {len(common)} kernels, " + ", ".join(f"{n} {c}" for c, n in total.items())
     for column in ("masks", "divisions", "operations"):
-        fewer = {key[0] for key in common
-                 if int(by[sides[-1]][key][column]) < int(by[sides[0]][key][column])}
-        more = {key[0] for key in common
-                if int(by[sides[-1]][key][column]) > int(by[sides[0]][key][column])}
+        fewer = {
+            key[0] for key in common if int(by[sides[-1]][key][column]) < int(by[sides[0]][key][column])
+        }
+        more = {
+            key[0] for key in common if int(by[sides[-1]][key][column]) > int(by[sides[0]][key][column])
+        }
         yield f"fewer {column} from {sides[0]} to {sides[-1]}: {len(fewer)} problems; more: {len(more)}"
 
 
@@ -84,8 +109,10 @@ def _golden() -> list[Text]:
     """The problems, directions, launches, schedules and targets of the golden texts."""
     from tests.backend_triton.test_emit import CASES
 
-    return [(problem, way, str(launch), schedule, "sm_90")
-            for problem, way, schedule, _, launch in CASES.values()]
+    return [
+        (problem, way, str(launch), schedule, "sm_90")
+        for problem, way, schedule, _, launch in CASES.values()
+    ]
 
 
 def _drawn(count: int) -> Iterator[Text]:
@@ -106,16 +133,22 @@ def _counted(problem: str, way: str, launch: str, schedule: str, target: str) ->
     if int(launch) >= len(steps):
         return None
     try:
-        stages = dict(compiler.lower(steps[int(launch)], Schedule.parse(schedule), TARGETS[target], "k",
-                                     made.math))
+        stages = dict(
+            compiler.lower(steps[int(launch)], Schedule.parse(schedule), TARGETS[target], "k", made.math)
+        )
     except TransconvError:
         return None
     census = _Census(stages["simplify"])
     last = _index_expressions(list(stages.values())[-1])
     nodes = [n for e in last for n in walk(e)]
-    return {"masks": census.masks, "removable": census.removable, "unknown": census.unknown,
-            "operations": sum(not isinstance(n, (Const, Var, Lane)) for n in nodes),
-            "divisions": sum(isinstance(n, (FloorDiv, Mod)) for n in nodes), "nodes": len(nodes)}
+    return {
+        "masks": census.masks,
+        "removable": census.removable,
+        "unknown": census.unknown,
+        "operations": sum(not isinstance(n, (Const, Var, Lane)) for n in nodes),
+        "divisions": sum(isinstance(n, (FloorDiv, Mod)) for n in nodes),
+        "nodes": len(nodes),
+    }
 
 
 def _index_expressions(kernel: Kernel) -> list[Expr]:
@@ -127,8 +160,11 @@ def _index_expressions(kernel: Kernel) -> list[Expr]:
                 found += [at.offset, at.mask]
             case ir.BoxLoad() | ir.BoxStore():
                 found += at.corner
-    return found + [let.value for let in find(kernel.body, ir.Let)
-                    if let.value.dtype.kind in ("index", "bool") and not find(let.value, Load)]
+    return found + [
+        let.value
+        for let in find(kernel.body, ir.Let)
+        if let.value.dtype.kind in ("index", "bool") and not find(let.value, Load)
+    ]
 
 
 class _Census(ScopedMutator):

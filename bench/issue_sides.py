@@ -24,8 +24,10 @@ Results = list[Tensor]
 Call = Callable[[], Results]
 HOMES: dict[str, Any] = {"ours": transconv, "torch": torch.nn.functional}
 # The operators below autograd, because autograd's own time would hide that of short kernels.
-BACKWARD: dict[str, Any] = {"ours": operators.convolution_backward,
-                            "torch": torch.ops.aten.convolution_backward.default}
+BACKWARD: dict[str, Any] = {
+    "ours": operators.convolution_backward,
+    "torch": torch.ops.aten.convolution_backward.default,
+}
 
 # A result is wrong if an element is off by more than this share of the largest one: beyond any rounding
 # of sums in these types, tf32 and FFT included.
@@ -49,14 +51,13 @@ def measure(name: str, small: bool, sides: Sequence[str], budget_ms: float = 60.
             except Exception as error:
                 found[side] = {"verdict": "raises", "reason": _first_line(error)}
                 if is_fatal(error) and not isinstance(error, torch.OutOfMemoryError):
-                    again = [*quick, *sides[at + 1:]]  # right results, not timed yet
+                    again = [*quick, *sides[at + 1 :]]  # right results, not timed yet
                     done = {s: side for s, side in found.items() if s not in quick}
                     return {"sides": done, "left": again, "fatal": True}
             _free(where)
             if found[side].pop("quick", False):
                 quick[side] = maker(case, side, where)
-        for side, timing in (Clock(where, budget_ms).compare(quick, case.bytes()).items()
-                             if quick else ()):
+        for side, timing in Clock(where, budget_ms).compare(quick, case.bytes()).items() if quick else ():
             found[side] |= {"us": timing.us, "spread": timing.spread}
     return {"sides": found, "left": []}
 
@@ -89,8 +90,9 @@ def operands(case: IssueCase, layout: str, where: str, seed: int = 0) -> list[Te
         t = t.mul_(scale)
         made.append(t if channels_last is None else t.contiguous(memory_format=channels_last))
     if case.bias:
-        made.append(torch.randn(case.shape()[1], dtype=TYPES[case.dtype], device=where,
-                                generator=generator))
+        made.append(
+            torch.randn(case.shape()[1], dtype=TYPES[case.dtype], device=where, generator=generator)
+        )
     return made
 
 
@@ -100,14 +102,17 @@ def called(case: IssueCase, side: str, tensors: list[Tensor]) -> tuple[Call, Ten
     function = case.on(HOMES[side])
     wanted = WANTED[case.direction]
     if not wanted:
+
         def forward() -> Results:
             with torch.no_grad():
                 return [function(*tensors)]
+
         return forward, None
     with torch.no_grad():
         y = function(*tensors)
-    made = torch.randn(y.shape, dtype=y.dtype, device=y.device,
-                       generator=torch.Generator(y.device).manual_seed(1))
+    made = torch.randn(
+        y.shape, dtype=y.dtype, device=y.device, generator=torch.Generator(y.device).manual_seed(1)
+    )
     gradient = torch.empty_like(y).copy_(made)
     x, w = tensors[:2]
     bias_sizes = [None] if side == "torch" else []
@@ -118,6 +123,7 @@ def called(case: IssueCase, side: str, tensors: list[Tensor]) -> tuple[Call, Ten
         with torch.no_grad():
             found = backward(*numbers)
         return [found[i] for i in wanted]
+
     return gradients, gradient
 
 
@@ -158,8 +164,9 @@ def judged(case: IssueCase, side: str, where: str) -> Row:
 # -- right or wrong --------------------------------------------------------------------------------
 
 
-def error(case: IssueCase, layout: str, tensors: list[Tensor], gradient: Tensor | None,
-          results: Results) -> float:
+def error(
+    case: IssueCase, layout: str, tensors: list[Tensor], gradient: Tensor | None, results: Results
+) -> float:
     """The largest difference to sums in f64, as a share of the largest element; of large results at
     sampled elements. Infinite where a result is not finite or of another shape."""
     problem = case.problem(layout)
@@ -187,8 +194,9 @@ def _shapes(case: IssueCase) -> list[tuple[int, ...]]:
     return [(case.x, case.w)[i] for i in wanted] or [case.shape()]
 
 
-def _named(case: IssueCase, tensors: list[Tensor], gradient: Tensor | None, prop: Prop,
-           result: Tensor) -> dict[str, Tensor]:
+def _named(
+    case: IssueCase, tensors: list[Tensor], gradient: Tensor | None, prop: Prop, result: Tensor
+) -> dict[str, Tensor]:
     """Tensors by the names that the problem has for them; the result stands for itself."""
     y = result if gradient is None else gradient
     src, dst = (y, tensors[0]) if case.transposed else (tensors[0], y)
@@ -237,10 +245,15 @@ def schedule(case: IssueCase, tensors: list[Tensor]) -> str:
         told = transconv.explain(tensors[0], tensors[1], bias, transposed=case.transposed, **o)
     except Exception:  # it explains what can be computed
         return ""
-    names = {"fwd": ("result",), "bwd_d": ("input gradient",), "bwd_w": ("weight gradient",),
-             "bwd": ("input gradient", "weight gradient")}[case.direction]
-    return " ;; ".join(p.schedule or f"torch: {'; '.join(p.reasons)}" for p in told.parts
-                       if p.computes in names)
+    names = {
+        "fwd": ("result",),
+        "bwd_d": ("input gradient",),
+        "bwd_w": ("weight gradient",),
+        "bwd": ("input gradient", "weight gradient"),
+    }[case.direction]
+    return " ;; ".join(
+        p.schedule or f"torch: {'; '.join(p.reasons)}" for p in told.parts if p.computes in names
+    )
 
 
 def _free(where: str) -> None:

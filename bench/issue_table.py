@@ -11,9 +11,18 @@ from transconv.tuning.table import Row, number
 
 def cases_table() -> str:
     """Every case, by the thread that reports it."""
-    return _table(["thread", "what it reports", "the call", "computed"], (
-        [f"[{c.issue}]({c.url})", c.matter, f"`{c.call()}` {c.dtype}{_how(c.layout, c.ndims)}",
-         c.direction] for c in CASES))
+    return _table(
+        ["thread", "what it reports", "the call", "computed"],
+        (
+            [
+                f"[{c.issue}]({c.url})",
+                c.matter,
+                f"`{c.call()}` {c.dtype}{_how(c.layout, c.ndims)}",
+                c.direction,
+            ]
+            for c in CASES
+        ),
+    )
 
 
 def _how(layout: str, ndims: int) -> str:
@@ -23,15 +32,24 @@ def _how(layout: str, ndims: int) -> str:
 def issues_table(rows: list[Row]) -> str:
     """Of each case ours beside torch's: verdicts, microseconds, their ratio, the largest error as a share
     of the largest element, and megabytes beside the operands."""
-    lines = [[f"[{r['issue']}]({r['url']}) {r['direction']}", _result(r, "our"), _result(r, "torch"),
-              _number(r, "ratio", "{:.2f}"), _pair(r, "err", "{:.0e}"), _pair(r, "peak_mb", "{:.0f}")]
-             for r in rows]
+    lines = [
+        [
+            f"[{r['issue']}]({r['url']}) {r['direction']}",
+            _result(r, "our"),
+            _result(r, "torch"),
+            _number(r, "ratio", "{:.2f}"),
+            _pair(r, "err", "{:.0e}"),
+            _pair(r, "peak_mb", "{:.0f}"),
+        ]
+        for r in rows
+    ]
     ratios = [x for r in rows if (x := number(r, "ratio"))]
     if ratios:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         lines.append([f"geometric mean of {len(ratios)}", "", "", f"{mean:.2f}", "", ""])
-    return _table(["thread", "ours", "torch", "torch / ours", "error, ours / torch", "MB, ours / torch"],
-                  lines)
+    return _table(
+        ["thread", "ours", "torch", "torch / ours", "error, ours / torch", "MB, ours / torch"], lines
+    )
 
 
 def _result(r: Row, side: str) -> str:

@@ -25,26 +25,52 @@ from transconv.verify.machine import Pool, Task, WorkerTask
 
 LIBRARIES = ("ours", "torch")
 OF_EACH = ("verdict", "us", "layout", "err", "peak_mb", "reason")
-COLUMNS = ("case", "issue", "url", "matter", "call", "dtype", "direction", "small",
-           *(f"{side}_{what}" for side in ("our", "torch") for what in OF_EACH), "ratio", "spread",
-           "schedule", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "case",
+    "issue",
+    "url",
+    "matter",
+    "call",
+    "dtype",
+    "direction",
+    "small",
+    *(f"{side}_{what}" for side in ("our", "torch") for what in OF_EACH),
+    "ratio",
+    "spread",
+    "schedule",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("case", "small", "device")
 LOST = ("timeout", "crash", "out of budget")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     cores = max(1, (os.cpu_count() or 2) - 2)
-    parser.add_argument("--only", default="", metavar="WORDS",
-                        help="only cases with one of these words, joined by commas, in their names or "
-                             "calls: pytorch#75747,conv3d")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="WORDS",
+        help="only cases with one of these words, joined by commas, in their names or "
+        "calls: pytorch#75747,conv3d",
+    )
     parser.add_argument("--small", action="store_true", help="at sizes for Triton's interpreter")
-    parser.add_argument("--time-budget", type=ranges.seconds, default=110,
-                        help="seconds; then no new case starts (default: 110)")
+    parser.add_argument(
+        "--time-budget",
+        type=ranges.seconds,
+        default=110,
+        help="seconds; then no new case starts (default: 110)",
+    )
     parser.add_argument("--limit", type=ranges.limit, default=45, help="seconds for one case")
     parser.add_argument("--compile-limit", type=ranges.limit, default=40, help="seconds for one compile")
     parser.add_argument("--workers", type=ranges.processes, default=cores, help="processes that compile")
-    parser.add_argument("--retry", default="", help="run rows again whose result of ours begins so: "
-                                                    "wrong,raises,timeout,...")
+    parser.add_argument(
+        "--retry",
+        default="",
+        help="run rows again whose result of ours begins so: wrong,raises,timeout,...",
+    )
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 
@@ -65,8 +91,13 @@ def main(options: argparse.Namespace) -> int:
     for case, sides in Run(todo, options, on_cpu).go():
         table.add(row(case.shrunk() if options.small else case, sides) | about)
         print(line(table.rows[-1]), flush=True)
-    rows = [r for r in table.rows if r["case"] in {c.name for c in chosen}
-            and r["small"] == str(int(options.small)) and r["device"] == versions["device"]]
+    rows = [
+        r
+        for r in table.rows
+        if r["case"] in {c.name for c in chosen}
+        and r["small"] == str(int(options.small))
+        and r["device"] == versions["device"]
+    ]
     print(f"{len(rows)} of {len(chosen)} rows are in {table.path}\n\n{issues_table(rows)}", flush=True)
     return int(any(r["our_verdict"] != "right" for r in rows))
 
@@ -76,8 +107,10 @@ def selected(words: str) -> list[IssueCase]:
     asked = [w for w in words.split(",") if w] or [""]
     found = [c for c in CASES if any(w in f"{c.name} {c.function} {c.dtype}" for w in asked)]
     if not found:
-        raise ValueError(f"--only={words}: no case has this in its name; expected some of "
-                         f"{' '.join(dict.fromkeys(c.issue for c in CASES))}")
+        raise ValueError(
+            f"--only={words}: no case has this in its name; expected some of "
+            f"{' '.join(dict.fromkeys(c.issue for c in CASES))}"
+        )
     return found
 
 
@@ -125,8 +158,12 @@ class Run:
         o = self.options
         variables = environment.worker_environment(o.cache) | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         threads = {"OMP_NUM_THREADS": environment.threads()} if self.on_cpu else {}
-        pool = Pool({"compile": WorkerTask("bench.runner:prepare", o.workers, variables),
-                     "measure": WorkerTask("bench.issue_sides:measure", 1, variables | threads)})
+        pool = Pool(
+            {
+                "compile": WorkerTask("bench.runner:prepare", o.workers, variables),
+                "measure": WorkerTask("bench.issue_sides:measure", 1, variables | threads),
+            }
+        )
         progress = Progress(len(self.todo), "case")
         for task, answer in pool.run([self.first(c) for c in self.todo], o.time_budget):
             case = self.case_of[id(task)]
@@ -167,9 +204,16 @@ def sides_of(case: IssueCase) -> list[str]:
 def row(case: IssueCase, sides: Row) -> Row:
     """The columns of a case: of each library, its faster right memory order."""
     ours, theirs = (best(case, library, sides) for library in LIBRARIES)
-    made: Row = {"case": case.name, "issue": case.issue, "url": case.url, "matter": case.matter,
-                 "call": case.call(), "dtype": case.dtype, "direction": case.direction,
-                 "schedule": ours.get("schedule", "")}
+    made: Row = {
+        "case": case.name,
+        "issue": case.issue,
+        "url": case.url,
+        "matter": case.matter,
+        "call": case.call(),
+        "dtype": case.dtype,
+        "direction": case.direction,
+        "schedule": ours.get("schedule", ""),
+    }
     for name, side in (("our", ours), ("torch", theirs)):
         made |= {f"{name}_{what}": side.get(what, "") for what in OF_EACH}
     if ours.get("us") and theirs.get("us"):
@@ -186,8 +230,9 @@ def best(case: IssueCase, library: str, sides: Row) -> Row:
     chosen: dict[str, Any] = {**mine[order[0]], "layout": order[0]}
     if len({*verdicts.values()}) > 1:
         others = [f"{word} in {layout}" for layout, word in verdicts.items() if word != "right"]
-        chosen["verdict"] = f"right in {' and '.join(right)}, {', '.join(others)}" if right else \
-            ", ".join(others)
+        chosen["verdict"] = (
+            f"right in {' and '.join(right)}, {', '.join(others)}" if right else ", ".join(others)
+        )
         chosen["reason"] = "; ".join(mine[x]["reason"] for x in mine if verdicts[x] != "right")
     return chosen
 
@@ -196,5 +241,7 @@ def line(found: Row) -> str:
     """One row, for people."""
     times = [f"{float(found[c]):9.1f}" if found[c] else f"{'-':>9}" for c in ("our_us", "torch_us")]
     ratio = f"{float(found['ratio']):6.2f}x" if found["ratio"] else "      -"
-    return (f"{found['case'][:28]:28} {' '.join(times)} {ratio} ours {found['our_verdict']}, torch "
-            f"{found['torch_verdict']} {found['our_reason'][:70]} {found['torch_reason'][:70]}").rstrip()
+    return (
+        f"{found['case'][:28]:28} {' '.join(times)} {ratio} ours {found['our_verdict']}, torch "
+        f"{found['torch_verdict']} {found['our_reason'][:70]} {found['torch_reason'][:70]}"
+    ).rstrip()

@@ -31,24 +31,45 @@ from transconv.target import detect
 from transconv.verify.data import random_tensor
 
 SIDES = ("us", "copy_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
-COLUMNS = ("case", *SIDES, "limit_us", "of_limit", "kernels_us", "spread", "error", "schedule",
-           "estimate_us", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "case",
+    *SIDES,
+    "limit_us",
+    "of_limit",
+    "kernels_us",
+    "spread",
+    "error",
+    "schedule",
+    "estimate_us",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 TRIAL = ("case", "schedule", "us", "estimate_us", "device", "commit")
 FAR = 3.0  # times the best estimate: schedules beyond are not tried
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--match", default="", help="only cases whose name matches (regex)")
-    parser.add_argument("--clean", action="store_true", help="caches hold nothing that has to be written "
-                        "back when a call begins")
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="caches hold nothing that has to be written back when a call begins",
+    )
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tries", type=int, default=0, help="time so many schedules of each case")
-    parser.add_argument("--schedule", action="append", default=[], dest="schedules",
-                        help="also time this one, where it is legal (rows in parts: also whole); may be "
-                        "repeated")
+    parser.add_argument(
+        "--schedule",
+        action="append",
+        default=[],
+        dest="schedules",
+        help="also time this one, where it is legal (rows in parts: also whole); may be repeated",
+    )
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
-    parser.add_argument("--time-budget", type=float, default=500,
-                        help="seconds after which no case begins")
+    parser.add_argument(
+        "--time-budget", type=float, default=500, help="seconds after which no case begins"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
@@ -59,14 +80,24 @@ def main(options: argparse.Namespace) -> int:
     began, clock = time.monotonic(), Clock("cuda", 60.0, clean=options.clean)
     rate = copy_rate(clock)
     wrong = 0
-    with (out / "maps.csv").open("w", newline="", encoding="utf-8") as file, (
-            out / "map_trials.csv").open("w", newline="", encoding="utf-8") as log:
+    with (
+        (out / "maps.csv").open("w", newline="", encoding="utf-8") as file,
+        (out / "map_trials.csv").open("w", newline="", encoding="utf-8") as log,
+    ):
         lines, trials = csv.DictWriter(file, COLUMNS), csv.DictWriter(log, TRIAL)
         lines.writeheader()
         trials.writeheader()
         with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-            failed = pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in kernels_of(c, options)
-                                         for s in compiled(k, options)], chunksize=1)
+            failed = pool.starmap(
+                warm,
+                [
+                    (str(k), str(s))
+                    for c in chosen
+                    for k in kernels_of(c, options)
+                    for s in compiled(k, options)
+                ],
+                chunksize=1,
+            )
         print(*(f"not compiled: {reason}" for reason in failed if reason), sep="\n", flush=True)
         print(f"compiled after {time.monotonic() - began:.0f} s, copies reach {rate:.0f} GB/s", flush=True)
         for case in chosen:
@@ -84,9 +115,11 @@ def main(options: argparse.Namespace) -> int:
 
 def copies(count: int) -> Callable[[int], Callable[[], object]]:
     """Torch's copy that moves so many bytes, half of them read."""
+
     def make(index: int) -> Callable[[], object]:
         x, y = (torch.zeros(max(1, count // 8), dtype=torch.int32, device="cuda") for _ in range(2))
         return lambda: y.copy_(x)
+
     return make
 
 
@@ -98,8 +131,9 @@ def copy_rate(clock: Clock) -> float:
 
 def parts_of(case: MapCase) -> list[Compute]:
     """The kernels that the selection makes of it, more than one for a row in parts."""
-    return [part for text in case.texts for kernel in kernels(parse(text))
-            for part in spread(kernel, detect())]
+    return [
+        part for text in case.texts for kernel in kernels(parse(text)) for part in spread(kernel, detect())
+    ]
 
 
 def kernels_of(case: MapCase, options: argparse.Namespace) -> list[Compute]:
@@ -116,9 +150,9 @@ def tried(compute: Compute, count: int, more: Sequence[str] = ()) -> list[Schedu
     found = heuristics.candidates(compute, target)
     best = estimate(found[0], compute, target)
     near = [s for s in found if estimate(s, compute, target) <= FAR * best]
-    first, rest = near[:max(1, count // 2)], near[max(1, count // 2):]
+    first, rest = near[: max(1, count // 2)], near[max(1, count // 2) :]
     step = max(1, len(rest) // max(1, count - len(first)))
-    chosen = [*first, *rest[::step][:count - len(first)]] if count else first[:1]
+    chosen = [*first, *rest[::step][: count - len(first)]] if count else first[:1]
     return list(dict.fromkeys((*chosen, *given)))
 
 
@@ -132,8 +166,7 @@ def warm(text: str, schedule: str) -> str:
     try:
         plan = build_compute(parse(text), detect(), Schedule.parse(schedule))
         for step in plan.steps:
-            step.triton.warm([torch.empty(0, dtype=_type(t), device="meta")
-                                for t in step.kernel.params])
+            step.triton.warm([torch.empty(0, dtype=_type(t), device="meta") for t in step.kernel.params])
     except Exception as error:  # a compiler's, of any kind
         return f"{schedule}: {type(error).__name__}: {str(error).splitlines()[0]}"
     return ""
@@ -145,8 +178,13 @@ def _type(tensor: Any) -> torch.dtype:
     return torch_dtype(tensor.dtype)
 
 
-def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
-        log: Callable[[dict[str, object]], object]) -> dict[str, object]:
+def row(
+    case: MapCase,
+    clock: Clock,
+    rate: float,
+    options: argparse.Namespace,
+    log: Callable[[dict[str, object]], object],
+) -> dict[str, object]:
     """One case: its first schedule, torch, torch.compile, in turn; then the other schedules."""
     computes, target = [parse(text) for text in case.texts], detect()
     plans = [build_compute(c, target) for c in computes]
@@ -158,12 +196,16 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
     limit = moved / rate / 1e3
     made: dict[str, object] = {"case": case.name}
     made |= {side: f"{found[side].us:.4g}" for side in SIDES if side in found}
-    made |= {"limit_us": f"{limit:.4g}", "of_limit": f"{limit / found['us'].us:.3f}",
-             "kernels_us": f"{sum(moves(s.compute) for s in steps) / rate / 1e3:.4g}",
-             "spread": f"{found['us'].spread:.3f}", "error": f"{error_of(case, plans, computes):.2e}",
-             "schedule": " ;; ".join(str(s.schedule) for s in steps),
-             "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in steps):.4g}",
-             **versions()}
+    made |= {
+        "limit_us": f"{limit:.4g}",
+        "of_limit": f"{limit / found['us'].us:.3f}",
+        "kernels_us": f"{sum(moves(s.compute) for s in steps) / rate / 1e3:.4g}",
+        "spread": f"{found['us'].spread:.3f}",
+        "error": f"{error_of(case, plans, computes):.2e}",
+        "schedule": " ;; ".join(str(s.schedule) for s in steps),
+        "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in steps):.4g}",
+        **versions(),
+    }
     for kernel in kernels_of(case, options) if options.tries or options.schedules else ():
         for schedule in tried(kernel, options.tries, options.schedules):
             try:
@@ -172,21 +214,32 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
             except RuntimeError as error:  # a compiler's, reported by `warm`
                 print(f"{schedule}: {str(error).splitlines()[0]}", flush=True)
                 continue
-            log({"case": f"{case.name}: {kernel.name}", "schedule": schedule, "us": f"{us:.4g}",
-                 "estimate_us": f"{estimate(schedule, kernel, target):.4g}",
-                 "device": made["device"], "commit": made["commit"]})
+            log(
+                {
+                    "case": f"{case.name}: {kernel.name}",
+                    "schedule": schedule,
+                    "us": f"{us:.4g}",
+                    "estimate_us": f"{estimate(schedule, kernel, target):.4g}",
+                    "device": made["device"],
+                    "commit": made["commit"],
+                }
+            )
     return made
 
 
-def sides_of(case: MapCase, plans: list[Plan], computes: list[Compute],
-             inductor: bool) -> dict[str, Callable[[int], Callable[[], object]]]:
+def sides_of(
+    case: MapCase, plans: list[Plan], computes: list[Compute], inductor: bool
+) -> dict[str, Callable[[int], Callable[[], object]]]:
     """What is timed in turn."""
-    def instead(function: Callable[[Tensors], object],
-                laid: Callable[[Tensors], Tensors] | None) -> Callable[[int], Callable[[], object]]:
+
+    def instead(
+        function: Callable[[Tensors], object], laid: Callable[[Tensors], Tensors] | None
+    ) -> Callable[[int], Callable[[], object]]:
         def make(index: int) -> Callable[[], object]:
             tensors = tensors_of(computes, case.below)
             tensors = laid(tensors) if laid else tensors
             return lambda: function(tensors)
+
         return make
 
     sides = {"us": calls_of(plans, computes, case.below)}
@@ -214,9 +267,11 @@ def moves(*computes: Compute) -> int:
     return sum(most.values())
 
 
-def calls_of(plans: list[Plan], computes: list[Compute],
-             below: int) -> Callable[[int], Callable[[], object]]:
+def calls_of(
+    plans: list[Plan], computes: list[Compute], below: int
+) -> Callable[[int], Callable[[], object]]:
     """The plans on a new set of tensors for each index."""
+
     def make(index: int) -> Callable[[], object]:
         tensors = tensors_of(computes, below)
         given = [{t.name: tensors[t.name] for t in c.tensors} for c in computes]
@@ -224,7 +279,9 @@ def calls_of(plans: list[Plan], computes: list[Compute],
         def call() -> None:
             for plan, own in zip(plans, given, strict=True):
                 plan.run(dict(own))
+
         return call
+
     return make
 
 
@@ -232,8 +289,11 @@ def tensors_of(computes: list[Compute], below: int) -> Tensors:
     """Random data for the tensors that are read, memory for those that are stored."""
     made: Tensors = {}
     for t in (t for c in computes for t in c.tensors if t.name not in made):
-        made[t.name] = (torch.randint(below, t.shape, dtype=_type(t), device="cuda") if t.dtype.is_integer
-                        else random_tensor(t.shape, t.layout, "cuda"))
+        made[t.name] = (
+            torch.randint(below, t.shape, dtype=_type(t), device="cuda")
+            if t.dtype.is_integer
+            else random_tensor(t.shape, t.layout, "cuda")
+        )
     return made
 
 

@@ -59,8 +59,7 @@ def build(name: str, small: bool = False) -> nn.Module:
     if name == "mobilenetv3":
         return MobileNetV3(MOBILE_LARGE[:5] if small else MOBILE_LARGE, classes)
     if name == "convnext_t":
-        return (ConvNeXt((8, 16, 24, 32), (1, 1, 2, 1), classes) if small
-                else ConvNeXt(classes=classes))
+        return ConvNeXt((8, 16, 24, 32), (1, 1, 2, 1), classes) if small else ConvNeXt(classes=classes)
     if name == "unet2d":
         return UNet((8, 16, 24), classes) if small else UNet(classes=classes)
     return UNet3d((4, 8, 12), classes) if small else UNet3d(classes=classes)

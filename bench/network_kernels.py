@@ -25,8 +25,15 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
     asked: dict[tuple[Any, ...], None] = {}
     question = lower_call.question
 
-    def note(problem: Any, prop: Any, device: Any, epilogue: str, aligned: bool,
-             deterministic: bool, bias: torch.dtype | None = None) -> Any:
+    def note(
+        problem: Any,
+        prop: Any,
+        device: Any,
+        epilogue: str,
+        aligned: bool,
+        deterministic: bool,
+        bias: torch.dtype | None = None,
+    ) -> Any:
         for added in dict.fromkeys((bias, bias and torch.float32)):
             asked[problem, prop, epilogue, aligned, deterministic, added] = None
         raise Unsupported("bench:collecting")
@@ -68,7 +75,8 @@ def plan_all(kernels: list[tuple[Any, ...]], device: str) -> None:
 
     for problem, prop, *how in kernels:
         try:
-            lower_call.planned(problem, prop, torch.device(device, 0) if device == "cuda"
-                            else torch.device(device), *how)
+            lower_call.planned(
+                problem, prop, torch.device(device, 0) if device == "cuda" else torch.device(device), *how
+            )
         except Unsupported:
             pass

@@ -22,8 +22,16 @@ LONGEST = 30  # kernels of a call that are listed
 SIDES = ("torch", "transconv")
 
 
-def measure(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
-            kernels: list[tuple[Any, ...]], seconds: float = 0.9) -> Row:
+def measure(
+    model: str,
+    precision: str,
+    layout: str,
+    device: str,
+    small: bool,
+    lock: str,
+    kernels: list[tuple[Any, ...]],
+    seconds: float = 0.9,
+) -> Row:
     """All rows of one setting: accuracy, training, times."""
     setting = Setting(model, precision, layout, device, small)
     begin(setting, kernels, lock)
@@ -42,9 +50,18 @@ def measure(model: str, precision: str, layout: str, device: str, small: bool, l
     return {"rows": rows + timings, "kernels": told}
 
 
-def measure_compiled(model: str, precision: str, layout: str, device: str, small: bool, lock: str,
-                     kernels: list[tuple[Any, ...]], backend: str = "inductor",
-                     graphs: bool = False, seconds: float = 0.9) -> Row:
+def measure_compiled(
+    model: str,
+    precision: str,
+    layout: str,
+    device: str,
+    small: bool,
+    lock: str,
+    kernels: list[tuple[Any, ...]],
+    backend: str = "inductor",
+    graphs: bool = False,
+    seconds: float = 0.9,
+) -> Row:
     """Times of both sides under torch.compile; ``graphs``: into CUDA graphs."""
     setting = Setting(model, precision, layout, device, small)
     begin(setting, kernels, lock)
@@ -55,8 +72,7 @@ def measure_compiled(model: str, precision: str, layout: str, device: str, small
         start_all(setting, [calls(setting, pair[0])])
     with gpu(lock, exclusive=False):
         for side, model in zip(SIDES, pair, strict=True):
-            runs.append(calls(setting, model,
-                              lambda m: torch.compile(m, backend=backend, **mode)))
+            runs.append(calls(setting, model, lambda m: torch.compile(m, backend=backend, **mode)))
             compiling[f"{side}_compile_s"] = start_all(setting, runs[-1:])
     with gpu(lock, exclusive=True):
         rows, told = compared(setting, runs, "graphed " if graphs else "compiled ", seconds)
@@ -82,8 +98,9 @@ def start_all(setting: Setting, runs: Sequence[dict[str, Callable[[], object]]])
     return time.perf_counter() - start
 
 
-def compared(setting: Setting, runs: Sequence[dict[str, Callable[[], object]]], prefix: str,
-             seconds: float) -> tuple[list[Row], list[Row]]:
+def compared(
+    setting: Setting, runs: Sequence[dict[str, Callable[[], object]]], prefix: str, seconds: float
+) -> tuple[list[Row], list[Row]]:
     """Times of the calls of both sides, and the kernels in them."""
     rows: list[Row] = []
     told: list[Row] = []
@@ -109,26 +126,40 @@ def accuracy(setting: Setting) -> list[Row]:
     transconv.stats(reset=True)
     ours = results(setting, after, x, y)
     counts = stats_columns()
-    errors = [(name, relative(theirs[name], ref), relative(ours[name], ref))
-              for name, ref in wanted.items()]
+    errors = [
+        (name, relative(theirs[name], ref), relative(ours[name], ref)) for name, ref in wanted.items()
+    ]
     _, torchs, mine = errors[0]
-    outputs = {"what": "outputs", "torch": torchs, "transconv": mine, "unit": "rel. RMSE",
-               "ratio": mine / torchs if torchs else 1.0, **counts}
+    outputs = {
+        "what": "outputs",
+        "torch": torchs,
+        "transconv": mine,
+        "unit": "rel. RMSE",
+        "ratio": mine / torchs if torchs else 1.0,
+        **counts,
+    }
     rest = [(name, a, b) for name, a, b in errors[1:] if a > 0]
     ratios = sorted((b / a, name) for name, a, b in rest)
-    gradients = {"what": "gradients", "torch": median(a for _, a, _ in rest) if rest else 0.0,
-                 "transconv": median(b for _, _, b in rest) if rest else 0.0, "unit": "rel. RMSE",
-                 "ratio": median(r for r, _ in ratios) if ratios else 1.0, **counts,
-                 "note": f"worst of {len(ratios)}: {ratios[-1][0]:.2f} at {ratios[-1][1]}"
-                 if ratios else "equal to float64"}
+    gradients = {
+        "what": "gradients",
+        "torch": median(a for _, a, _ in rest) if rest else 0.0,
+        "transconv": median(b for _, _, b in rest) if rest else 0.0,
+        "unit": "rel. RMSE",
+        "ratio": median(r for r, _ in ratios) if ratios else 1.0,
+        **counts,
+        "note": f"worst of {len(ratios)}: {ratios[-1][0]:.2f} at {ratios[-1][1]}"
+        if ratios
+        else "equal to float64",
+    }
     return [outputs, gradients]
 
 
 def results(setting: Setting, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """The output, then the gradients by name."""
     found = {"output": setting.forward(model, x)}
-    nn.functional.cross_entropy(found["output"].to(
-        torch.float64 if setting.precision == "f64" else torch.float32), y).backward()
+    nn.functional.cross_entropy(
+        found["output"].to(torch.float64 if setting.precision == "f64" else torch.float32), y
+    ).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         found[name] = parameter.grad
@@ -162,16 +193,23 @@ def training(setting: Setting) -> Row:
         losses.append([float(v) for v in torch.stack(seen).cpu()])
     torch.backends.cudnn.deterministic = False
     first, ours, again = losses
-    apart, itself = (max(abs(a - b) / abs(a) for a, b in zip(first, others, strict=True))
-                     for others in (ours, again))
-    return {"what": f"training, {STEPS} steps", "torch": first[-1], "transconv": ours[-1],
-            "unit": "last loss", "ratio": apart,
-            "note": f"first loss {first[0]:.4f}; losses differ by {apart:.2e} at most, torch with "
-                    f"deterministic algorithms by {itself:.2e}"}
+    apart, itself = (
+        max(abs(a - b) / abs(a) for a, b in zip(first, others, strict=True)) for others in (ours, again)
+    )
+    return {
+        "what": f"training, {STEPS} steps",
+        "torch": first[-1],
+        "transconv": ours[-1],
+        "unit": "last loss",
+        "ratio": apart,
+        "note": f"first loss {first[0]:.4f}; losses differ by {apart:.2e} at most, torch with "
+        f"deterministic algorithms by {itself:.2e}",
+    }
 
 
-def calls(setting: Setting, model: nn.Module,
-          wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> dict[str, Callable[[], object]]:
+def calls(
+    setting: Setting, model: nn.Module, wrap: Callable[[nn.Module], nn.Module] = lambda m: m
+) -> dict[str, Callable[[], object]]:
     """Inference and a training step without the optimizer's part."""
     x, y = setting.batch()
     inference = wrap(copy.deepcopy(model).eval())
@@ -201,10 +239,16 @@ def kernels_of(call: Callable[[], object], setting: Setting) -> tuple[float | st
         call()
         setting.wait()
     events = seen.events() or ()
-    spans = [(e.time_range.start, e.time_range.end) for e in events
-             if e.device_type == torch.autograd.DeviceType.CUDA]
-    each = [{"kernel": e.key[:120], "calls": e.count, "gpu_us": e.self_device_time_total}
-            for e in seen.key_averages() if e.self_device_time_total > 0]
+    spans = [
+        (e.time_range.start, e.time_range.end)
+        for e in events
+        if e.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    each = [
+        {"kernel": e.key[:120], "calls": e.count, "gpu_us": e.self_device_time_total}
+        for e in seen.key_averages()
+        if e.self_device_time_total > 0
+    ]
     return covered(spans) / 1e3, sorted(each, key=lambda r: -r["gpu_us"])[:LONGEST]
 
 
@@ -217,8 +261,9 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def timed(before: Callable[[], object], after: Callable[[], object], setting: Setting,
-          seconds: float) -> Row:
+def timed(
+    before: Callable[[], object], after: Callable[[], object], setting: Setting, seconds: float
+) -> Row:
     """Milliseconds of both, in turn: medians over rounds of un-synchronised repetitions."""
     samples: list[list[float]] = [[], []]
     counts = [repetitions(call, setting, seconds / ROUNDS) for call in (before, after)]
@@ -230,8 +275,14 @@ def timed(before: Callable[[], object], after: Callable[[], object], setting: Se
             seen.append(once(call, count, setting))
     theirs, ours = map(median, samples)
     spread = max((max(s) - min(s)) / median(s) for s in samples)
-    return {"torch": theirs, "transconv": ours, "unit": "ms", "ratio": theirs / ours,
-            "note": f"spread {spread:.1%}", **told}
+    return {
+        "torch": theirs,
+        "transconv": ours,
+        "unit": "ms",
+        "ratio": theirs / ours,
+        "note": f"spread {spread:.1%}",
+        **told,
+    }
 
 
 def repetitions(call: Callable[[], object], setting: Setting, seconds: float) -> int:
@@ -251,6 +302,7 @@ def once(call: Callable[[], object], count: int, setting: Setting) -> float:
 
 def stats_columns() -> Row:
     seen = transconv.stats(reset=True)
-    return {"native": sum(seen.native.values()),
-            "fallback": " ".join(f"{k}={v}" for k, v in sorted(seen.fallback.items()))}
-
+    return {
+        "native": sum(seen.native.values()),
+        "fallback": " ".join(f"{k}={v}" for k, v in sorted(seen.fallback.items())),
+    }

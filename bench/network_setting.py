@@ -68,8 +68,9 @@ class Setting:
             return y
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.forward(model, x).to(
-            x.dtype if x.dtype == torch.float64 else torch.float32), y)
+        return nn.functional.cross_entropy(
+            self.forward(model, x).to(x.dtype if x.dtype == torch.float64 else torch.float32), y
+        )
 
     def wait(self) -> None:
         if self.device == "cuda":

@@ -27,10 +27,30 @@ from transconv.tuning.table import CsvTable
 from transconv.verify.machine import Pool, Task, WorkerTask
 
 # ratio: of errors, ours to torch's; of times, torch's to ours; of losses, the largest difference.
-COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "transconv", "ratio",
-           "unit", "native", "fallback", "note", "error", "torch_gpu_ms", "transconv_gpu_ms",
-           "torch_compile_s", "transconv_compile_s",
-           "device", "versions_torch", "triton", "commit")
+COLUMNS = (
+    "model",
+    "batch",
+    "image",
+    "precision",
+    "layout",
+    "what",
+    "torch",
+    "transconv",
+    "ratio",
+    "unit",
+    "native",
+    "fallback",
+    "note",
+    "error",
+    "torch_gpu_ms",
+    "transconv_gpu_ms",
+    "torch_compile_s",
+    "transconv_compile_s",
+    "device",
+    "versions_torch",
+    "triton",
+    "commit",
+)
 KEY = ("model", "precision", "layout", "what")
 KERNELS = (*KEY, "side", "kernel", "calls", "gpu_us", "commit")
 EAGER = ("outputs", "gradients", f"training, {STEPS} steps", "forward", "forward+backward")
@@ -42,21 +62,29 @@ Case = tuple[str, str, str]
 def arguments(parser: argparse.ArgumentParser) -> None:
     cores = max(1, (os.cpu_count() or 2) - 4)
     parser.add_argument("--models", type=ranges.some_of(*models.NAMES), default=",".join(models.NAMES))
-    parser.add_argument("--precisions", type=ranges.some_of(*PRECISIONS),
-                        default=",".join(PRECISIONS),
-                        help="bf16 (autocast), tf32, ieee (both float32)")
+    parser.add_argument(
+        "--precisions",
+        type=ranges.some_of(*PRECISIONS),
+        default=",".join(PRECISIONS),
+        help="bf16 (autocast), tf32, ieee (both float32)",
+    )
     parser.add_argument("--layouts", type=ranges.some_of(*LAYOUTS), default=",".join(LAYOUTS))
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--compiled", action="store_true", help="times under torch.compile")
-    ways.add_argument("--graphs", action="store_true",
-                      help="times under torch.compile(mode='reduce-overhead')")
+    ways.add_argument(
+        "--graphs", action="store_true", help="times under torch.compile(mode='reduce-overhead')"
+    )
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--processes", type=ranges.processes, default=4, help="that share the GPU")
     parser.add_argument("--workers", type=ranges.processes, default=cores, help="that compile")
-    parser.add_argument("--limit", type=ranges.limit, default=540,
-                        help="seconds for one setting, waiting for the GPU included")
+    parser.add_argument(
+        "--limit",
+        type=ranges.limit,
+        default=540,
+        help="seconds for one setting, waiting for the GPU included",
+    )
     parser.add_argument("--time-budget", type=ranges.seconds, default=540)
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
@@ -68,8 +96,11 @@ class Run:
         self.options, self.table, self.told = options, table, told
         self.kinds = COMPILED if options.compiled else GRAPHED if options.graphs else EAGER
         self.cases: list[Case] = [
-            (m, p, layout) for m in options.models.split(",")
-            for p in options.precisions.split(",") for layout in options.layouts.split(",")]
+            (m, p, layout)
+            for m in options.models.split(",")
+            for p in options.precisions.split(",")
+            for layout in options.layouts.split(",")
+        ]
         self.lock = str(Path(options.out) / "gpu.lock")
         self.asked: set[Any] = set()  # kernels that were given to a compiler
         self.done: set[Any] = set()  # those that it has compiled, or could not
@@ -79,16 +110,25 @@ class Run:
         variables = worker_environment(options.cache)
         threads = max(1, options.workers // options.processes)
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
-        self.pool = Pool({
-            "collect": WorkerTask("bench.network_kernels:collect", 2, variables),
-            "compile": WorkerTask("bench.network_kernels:compile_one", options.workers, variables),
-            "measure": WorkerTask(f"bench.network_measures:{measured}", options.processes, variables)})
+        self.pool = Pool(
+            {
+                "collect": WorkerTask("bench.network_kernels:collect", 2, variables),
+                "compile": WorkerTask("bench.network_kernels:compile_one", options.workers, variables),
+                "measure": WorkerTask(f"bench.network_measures:{measured}", options.processes, variables),
+            }
+        )
         self.progress = Progress(len(self.cases), "step")
 
     def setting(self, case: Case) -> Row:
         model, precision, layout = case
-        return {"model": model, "precision": precision, "layout": layout,
-                "device": self.options.device, "small": self.options.small, "lock": self.lock}
+        return {
+            "model": model,
+            "precision": precision,
+            "layout": layout,
+            "device": self.options.device,
+            "small": self.options.small,
+            "lock": self.lock,
+        }
 
     def go(self) -> None:
         tasks = [Task("collect", self.setting(case), 120) for case in self.cases]
@@ -97,8 +137,7 @@ class Run:
             if task.group == "compile":
                 self.compiled(task.payload["kernel"], row)
                 continue
-            case: Case = (task.payload["model"], task.payload["precision"],
-                          task.payload["layout"])
+            case: Case = (task.payload["model"], task.payload["precision"], task.payload["layout"])
             if "error" in row:
                 self.progress.say(f"{task.group} {case}: {row['error'][:300]}")
             if task.group == "collect":
@@ -122,8 +161,9 @@ class Run:
     def compiled(self, kernel: Any, row: Row) -> None:
         self.done.add(kernel)
         if "error" in row:
-            self.progress.say(f"not compiled ahead: {kernel[0]} {kernel[1]} {kernel[2]}: "
-                              f"{row['error'][:300]}")
+            self.progress.say(
+                f"not compiled ahead: {kernel[0]} {kernel[1]} {kernel[2]}: {row['error'][:300]}"
+            )
         self.measure()
 
     def measure(self) -> None:
@@ -139,8 +179,7 @@ class Run:
 
     def measured(self, case: Case, row: Row) -> None:
         for part in row.get("kernels", ()):
-            self.told.add(dict(zip(KEY[:3], case, strict=True)) | part
-                          | {"commit": versions()["commit"]})
+            self.told.add(dict(zip(KEY[:3], case, strict=True)) | part | {"commit": versions()["commit"]})
         for part in row.get("rows") or [{"what": what} for what in self.kinds]:
             self.finish(case, part | {"error": row.get("error", "")})
 
@@ -150,10 +189,18 @@ class Run:
         model, precision, layout = case
         size = models.size_of(model, self.options.small)
         told = versions()
-        row = {"model": model, "precision": precision, "layout": layout, "batch": size.batch,
-               "image": "x".join(map(str, size.image)), **row, "device": told["device"],
-               "versions_torch": told["torch"], "triton": told["triton"],
-               "commit": told["commit"]}
+        row = {
+            "model": model,
+            "precision": precision,
+            "layout": layout,
+            "batch": size.batch,
+            "image": "x".join(map(str, size.image)),
+            **row,
+            "device": told["device"],
+            "versions_torch": told["torch"],
+            "triton": told["triton"],
+            "commit": told["commit"],
+        }
         self.table.add(row)
         self.progress.say(line(row))
 
@@ -166,14 +213,17 @@ class Run:
 
 def line(row: Row) -> str:
     """One row, for people."""
+
     def cell(name: str) -> str:
         value = row.get(name, "")
         return f"{value:10.4g}" if isinstance(value, float) else f"{value!s:>10}"
 
-    return (f"{row['model']:<12} {row['precision']:<4} {row['layout']:<4} {row['what']:<26}"
-            f"{cell('torch')} {cell('transconv')} {row.get('unit', ''):<9} {cell('ratio')}  "
-            f"native {row.get('native', '')} fell back {row.get('fallback') or '-'}  "
-            f"{row.get('note', '')} {row.get('error', '')[:200]}")
+    return (
+        f"{row['model']:<12} {row['precision']:<4} {row['layout']:<4} {row['what']:<26}"
+        f"{cell('torch')} {cell('transconv')} {row.get('unit', ''):<9} {cell('ratio')}  "
+        f"native {row.get('native', '')} fell back {row.get('fallback') or '-'}  "
+        f"{row.get('note', '')} {row.get('error', '')[:200]}"
+    )
 
 
 def main(options: argparse.Namespace) -> int:

@@ -27,9 +27,20 @@ from transconv.graph.optimization import ModelTrial, trial_of
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.machine import Pool
 
-COLUMNS = ("model", "phase", "kept", *(f"{side}_ms" for side in SIDES),
-           *(f"{side}_difference" for side in SIDES), "prepare_s", "note", "error", "device", "torch",
-           "triton", "commit")
+COLUMNS = (
+    "model",
+    "phase",
+    "kept",
+    *(f"{side}_ms" for side in SIDES),
+    *(f"{side}_difference" for side in SIDES),
+    "prepare_s",
+    "note",
+    "error",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 WORK = "bench.optimized:work"
 GRAPHS = {f"{n}_training" if m.classes else n: m for n, m in MODELS.items()}
 NAMES = (*ZOO, *GRAPHS)
@@ -40,11 +51,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=ranges.some_of(*NAMES), default=",".join(NAMES))
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--quick", action="store_true", help="those of graphs, in sizes for a CPU")
-    parser.add_argument("--together", type=ranges.processes, default=5,
-                        help="models that are compiled at the same time; they divide the cores")
+    parser.add_argument(
+        "--together",
+        type=ranges.processes,
+        default=5,
+        help="models that are compiled at the same time; they divide the cores",
+    )
     parser.add_argument("--limit", type=ranges.limit, default=180, help="seconds to compile one model")
-    parser.add_argument("--time-budget", type=ranges.seconds, default=460,
-                        help="seconds; then everything ends")
+    parser.add_argument(
+        "--time-budget", type=ranges.seconds, default=460, help="seconds; then everything ends"
+    )
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 
@@ -58,8 +74,9 @@ def main(options: argparse.Namespace) -> int:
     rows: dict[str, Row] = {name: {"model": name} | versions() for name in todo}
     pool = Pool(waves.groups(WORK, todo, options.together, variables, waves.gpus(options.device)))
     payloads = {name: {"model": name, "device": options.device, "quick": options.quick} for name in todo}
-    for name, found in waves.measured(pool, payloads, options.together, options.limit,
-                                      options.time_budget):
+    for name, found in waves.measured(
+        pool, payloads, options.together, options.limit, options.time_budget
+    ):
         rows[name] |= found
         if "error" in found or "kept" in found:
             table.add(rows[name])
@@ -76,8 +93,10 @@ def work(step: str, model: str, device: str, quick: bool, share: tuple[int, int]
         trial = _trial(model, device, quick)
         trial.prepare()
         _held[model] = trial, trial.tried(trial.recordable())
-        return {"prepare_s": time.perf_counter() - began,
-                "phase": "training" if trial.training else "inference"}
+        return {
+            "prepare_s": time.perf_counter() - began,
+            "phase": "training" if trial.training else "inference",
+        }
     trial, found = _held.pop(model)
     chosen = trial.fastest(*found)
     named = {s.name: s for s in chosen.sides}

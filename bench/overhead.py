@@ -26,8 +26,20 @@ from bench.overhead_parts import parts
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
-COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", "device",
-           "torch", "triton", "commit")
+COLUMNS = (
+    "case",
+    "mode",
+    "side",
+    "median_us",
+    "best_us",
+    "ratio",
+    "calls",
+    "fallback",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 Call = Callable[[], object]
 
 # name -> input, weight, bias?, keyword arguments
@@ -47,10 +59,17 @@ def sync(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def make(f: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-         kwargs: dict[str, Any], mode: str) -> Call:
+def make(
+    f: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    kwargs: dict[str, Any],
+    mode: str,
+) -> Call:
     """The call of one side in one mode."""
     if mode == "no grad":
+
         def plain() -> object:
             with torch.no_grad():
                 return f(x, w, b, **kwargs)
@@ -91,16 +110,17 @@ def compare(sides: dict[str, Call], calls: int, bursts: int, device: str) -> dic
     return seen
 
 
-def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
-           transposed: bool) -> dict[str, Call]:
+def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any], transposed: bool) -> dict[str, Call]:
     """The part below the public function: the plan's launch on a kept result."""
     from transconv.torch_ops.calls import call_attributes, select_impl
 
     n = x.dim() - 2
-    stride, padding, dilation = (tuple((kwargs.get(k, d),) * n) for k, d in (
-        ("stride", 1), ("padding", 0), ("dilation", 1)))
-    req = call_attributes.request("", 0, stride, padding, dilation, transposed, (0,) * n,
-                                  kwargs.get("groups", 1))
+    stride, padding, dilation = (
+        tuple((kwargs.get(k, d),) * n) for k, d in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    req = call_attributes.request(
+        "", 0, stride, padding, dilation, transposed, (0,) * n, kwargs.get("groups", 1)
+    )
     route = select_impl.forward_route(req, x, w, None, "now")
     if route.compiled is None:
         return {}
@@ -118,8 +138,10 @@ def measure(table: CsvTable, name: str, device: str, calls: int, bursts: int) ->
     b = torch.randn(w_shape[0], device=device) if biased else None
     for mode in MODES:
         transconv.stats(reset=True)
-        sides = {"torch": make(theirs, x, w, b, kwargs, mode),
-                 "transconv": make(ours, x, w, b, kwargs, mode)}
+        sides = {
+            "torch": make(theirs, x, w, b, kwargs, mode),
+            "transconv": make(ours, x, w, b, kwargs, mode),
+        }
         if mode == "no grad" and b is None:
             sides |= direct(x, w, kwargs, "transpose" in function)
         count = max(1, calls // 3) if mode == "forward+backward" else calls
@@ -127,13 +149,23 @@ def measure(table: CsvTable, name: str, device: str, calls: int, bursts: int) ->
         fallback = " ".join(transconv.stats().fallback) if "transconv" in sides else ""
         base = median(seen["torch"])
         for side, values in seen.items():
-            row = {"case": name, "mode": mode, "side": side, "median_us": median(values),
-                   "best_us": min(values), "ratio": median(values) / base, "calls": count * bursts,
-                   "fallback": "" if side == "torch" else fallback, **versions()}
+            row = {
+                "case": name,
+                "mode": mode,
+                "side": side,
+                "median_us": median(values),
+                "best_us": min(values),
+                "ratio": median(values) / base,
+                "calls": count * bursts,
+                "fallback": "" if side == "torch" else fallback,
+                **versions(),
+            }
             table.add(row)
-            print(f"{name:<18} {mode:<17} {side:<24} {row['median_us']:8.2f} us "
-                  f"(best {row['best_us']:.2f}), {row['ratio']:.2f} x torch {row['fallback']}",
-                  flush=True)
+            print(
+                f"{name:<18} {mode:<17} {side:<24} {row['median_us']:8.2f} us "
+                f"(best {row['best_us']:.2f}), {row['ratio']:.2f} x torch {row['fallback']}",
+                flush=True,
+            )
 
 
 def measure_parts(table: CsvTable, device: str, calls: int, bursts: int) -> None:
@@ -141,9 +173,17 @@ def measure_parts(table: CsvTable, device: str, calls: int, bursts: int) -> None
     seen = compare(parts(device), calls, bursts, device)
     whole = median(seen["a whole call"])
     for part, values in seen.items():
-        row = {"case": "parts", "mode": "part", "side": part, "median_us": median(values),
-               "best_us": min(values), "ratio": median(values) / whole, "calls": calls * bursts,
-               "fallback": "", **versions()}
+        row = {
+            "case": "parts",
+            "mode": "part",
+            "side": part,
+            "median_us": median(values),
+            "best_us": min(values),
+            "ratio": median(values) / whole,
+            "calls": calls * bursts,
+            "fallback": "",
+            **versions(),
+        }
         table.add(row)
         print(f"part: {part:<44} {row['median_us']:8.2f} us (best {row['best_us']:.2f})", flush=True)
 
@@ -156,20 +196,41 @@ def measure_functional(table: CsvTable, name: str, device: str, calls: int, burs
             seen = compare(overhead_functional.sides(name, device, mode), count, bursts, device)
             base = median(seen["torch"])
             for side, values in seen.items():
-                row = {"case": name, "mode": mode if device == "cuda" else f"{mode}, no launch",
-                       "side": side, "median_us": median(values), "best_us": min(values),
-                       "ratio": median(values) / base, "calls": count * bursts, "fallback": "",
-                       **versions()}
+                row = {
+                    "case": name,
+                    "mode": mode if device == "cuda" else f"{mode}, no launch",
+                    "side": side,
+                    "median_us": median(values),
+                    "best_us": min(values),
+                    "ratio": median(values) / base,
+                    "calls": count * bursts,
+                    "fallback": "",
+                    **versions(),
+                }
                 table.add(row)
-                print(f"{name:<18} {row['mode']:<17} {side:<24} {row['median_us']:8.2f} us "
-                      f"(best {row['best_us']:.2f}), {row['ratio']:.2f} x torch", flush=True)
+                print(
+                    f"{name:<18} {row['mode']:<17} {side:<24} {row['median_us']:8.2f} us "
+                    f"(best {row['best_us']:.2f}), {row['ratio']:.2f} x torch",
+                    flush=True,
+                )
 
 
 def measure_generated(table: CsvTable, name: str) -> None:
     """From a text to its kernels' source."""
     us = overhead_functional.generated(name)
-    table.add({"case": name, "mode": "generate", "side": "transconv", "median_us": us, "best_us": us,
-               "ratio": 1.0, "calls": 5, "fallback": "", **versions()})
+    table.add(
+        {
+            "case": name,
+            "mode": "generate",
+            "side": "transconv",
+            "median_us": us,
+            "best_us": us,
+            "ratio": 1.0,
+            "calls": 5,
+            "fallback": "",
+            **versions(),
+        }
+    )
     print(f"{name:<24} from its text to source: {us / 1e3:.0f} ms of the processor", flush=True)
 
 
@@ -177,16 +238,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--calls", type=ranges.at_least(1), default=400, help="calls in a burst")
     parser.add_argument("--bursts", type=ranges.at_least(1), default=15)
-    parser.add_argument("--match", default="",
-                        help="only cases with this in their name; the parts of a call are `parts`")
+    parser.add_argument(
+        "--match", default="", help="only cases with this in their name; the parts of a call are `parts`"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
     transconv.config.fallback = "silent"
     functions, texts = overhead_functional.CASES, overhead_functional.GENERATED
     if not any(options.match in name for name in (*CASES, *functions, *texts, "parts")):
-        raise ValueError(f"--match={options.match}: expected a part of {', '.join(CASES)}, "
-                         f"{', '.join(functions)}, {', '.join(texts)}, or parts")
+        raise ValueError(
+            f"--match={options.match}: expected a part of {', '.join(CASES)}, "
+            f"{', '.join(functions)}, {', '.join(texts)}, or parts"
+        )
     table = CsvTable(Path(options.out) / "overhead.csv", COLUMNS, ("case", "mode", "side", "commit"))
     for name in CASES:
         if options.match in name:

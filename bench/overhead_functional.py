@@ -36,10 +36,16 @@ MODES = ("no grad", "grad", "forward+backward")
 # how many of them are read
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "softmax": (lambda x, w, b: ours.softmax(x, 1), lambda x, w, b: F.softmax(x, 1), 1),
-    "layer_norm": (lambda x, w, b: ours.layer_norm(x, SHAPE[1:], w, b),
-                   lambda x, w, b: F.layer_norm(x, SHAPE[1:], w, b), 3),
-    "rms_norm": (lambda x, w, b: ours.rms_norm(x, SHAPE[1:], w),
-                 lambda x, w, b: F.rms_norm(x, SHAPE[1:], w), 2),
+    "layer_norm": (
+        lambda x, w, b: ours.layer_norm(x, SHAPE[1:], w, b),
+        lambda x, w, b: F.layer_norm(x, SHAPE[1:], w, b),
+        3,
+    ),
+    "rms_norm": (
+        lambda x, w, b: ours.rms_norm(x, SHAPE[1:], w),
+        lambda x, w, b: F.rms_norm(x, SHAPE[1:], w),
+        2,
+    ),
     "sum": (lambda x, w, b: ours.sum(x, 1), lambda x, w, b: torch.sum(x, 1), 1),
 }
 GENERATED = {  # texts of the sizes that networks have
@@ -91,6 +97,7 @@ def sides(name: str, device: str, mode: str) -> dict[str, Call]:
             with torch.set_grad_enabled(mode != "no grad"):
                 made = f(*given)
                 return torch.autograd.grad(made, given[:reads], g) if mode == MODES[2] else made
+
         return run
 
     for _ in range(3):  # the first calls make entries

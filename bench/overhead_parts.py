@@ -53,7 +53,8 @@ def parts(device: str) -> dict[str, Call]:
     made |= {
         "a whole call": lambda: transconv.conv2d(x, w, padding=1),
         "the same without a memory": lambda: functional.dispatch(
-            functional.CONV2D, x, w, None, 1, 1, 0, 1, 1),
+            functional.CONV2D, x, w, None, 1, 1, 0, 1, 1
+        ),
         "an autograd function and its launch": lambda: apply(x, leaf),
         "a whole call with gradients": lambda: transconv.conv2d(x, leaf, padding=1),
     }

@@ -42,14 +42,26 @@ from transconv.tuning.table import Row, read
 RESULTS = ROOT / "bench" / "results"
 CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the first are named below
 # A table elsewhere stands in a text that says it.
-WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
-               "docs/functional.md", "docs/start.md", "docs/kernel_api.md", "docs/scaling.md",
-               "docs/guide_schedules.md", "docs/quantized.md")
+WITH_ORIGIN = (
+    "README.md",
+    "docs/results.md",
+    "docs/issues.md",
+    "docs/any_size.md",
+    "docs/graphs.md",
+    "docs/functional.md",
+    "docs/start.md",
+    "docs/kernel_api.md",
+    "docs/scaling.md",
+    "docs/guide_schedules.md",
+    "docs/quantized.md",
+)
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION, ABLATION_GRAPHS = "h200_ablation.csv", "h200_ablation_graphs.csv"
-PLAINLY = ("python -m bench time layers --layouts nhwc,nchw --baselines cl,nchw,inductor",
-           "python -m bench time layers --dtypes tf32")
+PLAINLY = (
+    "python -m bench time layers --layouts nhwc,nchw --baselines cl,nchw,inductor",
+    "python -m bench time layers --dtypes tf32",
+)
 FUSED = "python -m bench time layers --props fwd --epilogue bias+relu --baselines cl,nchw,fused"
 
 
@@ -78,46 +90,74 @@ TABLES = {
     "ratios": Table(PLAIN, PLAINLY, ratios_table),
     "summary": Table(LAYERS, (*PLAINLY, FUSED), summary_table),
     "losses": Table(LAYERS, (*PLAINLY, FUSED), losses_table),
-    "products": Table(("h200_products.csv",), ("python -m bench time layers --baselines cl,nchw,gemm",),
-                      products_table),
-    "small-types": Table(("h200_small_types.csv",), (
-        "python -m bench time layers --kinds dense --dtypes bf16,int8,fp8,fp8_exact --props fwd "
-        "--baselines gemm",), small_types_table),
-    "ceilings": Table(("h200_ceilings.json", "h200_ceilings_gemm.json"), ("python -m bench time layers",),
-                      ceilings_table),
-    "networks": Table(("h200_networks.csv",), tuple(f"python -m bench networks{way}" for way in (
-        "", " --compiled", " --graphs")), networks_table),
+    "products": Table(
+        ("h200_products.csv",), ("python -m bench time layers --baselines cl,nchw,gemm",), products_table
+    ),
+    "small-types": Table(
+        ("h200_small_types.csv",),
+        (
+            "python -m bench time layers --kinds dense --dtypes bf16,int8,fp8,fp8_exact --props fwd "
+            "--baselines gemm",
+        ),
+        small_types_table,
+    ),
+    "ceilings": Table(
+        ("h200_ceilings.json", "h200_ceilings_gemm.json"), ("python -m bench time layers",), ceilings_table
+    ),
+    "networks": Table(
+        ("h200_networks.csv",),
+        tuple(f"python -m bench networks{way}" for way in ("", " --compiled", " --graphs")),
+        networks_table,
+    ),
     "overhead": Table(("h200_overhead.csv",), ("python -m bench overhead",), overhead_table),
     "kernels": Table(("h200_kernels.csv",), ("python -m bench kernels",), kernels_table),
     "maps": Table(("h200_maps.csv",), ("python -m bench maps",), maps_table),
-    "computations": Table(("h200_computations.csv",), ("python -m bench computations",),
-                          computations_table),
-    "check": Table(("h200_check.csv",), ("python -m bench check layers --dtypes bf16,f16,f32,tf32",),
-                   check_table),
+    "computations": Table(
+        ("h200_computations.csv",), ("python -m bench computations",), computations_table
+    ),
+    "check": Table(
+        ("h200_check.csv",), ("python -m bench check layers --dtypes bf16,f16,f32,tf32",), check_table
+    ),
     "dropin": Table(("h200_dropin.json",), ("python -m bench dropin",), dropin_table),
     "samples": Table(("h200_samples.csv",), ("python -m bench samples",), samples_table),
-    "fuzz": Table(("h200_fuzz.csv", "interpreted_fuzz.csv"), (
-        "python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
-        "python -m transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",
-        "python -m transconv fuzz --kernels 5000 --seed 1 --json fuzz.json",
-        "python -m bench fuzz-runs fuzz.json"), fuzz_table),
-    "chips": Table(("h200_layers_bf16_nhwc.csv", "h100_layers_bf16_nhwc.csv"), (
-        "python -m bench time layers --sampled",),
-        chips_table),
+    "fuzz": Table(
+        ("h200_fuzz.csv", "interpreted_fuzz.csv"),
+        (
+            "python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
+            "python -m transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",
+            "python -m transconv fuzz --kernels 5000 --seed 1 --json fuzz.json",
+            "python -m bench fuzz-runs fuzz.json",
+        ),
+        fuzz_table,
+    ),
+    "chips": Table(
+        ("h200_layers_bf16_nhwc.csv", "h100_layers_bf16_nhwc.csv"),
+        ("python -m bench time layers --sampled",),
+        chips_table,
+    ),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
     "quantized": Table(("h200_quantized.csv",), ("python -m bench quantized",), quantized_table),
-    "quantized_train": Table(("h200_quantized_train.csv",), ("python -m bench quantized --only train",),
-                             training_table),
-    "slide": Table(("h200_slide_trials.csv",),
-                   ("python -m bench schedules bench/problems/slide_trials.csv",), slide_table),
-    "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
-                         size_models_table),
+    "quantized_train": Table(
+        ("h200_quantized_train.csv",), ("python -m bench quantized --only train",), training_table
+    ),
+    "slide": Table(
+        ("h200_slide_trials.csv",),
+        ("python -m bench schedules bench/problems/slide_trials.csv",),
+        slide_table,
+    ),
+    "size_models": Table(
+        ("h200_size_models.csv",), ("python -m bench sizes --only models",), size_models_table
+    ),
     "first_calls": Table(("h200_first_calls.csv",), ("python -m bench first-calls",), first_calls_table),
-    "start": Table(("h200_start.csv",), ("python -m bench start --models resnet50,audio,detection",),
-                   start_table),
-    "models": Table(("h100_zoo.csv", "h200_zoo.csv", "h100_graphs.csv", "h200_graphs.csv"), (
-        "python -m bench zoo", "python -m bench graphs"), models_table),
+    "start": Table(
+        ("h200_start.csv",), ("python -m bench start --models resnet50,audio,detection",), start_table
+    ),
+    "models": Table(
+        ("h100_zoo.csv", "h200_zoo.csv", "h100_graphs.csv", "h200_graphs.csv"),
+        ("python -m bench zoo", "python -m bench graphs"),
+        models_table,
+    ),
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
     "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
     "optimized": Table(("h200_optimized.csv",), ("python -m bench optimized",), optimized_table),
@@ -136,14 +176,17 @@ def rows_of(path: Path) -> list[Row]:
 
 def origin(table: Table, rows: list[Row]) -> str:
     """Device, versions, commits, files and commands, one line."""
+
     def all_of(column: str) -> str:
         found = {str(r.get(f"versions_{column}", r.get(column)) or "")[:24] for r in rows} - {""}
         return ", ".join(sorted({x[:7] for x in found} if column == "commit" else found))
 
     files = ", ".join(f"`bench/results/{name}`" for name in table.files)
     again = ", ".join(f"`{command}`" for command in table.commands)
-    return (f"{all_of('device')}, torch {all_of('torch')}, Triton {all_of('triton')}, commit "
-            f"{all_of('commit')}. From {files}. To measure again: {again}.")
+    return (
+        f"{all_of('device')}, torch {all_of('torch')}, Triton {all_of('triton')}, commit "
+        f"{all_of('commit')}. From {files}. To measure again: {again}."
+    )
 
 
 def fill_markers(text: str, tables: dict[str, str]) -> str:
@@ -189,8 +232,9 @@ def written(table: Table, with_origin: bool) -> str:
 def pages() -> dict[Path, str]:
     """Every page that has such a marker, and ``docs/ablation.md``, as they have to be."""
     parts = {name: parts_of(table) for name, table in TABLES.items()}
-    bare, whole = ({name: joined(made, origins) for name, made in parts.items()}
-                   for origins in (False, True))
+    bare, whole = (
+        {name: joined(made, origins) for name, made in parts.items()} for origins in (False, True)
+    )
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
@@ -198,7 +242,8 @@ def pages() -> dict[Path, str]:
             own = str(path.relative_to(ROOT)) in WITH_ORIGIN
             found[path] = fill_markers(text, whole if own else bare)
     found[ROOT / "docs" / "ablation.md"] = ablation_table.document(
-        read(RESULTS / ABLATION), read(RESULTS / ABLATION_GRAPHS))
+        read(RESULTS / ABLATION), read(RESULTS / ABLATION_GRAPHS)
+    )
     return found
 
 
@@ -206,8 +251,9 @@ def stale_pictures() -> list[Path]:
     """The light and the dark picture, where it is not of the rows that there are."""
     rows = TABLES["ratios"].rows()
     mark = plots.digest(rows)
-    return [path for path in pictures()
-            if not path.exists() or mark not in path.read_text(encoding="utf-8")]
+    return [
+        path for path in pictures() if not path.exists() or mark not in path.read_text(encoding="utf-8")
+    ]
 
 
 def pictures() -> dict[Path, str]:

@@ -57,8 +57,11 @@ def measured(row: dict[str, str], calls: int) -> dict[str, float]:
     call = case.make(plan)(0)
     call()
     synchronize()
-    found = (seen(call, calls) if case.where == "cuda" else
-             {step.compute.name: float("nan") for step in plan.steps})
+    found = (
+        seen(call, calls)
+        if case.where == "cuda"
+        else {step.compute.name: float("nan") for step in plan.steps}
+    )
     case.release()
     return found
 

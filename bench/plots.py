@@ -36,8 +36,16 @@ def ratios(rows: list[Row], path: Path) -> None:
         mine = [r for r in rows if r["direction"] == direction]
         xs = [number(r, "ratio") or 1.0 for r in mine]
         errors = [x * (number(r, "spread") or 0.0) for x, r in zip(xs, mine, strict=True)]
-        axes.errorbar(xs, [names[_name(r)] for r in mine], xerr=errors, fmt="o", ms=4, lw=1,
-                      color=colour, label=direction)
+        axes.errorbar(
+            xs,
+            [names[_name(r)] for r in mine],
+            xerr=errors,
+            fmt="o",
+            ms=4,
+            lw=1,
+            color=colour,
+            label=direction,
+        )
     axes.axvline(1, color="0.3", lw=1)
     axes.set_xscale("log")
     axes.set_yticks(list(names.values()), list(names), fontsize=7)
@@ -62,12 +70,19 @@ def roofline(rows: list[Row], path: Path) -> None:
     for direction, colour in COLOURS.items():
         mine = [r for r in timed if r["direction"] == direction]
         points = [point(r) for r in mine]
-        axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=18, color=colour,
-                     label=direction)
+        axes.scatter(
+            [x for x, _, _ in points], [y for _, y, _ in points], s=18, color=colour, label=direction
+        )
         shares = [1 / (number(r, "ratio") or float("nan")) for r in mine]  # NaN is not drawn
         both = [(x, y * s) for s, (x, y, _) in zip(shares, points, strict=True)]
-        axes.scatter([x for x, _ in both], [y for _, y in both], s=22, facecolors="none",
-                     edgecolors=colour, linewidths=0.8)
+        axes.scatter(
+            [x for x, _ in both],
+            [y for _, y in both],
+            s=22,
+            facecolors="none",
+            edgecolors=colour,
+            linewidths=0.8,
+        )
     if timed:
         ceiling = ceiling_of(timed[0]["device"])
         xs = [2.0**e for e in range(0, 13)]
@@ -102,8 +117,10 @@ class Colours:
     loss: str
 
 
-THEMES = {"light": Colours("#1f2328", "#8c959f", "#0969da", "#bc4c00", "#cf222e14"),
-          "dark": Colours("#e6edf3", "#7d8590", "#58a6ff", "#f0883e", "#f8514922")}
+THEMES = {
+    "light": Colours("#1f2328", "#8c959f", "#0969da", "#bc4c00", "#cf222e14"),
+    "dark": Colours("#e6edf3", "#7d8590", "#58a6ff", "#f0883e", "#f8514922"),
+}
 LAYOUTS = {"nhwc": "channels last", "nchw": "channels first"}
 NAMES = {"fwd": "forward", "bwd_d": "input gradient", "bwd_w": "weight gradient"}
 
@@ -127,9 +144,16 @@ def overview(rows: list[Row], path: Path, theme: str) -> None:
     good = counted(rows)
     tensors = list(dict.fromkeys((r["dtype"], r["layout"]) for r in good))
     strips = [(*t, d) for t in tensors for d in DIRECTIONS]
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "transconv", "font.family": "sans-serif",
-                "font.size": 10, "text.color": colours.text, "axes.edgecolor": colours.faint,
-                "xtick.color": colours.text, "ytick.color": colours.text}
+    settings = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "transconv",
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "text.color": colours.text,
+        "axes.edgecolor": colours.faint,
+        "xtick.color": colours.text,
+        "ytick.color": colours.text,
+    }
     with plt.rc_context(settings):
         figure, axes = plt.subplots(figsize=(8.4, 1.2 + 0.42 * len(strips)))
         axes.axvspan(0.01, 1, color=colours.loss, lw=0)
@@ -140,9 +164,16 @@ def overview(rows: list[Row], path: Path, theme: str) -> None:
             _draw(axes, [r for r in good if _strip(r) == strip], places[strip], colours)
         _scales(axes, places, good, colours)
         figure.tight_layout(pad=0.4)
-        figure.savefig(path, format="svg", transparent=True, metadata={
-            "Date": None, "Title": "Time of cuDNN over the time of transconv, a dot per layer",
-            "Description": digest(rows)})
+        figure.savefig(
+            path,
+            format="svg",
+            transparent=True,
+            metadata={
+                "Date": None,
+                "Title": "Time of cuDNN over the time of transconv, a dot per layer",
+                "Description": digest(rows),
+            },
+        )
         plt.close(figure)
 
 
@@ -173,29 +204,42 @@ def _times(row: Row) -> float:
 def _beside(axes: Any, y: float, mean: str, flat: str) -> None:
     """Two numbers at the right of a strip, or their heads."""
     for x, text, weight in ((1.05, mean, "bold"), (1.17, flat, "normal")):
-        axes.annotate(text, (x, y), xycoords=("axes fraction", "data"), va="center", ha="center",
-                      fontweight=weight)
+        axes.annotate(
+            text, (x, y), xycoords=("axes fraction", "data"), va="center", ha="center", fontweight=weight
+        )
 
 
-def _scales(axes: Any, places: dict[tuple[str, str, str], float], rows: list[Row],
-            colours: Colours) -> None:
+def _scales(
+    axes: Any, places: dict[tuple[str, str, str], float], rows: list[Row], colours: Colours
+) -> None:
     ticks = (0.5, 1, 2, 4, 8, 16)
     axes.set_xscale("log")
     axes.set_xlim(0.36, 1.15 * max(map(_times, rows)))
     _beside(axes, -1.0, "mean\n", "dense\n2D, 3D")
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
-    axes.set_yticks(list(places.values()),
-                    [f"{dtype} {LAYOUTS[layout]}, {NAMES[d]}" for dtype, layout, d in places])
+    axes.set_yticks(
+        list(places.values()), [f"{dtype} {LAYOUTS[layout]}, {NAMES[d]}" for dtype, layout, d in places]
+    )
     axes.set_ylim(max(places.values()) + 0.6, -0.6)
     axes.tick_params(length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.set_xlabel("time of cuDNN / time of transconv (left of 1: cuDNN is faster)", color=colours.text)
-    kinds = (("dense 2D, 3D", colours.dense, colours.dense), ("dense 1D", colours.dense, "none"),
-             ("depthwise, grouped, first, last", colours.others, colours.others))
+    kinds = (
+        ("dense 2D, 3D", colours.dense, colours.dense),
+        ("dense 1D", colours.dense, "none"),
+        ("depthwise, grouped, first, last", colours.others, colours.others),
+    )
     for name, colour, fill in kinds:
         axes.plot([], [], "o", ms=4.2, color=colour, mfc=fill, label=name)
     axes.plot([], [], color=colours.text, lw=2, label="geometric mean")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.09), ncols=4, frameon=False, handletextpad=0.3,
-                columnspacing=1.4, borderaxespad=0.2)
+    axes.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.4, 1.09),
+        ncols=4,
+        frameon=False,
+        handletextpad=0.3,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )

@@ -28,16 +28,24 @@ STEPS = 50
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", type=some_of(*PARTS), default=",".join(PARTS),
-                        help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--kinds", type=some_of(*KINDS), default=",".join(KINDS),
-                        help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--settings", type=some_of(*SETTINGS), default=",".join(SETTINGS),
-                        help=f"of {', '.join(SETTINGS)}")
+    parser.add_argument(
+        "--only", type=some_of(*PARTS), default=",".join(PARTS), help=f"of {', '.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--kinds", type=some_of(*KINDS), default=",".join(KINDS), help=f"of {', '.join(KINDS)}"
+    )
+    parser.add_argument(
+        "--settings", type=some_of(*SETTINGS), default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}"
+    )
     parser.add_argument("--small", action="store_true", help="sizes for a CPU, where torch computes")
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
-    parser.add_argument("--time-budget", type=float, default=float("inf"), metavar="S",
-                        help="seconds; then no way and no step starts, and what was measured is kept")
+    parser.add_argument(
+        "--time-budget",
+        type=float,
+        default=float("inf"),
+        metavar="S",
+        help="seconds; then no way and no step starts, and what was measured is kept",
+    )
 
 
 def main(options: argparse.Namespace) -> int:

@@ -23,12 +23,34 @@ Tensor = torch.Tensor
 
 # The kinds, and for those that are quantised the words of quantize_.
 KINDS: dict[str, dict[str, Any] | None] = {
-    "torch": None, "bf16": None, "int8": {"kind": "int8"}, "fp8": {"kind": "fp8"},
-    "fp8 fast": {"kind": "fp8", "use_fast_accum": True}, "int8 weights": {"kind": "int8_weight_only"},
-    "int4 weights": {"kind": "int4_weight_only"}}
+    "torch": None,
+    "bf16": None,
+    "int8": {"kind": "int8"},
+    "fp8": {"kind": "fp8"},
+    "fp8 fast": {"kind": "fp8", "use_fast_accum": True},
+    "int8 weights": {"kind": "int8_weight_only"},
+    "int4 weights": {"kind": "int4_weight_only"},
+}
 SETTINGS = ("eager", "folded", "compiled")
-COLUMNS = ("model", "kind", "setting", "ms", "host_ms", "convolutions", "left", "kernels", "regions",
-           "other", "elements", "off", "prepare_s", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "model",
+    "kind",
+    "setting",
+    "ms",
+    "host_ms",
+    "convolutions",
+    "left",
+    "kernels",
+    "regions",
+    "other",
+    "elements",
+    "off",
+    "prepare_s",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 FUSED = 1e-3  # of elements that one rounding less may change: a bias is added in the same instruction
 LEAST_CHANNELS = 16  # of convolutions that train in 8 bits
 
@@ -62,8 +84,9 @@ def subject(part: str, small: bool, device: str) -> tuple[nn.Module, tuple[Tenso
     return model, (image.contiguous(memory_format=torch.channels_last),)
 
 
-def inference(part: str, small: bool, kinds: Sequence[str], settings: Sequence[str]) -> Iterator[
-        dict[str, object]]:
+def inference(
+    part: str, small: bool, kinds: Sequence[str], settings: Sequence[str]
+) -> Iterator[dict[str, object]]:
     """A row for each kind in each setting."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
@@ -84,10 +107,20 @@ def inference(part: str, small: bool, kinds: Sequence[str], settings: Sequence[s
                 seconds = time.perf_counter() - begun
                 other, elements = compared(made, given) if (kind, setting) == ("int8", "eager") else (0, 0)
                 took, host = _in_a_row(lambda run=run: run(*given), device)  # type: ignore[misc]
-                yield {"model": part, "kind": kind, "setting": setting, "ms": f"{took:.4g}",
-                       "host_ms": f"{host:.3g}", **counts, **about, "other": other,
-                       "elements": elements, "off": f"{off:.2e}", "prepare_s": f"{seconds:.1f}",
-                       **versions()}
+                yield {
+                    "model": part,
+                    "kind": kind,
+                    "setting": setting,
+                    "ms": f"{took:.4g}",
+                    "host_ms": f"{host:.3g}",
+                    **counts,
+                    **about,
+                    "other": other,
+                    "elements": elements,
+                    "off": f"{off:.2e}",
+                    "prepare_s": f"{seconds:.1f}",
+                    **versions(),
+                }
                 torch._dynamo.reset()
 
 
@@ -102,8 +135,9 @@ def _in_a_row(call: Callable[[], object], device: str) -> tuple[float, float]:
     return median(whole) / times, median(host) / times
 
 
-def _in_setting(setting: str, kind: str, model: nn.Module, given: tuple[Tensor, ...]) -> tuple[
-        Callable[..., Any], dict[str, Any]]:
+def _in_setting(
+    setting: str, kind: str, model: nn.Module, given: tuple[Tensor, ...]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What is called, its kernels compiled, and what is known of it."""
     ours, prepared = kind != "torch", torch.cuda.is_available()
     if kind == "bf16" and setting == "eager":
@@ -144,8 +178,9 @@ def compared(model: nn.Module, given: tuple[Tensor, ...]) -> tuple[int, int]:
         counts[0] += int((want != result[:1]).sum())
         counts[1] += want.numel()
 
-    hooks = [m.register_forward_hook(seen) for m in model.modules()
-             if isinstance(m, transconv.nn.QuantConv2d)]
+    hooks = [
+        m.register_forward_hook(seen) for m in model.modules() if isinstance(m, transconv.nn.QuantConv2d)
+    ]
     model(*given)
     for hook in hooks:
         hook.remove()
@@ -156,8 +191,9 @@ def reference(module: Any, x: Tensor) -> Tensor:
     """An int8 convolution in f64, where its sums are exact."""
     zero = module.input_zero_point
     whole = quantised(x, module.input_scale, zero, ROWS["int8"].input).double() - zero.double()
-    sums = nn.functional.conv2d(whole, module.weight.double(), None, module.stride, module.padding,
-                                module.dilation, module.groups)
+    sums = nn.functional.conv2d(
+        whole, module.weight.double(), None, module.stride, module.padding, module.dilation, module.groups
+    )
     real = sums.float() * (module.input_scale * module.weight_scale).view(-1, 1, 1)
     if module.bias is not None:
         real = real + module.bias.float().view(-1, 1, 1)

@@ -22,12 +22,35 @@ def quantized_table(rows: list[Row]) -> str:
         own = times.get((model, "bf16", setting))
         exact = f"{r['other']} of {r['elements']}" if number(r, "elements") else "-"
         kernels = f"{r['kernels']} + {r['regions']}" if r.get("kernels") else "-"
-        return [model, r["kind"], setting, r["ms"], _ratio(theirs, ms), _ratio(own, ms), kernels,
-                r["left"], exact, r["off"]]
+        return [
+            model,
+            r["kind"],
+            setting,
+            r["ms"],
+            _ratio(theirs, ms),
+            _ratio(own, ms),
+            kernels,
+            r["left"],
+            exact,
+            r["off"],
+        ]
 
     shown = [r for r in rows if r["kind"] != "torch"]
-    return markdown(["model", "kind", "setting", "ms", "torch's bf16 / ours", "our bf16 / ours",
-                     "kernels + regions", "left", "elements that differ", "off"], map(line, shown))
+    return markdown(
+        [
+            "model",
+            "kind",
+            "setting",
+            "ms",
+            "torch's bf16 / ours",
+            "our bf16 / ours",
+            "kernels + regions",
+            "left",
+            "elements that differ",
+            "off",
+        ],
+        map(line, shown),
+    )
 
 
 def _ratio(bf16: float | None, ms: float | None) -> str:
@@ -39,5 +62,7 @@ def training_table(rows: list[Row]) -> str:
     if not rows:
         return ""
     at = sorted({round(i * (len(rows) - 1) / (LOSSES - 1)) for i in range(LOSSES)})
-    return markdown(["losses", *(f"step {rows[i]['step']}" for i in at)],
-                    [[kind, *(rows[i][kind] for i in at)] for kind in ("fp8", "bf16")])
+    return markdown(
+        ["losses", *(f"step {rows[i]['step']}" for i in at)],
+        [[kind, *(rows[i][kind] for i in at)] for kind in ("fp8", "bf16")],
+    )

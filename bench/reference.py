@@ -31,7 +31,8 @@ def in_place(op: Op) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = table(
-    lambda op: in_place(op) if op.activation else None)
+    lambda op: in_place(op) if op.activation else None
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,13 @@ class Padding:
 
     @staticmethod
     def of(p: ConvProblem) -> Padding:
-        fits = all((n + 2 * lo - (k - 1) * d - 1) // s + 1 == o for n, lo, k, d, s, o in
-                   zip(p.i, p.pad_lo, p.k, p.dilation, p.stride, p.o, strict=True))
+        fits = all(
+            (n + 2 * lo - (k - 1) * d - 1) // s + 1 == o
+            for n, lo, k, d, s, o in zip(p.i, p.pad_lo, p.k, p.dilation, p.stride, p.o, strict=True)
+        )
         if fits:
             return Padding(p.pad_lo, None)
-        pairs = [x for lo, hi in reversed(list(zip(p.pad_lo, p.pad_hi, strict=True)))
-                 for x in (lo, hi)]
+        pairs = [x for lo, hi in reversed(list(zip(p.pad_lo, p.pad_hi, strict=True))) for x in (lo, hi)]
         return Padding((0,) * p.ndims, tuple(pairs))
 
     def around(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,15 +75,28 @@ def settings(tf32: bool, benchmark: bool = True) -> None:
     torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def gradients(p: ConvProblem, grad: torch.Tensor, src: torch.Tensor, wei: torch.Tensor,
-              padding: tuple[int, ...], mask: tuple[bool, bool, bool]) -> Any:
+def gradients(
+    p: ConvProblem,
+    grad: torch.Tensor,
+    src: torch.Tensor,
+    wei: torch.Tensor,
+    padding: tuple[int, ...],
+    mask: tuple[bool, bool, bool],
+) -> Any:
     return torch.ops.aten.convolution_backward(
-        grad, src, wei, None, p.stride, padding, p.dilation, False, (0,) * p.ndims, p.g, mask)
+        grad, src, wei, None, p.stride, padding, p.dilation, False, (0,) * p.ndims, p.g, mask
+    )
 
 
-def call(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, epilogue: str = "",
-         bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> Callable[
-             [], torch.Tensor]:
+def call(
+    p: ConvProblem,
+    prop: Prop,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    epilogue: str = "",
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> Callable[[], torch.Tensor]:
     """A call that computes one direction from its operands (see ``Prop.operands``) and the
     epilogue after it, operation by operation."""
     padding = Padding.of(p)
@@ -90,8 +105,7 @@ def call(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, epilogue:
         convolve = CONVOLVE[p.ndims - 1]
 
         def run() -> torch.Tensor:
-            return convolve(padding.around(a), b, bias, p.stride, padding.symmetric, p.dilation,
-                            p.g)
+            return convolve(padding.around(a), b, bias, p.stride, padding.symmetric, p.dilation, p.g)
     elif prop is Prop.BWD_D and bias is not None and padding.explicit is None:
         transpose = TRANSPOSE[p.ndims - 1]
         extra = tuple(hi - lo for hi, lo in zip(_unread(p), (0,) * p.ndims, strict=True))
@@ -116,9 +130,11 @@ def call(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, epilogue:
             wei = wei.to(memory_format=form)
 
         def run() -> torch.Tensor:
-            made: torch.Tensor = gradients(p, b, padding.around(a), wei, padding.symmetric,
-                                           (False, True, False))[1]
+            made: torch.Tensor = gradients(
+                p, b, padding.around(a), wei, padding.symmetric, (False, True, False)
+            )[1]
             return made
+
     others = [t for t in (residual,) if t is not None]
     words = [w for w in epilogue.split("+") if w and w != "bias"]
     if not words:
@@ -129,23 +145,26 @@ def call(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, epilogue:
         for word in words:
             made = ACTIVATIONS[word](made) if word != "res" else made.add_(others[0])
         return made
+
     return run_with_epilogue
 
 
 def _unread(p: ConvProblem) -> tuple[int, ...]:
     """``output_padding`` of the transposed convolution: input points that no window reaches."""
-    return tuple(n - ((o - 1) * s - 2 * lo + (k - 1) * d + 1) for n, o, s, lo, k, d in
-                 zip(p.i, p.o, p.stride, p.pad_lo, p.k, p.dilation, strict=True))
+    return tuple(
+        n - ((o - 1) * s - 2 * lo + (k - 1) * d + 1)
+        for n, o, s, lo, k, d in zip(p.i, p.o, p.stride, p.pad_lo, p.k, p.dilation, strict=True)
+    )
 
 
-def fused(p: ConvProblem, a: torch.Tensor, b: torch.Tensor,
-          bias: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+def fused(
+    p: ConvProblem, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor
+) -> Callable[[], torch.Tensor] | None:
     """cuDNN's own convolution + bias + ReLU, where torch offers it."""
     padding = Padding.of(p)
     if padding.explicit is not None or p.ndims == 1 or not a.is_cuda:
         return None
-    return lambda: torch.cudnn_convolution_relu(a, b, bias, p.stride, padding.symmetric,
-                                                p.dilation, p.g)
+    return lambda: torch.cudnn_convolution_relu(a, b, bias, p.stride, padding.symmetric, p.dilation, p.g)
 
 
 def inductor(p: ConvProblem, prop: Prop, epilogue: str = "") -> Callable[..., torch.Tensor]:
@@ -153,10 +172,12 @@ def inductor(p: ConvProblem, prop: Prop, epilogue: str = "") -> Callable[..., to
     and the residual: compiled once, whatever tensors of these shapes it is called with."""
     torch._dynamo.reset()  # compiles of other problems count against a limit
 
-    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-            residual: torch.Tensor | None) -> torch.Tensor:
+    def run(
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
+    ) -> torch.Tensor:
         return call(p, prop, a, b, epilogue, bias, residual)()
 
     compiled: Callable[..., torch.Tensor] = torch.compile(
-        run, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
+        run, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True
+    )
     return compiled

@@ -12,9 +12,13 @@ from bench.tables import counted, cpu_table, layer_table, summary_table
 from transconv.tuning.table import Row, read
 
 TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
-    "summary": ("timing", summary_table), "layers": ("timing", layer_table),
-    "check": ("check", check_table), "networks": ("networks", networks_table),
-    "overhead": ("overhead", overhead_table), "cpu": ("cpu", cpu_table), "maps": ("maps", maps_table),
+    "summary": ("timing", summary_table),
+    "layers": ("timing", layer_table),
+    "check": ("check", check_table),
+    "networks": ("networks", networks_table),
+    "overhead": ("overhead", overhead_table),
+    "cpu": ("cpu", cpu_table),
+    "maps": ("maps", maps_table),
     "issues": ("issues", issues_table),
 }
 
@@ -23,22 +27,41 @@ def kind_of(row: Row) -> str:
     """Which of the tables a row is for; empty if it is for none."""
     if row.get("device") == "cpu" and "ours_us" in row:
         return "cpu"  # beside oneDNN; an interpreter's times are compared with nothing
-    return next((kind for column, kind in (("ours_us", "timing"), ("model", "networks"),
-                                           ("mode", "overhead"), ("of_limit", "maps"),
-                                           ("matter", "issues"), ("exact_err", "check"))
-                 if column in row), "")
+    return next(
+        (
+            kind
+            for column, kind in (
+                ("ours_us", "timing"),
+                ("model", "networks"),
+                ("mode", "overhead"),
+                ("of_limit", "maps"),
+                ("matter", "issues"),
+                ("exact_err", "check"),
+            )
+            if column in row
+        ),
+        "",
+    )
 
 
 def main(options: Namespace) -> int:
     """Write ``report.md``, ``ratio.png`` and ``roofline.png`` to --out. Raises ValueError if there is
     nothing to report."""
-    by_kind: dict[str, list[Row]] = {"timing": [], "check": [], "networks": [], "overhead": [],
-                                    "cpu": [], "maps": [], "issues": []}
+    by_kind: dict[str, list[Row]] = {
+        "timing": [],
+        "check": [],
+        "networks": [],
+        "overhead": [],
+        "cpu": [],
+        "maps": [],
+        "issues": [],
+    }
     for source in options.csv:
         for row in read(Path(source)):
             if not kind_of(row):
-                raise ValueError(f"{source} is no table of `python -m bench`: it has the columns "
-                                 f"{' '.join(row)}")
+                raise ValueError(
+                    f"{source} is no table of `python -m bench`: it has the columns {' '.join(row)}"
+                )
             by_kind[kind_of(row)].append(row)
     tables = {name: make(by_kind[kind]) for name, (kind, make) in TABLES.items() if by_kind[kind]}
     if not tables:

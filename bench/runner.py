@@ -25,11 +25,44 @@ from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row, number
 from transconv.verify.machine import Pool, Task, WorkerTask
 
-COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
-           "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us", "gemm_us",
-           "onednn_cl_us", "onednn_nchw_us", "roofline_us", "ratio", "against", "spread", "tflops",
-           "verdict", "reason", "max_err", "config", "why", "kernels", "rejected", "method",
-           "host_us", "cudnn_host_us", "compile_s", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "layer",
+    "kind",
+    "problem",
+    "direction",
+    "prop",
+    "dtype",
+    "epilogue",
+    "layout",
+    "ours_us",
+    "cudnn_cl_us",
+    "cudnn_nchw_us",
+    "cudnn_fused_us",
+    "inductor_us",
+    "gemm_us",
+    "onednn_cl_us",
+    "onednn_nchw_us",
+    "roofline_us",
+    "ratio",
+    "against",
+    "spread",
+    "tflops",
+    "verdict",
+    "reason",
+    "max_err",
+    "config",
+    "why",
+    "kernels",
+    "rejected",
+    "method",
+    "host_us",
+    "cudnn_host_us",
+    "compile_s",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 
 # -- in the compiling processes ------------------------------------------------------------------
@@ -55,6 +88,7 @@ def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
 
 # -- in the process that has the GPU -------------------------------------------------------------
 
+
 def on_gpu(problem: str, **payload: Any) -> Row:
     """``measure``; or, without a problem, the machine's ceilings."""
     from bench import ceilings
@@ -66,8 +100,15 @@ def on_gpu(problem: str, **payload: Any) -> Row:
     return dict(ceilings.measure(Clock(device())))
 
 
-def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
-            budget_ms: float = 120.0, ours: bool = True, sampled: bool = False) -> Row:
+def measure(
+    problem: str,
+    prop: str,
+    epilogue: str = "",
+    baselines: str = "",
+    budget_ms: float = 120.0,
+    ours: bool = True,
+    sampled: bool = False,
+) -> Row:
     """Check on exact data, or if ``sampled`` at points of random data as every first result is, then time;
     with baselines, both sides in turn. Without ``ours`` the baselines alone."""
     import torch
@@ -88,10 +129,15 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
             found = {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
         else:
             judged = Judgement() if sampled else case.judge(compiled, "exact")
-            found = {"verdict": "right" if judged.right else "wrong", "reason": judged.reason,
-                     "max_err": judged.max_err, "config": str(compiled.schedule),
-                     "why": compiled.why, "kernels": len(compiled.steps),
-                     "rejected": compiled.rejected}
+            found = {
+                "verdict": "right" if judged.right else "wrong",
+                "reason": judged.reason,
+                "max_err": judged.max_err,
+                "config": str(compiled.schedule),
+                "why": compiled.why,
+                "kernels": len(compiled.steps),
+                "rejected": compiled.rejected,
+            }
             calls = {"ours": case.make(compiled)}
         case.release()
     calls |= baseline_calls(case, [b for b in baselines.split(",") if b])
@@ -102,6 +148,7 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
 
 
 # -- in the parent -------------------------------------------------------------------------------
+
 
 def rows_of(options: Namespace) -> Iterator[Row]:
     """The rows to fill."""
@@ -117,9 +164,16 @@ def rows_of(options: Namespace) -> Iterator[Row]:
                     made = p, epilogue if direction == "fwd" else ""
                     if small and (made := mixed(p, prop, dtype)) is None:
                         continue
-                    yield {"layer": layer.name, "kind": layer.kind, "direction": direction,
-                           "problem": str(replace(made[0], name="")), "prop": prop.value, "dtype": dtype,
-                           "layout": layout, "epilogue": made[1]}
+                    yield {
+                        "layer": layer.name,
+                        "kind": layer.kind,
+                        "direction": direction,
+                        "problem": str(replace(made[0], name="")),
+                        "prop": prop.value,
+                        "dtype": dtype,
+                        "layout": layout,
+                        "epilogue": made[1],
+                    }
 
 
 def finish(row: Row, found: Row) -> Row:
@@ -128,20 +182,33 @@ def finish(row: Row, found: Row) -> Row:
     p = ConvProblem.parse(row["problem"])
     row["roofline_us"] = floor_us(p, ceiling_of(row["device"]))
     library = "onednn" if row["device"] == "cpu" else "cudnn"
-    for name, column in (("ours", "ours_us"), ("cl", f"{library}_cl_us"),
-                         ("nchw", f"{library}_nchw_us"), ("fused", "cudnn_fused_us"),
-                         ("inductor", "inductor_us"), ("gemm", "gemm_us")):
+    for name, column in (
+        ("ours", "ours_us"),
+        ("cl", f"{library}_cl_us"),
+        ("nchw", f"{library}_nchw_us"),
+        ("fused", "cudnn_fused_us"),
+        ("inductor", "inductor_us"),
+        ("gemm", "gemm_us"),
+    ):
         if name in found:
             row[column] = found[name].us
     against = "nchw" if row["layout"] == "nchw" or "cl" not in found else "cl"
     if "ours" in found:
         ours = found["ours"]
-        row.update(method=ours.method, host_us=ours.host_us, spread=ours.spread,
-                   tflops=p.flops(valid=False) / ours.us / 1e6)
+        row.update(
+            method=ours.method,
+            host_us=ours.host_us,
+            spread=ours.spread,
+            tflops=p.flops(valid=False) / ours.us / 1e6,
+        )
         if against in found and library == "cudnn":  # an interpreter is compared with nothing
             theirs = found[against]
-            row.update(ratio=theirs.us / ours.us, against=f"cudnn_{against}",
-                       spread=ours.spread + theirs.spread, cudnn_host_us=theirs.host_us)
+            row.update(
+                ratio=theirs.us / ours.us,
+                against=f"cudnn_{against}",
+                spread=ours.spread + theirs.spread,
+                cudnn_host_us=theirs.host_us,
+            )
     return row
 
 
@@ -159,8 +226,7 @@ def main(options: Namespace) -> int:
     run.go([row | versions for row in todo], versions)
     done_now = [r for r in rows if table.has(r)]
     print(f"{len(done_now)} of {len(rows)} rows are in {table.path}", flush=True)
-    print(cpu_table(table.rows) if on_cpu else summary_table(table.rows),
-          flush=True)
+    print(cpu_table(table.rows) if on_cpu else summary_table(table.rows), flush=True)
     rejected = sum(int(number(r, "rejected") or 0) for r in table.rows)
     print(f"{rejected} better schedules were passed over, their kernels being wrong", flush=True)
     bad = [r for r in table.rows if r["verdict"] not in ("right", "refused")]
@@ -180,8 +246,7 @@ class Run:
         self.tasks: list[Task] = []
         self.found: dict[int, Row] = {}  # by the id of a row: results that are not written yet
 
-    def _task(self, group: str, row: Row, limit: float, then: Task | None = None,
-              **more: Any) -> Task:
+    def _task(self, group: str, row: Row, limit: float, then: Task | None = None, **more: Any) -> Task:
         base = {k: row[k] for k in ("problem", "prop", "epilogue")}
         made = Task(group, base | more, limit, then=then)
         self.rows[id(made)] = row
@@ -190,10 +255,16 @@ class Run:
 
     def _first(self, row: Row) -> Task:
         o = self.options
-        last = self._task("gpu", row, o.inductor_limit, baselines="inductor", ours=False,
-                          budget_ms=o.budget_ms) if self.inductor else None
-        second = self._task("gpu", row, o.limit, last, baselines=self.baselines,
-                            budget_ms=o.budget_ms, sampled=o.sampled)
+        last = (
+            self._task(
+                "gpu", row, o.inductor_limit, baselines="inductor", ours=False, budget_ms=o.budget_ms
+            )
+            if self.inductor
+            else None
+        )
+        second = self._task(
+            "gpu", row, o.limit, last, baselines=self.baselines, budget_ms=o.budget_ms, sampled=o.sampled
+        )
         return self._task("compile", row, o.compile_limit, second)
 
     def go(self, todo: list[Row], versions: Row) -> None:
@@ -201,8 +272,12 @@ class Run:
         variables = environment.worker_environment(o.cache)
         # torch's libraries may use the whole CPU where the CPU is measured.
         threads = {"OMP_NUM_THREADS": environment.threads()} if versions["device"] == "cpu" else {}
-        pool = Pool({"compile": WorkerTask("bench.runner:prepare", o.workers, variables),
-                     "gpu": WorkerTask("bench.runner:on_gpu", 1, variables | threads)})
+        pool = Pool(
+            {
+                "compile": WorkerTask("bench.runner:prepare", o.workers, variables),
+                "gpu": WorkerTask("bench.runner:on_gpu", 1, variables | threads),
+            }
+        )
         tasks = [self._first(row) for row in todo]
         if versions["device"] != "cpu":
             tasks.insert(0, Task("gpu", {"problem": ""}, o.limit))
@@ -226,8 +301,7 @@ class Run:
         if task.group == "compile":
             row["compile_s"] = found.get("compile_s", "")
             if "warm_error" in found:
-                yield (f"not compiled ahead: {row['layer']} {row['prop']}: "
-                       f"{found['warm_error']}")
+                yield (f"not compiled ahead: {row['layer']} {row['prop']}: {found['warm_error']}")
             if found.get("error") not in ("timeout", "crash"):
                 return  # else it ends here, without a time
         if self.table.has(row):
@@ -252,13 +326,17 @@ class Run:
 
 def line(row: Row) -> str:
     """One row, for people."""
+
     def us(column: str) -> str:
         value = row.get(column, "")
         return f"{value:9.1f}" if isinstance(value, float) else f"{'-':>9}"
+
     ratio = row.get("ratio")
     told = f"{ratio:6.2f}x" if isinstance(ratio, float) else "      -"
     theirs = "onednn" if row["device"] == "cpu" else "cudnn"
-    return (f"{row['layer'][:30]:30} {row['direction']:5} {us('ours_us')} "
-            f"{us(f'{theirs}_cl_us')} {us(f'{theirs}_nchw_us')} {us('inductor_us')} "
-            f"{us('roofline_us')} {told} "
-            f"{row['verdict']} {row['reason'][:60]} {str(row.get('config', ''))[:60]}")
+    return (
+        f"{row['layer'][:30]:30} {row['direction']:5} {us('ours_us')} "
+        f"{us(f'{theirs}_cl_us')} {us(f'{theirs}_nchw_us')} {us('inductor_us')} "
+        f"{us('roofline_us')} {told} "
+        f"{row['verdict']} {row['reason'][:60]} {str(row.get('config', ''))[:60]}"
+    )

@@ -17,8 +17,25 @@ from bench.environment import versions
 from transconv.support import knobs
 from transconv.tuning.table import CsvTable
 
-COLUMNS = ("test", "function", "dtype", "samples", "passed", "gradients", "handed", "failed", "reasons",
-           "verdict", "error", "seconds", "interpreted", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "test",
+    "function",
+    "dtype",
+    "samples",
+    "passed",
+    "gradients",
+    "handed",
+    "failed",
+    "reasons",
+    "verdict",
+    "error",
+    "seconds",
+    "interpreted",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +55,22 @@ def row(test: str, outcome: str, seconds: float, text: str, cases: dict[str, Any
     error and no counts."""
     function, _, dtype = test.partition("[")[2].removesuffix("]").partition("-")
     made: dict[str, Any] = {
-        "test": test, "function": function, "dtype": dtype.removeprefix("torch."), "seconds": seconds,
+        "test": test,
+        "function": function,
+        "dtype": dtype.removeprefix("torch."),
+        "seconds": seconds,
         "verdict": "right" if outcome == "passed" else outcome,
-        "error": " ".join((cases.get("failures") or [text])[0].split())[-300:]}
+        "error": " ".join((cases.get("failures") or [text])[0].split())[-300:],
+    }
     if "passed" in cases:
         counts = {"passed": cases["passed"], "handed": cases["fell_back"], "failed": cases["failed"]}
         reasons = sorted(cases["fallback"].items())
-        made |= {**counts, "samples": sum(counts.values()), "gradients": cases["gradients"],
-                 "reasons": "; ".join(f"{reason}={n}" for reason, n in reasons)}
+        made |= {
+            **counts,
+            "samples": sum(counts.values()),
+            "gradients": cases["gradients"],
+            "reasons": "; ".join(f"{reason}={n}" for reason, n in reasons),
+        }
     return made
 
 

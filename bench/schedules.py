@@ -22,8 +22,9 @@ COLUMNS = (*GIVEN, "us", "p20", "p80", "verdict", "reason", "device", "torch", "
 
 def which(parser: argparse.ArgumentParser) -> None:
     """The options that say which schedules are measured."""
-    parser.add_argument("files", nargs="+", type=Path,
-                        help=f"CSV files with the columns {', '.join(GIVEN)}")
+    parser.add_argument(
+        "files", nargs="+", type=Path, help=f"CSV files with the columns {', '.join(GIVEN)}"
+    )
     parser.add_argument("--match", default="", help="only problems that have this in their text")
 
 
@@ -43,6 +44,7 @@ def writing(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Mapping[st
         def write(row: Mapping[str, object]) -> None:
             lines.writerow(row)
             file.flush()
+
         yield write
 
 
@@ -66,8 +68,11 @@ def main(options: argparse.Namespace) -> int:
             write({**about, **row})
             wrong += row["verdict"] != "right"
             us = f"{float(row['us']):9.2f}" if row.get("us") else "        -"
-            print(f"{us} us {row['verdict']:8} {row['problem']} {row['direction']} | {row['schedule']} "
-                  f"{row['reason'][:200]}", flush=True)
+            print(
+                f"{us} us {row['verdict']:8} {row['problem']} {row['direction']} | {row['schedule']} "
+                f"{row['reason'][:200]}",
+                flush=True,
+            )
     return int(wrong > 0)
 
 
@@ -80,8 +85,9 @@ def read(path: Path) -> list[dict[str, str]]:
     return [{c: row[c] for c in GIVEN} for row in rows]
 
 
-def measured(pool: Pool, asked: list[dict[str, str]], options: argparse.Namespace
-             ) -> Iterator[dict[str, str]]:
+def measured(
+    pool: Pool, asked: list[dict[str, str]], options: argparse.Namespace
+) -> Iterator[dict[str, str]]:
     """The rows in the order in which they end: compiled side by side, timed one at a time."""
     of: dict[int, dict[str, str]] = {}
     tasks = []

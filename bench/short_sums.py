@@ -15,8 +15,19 @@ from bench.environment import expect_gpu, versions
 
 LENGTHS = (128, 512, 2048, 8192)
 MOVED = (32, 128, 0)  # terms until a sum moves to f32; 0: never
-COLUMNS = ("type", "terms", "sign", "moved_after", "rms", "largest", "mean", "device", "torch", "triton",
-           "commit")
+COLUMNS = (
+    "type",
+    "terms",
+    "sign",
+    "moved_after",
+    "rms",
+    "largest",
+    "mean",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 SIDE = 128
 
 
@@ -67,8 +78,16 @@ def _rows(dtype: torch.dtype, sign: str, terms: int) -> list[dict[str, object]]:
         got = torch.empty(SIDE, SIDE, device="cuda")
         product[(1,)](x, y, got, terms, moved, num_warps=4)
         off = got.double() - want
-        found.append({"type": str(dtype).removeprefix("torch."), "terms": terms, "sign": sign,
-                      "moved_after": moved or "never", "rms": f"{float(off.norm() / want.norm()):.2e}",
-                      "largest": f"{float((off.abs() / size).max()):.2e}",
-                      "mean": f"{float((off / size).mean()):.2e}", **versions()})
+        found.append(
+            {
+                "type": str(dtype).removeprefix("torch."),
+                "terms": terms,
+                "sign": sign,
+                "moved_after": moved or "never",
+                "rms": f"{float(off.norm() / want.norm()):.2e}",
+                "largest": f"{float((off.abs() / size).max()):.2e}",
+                "mean": f"{float((off / size).mean()):.2e}",
+                **versions(),
+            }
+        )
     return found

@@ -50,8 +50,7 @@ def _baseline(case: ProblemCase, name: str, layout: str) -> Make:
     compiled = reference.inductor(p, case.prop, case.epilogue) if name == "inductor" else None
 
     def make(index: int) -> Call:
-        a, b = (random_tensor(p.shapes[n], getattr(p, n).layout, case.where)
-                for n in case.prop.operands)
+        a, b = (random_tensor(p.shapes[n], getattr(p, n).layout, case.where) for n in case.prop.operands)
         extra = epilogue_tensors(p, case.prop, case.epilogue, "float", case.where)
         if compiled is not None:
             return lambda: compiled(a, b, extra.get("bia"), extra.get("res"))
@@ -61,9 +60,9 @@ def _baseline(case: ProblemCase, name: str, layout: str) -> Make:
             if run is None:
                 raise NotImplementedError("torch has no fused call for this")
         else:
-            run = reference.call(p, case.prop, a, b, case.epilogue, extra.get("bia"),
-                                 extra.get("res"))
+            run = reference.call(p, case.prop, a, b, case.epilogue, extra.get("bia"), extra.get("res"))
         return run
+
     return make
 
 
@@ -78,13 +77,16 @@ def _product(case: ProblemCase) -> Make:
     def make(index: int) -> Call:
         if all(p.specs[n].dtype.bits == 8 for n in case.prop.operands):
             return _short_product(p, pixels, columns, terms, case.where)
-        a, b = (random_tensor(shape, Layout.dense(p.src.dtype, shape), case.where)
-                for shape in ((pixels, terms), (terms, columns)))
+        a, b = (
+            random_tensor(shape, Layout.dense(p.src.dtype, shape), case.where)
+            for shape in ((pixels, terms), (terms, columns))
+        )
         if case.prop is Prop.BWD_W:
             a = a.t().contiguous().t()
         elif case.prop is Prop.FWD:
             b = b.t().contiguous().t()
         return lambda: a @ b
+
     return make
 
 
@@ -108,5 +110,5 @@ def _matrix(rows: int, terms: int, p: ConvProblem, left: bool, where: str) -> to
     if held.kind == "int":
         block = (block * 16).round().clamp(*held.limits)
     for start in range(0, flat.numel(), step):
-        flat[start:start + step] = block[:flat[start:start + step].numel()].to(made.dtype)
+        flat[start : start + step] = block[: flat[start : start + step].numel()].to(made.dtype)
     return made

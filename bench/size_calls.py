@@ -72,16 +72,31 @@ class Subject:
             home: Any = transconv if side == "ours" else torch.nn.functional
             function = getattr(home, f"conv{'_transpose' * transposed}{p.ndims}d")
             shape = self.layer.shape
-            numbers = {"stride": shape.stride, "padding": shape.pad_lo, "dilation": shape.dilation,
-                       "groups": shape.g}
+            numbers = {
+                "stride": shape.stride,
+                "padding": shape.pad_lo,
+                "dilation": shape.dilation,
+                "groups": shape.g,
+            }
             return lambda: function(x, w, None, **numbers)  # type: ignore[no-any-return]
         weight = self.prop is Prop.BWD_W
         wanted = [not weight, weight, False]
         if side == "ours":
             params = Params(p.stride, p.pad_lo, p.dilation, transposed, tuple(zeros), p.g)
             return lambda: select_impl.backward(params, y, x, w, wanted, "now")[int(weight)]  # type: ignore
-        words = (y, x, w, None, list(p.stride), list(p.pad_lo), list(p.dilation), transposed, zeros, p.g,
-                 wanted)
+        words = (
+            y,
+            x,
+            w,
+            None,
+            list(p.stride),
+            list(p.pad_lo),
+            list(p.dilation),
+            transposed,
+            zeros,
+            p.g,
+            wanted,
+        )
         backward: Any = torch.ops.aten.convolution_backward.default
         return lambda: backward(*words)[int(weight)]  # type: ignore[no-any-return]
 
@@ -138,6 +153,7 @@ class Compilations:
         def build(*given: Any, **named: Any) -> Any:
             self.count += 1
             return self.build(*given, **named)
+
         compiler.build = build
         return self
 

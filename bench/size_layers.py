@@ -15,12 +15,26 @@ from bench import layers
 from transconv.conv import ConvProblem, ListedLayer
 from transconv.tuning.table import Row
 
-NAMES = ("rn50_l1_3x3_64", "rn50_l1_1x1_64_256", "rn50_l2_3x3_128_s2", "rn50_stem7x7s2",
-         "mbv2_dw3_384", "convnext_t_dw7_96", "resnext50_g32_256", "whisper_l3_conv1",
-         "hifigan_128_k11_d5", "nnunet_enc2_128", "x3d_m_dw3_54", "dcgan_up_512_256")
+NAMES = (
+    "rn50_l1_3x3_64",
+    "rn50_l1_1x1_64_256",
+    "rn50_l2_3x3_128_s2",
+    "rn50_stem7x7s2",
+    "mbv2_dw3_384",
+    "convnext_t_dw7_96",
+    "resnext50_g32_256",
+    "whisper_l3_conv1",
+    "hifigan_128_k11_d5",
+    "nnunet_enc2_128",
+    "x3d_m_dw3_54",
+    "dcgan_up_512_256",
+)
 MIRRORED = ("dcgan_up_512_256",)  # stands in the list as the convolution that it mirrors
-QUICK = ("mb1ic8ih9oc8oh9kh3ph1n\"quick_dense\"", "mb1ic8ih8oc4oh4kh4sh2ph1n\"quick_up\"",
-         "mb1ic8iw9oc8ow9kw3pw1n\"quick_line\"")
+QUICK = (
+    'mb1ic8ih9oc8oh9kh3ph1n"quick_dense"',
+    'mb1ic8ih8oc4oh4kh4sh2ph1n"quick_up"',
+    'mb1ic8iw9oc8ow9kw3pw1n"quick_line"',
+)
 MOST_BYTES = 1 << 30  # of a layer's input and result
 LARGEST = 16  # images
 LAYOUTS = ("nhwc", "nchw")  # channels last, and torch's own order
@@ -28,8 +42,24 @@ LAYOUTS = ("nhwc", "nchw")  # channels last, and torch's own order
 # Images [batch, 3, 48, width] and six layers, after the measurement of
 # https://github.com/PaddlePaddle/PaddleX/pull/5057; the channels are ours, the thread gives none.
 OCR_LAYERS = ((3, 32, 2), (32, 64, 1), (64, 64, 2), (64, 128, 1), (128, 128, 2), (128, 256, 1))
-OCR_SIZES = ((1, 90), (1, 160), (2, 120), (4, 320), (8, 480), (3, 200), (6, 280), (5, 355), (2, 440),
-             (7, 135), (1, 411), (4, 233), (8, 178), (3, 307), (6, 96), (5, 262))
+OCR_SIZES = (
+    (1, 90),
+    (1, 160),
+    (2, 120),
+    (4, 320),
+    (8, 480),
+    (3, 200),
+    (6, 280),
+    (5, 355),
+    (2, 440),
+    (7, 135),
+    (1, 411),
+    (4, 233),
+    (8, 178),
+    (3, 307),
+    (6, 96),
+    (5, 262),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +90,10 @@ def chosen(quick: bool, only: str = "", layout: str = "nhwc") -> list[ListedLaye
     words = [w for w in only.split(",") if w] or [""]
     found = [x for x in listed if any(w in x.name for w in words)]
     if not found:
-        raise ValueError(f"--only={only}: no layer of --layout={layout} has this in its name; expected "
-                         f"some of {' '.join(x.name for x in listed)}")
+        raise ValueError(
+            f"--only={only}: no layer of --layout={layout} has this in its name; expected "
+            f"some of {' '.join(x.name for x in listed)}"
+        )
     return found
 
 
@@ -73,8 +105,10 @@ def order(layer: ListedLayer, layout: str) -> str:
 def problem_at(layer: ListedLayer, size: Size, dtype: str, layout: str = "nhwc") -> ConvProblem:
     """The problem of a layer at a size, in a layout."""
     p = layer.problem(dtype, order(layer, layout))
-    o = tuple((n + 2 * lo - (k - 1) * d - 1) // s + 1 for n, lo, k, d, s in
-              zip(size.sides, p.pad_lo, p.k, p.dilation, p.stride, strict=True))
+    o = tuple(
+        (n + 2 * lo - (k - 1) * d - 1) // s + 1
+        for n, lo, k, d, s in zip(size.sides, p.pad_lo, p.k, p.dilation, p.stride, strict=True)
+    )
     return p.at(size.images, size.sides, o)
 
 
@@ -106,7 +140,7 @@ def _draws(layer: ListedLayer, rng: random.Random, quick: bool) -> Iterator[Size
 def chunks(sizes: Sequence[Size], length: int) -> Iterator[Sequence[Size]]:
     """Pieces of a list, in its order."""
     for start in range(0, len(sizes), length):
-        yield sizes[start:start + length]
+        yield sizes[start : start + length]
 
 
 def allowed(row: Row) -> float:

@@ -35,17 +35,28 @@ _registries: dict[tuple[str, str, str], LayerRegistry] = {}
 _used: set[tuple[str, str, str]] = set()  # whose kernels are loaded
 
 
-def questions(name: str, direction: str, quick: bool, beside: Sequence[str],
-              layout: str = "nhwc") -> list[PlanRequest]:
+def questions(
+    name: str, direction: str, quick: bool, beside: Sequence[str], layout: str = "nhwc"
+) -> list[PlanRequest]:
     """The plans of a layer for any size, then those for each size of ``beside`` alone."""
     layer, prop = _layer(name, quick), _layer(name, quick).prop(direction)
-    alone = [compiler.question(problem_at(layer, Size.parse(size), _dtype(), layout), prop, detect())
-             for size in beside]
+    alone = [
+        compiler.question(problem_at(layer, Size.parse(size), _dtype(), layout), prop, detect())
+        for size in beside
+    ]
     return [*_registry(name, direction, quick, layout).questions, *alone]
 
 
-def measure(name: str, direction: str, quick: bool, sizes: Sequence[str], timed: Sequence[str],
-            beside: Sequence[str], budget_ms: float, layout: str = "nhwc") -> Row:
+def measure(
+    name: str,
+    direction: str,
+    quick: bool,
+    sizes: Sequence[str],
+    timed: Sequence[str],
+    beside: Sequence[str],
+    budget_ms: float,
+    layout: str = "nhwc",
+) -> Row:
     """A row for each size, of tensors in a layout: whether its result is exact, and host times; of those
     in ``timed`` host and device times beside cuDNN's heuristics; of those in ``beside`` also beside the
     kernel for this size and cuDNN's benchmark. Without sizes torch and the GPU are made ready."""
@@ -85,7 +96,8 @@ def _registry(name: str, direction: str, quick: bool, layout: str = "nhwc") -> L
         layer = _layer(name, quick)
         p = problem_at(layer, Size(2, tuple(16 * s for s in layer.shape.stride)), _dtype(), layout)
         _registries[about] = LayerRegistry(
-            p, layer.prop(direction), detect(), Epilogue(), aligned=True, deterministic=False)
+            p, layer.prop(direction), detect(), Epilogue(), aligned=True, deterministic=False
+        )
     return _registries[about]
 
 
@@ -118,8 +130,7 @@ def _first_uses(subject: Subject, registry: LayerRegistry) -> None:
 def _loaded(registry: LayerRegistry) -> int:
     """How many kernels were started for the first time."""
     steps = [step for k in registry.there.values() for step in k.plan.steps]
-    return sum(len(s.triton.kept)
-               for s in steps)
+    return sum(len(s.triton.kept) for s in steps)
 
 
 def _called(subject: Subject, registry: LayerRegistry, p: ConvProblem, timed: bool) -> Row:
@@ -138,10 +149,15 @@ def _called(subject: Subject, registry: LayerRegistry, p: ConvProblem, timed: bo
     later = [host_us(ours)[0] for _ in range(LATER if device() == "cuda" else 1)]
     counted = transconv.stats(reset=True)
     elsewhere = counted.total - sum(n for what, n in counted.native.items() if what.endswith("any size"))
-    found |= {"wrong": same(result, exact_sums(p, subject.prop, given)), "compiled": compilations.count,
-              "first_use": int(_loaded(registry) > loaded), "elsewhere": elsewhere,
-              "kernels": len(registry.kernels),
-              "first_us": first, "later_us": median(later)}
+    found |= {
+        "wrong": same(result, exact_sums(p, subject.prop, given)),
+        "compiled": compilations.count,
+        "first_use": int(_loaded(registry) > loaded),
+        "elsewhere": elsewhere,
+        "kernels": len(registry.kernels),
+        "first_us": first,
+        "later_us": median(later),
+    }
     try:
         sizes = (p.mb, *p.i)
         taken = registry.choose(sizes, "now")
@@ -151,8 +167,9 @@ def _called(subject: Subject, registry: LayerRegistry, p: ConvProblem, timed: bo
     return found
 
 
-def _device_times(subject: Subject, registry: LayerRegistry, p: ConvProblem, beside: bool,
-                  budget_ms: float) -> Row:
+def _device_times(
+    subject: Subject, registry: LayerRegistry, p: ConvProblem, beside: bool, budget_ms: float
+) -> Row:
     """Device times, in turn; schedules of the kernel that is made for this size."""
     case = ProblemCase(p, subject.prop)
     sides, found = {}, {}
@@ -164,6 +181,7 @@ def _device_times(subject: Subject, registry: LayerRegistry, p: ConvProblem, bes
         plan = case.plan()
         sides["exact_us"], found["exact_schedule"] = case.make(plan), str(plan.schedule)
     if device() == "cuda":
+
         def torchs(benchmark: bool) -> Any:
             def make(index: int) -> Any:
                 call = subject.call("torch", p, subject.operands(p, index))
@@ -171,7 +189,9 @@ def _device_times(subject: Subject, registry: LayerRegistry, p: ConvProblem, bes
                 def run() -> torch.Tensor:
                     torch.backends.cudnn.benchmark = benchmark
                     return call()
+
                 return run
+
             return make
 
         sides["cudnn_us"] = torchs(False)

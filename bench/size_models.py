@@ -47,10 +47,16 @@ def ocr(side: str, quick: bool, workers: int) -> Row:
         if side == "background":
             _settle(model, images)
         later, _ = _each(model, images)
-    row |= {"first_ms": sum(first), "worst_ms": max(first), "stalls": sum(t > STALL_MS for t in first),
-            "later_ms": sum(later), "later_worst_ms": max(later), "compiled": compilations.count,
-            "native": counted.native_share if wanted else "",
-            "far": _far(made, wanted) if wanted else 0.0}
+    row |= {
+        "first_ms": sum(first),
+        "worst_ms": max(first),
+        "stalls": sum(t > STALL_MS for t in first),
+        "later_ms": sum(later),
+        "later_worst_ms": max(later),
+        "compiled": compilations.count,
+        "native": counted.native_share if wanted else "",
+        "far": _far(made, wanted) if wanted else 0.0,
+    }
     return row
 
 
@@ -59,7 +65,7 @@ def _prepare(model: Any, image: torch.Tensor, quick: bool, workers: int) -> floa
     took."""
     start = time.perf_counter()
     transconv.prepare(model, image, backward=False, workers=workers, progress=False)
-    model(image[:, :, :, :64 if not quick else 8].contiguous())
+    model(image[:, :, :, : 64 if not quick else 8].contiguous())
     synchronize()
     return time.perf_counter() - start
 
@@ -76,8 +82,7 @@ def dynamic(side: str, quick: bool, workers: int) -> Row:
     images = [i for n, i in enumerate(_images(quick, 20)) if n < (3 if quick else 20)]
     model = _model(quick)
     oblivious = symbolic.patch(backed_size_oblivious=side == ONE_GRAPH)  # type: ignore[attr-defined]
-    with (oblivious, torch.no_grad(),
-          switched(sizes="any", compile="now", fallback="silent")):
+    with oblivious, torch.no_grad(), switched(sizes="any", compile="now", fallback="silent"):
         wanted = [model(image) for image in images]
         transconv.convert_(model)
         prepared = _prepare(model, images[0], quick, workers)
@@ -87,11 +92,21 @@ def dynamic(side: str, quick: bool, workers: int) -> Row:
         with Compilations() as compilations:
             first, made = _each(compiled, images[1:])
             later, _ = _each(compiled, images)
-    return {"case": "dynamic", "side": side, "sizes": len(images), "graphs": counter.frame_count,
-            "plans": "", "prepare_s": prepared + sum(made_ms) / 1e3, "first_ms": sum(first),
-            "worst_ms": max(first), "compiled": compilations.count,
-            "stalls": sum(t > STALL_MS for t in first), "later_ms": sum(later),
-            "later_worst_ms": max(later), "far": _far(made, wanted[1:])}
+    return {
+        "case": "dynamic",
+        "side": side,
+        "sizes": len(images),
+        "graphs": counter.frame_count,
+        "plans": "",
+        "prepare_s": prepared + sum(made_ms) / 1e3,
+        "first_ms": sum(first),
+        "worst_ms": max(first),
+        "compiled": compilations.count,
+        "stalls": sum(t > STALL_MS for t in first),
+        "later_ms": sum(later),
+        "later_worst_ms": max(later),
+        "far": _far(made, wanted[1:]),
+    }
 
 
 def _model(quick: bool) -> torch.nn.Sequential:

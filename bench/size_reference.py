@@ -85,8 +85,13 @@ def _taps(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
     """Each tap, and what it sees of the padded image."""
     for tap in product(*map(range, p.k)):
         first = [t * d for t, d in zip(tap, p.dilation, strict=True)]
-        yield tap, (slice(None), *(slice(f, f + (o - 1) * s + 1, s) for f, o, s in
-                                   zip(first, p.o, p.stride, strict=True)))
+        yield (
+            tap,
+            (
+                slice(None),
+                *(slice(f, f + (o - 1) * s + 1, s) for f, o, s in zip(first, p.o, p.stride, strict=True)),
+            ),
+        )
 
 
 def _of_tap(p: ConvProblem, weight: Tensor, tap: tuple[int, ...]) -> Tensor:

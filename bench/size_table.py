@@ -34,9 +34,27 @@ def _table(rows: list[Row]) -> str:
     lines = [_line([layer, direction], of) for (layer, direction), of in groups.items()]
     if len(lines) > 1:
         lines.append(_line(["all", ""], rows))
-    return markdown(["layer", "direction", "sizes", "exact", "kernels", "compiled", "elsewhere",
-                     "first call [us]", "worst", "later calls", "cuDNN's first", "kernel for the size",
-                     "cuDNN", "cuDNN, benchmark"], lines, keys=2, cuts=(7,))
+    return markdown(
+        [
+            "layer",
+            "direction",
+            "sizes",
+            "exact",
+            "kernels",
+            "compiled",
+            "elsewhere",
+            "first call [us]",
+            "worst",
+            "later calls",
+            "cuDNN's first",
+            "kernel for the size",
+            "cuDNN",
+            "cuDNN, benchmark",
+        ],
+        lines,
+        keys=2,
+        cuts=(7,),
+    )
 
 
 def _line(head: list[str], rows: list[Row]) -> list[str]:
@@ -44,11 +62,19 @@ def _line(head: list[str], rows: list[Row]) -> list[str]:
     firsts = _numbers((r for r in rows if r["first_use"] != "1"), "first_us")
     right = sum(not r["wrong"] for r in rows)
     kernels = max(_numbers(rows, "kernels"), default=0)
-    return [*head, str(len(rows)), f"{right} of {len(rows)}", f"{kernels:g}",
-            f"{sum(_numbers(rows, 'compiled')):g}", f"{sum(_numbers(rows, 'elsewhere')):g}",
-            _middle(firsts), f"{max(firsts):.0f}" if firsts else "-", _middle(_numbers(rows, "later_us")),
-            _middle(_numbers(rows, "cudnn_first_us")),
-            *(_ratios(rows, side) for side in ("exact_us", "cudnn_us", "benchmark_us"))]
+    return [
+        *head,
+        str(len(rows)),
+        f"{right} of {len(rows)}",
+        f"{kernels:g}",
+        f"{sum(_numbers(rows, 'compiled')):g}",
+        f"{sum(_numbers(rows, 'elsewhere')):g}",
+        _middle(firsts),
+        f"{max(firsts):.0f}" if firsts else "-",
+        _middle(_numbers(rows, "later_us")),
+        _middle(_numbers(rows, "cudnn_first_us")),
+        *(_ratios(rows, side) for side in ("exact_us", "cudnn_us", "benchmark_us")),
+    ]
 
 
 def _numbers(rows: Iterable[Row], column: str) -> list[float]:
@@ -69,20 +95,53 @@ def _ratios(rows: list[Row], side: str) -> str:
 def first_calls_table(rows: list[Row]) -> str:
     """A line for each layer and direction: what calls cost the host, in microseconds."""
     columns = ("first_us", "worst_us", "known_us", "later_us", "functions")
-    return markdown(["layer", "direction", "new size [us]", "worst", "known size", "again at once",
-                     "functions of Python"],
-                    ([r["layer"], r["direction"], *(r[c] for c in columns)] for r in rows))
+    return markdown(
+        [
+            "layer",
+            "direction",
+            "new size [us]",
+            "worst",
+            "known size",
+            "again at once",
+            "functions of Python",
+        ],
+        ([r["layer"], r["direction"], *(r[c] for c in columns)] for r in rows),
+    )
 
 
 def models_table(rows: list[Row]) -> str:
     """A line for each side of the calls of a model."""
+
     def told(row: Row, column: str) -> str:
         value = number(row, column)
         return "-" if value is None else f"{value:.4g}"
 
-    columns = ("sizes", "graphs", "first_ms", "worst_ms", "stalls", "later_ms", "compiled", "prepare_s",
-               "far")
-    return markdown(["case", "side", "sizes", "graphs", "first calls [ms]", "worst", "above 50 ms",
-                     "later calls", "compiled", "prepared in [s]", "largest error"],
-                    ([r["case"], r["side"], *(told(r, c) for c in columns)] for r in rows),
-                    keys=2, cuts=(8,))
+    columns = (
+        "sizes",
+        "graphs",
+        "first_ms",
+        "worst_ms",
+        "stalls",
+        "later_ms",
+        "compiled",
+        "prepare_s",
+        "far",
+    )
+    return markdown(
+        [
+            "case",
+            "side",
+            "sizes",
+            "graphs",
+            "first calls [ms]",
+            "worst",
+            "above 50 ms",
+            "later calls",
+            "compiled",
+            "prepared in [s]",
+            "largest error",
+        ],
+        ([r["case"], r["side"], *(told(r, c) for c in columns)] for r in rows),
+        keys=2,
+        cuts=(8,),
+    )

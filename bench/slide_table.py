@@ -18,9 +18,18 @@ def slide_table(rows: list[Row]) -> str:
             best[shares] = min(us, best.get(shares, us))
     both = {key: best for key, best in groups.items() if len(best) == 2}
     ratios = {key: best[False] / best[True] for key, best in both.items()}
-    lines = [[f"`{problem}`", direction, f"{best[False]:.4g}", f"{best[True]:.4g}",
-              two_digits(ratios[problem, direction])]
-             for (problem, direction), best in sorted(both.items(), key=lambda x: -ratios[x[0]])]
+    lines = [
+        [
+            f"`{problem}`",
+            direction,
+            f"{best[False]:.4g}",
+            f"{best[True]:.4g}",
+            two_digits(ratios[problem, direction]),
+        ]
+        for (problem, direction), best in sorted(both.items(), key=lambda x: -ratios[x[0]])
+    ]
     mean = exp(sum(map(log, ratios.values())) / len(ratios)) if ratios else 1.0
-    return markdown(["problem", "direction", "boxes for each step [us]", "shared boxes [us]", "ratio"],
-                    [*lines, ["geometric mean", "", "", "", two_digits(mean)]])
+    return markdown(
+        ["problem", "direction", "boxes for each step [us]", "shared boxes [us]", "ratio"],
+        [*lines, ["geometric mean", "", "", "", two_digits(mean)]],
+    )

@@ -39,8 +39,10 @@ def mixed(plain: ConvProblem, prop: Prop, name: str) -> tuple[ConvProblem, str] 
     types = how.types.get(prop.value)
     if types is None:
         return None
-    return (replace(plain.with_dtype(types), math=how.math),
-            how.epilogue if prop.roles[1] == "wei" else "")
+    return (
+        replace(plain.with_dtype(types), math=how.math),
+        how.epilogue if prop.roles[1] == "wei" else "",
+    )
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -56,24 +58,37 @@ def small_types_table(rows: list[Row]) -> str:
     for name in MIXTURES:
         for kind in (WIDE, *KINDS):
             for direction in DIRECTIONS:
-                found = [(float(base["ours_us"]) / float(r["ours_us"]), r)
-                         for (layer, d, t), r in known.items() if (d, t) == (direction, name)
-                         and _is(r, kind) and (base := known.get((layer, d, "bf16"))) is not None]
+                found = [
+                    (float(base["ours_us"]) / float(r["ours_us"]), r)
+                    for (layer, d, t), r in known.items()
+                    if (d, t) == (direction, name)
+                    and _is(r, kind)
+                    and (base := known.get((layer, d, "bf16"))) is not None
+                ]
                 if found:
                     lines.append([name, kind, direction, *_line(found)])
-    return markdown(["types", "layers", "direction", "timed", "bf16 / ours", "least", "of it",
-                     "product / ours (3x3)"], lines)
+    return markdown(
+        ["types", "layers", "direction", "timed", "bf16 / ours", "least", "of it", "product / ours (3x3)"],
+        lines,
+    )
 
 
 def _line(found: list[tuple[float, Row]]) -> list[str]:
     least, slowest = min(found, key=lambda f: f[0])
-    products = (gemm / float(r["ours_us"]) for _, r in found
-                if (gemm := number(r, "gemm_us")) and ConvProblem.parse(r["problem"]).k == (3, 3))
-    return [str(len(found)), two_digits(geometric_mean(ratio for ratio, _ in found)), two_digits(least),
-            f"`{slowest['layer']}`", two_digits(geometric_mean(products))]
+    products = (
+        gemm / float(r["ours_us"])
+        for _, r in found
+        if (gemm := number(r, "gemm_us")) and ConvProblem.parse(r["problem"]).k == (3, 3)
+    )
+    return [
+        str(len(found)),
+        two_digits(geometric_mean(ratio for ratio, _ in found)),
+        two_digits(least),
+        f"`{slowest['layer']}`",
+        two_digits(geometric_mean(products)),
+    ]
 
 
 def _is(row: Row, kind: str) -> bool:
     p = ConvProblem.parse(row["problem"])
     return row["kind"] == kind if kind != WIDE else row["kind"] == "dense" and min(p.icg, p.ocg) >= 128
-

@@ -36,14 +36,43 @@ from transconv.tuning.table import CsvTable
 if TYPE_CHECKING:
     import torch
 
-COLUMNS = ("model", "side", "start", "import_s", "prepare_s", "forward1_s", "step1_s", "step2_s",
-           "step3_s", "settled_s", "handover_ms", "last_ms", "inputs", "epoch1_s", "worst_ms",
-           "later_s", "later_worst_ms", "busy_ms", "elsewhere", "stopped", "cores", "device",
-           "torch", "triton", "commit")
+COLUMNS = (
+    "model",
+    "side",
+    "start",
+    "import_s",
+    "prepare_s",
+    "forward1_s",
+    "step1_s",
+    "step2_s",
+    "step3_s",
+    "settled_s",
+    "handover_ms",
+    "last_ms",
+    "inputs",
+    "epoch1_s",
+    "worst_ms",
+    "later_s",
+    "later_worst_ms",
+    "busy_ms",
+    "elsewhere",
+    "stopped",
+    "cores",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 KEY = ("model", "side", "start", "device")
 TORCH = (("torch", "heuristics"), ("torch", "benchmark"))
-SIDES = (*TORCH, ("transconv", "background"), ("transconv", "cold"), ("transconv", "warm"),
-         ("transconv", "prepare"), ("transconv", "prepared"))
+SIDES = (
+    *TORCH,
+    ("transconv", "background"),
+    ("transconv", "cold"),
+    ("transconv", "warm"),
+    ("transconv", "prepare"),
+    ("transconv", "prepared"),
+)
 VARYING = (*TORCH, ("transconv", "prepare"), ("transconv", "prepared"), ("transconv", "background"))
 STARTS = tuple(s for _, s in SIDES)
 EPOCHS = ("audio", "detection")  # models with inputs of varying size
@@ -57,10 +86,18 @@ Tell = Callable[[Found], None]  # what a row has so far
 
 def arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument("--models", default="resnet50", help=f"of {', '.join((*models.NAMES, *EPOCHS))}")
-    to.add_argument("--starts", default="", help=f"of {', '.join(STARTS)} (default: all); warm and "
-                    "prepared begin with what cold and prepare left in the same run")
-    to.add_argument("--log", action="store_true", help="also write a file for each row with what the "
-                    "package logs: what was compiled, waited for and checked, and when")
+    to.add_argument(
+        "--starts",
+        default="",
+        help=f"of {', '.join(STARTS)} (default: all); warm and "
+        "prepared begin with what cold and prepare left in the same run",
+    )
+    to.add_argument(
+        "--log",
+        action="store_true",
+        help="also write a file for each row with what the "
+        "package logs: what was compiled, waited for and checked, and when",
+    )
     to.add_argument("--small", action="store_true", help="sizes for a CPU, where torch computes")
     to.add_argument("--limit", type=ranges.seconds, default=600, help="seconds in all (default: 600)")
 
@@ -79,8 +116,12 @@ def main(options: argparse.Namespace) -> int:
     for name in names:
         if name not in EPOCHS:
             models.size_of(name, options.small)
-    rows = [{"model": name, "side": side, "start": start, **versions} for name in names
-            for side, start in (VARYING if name in EPOCHS else SIDES) if start in starts]
+    rows = [
+        {"model": name, "side": side, "start": start, **versions}
+        for name in names
+        for side, start in (VARYING if name in EPOCHS else SIDES)
+        if start in starts
+    ]
     rows = [row for row in rows if not table.has(row)]
     with tempfile.TemporaryDirectory(prefix="bench-start-", ignore_cleanup_errors=True) as place:
         for at, row in enumerate(rows):
@@ -88,11 +129,22 @@ def main(options: argparse.Namespace) -> int:
             if left < LEAST_S:
                 break
             name, log = row["model"], Path(options.out, f"{row['model']}_{row['start']}.log")
-            found = one(name, options.small, row["side"], row["start"], f"{place}/{name}",
-                        left * weights[0] / sum(weights), str(log) if options.log else "")
+            found = one(
+                name,
+                options.small,
+                row["side"],
+                row["start"],
+                f"{place}/{name}",
+                left * weights[0] / sum(weights),
+                str(log) if options.log else "",
+            )
             failed += "error" in found
-            print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:21]
-                           or k == "error"), flush=True)
+            print(
+                " ".join(
+                    f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:21] or k == "error"
+                ),
+                flush=True,
+            )
             if found.keys() - {"error", "stopped"}:
                 table.add({**row, **found, "stopped": found.get("stopped", found.get("error", ""))})
     print(f"{len(table.rows)} rows are in {table.path}", flush=True)
@@ -103,14 +155,22 @@ def one(name: str, small: bool, side: str, start: str, place: str, limit: float,
     """A process of its own, with caches in a folder; ``error`` if it fails, ``stopped`` if it takes longer
     than the limit, in seconds: what it told before that is there. ``log``: a file for what it logs."""
     place = f"{place}/{({'warm': 'cold', 'prepare': 'prepared'}).get(start, start)}"
-    words = {"TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton",
-             "TRANSCONV_COMPILE": "background" if start == "background" else "now",
-             "TRANSCONV_SIZES": "any" if name in EPOCHS else "exact"}
+    words = {
+        "TRANSCONV_CACHE": f"{place}/ours",
+        "TRITON_CACHE_DIR": f"{place}/triton",
+        "TRANSCONV_COMPILE": "background" if start == "background" else "now",
+        "TRANSCONV_SIZES": "any" if name in EPOCHS else "exact",
+    }
     told = (name, str(int(small)), side, start, f"{time.time() + limit:.0f}", log)
     # Modules are compiled to bytecode once, as they are where a package was installed.
     around = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    ran = subprocess.Popen([sys.executable, "-m", "bench.start", *told], env={**around, **words},
-                           stdout=subprocess.PIPE, text=True, start_new_session=True)
+    ran = subprocess.Popen(
+        [sys.executable, "-m", "bench.start", *told],
+        env={**around, **words},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     found: Found = {}
     try:
         said, _ = ran.communicate(timeout=limit)
@@ -161,13 +221,28 @@ def measure(name: str, small: bool, side: str, start: str, end: float) -> None:
     else:
         from bench import epochs
 
-        epochs.measure(name, small, device, convert, start == "prepare", lambda: _wait(device),
-                       lambda: end - time.time() - ENDING_S, tell)
+        epochs.measure(
+            name,
+            small,
+            device,
+            convert,
+            start == "prepare",
+            lambda: _wait(device),
+            lambda: end - time.time() - ENDING_S,
+            tell,
+        )
     tell({"elsewhere": sum(transconv.stats().fallback.values()) + transconv.stats().waiting})
 
 
-def _steps(name: str, small: bool, start: str, device: str,
-           convert: Callable[[torch.nn.Module], None], tell: Tell, end: float) -> None:
+def _steps(
+    name: str,
+    small: bool,
+    start: str,
+    device: str,
+    convert: Callable[[torch.nn.Module], None],
+    tell: Tell,
+    end: float,
+) -> None:
     import torch
 
     import transconv
@@ -236,7 +311,8 @@ def _wait(device: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[6]:
-        logging.basicConfig(filename=sys.argv[6], filemode="w", format="%(relativeCreated)7d ms %(name)s: "
-                            "%(message)s")
+        logging.basicConfig(
+            filename=sys.argv[6], filemode="w", format="%(relativeCreated)7d ms %(name)s: %(message)s"
+        )
         logging.getLogger("transconv").setLevel(logging.DEBUG)
     measure(sys.argv[1], sys.argv[2] == "1", sys.argv[3], sys.argv[4], float(sys.argv[5]))

@@ -37,22 +37,25 @@ def two_digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def markdown(head: list[str], rows: Iterable[list[str]], keys: int = 0,
-             cuts: Sequence[int] = ()) -> str:
+def markdown(head: list[str], rows: Iterable[list[str]], keys: int = 0, cuts: Sequence[int] = ()) -> str:
     """A table of cells. ``cuts``: the columns where a wide one is cut into tables that fit a page, each
     of which begins with the first ``keys`` columns; columns that were not run are left out of these."""
     rows = list(rows)
-    shown = [c for c in range(keys, len(head))
-             if not cuts or any(row[c] not in NOTHING for row in rows)]
+    shown = [c for c in range(keys, len(head)) if not cuts or any(row[c] not in NOTHING for row in rows)]
     if keys + len(shown) <= WIDEST:
         cuts = ()
     tables = []
     for begin, end in zip((keys, *cuts), (*cuts, len(head)), strict=True):
         if columns := [c for c in shown if begin <= c < end]:
             cells = [*range(keys), *columns]
-            tables.append("\n".join(
-                "| " + " | ".join(row[c] for c in cells) + " |" if row is not None
-                else "|" + "|".join("---" for _ in cells) + "|" for row in (head, None, *rows)))
+            tables.append(
+                "\n".join(
+                    "| " + " | ".join(row[c] for c in cells) + " |"
+                    if row is not None
+                    else "|" + "|".join("---" for _ in cells) + "|"
+                    for row in (head, None, *rows)
+                )
+            )
     return "\n\n".join(tables)
 
 
@@ -79,12 +82,16 @@ def ratios_table(rows: list[Row]) -> str:
         for direction in DIRECTIONS:
             good = counted(r for r in group if r["direction"] == direction)
             flat = [r for r in good if r["kind"] == "dense" and not one_dimensional(r)]
-            means = (two_digits(geometric_mean(number(r, "ratio") or 1.0 for r in of))
-                     for of in (good, flat))
+            means = (
+                two_digits(geometric_mean(number(r, "ratio") or 1.0 for r in of)) for of in (good, flat)
+            )
             least = min(good, key=lambda r: number(r, "ratio") or 1.0)
             slower = sum(outcome(r) == "loss" for r in good)
-            cells.append("{} ({}); {} of {} slower; least {} `{}`".format(
-                *means, slower, len(good), two_digits(number(least, "ratio")), least["layer"]))
+            cells.append(
+                "{} ({}); {} of {} slower; least {} `{}`".format(
+                    *means, slower, len(good), two_digits(number(least, "ratio")), least["layer"]
+                )
+            )
         lines.append([name, *cells])
     return markdown(["tensors", *(f"{d}: mean (dense 2D, 3D)" for d in DIRECTIONS)], lines)
 
@@ -104,11 +111,20 @@ def losses_table(rows: list[Row]) -> str:
     for column, name in NEIGHBOURS.items():
         shares = [((number(r, column) or 0.0) / (number(r, "ours_us") or 1.0), r) for r in counted(rows)]
         found += [(share, name, r) for share, r in shares if 0 < share < 1]
-    lines = [[f"`{r['layer']}`", _tensors(r), r["direction"], name, f"{share:.3f}",
-              f"{number(r, 'spread') or 0.0:.1%}"]
-             for share, name, r in sorted(found, key=lambda f: f[0])]
-    return markdown(["layer", "tensors", "direction", "beside", "its time / ours",
-                     "spread of cuDNN's ratio"], lines)
+    lines = [
+        [
+            f"`{r['layer']}`",
+            _tensors(r),
+            r["direction"],
+            name,
+            f"{share:.3f}",
+            f"{number(r, 'spread') or 0.0:.1%}",
+        ]
+        for share, name, r in sorted(found, key=lambda f: f[0])
+    ]
+    return markdown(
+        ["layer", "tensors", "direction", "beside", "its time / ours", "spread of cuDNN's ratio"], lines
+    )
 
 
 def products_table(rows: list[Row]) -> str:
@@ -118,17 +134,28 @@ def products_table(rows: list[Row]) -> str:
     for row in counted(rows):
         ours, product = number(row, "ours_us"), number(row, "gemm_us")
         if ours and product:
-            lines.append([f"`{row['layer']}`", row["direction"], f"{ours:.1f}", f"{product:.1f}",
-                          f"{product / ours:.3f}", f"{number(row, 'tflops') or 0.0:.0f}"])
-    return markdown(["layer", "direction", "ours us", "product us", "product / ours", "ours TFLOP/s"],
-                    lines)
+            lines.append(
+                [
+                    f"`{row['layer']}`",
+                    row["direction"],
+                    f"{ours:.1f}",
+                    f"{product:.1f}",
+                    f"{product / ours:.3f}",
+                    f"{number(row, 'tflops') or 0.0:.0f}",
+                ]
+            )
+    return markdown(
+        ["layer", "direction", "ours us", "product us", "product / ours", "ours TFLOP/s"], lines
+    )
 
 
 def ceilings_table(rows: list[Row]) -> str:
     """What the machine reached in the runs: a product of two square matrices of 8192 rows, in bf16, and a
     copy of 1 GiB, read and written bytes together."""
-    return markdown(["run at commit", "product TFLOP/s", "copy TB/s"], (
-        [str(r["commit"]), f"{r['gemm_tflops']:.0f}", f"{r['copy_tbs']:.2f}"] for r in rows))
+    return markdown(
+        ["run at commit", "product TFLOP/s", "copy TB/s"],
+        ([str(r["commit"]), f"{r['gemm_tflops']:.0f}", f"{r['copy_tbs']:.2f}"] for r in rows),
+    )
 
 
 def summary_table(rows: list[Row]) -> str:
@@ -148,21 +175,59 @@ def summary_table(rows: list[Row]) -> str:
                     continue
                 ratios = [number(r, "ratio") or 1.0 for r in good]
                 results = [outcome(r) for r in good]
-                share = geometric_mean((number(r, "roofline_us") or 0.0)
-                                       / (number(r, "ours_us") or 1.0) for r in good)
+                share = geometric_mean(
+                    (number(r, "roofline_us") or 0.0) / (number(r, "ours_us") or 1.0) for r in good
+                )
                 beside = [number(r, "inductor_us") or 0.0 for r in good] if tuned_by_torch else []
-                compared = [two_digits(geometric_mean(
-                    t / (number(r, "ours_us") or 1.0) for t, r in zip(beside, good, strict=True) if t))
-                    ] if tuned_by_torch else []
-                lines.append([name, kind, direction, two_digits(geometric_mean(ratios)),
-                              two_digits(min(ratios, default=None)), two_digits(max(ratios, default=None)),
-                              *compared, "-" if share is None else f"{share:.0%}",
-                              str(len(good)), str(len(here) - len(good)),
-                              *(str(results.count(w)) for w in ("win", "noise", "loss"))])
+                compared = (
+                    [
+                        two_digits(
+                            geometric_mean(
+                                t / (number(r, "ours_us") or 1.0)
+                                for t, r in zip(beside, good, strict=True)
+                                if t
+                            )
+                        )
+                    ]
+                    if tuned_by_torch
+                    else []
+                )
+                lines.append(
+                    [
+                        name,
+                        kind,
+                        direction,
+                        two_digits(geometric_mean(ratios)),
+                        two_digits(min(ratios, default=None)),
+                        two_digits(max(ratios, default=None)),
+                        *compared,
+                        "-" if share is None else f"{share:.0%}",
+                        str(len(good)),
+                        str(len(here) - len(good)),
+                        *(str(results.count(w)) for w in ("win", "noise", "loss")),
+                    ]
+                )
     more = ["torch.compile / ours"] if tuned_by_torch else []
-    return markdown(["tensors", "layers", "direction", "geomean", "worst", "best", *more,
-                     "of the roofline", "timed", "not", "faster", "in the noise", "slower"],
-                    lines, keys=3, cuts=(len(more) + 7,))
+    return markdown(
+        [
+            "tensors",
+            "layers",
+            "direction",
+            "geomean",
+            "worst",
+            "best",
+            *more,
+            "of the roofline",
+            "timed",
+            "not",
+            "faster",
+            "in the noise",
+            "slower",
+        ],
+        lines,
+        keys=3,
+        cuts=(len(more) + 7,),
+    )
 
 
 def layer_table(rows: list[Row]) -> str:
@@ -201,7 +266,24 @@ def cpu_table(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         times = [number(row, c) for c in ("onednn_cl_us", "onednn_nchw_us", "inductor_us")]
-        lines.append([row["layer"], row["direction"], f"{row['dtype']} {row['layout']}",
-                      row["verdict"], *("-" if t is None else f"{t:.0f}" for t in times)])
-    return markdown(["layer", "direction", "tensors", "ours, interpreted", "oneDNN cl us",
-                      "oneDNN NCHW us", "torch.compile us"], lines)
+        lines.append(
+            [
+                row["layer"],
+                row["direction"],
+                f"{row['dtype']} {row['layout']}",
+                row["verdict"],
+                *("-" if t is None else f"{t:.0f}" for t in times),
+            ]
+        )
+    return markdown(
+        [
+            "layer",
+            "direction",
+            "tensors",
+            "ours, interpreted",
+            "oneDNN cl us",
+            "oneDNN NCHW us",
+            "torch.compile us",
+        ],
+        lines,
+    )

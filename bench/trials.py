@@ -58,8 +58,7 @@ def collect(found: Iterable[Row], target: Target) -> list[Tried]:
     legal are left out."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in found:
-        if number(row, "us") and row.get("verdict", "right") == "right" and (
-                row["schedule"] != REFERENCE):
+        if number(row, "us") and row.get("verdict", "right") == "right" and (row["schedule"] != REFERENCE):
             groups.setdefault((row["problem"], row["direction"], row.get("behind", "")), []).append(row)
     made = []
     for (text, direction, behind), mine in groups.items():
@@ -80,8 +79,7 @@ def _tried(job: TuningJob, mine: list[Row], target: Target) -> Tried | None:
         try:
             schedule = Schedule.parse(row["schedule"])
             fitted = [transfer.fitted(schedule, a, target) for a in phases]
-            if not all(transfer.believable(c, a, target)
-                       for c, a in zip(fitted, phases, strict=True)):
+            if not all(transfer.believable(c, a, target) for c, a in zip(fitted, phases, strict=True)):
                 continue
         except TransconvError:
             continue
@@ -93,12 +91,19 @@ def _tried(job: TuningJob, mine: list[Row], target: Target) -> Tried | None:
         return None
     ranked = sorted((c for c in times if c not in explored), key=lambda c: guesses[c])
     assert isinstance(job.workload, ConvWorkload)
-    layer, = from_problems([job.workload.problem], "")
-    return Tried(job, layer.kind, mine[0].get("layer_direction") or job.workload.direction, times,
-                 tuple(ranked), tuple(explored))
+    (layer,) = from_problems([job.workload.problem], "")
+    return Tried(
+        job,
+        layer.kind,
+        mine[0].get("layer_direction") or job.workload.direction,
+        times,
+        tuple(ranked),
+        tuple(explored),
+    )
 
 
 # -- tables ----------------------------------------------------------------------------------------
+
 
 def shares(found: Sequence[Tried]) -> str:
     """Geometric mean (and the worst) share of the best after so many trials."""
@@ -114,8 +119,9 @@ def shares(found: Sequence[Tried]) -> str:
                 cells.append(f"{geometric_mean(values):.3f} ({min(values):.2f})" if values else "-")
             tried = sum(len(t.times) for t in mine) / len(mine)
             lines.append([kind, direction, str(len(mine)), f"{tried:.0f}", *cells])
-    return markdown(["layers", "direction", "problems", "schedules each",
-                     *(f"after {n}" for n in COUNTS)], lines)
+    return markdown(
+        ["layers", "direction", "problems", "schedules each", *(f"after {n}" for n in COUNTS)], lines
+    )
 
 
 def explored(found: Sequence[Tried]) -> str:
@@ -125,37 +131,47 @@ def explored(found: Sequence[Tried]) -> str:
         return "The logs have no trials around the best found."
     gains = [min(t.times[c] for c in t.ranked) / t.best for t in mine]
     better = sum(g > 1.02 for g in gains)
-    return (f"Trials around the best found made it {geometric_mean(gains):.3f} times as fast in "
-            f"geometric mean over {len(mine)} problems, more than 2% faster in {better} of them, "
-            f"at most {max(gains):.2f} times.")
+    return (
+        f"Trials around the best found made it {geometric_mean(gains):.3f} times as fast in "
+        f"geometric mean over {len(mine)} problems, more than 2% faster in {better} of them, "
+        f"at most {max(gains):.2f} times."
+    )
 
 
 def left_out(found: Sequence[Tried], target: Target) -> str:
     """The measured schedule that a database of all other problems would choose for each problem."""
-    table = [tuning_db.make(t.job.workload, target,
-                       str(min(t.times, key=lambda c: t.times[c])), t.best, len(t.times))
-             for t in found]
+    table = [
+        tuning_db.make(
+            t.job.workload, target, str(min(t.times, key=lambda c: t.times[c])), t.best, len(t.times)
+        )
+        for t in found
+    ]
     groups = [t.job.workload.group(tuning_db.machine(target)) for t in found]
     plain, near, used = [], [], 0
     for i, tried in enumerate(found):
-        others = [r for j, r in enumerate(table) if j != i and groups[j] == groups[i]
-                  and r.key != table[i].key]
+        others = [
+            r for j, r in enumerate(table) if j != i and groups[j] == groups[i] and r.key != table[i].key
+        ]
         schedule = _neighbours_choice(tried, others, target)
         first = tried.times[(*tried.ranked, *tried.explored)[0]]
         plain.append(tried.best / first)
         near.append(tried.best / (tried.times[schedule] if schedule else first))
         used += schedule is not None
-    return (f"The estimate alone reaches {geometric_mean(plain):.3f} (worst {min(plain):.2f}) of the "
-            f"best found; with the rows of all other problems as a database, which then speak for "
-            f"{used} of {len(found)} problems, {geometric_mean(near):.3f} (worst {min(near):.2f}).")
+    return (
+        f"The estimate alone reaches {geometric_mean(plain):.3f} (worst {min(plain):.2f}) of the "
+        f"best found; with the rows of all other problems as a database, which then speak for "
+        f"{used} of {len(found)} problems, {geometric_mean(near):.3f} (worst {min(near):.2f})."
+    )
 
 
-def _neighbours_choice(tried: Tried, others: list[tuning_db.TuningRecord],
-                       target: Target) -> Schedule | None:
+def _neighbours_choice(
+    tried: Tried, others: list[tuning_db.TuningRecord], target: Target
+) -> Schedule | None:
     """The schedule that neighbours put first, if any; only measured ones can be."""
     compute = tried.job.phases()[0]
-    measured = sorted((choice.Choice(c, estimate(c, compute, target)) for c in tried.times),
-                      key=lambda c: c.us)
+    measured = sorted(
+        (choice.Choice(c, estimate(c, compute, target)) for c in tried.times), key=lambda c: c.us
+    )
     for away, row, other in transfer.nearest(tried.job.workload, others):
         winner = Schedule.parse(row.schedule)
         made = choice.of_neighbour(winner, winner, row, away, other, measured, compute, target)
@@ -174,11 +190,20 @@ def seconds(found: Iterable[Row]) -> str:
             groups.setdefault(_path(row["schedule"]), []).append((lower, triton))
     lines = []
     for name, pairs in sorted(groups.items()):
-        cells = [f"{median(v):.2f} / {sorted(v)[int(0.9 * (len(v) - 1))]:.2f} / {max(v):.2f}"
-                 for v in zip(*pairs, strict=True)]
+        cells = [
+            f"{median(v):.2f} / {sorted(v)[int(0.9 * (len(v) - 1))]:.2f} / {max(v):.2f}"
+            for v in zip(*pairs, strict=True)
+        ]
         lines.append([name, str(len(pairs)), *cells])
-    return markdown(["kernels", "plans", "generated s: median / 90% / most",
-                     "compiled by Triton s: median / 90% / most"], lines)
+    return markdown(
+        [
+            "kernels",
+            "plans",
+            "generated s: median / 90% / most",
+            "compiled by Triton s: median / 90% / most",
+        ],
+        lines,
+    )
 
 
 def _path(text: str) -> str:
@@ -189,8 +214,7 @@ def _path(text: str) -> str:
         return "other"
     words = [schedule.unit, "box" if "box" in (schedule.a, schedule.b) else "gather"]
     via = getattr(schedule, "via", "")
-    return " ".join([*words, *([str(via)] if via else []),
-                     *(["split"] if schedule.split_k > 1 else [])])
+    return " ".join([*words, *([str(via)] if via else []), *(["split"] if schedule.split_k > 1 else [])])
 
 
 def document(found: list[Row], target: Target, sources: Sequence[str]) -> str:
@@ -199,16 +223,20 @@ def document(found: list[Row], target: Target, sources: Sequence[str]) -> str:
     if not tried:
         raise ValueError("the logs have no time of a kernel that was right; expected one at least")
     told = [sorted({r.get(c, "") for r in found} - {""}) for c in ("device", "torch", "triton")]
-    parts = ["# Trials: how good the ranking is, and what compiling takes",
-             "Measured on {}, torch {}, Triton {}; from {}.".format(
-                 *(", ".join(t) for t in told), ", ".join(f"`{s}`" for s in sources)),
-             "Generated by `python -m bench trials`. Share of the best time that the logs have, "
-             "geometric mean (worst), after the first trials: those of the ranking in the order of "
-             "the estimate, then those around the best found.",
-             shares(tried), explored(tried), left_out(tried, target)]
+    parts = [
+        "# Trials: how good the ranking is, and what compiling takes",
+        "Measured on {}, torch {}, Triton {}; from {}.".format(
+            *(", ".join(t) for t in told), ", ".join(f"`{s}`" for s in sources)
+        ),
+        "Generated by `python -m bench trials`. Share of the best time that the logs have, "
+        "geometric mean (worst), after the first trials: those of the ranking in the order of "
+        "the estimate, then those around the best found.",
+        shares(tried),
+        explored(tried),
+        left_out(tried, target),
+    ]
     if any(number(r, "triton_s") for r in found):
-        parts += ["What one plan costs before its first launch, one process, cold caches:",
-                  seconds(found)]
+        parts += ["What one plan costs before its first launch, one process, cold caches:", seconds(found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -222,8 +250,11 @@ def target_of(found: Iterable[Row]) -> Target:
     target = Target.parse(names[0])
     target = of_card(target, " ".join({r.get("device", "") for r in found}))
     # The record's bandwidth is an H100's.
-    return (replace(target, bandwidth_gbs=4800)
-            if any("H200" in r.get("device", "") for r in found) else target)
+    return (
+        replace(target, bandwidth_gbs=4800)
+        if any("H200" in r.get("device", "") for r in found)
+        else target
+    )
 
 
 def arguments(made: argparse.ArgumentParser) -> None:
@@ -237,8 +268,9 @@ def main(options: Namespace) -> int:
     if not found:
         raise ValueError(f"{', '.join(options.logs)}: the logs are empty; expected those of tune")
     if lacks := {"problem", "direction", "schedule", "us"} - set(found[0]):
-        raise ValueError(f"{options.logs[0]} is no log of tune: it has no column "
-                         f"{', '.join(sorted(lacks))}")
+        raise ValueError(
+            f"{options.logs[0]} is no log of tune: it has no column {', '.join(sorted(lacks))}"
+        )
     target = target_of(found)
     text = document(found, target, [Path(p).name for p in options.logs])
     if options.docs:

@@ -46,8 +46,11 @@ class Attention(nn.Module):
 
 
 def middle(channels: int, groups: int) -> nn.Module:
-    return nn.Sequential(Residual(channels, channels, groups), Attention(channels, groups),
-                         Residual(channels, channels, groups))
+    return nn.Sequential(
+        Residual(channels, channels, groups),
+        Attention(channels, groups),
+        Residual(channels, channels, groups),
+    )
 
 
 class Up(nn.Module):
@@ -77,8 +80,9 @@ class Down(nn.Module):
 class Decoder(nn.Module):
     """From latents to images; ``quant``: a 1x1 convolution first."""
 
-    def __init__(self, latent: int, quant: bool, widths: Sequence[int] = WIDTHS, groups: int = 32,
-                 layers: int = 3) -> None:
+    def __init__(
+        self, latent: int, quant: bool, widths: Sequence[int] = WIDTHS, groups: int = 32, layers: int = 3
+    ) -> None:
         super().__init__()
         last, *above = list(widths)[::-1]
         self.quant = nn.Conv2d(latent, latent, 1) if quant else nn.Identity()
@@ -101,8 +105,9 @@ class Decoder(nn.Module):
 class Encoder(nn.Module):
     """From images to the means of latents."""
 
-    def __init__(self, latent: int, quant: bool, widths: Sequence[int] = WIDTHS, groups: int = 32,
-                 layers: int = 2) -> None:
+    def __init__(
+        self, latent: int, quant: bool, widths: Sequence[int] = WIDTHS, groups: int = 32, layers: int = 2
+    ) -> None:
         super().__init__()
         self.begin = nn.Conv2d(3, widths[0], 3, padding=1)
         made: list[nn.Module] = []
@@ -120,4 +125,4 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.middle(self.levels(self.begin(x)))
         y = self.quant(self.end(F.silu(self.norm(y))))
-        return y[:, :self.latent]
+        return y[:, : self.latent]

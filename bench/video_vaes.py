@@ -17,8 +17,14 @@ Tensor = torch.Tensor
 class CausalConv3d(nn.Conv3d):
     """A convolution that sees no later frame. ``repeat``: before the first frame stands that frame."""
 
-    def __init__(self, channels: int, out: int, kernel: Sequence[int] = (3, 3, 3), repeat: bool = False,
-                 stride: Sequence[int] = (1, 1, 1)) -> None:
+    def __init__(
+        self,
+        channels: int,
+        out: int,
+        kernel: Sequence[int] = (3, 3, 3),
+        repeat: bool = False,
+        stride: Sequence[int] = (1, 1, 1),
+    ) -> None:
         super().__init__(channels, out, tuple(kernel), tuple(stride))  # type: ignore[arg-type]
         self.before, self.repeat = kernel[0] - 1, repeat
         self.sides = (kernel[2] // 2, kernel[2] // 2, kernel[1] // 2, kernel[1] // 2)
@@ -122,8 +128,11 @@ class WanDecoder(nn.Module):
         super().__init__()
         widths = [4 * base, 4 * base, 4 * base, 2 * base, base]
         self.quant, self.begin = CausalConv3d(latent, latent, (1, 1, 1)), CausalConv3d(latent, widths[0])
-        made: list[nn.Module] = [WanResidual(widths[0], widths[0]), WanAttention(widths[0]),
-                                 WanResidual(widths[0], widths[0])]
+        made: list[nn.Module] = [
+            WanResidual(widths[0], widths[0]),
+            WanAttention(widths[0]),
+            WanResidual(widths[0], widths[0]),
+        ]
         for at, (channels, out) in enumerate(itertools.pairwise(widths)):
             channels = channels // 2 if at else channels
             made += [WanResidual(channels if i == 0 else out, out) for i in range(layers)]
@@ -145,15 +154,21 @@ class WanEncoder(nn.Module):
         for at, (channels, out) in enumerate(itertools.pairwise(widths)):
             made += [WanResidual(channels if i == 0 else out, out) for i in range(layers)]
             made += [WanDown(out, at > 0)] if at < 3 else []
-        made += [WanResidual(widths[-1], widths[-1]), WanAttention(widths[-1]),
-                 WanResidual(widths[-1], widths[-1]), RMSNorm(widths[-1]), nn.SiLU()]
-        self.levels = nn.Sequential(*made, CausalConv3d(widths[-1], 2 * latent),
-                                    CausalConv3d(2 * latent, 2 * latent, (1, 1, 1)))
+        made += [
+            WanResidual(widths[-1], widths[-1]),
+            WanAttention(widths[-1]),
+            WanResidual(widths[-1], widths[-1]),
+            RMSNorm(widths[-1]),
+            nn.SiLU(),
+        ]
+        self.levels = nn.Sequential(
+            *made, CausalConv3d(widths[-1], 2 * latent), CausalConv3d(2 * latent, 2 * latent, (1, 1, 1))
+        )
         self.latent = latent
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.levels(x)
-        return y[:, :self.latent]
+        return y[:, : self.latent]
 
 
 # -- CogVideoX -------------------------------------------------------------------------------------
@@ -204,16 +219,22 @@ class CogUp(nn.Module):
 class CogDecoder(nn.Module):
     """From an even number of latent frames to frames, as a long video is decoded in pieces."""
 
-    def __init__(self, widths: Sequence[int] = (128, 256, 256, 512), latent: int = 16, layers: int = 4,
-                 groups: int = 32) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int] = (128, 256, 256, 512),
+        latent: int = 16,
+        layers: int = 4,
+        groups: int = 32,
+    ) -> None:
         super().__init__()
         wide_first = list(widths)[::-1]
         self.begin = CausalConv3d(latent, wide_first[0], repeat=True)
         channels = wide_first[0]
         made: list[nn.Module] = [CogResidual(channels, channels, latent, groups) for _ in range(2)]
         for at, width in enumerate(wide_first):
-            made += [CogResidual(channels if i == 0 else width, width, latent, groups)
-                     for i in range(layers)]
+            made += [
+                CogResidual(channels if i == 0 else width, width, latent, groups) for i in range(layers)
+            ]
             made += [CogUp(width, at < 2)] if at < len(wide_first) - 1 else []
             channels = width
         self.levels = nn.ModuleList(made)

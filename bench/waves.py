@@ -18,8 +18,9 @@ TIMING_S = 60.0  # at most for one subject
 _all: set[int] = set()  # the cores that this process had at first
 
 
-def groups(function: str, names: Sequence[str], together: int, variables: Mapping[str, str],
-           gpus: int) -> dict[str, WorkerTask]:
+def groups(
+    function: str, names: Sequence[str], together: int, variables: Mapping[str, str], gpus: int
+) -> dict[str, WorkerTask]:
     """A process for each subject. ``function`` takes its payload, with the ``step``, ``prepare`` or
     ``time``, and calls ``take``; what it returns in the second has ``fatal``."""
     seen = [x for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
@@ -33,18 +34,21 @@ def groups(function: str, names: Sequence[str], together: int, variables: Mappin
     return found
 
 
-def measured(pool: Pool, payloads: Mapping[str, Row], together: int, limit: float,
-             budget: float) -> Iterator[tuple[str, Row]]:
+def measured(
+    pool: Pool, payloads: Mapping[str, Row], together: int, limit: float, budget: float
+) -> Iterator[tuple[str, Row]]:
     """Subjects with what was found of them, once compiled and once timed. ``limit``: seconds to compile
     one; ``budget``: seconds for all."""
+
     def task(step: str, name: str) -> Task:
         share = (places[name], min(together, len(places)))
-        return Task(name, payloads[name] | {"step": step, "share": share},
-                    limit if step == "prepare" else TIMING_S)
+        return Task(
+            name, payloads[name] | {"step": step, "share": share}, limit if step == "prepare" else TIMING_S
+        )
 
     todo = [*payloads]
     places = {name: at % together for at, name in enumerate(todo)}
-    waves = [todo[i:i + together] for i in range(0, len(todo), together)]
+    waves = [todo[i : i + together] for i in range(0, len(todo), together)]
     compiling = {*(waves.pop(0) if waves else ())}
     ready: list[str] = []
     for done, row in pool.run([task("prepare", name) for name in todo if name in compiling], budget):
@@ -70,7 +74,7 @@ def take(step: str, share: tuple[int, int]) -> None:
         return
     _all.update(() if _all else os.sched_getaffinity(0))
     cores, (at, of) = sorted(_all), share
-    mine = cores[at * len(cores) // of:(at + 1) * len(cores) // of]
+    mine = cores[at * len(cores) // of : (at + 1) * len(cores) // of]
     os.sched_setaffinity(0, mine if step == "prepare" and mine else cores)
 
 

@@ -20,25 +20,58 @@ from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 from transconv.verify.machine import Pool
 
-COLUMNS = ("model", "library", "verdict", "transconv_ms", "inductor_ms", "eager_ms", "transconv_gpu_ms",
-           "inductor_gpu_ms", "eager_gpu_ms", "transconv_rmse", "inductor_rmse", "eager_rmse",
-           "transconv_kernels", "inductor_kernels", "eager_kernels", "ours", "copies", "regions",
-           "estimated_ms", "transconv_compile_s", "inductor_compile_s", "note", "error", "device", "torch",
-           "triton", "commit")
+COLUMNS = (
+    "model",
+    "library",
+    "verdict",
+    "transconv_ms",
+    "inductor_ms",
+    "eager_ms",
+    "transconv_gpu_ms",
+    "inductor_gpu_ms",
+    "eager_gpu_ms",
+    "transconv_rmse",
+    "inductor_rmse",
+    "eager_rmse",
+    "transconv_kernels",
+    "inductor_kernels",
+    "eager_kernels",
+    "ours",
+    "copies",
+    "regions",
+    "estimated_ms",
+    "transconv_compile_s",
+    "inductor_compile_s",
+    "note",
+    "error",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 WORK = "bench.zoo_measures:work"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=ranges.some_of(*ZOO), default=",".join(ZOO))
-    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES),
-                        help="what is timed; without inductor its compiler does not run")
+    parser.add_argument(
+        "--sides",
+        type=ranges.some_of(*SIDES),
+        default=",".join(SIDES),
+        help="what is timed; without inductor its compiler does not run",
+    )
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--images", type=ranges.at_least(0), default=0, help="of a batch; 0: 32, clips 4")
-    parser.add_argument("--together", type=ranges.processes, default=5,
-                        help="models that are compiled at the same time; they divide the cores and GPUs")
+    parser.add_argument(
+        "--together",
+        type=ranges.processes,
+        default=5,
+        help="models that are compiled at the same time; they divide the cores and GPUs",
+    )
     parser.add_argument("--limit", type=ranges.limit, default=120, help="seconds to compile one model")
-    parser.add_argument("--time-budget", type=ranges.seconds, default=460,
-                        help="seconds; then everything ends")
+    parser.add_argument(
+        "--time-budget", type=ranges.seconds, default=460, help="seconds; then everything ends"
+    )
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
@@ -55,11 +88,19 @@ def main(options: argparse.Namespace) -> int:
     about = versions()
     left = {name: {"model": name, "library": ZOO[name].library} | about for name in todo}
     pool = Pool(waves.groups(WORK, todo, options.together, variables, waves.gpus(options.device)))
-    payloads = {name: {"model": name, "device": options.device, "images": options.images,
-                       "sides": tuple(options.sides.split(","))} for name in todo}
+    payloads = {
+        name: {
+            "model": name,
+            "device": options.device,
+            "images": options.images,
+            "sides": tuple(options.sides.split(",")),
+        }
+        for name in todo
+    }
     try:
-        for name, found in waves.measured(pool, payloads, options.together, options.limit,
-                                          options.time_budget):
+        for name, found in waves.measured(
+            pool, payloads, options.together, options.limit, options.time_budget
+        ):
             left[name] |= found
             print(line(left[name]), flush=True)
             if "error" in found or f"{options.sides.split(',')[0]}_ms" in found:
@@ -77,6 +118,8 @@ def line(row: Row) -> str:
     if row.get("error"):
         return f"{row['model']:26} {row['error'][:200]}"
     times = ", ".join(f"{side} {row[f'{side}_ms']:.3f} ms" for side in SIDES if f"{side}_ms" in row)
-    return (f"{row['model']:26} {row['verdict']}: RMSE {row['transconv_rmse']:.2e}, eager's "
-            f"{row['eager_rmse']:.2e}; {row['ours']} kernels, {row['regions']} regions of torch, "
-            f"{row['transconv_compile_s']:.0f} s  {times}  {row['note'][:80]}")
+    return (
+        f"{row['model']:26} {row['verdict']}: RMSE {row['transconv_rmse']:.2e}, eager's "
+        f"{row['eager_rmse']:.2e}; {row['ours']} kernels, {row['regions']} regions of torch, "
+        f"{row['transconv_compile_s']:.0f} s  {times}  {row['note'][:80]}"
+    )

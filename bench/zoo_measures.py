@@ -29,8 +29,14 @@ AS_EAGER, ROUNDING = 1.5, 2.0**-9  # of eager's error; of bf16
 _held: dict[str, Subject] = {}
 
 
-def work(step: str, model: str, device: str, images: int, sides: tuple[str, ...],
-         share: tuple[int, int] = (0, 1)) -> Row:
+def work(
+    step: str,
+    model: str,
+    device: str,
+    images: int,
+    sides: tuple[str, ...],
+    share: tuple[int, int] = (0, 1),
+) -> Row:
     """``prepare`` or ``time``, the last thing that a process does."""
     take(step, share)
     if step == "prepare":

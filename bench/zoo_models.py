@@ -48,21 +48,57 @@ class ZooModel:
 
 
 ZOO: dict[str, ZooModel] = {
-    **dict.fromkeys((
-        "resnet50", "mobilenet_v3_large", "convnext_tiny", "efficientnet_v2_s", "vgg16_bn", "mobilenet_v2",
-        "squeezenet1_1", "alexnet", "resnext50_32x4d", "wide_resnet50_2", "efficientnet_b0", "mnasnet1_0",
-        "shufflenet_v2_x1_0", "regnet_y_1_6gf", "regnet_x_3_2gf", "googlenet", "densenet121"),
-        ZooModel("torchvision")),
+    **dict.fromkeys(
+        (
+            "resnet50",
+            "mobilenet_v3_large",
+            "convnext_tiny",
+            "efficientnet_v2_s",
+            "vgg16_bn",
+            "mobilenet_v2",
+            "squeezenet1_1",
+            "alexnet",
+            "resnext50_32x4d",
+            "wide_resnet50_2",
+            "efficientnet_b0",
+            "mnasnet1_0",
+            "shufflenet_v2_x1_0",
+            "regnet_y_1_6gf",
+            "regnet_x_3_2gf",
+            "googlenet",
+            "densenet121",
+        ),
+        ZooModel("torchvision"),
+    ),
     "inception_v3": ZooModel("torchvision", shape=(32, 3, 299, 299)),
     **dict.fromkeys(("r3d_18", "mc3_18", "r2plus1d_18"), ZooModel("torchvision", "video", CLIPS)),
-    **dict.fromkeys(("fcn_resnet50", "deeplabv3_resnet50", "lraspp_mobilenet_v3_large"),
-                    ZooModel("torchvision", "segmentation", SCENES)),
+    **dict.fromkeys(
+        ("fcn_resnet50", "deeplabv3_resnet50", "lraspp_mobilenet_v3_large"),
+        ZooModel("torchvision", "segmentation", SCENES),
+    ),
     "s3d": ZooModel("torchvision", "video", (4, 3, 16, 224, 224)),
-    **dict.fromkeys((
-        "convnextv2_tiny", "repvgg_b1", "vovnet39a", "cspresnet50", "fbnetc_100", "mixnet_m",
-        "ghostnet_100", "nfnet_l0", "tf_efficientnetv2_b2", "res2net50_26w_4s", "resnest50d", "dpn68",
-        "edgenext_small", "levit_conv_256", "coatnet_0_rw_224", "maxvit_tiny_rw_224", "hrnet_w18"),
-        ZooModel("timm")),
+    **dict.fromkeys(
+        (
+            "convnextv2_tiny",
+            "repvgg_b1",
+            "vovnet39a",
+            "cspresnet50",
+            "fbnetc_100",
+            "mixnet_m",
+            "ghostnet_100",
+            "nfnet_l0",
+            "tf_efficientnetv2_b2",
+            "res2net50_26w_4s",
+            "resnest50d",
+            "dpn68",
+            "edgenext_small",
+            "levit_conv_256",
+            "coatnet_0_rw_224",
+            "maxvit_tiny_rw_224",
+            "hrnet_w18",
+        ),
+        ZooModel("timm"),
+    ),
 }
 
 

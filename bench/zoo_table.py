@@ -5,18 +5,37 @@ from __future__ import annotations
 from bench.tables import geometric_mean, markdown, two_digits
 from transconv.tuning.table import Row, number
 
-HEAD = ("model", "results", "RMSE of eager's", "torch ms", "torch.compile ms", "transconv ms",
-        "torch.compile / ours", "the same of the GPU's time", "kernels", "torch's")
+HEAD = (
+    "model",
+    "results",
+    "RMSE of eager's",
+    "torch ms",
+    "torch.compile ms",
+    "transconv ms",
+    "torch.compile / ours",
+    "the same of the GPU's time",
+    "kernels",
+    "torch's",
+)
 
 
 def zoo_table(rows: list[Row]) -> str:
     """A line for each model, the smallest ratio of torch.compile's time to ours first, then what was not
     timed; the geometric means of the ratios last. ``torch's``: regions that torch computes."""
     found = sorted(((_ratio(r, ""), r) for r in rows), key=lambda pair: (pair[0] is None, pair[0] or 0.0))
-    cells = [[r["model"], r["error"][:40] or r["verdict"],
-              two_digits(_over(r, "transconv_rmse", "eager_rmse")),
-              *(_ms(r, side) for side in ("eager", "inductor", "transconv")), two_digits(ratio),
-              two_digits(_ratio(r, "gpu_")), _kernels(r), r["regions"] or "-"] for ratio, r in found]
+    cells = [
+        [
+            r["model"],
+            r["error"][:40] or r["verdict"],
+            two_digits(_over(r, "transconv_rmse", "eager_rmse")),
+            *(_ms(r, side) for side in ("eager", "inductor", "transconv")),
+            two_digits(ratio),
+            two_digits(_ratio(r, "gpu_")),
+            _kernels(r),
+            r["regions"] or "-",
+        ]
+        for ratio, r in found
+    ]
     means = []
     for part in ("", "gpu_"):
         ratios = [x for r in rows if (x := _ratio(r, part))]

@@ -45,16 +45,18 @@ class Bound:
 
 def precise(function: Callable[[Any], Any]) -> Callable[[Array], Array]:
     """A function of mpmath's numbers as one of arrays of 80-bit floats."""
+
     def each(x: Array) -> Array:
         with mpmath.workdps(40):
             return np.array([L(mpmath.nstr(function(_exact(v)), 25)) for v in x], L)
+
     return each
 
 
 def _exact(v: Any) -> Any:
     mantissa, exponent = np.frexp(v)
     high = np.float64(mantissa)
-    return (mpmath.mpf(float(high)) + mpmath.mpf(float(mantissa - high))) * mpmath.mpf(2)**int(exponent)
+    return (mpmath.mpf(float(high)) + mpmath.mpf(float(mantissa - high))) * mpmath.mpf(2) ** int(exponent)
 
 
 def sigmoid(x: Array) -> Array:
@@ -63,7 +65,7 @@ def sigmoid(x: Array) -> Array:
 
 def sigmoid_slope(x: Array) -> Array:
     t = np.exp(-np.abs(x))
-    return t / (1 + t)**2
+    return t / (1 + t) ** 2
 
 
 def tanh_softplus(x: Array) -> Array:
@@ -74,7 +76,7 @@ def mish_rest(x: Array) -> Array:
     """1 - tanh(softplus(x))**2."""
     t = np.exp(-np.abs(x))
     n, s = np.where(x > 0, 1 + 2 * t, t * (t + 2)), np.where(x > 0, 2 * t * t, 2)
-    return s * (2 * n + s) / (n + s)**2
+    return s * (2 * n + s) / (n + s) ** 2
 
 
 def inner(x: Array) -> Array:
@@ -91,8 +93,9 @@ def density(x: Array) -> Array:
     return np.exp(-x * x / 2) / np.sqrt(2 * PI)
 
 
-def where(test: Callable[[Array], Array], yes: Callable[[Array], Array],
-          no: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def where(
+    test: Callable[[Array], Array], yes: Callable[[Array], Array], no: Callable[[Array], Array]
+) -> Callable[[Array], Array]:
     return lambda x: np.where(test(x), yes(x), no(x))
 
 
@@ -116,35 +119,52 @@ def is_above(x: Array) -> Array:
 ZERO, ONE = constant(0.0), constant(1.0)
 erf = precise(mpmath.erf)
 BOUNDS = {
-    "relu": Bound(lambda x: np.maximum(x, 0), 0), "relu'": Bound(where(is_above, ONE, ZERO), 0),
+    "relu": Bound(lambda x: np.maximum(x, 0), 0),
+    "relu'": Bound(where(is_above, ONE, ZERO), 0),
     "relu6": Bound(lambda x: np.clip(x, 0, 6), 0),
     "relu6'": Bound(where(lambda x: (x > 0) & (x < 6), ONE, ZERO), 0),
-    "sigmoid": Bound(sigmoid, 3, 2), "sigmoid'": Bound(sigmoid_slope, 4, 2),
+    "sigmoid": Bound(sigmoid, 3, 2),
+    "sigmoid'": Bound(sigmoid_slope, 4, 2),
     "silu": Bound(lambda x: x * sigmoid(x), 4, 2),
     "silu'": Bound(lambda x: sigmoid(x) + x * sigmoid_slope(x), 5, 6),
-    "tanh": Bound(np.tanh, 3), "tanh'": Bound(lambda x: 1 / np.cosh(x)**2, 5, 2),
+    "tanh": Bound(np.tanh, 3),
+    "tanh'": Bound(lambda x: 1 / np.cosh(x) ** 2, 5, 2),
     "gelu": Bound(lambda x: x * ndtr(x), 6, 3),
     "gelu'": Bound(lambda x: ndtr(x) + x * density(x), 8, 8),
     "gelu_tanh": Bound(lambda x: x * sigmoid(inner(x)), 5, 6),
     "gelu_tanh'": Bound(gelu_tanh_slope, 8, 12),
     "hardswish": Bound(lambda x: x * (np.clip(x + 3, 0, 6) / 6), 2, 2),
     "hardswish'": Bound(lambda x: np.where(x <= -3, 0, np.where(x >= 3, 1, x / 3 + L(0.5))), 2, 2),
-    "softplus": Bound(where(lambda x: x > 20, lambda x: x,  # as in torch
-                            lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))), 4, 2),
+    "softplus": Bound(
+        where(
+            lambda x: x > 20,
+            lambda x: x,  # as in torch
+            lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+        ),
+        4,
+        2,
+    ),
     "softplus'": Bound(where(lambda x: x > 20, ONE, sigmoid), 3, 2),
     "elu": Bound(lambda x: np.where(x > 0, x, np.expm1(x)), 3),
     "elu'": Bound(lambda x: np.where(x > 0, 1, np.exp(x)), 3, 2),
     "leaky_relu": Bound(lambda x: np.where(x > 0, x, x * L("0.01")), 1),
     "leaky_relu'": Bound(where(is_above, ONE, constant(0.01)), 1),
-    "clamp": Bound(lambda x: x, 0), "clamp'": Bound(ONE, 0),
+    "clamp": Bound(lambda x: x, 0),
+    "clamp'": Bound(ONE, 0),
     "mish": Bound(lambda x: x * tanh_softplus(x), 5, 2),
     "mish'": Bound(lambda x: tanh_softplus(x) + x * mish_rest(x) * sigmoid(x), 8, 8),
-    "pow": Bound(lambda x: x * x, 1), "pow'": Bound(lambda x: 2 * x, 0),
-    "abs": Bound(np.abs, 0), "abs'": Bound(np.sign, 0),
-    "exp": Bound(np.exp, 2, 2), "exp'": Bound(np.exp, 2, 2),
-    "exp2": Bound(np.exp2, 2), "exp2'": Bound(lambda x: np.exp2(x) * np.log(L(2)), 3),
-    "expm1": Bound(np.expm1, 3, 2), "expm1'": Bound(np.exp, 2, 2),
-    "log": Bound(np.log, 2, positive=True), "log'": Bound(lambda x: 1 / x, 2, positive=True),
+    "pow": Bound(lambda x: x * x, 1),
+    "pow'": Bound(lambda x: 2 * x, 0),
+    "abs": Bound(np.abs, 0),
+    "abs'": Bound(np.sign, 0),
+    "exp": Bound(np.exp, 2, 2),
+    "exp'": Bound(np.exp, 2, 2),
+    "exp2": Bound(np.exp2, 2),
+    "exp2'": Bound(lambda x: np.exp2(x) * np.log(L(2)), 3),
+    "expm1": Bound(np.expm1, 3, 2),
+    "expm1'": Bound(np.exp, 2, 2),
+    "log": Bound(np.log, 2, positive=True),
+    "log'": Bound(lambda x: 1 / x, 2, positive=True),
     "log2": Bound(np.log2, 2, positive=True),
     "log2'": Bound(lambda x: 1 / np.log(L(2)) / x, 2, positive=True),
     "sqrt": Bound(np.sqrt, 2, positive=True),
@@ -153,13 +173,22 @@ BOUNDS = {
     # A cube of a quotient by a root: three factors are rounded twice and two products once. That is 8
     # times half a unit of a significand of 1, which is a whole one of a significand near 2.
     "rsqrt'": Bound(lambda x: L(-0.5) / np.sqrt(x) / x, 8, positive=True),
-    "sin": Bound(precise(mpmath.sin), 1.5), "sin'": Bound(precise(mpmath.cos), 1.5),
-    "cos": Bound(precise(mpmath.cos), 1.5), "cos'": Bound(precise(lambda v: -mpmath.sin(v)), 1.5),
-    "erf": Bound(erf, 2), "erf'": Bound(lambda x: 2 * np.exp(-x * x) / np.sqrt(PI), 4, 4),
-    "floor": Bound(np.floor, 0), "floor'": Bound(ZERO, 0), "ceil": Bound(np.ceil, 0),
-    "ceil'": Bound(ZERO, 0), "round": Bound(np.rint, 0), "round'": Bound(ZERO, 0),
-    "ndtr": Bound(ndtr, 6, 3), "ndtr'": Bound(density, 4, 4),
-    "neg": Bound(lambda x: -x, 0), "neg'": Bound(constant(-1.0), 0),
+    "sin": Bound(precise(mpmath.sin), 1.5),
+    "sin'": Bound(precise(mpmath.cos), 1.5),
+    "cos": Bound(precise(mpmath.cos), 1.5),
+    "cos'": Bound(precise(lambda v: -mpmath.sin(v)), 1.5),
+    "erf": Bound(erf, 2),
+    "erf'": Bound(lambda x: 2 * np.exp(-x * x) / np.sqrt(PI), 4, 4),
+    "floor": Bound(np.floor, 0),
+    "floor'": Bound(ZERO, 0),
+    "ceil": Bound(np.ceil, 0),
+    "ceil'": Bound(ZERO, 0),
+    "round": Bound(np.rint, 0),
+    "round'": Bound(ZERO, 0),
+    "ndtr": Bound(ndtr, 6, 3),
+    "ndtr'": Bound(density, 4, 4),
+    "neg": Bound(lambda x: -x, 0),
+    "neg'": Bound(constant(-1.0), 0),
 }
 """Of each operation of one value, and of its derivative."""
 WIDE = {"ndtr": (3.0, 0.0), "gelu": (4.0, 0.0), "erf": (1.5, 0.0)}
@@ -182,7 +211,7 @@ def points(bound: Bound, dtype: ir.DType) -> Array:
     far = np.ldexp(digits, exponents).ravel()
     near = np.concatenate([np.linspace(-20, 20, 301), np.linspace(-1, 1, 101), -np.geomspace(1, 200, 60)])
     signed = [-far] if dtype.bits < 64 else []
-    far = far if signed or bound.positive else far * (-1)**np.arange(len(far))
+    far = far if signed or bound.positive else far * (-1) ** np.arange(len(far))
     x = np.concatenate([far, near] if bound.positive else [far, *signed, near])
     x = x[x > 0] if bound.positive else x
     held = ir.convert(x[np.abs(x) <= bound.most], dtype)
@@ -195,20 +224,20 @@ def excess(bound: Bound, x: Array, got: Array, dtype: ir.DType) -> Array:
     """By which factor each result is off more than it may be; infinite where a number is missing."""
     exact = np.unique(x).astype(L)
     with np.errstate(all="ignore"):
-        want, moved = bound.of(exact), bound.of(exact * (1 + L(2)**-30))
-        steep = np.abs(moved - want) * L(2)**30
+        want, moved = bound.of(exact), bound.of(exact * (1 + L(2) ** -30))
+        steep = np.abs(moved - want) * L(2) ** 30
         at = np.searchsorted(exact, x.astype(L))
         want, steep = want[at], steep[at]
         most = L(np.finfo(np.float32 if dtype is ir.bf16 else dtype.numpy).max)
         smallest = L(np.finfo(np.float32 if dtype is ir.bf16 else dtype.numpy).tiny)
         size = np.clip(np.abs(want), smallest, most)
-        unit = L(2)**(np.floor(np.log2(size)) + 1 - dtype.digits)
-        allowed = bound.units * unit + bound.inside * np.minimum(steep, most) * L(2)**-dtype.digits
+        unit = L(2) ** (np.floor(np.log2(size)) + 1 - dtype.digits)
+        allowed = bound.units * unit + bound.inside * np.minimum(steep, most) * L(2) ** -dtype.digits
         allowed += smallest * np.maximum(1, np.abs(x.astype(L))) * (bound.units > 0)
         off = np.abs(got.astype(L) - want)
-        over = np.abs(want) >= most * (1 - L(2)**-14)
+        over = np.abs(want) >= most * (1 - L(2) ** -14)
         off = np.where(over & (np.sign(got) == np.sign(want)) & (np.abs(got) >= most / 2), 0, off)
-        found = np.where(off > 0, off / np.where(allowed > 0, allowed, L(2)**-16000), 0)
+        found = np.where(off > 0, off / np.where(allowed > 0, allowed, L(2) ** -16000), 0)
     return np.asarray(np.where(np.isnan(off), np.inf, found))
 
 
@@ -260,13 +289,13 @@ def power_excess(x: Array, exponent: float, got: Array, dtype: ir.DType) -> Arra
         want = want if b == 0 else np.where(x < 0, (-want if odd else want) if whole else np.nan, want)
         most, smallest = L(np.finfo(of).max), L(np.finfo(of).tiny)
         size = np.clip(np.abs(want), smallest, most)
-        unit = L(2)**(np.floor(np.log2(size)) + 1 - dtype.digits)
+        unit = L(2) ** (np.floor(np.log2(size)) + 1 - dtype.digits)
         turns = np.abs(np.log2(np.abs(x.astype(L))) * b)
-        half = np.log(L(2)) * L(2)**-dtype.digits
+        half = np.log(L(2)) * L(2) ** -dtype.digits
         allowed = 2 * unit + size * np.minimum(turns, 2048) * 5 * half + smallest
         off = np.abs(got.astype(L) - want)
     alike = (np.isnan(got) & np.isnan(want)) | (got == want.astype(of))
-    over = (np.abs(want) >= most * (1 - L(2)**-12)) & (np.abs(got) >= most / 2)
+    over = (np.abs(want) >= most * (1 - L(2) ** -12)) & (np.abs(got) >= most / 2)
     found = np.where(alike | over & (np.sign(got) == np.sign(want)), 0, off / allowed)
     return np.asarray(np.where(np.isnan(found), np.inf, found))
 
@@ -287,8 +316,9 @@ LIMITS = {"gelu_tanh'": {np.inf: 1.0, -np.inf: 0.0, 1e30: 1.0, -1e30: 0.0}}
 OF_ANY_SIGN = {"relu", "relu6"}
 
 
-def wrong_edges(name: str, value: Callable[[ir.Expr], ir.Expr], dtype: ir.DType,
-                device: str = "") -> list[str]:
+def wrong_edges(
+    name: str, value: Callable[[ir.Expr], ir.Expr], dtype: ir.DType, device: str = ""
+) -> list[str]:
     """Where an operation of the table, or its derivative (``tanh'``), is not what torch computes in f64 of
     zeros, infinities, NaN and numbers around, signs of zeros among them. ``device``: that of the emitted
     kernel; empty for the IR's interpreter."""

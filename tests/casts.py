@@ -22,7 +22,7 @@ def values(of: DType) -> torch.Tensor:
         known += MORE
     elif of.kind == "int":
         known += [7, 100, 3, 2]
-    known = (known * LANES)[:LANES * -(-len(known) // LANES)]
+    known = (known * LANES)[: LANES * -(-len(known) // LANES)]
     held = getattr(torch, of.torch)
     return torch.tensor(known, dtype=torch.float64 if of.kind == "float" else held).to(held)
 
@@ -52,8 +52,11 @@ def wrong(of: DType, device: str = "cpu") -> list[str]:
     count = len(x)
     outs = [tensor(f"out_{i}", to, count) for i, to in enumerate(TYPES)]
     given = tensor("given", of, count)
-    stmts = [ir.store(out, LANE + i, cast(ir.Load(given, LANE + i, ir.TRUE), to))
-             for out, to in zip(outs, TYPES, strict=True) for i in range(0, count, LANES)]
+    stmts = [
+        ir.store(out, LANE + i, cast(ir.Load(given, LANE + i, ir.TRUE), to))
+        for out, to in zip(outs, TYPES, strict=True)
+        for i in range(0, count, LANES)
+    ]
     made = ir.Kernel("casts", (*outs, given), ir.For(PID, 1, ir.seq(*stmts), "grid"))
     ir.verify(made)
     function = load(emit(made), "casts")
@@ -67,6 +70,8 @@ def wrong(of: DType, device: str = "cpu") -> list[str]:
         want, sure = x.to(got.dtype), is_defined(x, to)
         a, b = got.cpu().double(), want.double()
         same = (a == b) | (a != a) & (b != b) | ~sure
-        found += [f"{of} {x[i].item()} to {to}: {a[i].item()} instead of {b[i].item()}"
-                  for i in torch.nonzero(~same).flatten().tolist()]
+        found += [
+            f"{of} {x[i].item()} to {to}: {a[i].item()} instead of {b[i].item()}"
+            for i in torch.nonzero(~same).flatten().tolist()
+        ]
     return found

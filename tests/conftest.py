@@ -47,13 +47,21 @@ PROCESSOR = pytest.StashKey[list[float]]()  # seconds of each process that has e
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true",
-                     help="rewrite tests/golden from what is generated now")
-    parser.addoption("--part", metavar="K/N", default="1/1",
-                     help="of the selected tests every N-th, from the K-th on: a machine for each part")
-    parser.addoption("--update-durations", action="store_true",
-                     help="write how long each file of this run took into tests/durations.json, the "
-                          "order of files in `make test`")
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden from what is generated now"
+    )
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        default="1/1",
+        help="of the selected tests every N-th, from the K-th on: a machine for each part",
+    )
+    parser.addoption(
+        "--update-durations",
+        action="store_true",
+        help="write how long each file of this run took into tests/durations.json, the "
+        "order of files in `make test`",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not 1 <= part <= parts:
         raise pytest.UsageError(f"--part {part}/{parts}: not a part from 1/{parts} to {parts}/{parts}")
     config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != part - 1])
-    items[:] = items[part - 1::parts]
+    items[:] = items[part - 1 :: parts]
 
 
 @pytest.hookimpl(trylast=True)
@@ -117,8 +125,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 took[report.nodeid.partition("::")[0]] += report.duration
-    kept = {name: seconds for name, seconds in json.loads(DURATIONS.read_text()).items()
-            if name not in took and (ROOT / name).exists()}
+    kept = {
+        name: seconds
+        for name, seconds in json.loads(DURATIONS.read_text()).items()
+        if name not in took and (ROOT / name).exists()
+    }
     kept |= {name: round(seconds) for name, seconds in took.items() if seconds >= 1}
     ordered = dict(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
     DURATIONS.write_text(json.dumps(ordered, indent=0) + "\n")

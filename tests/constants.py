@@ -21,9 +21,22 @@ from transconv.passes.scalar.simplification import simplify_kernel
 
 Array = np.ndarray[Any, Any]
 TYPES = tuple(t for t in ir.DTYPES.values() if t.torch and t.within is None)
-WHOLE = (0, 1, -1, 5, 127, -128, 200, 255, 2**31 - 1, -2**31, 2**31, 2**32 + 7, 2**63 - 1, -2**63)
-FLOATS = (0.0, -0.0, 1.0, -2.5, 0.1, 1e-3, 1.23456789e-7, 65504.0, 3.3e38, 1e300, float("inf"),
-          float("-inf"), float("nan"))
+WHOLE = (0, 1, -1, 5, 127, -128, 200, 255, 2**31 - 1, -(2**31), 2**31, 2**32 + 7, 2**63 - 1, -(2**63))
+FLOATS = (
+    0.0,
+    -0.0,
+    1.0,
+    -2.5,
+    0.1,
+    1e-3,
+    1.23456789e-7,
+    65504.0,
+    3.3e38,
+    1e300,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+)
 LANES = 16
 LANE, PID = ir.Lane("m", LANES, 1), ir.Var("pid")
 
@@ -154,5 +167,8 @@ def wrong(of: DType, device: str = "cpu", simple: bool = False) -> list[str]:
             same &= (np.signbit(got) == np.signbit(want)) | (want != want)
             near = np.abs(got - want) <= 8 * np.spacing(np.abs(want))
             same |= near & np.array(["exp(" in name for name in names])[:, None]
-    return [f"{n}: {g[0]}, {g[-1]} instead of {w[0]}, {w[-1]}"
-            for n, g, w, s in zip(names, got, want, same, strict=True) if not s.all()]
+    return [
+        f"{n}: {g[0]}, {g[-1]} instead of {w[0]}, {w[-1]}"
+        for n, g, w, s in zip(names, got, want, same, strict=True)
+        if not s.all()
+    ]

@@ -17,8 +17,9 @@ class Draw:
     """Draws expressions. ``leaves``: variables and lanes; ``bits``: whether operations of bits are drawn;
     ``calls``: whether functions, selections and casts are."""
 
-    def __init__(self, seed: int, leaves: Sequence[ir.Expr], bits: bool = True,
-                 calls: bool = True) -> None:
+    def __init__(
+        self, seed: int, leaves: Sequence[ir.Expr], bits: bool = True, calls: bool = True
+    ) -> None:
         self.rng, self.bits, self.calls = random.Random(seed), bits, calls
         self.whole = [e for e in leaves if e.dtype.is_integer]
         self.floats = [e for e in leaves if e.dtype.kind == "float"]
@@ -49,15 +50,21 @@ class Draw:
         if self.rng.random() < 0.15:
             return ir.Neg(self.real(depth - 1))
         if self.calls and self.rng.random() < 0.15:
-            return self.rng.choice((
-                lambda: ir.Select(self.truth(depth - 1), self.real(depth - 1), self.real(depth - 1)),
-                lambda: ir.Call("abs", (self.real(depth - 1),))))()
+            return self.rng.choice(
+                (
+                    lambda: ir.Select(self.truth(depth - 1), self.real(depth - 1), self.real(depth - 1)),
+                    lambda: ir.Call("abs", (self.real(depth - 1),)),
+                )
+            )()
         return self.rng.choice(FLOATS)(self.real(depth - 1), self.real(depth - 1))
 
     def truth(self, depth: int) -> ir.Expr:
         if depth <= 1 or self.rng.random() < 0.3:
-            kind = self.rng.choice((self.number, self.real)) if self.whole and self.floats else (
-                self.number if self.whole else self.real)
+            kind = (
+                self.rng.choice((self.number, self.real))
+                if self.whole and self.floats
+                else (self.number if self.whole else self.real)
+            )
             return self.rng.choice(COMPARE)(kind(depth - 1), kind(depth - 1))
         if self.rng.random() < 0.2:
             return ir.Not(self.truth(depth - 1))

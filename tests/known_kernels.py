@@ -22,11 +22,25 @@ _known: dict[tuple[object, ...], tuple[str, Kernel]] = {}
 _lower = pipeline.lower
 
 
-def lower(compute: Compute, schedule: Schedule, target: Target, name: str, precision: str = "tf32",
-          switches: Mapping[str, bool] | None = None) -> list[tuple[str, Kernel]]:
+def lower(
+    compute: Compute,
+    schedule: Schedule,
+    target: Target,
+    name: str,
+    precision: str = "tf32",
+    switches: Mapping[str, bool] | None = None,
+) -> list[tuple[str, Kernel]]:
     """The last stage of ``passes.lower``, made once in this process."""
-    key = (compute, schedule, target, name, precision, *pipeline.running(switches).items(),
-           *pipeline.passes(), knobs.verify())
+    key = (
+        compute,
+        schedule,
+        target,
+        name,
+        precision,
+        *pipeline.running(switches).items(),
+        *pipeline.passes(),
+        knobs.verify(),
+    )
     if key not in _known or knobs.dump() or knobs.debug() or why_not(schedule, compute, target):
         _known[key] = _lower(compute, schedule, target, name, precision, switches)[-1]
     return [_known[key]]

@@ -13,13 +13,26 @@ from transconv.passes import Context, Pass
 from transconv.schedule import Schedule, Word
 from transconv.target import Target
 
-BOUNDED = Op("bounded", 1, lambda x: ir.minimum(ir.maximum(x, ir.Const(-2.0, x.dtype)),
-                                                ir.Const(2.0, x.dtype)),
-             "torch.clamp", options=(("min", -2.0), ("max", 2.0)), exact=True, activation=True,
-             gradient="torch.ops.aten.hardtanh_backward.default", gradient_with=(-2.0, 2.0),
-             derivative=lambda x: (ir.select((x > ir.Const(-2.0, x.dtype)) & (x < ir.Const(2.0, x.dtype)),
-                                             ir.Const(1.0, x.dtype), ir.Const(0.0, x.dtype)),),
-             spelled=(f"{__name__}.Bounded",), onednn=(("clip", -2, 2),))
+BOUNDED = Op(
+    "bounded",
+    1,
+    lambda x: ir.minimum(ir.maximum(x, ir.Const(-2.0, x.dtype)), ir.Const(2.0, x.dtype)),
+    "torch.clamp",
+    options=(("min", -2.0), ("max", 2.0)),
+    exact=True,
+    activation=True,
+    gradient="torch.ops.aten.hardtanh_backward.default",
+    gradient_with=(-2.0, 2.0),
+    derivative=lambda x: (
+        ir.select(
+            (x > ir.Const(-2.0, x.dtype)) & (x < ir.Const(2.0, x.dtype)),
+            ir.Const(1.0, x.dtype),
+            ir.Const(0.0, x.dtype),
+        ),
+    ),
+    spelled=(f"{__name__}.Bounded",),
+    onednn=(("clip", -2, 2),),
+)
 
 
 class Bounded(torch.nn.Module):
@@ -31,8 +44,18 @@ class Bounded(torch.nn.Module):
         return x.clamp(self.min, self.max)
 
 
-F8 = DType("f8e5m2z", "float", 8, "float16", "float8e5b16", "float8_e5m2fnuz", "fp8e5b16", 3, operand=True,
-           result=True)
+F8 = DType(
+    "f8e5m2z",
+    "float",
+    8,
+    "float16",
+    "float8e5b16",
+    "float8_e5m2fnuz",
+    "fp8e5b16",
+    3,
+    operand=True,
+    result=True,
+)
 
 
 def _refuses_many(schedule: Schedule, compute: Compute, target: Target) -> str | None:
@@ -46,7 +69,13 @@ def noted(kernel: Kernel, context: Context) -> Kernel:
     return replace(kernel, notes=(*kernel.notes, *(f"note {n} of mine" for n in range(count))))
 
 
-NOTE = Word("note", 0, "So many notes are written above the kernel.", range(4), why_not=_refuses_many,
-            propose=lambda c, compute, target: [c.with_words(note=1)],
-            price=lambda us, c, compute, target: us / 2)
+NOTE = Word(
+    "note",
+    0,
+    "So many notes are written above the kernel.",
+    range(4),
+    why_not=_refuses_many,
+    propose=lambda c, compute, target: [c.with_words(note=1)],
+    price=lambda us, c, compute, target: us / 2,
+)
 NOTING = Pass("noting", "the notes of the schedule", noted, optional=False)

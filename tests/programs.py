@@ -38,8 +38,11 @@ LONGEST_S = 300.0
 def _server(asking: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """The connection to the server of this process, which ends with it, and the server."""
     ours, its = socket.socketpair()
-    server = subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()],
-                              env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+    server = subprocess.Popen(
+        [sys.executable, __file__, str(its.fileno())],
+        pass_fds=[its.fileno()],
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
     its.close()
     return ours, server
 
@@ -54,19 +57,30 @@ def end() -> None:
         _server.cache_clear()
 
 
-def run(words: Sequence[str], cwd: str | Path | None = None, env: Mapping[str, str] | None = None,
-        timeout: float = LONGEST_S, check: bool = False) -> subprocess.CompletedProcess[str]:
+def run(
+    words: Sequence[str],
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = LONGEST_S,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
     """Runs ``-c code`` or ``-m module`` with arguments. Raises what ``subprocess.run`` does."""
     ours, its = socket.socketpair()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, ours:
-        asked = {"words": list(words), "cwd": str(cwd or os.getcwd()),
-                 "env": dict(os.environ if env is None else env)}
+        asked = {
+            "words": list(words),
+            "cwd": str(cwd or os.getcwd()),
+            "env": dict(os.environ if env is None else env),
+        }
         body = json.dumps(asked).encode()
         with tempfile.TemporaryFile() as question:
             question.write(body)
             question.seek(0)
-            socket.send_fds(_server(os.getpid())[0], [b"?"], [
-                its.fileno(), question.fileno(), out.fileno(), err.fileno()])
+            socket.send_fds(
+                _server(os.getpid())[0],
+                [b"?"],
+                [its.fileno(), question.fileno(), out.fileno(), err.fileno()],
+            )
         its.close()
         answers = ours.makefile("r")
         told = answers.readline()

@@ -28,7 +28,8 @@ def wrong(count: int, seed: int, device: str) -> tuple[int, int]:
     out = torch.full(x.shape, torch.nan, device=device)
     with np.errstate(all="ignore"):
         load(triton.emit(kernel()), "each")[count // N,](
-            torch.from_numpy(x).to(device), torch.from_numpy(by).to(device), out)
+            torch.from_numpy(x).to(device), torch.from_numpy(by).to(device), out
+        )
         want = x / by
     got, large = out.cpu().numpy(), ~(np.abs(want) < 2.0**-39)
     same = (got == want) & (np.signbit(got) == np.signbit(want)) | np.isnan(got) & np.isnan(want)

@@ -34,11 +34,17 @@ from tests import programs
 from transconv.__main__ import main
 
 ROOT = Path(__file__).parent.parent
-FENCED = re.compile(r"^(?:<!-- shown: (?P<rule>.*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$",
-                    re.MULTILINE | re.DOTALL)
+FENCED = re.compile(
+    r"^(?:<!-- shown: (?P<rule>.*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 SETTINGS = {"TRANSCONV_TUNED": "0"}  # what was tuned on some machine is not for a page
-UNSET = ("TRANSCONV_PASSES", "TRANSCONV_FEATURES", "TRANSCONV_SCHEDULE", "TRANSCONV_DEBUG",
-         "TRANSCONV_DUMP")
+UNSET = (
+    "TRANSCONV_PASSES",
+    "TRANSCONV_FEATURES",
+    "TRANSCONV_SCHEDULE",
+    "TRANSCONV_DEBUG",
+    "TRANSCONV_DUMP",
+)
 TIMES = re.compile(r"  \(\d+ ms\)(.*?) *-*$", re.MULTILINE)
 
 
@@ -63,10 +69,12 @@ def blocks(page: str) -> list[Block]:
 
 def anew(block: Block, page: str) -> str:
     """The block as it has to be. Raises ValueError for a rule that finds nothing."""
-    heads = block.heads[:1] if block.body.startswith("# ") else [
-        h for h in block.heads if h.startswith("$ ")]
-    return block.whole.replace(block.body, "".join(
-        head + cut(source(head, page), block.rule) for head in heads))
+    heads = (
+        block.heads[:1] if block.body.startswith("# ") else [h for h in block.heads if h.startswith("$ ")]
+    )
+    return block.whole.replace(
+        block.body, "".join(head + cut(source(head, page), block.rule) for head in heads)
+    )
 
 
 @functools.cache  # several blocks show parts of one kernel
@@ -109,9 +117,11 @@ def executed(names: tuple[str, ...], page: str, settings: tuple[tuple[str, str],
     environment = {k: v for k, v in os.environ.items() if k not in UNSET}
     texts = [(name, program(name, page)) for name in names]
     # Registered as files, so that a program finds its own source.
-    run = (f"import linecache\nfor name, text in {texts!r}:\n    print(end=f'\\0{{name}}\\n')\n"
-           "    linecache.cache[name] = len(text), None, text.splitlines(True), name\n"
-           "    exec(compile(text, name, 'exec'), {'__name__': '__main__'})")
+    run = (
+        f"import linecache\nfor name, text in {texts!r}:\n    print(end=f'\\0{{name}}\\n')\n"
+        "    linecache.cache[name] = len(text), None, text.splitlines(True), name\n"
+        "    exec(compile(text, name, 'exec'), {'__name__': '__main__'})"
+    )
     done = programs.run(["-c", run], cwd=ROOT, env={**environment, **dict(settings)})
     if done.returncode:
         raise ValueError(f"the programs end with {done.returncode}:\n{done.stderr[-2000:]}")

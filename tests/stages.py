@@ -44,10 +44,13 @@ def small_schedules(compute: Compute, draw: st.DrawFn) -> Schedule:
     few = [c for c in legal if all(b.extent <= 64 for b in c.blocks)] or legal
     schedule = draw(st.sampled_from(few[:40]))
     words: dict[str, Any] = {
-        "swap": draw(st.sampled_from([0, 0, 1])), "group_m": draw(st.sampled_from([1, 2, 8])),
-        "unroll": draw(st.sampled_from([0, 0, 1])), "split_k": draw(st.sampled_from([1, 1, 2, 3])),
+        "swap": draw(st.sampled_from([0, 0, 1])),
+        "group_m": draw(st.sampled_from([1, 2, 8])),
+        "unroll": draw(st.sampled_from([0, 0, 1])),
+        "split_k": draw(st.sampled_from([1, 1, 2, 3])),
         "reduce": draw(st.sampled_from(["partials", "atomic"])),
-        "order": ".".join(draw(st.permutations([x.name for x in compute.axes_of("K")])))}
+        "order": ".".join(draw(st.permutations([x.name for x in compute.axes_of("K")]))),
+    }
     for name, value in words.items():
         other = replace(schedule, **{name: value})
         if why_not(other, compute, SM90) is None:
@@ -55,11 +58,15 @@ def small_schedules(compute: Compute, draw: st.DrawFn) -> Schedule:
     return schedule
 
 
-def launches_of(steps: Sequence[tuple[Compute, Schedule]],
-                switches: dict[str, bool] | None = None, target: Target = SM90) -> Launches:
+def launches_of(
+    steps: Sequence[tuple[Compute, Schedule]],
+    switches: dict[str, bool] | None = None,
+    target: Target = SM90,
+) -> Launches:
     """Per launch of a plan: its kernel as it is first written, and after every pass."""
-    return [compiler.lower(compute, schedule, target, "conv", "ieee", switches)
-            for compute, schedule in steps]
+    return [
+        compiler.lower(compute, schedule, target, "conv", "ieee", switches) for compute, schedule in steps
+    ]
 
 
 def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) -> list[str]:
@@ -93,8 +100,9 @@ def wrong_stages(p: ConvProblem, prop: Prop, launches: Launches, seed: int = 0) 
         for kernel in kernels:
             for t in kernel.params:  # parts of several phases lie in one workspace, each in its own way
                 if t.parts_of and len(memory.buffers[t.name]) != t.layout.span:
-                    memory = Memory(memory.buffers | {
-                        t.name: np.full(t.layout.span, np.nan, t.dtype.numpy)})
+                    memory = Memory(
+                        memory.buffers | {t.name: np.full(t.layout.span, np.nan, t.dtype.numpy)}
+                    )
             memory.new_launch()
             run(kernel, memory)
         got = unpack(memory.buffers[c], layouts[c], shapes(p)[c])

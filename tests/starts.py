@@ -9,8 +9,9 @@ from transconv.backend_triton import TritonKernel
 from transconv.runtime.launch_codegen import StartWriter, StepStart
 
 
-def start_of(kernel: TritonKernel, order: tuple[int, ...], aligned: bool = True,
-             count: int = 6) -> Callable[..., Any] | None:
+def start_of(
+    kernel: TritonKernel, order: tuple[int, ...], aligned: bool = True, count: int = 6
+) -> Callable[..., Any] | None:
     """A function of ``count`` tensors that starts the kernel on device 0 with those of these numbers; None
     before it is loaded there."""
     begun = kernel.begun(0, aligned)

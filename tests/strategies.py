@@ -14,5 +14,6 @@ from transconv.verify.fuzz import conv_problems
 
 def problems(ndims: int | None = None, dtype: str = "f32") -> st.SearchStrategy[ConvProblem]:
     """Small convolutions: 1D/2D/3D, stride, dilation, asymmetric padding, groups, depthwise."""
-    return st.builds(lambda rng: conv_problems.tiny(rng, ndims or 0, dtype),
-                     st.randoms(use_true_random=False))
+    return st.builds(
+        lambda rng: conv_problems.tiny(rng, ndims or 0, dtype), st.randoms(use_true_random=False)
+    )

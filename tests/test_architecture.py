@@ -55,8 +55,14 @@ LATE = (
     "backend_triton/launch/compile_records.py",
 )
 # Files above the compiler that import torch at the top, because they are about tensors.
-TENSORS = ("verify/data.py", "verify/judgement.py", "verify/machine.py",
-           "verify/case.py", "verify/computation.py", "runtime/timing.py")
+TENSORS = (
+    "verify/data.py",
+    "verify/judgement.py",
+    "verify/machine.py",
+    "verify/case.py",
+    "verify/computation.py",
+    "runtime/timing.py",
+)
 SOURCES = sources()
 
 
@@ -66,9 +72,14 @@ def test_every_file_is_in_a_layer() -> None:
 
 def test_layers() -> None:
     """No module imports one of a layer above, nor of another package of its layer."""
-    found = [f"{relative(path)} imports {name}" for path in SOURCES for name, _ in imports(path)
-             if name.startswith("transconv.") and name.split(".")[1] != layer_of(path)
-             and RANK.get(name.split(".")[1], 99) >= RANK[layer_of(path)]]
+    found = [
+        f"{relative(path)} imports {name}"
+        for path in SOURCES
+        for name, _ in imports(path)
+        if name.startswith("transconv.")
+        and name.split(".")[1] != layer_of(path)
+        and RANK.get(name.split(".")[1], 99) >= RANK[layer_of(path)]
+    ]
     assert not found
 
 
@@ -79,10 +90,16 @@ OPEN_ROOMS = ("calls", "torch_ops", "functional", "graph", "distributed", "verif
 def test_packages_import_what_others_export() -> None:
     """From another package a module imports what its ``__init__`` exports, and modules by their names, not
     from the files inside."""
-    found = [f"{relative(path)} imports {name}" for path in SOURCES if path != PACKAGE / "__init__.py"
-             for name, _ in imports(path) if name.startswith("transconv.") and name.count(".") > 1
-             and name.split(".")[1] not in (layer_of(path), *OPEN_ROOMS)
-             and not (PACKAGE.parent / name.replace(".", "/")).is_dir()]
+    found = [
+        f"{relative(path)} imports {name}"
+        for path in SOURCES
+        if path != PACKAGE / "__init__.py"
+        for name, _ in imports(path)
+        if name.startswith("transconv.")
+        and name.count(".") > 1
+        and name.split(".")[1] not in (layer_of(path), *OPEN_ROOMS)
+        and not (PACKAGE.parent / name.replace(".", "/")).is_dir()
+    ]
     assert not found
 
 
@@ -104,12 +121,23 @@ def test_heavy_imports() -> None:
                 assert relative(path) == "graph/symbols.py" or layer_of(path) == "simplify", relative(path)
                 assert relative(path) == "graph/symbols.py" or not early, relative(path)
             if name.split(".")[0] in ("torch", "triton") and not (
-                    layer_of(path) in ("calls", "torch_ops", "nn", "functional", "quantized", "graph",
-                                       "distributed", "kernel")
-                    or relative(path) in TENSORS):
+                layer_of(path)
+                in (
+                    "calls",
+                    "torch_ops",
+                    "nn",
+                    "functional",
+                    "quantized",
+                    "graph",
+                    "distributed",
+                    "kernel",
+                )
+                or relative(path) in TENSORS
+            ):
                 above = RANK[layer_of(path)] >= RANK["verify"]
                 assert above or relative(path) in LATE or not runs(path, name), (
-                    f"{relative(path)} imports {name}")
+                    f"{relative(path)} imports {name}"
+                )
                 assert not early, f"{relative(path)} imports {name} before it is needed"
 
 
@@ -119,8 +147,11 @@ def runs(path: Path, name: str) -> bool:
     for at in ast.walk(tree):
         if isinstance(at, ast.If) and "TYPE_CHECKING" in ast.unparse(at.test):
             at.body = [ast.Pass()]
-    return any(re.search(rf"\b(from|import) {re.escape(name)}\b", ast.unparse(at)) for at in ast.walk(tree)
-               if isinstance(at, (ast.Import, ast.ImportFrom)))
+    return any(
+        re.search(rf"\b(from|import) {re.escape(name)}\b", ast.unparse(at))
+        for at in ast.walk(tree)
+        if isinstance(at, (ast.Import, ast.ImportFrom))
+    )
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("backend_triton/emitters/*.py")), ids=relative)
@@ -132,10 +163,12 @@ def test_emitters_see_the_ir_and_its_simplifier(path: Path) -> None:
 @pytest.mark.parametrize("room", ["selection", "runtime"])
 def test_choices_and_plans_are_about_any_workload(room: str) -> None:
     """A convolution is a front end above the rooms that choose schedules and make plans."""
-    found = [f"{relative(path)}:{n}: {line.strip()}"
-             for path in sorted((PACKAGE / room).rglob("*.py"))
-             for n, line in enumerate(path.read_text().splitlines(), 1)
-             if re.search(r"transconv[./]conv\b|\bConv[A-Z]\w*|\bProp\b|\bEpilogue\b", line)]
+    found = [
+        f"{relative(path)}:{n}: {line.strip()}"
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"transconv[./]conv\b|\bConv[A-Z]\w*|\bProp\b|\bEpilogue\b", line)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -144,10 +177,14 @@ FORMS = ("merged", "over_copies", "copies", "workspaces")
 
 def test_what_a_schedule_makes_of_a_computation_is_derived_in_one_place() -> None:
     """All other files ask ``Scheduled`` for the computation with merged groups, or over copies."""
-    found = [f"{relative(path)}: {alias.name}" for path in SOURCES
-             for at in ast.walk(tree_of(path)) if isinstance(at, ast.ImportFrom)
-             and str(at.module).startswith("transconv.schedule") for alias in at.names
-             if alias.name in FORMS and relative(path) != "schedule/tiles/copy_kernels.py"]
+    found = [
+        f"{relative(path)}: {alias.name}"
+        for path in SOURCES
+        for at in ast.walk(tree_of(path))
+        if isinstance(at, ast.ImportFrom) and str(at.module).startswith("transconv.schedule")
+        for alias in at.names
+        if alias.name in FORMS and relative(path) != "schedule/tiles/copy_kernels.py"
+    ]
     assert not found, "\n".join(found)
 
 
@@ -163,16 +200,38 @@ def test_stages_are_named_in_one_tuple() -> None:
     assert [s.name for s in STAGES] == list(dict.fromkeys(s.name for s in STAGES))
     plain = "|".join(s.name for s in STAGES if not isinstance(s, (Form, Pass)))
     literal = re.compile(rf"(stage|shown|wanted|name)\w* (==|in) \(?[\"']({plain})[\"']")
-    found = [f"{relative(path)}:{n}: {line.strip()}" for path in SOURCES
-             for n, line in enumerate(path.read_text().splitlines(), 1) if literal.search(line)]
+    found = [
+        f"{relative(path)}:{n}: {line.strip()}"
+        for path in SOURCES
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if literal.search(line)
+    ]
     assert not found, "\n".join(found)
 
 
 # The words of the convolution front end, whole or as a part of a name.
-FRONT_END = re.compile(r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
-                       r"(?![a-z])", re.IGNORECASE)  # MB is a million bytes
-NEUTRAL = ("ir", "simplify", "passes", "backend_triton", "schedule", "cost", "compute", "selection",
-           "target", "support", "runtime", "report", "tuning", "kernel", "calls")
+FRONT_END = re.compile(
+    r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)  # MB is a million bytes
+NEUTRAL = (
+    "ir",
+    "simplify",
+    "passes",
+    "backend_triton",
+    "schedule",
+    "cost",
+    "compute",
+    "selection",
+    "target",
+    "support",
+    "runtime",
+    "report",
+    "tuning",
+    "kernel",
+    "calls",
+)
 
 
 @pytest.mark.parametrize("room", NEUTRAL)
@@ -180,8 +239,12 @@ def test_the_compiler_does_not_speak_of_convolutions(room: str) -> None:
     """What is computed is decided by a front end; a computation is axes with roles and views."""
     files = [p for p in SOURCES if layer_of(p) == room]
     assert files
-    found = [f"{relative(path)}:{n}: {line.strip()}" for path in files
-             for n, line in enumerate(path.read_text().splitlines(), 1) if FRONT_END.search(line)]
+    found = [
+        f"{relative(path)}:{n}: {line.strip()}"
+        for path in files
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if FRONT_END.search(line)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -203,12 +266,14 @@ MEANT = (
 
 def test_no_pass_reads_a_name() -> None:
     """What a later stage needs to know about a value is a field of it, not how it is spelled."""
-    found = [f"{relative(path)}:{n}: {line.strip()}"
-             for folder in ("passes", "backend_triton", "schedule", "cost", "selection", "runtime")
-             for path in sorted((PACKAGE / folder).rglob("*.py"))
-             if path.parent.name != "standalone"  # files for people, who know tensors by their names
-             for n, line in enumerate(path.read_text().splitlines(), 1)
-             if SPELLING.search(line) and not any(re.search(known, line) for known, _ in MEANT)]
+    found = [
+        f"{relative(path)}:{n}: {line.strip()}"
+        for folder in ("passes", "backend_triton", "schedule", "cost", "selection", "runtime")
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        if path.parent.name != "standalone"  # files for people, who know tensors by their names
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if SPELLING.search(line) and not any(re.search(known, line) for known, _ in MEANT)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -235,8 +300,11 @@ def test_the_root_has_few_files() -> None:
 
 
 def test_only_knobs_reads_the_environment() -> None:
-    readers = [relative(p) for p in SOURCES
-               if re.search(r"\b(environ|getenv)\b", p.read_text()) and p.name != "knobs.py"]
+    readers = [
+        relative(p)
+        for p in SOURCES
+        if re.search(r"\b(environ|getenv)\b", p.read_text()) and p.name != "knobs.py"
+    ]
     assert not readers
 
 
@@ -246,8 +314,10 @@ def test_every_module_says_its_place() -> None:
 
 
 # What says where a thing stands, or that it is one, before it is said what it is.
-FILLING = re.compile(r"(This|Also|Beside|Stage \d+|A (module|file|class|function) (that|which|for)|"
-                     r"Helpers?|Utilit(y|ies)|Various|Contains|Provides)\b")
+FILLING = re.compile(
+    r"(This|Also|Beside|Stage \d+|A (module|file|class|function) (that|which|for)|"
+    r"Helpers?|Utilit(y|ies)|Various|Contains|Provides)\b"
+)
 
 
 def test_docstrings_of_modules_begin_with_the_thing() -> None:
@@ -258,8 +328,9 @@ def test_docstrings_of_modules_begin_with_the_thing() -> None:
 
 def alone(code: str) -> str:
     """Standard output of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

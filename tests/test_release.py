@@ -26,8 +26,13 @@ from transconv.support import __version__
 
 ROOT = Path(__file__).parent.parent
 STEM = f"transconv-{__version__}"
-DATA = {"py.typed", "data/tuned_h200.csv", "data/resnet50.txt", "verify/fuzz/corpus/generated.txt",
-        "verify/fuzz/corpus/compiled.txt"}
+DATA = {
+    "py.typed",
+    "data/tuned_h200.csv",
+    "data/resnet50.txt",
+    "verify/fuzz/corpus/generated.txt",
+    "verify/fuzz/corpus/compiled.txt",
+}
 TEMPLATES = (".html", ".css", ".js", ".j2", ".jinja")
 
 FIRST = """
@@ -49,10 +54,15 @@ print(transconv.__file__, NETWORK.is_file())
 
 def ran(*words: object, cwd: Path) -> str:
     """Standard output of a command, in an environment without what points at the checkout."""
-    own = {k: v for k, v in os.environ.items()
-           if not k.startswith(("PYTHON", "TRANSCONV_", "TRITON_"))}
-    done = subprocess.run([str(w) for w in words], cwd=cwd, capture_output=True, text=True,
-                          env=own | {"XDG_CACHE_HOME": str(cwd / "cache")}, check=False)
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TRANSCONV_", "TRITON_"))}
+    done = subprocess.run(
+        [str(w) for w in words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=own | {"XDG_CACHE_HOME": str(cwd / "cache")},
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -86,9 +96,13 @@ def names_of(dist: Path) -> tuple[list[str], list[str]]:
 
 
 def test_both_hold_the_package_and_nothing_else(dist: Path) -> None:
-    sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / "transconv").rglob("*")
-               if p.suffix in (".py", ".csv", ".txt", *TEMPLATES) and p.is_file()
-               and p.parent.suffix != ".dist-info"}  # the entry of a checkout; a wheel has its own
+    sources = {
+        p.relative_to(ROOT).as_posix()
+        for p in (ROOT / "transconv").rglob("*")
+        if p.suffix in (".py", ".csv", ".txt", *TEMPLATES)
+        and p.is_file()
+        and p.parent.suffix != ".dist-info"
+    }  # the entry of a checkout; a wheel has its own
     for names in names_of(dist):
         assert sources <= {*names}, sources - {*names}
         assert {f"transconv/{name}" for name in DATA} <= {*names}
@@ -134,13 +148,34 @@ def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     venv.create(here, with_pip=False)
     python = here / "bin" / "python"
     wheel = dist / f"{STEM}-py3-none-any.whl"
-    ran(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index",
-        "--no-compile", "--disable-pip-version-check", wheel, cwd=tmp_path)
+    ran(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--disable-pip-version-check",
+        wheel,
+        cwd=tmp_path,
+    )
     (site,) = here.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
-    shown = ran(here / "bin" / "transconv", "show", "mb2ic16ih14oc32oh14kh3ph1", "--target", "sm_90",
-                "--stage", "emit", cwd=tmp_path)
+    shown = ran(
+        here / "bin" / "transconv",
+        "show",
+        "mb2ic16ih14oc32oh14kh3ph1",
+        "--target",
+        "sm_90",
+        "--stage",
+        "emit",
+        cwd=tmp_path,
+    )
     assert "@triton.jit" in shown and "tl.store" in shown
 
     # As `python -m transconv doctor`, and a first call in the same process.

@@ -59,15 +59,35 @@ LONG = "M=64 in 1..1048576, K=64 in 1..1048576"
 KINDS: dict[str, tuple[str, str, dict[str, int], dict[str, int], str]] = {
     "least": (MAP.format(sizes=SMALL), "m.k:64 | fma", {"M": 2, "K": 8}, {"M": 1, "K": 8}, "2..4096"),
     "most": (MAP.format(sizes=SMALL), "m.k:64 | fma", {"M": 4096, "K": 8}, {"M": 4097, "K": 8}, "2..4096"),
-    "divisor": (MAP.format(sizes=f"{SMALL}, K % 4 == 0"), "m.k:64 | fma",
-                {"M": 3, "K": 12}, {"M": 3, "K": 13}, "(K % 4) == 0"),
-    "32 bits": (MAP.format(sizes=f"{SQUARE}, M*K < 2147400000"), "m.k:64 | fma",
-                {"M": 46339, "K": 46340}, {"M": 46340, "K": 46341}, "(M * K) < 2147400000"),
+    "divisor": (
+        MAP.format(sizes=f"{SMALL}, K % 4 == 0"),
+        "m.k:64 | fma",
+        {"M": 3, "K": 12},
+        {"M": 3, "K": 13},
+        "(K % 4) == 0",
+    ),
+    "32 bits": (
+        MAP.format(sizes=f"{SQUARE}, M*K < 2147400000"),
+        "m.k:64 | fma",
+        {"M": 46339, "K": 46340},
+        {"M": 46340, "K": 46341},
+        "(M * K) < 2147400000",
+    ),
     "box": (PRODUCT, BOXES, {"M": 33, "K": 24}, {"M": 33, "K": 20}, "(K % 8) == 0"),
-    "stride": (FAR, FAR_BOXES, {"MB": 1, "IH": 4095, "IW": 4096}, {"MB": 1, "IH": 4097, "IW": 4096},
-               "1099511627775"),
-    "grid": (MAP.format(sizes=LONG), "m:1 k:16 | fma", {"M": 1048576, "K": 32752},
-             {"M": 1048576, "K": 32768}, f"<= {LARGEST_SIZE}"),
+    "stride": (
+        FAR,
+        FAR_BOXES,
+        {"MB": 1, "IH": 4095, "IW": 4096},
+        {"MB": 1, "IH": 4097, "IW": 4096},
+        "1099511627775",
+    ),
+    "grid": (
+        MAP.format(sizes=LONG),
+        "m:1 k:16 | fma",
+        {"M": 1048576, "K": 32752},
+        {"M": 1048576, "K": 32768},
+        f"<= {LARGEST_SIZE}",
+    ),
 }
 
 
@@ -84,15 +104,19 @@ def tensors(plan: Plan, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
     """The tensors of a call of these sizes, without memory."""
     assert plan.required is not None
     with FakeTensorMode():
-        return {t.name: torch.empty_strided(t.at(sizes).shape, t.at(sizes).layout.strides() or (),
-                                            dtype=getattr(torch, t.dtype.torch))
-                for t in plan.required.tensors}
+        return {
+            t.name: torch.empty_strided(
+                t.at(sizes).shape, t.at(sizes).layout.strides() or (), dtype=getattr(torch, t.dtype.torch)
+            )
+            for t in plan.required.tensors
+        }
 
 
 def without(required: Required, said: str) -> Required:
     """Planted: what a plan requires, less one requirement."""
-    each = tuple(replace(s, least=1, most=LARGEST_SIZE) if said in str(s) else s
-                 for s in required.sizes.each)
+    each = tuple(
+        replace(s, least=1, most=LARGEST_SIZE) if said in str(s) else s for s in required.sizes.each
+    )
     where = tuple(c for c in required.sizes.where if said not in text_of(c))
     assert (each, where) != (required.sizes.each, required.sizes.where)
     return Required(Sizes(each, where), required.tensors, required.about)
@@ -142,8 +166,18 @@ def test_no_index_reaches_farther_than_is_said() -> None:
             return rng.choice([i, lane, m, k, as_expr(rng.randint(0, 5))])
         a, b = drawn(depth - 1), drawn(depth - 1)
         of_sizes = rng.choice([m, k, m * k, as_expr(rng.randint(1, 6))])
-        return rng.choice([a + b, a - b, a * b, a // of_sizes, a % of_sizes, minimum(a, b), maximum(a, b),
-                           i % (lane + 1)])
+        return rng.choice(
+            [
+                a + b,
+                a - b,
+                a * b,
+                a // of_sizes,
+                a % of_sizes,
+                minimum(a, b),
+                maximum(a, b),
+                i % (lane + 1),
+            ]
+        )
 
     for _ in range(150):
         index = drawn(3)

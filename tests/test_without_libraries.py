@@ -11,8 +11,12 @@ HIDDEN = "import sys; sys.modules[{!r}] = None; from transconv.__main__ import m
 
 
 def run(library: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", HIDDEN.format(library, list(words))], text=True,
-                          capture_output=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", HIDDEN.format(library, list(words))],
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
 
 
 def test_doctor_runs_without_a_library() -> None:

@@ -35,7 +35,7 @@ def _forward_over_reverse(f: Function, x: Tensor, v: Tensor) -> Any:
     leaf = _leaf(x)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(leaf, v)
-        found, = torch.autograd.grad(_squares(f)(dual), dual, create_graph=True)
+        (found,) = torch.autograd.grad(_squares(f)(dual), dual, create_graph=True)
         return forward_ad.unpack_dual(found).tangent
 
 
@@ -49,14 +49,14 @@ def _reverse_over_forward(f: Function, x: Tensor, v: Tensor) -> Any:
 def _batched(f: Function, x: Tensor, v: Tensor, again: bool = False) -> Any:
     leaf = _leaf(x)
     y = f(leaf)
-    found, = torch.autograd.grad(y, leaf, _all_ones(y), is_grads_batched=True, create_graph=again)
+    (found,) = torch.autograd.grad(y, leaf, _all_ones(y), is_grads_batched=True, create_graph=again)
     return torch.autograd.grad(found.square().sum(), leaf, allow_unused=True) if again else found
 
 
 def _again(f: Function, x: Tensor, v: Tensor) -> Any:
     """The gradient, and that of the gradient along ``v``."""
     leaf = _leaf(x)
-    found, = torch.autograd.grad(_squares(f)(leaf), leaf, create_graph=True)
+    (found,) = torch.autograd.grad(_squares(f)(leaf), leaf, create_graph=True)
     return found, torch.autograd.grad(found, leaf, v)
 
 
@@ -77,7 +77,8 @@ TRANSFORMS: dict[str, Callable[[Function, Tensor, Tensor], Any]] = {
     "is_grads_batched_again": lambda f, x, v: _batched(f, x, v, True),
     "vectorized_jacobian": lambda f, x, v: torch.autograd.functional.jacobian(f, x, vectorize=True),
     "vectorized_hessian": lambda f, x, v: torch.autograd.functional.hessian(
-        _squares(f), x, vectorize=True),
+        _squares(f), x, vectorize=True
+    ),
     "create_graph": _again,
 }
 

@@ -123,7 +123,16 @@ _MOVED = {
 sys.meta_path.append(MovedModules(_MOVED))
 
 __all__ = [
-    "__version__", "config", "distributed", "functional", "graph", "kernel", "nn", "quantized", *_HOMES]
+    "__version__",
+    "config",
+    "distributed",
+    "functional",
+    "graph",
+    "kernel",
+    "nn",
+    "quantized",
+    *_HOMES,
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -171,7 +180,8 @@ def _enter_backend(folder: str) -> None:
 
         entry = sys.modules["importlib.metadata"].EntryPoint
         torch_internals.backends().setdefault(
-            "transconv", entry("transconv", "transconv.graph:backend", "torch_dynamo_backends"))
+            "transconv", entry("transconv", "transconv.graph:backend", "torch_dynamo_backends")
+        )
 
 
 _enter_backend(os.path.join(os.path.dirname(__file__), "data", "dynamo"))

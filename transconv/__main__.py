@@ -14,11 +14,33 @@ from importlib import import_module
 from transconv.cli.arguments import installation
 from transconv.support import StageError, TransconvError, __version__, one_line
 
-VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
-         "bisect", "tune", "prepare", "cache", "sharded", "words", "doctor", "report-wrong")
+VERBS = (
+    "show",
+    "report",
+    "run",
+    "check",
+    "fuzz",
+    "compile",
+    "kernel",
+    "export",
+    "matrix",
+    "demo",
+    "bisect",
+    "tune",
+    "prepare",
+    "cache",
+    "sharded",
+    "words",
+    "doctor",
+    "report-wrong",
+)
 # Those that are not in a file of their name, and what adds them.
-ELSEWHERE = {"demo": ("run", "add_demo"), "cache": ("prepare", "add_cache"),
-             "words": ("show", "add_words"), "sharded": ("sharding", "add_to")}
+ELSEWHERE = {
+    "demo": ("run", "add_demo"),
+    "cache": ("prepare", "add_cache"),
+    "words": ("show", "add_words"),
+    "sharded": ("sharding", "add_to"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
     made = options.Parser(
         prog="python -m transconv",
         description="Generates Triton kernels that people can read. A convolution is given as one line, "
-                    "any other computation as a file of a few lines (docs/computations.md).")
+        "any other computation as a file of a few lines (docs/computations.md).",
+    )
     made.add_argument("--version", action="version", version=f"transconv {__version__}")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name in VERBS:
@@ -51,8 +74,10 @@ def _without(error: ImportError, given: Sequence[str]) -> int:
     """Run while a library cannot be imported: ``doctor`` reports it, other verbs are refused."""
     if list(given[:1]) == ["doctor"]:
         return installation.printed(installation.incomplete(error), "--json" in given)
-    print(one_line(f"{type(error).__name__}: {error}; python -m transconv doctor says what is missing"),
-          file=sys.stderr)
+    print(
+        one_line(f"{type(error).__name__}: {error}; python -m transconv doctor says what is missing"),
+        file=sys.stderr,
+    )
     return 2
 
 

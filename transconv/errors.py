@@ -15,5 +15,17 @@ from transconv.support import (
     nearest,
 )
 
-__all__ = ["ComputeError", "ConfigError", "KernelError", "LayoutError", "ProblemError", "ScheduleError",
-           "ScopeError", "StageError", "TensorError", "TransconvError", "Unsupported", "nearest"]
+__all__ = [
+    "ComputeError",
+    "ConfigError",
+    "KernelError",
+    "LayoutError",
+    "ProblemError",
+    "ScheduleError",
+    "ScopeError",
+    "StageError",
+    "TensorError",
+    "TransconvError",
+    "Unsupported",
+    "nearest",
+]

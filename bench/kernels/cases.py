@@ -40,6 +40,7 @@ def drawing(device: str, seed: int) -> Draw:
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.rand(shape, generator=generator, device=device).to(dtype)
+
     return draw
 
 
@@ -81,14 +82,16 @@ def _ends(experts: torch.Tensor, ends: torch.Tensor) -> list[int]:
     return [last[e] for e in sorted(last)]
 
 
-def _each_expert(a: torch.Tensor, b: torch.Tensor, experts: torch.Tensor, _: torch.Tensor,
-                 ends: torch.Tensor) -> torch.Tensor:
+def _each_expert(
+    a: torch.Tensor, b: torch.Tensor, experts: torch.Tensor, _: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
     stops = _ends(experts, ends)
     return torch.cat([a[i:j] @ b[e] for e, (i, j) in enumerate(zip([0, *stops], stops, strict=False))])
 
 
-def _offsets(a: torch.Tensor, b: torch.Tensor, experts: torch.Tensor, _: torch.Tensor,
-             ends: torch.Tensor) -> Arguments:
+def _offsets(
+    a: torch.Tensor, b: torch.Tensor, experts: torch.Tensor, _: torch.Tensor, ends: torch.Tensor
+) -> Arguments:
     return a, b, torch.tensor(_ends(experts, ends), dtype=torch.int32, device=a.device)
 
 
@@ -110,43 +113,96 @@ def _moments(g: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> Arguments
     return g, x, scale, mean, rstd
 
 
-def _backward(g: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor,
-              rstd: torch.Tensor) -> Any:
-    return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[1]], mean, rstd, scale, scale,
-                                                     [True, True, True])
+def _backward(
+    g: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
+) -> Any:
+    return torch.ops.aten.native_layer_norm_backward(
+        g, x, [x.shape[1]], mean, rstd, scale, scale, [True, True, True]
+    )
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     if q.dtype == torch.float64:  # the answer for some heads alone: the scores of all are large
-        return (q[:2] @ k[:2].mT * q.shape[2]**-0.5).softmax(2) @ v[:2]
+        return (q[:2] @ k[:2].mT * q.shape[2] ** -0.5).softmax(2) @ v[:2]
     return F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
 
 
 def _softmax_case(rows: int, columns: int) -> KernelCase:
-    return KernelCase(f"softmax {rows}x{columns}", "softmax", (rows, columns), (3, 50),
-                      lambda draw, m, n: (_centred(draw, m, n, dtype=torch.float32) * 4,),
-                      lambda x: torch.softmax(x, 1))
+    return KernelCase(
+        f"softmax {rows}x{columns}",
+        "softmax",
+        (rows, columns),
+        (3, 50),
+        lambda draw, m, n: (_centred(draw, m, n, dtype=torch.float32) * 4,),
+        lambda x: torch.softmax(x, 1),
+    )
 
 
 TUTORIALS = (
-    KernelCase("vector add", "vector_add", (1 << 26,), (3000,), lambda draw, n: (draw(n), draw(n)),
-               lambda x, y: x + y),
-    _softmax_case(4096, 781), _softmax_case(4096, 8192),
-    KernelCase("matmul 4096 f16", "gemm", (4096, 4096, 4096), (150, 70, 300),
-               lambda draw, m, k, n: (_centred(draw, m, k), _centred(draw, k, n)), torch.matmul),
-    KernelCase("dropout", "dropout", (1 << 26,), (3000,), lambda draw, n: (draw(n) + 0.5, 0.5, 7),
-               lambda x, p, _: F.dropout(x, p), exact=_kept),
-    KernelCase("layer norm f16", "layer_norm", (4096, 8192), (3, 50),
-               lambda draw, m, n: (_centred(draw, m, n), *(draw(n).half() for _ in "ab")),
-               lambda x, a, b: F.layer_norm(x, (x.shape[1],), a, b, 1e-5)),
-    KernelCase("layer norm backward f16", "layer_norm_backward", (4096, 8192), (21, 50),
-               lambda draw, m, n: (_centred(draw, m, n), _centred(draw, m, n), draw(n).half()),
-               _backward, exact=_norm_gradients, prepare=_moments),
-    KernelCase("attention f16", "attention", (128, 4096, 64), (2, 150, 24),
-               lambda draw, h, n, d: tuple(_centred(draw, h, n, d) for _ in "qkv"), _attended,
-               part=lambda t: t[:2]),
-    KernelCase("grouped GEMM bf16", "grouped_gemm", (8, 1024, 2048, 2048), (3, 60, 70, 150), _expert_rows,
-               lambda a, b, ends: torch._grouped_mm(a, b, ends), exact=_each_expert, prepare=_offsets),
+    KernelCase(
+        "vector add",
+        "vector_add",
+        (1 << 26,),
+        (3000,),
+        lambda draw, n: (draw(n), draw(n)),
+        lambda x, y: x + y,
+    ),
+    _softmax_case(4096, 781),
+    _softmax_case(4096, 8192),
+    KernelCase(
+        "matmul 4096 f16",
+        "gemm",
+        (4096, 4096, 4096),
+        (150, 70, 300),
+        lambda draw, m, k, n: (_centred(draw, m, k), _centred(draw, k, n)),
+        torch.matmul,
+    ),
+    KernelCase(
+        "dropout",
+        "dropout",
+        (1 << 26,),
+        (3000,),
+        lambda draw, n: (draw(n) + 0.5, 0.5, 7),
+        lambda x, p, _: F.dropout(x, p),
+        exact=_kept,
+    ),
+    KernelCase(
+        "layer norm f16",
+        "layer_norm",
+        (4096, 8192),
+        (3, 50),
+        lambda draw, m, n: (_centred(draw, m, n), *(draw(n).half() for _ in "ab")),
+        lambda x, a, b: F.layer_norm(x, (x.shape[1],), a, b, 1e-5),
+    ),
+    KernelCase(
+        "layer norm backward f16",
+        "layer_norm_backward",
+        (4096, 8192),
+        (21, 50),
+        lambda draw, m, n: (_centred(draw, m, n), _centred(draw, m, n), draw(n).half()),
+        _backward,
+        exact=_norm_gradients,
+        prepare=_moments,
+    ),
+    KernelCase(
+        "attention f16",
+        "attention",
+        (128, 4096, 64),
+        (2, 150, 24),
+        lambda draw, h, n, d: tuple(_centred(draw, h, n, d) for _ in "qkv"),
+        _attended,
+        part=lambda t: t[:2],
+    ),
+    KernelCase(
+        "grouped GEMM bf16",
+        "grouped_gemm",
+        (8, 1024, 2048, 2048),
+        (3, 60, 70, 150),
+        _expert_rows,
+        lambda a, b, ends: torch._grouped_mm(a, b, ends),
+        exact=_each_expert,
+        prepare=_offsets,
+    ),
 )
 """Triton's tutorials. The grouped products have experts of different numbers of rows, twice the average at
 most, and torch's are ``torch._grouped_mm``."""

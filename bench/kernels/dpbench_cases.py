@@ -26,13 +26,13 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _all_apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """As torch.compile fuses it; torch.cdist without products of matrices takes a second."""
-    return ((a[:, None] - b[None])**2).sum(2).sqrt()
+    return ((a[:, None] - b[None]) ** 2).sum(2).sqrt()
 
 
 def _step(points: torch.Tensor, centres: torch.Tensor, steps: int) -> tuple[torch.Tensor, ...]:
     near = torch.zeros(len(points))
     for _ in range(steps):
-        near = ((points[:, None] - centres[None])**2).sum(2).argmin(1)
+        near = ((points[:, None] - centres[None]) ** 2).sum(2).argmin(1)
         sums = torch.zeros_like(centres).index_add_(0, near, points)
         counts = torch.zeros_like(centres[:, 0]).index_add_(0, near, torch.ones_like(points[:, 0]))
         centres = sums / counts.clamp_min(1)[:, None]
@@ -40,13 +40,14 @@ def _step(points: torch.Tensor, centres: torch.Tensor, steps: int) -> tuple[torc
 
 
 def _galaxies(draw: Draw, n: int, bins: int) -> Arguments:
-    radii = torch.logspace(-1, 1.7, bins, device=draw(1).device)**2
+    radii = torch.logspace(-1, 1.7, bins, device=draw(1).device) ** 2
     return draw(n, 3) * 50, draw(n), draw(n, 3) * 50, draw(n), radii
 
 
-def _weighed(a: torch.Tensor, wa: torch.Tensor, b: torch.Tensor, wb: torch.Tensor,
-             radii: torch.Tensor) -> torch.Tensor:
-    apart = ((a[:, None] - b[None])**2).sum(2)
+def _weighed(
+    a: torch.Tensor, wa: torch.Tensor, b: torch.Tensor, wb: torch.Tensor, radii: torch.Tensor
+) -> torch.Tensor:
+    apart = ((a[:, None] - b[None]) ** 2).sum(2)
     weights = wa[:, None] * wb[None]
     return torch.stack([torch.where(apart <= r, weights, 0.0).sum() for r in radii])
 
@@ -61,8 +62,9 @@ def _neighbours(draw: Draw, points: int, known: int, dims: int) -> Arguments:
     return draw(known, dims), (draw(known) * 3).int(), draw(points, dims), 5, 3
 
 
-def _voted(known: torch.Tensor, classes: torch.Tensor, points: torch.Tensor, k: int,
-           kinds: int) -> torch.Tensor:
+def _voted(
+    known: torch.Tensor, classes: torch.Tensor, points: torch.Tensor, k: int, kinds: int
+) -> torch.Tensor:
     found = []
     for some in points.split(1 << 18):  # distances of all at once are large
         near = torch.cdist(some, known).topk(k, largest=False).indices
@@ -91,18 +93,49 @@ def _labels(x: torch.Tensor, radius: float, least: int) -> torch.Tensor:
 
 DPBENCH = (
     KernelCase("Black-Scholes", "black_scholes", (1 << 27,), (700,), _options, _priced, True),
-    KernelCase("pairwise distance", "pairwise_distance", (32768, 3), (70, 3),
-               lambda draw, n, d: (draw(n, d), draw(n, d)), _all_apart, True,
-               exact=lambda a, b: _apart(a[:2048], b), part=lambda t: t[:2048]),
-    KernelCase("l2 norm", "l2_norm", (1 << 28, 3), (700, 3), lambda draw, n, d: (draw(n, d) - 0.5,),
-               lambda x: (x * x).sum(1).sqrt(), True, part=lambda t: t[:1 << 24]),
-    KernelCase("k-means, a step", "k_means", (1 << 20, 10, 2), (700, 5, 2),
-               lambda draw, n, c, d: (draw(n, d), draw(c, d), 1), _step, True),
+    KernelCase(
+        "pairwise distance",
+        "pairwise_distance",
+        (32768, 3),
+        (70, 3),
+        lambda draw, n, d: (draw(n, d), draw(n, d)),
+        _all_apart,
+        True,
+        exact=lambda a, b: _apart(a[:2048], b),
+        part=lambda t: t[:2048],
+    ),
+    KernelCase(
+        "l2 norm",
+        "l2_norm",
+        (1 << 28, 3),
+        (700, 3),
+        lambda draw, n, d: (draw(n, d) - 0.5,),
+        lambda x: (x * x).sum(1).sqrt(),
+        True,
+        part=lambda t: t[: 1 << 24],
+    ),
+    KernelCase(
+        "k-means, a step",
+        "k_means",
+        (1 << 20, 10, 2),
+        (700, 5, 2),
+        lambda draw, n, c, d: (draw(n, d), draw(c, d), 1),
+        _step,
+        True,
+    ),
     KernelCase("GPairs", "gpairs", (8192, 20), (70, 5), _galaxies, _weighed, True),
-    KernelCase("Rambo", "rambo", (1 << 23, 4), (70, 4),
-               lambda draw, n, k: tuple(draw(n, k).clamp(1e-6, 1 - 1e-6) for _ in "cfe"), _momenta, True),
-    KernelCase("nearest neighbours", "nearest_neighbours", (1 << 20, 1024, 16), (40, 30, 4), _neighbours,
-               _voted),
+    KernelCase(
+        "Rambo",
+        "rambo",
+        (1 << 23, 4),
+        (70, 4),
+        lambda draw, n, k: tuple(draw(n, k).clamp(1e-6, 1 - 1e-6) for _ in "cfe"),
+        _momenta,
+        True,
+    ),
+    KernelCase(
+        "nearest neighbours", "nearest_neighbours", (1 << 20, 1024, 16), (40, 30, 4), _neighbours, _voted
+    ),
     KernelCase("DBSCAN", "dbscan", (8192, 10), (100, 3), _blobs, _labels),
 )
 """dpbench's sizes M (for GPairs and DBSCAN 8192 points, L has 524,288 and 16,384). Of nearest neighbours

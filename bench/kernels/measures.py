@@ -19,9 +19,29 @@ from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, mask
 from transconv.runtime.timing import Clock, Make
 from transconv.verify.machine import Pool, Task, WorkerTask
 
-COLUMNS = ("kernel", "api_us", "triton_us", "torch_us", "ratio", "torch_ratio", "spread", "api_lines",
-           "triton_lines", "api_masks", "triton_masks", "error", "triton_error", "first_s", "schedule",
-           "torch_side", "sizes", "device", "torch", "triton", "commit")
+COLUMNS = (
+    "kernel",
+    "api_us",
+    "triton_us",
+    "torch_us",
+    "ratio",
+    "torch_ratio",
+    "spread",
+    "api_lines",
+    "triton_lines",
+    "api_masks",
+    "triton_masks",
+    "error",
+    "triton_error",
+    "first_s",
+    "schedule",
+    "torch_side",
+    "sizes",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 WRONG = 0.02
 
 
@@ -30,12 +50,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-inductor", action="store_true", help="torch without torch.compile")
     parser.add_argument("--no-torch", action="store_true", help="leave torch out")
     parser.add_argument("--budget-ms", type=float, default=60.0, help="timing of one call")
-    parser.add_argument("--time-budget", type=float, default=500,
-                        help="seconds after which no case begins")
-    parser.add_argument("--first", action="store_true",
-                        help="time first launches instead, with empty caches and in a second process")
-    parser.add_argument("--limit", type=float, default=60,
-                        help="seconds for one case, which has a process of its own")
+    parser.add_argument(
+        "--time-budget", type=float, default=500, help="seconds after which no case begins"
+    )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="time first launches instead, with empty caches and in a second process",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=60, help="seconds for one case, which has a process of its own"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
@@ -47,8 +72,11 @@ def main(options: argparse.Namespace) -> int:
     if options.first:
         return first_launches.write(out, versions())
     began, wrong = time.monotonic(), 0
-    tasks = [Task("time", {"name": c.name, "options": options}, options.limit) for c in cases()
-             if re.search(options.match, c.name)]
+    tasks = [
+        Task("time", {"name": c.name, "options": options}, options.limit)
+        for c in cases()
+        if re.search(options.match, c.name)
+    ]
     pool = Pool({"time": WorkerTask("bench.kernels.measures:timed", 1)})
     with (out / "kernels.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -94,29 +122,40 @@ def row(case: KernelCase, clock: Clock, options: argparse.Namespace) -> dict[str
     api, other = EXAMPLES / f"{case.kernel}.py", BY_HAND / f"{case.kernel}.py"
     made: dict[str, object] = {"kernel": case.name}
     made |= {side: f"{value:.4g}" for side, value in us.items()}
-    made |= {"ratio": f"{us['triton_us'] / us['api_us']:.3f}",
-             "torch_ratio": f"{us['torch_us'] / us['api_us']:.3f}" if "torch_us" in us else "",
-             "spread": f"{found['api_us'].spread:.3f}",
-             "api_lines": lines(api), "triton_lines": lines(other), "api_masks": masks(api),
-             "triton_masks": masks(other), "error": f"{errors[0]:.2e}", "triton_error": f"{errors[1]:.2e}",
-             "first_s": f"{first:.2f}", "schedule": schedule,
-             "torch_side": "torch.compile" if compiled else "eager",
-             "sizes": "x".join(map(str, case.sizes)), **versions()}
+    made |= {
+        "ratio": f"{us['triton_us'] / us['api_us']:.3f}",
+        "torch_ratio": f"{us['torch_us'] / us['api_us']:.3f}" if "torch_us" in us else "",
+        "spread": f"{found['api_us'].spread:.3f}",
+        "api_lines": lines(api),
+        "triton_lines": lines(other),
+        "api_masks": masks(api),
+        "triton_masks": masks(other),
+        "error": f"{errors[0]:.2e}",
+        "triton_error": f"{errors[1]:.2e}",
+        "first_s": f"{first:.2f}",
+        "schedule": schedule,
+        "torch_side": "torch.compile" if compiled else "eager",
+        "sizes": "x".join(map(str, case.sizes)),
+        **versions(),
+    }
     return made
 
 
 def sides(case: KernelCase, compiled: bool, with_torch: bool) -> dict[str, Make]:
     """What is timed in turn."""
-    def side(function: Callable[..., object],
-             prepare: Callable[..., Arguments] | None = None) -> Make:
+
+    def side(function: Callable[..., object], prepare: Callable[..., Arguments] | None = None) -> Make:
         def make(index: int) -> Callable[[], object]:
             given = case.data(drawing("cuda", index), *case.sizes)
             given = prepare(*given) if prepare else given
             return lambda: function(*given)
+
         return make
 
-    made = {"api_us": side(getattr(example(case.kernel), case.kernel)),
-            "triton_us": side(getattr(by_hand(case.kernel), case.kernel))}
+    made = {
+        "api_us": side(getattr(example(case.kernel), case.kernel)),
+        "triton_us": side(getattr(by_hand(case.kernel), case.kernel)),
+    }
     if with_torch:
         torch._dynamo.reset()
         function = torch.compile(case.torch) if compiled else case.torch
@@ -161,5 +200,8 @@ def error_of(case: KernelCase, got: Any, answer: Any) -> float:
 
 def bytes_of(values: Any) -> int:
     """The memory of tensors."""
-    return sum(t.numel() * t.element_size() for t in ((values,) if torch.is_tensor(values) else values)
-               if torch.is_tensor(t))
+    return sum(
+        t.numel() * t.element_size()
+        for t in ((values,) if torch.is_tensor(values) else values)
+        if torch.is_tensor(t)
+    )

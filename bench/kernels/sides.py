@@ -68,7 +68,9 @@ def recorded(module: ModuleType) -> Iterator[list[tuple[KernelFunction, tuple[An
         def call(*args: Any) -> Any:
             found.append((kernel, args))
             return kernel(*args)
+
         return call
+
     try:
         for name, kernel in kernels.items():
             setattr(module, name, through(kernel))

@@ -75,8 +75,9 @@ def place(path: Path, files: Files, config: MkDocsConfig) -> str | None:
     # Beside its name a page of the repository would be rendered: it is shown as text.
     uri = f"files/{uri}" + (".txt" if path.suffix == ".md" else "")
     if files.get_file_from_path(uri) is None:
-        files.append(File.generated(config, uri, abs_src_path=str(path),
-                                    inclusion=InclusionLevel.INCLUDED))
+        files.append(
+            File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED)
+        )
     return uri
 
 

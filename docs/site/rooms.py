@@ -21,15 +21,20 @@ EVERYWHERE = ("errors", "support")
 FRONT = ("__init__", "__main__", "nn")
 
 WIDTH, HEIGHT, GAP, RISE = 230, 74, 20, 104
-INK = {"light": ("#1f2328", "#57606a", "#f6f8fa", "#8c959f", "#0969da"),
-       "dark": ("#e6edf3", "#9198a1", "#161b22", "#6e7681", "#58a6ff")}
+INK = {
+    "light": ("#1f2328", "#57606a", "#f6f8fa", "#8c959f", "#0969da"),
+    "dark": ("#e6edf3", "#9198a1", "#161b22", "#6e7681", "#58a6ff"),
+}
 
 
 def imported(path: Path) -> Iterator[str]:
     """The rooms that a file imports from, in functions and for types too."""
     for at in ast.walk(ast.parse(path.read_text("utf-8"))):
-        names = [at.module or ""] if isinstance(at, ast.ImportFrom) else (
-            [a.name for a in at.names] if isinstance(at, ast.Import) else [])
+        names = (
+            [at.module or ""]
+            if isinstance(at, ast.ImportFrom)
+            else ([a.name for a in at.names] if isinstance(at, ast.Import) else [])
+        )
         if isinstance(at, ast.ImportFrom) and at.module == "transconv":
             names = [f"transconv.{a.name}" for a in at.names]
         yield from (name.split(".")[1] for name in names if name.startswith("transconv."))
@@ -41,8 +46,12 @@ def rooms() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for door in sorted(PACKAGE.glob("*/__init__.py")):
         own = door.parent.name
-        found[own] = {other for path in sorted(door.parent.rglob("*.py")) for other in imported(path)
-                      if other not in (own, *EVERYWHERE, *FRONT)}
+        found[own] = {
+            other
+            for path in sorted(door.parent.rglob("*.py"))
+            for other in imported(path)
+            if other not in (own, *EVERYWHERE, *FRONT)
+        }
     return {room: below & found.keys() for room, below in found.items()}
 
 
@@ -61,11 +70,16 @@ def levels(below: dict[str, set[str]]) -> dict[str, int]:
 
 def direct(below: dict[str, set[str]]) -> set[tuple[str, str]]:
     """The lines that no longer way implies."""
+
     def reached(room: str) -> set[str]:
         return set().union(*({other} | reached(other) for other in below[room]))
 
-    return {(room, other) for room, others in below.items() for other in others
-            if not any(other in reached(between) for between in others)}
+    return {
+        (room, other)
+        for room, others in below.items()
+        for other in others
+        if not any(other in reached(between) for between in others)
+    }
 
 
 def purpose(room: str) -> str:
@@ -80,7 +94,7 @@ def wrapped(text: str, most: int = 37, lines: int = 3) -> list[str]:
         if len(made[-1]) + len(word) >= most:
             made.append("")
         made[-1] = f"{made[-1]} {word}".strip()
-    return made if len(made) <= lines else [*made[:lines - 1], made[lines - 1] + " ..."]
+    return made if len(made) <= lines else [*made[: lines - 1], made[lines - 1] + " ..."]
 
 
 def svg(mode: str) -> str:
@@ -91,26 +105,40 @@ def svg(mode: str) -> str:
     rows = [sorted(r for r in rank if rank[r] == n) for n in range(max(rank.values()) + 1)]
     wide = max(len(row) for row in rows) * (WIDTH + GAP) + GAP
     high = len(rows) * RISE + GAP
-    at = {room: ((wide - len(row) * (WIDTH + GAP) + GAP) // 2 + i * (WIDTH + GAP),
-                 (len(rows) - 1 - n) * RISE + GAP)
-          for n, row in enumerate(rows) for i, room in enumerate(row)}
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" '
-             f'height="{high}" font-family="system-ui, sans-serif">',
-             "<title>The rooms of transconv: each imports only from rooms below it</title>"]
+    at = {
+        room: (
+            (wide - len(row) * (WIDTH + GAP) + GAP) // 2 + i * (WIDTH + GAP),
+            (len(rows) - 1 - n) * RISE + GAP,
+        )
+        for n, row in enumerate(rows)
+        for i, room in enumerate(row)
+    }
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" '
+        f'height="{high}" font-family="system-ui, sans-serif">',
+        "<title>The rooms of transconv: each imports only from rooms below it</title>",
+    ]
     for upper, lower in sorted(direct(below)):
         (x, y), (u, v) = at[upper], at[lower]
         x, u, y = x + WIDTH // 2, u + WIDTH // 2, y + HEIGHT
         bend = (v - y) // 2
-        parts.append(f'<path d="M{x} {y} C{x} {y + bend} {u} {v - bend} {u} {v}" fill="none" '
-                     f'stroke="{strong}" stroke-width="1.2"/>')
+        parts.append(
+            f'<path d="M{x} {y} C{x} {y + bend} {u} {v - bend} {u} {v}" fill="none" '
+            f'stroke="{strong}" stroke-width="1.2"/>'
+        )
     for room, (x, y) in sorted(at.items()):
-        parts.append(f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{fill}" '
-                     f'stroke="{line}"/>')
-        parts.append(f'<text x="{x + 10}" y="{y + 20}" font-size="14" font-weight="600" '
-                     f'fill="{ink}">{room}</text>')
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{fill}" '
+            f'stroke="{line}"/>'
+        )
+        parts.append(
+            f'<text x="{x + 10}" y="{y + 20}" font-size="14" font-weight="600" fill="{ink}">{room}</text>'
+        )
         for n, words in enumerate(wrapped(purpose(room))):
-            parts.append(f'<text x="{x + 10}" y="{y + 37 + 14 * n}" font-size="11" '
-                         f'fill="{faint}">{escape(words)}</text>')
+            parts.append(
+                f'<text x="{x + 10}" y="{y + 37 + 14 * n}" font-size="11" '
+                f'fill="{faint}">{escape(words)}</text>'
+            )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -23,7 +23,8 @@ RANKS = (2, 8, 64, 512, 4096)
 NETWORKS = (
     ("3D U-Net, 256x256x256, batch 2", "unet3d", "", 2),
     ("SDXL's decoder, 1024x1024, batch 2", "sdxl", "decoder", 1),
-    ("U-Net with valid convolutions, 572x572, batch 1", "unet2d", "", 1))
+    ("U-Net with valid convolutions, 572x572, batch 1", "unet2d", "", 1),
+)
 MOST = 64  # ranks along one axis
 BYTES = 2  # of an element of bf16
 
@@ -53,8 +54,14 @@ def along(line: SpatialAxis, parts: int) -> tuple[Share, ...]:
     found = []
     for rank in range(parts):
         plans = planned(line, Prop.FWD, parts, rank), planned(line, Prop.BWD_D, parts, rank)
-        found.append(Share(src[rank].size, dst[rank].size, (plans[0].needed.size, plans[1].needed.size),
-                           (plans[0].received, plans[1].received)))
+        found.append(
+            Share(
+                src[rank].size,
+                dst[rank].size,
+                (plans[0].needed.size, plans[1].needed.size),
+                (plans[0].received, plans[1].received),
+            )
+        )
     return tuple(dict.fromkeys(found))
 
 
@@ -74,7 +81,7 @@ def _elements(rank: tuple[Share, ...], which: int) -> int:
     """Received for each channel of an image: axis after axis, with what came along the ones before."""
     total = 0
     for at, share in enumerate(rank):
-        others = [r.needs[which] for r in rank[:at]] + [(r.src, r.dst)[which] for r in rank[at + 1:]]
+        others = [r.needs[which] for r in rank[:at]] + [(r.src, r.dst)[which] for r in rank[at + 1 :]]
         total += share.receives[which] * prod(others)
     return total
 
@@ -96,7 +103,7 @@ def grids(ranks: int, ndims: int) -> Iterator[tuple[int, ...]]:
         if ranks <= MOST:
             yield (ranks,)
         return
-    for first in (2 ** n for n in range(min(ranks, MOST).bit_length())):
+    for first in (2**n for n in range(min(ranks, MOST).bit_length())):
         yield from ((first, *rest) for rest in grids(ranks // first, ndims - 1))
 
 
@@ -113,14 +120,18 @@ def best(problems: list[tuple[ConvProblem, int]], ranks: int) -> tuple[tuple[int
 def table(name: str, pattern: str, times: int) -> str:
     """One network's table."""
     problems = list(layers(name, pattern, times))
-    lines = ["| ranks | grid | Gflop a rank | of an even share | MB received a rank | flop a byte |",
-             "|---:|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| ranks | grid | Gflop a rank | of an even share | MB received a rank | flop a byte |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
     one = sum(2 * cost(p, (1,) * p.ndims).macs * n for p, n in problems)
     for ranks in RANKS:
         grid, flops, received = best(problems, ranks)
         digits = 1 if flops < 1e11 else 0
-        lines.append(f"| {ranks} | {'x'.join(map(str, grid))} | {flops / 1e9:,.{digits}f} | "
-                     f"{flops * ranks / one:.2f} | {received / 1e6:,.1f} | {flops / received:,.0f} |")
+        lines.append(
+            f"| {ranks} | {'x'.join(map(str, grid))} | {flops / 1e9:,.{digits}f} | "
+            f"{flops * ranks / one:.2f} | {received / 1e6:,.1f} | {flops / received:,.0f} |"
+        )
     return "\n".join(lines)
 
 

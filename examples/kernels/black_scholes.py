@@ -9,9 +9,17 @@ from transconv.kernel.sizes import N
 
 
 @kernel(work_shape=N, group_shape=512, results=("call", "put"))
-def black_scholes(group, price: Buffer[N], strike: Buffer[N], years: Buffer[N], call: Buffer[N],
-                  put: Buffer[N], rate=0.1, volatility=0.2):
-    i, = group.work_offset()
+def black_scholes(
+    group,
+    price: Buffer[N],
+    strike: Buffer[N],
+    years: Buffer[N],
+    call: Buffer[N],
+    put: Buffer[N],
+    rate=0.1,
+    volatility=0.2,
+):
+    (i,) = group.work_offset()
     p, s, t = (group.load(X[i:], shape=group.shape) for X in (price, strike, years))
     spread = volatility * np.sqrt(t)
     d1 = (np.log(p / s) + (rate + 0.5 * volatility * volatility) * t) / spread

@@ -13,7 +13,7 @@ def pixels(group, src, wei, dst, step):
     acc = group.zeros(shape=(cols, channels), dtype=np.float32)
     for kh in range(wei.shape[0]):
         for kw in range(wei.shape[1]):
-            x = group.load(src[n, oh * step + kh, ow * step + kw::step], shape=(cols, src.shape[3]))
+            x = group.load(src[n, oh * step + kh, ow * step + kw :: step], shape=(cols, src.shape[3]))
             w = group.load(wei[kh, kw, :, oc:], shape=(src.shape[3], channels))
             acc += x @ w
     group.store(dst[n, oh, ow:, oc:], acc)

@@ -13,12 +13,12 @@ FAR = 2**31 - 1
 def near(group, X, i, k, m, n, radius):
     """Which of n points from k on are at most a radius away from m points from i on."""
     a, b = group.load(X[i:], shape=(m, X.shape[1])), group.load(X[k:], shape=(n, X.shape[1]))
-    return ((a[:, None] - b[None])**2).sum(axis=2) <= radius * radius
+    return ((a[:, None] - b[None]) ** 2).sum(axis=2) <= radius * radius
 
 
 @kernel(work_shape=N, group_shape=64, results={"found": np.int32})
 def counts(group, X: Buffer[N, C], found: Buffer[N], radius):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     total = group.zeros(shape=group.shape, dtype=np.int32)
     for k in range(0, X.shape[0], 64):
         total += near(group, X, i, k, group.shape[0], 64, radius).sum(axis=1)
@@ -27,7 +27,7 @@ def counts(group, X: Buffer[N, C], found: Buffer[N], radius):
 
 @kernel(work_shape=N, group_shape=64, results={"new": np.int32})
 def reached(group, X: Buffer[N, C], found: Buffer[N], labels: Buffer[N], new: Buffer[N], radius, least):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     lowest = group.load(labels[i:], shape=group.shape)
     for k in range(0, X.shape[0], 64):
         core = group.load(found[k:], shape=(64,)) >= least

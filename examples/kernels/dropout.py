@@ -8,6 +8,6 @@ from transconv.kernel.sizes import N
 
 @kernel(work_shape=N, results="Y")
 def dropout(group, X: Buffer[N], Y: Buffer[N], p, seed):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     kept = uniform(i + np.arange(group.shape[0]), seed) >= p
     group.store(Y[i:], np.where(kept, group.load(X[i:], shape=group.shape) / (1.0 - p), 0.0))

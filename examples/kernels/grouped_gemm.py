@@ -9,8 +9,15 @@ ROWS = 128
 
 
 @kernel(work_shape=(T, N), group_shape=(1, 128), results="C")
-def grouped_gemm(group, A: Buffer[M, K], B: Buffer[E, K, N], C: Buffer[M, N], experts: Buffer[T],
-                 firsts: Buffer[T], ends: Buffer[T]):
+def grouped_gemm(
+    group,
+    A: Buffer[M, K],
+    B: Buffer[E, K, N],
+    C: Buffer[M, N],
+    experts: Buffer[T],
+    firsts: Buffer[T],
+    ends: Buffer[T],
+):
     """For each tile of 128 rows of A: its expert, where it begins, and where the expert's rows end."""
     (t, _), (_, j) = group.id(), group.work_offset()
     e, i, end = experts[t], firsts[t], ends[t]

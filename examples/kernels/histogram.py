@@ -8,7 +8,7 @@ from transconv.kernel import Group, kernel
 
 @kernel
 def counts(group, X, H):
-    first, = group.work_offset()
+    (first,) = group.work_offset()
     numbers = first + np.arange(group.shape[0])
     found = group.zeros(shape=group.shape, dtype=np.int32)
     for k in range(0, X.shape[0], 128):

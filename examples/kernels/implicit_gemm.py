@@ -10,8 +10,9 @@ def pixels_by_taps(group, X, F, Y):
     (first, n), (_, width, c) = group.work_offset(), X.shape
     kh, kw, _, _ = F.shape
     wide, k = width - kw + 1, kh * kw * c
-    taps = create_mapping(lambda m, t: ((first + m) // wide + t // (kw * c),
-                                        (first + m) % wide + t // c % kw, t % c))
+    taps = create_mapping(
+        lambda m, t: ((first + m) // wide + t // (kw * c), (first + m) % wide + t // c % kw, t % c)
+    )
     weights = create_mapping(lambda t, o: (t // (kw * c), t // c % kw, t % c, n + o))
     pixels = create_mapping(lambda m, o: ((first + m) // wide, (first + m) % wide, n + o))
     x = group.load(X, shape=(group.shape[0], k), mapping=taps)

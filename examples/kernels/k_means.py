@@ -9,11 +9,17 @@ G = (N + 255) // 256
 
 
 @kernel(work_shape=N, group_shape=256, results={"near": np.int32, "sums": None, "counts": np.int32})
-def assigned(group, points: Buffer[N, C], centres: Buffer[K, C], near: Buffer[N], sums: Buffer[G, K, C],
-             counts: Buffer[G, K]):
+def assigned(
+    group,
+    points: Buffer[N, C],
+    centres: Buffer[K, C],
+    near: Buffer[N],
+    sums: Buffer[G, K, C],
+    counts: Buffer[G, K],
+):
     (g,), (i,), (m,) = group.id(), group.work_offset(), group.shape
     x, c = group.load(points[i:], shape=(m, points.shape[1])), group.load(centres)
-    nearest = ((x[:, None] - c[None])**2).sum(axis=2).argmin(axis=1)
+    nearest = ((x[:, None] - c[None]) ** 2).sum(axis=2).argmin(axis=1)
     group.store(near[i:], nearest)
     own = nearest[:, None] == np.arange(centres.shape[0])[None]
     for d in tuple(range(points.shape[1])):

@@ -8,6 +8,6 @@ from transconv.kernel.sizes import C, N
 
 @kernel(work_shape=N, group_shape=512, results="Y")
 def l2_norm(group, X: Buffer[N, C], Y: Buffer[N]):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))
     group.store(Y[i:], np.sqrt((x * x).sum(axis=1)))

@@ -9,8 +9,16 @@ PARTS = (M + 15) // 16
 
 
 @kernel(work_shape=M, group_shape=16, results={"dX": None, "dscale": np.float32, "dshift": np.float32})
-def rows(group, G: Buffer[M, N], X: Buffer[M, N], scale: Buffer[N], dX: Buffer[M, N],
-         dscale: Buffer[PARTS, N], dshift: Buffer[PARTS, N], eps=1e-5):
+def rows(
+    group,
+    G: Buffer[M, N],
+    X: Buffer[M, N],
+    scale: Buffer[N],
+    dX: Buffer[M, N],
+    dscale: Buffer[PARTS, N],
+    dshift: Buffer[PARTS, N],
+    eps=1e-5,
+):
     (part,), (first,) = group.id(), group.work_offset()
     w, n = group.load(scale), X.shape[1]
     a, b = group.zeros(shape=(n,)), group.zeros(shape=(n,))

@@ -7,12 +7,13 @@ from transconv.kernel.sizes import C, M, N
 
 
 @kernel(work_shape=M, group_shape=16, results={"found": np.int32})
-def nearest_neighbours(group, known: Buffer[N, C], classes: Buffer[N], points: Buffer[M, C],
-                       found: Buffer[M], k, kinds):
-    i, = group.work_offset()
+def nearest_neighbours(
+    group, known: Buffer[N, C], classes: Buffer[N], points: Buffer[M, C], found: Buffer[M], k, kinds
+):
+    (i,) = group.work_offset()
     m, n = group.shape[0], known.shape[0]
     x = group.load(points[i:], shape=(m, points.shape[1]))
-    apart = ((x[:, None] - group.load(known)[None])**2).sum(axis=2)
+    apart = ((x[:, None] - group.load(known)[None]) ** 2).sum(axis=2)
     votes = group.zeros(shape=(m, kinds), dtype=np.int32)
     for _ in range(k):
         best = apart.argmin(axis=1)

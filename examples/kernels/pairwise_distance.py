@@ -12,4 +12,4 @@ def pairwise_distance(group, X1: Buffer[M, C], X2: Buffer[N, C], D: Buffer[M, N]
     m, n = group.shape
     x1 = group.load(X1[i:], shape=(m, X1.shape[1]))
     x2 = group.load(X2[j:], shape=(n, X2.shape[1]))
-    group.store(D[i:, j:], np.sqrt(((x1[:, None] - x2[None])**2).sum(axis=2)))
+    group.store(D[i:, j:], np.sqrt(((x1[:, None] - x2[None]) ** 2).sum(axis=2)))

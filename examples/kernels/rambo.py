@@ -10,7 +10,7 @@ from transconv.kernel.sizes import N
 
 @kernel(work_shape=N, group_shape=512, results="out")
 def momenta(group, cosines: Buffer[N], angles: Buffer[N], energies: Buffer[N], out: Buffer[N, 4]):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x, y, z = (group.load(A[i:], shape=group.shape) for A in (cosines, angles, energies))
     c, f, e = 2.0 * x - 1.0, 2.0 * math.pi * y, -np.log(z)
     across = e * np.sqrt(1.0 - c * c)

@@ -7,7 +7,7 @@ from transconv.kernel import Group, kernel
 
 @kernel
 def sums(group, X, Y):
-    first, = group.id()
+    (first,) = group.id()
 
     @group.subgroups
     def each(sg):

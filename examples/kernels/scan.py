@@ -8,7 +8,7 @@ from transconv.kernel import Group, kernel
 
 @kernel
 def rows(group, X, Y):
-    i, = group.id()
+    (i,) = group.id()
     at = np.arange(32)
     before = 0.0
     for k in range(0, X.shape[1], 32):

@@ -8,7 +8,7 @@ from transconv.kernel.sizes import M, N
 
 @kernel(work_shape=M, group_shape=1, results="Y")
 def softmax(group, X: Buffer[M, N], Y: Buffer[M, N]):
-    i, = group.id()
+    (i,) = group.id()
     x = group.load(X[i]).astype(np.float32)
     e = np.exp(x - x.max())
     group.store(Y[i], e / e.sum())

@@ -19,7 +19,7 @@ def exp2_of_nvidia(x, chip):
 
 @kernel
 def smooth(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     group.store(Y[i:], np.maximum(x, 0.0) + np.log(1.0 + exp2(-1.4426950408889634 * abs(x))))
 

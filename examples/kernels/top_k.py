@@ -8,8 +8,8 @@ from transconv.kernel import Group, kernel
 
 @kernel
 def rows(group, X, values, places):
-    i, = group.work_offset()
-    m, = group.shape
+    (i,) = group.work_offset()
+    (m,) = group.shape
     at = np.arange(X.shape[1])
     x = group.load(X[i:], shape=(m, X.shape[1]))
     for n in range(values.shape[1]):

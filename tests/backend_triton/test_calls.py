@@ -18,8 +18,26 @@ from transconv.ir.functions.calls import CALLS
 from transconv.target import TARGETS
 
 N = 128
-FAR = (-1e4, -88.0, -20.0, -1.0, -0.7, -0.625, -0.62, -1e-3, -1e-6, 0.0, 1e-6, 0.3, 0.624, 0.63, 1.0,
-       9.0, 30.0, 1e4)
+FAR = (
+    -1e4,
+    -88.0,
+    -20.0,
+    -1.0,
+    -0.7,
+    -0.625,
+    -0.62,
+    -1e-3,
+    -1e-6,
+    0.0,
+    1e-6,
+    0.3,
+    0.624,
+    0.63,
+    1.0,
+    9.0,
+    30.0,
+    1e4,
+)
 POSITIVE = ("log", "log2", "sqrt", "rsqrt")
 UNARY = [op for op in OPS.values() if op.arity == 1]
 
@@ -28,14 +46,14 @@ def tensor(name: str, dtype: ir.DType = ir.f32) -> ir.Tensor:
     return ir.Tensor(name, ("x",), (N,), ir.Layout.dense(dtype, (N,)))
 
 
-def kernel(value: object, dtype: ir.DType = ir.f32, stored: ir.DType | None = None,
-           alone: bool = False) -> ir.Kernel:
+def kernel(
+    value: object, dtype: ir.DType = ir.f32, stored: ir.DType | None = None, alone: bool = False
+) -> ir.Kernel:
     """y[i] = value(x[i]) for all i at once, or ``alone``, for one number."""
     x, y = tensor("x", dtype), tensor("y", stored or dtype)
     program, held = ir.Var("pid"), ir.Var("v", dtype)
     at = program if alone else program * N + ir.Lane("i", N, 1)
-    body = ir.seq(ir.Let(held, ir.Load(x, at, ir.TRUE)),
-                  ir.Store(y, at, value(held), ir.TRUE))  # type: ignore[operator]
+    body = ir.seq(ir.Let(held, ir.Load(x, at, ir.TRUE)), ir.Store(y, at, value(held), ir.TRUE))  # type: ignore[operator]
     return ir.Kernel("each", (x, y), ir.For(program, 1, body, kind="grid"))
 
 
@@ -124,8 +142,14 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
         ir.verify(made)
         jobs.append(
             CompileJob(
-                triton.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch,
-                t.warp_size, words=False,
+                triton.emit(made),
+                "each",
+                ((dtype, ()), (dtype, ())),
+                chip,
+                t.backend,
+                t.arch,
+                t.warp_size,
+                words=False,
             )
         )
     for found in compile_offline(jobs):
@@ -143,11 +167,21 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
     speller.scope[v] = (lane,)
     text = speller.text(called(name)(v))  # type: ignore[operator]
     layout = "gl.BlockedLayout([1], [32], [4], [0])"
-    source = "\n".join([
-        "from triton.experimental import gluon", "from triton.experimental.gluon import language as gl",
-        *ir.helpers({name}, set(), set(), "gluon.jit", "gl"), "", "", "@gluon.jit", "def each(x, y):",
-        f"    i = gl.arange(0, {N}, {layout})", "    v = gl.load(x + i)",
-        f"    gl.store(y + i, {text})", ""])
+    source = "\n".join(
+        [
+            "from triton.experimental import gluon",
+            "from triton.experimental.gluon import language as gl",
+            *ir.helpers({name}, set(), set(), "gluon.jit", "gl"),
+            "",
+            "",
+            "@gluon.jit",
+            "def each(x, y):",
+            f"    i = gl.arange(0, {N}, {layout})",
+            "    v = gl.load(x + i)",
+            f"    gl.store(y + i, {text})",
+            "",
+        ]
+    )
     t = TARGETS["sm_90"]
     (found,) = compile_offline(
         [
@@ -168,6 +202,7 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
 
 
 # -- casts to a type that brings its own rounding ---------------------------------------------------
+
 
 @pytest.mark.parametrize("given", [ir.f16, ir.f32, ir.f64], ids=str)
 def test_rounding_to_tf32_is_a_cast(given: ir.DType) -> None:
@@ -198,8 +233,10 @@ def test_the_error_function_is_off_by_less_than_two_units() -> None:
     assert (np.abs(got[known] - want[known]) < 2 * units).all()
 
 
-@pytest.mark.parametrize("name", [n for n, c in CALLS.items() if c.arity == 1 and 32 in c.floats
-                                  and not c.takes and c.result is None])
+@pytest.mark.parametrize(
+    "name",
+    [n for n, c in CALLS.items() if c.arity == 1 and 32 in c.floats and not c.takes and c.result is None],
+)
 def test_zeros_have_signs(name: str) -> None:
     """Of an odd function -0 is of -0, as in torch, and what is rounded to 0 keeps its sign."""
     x = np.array([-0.0, 0.0, -0.3, 0.3] * (N // 4), np.float32)
@@ -214,10 +251,13 @@ def test_zeros_have_signs(name: str) -> None:
 def test_circular_functions_of_numbers_of_any_size(name: str, function: np.ufunc, numbers: str) -> None:
     """Where a quarter of a circle ends the result is near 0; beyond 2**16 the language's own is called."""
     random = np.random.default_rng(2)
-    x = {"quarters": (np.pi / 2 * random.integers(1, 41_000, N)).astype(np.float32),
-         "far": np.ldexp(random.uniform(1, 2, N), random.integers(15, 128, N)).astype(np.float32),
-         "ends": np.resize(np.array([0, -0.0, 65536, 65537, 105615, 3.4e38, 1e-40, np.inf, np.nan],
-                                    np.float32), N)}[numbers]
+    x = {
+        "quarters": (np.pi / 2 * random.integers(1, 41_000, N)).astype(np.float32),
+        "far": np.ldexp(random.uniform(1, 2, N), random.integers(15, 128, N)).astype(np.float32),
+        "ends": np.resize(
+            np.array([0, -0.0, 65536, 65537, 105615, 3.4e38, 1e-40, np.inf, np.nan], np.float32), N
+        ),
+    }[numbers]
     x[::2] *= -1
     with np.errstate(invalid="ignore"):
         want, got = function(x.astype(np.float64)), emitted(called(name), x)
@@ -227,13 +267,32 @@ def test_circular_functions_of_numbers_of_any_size(name: str, function: np.ufunc
     assert (np.abs(got[known] - want[known]) < 1.5 * units).all()
 
 
-@pytest.mark.parametrize("divisor", [3.0, 0.1, 1.9999999, 7.0e-5, 0.0338, 1e30, 1e-38, 3e-39, -1e-45,
-                                     2.0**-64, 5e-20, 2.0**127, -3.4e38, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize(
+    "divisor",
+    [
+        3.0,
+        0.1,
+        1.9999999,
+        7.0e-5,
+        0.0338,
+        1e30,
+        1e-38,
+        3e-39,
+        -1e-45,
+        2.0**-64,
+        5e-20,
+        2.0**127,
+        -3.4e38,
+        0.0,
+        np.inf,
+        np.nan,
+    ],
+)
 def test_quotients_are_rounded_once(divisor: float) -> None:
     """Also those that lie between two numbers, or are not finite, and by numbers that are not normal."""
     random, by = np.random.default_rng(1), np.float32(divisor)
     with np.errstate(all="ignore"):
-        x = (random.standard_normal(N) * 10.0**random.integers(-6, 6, N)).astype(np.float32)
+        x = (random.standard_normal(N) * 10.0 ** random.integers(-6, 6, N)).astype(np.float32)
         x[64:] *= by
         x[:8] = by * np.array([0.5, 1.5, 2.5, 127.5, -3.5, 0.0, np.inf, -np.inf], np.float32)
         want = x / by

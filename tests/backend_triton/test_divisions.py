@@ -22,13 +22,16 @@ A, B, X, Y, PID = (ir.Var(n) for n in ("a", "b", "x", "y", "pid"))
 M = ir.Lane("m", 32, 1)
 SMALL = range(-9, 10)
 DIVISORS = [n for n in SMALL if n]
-OUT = ir.Tensor("out", ("n", "m"), (2 * len(DIVISORS), 32), ir.Layout.dense(
-    ir.i32, (2 * len(DIVISORS), 32)))
+OUT = ir.Tensor(
+    "out", ("n", "m"), (2 * len(DIVISORS), 32), ir.Layout.dense(ir.i32, (2 * len(DIVISORS), 32))
+)
 GIVEN = ir.Tensor("given", ("m",), (32,), ir.Layout.dense(ir.i32, (32,)))
 BY = ir.Tensor("by", ("n",), (len(DIVISORS),), ir.Layout.dense(ir.i32, (len(DIVISORS),)))
 
 NUMERATORS = {
-    "lanes": M - 16, "read": ir.Cast(ir.Load(GIVEN, M, ir.TRUE), ir.index), "not negative": M + 0,
+    "lanes": M - 16,
+    "read": ir.Cast(ir.Load(GIVEN, M, ir.TRUE), ir.index),
+    "not negative": M + 0,
     "negative": M - 40,
 }
 
@@ -36,6 +39,7 @@ NUMERATORS = {
 def kernel(numerator: str, divisors: str) -> ir.Kernel:
     """All quotients and remainders: constants are written one by one, other divisors are read, or
     counted by a loop that knows their sign."""
+
     def stores(n: int | ir.Expr, by: ir.Expr) -> ir.Stmt:
         quotient, rest = ir.Cast(X // by, ir.i32), ir.Cast(X % by, ir.i32)
         at = ir.as_expr(n) * 64 + M
@@ -44,18 +48,24 @@ def kernel(numerator: str, divisors: str) -> ir.Kernel:
     half = len(DIVISORS) // 2
     body = {
         "constants": lambda: ir.seq(*(stores(n, ir.Const(by)) for n, by in enumerate(DIVISORS))),
-        "read": lambda: ir.For(A, len(DIVISORS), ir.seq(
-            ir.Let(B, ir.Cast(ir.Load(BY, A, ir.TRUE), ir.index)), stores(A, B))),
-        "counted": lambda: ir.seq(ir.For(A, half, stores(A, A - half)),
-                                  ir.For(A, half, stores(A + half, A + 1))),
+        "read": lambda: ir.For(
+            A, len(DIVISORS), ir.seq(ir.Let(B, ir.Cast(ir.Load(BY, A, ir.TRUE), ir.index)), stores(A, B))
+        ),
+        "counted": lambda: ir.seq(
+            ir.For(A, half, stores(A, A - half)), ir.For(A, half, stores(A + half, A + 1))
+        ),
     }[divisors]()
-    return ir.Kernel("divides", (OUT, GIVEN, BY), ir.For(PID, 1, ir.seq(
-        ir.Let(X, NUMERATORS[numerator]), body), "grid"))
+    return ir.Kernel(
+        "divides", (OUT, GIVEN, BY), ir.For(PID, 1, ir.seq(ir.Let(X, NUMERATORS[numerator]), body), "grid")
+    )
 
 
 def arrays() -> dict[str, Any]:
-    return {"out": np.zeros(OUT.layout.span, np.int32), "given": np.arange(-16, 16, dtype=np.int32),
-            "by": np.array(DIVISORS, np.int32)}
+    return {
+        "out": np.zeros(OUT.layout.span, np.int32),
+        "given": np.arange(-16, 16, dtype=np.int32),
+        "by": np.array(DIVISORS, np.int32),
+    }
 
 
 def expected(numerator: str) -> Any:
@@ -63,8 +73,12 @@ def expected(numerator: str) -> Any:
     return np.concatenate([np.concatenate([x // by, x % by]) for by in DIVISORS])
 
 
-CASES = [(n, d, simple) for n in NUMERATORS for d in ("constants", "read", "counted")
-         for simple in (False, True)]
+CASES = [
+    (n, d, simple)
+    for n in NUMERATORS
+    for d in ("constants", "read", "counted")
+    for simple in (False, True)
+]
 
 
 def passed(numerator: str, divisors: str, simple: bool) -> ir.Kernel:
@@ -80,8 +94,9 @@ def towards_zero(a: Any, b: Any) -> Any:
 
 @pytest.mark.parametrize("rounds", ["down", "towards zero"])
 @pytest.mark.parametrize(("numerator", "divisors", "simple"), CASES)
-def test_under_both_rules(numerator: str, divisors: str, simple: bool, rounds: str,
-                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_both_rules(
+    numerator: str, divisors: str, simple: bool, rounds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if rounds == "towards zero":
         monkeypatch.setitem(evaluate._ARITHMETIC, ir.FloorDiv, towards_zero)
         monkeypatch.setitem(evaluate._ARITHMETIC, ir.Mod, np.fmod)

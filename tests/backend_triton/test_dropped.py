@@ -44,13 +44,20 @@ def test_products_are_kept() -> None:
     assert "dropped products" in wrong.flaw
 
 
-@pytest.mark.parametrize(("ptx", "sass", "wrong"), [
-    ("selp.b32 \t%r7, 0, %r2, %p75;", NOTHING, True),
-    ("selp.b32 \t%r7, %r1, 0, %p75;", NOTHING, True),
-    ("and.b32 \t%r7, %r1, %r9;", NOTHING, True),
-    ("selp.b32 \t%r7, 0, %r2, %p75;", "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;\n", False),
-    ("selp.b32 \t%r7, 0, %r3, %p75;", NOTHING, False),
-])
+@pytest.mark.parametrize(
+    ("ptx", "sass", "wrong"),
+    [
+        ("selp.b32 \t%r7, 0, %r2, %p75;", NOTHING, True),
+        ("selp.b32 \t%r7, %r1, 0, %p75;", NOTHING, True),
+        ("and.b32 \t%r7, %r1, %r9;", NOTHING, True),
+        (
+            "selp.b32 \t%r7, 0, %r2, %p75;",
+            "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0 ;\n",
+            False,
+        ),
+        ("selp.b32 \t%r7, 0, %r3, %p75;", NOTHING, False),
+    ],
+)
 def test_texts(ptx: str, sass: str, wrong: bool) -> None:
     assert drops({"ptx": "wgmma.mma_async.sync.aligned.m64n8k16" + SUM + ptx, "sass": sass}) == wrong
     assert not drops({"ptx": ptx, "sass": sass})

@@ -40,30 +40,83 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 # name: problem, direction, schedule, epilogue, which launch
 CASES: dict[str, tuple[str, str, str, str, int]] = {
-    "dense_nhwc": ("mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", "fwd",
-                   "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4", "bias+relu", 0),
-    "dense_boxes": ("mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc", "fwd",
-                    "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
-                    "stages=4 warps=4", "", 0),
-    "pointwise_nchw": ("mb32ic256ih14oc64oh14kh1 dt=f16", "fwd",
-                       "mb.oh.ow:64 oc:64 ic:32 | mma | stages=4 warps=4", "", 0),
-    "stem_folded": ("mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc", "fwd",
-                    "mb.oh.ow:128 oc:64 kw.ic:32 | mma | stages=3 warps=4", "", 0),
-    "stride_phase": ("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc", "bwd_d",
-                     "mb.qh.qw:128 ic:64 oc:64 | mma | stages=3 warps=4", "", 3),
-    "weight_gradient_split": ("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc", "bwd_w",
-                              "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4", "", 0),
-    "weight_gradient_sum": ("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc", "bwd_w",
-                            "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4", "", 1),
-    "depthwise": ("g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc", "fwd",
-                  "mb.oh.ow:32 g:32 | fma | unroll=1 stages=2 warps=4", "silu", 0),
-    "depthwise_sliding": ("g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc", "bwd_w",
-                          "kw:3 mb.oh:8 ow:4 g:32 | fma | regs=ow.kw late=1 split_k=16 stages=1", "",
-                          0),
-    "volume_dilated": ("g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw", "fwd",
-                       "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4", "", 0),
-    "beyond_32_bits": ("mb4096ic64ih128oc64oh128kh1 dt=f16", "fwd",
-                       "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4", "", 0),
+    "dense_nhwc": (
+        "mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc",
+        "fwd",
+        "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4",
+        "bias+relu",
+        0,
+    ),
+    "dense_boxes": (
+        "mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc",
+        "fwd",
+        "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 stages=4 warps=4",
+        "",
+        0,
+    ),
+    "pointwise_nchw": (
+        "mb32ic256ih14oc64oh14kh1 dt=f16",
+        "fwd",
+        "mb.oh.ow:64 oc:64 ic:32 | mma | stages=4 warps=4",
+        "",
+        0,
+    ),
+    "stem_folded": (
+        "mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc",
+        "fwd",
+        "mb.oh.ow:128 oc:64 kw.ic:32 | mma | stages=3 warps=4",
+        "",
+        0,
+    ),
+    "stride_phase": (
+        "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+        "bwd_d",
+        "mb.qh.qw:128 ic:64 oc:64 | mma | stages=3 warps=4",
+        "",
+        3,
+    ),
+    "weight_gradient_split": (
+        "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+        "bwd_w",
+        "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4",
+        "",
+        0,
+    ),
+    "weight_gradient_sum": (
+        "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+        "bwd_w",
+        "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4",
+        "",
+        1,
+    ),
+    "depthwise": (
+        "g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc",
+        "fwd",
+        "mb.oh.ow:32 g:32 | fma | unroll=1 stages=2 warps=4",
+        "silu",
+        0,
+    ),
+    "depthwise_sliding": (
+        "g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc",
+        "bwd_w",
+        "kw:3 mb.oh:8 ow:4 g:32 | fma | regs=ow.kw late=1 split_k=16 stages=1",
+        "",
+        0,
+    ),
+    "volume_dilated": (
+        "g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw",
+        "fwd",
+        "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4",
+        "",
+        0,
+    ),
+    "beyond_32_bits": (
+        "mb4096ic64ih128oc64oh128kh1 dt=f16",
+        "fwd",
+        "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4",
+        "",
+        0,
+    ),
 }
 
 
@@ -71,8 +124,7 @@ def lowered(name: str) -> tuple[list[tuple[str, Kernel]], tuple[str, ...]]:
     """The kernel after every pass, and what the header of its text says."""
     text, way, schedule, epilogue, launch = CASES[name]
     problem, prop, target = ConvProblem.parse(text), Prop(way), TARGETS["sm_90"]
-    steps = compiler.plan_steps(problem, prop, target, Schedule.parse(schedule),
-                                Epilogue.parse(epilogue))
+    steps = compiler.plan_steps(problem, prop, target, Schedule.parse(schedule), Epilogue.parse(epilogue))
     compute, chosen = steps[launch]
     if launch:
         # The second kernel of a split sum has a schedule of its own.
@@ -107,8 +159,11 @@ def test_the_kernel_of_every_stage_is_read_back(name: str) -> None:
 @pytest.mark.parametrize("width", [40, 60, 100])
 @pytest.mark.parametrize("name", ["dense_boxes", "dense_nhwc", "depthwise_sliding", "explicit"])
 def test_broken_lines_say_the_same(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CASES, "explicit", (*CASES["dense_boxes"][:2],
-                                            f"{CASES['dense_boxes'][2]} via=gluon", "bias+silu", 0))
+    monkeypatch.setitem(
+        CASES,
+        "explicit",
+        (*CASES["dense_boxes"][:2], f"{CASES['dense_boxes'][2]} via=gluon", "bias+silu", 0),
+    )
     monkeypatch.setattr(triton, "WIDTH", 1 << 20)
     whole = emitted(name)
     monkeypatch.setattr(triton, "WIDTH", width)
@@ -132,13 +187,21 @@ def test_lanes_that_count_up_are_not_subtracted() -> None:
     speller = ExprSpeller()
     m, k = Lane("m", 16, 1), Lane("k", 8, 2)
     step = Var("step")
-    for e, text in ((m - k % 4, "m[:, None] + (~(k % 4) + 1)[None, :]"), (-(k % 4), "~(k % 4) + 1"),
-                    (m - step, "m - step"), (m * 2 - k * 3, "(m * 2)[:, None] - (k * 3)[None, :]"),
-                    (step - m, "step + ~m + 1"), (-step + m, "m - step")):
+    for e, text in (
+        (m - k % 4, "m[:, None] + (~(k % 4) + 1)[None, :]"),
+        (-(k % 4), "~(k % 4) + 1"),
+        (m - step, "m - step"),
+        (m * 2 - k * 3, "(m * 2)[:, None] - (k * 3)[None, :]"),
+        (step - m, "step + ~m + 1"),
+        (-step + m, "m - step"),
+    ):
         assert speller.text(e) == text
     compiled = compiler.build(
-        ConvProblem.parse("mb5ic3ih9oc8oh5kh7sh2ph3 dt=f64 tag=nchw"), Prop.BWD_D, TARGETS["sm_90"],
-        Schedule.parse("qh.qw:2 ic:16 th.tw:8 | fma | a=gather b=gather | stages=3 warps=4"))
+        ConvProblem.parse("mb5ic3ih9oc8oh5kh7sh2ph3 dt=f64 tag=nchw"),
+        Prop.BWD_D,
+        TARGETS["sm_90"],
+        Schedule.parse("qh.qw:2 ic:16 th.tw:8 | fma | a=gather b=gather | stages=3 warps=4"),
+    )
     for step_ in compiled.steps:
         body = step_.source.split("gdc_wait()")[1]
         assert "(~tw + 1)[None, :]" in body and " - tw" not in body
@@ -160,8 +223,19 @@ def test_a_choice_between_two_numbers_is_of_64_bits_where_it_is_said() -> None:
 K = Var("k")
 
 
-@pytest.mark.parametrize("e", [Not(TRUE), Not(FALSE), Not(Not(TRUE)), Not(eq(Const(0), Const(0))),
-                               Not(K < 2), Not(K < 3) & (K < 9), Not(Not(K < 2))], ids=str)
+@pytest.mark.parametrize(
+    "e",
+    [
+        Not(TRUE),
+        Not(FALSE),
+        Not(Not(TRUE)),
+        Not(eq(Const(0), Const(0))),
+        Not(K < 2),
+        Not(K < 3) & (K < 9),
+        Not(Not(K < 2)),
+    ],
+    ids=str,
+)
 def test_what_python_negates_stays_a_truth_value(e: Expr) -> None:
     """Where a counter is a number of Python, ``~`` would make -1 or -2 of its comparisons."""
     speller = ExprSpeller()
@@ -180,8 +254,20 @@ def test_what_is_known_of_how_lanes_count() -> None:
     """``counts`` against the values: "up" is one more at each lane, "again" the same from the start."""
     m, n, v = Lane("m", 32, 1), Lane("n", 4, 3), Var("v")
     speller = ExprSpeller()
-    rows = {m: "up", m + v: "up", v + m: "up", m - v: "up", m % 8: "again", (m + v) % 8: "again",
-            v - m: "", m + n: "", m * 2: "", m % v: "", m % 8 % 4: "", v: ""}
+    rows = {
+        m: "up",
+        m + v: "up",
+        v + m: "up",
+        m - v: "up",
+        m % 8: "again",
+        (m + v) % 8: "again",
+        v - m: "",
+        m + n: "",
+        m * 2: "",
+        m % v: "",
+        m % 8 % 4: "",
+        v: "",
+    }
     assert {e: speller.counts(e) for e in rows} == rows
 
 
@@ -195,8 +281,9 @@ def test_layouts_of_tiles_to_be_transposed(warps: int, along: int) -> None:
             lanes = [Lane("a", length, 1), Lane("b", rows, 3)]
             text = turning_layout(tuple(lanes if along == 0 else lanes[::-1]), along, warps)
             own, threads, groups = (
-                one if along == 0 else one[::-1] for one in
-                ast.literal_eval(text.removeprefix("gl.BlockedLayout(").rstrip(")"))[:3])
+                one if along == 0 else one[::-1]
+                for one in ast.literal_eval(text.removeprefix("gl.BlockedLayout(").rstrip(")"))[:3]
+            )
             assert threads[0] * threads[1] == 32 and groups[0] * groups[1] == warps
             assert own[0] * threads[0] * groups[0] <= max(length, 32 * warps // rows)
             assert threads[1] * groups[1] == min(rows, 32 * warps, 32 * (rows // 32) or rows)
@@ -210,7 +297,7 @@ def test_steps_of_bytes_come_from_four_quarters(along: int) -> None:
     emitter.both, emitter.warps = True, 4
     text = emitter.loaded_across(lanes, along, 8)
     tile = np.arange(32 * 64).reshape(32, 64)
-    found = eval(f"tile{text[text.index('.reshape'):]}".replace(".permute", ".transpose"), {"tile": tile})
+    found = eval(f"tile{text[text.index('.reshape') :]}".replace(".permute", ".transpose"), {"tile": tile})
     size = tile.shape[along]
     steps = np.arange(size).reshape(4, size // 4).T.flatten()
     assert np.array_equal(found, np.take(tile, steps, along))

@@ -20,6 +20,7 @@ def test_it_is_computed_once_for_the_same_files(tmp_path: Path, monkeypatch: pyt
 
     def process() -> str:
         """What Triton uses in a new process."""
+
         @functools.lru_cache
         def triton_key() -> str:
             counted.append(1)

@@ -42,17 +42,20 @@ WRONG = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=2 warps=4"
 RIGHT = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=4 warps=8"
 
 
-@pytest.mark.parametrize(("ptx", "sass", "wrong"), [
-    (PACKED, LOST, True),
-    (PACKED.replace("8.7", "8.8"), LOST.replace("R6", "R16"), True),
-    (PACKED, KEPT + LOST, True),
-    (PACKED, LOST.replace("R6, 0x0", "R2.reuse, 0x0"), True),  # seen on an H200
-    (PACKED, KEPT, False),
-    (PACKED, "VIADD.16x2 R8, R8, 0xff00ff;", False),
-    (PACKED, "VIADD R8, R8, 0x0;", False),  # not packed
-    (PACKED.replace("8.7", "9.4"), LOST, False),  # the assembler of this version is right
-    (HEAD + "add.s32 %r83, %r81, %r82;", LOST, False),
-])
+@pytest.mark.parametrize(
+    ("ptx", "sass", "wrong"),
+    [
+        (PACKED, LOST, True),
+        (PACKED.replace("8.7", "8.8"), LOST.replace("R6", "R16"), True),
+        (PACKED, KEPT + LOST, True),
+        (PACKED, LOST.replace("R6, 0x0", "R2.reuse, 0x0"), True),  # seen on an H200
+        (PACKED, KEPT, False),
+        (PACKED, "VIADD.16x2 R8, R8, 0xff00ff;", False),
+        (PACKED, "VIADD R8, R8, 0x0;", False),  # not packed
+        (PACKED.replace("8.7", "9.4"), LOST, False),  # the assembler of this version is right
+        (HEAD + "add.s32 %r83, %r81, %r82;", LOST, False),
+    ],
+)
 def test_texts(ptx: str, sass: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": ptx, "sass": sass})) == wrong
 
@@ -61,11 +64,14 @@ PRODUCT = "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%r1,%r2}, "
 WAIT = "wgmma.wait_group.sync.aligned "
 
 
-@pytest.mark.parametrize(("ptx", "wrong"), [
-    (PRODUCT + "{%r56, %r57, %r58, %r59}, %rd5, p, 1, 1, 0;\n" + WAIT + "\t3;", True),
-    (PRODUCT + "{%r56, %r57, %r58, %r59}, %rd5, p, 1, 1, 0;\n" + WAIT + "\t0;", False),
-    (PRODUCT + "%rd4, %rd5, p, 1, 1, 0, 0;\n" + WAIT + "1;", False),
-])
+@pytest.mark.parametrize(
+    ("ptx", "wrong"),
+    [
+        (PRODUCT + "{%r56, %r57, %r58, %r59}, %rd5, p, 1, 1, 0;\n" + WAIT + "\t3;", True),
+        (PRODUCT + "{%r56, %r57, %r58, %r59}, %rd5, p, 1, 1, 0;\n" + WAIT + "\t0;", False),
+        (PRODUCT + "%rd4, %rd5, p, 1, 1, 0, 0;\n" + WAIT + "1;", False),
+    ],
+)
 def test_registers_that_are_overwritten(ptx: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": HEAD + ptx})) == wrong
 
@@ -74,12 +80,16 @@ TOGETHER, APART = "mov.b32 \t%r{}, {{%rs1, %rs2}};\n", "mov.b32 \t{{%rs3, %rs4}}
 CHANGED = TOGETHER + "and.b32 \t%r{}, %r{}, 16711935;\n" + APART
 
 
-@pytest.mark.parametrize(("ptx", "wrong"), [
-    (CHANGED.format(1, 2, 1, 2) + CHANGED.format(3, 4, 3, 4), True),
-    (CHANGED.format(1, 2, 1, 2) + ".entry" + CHANGED.format(3, 4, 3, 4), False),  # another function
-    (CHANGED.format(1, 2, 1, 2) + CHANGED.format(3, 4, 5, 4), False),  # no pair that was put together
-    (CHANGED.format(1, 2, 1, 2) + TOGETHER.format(3) + APART.format(3), False),  # as it was
-    (CHANGED.format(1, 2, 1, 2), False)])
+@pytest.mark.parametrize(
+    ("ptx", "wrong"),
+    [
+        (CHANGED.format(1, 2, 1, 2) + CHANGED.format(3, 4, 3, 4), True),
+        (CHANGED.format(1, 2, 1, 2) + ".entry" + CHANGED.format(3, 4, 3, 4), False),  # another function
+        (CHANGED.format(1, 2, 1, 2) + CHANGED.format(3, 4, 5, 4), False),  # no pair that was put together
+        (CHANGED.format(1, 2, 1, 2) + TOGETHER.format(3) + APART.format(3), False),  # as it was
+        (CHANGED.format(1, 2, 1, 2), False),
+    ],
+)
 def test_upper_halves(ptx: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not flaw({"ptx": HEAD + ptx}), "no branch of whole warps"
     monkeypatch.setattr(miscompiles, "takes_uniform_branches", lambda cubin: True)
@@ -90,32 +100,40 @@ PAIR = "or.b64  \t%rd22, %rd19, %rd21;\n"
 UPPER = "mov.b64 \t{_, %r49}, %rd22;\n"
 
 
-@pytest.mark.parametrize(("ptx", "wrong"), [
-    ("mul.wide.u32 \t%rd19, %r1, 2147483648;\n" + PAIR + UPPER, True),
-    ("mul.wide.u32 \t%rd21, %r1, 2147483648;\n" + PAIR + "shr.u64 \t%rd3, %rd22, 32;", True),
-    ("shl.b64 \t%rd19, %rd18, 31;\n" + PAIR + "mov.b64 \t{%r48, %r49}, %rd22;", True),
-    ("mul.wide.u32 \t%rd19, %r1, 4;\n" + PAIR, False),  # the pair is not split
-    ("mul.wide.u32 \t%rd9, %r1, 4;\n" + PAIR + UPPER, False),  # the multiplication has another result
-    ("cvt.u64.u32 \t%rd19, %r1;\nshl.b64 \t%rd21, %rd20, 32;\n" + PAIR + UPPER, False),
-])
+@pytest.mark.parametrize(
+    ("ptx", "wrong"),
+    [
+        ("mul.wide.u32 \t%rd19, %r1, 2147483648;\n" + PAIR + UPPER, True),
+        ("mul.wide.u32 \t%rd21, %r1, 2147483648;\n" + PAIR + "shr.u64 \t%rd3, %rd22, 32;", True),
+        ("shl.b64 \t%rd19, %rd18, 31;\n" + PAIR + "mov.b64 \t{%r48, %r49}, %rd22;", True),
+        ("mul.wide.u32 \t%rd19, %r1, 4;\n" + PAIR, False),  # the pair is not split
+        ("mul.wide.u32 \t%rd9, %r1, 4;\n" + PAIR + UPPER, False),  # the multiplication has another result
+        ("cvt.u64.u32 \t%rd19, %r1;\nshl.b64 \t%rd21, %rd20, 32;\n" + PAIR + UPPER, False),
+    ],
+)
 def test_pairs_that_run_over(ptx: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": HEAD + ptx})) == wrong
 
 
 # Its first loads are offset by half of the thread's number: 32 of 4,096 elements were wrong on an H200.
 OVER = ConvProblem.parse("g8ic32ih8oc32oh8kh5ph6dh2 dt=f32 math=ieee")
-OVER_SCHEDULE = ("mb:1 ih:1 iw:32 ic:16 kh.kw.oc:32 | mma | order=kh.kw.oc split_k=3 programs=1 "
-               "stages=2 warps=4")
+OVER_SCHEDULE = (
+    "mb:1 ih:1 iw:32 ic:16 kh.kw.oc:32 | mma | order=kh.kw.oc split_k=3 programs=1 stages=2 warps=4"
+)
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_80", "sm_100"])
 def test_an_offset_with_bits_of_the_thread(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the kernel as it is with the masks that rules alone leave."""
-    monkeypatch.setattr(simplification, "decide", lambda e, facts: Verdict(
-        bool(e.value), "simplify") if isinstance(e, Const) else None)
-    jobs = jobs_of(OVER, Prop.BWD_D, TARGETS[chip], Schedule.parse(OVER_SCHEDULE), None, "ptx",
-                   words=False)[:1]
+    monkeypatch.setattr(
+        simplification,
+        "decide",
+        lambda e, facts: Verdict(bool(e.value), "simplify") if isinstance(e, Const) else None,
+    )
+    jobs = jobs_of(
+        OVER, Prop.BWD_D, TARGETS[chip], Schedule.parse(OVER_SCHEDULE), None, "ptx", words=False
+    )[:1]
     (found,) = compile_offline(jobs)
     assert isinstance(found, Resources) and "its lower half runs over" in found.flaw
     if (NEWEST / "ready").exists():
@@ -141,9 +159,16 @@ BRANCH_SCHEDULE = "qw:64 ic:16 oc:16 | mma | a=box b=box | group_m=1 stages=4 wa
 def test_an_upper_half_of_another_pair() -> None:
     """The PTX text tells; without it, a branch of threads that disagree."""
     words = (BRANCH_SCHEDULE, BRANCH_SCHEDULE.replace("stages", "programs=132 stages"))
-    right, wrong = compile_offline([replace(
-        jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0], code=True, words=False)
-        for w in words])
+    right, wrong = compile_offline(
+        [
+            replace(
+                jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0],
+                code=True,
+                words=False,
+            )
+            for w in words
+        ]
+    )
     assert isinstance(right, Resources) and isinstance(wrong, Resources)
     assert not right.flaw and "of another pair" in wrong.flaw
     assert "of another pair" in flaw({"cubin": wrong.code})
@@ -180,8 +205,10 @@ def test_a_kernel_is_refused_before_it_runs() -> None:
 
 
 def test_a_kernel_that_was_wrong_on_the_device() -> None:
-    jobs = [jobs_of(PROBLEM, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(c), None, "ptx")[0]
-            for c in (WRONG, RIGHT)]
+    jobs = [
+        jobs_of(PROBLEM, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(c), None, "ptx")[0]
+        for c in (WRONG, RIGHT)
+    ]
     wrong, right = compile_offline(jobs)
     assert isinstance(wrong, Resources) and isinstance(right, Resources)
     assert "ptxas lost the constant" in wrong.flaw and "miscompiled" in str(wrong)

@@ -26,20 +26,44 @@ def text(kernel: Kernel) -> str:
     """The module of a kernel without roles: one function, whose tiles have the layout of sums."""
     assert isinstance(kernel.body, ir.For)
     emitter = gluon.GluonEmitter((), 4, 0, False)
-    own = helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
-                  {r.op for r in find(kernel, Reduce)}, "gluon.jit", "gl")[1:]
-    return "\n".join([
-        *gluon.IMPORTS.splitlines(), *own, "", "@gluon.jit",
-        f"def {kernel.name}({', '.join(p.name for p in kernel.params)}):",
-        f"    sums: gl.constexpr = {LAYOUT}", f"    m = gl.arange(0, {constants.LANES}, sums)",
-        "    pid = gl.program_id(0)", *emitter.block(kernel.body.body), ""])
+    own = helpers(
+        {c.name for c in find(kernel, Call)},
+        {c.type for c in find(kernel, Cast)},
+        {r.op for r in find(kernel, Reduce)},
+        "gluon.jit",
+        "gl",
+    )[1:]
+    return "\n".join(
+        [
+            *gluon.IMPORTS.splitlines(),
+            *own,
+            "",
+            "@gluon.jit",
+            f"def {kernel.name}({', '.join(p.name for p in kernel.params)}):",
+            f"    sums: gl.constexpr = {LAYOUT}",
+            f"    m = gl.arange(0, {constants.LANES}, sums)",
+            "    pid = gl.program_id(0)",
+            *emitter.block(kernel.body.body),
+            "",
+        ]
+    )
 
 
 def compiled(kernel: Kernel, arch: int) -> str:
     """LLVM's text of a kernel."""
     params = tuple((p.dtype.name, ()) for p in kernel.params)
-    job = CompileJob(text(kernel), kernel.name, params, f"sm_{arch}", "cuda", arch, 32, keep=("llir",),
-                     explicit=True, words=False)
+    job = CompileJob(
+        text(kernel),
+        kernel.name,
+        params,
+        f"sm_{arch}",
+        "cuda",
+        arch,
+        32,
+        keep=("llir",),
+        explicit=True,
+        words=False,
+    )
     (found,) = compile_offline([job])
     assert isinstance(found, Resources), found
     return found.texts["llir"]
@@ -48,8 +72,11 @@ def compiled(kernel: Kernel, arch: int) -> str:
 def is_known(before: tuple[Stmt, ...], value: Expr) -> bool:
     """Whether a case is the same in every lane, and computed of constants by what LLVM folds."""
     nodes = [n for part in (*before, value) for n in walk(part)]
-    return not any(isinstance(n, (Load, Call, Reduce)) or (isinstance(n, Select)
-                   and constants.LANE in set(walk(n.cond))) for n in nodes)
+    return not any(
+        isinstance(n, (Load, Call, Reduce))
+        or (isinstance(n, Select) and constants.LANE in set(walk(n.cond)))
+        for n in nodes
+    )
 
 
 def known_cases(of: DType) -> tuple[Kernel, list[str]]:
@@ -63,8 +90,9 @@ def known_cases(of: DType) -> tuple[Kernel, list[str]]:
                 at = constants.LANE + len(names) * constants.LANES
                 stmts += [*before, ir.store(constants.tensor("out", of, 1 << 16), at, value)]
                 names.append("; ".join(map(str, (*before, value))))
-    return Kernel("known", (constants.tensor("out", of, 1 << 16),),
-                  ir.For(constants.PID, 1, ir.seq(*stmts), "grid")), names
+    return Kernel(
+        "known", (constants.tensor("out", of, 1 << 16),), ir.For(constants.PID, 1, ir.seq(*stmts), "grid")
+    ), names
 
 
 @functools.cache
@@ -74,7 +102,7 @@ def wanted(of: DType) -> np.ndarray:
     out = np.zeros(1 << 16, of.numpy)
     with np.errstate(all="ignore"):
         ir.run(made, {"out": out})
-    return out[:len(names) * constants.LANES:constants.LANES]
+    return out[: len(names) * constants.LANES : constants.LANES]
 
 
 def bits(values: np.ndarray, of: DType) -> np.ndarray:
@@ -106,13 +134,22 @@ def test_constants_keep_their_type_and_their_number(of: DType, arch: int) -> Non
     got = np.array([int(x) & ((1 << width) - 1) for _, x in stored], f"uint{width}")
     want = bits(wanted(of), of)
     a, b = numbers(got, of), numbers(want, of)
-    wrong = [f"{n}: {x} instead of {y}" for n, x, y, p, q in zip(names, a, b, got, want, strict=True)
-             if p != q and not (x != x and y != y)]
+    wrong = [
+        f"{n}: {x} instead of {y}"
+        for n, x, y, p, q in zip(names, a, b, got, want, strict=True)
+        if p != q and not (x != x and y != y)
+    ]
     assert wrong == []
 
 
-@pytest.mark.parametrize("of", [t if t in (ir.bf16, ir.f64, ir.u8) else pytest.param(
-    t, marks=pytest.mark.slow) for t in constants.TYPES], ids=str)
+@pytest.mark.parametrize(
+    "of",
+    [
+        t if t in (ir.bf16, ir.f64, ir.u8) else pytest.param(t, marks=pytest.mark.slow)
+        for t in constants.TYPES
+    ],
+    ids=str,
+)
 def test_constants_compile_in_every_place(of: DType) -> None:
     """Beside tiles that come from memory, in loads, reductions and functions too."""
     made, _ = constants.kernel(of, "cuda")

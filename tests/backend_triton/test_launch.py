@@ -37,10 +37,14 @@ class Started:
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     current = {0: 70}
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[device],
-                        raising=False)
-    monkeypatch.setattr(torch_internals, "quickest", lambda: lambda shape, strides, dtype:
-                        torch.empty_strided(shape, strides, dtype=dtype))
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda device: current[device], raising=False
+    )
+    monkeypatch.setattr(
+        torch_internals,
+        "quickest",
+        lambda: lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype),
+    )
     return current
 
 
@@ -54,8 +58,15 @@ def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
     assert start_of(of, (0, 1, 2)) is None  # nothing was launched yet
     of.kept[0, True] = KernelStart(raw, KERNEL)
     assert start_of(of, (0, 1, 2), aligned=False) is None
-    for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0), (2, 4, 0, 3, 1),
-                  (2, 4, 0, 5, 3, 1)):
+    for order in (
+        (0, 1, 2),
+        (2, 1, 0),
+        (0, 2, 1),
+        (3, 0, 1, 2),
+        (1, 0),
+        (2, 4, 0, 3, 1),
+        (2, 4, 0, 5, 3, 1),
+    ):
         begin = start_of(of, order)
         assert begin is not None
         given = tensors(6)
@@ -63,8 +74,8 @@ def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
         begin(*given)
         grid, _, _, used, function, *rest = raw.calls[-1]
         assert (grid, used, function) == (12, stream[0], "function")
-        assert rest[-len(order):] == [given[i].data_ptr() for i in order]
-        assert rest[4] == "packed" and rest[5:-len(order)] == [None] * 3
+        assert rest[-len(order) :] == [given[i].data_ptr() for i in order]
+        assert rest[4] == "packed" and rest[5 : -len(order)] == [None] * 3
 
 
 def compiled(text: str, prop: Prop, schedule: str | None = None) -> CompiledDirection:
@@ -92,12 +103,14 @@ def test_names_say_what_is_what() -> None:
     assert made.starter(0, True, ("wei", "dst", "bia")) is None
 
 
-@pytest.mark.parametrize(("epilogue", "extra"), [("relu", ()), ("bias+relu", ("bia",)), ("res", ("res",)),
-                                             ("bias+res+relu", ("bia", "res"))])
-def test_what_an_epilogue_reads_is_named_too(stream: dict[int, int], epilogue: str,
-                                             extra: tuple[str, ...]) -> None:
-    made = plan(ConvProblem.parse("mb1ic16ih4oc16oh4kh1"), Prop.FWD, TARGETS["sm_90"],
-                epilogue=epilogue)
+@pytest.mark.parametrize(
+    ("epilogue", "extra"),
+    [("relu", ()), ("bias+relu", ("bia",)), ("res", ("res",)), ("bias+res+relu", ("bia", "res"))],
+)
+def test_what_an_epilogue_reads_is_named_too(
+    stream: dict[int, int], epilogue: str, extra: tuple[str, ...]
+) -> None:
+    made = plan(ConvProblem.parse("mb1ic16ih4oc16oh4kh1"), Prop.FWD, TARGETS["sm_90"], epilogue=epilogue)
     raw = keep(made)
     names = ("src", "wei", *extra, "dst")
     begin = made.starter(0, True, names)
@@ -108,14 +121,15 @@ def test_what_an_epilogue_reads_is_named_too(stream: dict[int, int], epilogue: s
         begin(*given)
         by_name = dict(zip(names, given, strict=True))
         params = made.steps[0].params
-        assert raw.calls[-1][-len(params):] == tuple(by_name[p].data_ptr() for p in params)
+        assert raw.calls[-1][-len(params) :] == tuple(by_name[p].data_ptr() for p in params)
         assert raw.calls[-1][3] == stream[0]
 
 
 @pytest.mark.parametrize(("reduce", "launches"), [("partials", 2), ("atomic", 1)])
 def test_split_sums_get_their_workspace(reduce: str, launches: int) -> None:
-    made = compiled("mb4ic16ih16oc16oh16kh3ph1 dt=f32", Prop.BWD_W,
-                    f"ic:16 oc:16 oh.ow:32 split_k=4 reduce={reduce}")
+    made = compiled(
+        "mb4ic16ih16oc16oh16kh3ph1 dt=f32", Prop.BWD_W, f"ic:16 oc:16 oh.ow:32 split_k=4 reduce={reduce}"
+    )
     raw = keep(made)
     begin = made.starter(0, True, ("src", "dst", "wei"))
     assert begin is not None
@@ -138,8 +152,13 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     assert of.boxes
     raw, encoded = Started(), []
     monkeypatch.setattr(bound_start, "entry", lambda kernel, boxed: (raw, of.boxes))
-    monkeypatch.setattr(bound_start, "encoding", lambda meta, box: lambda address, lying: (
-        encoded.append((address, lying, meta, box)) or [f"map{len(encoded)}"]))
+    monkeypatch.setattr(
+        bound_start,
+        "encoding",
+        lambda meta, box: (
+            lambda address, lying: encoded.append((address, lying, meta, box)) or [f"map{len(encoded)}"]
+        ),
+    )
 
     start, (at, _) = of.starting(KERNEL), of.numbers()
     boxed = sum(b is not None for b in of.boxes)
@@ -148,8 +167,7 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
         before = len(encoded)
         start((), at, given, 1)
         assert len(encoded) == before + new
-        for box, passed, tensor in zip(of.boxes, raw.calls[-1][-len(given):], given,
-                                       strict=True):
+        for box, passed, tensor in zip(of.boxes, raw.calls[-1][-len(given) :], given, strict=True):
             assert passed == tensor.data_ptr() if box is None else passed.startswith("map")
     assert raw.calls[-3] == raw.calls[-2]
     of.kept[0, True] = start
@@ -200,8 +218,10 @@ class Compiling:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_kernel_is_looked_at_before_it_starts(lost: bool) -> None:
-    asm = {"ptx": ".version 8.7\nadd.s16x2 %r3, %r1, %r2;",
-           "sass": f"VIADD.16x2 R6, R6, {'0x0' if lost else '0x32'};"}
+    asm = {
+        "ptx": ".version 8.7\nadd.s16x2 %r3, %r1, %r2;",
+        "sass": f"VIADD.16x2 R6, R6, {'0x0' if lost else '0x32'};",
+    }
     of = TritonKernel("", "kernel", None, 5, 4, 3)
     of.jit = made = Compiling(asm)
     given: list[Any] = [SimpleNamespace(device=torch.device("cuda", 0))]
@@ -234,11 +254,17 @@ def test_a_descriptor_says_what_is_rounded(monkeypatch: pytest.MonkeyPatch, expl
     driver, seen = Driver(monkeypatch), {}
     record = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [8, 32]}
     for text in ("dt=f32", "dt=f32 math=ieee", "dt=bf16"):
-        made = compiled(f"mb2ic64ih16oc64oh16kh3ph1 {text} tag=nhwc", Prop.FWD,
-                        "mb:2 oh:8 ow:8 oc:64 ic:32 | a=box b=box c=box"
-                        + " swap=1" + " via=gluon" * (explicit and "ieee" not in text))
-        tensors = {n: torch.empty(2**17, dtype=torch.bfloat16 if "bf16" in text else torch.float32)
-                   for n in ("src", "wei", "dst")}
+        made = compiled(
+            f"mb2ic64ih16oc64oh16kh3ph1 {text} tag=nhwc",
+            Prop.FWD,
+            "mb:2 oh:8 ow:8 oc:64 ic:32 | a=box b=box c=box"
+            + " swap=1"
+            + " via=gluon" * (explicit and "ieee" not in text),
+        )
+        tensors = {
+            n: torch.empty(2**17, dtype=torch.bfloat16 if "bf16" in text else torch.float32)
+            for n in ("src", "wei", "dst")
+        }
         of = made.steps[0].triton
         for name, box in zip(made.steps[0].params, of.boxes, strict=True):
             assert box is not None

@@ -21,8 +21,16 @@ compute {compute}
     let    {let} = tanh(sum({read}*b; {red} kh))
     store  {out}[{axis}, o, oh] = {let}*2
 """
-PLAIN = {"compute": "named", "tensor": "X", "dim": "d", "out": "Y", "axis": "i", "red": "c", "read": "p",
-         "let": "q"}
+PLAIN = {
+    "compute": "named",
+    "tensor": "X",
+    "dim": "d",
+    "out": "Y",
+    "axis": "i",
+    "red": "c",
+    "read": "p",
+    "let": "q",
+}
 WIDE = "i.oh:32 o:32 c:32 | mma | stages=2 warps=4"
 
 
@@ -30,14 +38,19 @@ def clashes(source: str) -> list[str]:
     """What a module's functions assign although it is a parameter, or call or look into although they
     assign it."""
     tree, found = ast.parse(source), []
-    above = {a.asname or a.name for s in tree.body if isinstance(s, (ast.Import, ast.ImportFrom))
-             for a in s.names} | {s.name for s in tree.body if isinstance(s, ast.FunctionDef)}
+    above = {
+        a.asname or a.name
+        for s in tree.body
+        if isinstance(s, (ast.Import, ast.ImportFrom))
+        for a in s.names
+    } | {s.name for s in tree.body if isinstance(s, ast.FunctionDef)}
     for f in (s for s in tree.body if isinstance(s, ast.FunctionDef)):
         params = [a.arg for a in f.args.args]
         names = [n for n in ast.walk(f) if isinstance(n, ast.Name)]
         bound = {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        calls = [n.func.id for n in ast.walk(f)
-                 if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+        calls = [
+            n.func.id for n in ast.walk(f) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+        ]
         found += [n for n in (*params, *bound) if n in above or n in calls]
         found += [n for n in bound if n in params] + [n for n in params if params.count(n) > 1]
         known = bound | {*params, *above, *dir(builtins)}
@@ -45,11 +58,30 @@ def clashes(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("role", "name"), [
-    ("tensor", "oh"), ("tensor", "h"), ("tensor", "i_oh"), ("tensor", "h_m"), ("tensor", "m"),
-    ("tensor", "q"), ("tensor", "range"), ("tensor", "tanh"), ("tensor", "gdc_wait"), ("out", "p"),
-    ("out", "float"), ("axis", "tanh"), ("red", "range"), ("read", "tanh"), ("let", "gdc_wait"),
-    ("let", "range"), ("dim", "range"), ("read", "X_m"), ("out", "X_oh_m")])
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        ("tensor", "oh"),
+        ("tensor", "h"),
+        ("tensor", "i_oh"),
+        ("tensor", "h_m"),
+        ("tensor", "m"),
+        ("tensor", "q"),
+        ("tensor", "range"),
+        ("tensor", "tanh"),
+        ("tensor", "gdc_wait"),
+        ("out", "p"),
+        ("out", "float"),
+        ("axis", "tanh"),
+        ("red", "range"),
+        ("read", "tanh"),
+        ("let", "gdc_wait"),
+        ("let", "range"),
+        ("dim", "range"),
+        ("read", "X_m"),
+        ("out", "X_oh_m"),
+    ],
+)
 def test_names_of_a_text_differ(role: str, name: str) -> None:
     words = PLAIN | {role: name}
     schedule = WIDE.replace("i.", f"{words['axis']}.").replace(" c:", f" {words['red']}:")

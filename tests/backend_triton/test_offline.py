@@ -27,8 +27,11 @@ COPY = {"sm_80": {"LDGSTS"}, "sm_90": {"LDGSTS", "UTMALDG"}, "gfx942": {"global_
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest) -> dict[tuple[str, Prop], list[Resources | CompileFailure]]:
     """What the tests of this file that run ask for, all at once."""
-    asked = [item.callspec.params for item in request.session.items
-             if item.path == request.path and item.name.startswith("test_resources")]
+    asked = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == request.path and item.name.startswith("test_resources")
+    ]
     jobs = {(c["target"], c["prop"]): jobs_of(BF16, c["prop"], TARGETS[c["target"]]) for c in asked}
     answers = iter(compile_offline([j for own in jobs.values() for j in own]))
     return {pair: [next(answers) for _ in own] for pair, own in jobs.items()}
@@ -37,12 +40,15 @@ def compiled(request: pytest.FixtureRequest) -> dict[tuple[str, Prop], list[Reso
 @pytest.mark.every(4)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("target", list(MATRIX))
-def test_resources(compiled: dict[tuple[str, Prop], list[Resources | CompileFailure]], target: str,
-                   prop: Prop) -> None:
+def test_resources(
+    compiled: dict[tuple[str, Prop], list[Resources | CompileFailure]], target: str, prop: Prop
+) -> None:
     """Each chip with one direction; `make check-all` has all directions."""
     # Stride phases are four kernels, or one launch; a weight gradient's parts are added by another one.
-    assert len(compiled[target, prop]) >= {Prop.FWD: 1, Prop.BWD_D: 1 if target == "sm_90" else 4,
-                                           Prop.BWD_W: 1}[prop]
+    assert (
+        len(compiled[target, prop])
+        >= {Prop.FWD: 1, Prop.BWD_D: 1 if target == "sm_90" else 4, Prop.BWD_W: 1}[prop]
+    )
     for found in compiled[target, prop]:
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
         assert 0 < found.registers <= 255 if target.startswith("sm") else 512
@@ -86,7 +92,8 @@ def test_failures_do_not_stop_the_others(capfd: pytest.CaptureFixture[str]) -> N
     endless = job("import time\ntime.sleep(99)\n" + KERNEL)
     intel = job(target="xpu", backend="xpu", arch="pvc")
     first, error, dead, late, foreign, last = compile_offline(
-        [good, broken, deadly, endless, intel, good], timeout_s=5)
+        [good, broken, deadly, endless, intel, good], timeout_s=5
+    )
     assert isinstance(first, Resources) and ".version" in first.texts["ptx"]
     assert isinstance(last, Resources) and last.words == first.words
     assert isinstance(error, CompileFailure) and "lode" in error.reason

@@ -16,19 +16,35 @@ from transconv.verify.matrix import job_of, jobs_of
 SM90 = TARGETS["sm_90"]
 BOXES = "mma | a=box b=box | swap=1 programs=132 consumers=2 warps=4 via=gluon"
 CASES = [  # and how the products of a consumer are cut, and how many of them there are in a step
-    ("mb32ic64ih224oc64oh224kh3ph1", Prop.FWD, f"oh:8 ow:32 oc:64 ic:64 | {BOXES} c=box stages=4",
-     "64x256x16", 4),
-    ("mb16ic128ih160oc256oh80kh3sh2ph1", Prop.BWD_D,
-     f"qh:8 qw:16 ic:128 oc:64 | {BOXES} c=box stages=5", "64x128x16", 8 * 4),  # four phases
-    ("ic1280ih32oc1280oh32kh3ph1", Prop.BWD_W, f"ic:128 oc:128 oh:8 ow:8 | {BOXES} stages=6",
-     "64x128x16", 8),
+    (
+        "mb32ic64ih224oc64oh224kh3ph1",
+        Prop.FWD,
+        f"oh:8 ow:32 oc:64 ic:64 | {BOXES} c=box stages=4",
+        "64x256x16",
+        4,
+    ),
+    (
+        "mb16ic128ih160oc256oh80kh3sh2ph1",
+        Prop.BWD_D,
+        f"qh:8 qw:16 ic:128 oc:64 | {BOXES} c=box stages=5",
+        "64x128x16",
+        8 * 4,
+    ),  # four phases
+    (
+        "ic1280ih32oc1280oh32kh3ph1",
+        Prop.BWD_W,
+        f"ic:128 oc:128 oh:8 ow:8 | {BOXES} stages=6",
+        "64x128x16",
+        8,
+    ),
 ]
 WARPS = 12  # two consumers of four warps, and the producer, which is given four
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("text", "prop", "schedule", "shape", "products"), CASES,
-                         ids=[str(c[1]) for c in CASES])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "shape", "products"), CASES, ids=[str(c[1]) for c in CASES]
+)
 def test_both_consumers_multiply(text: str, prop: Prop, schedule: str, shape: str, products: int) -> None:
     problem = ConvProblem.parse(f"{text} dt=bf16 tag=nhwc")
     (job,) = jobs_of(problem, prop, SM90, Schedule.parse(schedule), None, "sass")
@@ -57,9 +73,13 @@ MOMENTS = """compute conv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [
-    "h:2 w:128 o:128 c:64 | mma | a=box b=box | c=box swap=1 programs=128 stages=3 warps=8 via=gluon",
-    "w:128 o:128 c:64 | mma | a=box b=box | c=box programs=132 stages=4 warps=4 consumers=2 via=gluon"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "h:2 w:128 o:128 c:64 | mma | a=box b=box | c=box swap=1 programs=128 stages=3 warps=8 via=gluon",
+        "w:128 o:128 c:64 | mma | a=box b=box | c=box programs=132 stages=4 warps=4 consumers=2 via=gluon",
+    ],
+)
 def test_moments_leave_without_spills(schedule: str) -> None:
     """Those of a group norm: warps that multiply meet at barriers of their own."""
     plan = build_compute(parse(MOMENTS), SM90, Schedule.parse(schedule))

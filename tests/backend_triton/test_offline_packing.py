@@ -52,18 +52,39 @@ def test_copies_leave_room_for_many_programs(copies: Found) -> None:
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize(("prop", "schedule", "words"), [
-    (Prop.FWD, "mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=gather c=box merge=16 swap=1 programs=132 "
-     "stages=4 warps=4", ("HGMMA", "UTMALDG", "LDGSTS", "UTMASTG")),
-    (Prop.FWD, "mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box merge=16 pack=b swap=1 "
-     "programs=132 stages=4 warps=4 via=gluon", ("HGMMA", "UTMALDG", "UTMASTG")),
-    (Prop.BWD_D, "mb:4 ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box c=box merge=16 pack=b swap=1 "
-     "programs=132 stages=4 warps=4 via=gluon", ("HGMMA", "UTMALDG", "UTMASTG")),
-    (Prop.BWD_W, "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box merge=16 swap=1 split_k=13 "
-     "stages=6 warps=4 via=gluon", ("HGMMA", "UTMALDG")),
-], ids=["fwd-gathered-weights", "fwd", "bwd_d", "bwd_w"])
-def test_merged_groups_keep_the_matrix_unit_busy(prop: Prop, schedule: str,
-                                                 words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("prop", "schedule", "words"),
+    [
+        (
+            Prop.FWD,
+            "mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=gather c=box merge=16 swap=1 programs=132 "
+            "stages=4 warps=4",
+            ("HGMMA", "UTMALDG", "LDGSTS", "UTMASTG"),
+        ),
+        (
+            Prop.FWD,
+            "mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box merge=16 pack=b swap=1 "
+            "programs=132 stages=4 warps=4 via=gluon",
+            ("HGMMA", "UTMALDG", "UTMASTG"),
+        ),
+        (
+            Prop.BWD_D,
+            "mb:4 ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box c=box merge=16 pack=b swap=1 "
+            "programs=132 stages=4 warps=4 via=gluon",
+            ("HGMMA", "UTMALDG", "UTMASTG"),
+        ),
+        (
+            Prop.BWD_W,
+            "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box merge=16 swap=1 split_k=13 "
+            "stages=6 warps=4 via=gluon",
+            ("HGMMA", "UTMALDG"),
+        ),
+    ],
+    ids=["fwd-gathered-weights", "fwd", "bwd_d", "bwd_w"],
+)
+def test_merged_groups_keep_the_matrix_unit_busy(
+    prop: Prop, schedule: str, words: tuple[str, ...]
+) -> None:
     """Asynchronous products of boxes, one wait a step, whatever is masked."""
     problem = ConvProblem.parse("g32mb64ic128ih56oc128oh56kh3ph1 dt=bf16 tag=nhwc")
     answers = compile_offline(jobs_of(problem, prop, SM90, Schedule.parse(schedule)))
@@ -82,5 +103,6 @@ def test_every_kernel_of_a_plan_compiles(prop: Prop) -> None:
     for found in answers:
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
         assert found.spill_bytes == 0 and not found.serialised, str(found)
-    assert any(f.words.get("HGMMA") and f.words.get("UTMALDG") for f in answers
-               if isinstance(f, Resources))
+    assert any(
+        f.words.get("HGMMA") and f.words.get("UTMALDG") for f in answers if isinstance(f, Resources)
+    )

@@ -20,11 +20,19 @@ from transconv.target import TARGETS
 from transconv.verify.matrix import jobs_of
 
 
-def compiled(problem: str, prop: str, schedule: str, words: str = "", chip: str = "sm_90",
-             **given: bool) -> list[Resources]:
+def compiled(
+    problem: str, prop: str, schedule: str, words: str = "", chip: str = "sm_90", **given: bool
+) -> list[Resources]:
     """The kernels of a plan, with their PTX; ``last``: of the last one alone."""
-    jobs = jobs_of(ConvProblem.parse(problem), Prop(prop), TARGETS[chip], Schedule.parse(schedule),
-                   Epilogue.parse(words), "ptx", words=False)
+    jobs = jobs_of(
+        ConvProblem.parse(problem),
+        Prop(prop),
+        TARGETS[chip],
+        Schedule.parse(schedule),
+        Epilogue.parse(words),
+        "ptx",
+        words=False,
+    )
     found = compile_offline(jobs[-1:] if given.get("last") else jobs)
     assert all(isinstance(x, Resources) for x in found), found
     return [x for x in found if isinstance(x, Resources)]
@@ -69,22 +77,25 @@ def test_a_load_of_other_numbers_is_chosen_from(monkeypatch: pytest.MonkeyPatch)
 SUM = "add.f32 \t%r3, %r2, 0f4B400000;\n"
 
 
-@pytest.mark.parametrize(("ptx", "wrong"), [
-    (SUM + "st.shared.b8 \t[%r50], %r3;", True),
-    (SUM + "@%p4 st.global.v2.b8 \t[%rd5+8], {%r4, %r3};", True),
-    (SUM + "st.shared.b16 \t[%r50], %r3;", True),
-    ("selp.f32 \t%r3, 0f4B400001, 0f4B400000, %p9;\nst.shared.b8 [%r50+8], %r3;", True),
-    ("cvt.rn.bf16.f32 \t%rs1, %r2;\nst.global.b8 [%rd4], %rs1;", True),
-    ("add.f64 \t%rd6, %rd5, %rd5;\nst.global.b32 [%rd4], %rd6;", True),
-    (SUM + "st.shared.b32 \t[%r50], %r3;", False),
-    (SUM + "xor.b32 \t%r4, %r3, 128;\nst.shared.b8 \t[%r50], %r4;", False),
-    (SUM + "cvt.u16.u32 \t%rs1, %r3;\nst.shared.b8 \t[%r50], %rs1;", False),
-    ("cvt.rn.satfinite.e4m3x2.f32 \t%rs1, %r5, %r2;\nst.global.b8 [%rd4], %rs1;", False),
-    ("cvt.rni.s32.f32 \t%r3, %r2;\nst.global.b8 [%rd4], %r3;", False),
-    ("cvt.rn.f16.f32 \t%rs1, %r2;\nst.global.b16 [%rd4], %rs1;", False),
-    ("setp.lt.f32 \t%p3, %r2, %r3;\nst.global.b8 [%rd4], %r2;", False),
-    (SUM + "st.shared.b8 \t[%r3], %r4;", False),  # it is an address
-])
+@pytest.mark.parametrize(
+    ("ptx", "wrong"),
+    [
+        (SUM + "st.shared.b8 \t[%r50], %r3;", True),
+        (SUM + "@%p4 st.global.v2.b8 \t[%rd5+8], {%r4, %r3};", True),
+        (SUM + "st.shared.b16 \t[%r50], %r3;", True),
+        ("selp.f32 \t%r3, 0f4B400001, 0f4B400000, %p9;\nst.shared.b8 [%r50+8], %r3;", True),
+        ("cvt.rn.bf16.f32 \t%rs1, %r2;\nst.global.b8 [%rd4], %rs1;", True),
+        ("add.f64 \t%rd6, %rd5, %rd5;\nst.global.b32 [%rd4], %rd6;", True),
+        (SUM + "st.shared.b32 \t[%r50], %r3;", False),
+        (SUM + "xor.b32 \t%r4, %r3, 128;\nst.shared.b8 \t[%r50], %r4;", False),
+        (SUM + "cvt.u16.u32 \t%rs1, %r3;\nst.shared.b8 \t[%r50], %rs1;", False),
+        ("cvt.rn.satfinite.e4m3x2.f32 \t%rs1, %r5, %r2;\nst.global.b8 [%rd4], %rs1;", False),
+        ("cvt.rni.s32.f32 \t%r3, %r2;\nst.global.b8 [%rd4], %r3;", False),
+        ("cvt.rn.f16.f32 \t%rs1, %r2;\nst.global.b16 [%rd4], %rs1;", False),
+        ("setp.lt.f32 \t%p3, %r2, %r3;\nst.global.b8 [%rd4], %r2;", False),
+        (SUM + "st.shared.b8 \t[%r3], %r4;", False),  # it is an address
+    ],
+)
 def test_texts_of_stores(ptx: str, wrong: bool) -> None:
     assert converts(ptx) == wrong
 
@@ -94,8 +105,14 @@ BY_BYTES = "mb.ih:32 g:16 | fma | programs=1 stages=1 warps=8"
 WORDS = "linear:2:-3+mul:bf16:per_dim_0"
 
 
-@pytest.mark.parametrize("chip", ["sm_90", pytest.param("sm_80", marks=pytest.mark.every(3)),
-                                  pytest.param("sm_100", marks=pytest.mark.every(3))])
+@pytest.mark.parametrize(
+    "chip",
+    [
+        "sm_90",
+        pytest.param("sm_80", marks=pytest.mark.every(3)),
+        pytest.param("sm_100", marks=pytest.mark.every(3)),
+    ],
+)
 def test_bytes_of_rounded_floats(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sign finds the shorter way to round, by which the lowest byte is that of a sum of floats."""
     (right,) = compiled(ROUNDED, "bwd_d", BY_BYTES, WORDS, chip)
@@ -109,13 +126,23 @@ def test_bytes_of_rounded_floats(chip: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 # -- numbers that are rounded at random -------------------------------------------------------------------
 
-@pytest.mark.parametrize(("problem", "prop", "schedule"), [
-    ("mb1ic2iw32oc3ow16kw2sw2 dt=bf16:f8e4m3:bf16 tag=nwc", "bwd_w", "fma | stages=3 warps=2"),
-    ("mb5ic33ih4oc8oh6kh3ph1 dt=f32:f32:f8e4m3 tag=nhwc", "fwd",
-     "mb.oh.ow:16 oc:16 ic:16 | mma | split_k=6 stages=4 warps=2"),  # the sum of partial sums
-    ("ic24ih8oc16oh4kh3ph0 dt=i8:i8:bf16 tag=nhwc", "fwd",
-     "mb.oh.ow:32 oc:16 ic:32 | mma | stages=2 warps=4"),
-])
+
+@pytest.mark.parametrize(
+    ("problem", "prop", "schedule"),
+    [
+        ("mb1ic2iw32oc3ow16kw2sw2 dt=bf16:f8e4m3:bf16 tag=nwc", "bwd_w", "fma | stages=3 warps=2"),
+        (
+            "mb5ic33ih4oc8oh6kh3ph1 dt=f32:f32:f8e4m3 tag=nhwc",
+            "fwd",
+            "mb.oh.ow:16 oc:16 ic:16 | mma | split_k=6 stages=4 warps=2",
+        ),  # the sum of partial sums
+        (
+            "ic24ih8oc16oh4kh3ph0 dt=i8:i8:bf16 tag=nhwc",
+            "fwd",
+            "mb.oh.ow:32 oc:16 ic:32 | mma | stages=2 warps=4",
+        ),
+    ],
+)
 def test_numbers_and_tiles_rounded_at_random(problem: str, prop: str, schedule: str) -> None:
     for found in compiled(problem, prop, schedule, "stochastic"):
         assert not found.flaw, str(found)

@@ -24,9 +24,13 @@ SCHEDULES = {
 @pytest.mark.every(2)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_80"])
 def test_a_sum_stays_a_sum(chip: str) -> None:
-    jobs = [job for prop, schedule in SCHEDULES.items()
-            for job in jobs_of(PROBLEM, prop, TARGETS[chip], Schedule.parse(schedule), None, "ttgir",
-                               words=False)]
+    jobs = [
+        job
+        for prop, schedule in SCHEDULES.items()
+        for job in jobs_of(
+            PROBLEM, prop, TARGETS[chip], Schedule.parse(schedule), None, "ttgir", words=False
+        )
+    ]
     seen = 0
     for job, found in zip(jobs, compile_offline(jobs), strict=True):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
@@ -39,8 +43,9 @@ def test_pairs_begin_at_even_addresses() -> None:
     """Taps lie side by side, and so do columns: no two taps of every column begin at 8 bytes."""
     p = ConvProblem.parse("mb5ic16ih12oc32oh8kh2ph0 dt=f32 tag=nchw:oIhw4i:nChw4c")
     schedule = "mb:2 oh.ow:8 oc:2 kh.kw:16 ic:1 | fma | swap=1 stages=4 warps=1"
-    (found,) = compile_offline(jobs_of(p, Prop.FWD, TARGETS["sm_90"], Schedule.parse(schedule), None,
-                                       "ptx", words=False))
+    (found,) = compile_offline(
+        jobs_of(p, Prop.FWD, TARGETS["sm_90"], Schedule.parse(schedule), None, "ptx", words=False)
+    )
     assert isinstance(found, Resources)
     copied = re.findall(r"cp\.async\.ca\.shared\.global [^;]*, (0x\w+),", found.texts["ptx"])
     assert set(copied) == {"0x4"}

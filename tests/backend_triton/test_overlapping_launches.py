@@ -70,8 +70,9 @@ def test_only_the_feature_changes_the_text(text: str, prop: Prop, words: str) ->
 
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 2), (3, 0, 1, 2), (4, 3, 2, 1, 0)])
 @pytest.mark.parametrize("early", [False, True])
-def test_kept_kernels_are_started_early(monkeypatch: pytest.MonkeyPatch, early: bool,
-                                        order: tuple[int, ...]) -> None:
+def test_kept_kernels_are_started_early(
+    monkeypatch: pytest.MonkeyPatch, early: bool, order: tuple[int, ...]
+) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     calls: list[tuple[Any, ...]] = []
     kernel = TritonKernel("", "f", None, 12, 4, 2, early=early)

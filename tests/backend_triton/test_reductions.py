@@ -29,8 +29,10 @@ def composed(M, C, P, Q):
 
 
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
-@pytest.mark.parametrize(("axis", "keep", "place"), [
-    (1, False, "tl.arange(0, 4)"), (0, False, "tl.arange(0, 8)"), (0, True, "tl.arange(0, 8)[None, :]")])
+@pytest.mark.parametrize(
+    ("axis", "keep", "place"),
+    [(1, False, "tl.arange(0, 4)"), (0, False, "tl.arange(0, 8)"), (0, True, "tl.arange(0, 8)[None, :]")],
+)
 def test_functions_are_combined_in_order(axis: int, keep: bool, place: str) -> None:
     m, c = torch.randint(-2, 3, (2, 4, 8), generator=torch.Generator().manual_seed(1)).float()
     p, q = torch.full((2, 8 if axis == 0 else 4), torch.nan)

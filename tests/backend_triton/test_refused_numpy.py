@@ -8,11 +8,18 @@ from transconv.backend_triton.launch import interpreter
 from transconv.errors import Unsupported
 
 
-@pytest.mark.parametrize(("numpy", "triton", "told"), [
-    ("2.4.0", "3.6.0", True), ("3.0", "3.6.0", True), ("2.3.5", "3.6.0", False),
-    ("2.4.1", "3.9.0", False)])
-def test_a_numpy_that_is_too_new_is_told(monkeypatch: pytest.MonkeyPatch, numpy: str, triton: str,
-                                         told: bool) -> None:
+@pytest.mark.parametrize(
+    ("numpy", "triton", "told"),
+    [
+        ("2.4.0", "3.6.0", True),
+        ("3.0", "3.6.0", True),
+        ("2.3.5", "3.6.0", False),
+        ("2.4.1", "3.9.0", False),
+    ],
+)
+def test_a_numpy_that_is_too_new_is_told(
+    monkeypatch: pytest.MonkeyPatch, numpy: str, triton: str, told: bool
+) -> None:
     """Kernels that run are let run, and errors of other pairs are left alone."""
     monkeypatch.setattr(interpreter, "version", {"numpy": numpy, "triton": triton}.get)
     with interpreter.explained():

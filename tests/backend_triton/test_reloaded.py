@@ -37,14 +37,25 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     files.forget()
     found = tmp_path / "triton" / compile_records.folder_of(HASH)
     found.mkdir(parents=True)
-    about = {"hash": HASH, "name": "f", "num_warps": 8, "num_ctas": 1, "shared": 1024,
-             "target": {"backend": "cuda", "arch": 90, "warp_size": 32}, "tensordesc_meta": None}
+    about = {
+        "hash": HASH,
+        "name": "f",
+        "num_warps": 8,
+        "num_ctas": 1,
+        "shared": 1024,
+        "target": {"backend": "cuda", "arch": 90, "warp_size": 32},
+        "tensordesc_meta": None,
+    }
     (found / "f.json").write_text(json.dumps(about))
     (found / "f.cubin").write_bytes(CODE)
     (found / "__grp__f.json").write_text("{}")
-    kernel = SimpleNamespace(hash=HASH, name="f", asm={"cubin": CODE},
-                             metadata=SimpleNamespace(target=H200),
-                             src=SimpleNamespace(constants={}, signature={"z": "*bf16", "a": "i32"}))
+    kernel = SimpleNamespace(
+        hash=HASH,
+        name="f",
+        asm={"cubin": CODE},
+        metadata=SimpleNamespace(target=H200),
+        src=SimpleNamespace(constants={}, signature={"z": "*bf16", "a": "i32"}),
+    )
     compile_records.note("k", True, kernel)
     yield found
     compile_records.forget()
@@ -68,8 +79,9 @@ def test_a_kernel_comes_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_kernel_of_other_types_does_not(place: Path) -> None:
     """Texts do not say the types of their tensors."""
     about = SimpleNamespace(constants={}, signature={"z": "*bf16"})
-    kernel = SimpleNamespace(hash=HASH, name="f", asm={"cubin": CODE},
-                             metadata=SimpleNamespace(target=H200), src=about)
+    kernel = SimpleNamespace(
+        hash=HASH, name="f", asm={"cubin": CODE}, metadata=SimpleNamespace(target=H200), src=about
+    )
     compile_records.note("k", True, kernel, ("bfloat16",))
     assert compile_records.again("k", "f", True, ("bfloat16",)).kernel == CODE
     assert compile_records.again("k", "f", True, ("float16",)) is None
@@ -79,9 +91,11 @@ def test_a_kernel_of_other_types_does_not(place: Path) -> None:
 
 def changed(**words: Any) -> Callable[[Path], None]:
     """What changes the kernel's metadata."""
+
     def change(place: Path) -> None:
         about = json.loads((place / "f.json").read_text())
         (place / "f.json").write_text(json.dumps({**about, **words}))
+
     return change
 
 
@@ -92,19 +106,34 @@ def told(**words: Any) -> Callable[[Path], None]:
     )
 
 
-@pytest.mark.parametrize("attack", [
-    changed(hash="ab" * 32), changed(name="g"), changed(target=7),
-    changed(target={"backend": "cuda", "arch": 80, "warp_size": 32}),
-    changed(target={"backend": "hip", "arch": "gfx942", "warp_size": 64}),
-    told(triton="3.5.1"), told(library=1), told(rules="another"), told(variables={"TRITON_X": "1"}),
-    told(signature=[["z"]]), told(signature=7), told(signature=[]), told(function="g"),
-    told(folder="../.."), told(folder="/etc"), told(folder=compile_records.folder_of("ab" * 32)),
-    told(code="another"),
-    lambda place: (place / "f.json").write_text('{"hash": "cd'),
-    lambda place: (place / "f.json").write_bytes(b"\xff\xfe\x00"),
-    lambda place: (place / "f.json").unlink(), lambda place: (place / "f.cubin").unlink(),
-    lambda place: (place / "f.cubin").write_bytes(CODE[:-1]),
-    lambda place: (place / "f.cubin").write_bytes(CODE[:9] + b"\x00" + CODE[10:])])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        changed(hash="ab" * 32),
+        changed(name="g"),
+        changed(target=7),
+        changed(target={"backend": "cuda", "arch": 80, "warp_size": 32}),
+        changed(target={"backend": "hip", "arch": "gfx942", "warp_size": 64}),
+        told(triton="3.5.1"),
+        told(library=1),
+        told(rules="another"),
+        told(variables={"TRITON_X": "1"}),
+        told(signature=[["z"]]),
+        told(signature=7),
+        told(signature=[]),
+        told(function="g"),
+        told(folder="../.."),
+        told(folder="/etc"),
+        told(folder=compile_records.folder_of("ab" * 32)),
+        told(code="another"),
+        lambda place: (place / "f.json").write_text('{"hash": "cd'),
+        lambda place: (place / "f.json").write_bytes(b"\xff\xfe\x00"),
+        lambda place: (place / "f.json").unlink(),
+        lambda place: (place / "f.cubin").unlink(),
+        lambda place: (place / "f.cubin").write_bytes(CODE[:-1]),
+        lambda place: (place / "f.cubin").write_bytes(CODE[:9] + b"\x00" + CODE[10:]),
+    ],
+)
 def test_triton_decides_about_anything_else(place: Path, attack: Callable[[Path], Any]) -> None:
     assert compile_records.again("k", "f", True) is not None
     attack(place)
@@ -128,12 +157,16 @@ def test_damaged_machine_code_is_compiled_anew(place: Path, caplog: pytest.LogCa
         )
     assert not (place / "__grp__f.json").exists(), "by which Triton finds it"
     assert [r.getMessage() for r in caplog.records] == [
-        f"cache {place}/f.cubin: the machine code is not what was compiled; it is compiled anew"]
+        f"cache {place}/f.cubin: the machine code is not what was compiled; it is compiled anew"
+    ]
 
 
 def test_who_watches_triton_sees_all_kernels(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for group, name in (("compilation", "always_compile"), ("compilation", "dump_ir"),
-                        ("runtime", "debug")):
+    for group, name in (
+        ("compilation", "always_compile"),
+        ("compilation", "dump_ir"),
+        ("runtime", "debug"),
+    ):
         with monkeypatch.context() as m:
             m.setattr(getattr(triton.knobs, group), name, True)
             assert compile_records.again("k", "f", True) is None, name
@@ -147,7 +180,8 @@ def test_who_watches_triton_sees_all_kernels(place: Path, monkeypatch: pytest.Mo
 
 
 def test_a_compiling_process_also_builds_what_starts_a_kernel(
-        place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the types of arguments that a launch has, so that it finds it. A machine that cannot goes on."""
     nvidia = pytest.importorskip("triton.backends.nvidia.driver")
     built: list[str] = []
@@ -196,7 +230,10 @@ def test_it_is_what_triton_finds() -> None:
             assert ours.metadata == theirs.metadata and ours.kernel == theirs.kernel
             print(run.sizes is not None, run.explicit)
     """
-    made = programs.run(["-c", textwrap.dedent(code)], timeout=120,
-                        env=knobs.child_environment({"TRITON_INTERPRET": None}, str(ROOT)))
+    made = programs.run(
+        ["-c", textwrap.dedent(code)],
+        timeout=120,
+        env=knobs.child_environment({"TRITON_INTERPRET": None}, str(ROOT)),
+    )
     assert made.returncode == 0, made.stderr
     assert "True False" in made.stdout and "False True" in made.stdout

@@ -15,8 +15,10 @@ from transconv.target.records import TARGETS
 from transconv.verify.computation import ComputationCase
 from transconv.verify.matrix import job_of
 
-ROWS = ("compute rows ;; sizes M=700 in 1..4096, K=40 in 1..4096 ;; tensor X f32 [{x}] ;; "
-        "tensor C f32 [M] ;; axes m=M k=K ;; read x = X[{at}] ;; let s = {op}(x; k) ;; store C[m] = s")
+ROWS = (
+    "compute rows ;; sizes M=700 in 1..4096, K=40 in 1..4096 ;; tensor X f32 [{x}] ;; "
+    "tensor C f32 [M] ;; axes m=M k=K ;; read x = X[{at}] ;; let s = {op}(x; k) ;; store C[m] = s"
+)
 ACROSS, ALONG = {"x": "K, M", "at": "k, m"}, {"x": "M, K", "at": "m, k"}
 # A thread has elements of two rows in turn (the first two), of rows side by side, or of one row alone.
 CASES = [
@@ -34,8 +36,9 @@ def planned(text: str, schedule: str) -> Plan:
 
 def test_sums_in_loops() -> None:
     chip = TARGETS["sm_90"]
-    found = compile_offline([job_of(s, chip, words=False) for text, said, _ in CASES
-                             for s in planned(text, said).steps])
+    found = compile_offline(
+        [job_of(s, chip, words=False) for text, said, _ in CASES for s in planned(text, said).steps]
+    )
     for answer, (_, said, wrong) in zip(found, CASES, strict=True):
         assert isinstance(answer, Resources)
         assert ("takes elements of other rows" in answer.flaw) == wrong, said
@@ -47,8 +50,9 @@ def test_registers_of_a_thread() -> None:
     assert tile.held((64, 8), 3)[:4] == [(3, 0), (35, 0), (3, 1), (35, 1)]
     wide = Blocked((1, 4), (1, 32), (2, 2), (1, 0))
     assert wide.held((2, 256), 33) == [(0, 132), (0, 133), (0, 134), (0, 135)]
-    assert not reorders("") and not reorders("tt.reshape %x allow_reorder : tensor<4xf32, #a> -> "
-                                             "tensor<2x2xf32, #b>")
+    assert not reorders("") and not reorders(
+        "tt.reshape %x allow_reorder : tensor<4xf32, #a> -> tensor<2x2xf32, #b>"
+    )
 
 
 @pytest.mark.gpu

@@ -28,11 +28,29 @@ def called(name: str, *more: float) -> Value:
     return lambda x: ir.Call(name, (x, *(ir.Const(n, x.dtype) for n in more)))
 
 
-NAMES = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "tanh", "expm1", "ndtr", "erf",
-         "sigmoid", "abs", "floor", "ceil", "nearest")
+NAMES = (
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "expm1",
+    "ndtr",
+    "erf",
+    "sigmoid",
+    "abs",
+    "floor",
+    "ceil",
+    "nearest",
+)
 VALUES: dict[str, Value] = {
     **{name: called(name) for name in NAMES},
-    "divided": called("divided", 0.037), "fma": called("fma", 0.3, 0.7),
+    "divided": called("divided", 0.037),
+    "fma": called("fma", 0.3, 0.7),
     "quotient": lambda x: ir.Const(1.0, ir.f32) / x,
     "snake": lambda x: x + called("sin")(x * ir.Const(0.3, ir.f32)) * called("sin")(x),
 }
@@ -51,8 +69,9 @@ def job(value: Value, count: int) -> CompileJob:
     at = program * count + ir.Lane("i", count, 1)
     body = ir.seq(ir.Let(held, ir.Load(x, at, ir.TRUE)), ir.Store(y, at, value(held), ir.TRUE))
     text = triton.emit(ir.Kernel("each", (x, y), ir.For(program, 1, body, kind="grid")))
-    return CompileJob(text, "each", (("f32", ()),) * 2, "sm_90", chip.backend, chip.arch, chip.warp_size,
-                      keep=("sass",))
+    return CompileJob(
+        text, "each", (("f32", ()),) * 2, "sm_90", chip.backend, chip.arch, chip.warp_size, keep=("sass",)
+    )
 
 
 def instructions(value: Value) -> Counter[str]:

@@ -18,8 +18,16 @@ from transconv.backend_triton.emitters.triton import ExprSpeller
 from transconv.ir import Evaluator
 
 M, N = ir.Lane("m", 4, 1), ir.Lane("n", 8, 2)
-LANES: dict[str, tuple[ir.Lane, ...]] = {"a": (M,), "b": (N,), "c": (), "d": (M, N), "x": (M,), "y": (N,),
-                                         "z": (M, N), "w": ()}
+LANES: dict[str, tuple[ir.Lane, ...]] = {
+    "a": (M,),
+    "b": (N,),
+    "c": (),
+    "d": (M, N),
+    "x": (M,),
+    "y": (N,),
+    "z": (M, N),
+    "w": (),
+}
 VARIABLES = {n: ir.Var(n, ir.index if n in "abcd" else ir.f64) for n in LANES}
 
 
@@ -28,8 +36,11 @@ def values() -> dict[str, np.ndarray[Any, Any]]:
     found = {}
     for name, lanes in LANES.items():
         shape = tuple(x.extent for x in lanes)
-        found[name] = (random.integers(-7, 8, shape) if VARIABLES[name].dtype.is_integer
-                       else random.integers(-9, 10, shape) / 4)
+        found[name] = (
+            random.integers(-7, 8, shape)
+            if VARIABLES[name].dtype.is_integer
+            else random.integers(-9, 10, shape) / 4
+        )
     return found
 
 
@@ -86,8 +97,12 @@ def spelled(speller: ArithmeticSpeller, e: ir.Expr) -> np.ndarray[Any, Any]:
     """What Python makes of the text, as an array of all lanes."""
     speller.scope.update({VARIABLES[n]: lanes for n, lanes in LANES.items()})
     text = speller.fit(e, (M, N)) if speller.lanes(e) else speller.text(e)
-    names: dict[str, Any] = {"tl": Language, "gl": Language, "m": tile(np.arange(4)),
-                             "n": tile(np.arange(8))}
+    names: dict[str, Any] = {
+        "tl": Language,
+        "gl": Language,
+        "m": tile(np.arange(4)),
+        "n": tile(np.arange(8)),
+    }
     names |= {n: tile(v) for n, v in values().items()}
     with np.errstate(all="ignore"):
         return np.asarray(eval(text, names))
@@ -111,14 +126,21 @@ def test_every_pair_of_operations_keeps_its_brackets() -> None:
     """Each operation inside each other one, on either side."""
     a, b, c = (VARIABLES[n] for n in "acb")
     x, y, z = (VARIABLES[n] for n in "xwy")
-    pairs = [((ir.Add, ir.Sub, ir.Mul, ir.And, ir.Or, ir.Xor, ir.Min, ir.Max), (a, b, c)),
-             ((ir.Add, ir.Sub, ir.Mul, ir.Div), (x, y, z))]
+    pairs = [
+        ((ir.Add, ir.Sub, ir.Mul, ir.And, ir.Or, ir.Xor, ir.Min, ir.Max), (a, b, c)),
+        ((ir.Add, ir.Sub, ir.Mul, ir.Div), (x, y, z)),
+    ]
     for ops, (p, q, r) in pairs:
         for outer in ops:
             for inner in ops:
-                for e in (outer(p, inner(q, r)), outer(inner(p, q), r), ir.Neg(outer(p, inner(q, r))),
-                          outer(ir.Neg(p), ir.Neg(inner(q, r))), ir.Lt(outer(p, q), inner(q, r)),
-                          outer(p, ir.Neg(inner(q, r)))):
+                for e in (
+                    outer(p, inner(q, r)),
+                    outer(inner(p, q), r),
+                    ir.Neg(outer(p, inner(q, r))),
+                    outer(ir.Neg(p), ir.Neg(inner(q, r))),
+                    ir.Lt(outer(p, q), inner(q, r)),
+                    outer(p, ir.Neg(inner(q, r))),
+                ):
                     want = np.broadcast_to(interpreted(e), (4, 8))
                     got = np.broadcast_to(spelled(ExprSpeller(), e), (4, 8))
                     np.testing.assert_array_equal(got, want, err_msg=str(e))

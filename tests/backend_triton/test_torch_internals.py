@@ -32,17 +32,21 @@ def test_what_is_not_listed_is_not_found() -> None:
 
 
 def test_a_compiler_that_read_its_backends_before_learns_of_this_one() -> None:
-    code = ("import torch, torch._dynamo.backends.registry as registry; registry.list_backends(); "
-            "registry._BACKENDS.pop('transconv', None); import transconv; "
-            "print(registry.lookup_backend('transconv').__module__)")
+    code = (
+        "import torch, torch._dynamo.backends.registry as registry; registry.list_backends(); "
+        "registry._BACKENDS.pop('transconv', None); import transconv; "
+        "print(registry.lookup_backend('transconv').__module__)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().startswith("transconv.graph")
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
-    code = ("import sys; from transconv.runtime import torch_internals; "
-            "print('torch' in sys.modules, torch_internals.backends(), torch_internals.compiled_code()); "
-            "torch_internals.deterministic; print('torch._dynamo' in sys.modules)")
+    code = (
+        "import sys; from transconv.runtime import torch_internals; "
+        "print('torch' in sys.modules, torch_internals.backends(), torch_internals.compiled_code()); "
+        "torch_internals.deterministic; print('torch._dynamo' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["False {} ()", "False"]
 
@@ -92,8 +96,16 @@ print("done")
 
 def test_a_build_with_cuda_asks_for_no_gpu_on_a_machine_without(tmp_path: Path) -> None:
     """Calls on a CPU: torch's functions of the current GPU raise there."""
-    done = programs.run(["-c", WITHOUT_A_GPU], cwd=tmp_path, timeout=200,
-                        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "",
-                             "TRANSCONV_CACHE": str(tmp_path),
-                             "PYTHONPATH": str(ROOT)})
+    done = programs.run(
+        ["-c", WITHOUT_A_GPU],
+        cwd=tmp_path,
+        timeout=200,
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TRANSCONV_CACHE": str(tmp_path),
+            "PYTHONPATH": str(ROOT),
+        },
+    )
     assert done.stdout.splitlines()[-1:] == ["done"], done.stdout + done.stderr

@@ -50,16 +50,19 @@ def test_f64(prop: Prop) -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("prop", "schedule"), [
-    (Prop.FWD, "mb.oh.ow:16 oc:16 ic:16 | mma | group_m=2"),
-    (Prop.FWD, "mb.oh.ow:32 oc:16 kw.ic:16 | mma | swap=1"),
-    (Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | split_k=3"),
-    (Prop.FWD, "mb.oh.ow:16 oc:32 ic:16 | mma | split_k=2 reduce=atomic"),
-    (Prop.FWD, "mb.oh.ow:32 oc:32 ic:16 | mma | order=ic.kh.kw unroll=1"),
-    (Prop.FWD, "mb.oh.ow:16 oc:4 ic:4 | fma"),
-    (Prop.BWD_D, "mb.qh.qw:16 ic:16 oc:16 | mma | split_k=2"),
-    (Prop.BWD_W, "kw.ic:32 oc:16 mb.oh.ow:32 | mma | split_k=2"),
-])
+@pytest.mark.parametrize(
+    ("prop", "schedule"),
+    [
+        (Prop.FWD, "mb.oh.ow:16 oc:16 ic:16 | mma | group_m=2"),
+        (Prop.FWD, "mb.oh.ow:32 oc:16 kw.ic:16 | mma | swap=1"),
+        (Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | split_k=3"),
+        (Prop.FWD, "mb.oh.ow:16 oc:32 ic:16 | mma | split_k=2 reduce=atomic"),
+        (Prop.FWD, "mb.oh.ow:32 oc:32 ic:16 | mma | order=ic.kh.kw unroll=1"),
+        (Prop.FWD, "mb.oh.ow:16 oc:4 ic:4 | fma"),
+        (Prop.BWD_D, "mb.qh.qw:16 ic:16 oc:16 | mma | split_k=2"),
+        (Prop.BWD_W, "kw.ic:32 oc:16 mb.oh.ow:32 | mma | split_k=2"),
+    ],
+)
 def test_schedules_of_a_chip(prop: Prop, schedule: str) -> None:
     """Words of schedules for GPUs: small tiles, partial tiles and split sums."""
     images = 1 if prop is Prop.BWD_D else 2  # its stride phases are several kernels
@@ -69,12 +72,21 @@ def test_schedules_of_a_chip(prop: Prop, schedule: str) -> None:
     assert found.right, found.problem
 
 
-@pytest.mark.parametrize(("text", "prop", "schedule"), [
-    ("mb2ic32ih8oc32oh8kh3ph1", Prop.FWD,
-     "mb:2 oh:4 ow:8 oc:64 ic:32 | mma | a=box b=box c=box swap=1 programs=2"),
-    ("mb2ic32ih9oc32oh5kh3sh2ph1", Prop.BWD_D,
-     "mb:2 qh:4 qw:8 ic:64 oc:32 | mma | a=box b=box swap=1"),
-])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule"),
+    [
+        (
+            "mb2ic32ih8oc32oh8kh3ph1",
+            Prop.FWD,
+            "mb:2 oh:4 ow:8 oc:64 ic:32 | mma | a=box b=box c=box swap=1 programs=2",
+        ),
+        (
+            "mb2ic32ih9oc32oh5kh3sh2ph1",
+            Prop.BWD_D,
+            "mb:2 qh:4 qw:8 ic:64 oc:32 | mma | a=box b=box swap=1",
+        ),
+    ],
+)
 def test_boxes(text: str, prop: Prop, schedule: str) -> None:
     """Tiles that the copy engine moves: what lies outside of a tensor arrives as zeros."""
     problem = ConvProblem.parse(f"{text} dt=f16 tag=nhwc")
@@ -101,11 +113,14 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, value: float) 
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("prop", "blocks"), [
-    (Prop.FWD, "ow:8 oc:8 ic:8 | fma | split_k=2"),
-    (Prop.BWD_D, "iw:8 ic:8 oc:8 | fma | split_k=2"),
-    (Prop.BWD_W, "ic:8 oc:8 ow:8 | fma | split_k=2"),
-])
+@pytest.mark.parametrize(
+    ("prop", "blocks"),
+    [
+        (Prop.FWD, "ow:8 oc:8 ic:8 | fma | split_k=2"),
+        (Prop.BWD_D, "iw:8 ic:8 oc:8 | fma | split_k=2"),
+        (Prop.BWD_W, "ic:8 oc:8 ow:8 | fma | split_k=2"),
+    ],
+)
 def test_kernels_that_wait_for_those_before(prop: Prop, blocks: str) -> None:
     """A run leaves no dependency open; the first kernel writes partial sums and lets the next one
     launch early."""

@@ -21,8 +21,26 @@ from transconv.passes.scalar.simplification import simplify_kernel
 from transconv.support import knobs
 
 TYPES = tuple(t for t in ir.DTYPES.values() if t.torch and t.within is None)
-WHOLE = (0, 1, -1, 5, 127, 128, -128, -129, 200, 255, 256, 300, -300, 2**31 - 1, -2**31, 2**32 + 7,
-         2**63 - 1, -2**63)
+WHOLE = (
+    0,
+    1,
+    -1,
+    5,
+    127,
+    128,
+    -128,
+    -129,
+    200,
+    255,
+    256,
+    300,
+    -300,
+    2**31 - 1,
+    -(2**31),
+    2**32 + 7,
+    2**63 - 1,
+    -(2**63),
+)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.1, 100.7, 1e-3, 65504.0, 3e38, float("inf"), float("nan"))
 LANE, PID = ir.Lane("m", 16, 1), ir.Var("pid")
 STEP, OUT = ir.Var("step"), "out"
@@ -34,8 +52,9 @@ def numbers(own: DType) -> list[Const]:
         return [Const(False, own), Const(True, own)]
     if own.kind == "float":
         held = np.float32 if own is ir.f32 else float  # of f32 numbers of Python are not rounded
-        return [Const(float(held(x)), own) for x in FLOATS
-                if not abs(x) > own.largest or own.largest == np.inf]
+        return [
+            Const(float(held(x)), own) for x in FLOATS if not abs(x) > own.largest or own.largest == np.inf
+        ]
     return [Const(n, own) for n in WHOLE if ir.wrapped(n, own) == n]
 
 
@@ -87,10 +106,12 @@ def kernel(to: DType, simple: bool) -> ir.Kernel:
     count = (len(exprs) + 3 * len(last)) * 16
     out = ir.Tensor(OUT, ("x",), (count,), ir.Layout.dense(exprs[0].dtype, (count,)))
     stores = [ir.store(out, i * 16 + LANE, e) for i, e in enumerate(exprs)]
-    behind = [ir.store(out, (STEP * len(last) + len(exprs) + i) * 16 + LANE, e)
-              for i, e in enumerate(last)]
-    made = ir.Kernel("typed", (out, GIVEN), ir.For(PID, 1, ir.seq(
-        *stores, ir.For(STEP, 3, ir.seq(*behind))), "grid"))
+    behind = [
+        ir.store(out, (STEP * len(last) + len(exprs) + i) * 16 + LANE, e) for i, e in enumerate(last)
+    ]
+    made = ir.Kernel(
+        "typed", (out, GIVEN), ir.For(PID, 1, ir.seq(*stores, ir.For(STEP, 3, ir.seq(*behind))), "grid")
+    )
     return simplify_kernel(made) if simple else made
 
 
@@ -128,13 +149,15 @@ def test_in_triton_s_interpreter(to: DType, simple: bool, tmp_path: Path) -> Non
         np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-@pytest.mark.parametrize("to", [ir.u8, *(
-    pytest.param(t, marks=pytest.mark.slow) for t in TYPES if t is not ir.u8)], ids=str)
+@pytest.mark.parametrize(
+    "to", [ir.u8, *(pytest.param(t, marks=pytest.mark.slow) for t in TYPES if t is not ir.u8)], ids=str
+)
 def test_compiled_for_a_chip(to: DType) -> None:
     made = kernel(to, False)
     params = tuple((t.dtype.name, ()) for t in made.params)
-    (found,) = compile_offline([CompileJob(emit(made), "typed", params, "sm_90", "cuda", 90, 32,
-                                           words=False)])
+    (found,) = compile_offline(
+        [CompileJob(emit(made), "typed", params, "sm_90", "cuda", 90, 32, words=False)]
+    )
     assert isinstance(found, Resources), found
 
 

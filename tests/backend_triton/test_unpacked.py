@@ -44,8 +44,11 @@ $step:
     ret;
 }
 """
-UPPER, LOWER, SHIFTED = ("mov.b32 {_, %rs1}, %r2;", "cvt.u16.u32 %rs1, %r2;",
-                         "shr.u32 %r3, %r2, 16; cvt.u16.u32 %rs1, %r3;")
+UPPER, LOWER, SHIFTED = (
+    "mov.b32 {_, %rs1}, %r2;",
+    "cvt.u16.u32 %rs1, %r2;",
+    "shr.u32 %r3, %r2, 16; cvt.u16.u32 %rs1, %r3;",
+)
 
 
 def assembled(ptx: str, folder: Path) -> bytes:
@@ -53,8 +56,9 @@ def assembled(ptx: str, folder: Path) -> bytes:
     from triton import knobs
 
     (folder / "it.ptx").write_text(ptx)
-    subprocess.run([knobs.nvidia.ptxas.path, "-arch=sm_90a", "it.ptx", "-o", "it.cubin"], cwd=folder,
-                   check=True)
+    subprocess.run(
+        [knobs.nvidia.ptxas.path, "-arch=sm_90a", "it.ptx", "-o", "it.cubin"], cwd=folder, check=True
+    )
     return (folder / "it.cubin").read_bytes()
 
 
@@ -69,6 +73,7 @@ def test_halves_of_zero(kind: str, half: str, wrong: bool, tmp_path: Path) -> No
 
 def test_the_number_is_none_of_the_program(tmp_path: Path) -> None:
     """The upper half of 0x12345678 is 0x1234; the lower half becomes what it is."""
+
     def of(half: str) -> set[int]:
         ptx = LOOP.replace("KIND", "e5m2x2").replace("HALF", half).replace("FILL", "0x12345678")
         return {
@@ -89,8 +94,9 @@ SCHEDULE = Schedule.parse("mb.oh:64 g:16 | fma | a=gather b=gather | pack=a.b.c 
 
 def found(problem: str, chip: str, words: str = "") -> str:
     """The flaw of the kernel that multiplies."""
-    jobs = jobs_of(ConvProblem.parse(problem), Prop.FWD, TARGETS[chip], SCHEDULE, Epilogue.parse(words),
-                   words=False)
+    jobs = jobs_of(
+        ConvProblem.parse(problem), Prop.FWD, TARGETS[chip], SCHEDULE, Epilogue.parse(words), words=False
+    )
     (it,) = compile_offline([job for job in jobs if job.function.startswith("conv_fwd")])
     assert isinstance(it, Resources)
     return it.flaw

@@ -47,11 +47,15 @@ print(triton.__version__)
 @pytest.mark.parametrize("release", ["installed", "newest"])
 def test_a_condition_without_lanes_joins_a_mask(release: str) -> None:
     if release == "newest" and not (NEWEST / "ready").exists():
-        pytest.skip("the newest Triton is not in .newest (`make .newest/ready`), so its interpreter "
-                    "was not tried")
+        pytest.skip(
+            "the newest Triton is not in .newest (`make .newest/ready`), so its interpreter was not tried"
+        )
     places = [str(NEWEST)] if release == "newest" else []
-    environment = {**os.environ, "TRITON_INTERPRET": "1",
-                   "PYTHONPATH": os.pathsep.join([*places, str(ROOT)])}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.pathsep.join([*places, str(ROOT)]),
+    }
     done = programs.run(["-c", SCALAR_CONDITION], env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (done.stdout.strip() == triton.__version__) == (release == "installed")
@@ -86,9 +90,15 @@ def test_a_kept_kernel_stays_loaded() -> None:
 def test_a_launch_function_that_is_not_known_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launch function is C code that does not check its arguments, and its arguments differ
     between releases."""
-    ready = SimpleNamespace(run=SimpleNamespace(
-        global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
-        launch_pdl=False, launch=lambda *_: None))
+    ready = SimpleNamespace(
+        run=SimpleNamespace(
+            global_scratch_size=0,
+            profile_scratch_size=0,
+            launch_cooperative_grid=False,
+            launch_pdl=False,
+            launch=lambda *_: None,
+        )
+    )
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     assert bound_start.entry(ready, False) is not None
     for version in ("3.7.1", "3.9.0", "3.60.0", "4.0.0"):

@@ -49,11 +49,21 @@ def test_the_keys_are_the_same(tmp_path: Path) -> None:
     found = {}
     for word in ("absent", "tensors"):
         environment = knobs.child_environment(
-            {"TRANSCONV_CACHE": str(tmp_path / word), "TRITON_INTERPRET": None,
-             "TRITON_CACHE_DIR": str(tmp_path / "triton")}, str(ROOT))
+            {
+                "TRANSCONV_CACHE": str(tmp_path / word),
+                "TRITON_INTERPRET": None,
+                "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+            },
+            str(ROOT),
+        )
         command = ["-c", PROGRAM, word]
-        ran = programs.run(command, env=environment) if word == "tensors" else subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120)
+        ran = (
+            programs.run(command, env=environment)
+            if word == "tensors"
+            else subprocess.run(
+                [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120
+            )
+        )
         assert ran.returncode == 0, ran.stderr[-2000:]
         keys, boxes, torch_there = json.loads(ran.stdout.splitlines()[-1])
         found[word] = keys
@@ -61,26 +71,35 @@ def test_the_keys_are_the_same(tmp_path: Path) -> None:
     assert found["absent"] == found["tensors"] and len(found["absent"]) >= 2
 
 
-@pytest.mark.parametrize(("types", "others"), [
-    (("*bf16", "tensordesc<bf16[64, 64],NVMMA(128)>"), ("*fp32", "tensordesc<i8[128, 32],NVMMA(64)>")),
-    (("*bf16", "tensordesc<bf16[64, 64]>"), ("tensordesc<bf16[64, 64]>", "*bf16")),
-    (("*bf16", "tensordesc<bf16[64, 64]>"), ("*bf16", "tensordesc<bf16[1, 2, 3]>")),
-    (("*bf16", "*fp32"), ("*i8", "*bf16")), (("*bf16", "*fp32"), ("*bf16", "*fp32", "*fp32")),
-    (("*bf16", "i32"), ("*bf16", "i64")), (("*bf16", "i32"), ("*i8", "i32"))])
-def test_what_starts_kernels_is_one_for_as_many_as_triton_says(types: tuple[str, ...],
-                                                               others: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("types", "others"),
+    [
+        (("*bf16", "tensordesc<bf16[64, 64],NVMMA(128)>"), ("*fp32", "tensordesc<i8[128, 32],NVMMA(64)>")),
+        (("*bf16", "tensordesc<bf16[64, 64]>"), ("tensordesc<bf16[64, 64]>", "*bf16")),
+        (("*bf16", "tensordesc<bf16[64, 64]>"), ("*bf16", "tensordesc<bf16[1, 2, 3]>")),
+        (("*bf16", "*fp32"), ("*i8", "*bf16")),
+        (("*bf16", "*fp32"), ("*bf16", "*fp32", "*fp32")),
+        (("*bf16", "i32"), ("*bf16", "i64")),
+        (("*bf16", "i32"), ("*i8", "i32")),
+    ],
+)
+def test_what_starts_kernels_is_one_for_as_many_as_triton_says(
+    types: tuple[str, ...], others: tuple[str, ...]
+) -> None:
     """Two names for one text would have two processes build it at once."""
     driver = pytest.importorskip("triton.backends.nvidia.driver")
 
     def text(each: tuple[str, ...]) -> str:
         boxes = [{"block": 1} for t in each if t.startswith("tensordesc")]
         return str(driver.make_launcher({}, dict(enumerate(each)), boxes or None))
+
     alike = compile_records._started_like(types) == compile_records._started_like(others)
     assert alike is (text(types) == text(others))
 
 
-def test_what_starts_plain_kernels_is_built_before_them(tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_starts_plain_kernels_is_built_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The text is that of kernels of any types and names, so that Triton finds it in its cache."""
     driver = pytest.importorskip("triton.backends.nvidia.driver")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
@@ -89,6 +108,7 @@ def test_what_starts_plain_kernels_is_built_before_them(tmp_path: Path,
     def build(src: str, **_: Any) -> Any:
         texts.append(src)
         return SimpleNamespace(launch=None)
+
     monkeypatch.setattr(driver, "compile_module_from_src", build)
     monkeypatch.setattr(driver, "library_dirs", list)
     for count in compile_records.USUAL:

@@ -13,7 +13,9 @@ import torch
 def flags_can_be_set() -> Iterator[None]:
     products = torch.backends.cuda.matmul
     before = products.allow_tf32
-    with getattr(torch.backends, "__allow_nonbracketed_mutation")(), torch.backends.cudnn.flags(
-            enabled=True):
+    with (
+        getattr(torch.backends, "__allow_nonbracketed_mutation")(),
+        torch.backends.cudnn.flags(enabled=True),
+    ):
         yield
         products.allow_tf32 = before

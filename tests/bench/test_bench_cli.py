@@ -28,36 +28,39 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("time none", "No such file or directory: 'none'"),
-    ("check none", "No such file or directory: 'none'"),
-    ("time LIST --match nothing", "none of 9 layers is selected"),
-    ("time LIST --shards 0", "'0' is no whole number from 1"),
-    ("time LIST --shard 3 --shards 2", "--shard=3 of --shards=2"),
-    ("time LIST --props up", "'up' is none of fwd, bwd_d, bwd_w"),
-    ("time LIST --baselines cudnn", "'cudnn' is none of"),
-    ("time LIST --epilogue rely", "epilogue 'rely' has 'rely'"),
-    ("time LIST --mb -3", "'-3' is no whole number from 0"),
-    ("check LIST --sample 0", "'0' is no whole number from 1"),
-    ("check LIST --modes bits", "'bits' is none of exact, float"),
-    ("networks --models alexnet", "'alexnet' is none of resnet50"),
-    ("networks --layouts ncwh", "'ncwh' is none of"),
-    ("overhead --calls 0", "'0' is no whole number from 1"),
-    ("overhead --match nothing", "expected a part of conv2d 1x1"),
-    ("issues --small --only nothing", "no case has this in its name; expected some of pytorch#75747"),
-    ("dropin -n 0", "'0' is no whole number from 1"),
-    ("report CSV", "is no table of `python -m bench`: it has the columns a b"),
-    ("trials CSV", "is no log of tune: it has no column direction, problem, schedule, us"),
-    ("schedules CSV", "there is no column problem; expected problem, direction, behind, schedule"),
-    ("trials SLOW", "the logs have no time of a kernel that was right"),
-])
-def test_wrong_commands_are_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path,
-                                             words: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("time none", "No such file or directory: 'none'"),
+        ("check none", "No such file or directory: 'none'"),
+        ("time LIST --match nothing", "none of 9 layers is selected"),
+        ("time LIST --shards 0", "'0' is no whole number from 1"),
+        ("time LIST --shard 3 --shards 2", "--shard=3 of --shards=2"),
+        ("time LIST --props up", "'up' is none of fwd, bwd_d, bwd_w"),
+        ("time LIST --baselines cudnn", "'cudnn' is none of"),
+        ("time LIST --epilogue rely", "epilogue 'rely' has 'rely'"),
+        ("time LIST --mb -3", "'-3' is no whole number from 0"),
+        ("check LIST --sample 0", "'0' is no whole number from 1"),
+        ("check LIST --modes bits", "'bits' is none of exact, float"),
+        ("networks --models alexnet", "'alexnet' is none of resnet50"),
+        ("networks --layouts ncwh", "'ncwh' is none of"),
+        ("overhead --calls 0", "'0' is no whole number from 1"),
+        ("overhead --match nothing", "expected a part of conv2d 1x1"),
+        ("issues --small --only nothing", "no case has this in its name; expected some of pytorch#75747"),
+        ("dropin -n 0", "'0' is no whole number from 1"),
+        ("report CSV", "is no table of `python -m bench`: it has the columns a b"),
+        ("trials CSV", "is no log of tune: it has no column direction, problem, schedule, us"),
+        ("schedules CSV", "there is no column problem; expected problem, direction, behind, schedule"),
+        ("trials SLOW", "the logs have no time of a kernel that was right"),
+    ],
+)
+def test_wrong_commands_are_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, message: str
+) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     (tmp_path / "slow.csv").write_text("problem,prop,config,us,verdict\nic8ih5oc8oh3kh3,fwd,,,timeout\n")
     names = {"LIST": LIST, "CSV": str(tmp_path / "a.csv"), "SLOW": str(tmp_path / "slow.csv")}
-    assert message in refused(capsys, [names.get(w, w) for w in words.split()] + [
-        "--out", str(tmp_path)])
+    assert message in refused(capsys, [names.get(w, w) for w in words.split()] + ["--out", str(tmp_path)])
 
 
 def test_logs_are_judged_as_of_the_chip_that_made_them() -> None:
@@ -71,8 +74,9 @@ def test_logs_are_judged_as_of_the_chip_that_made_them() -> None:
         target_of([{"machine": "sm_90x132"}, {"machine": "sm_100x148"}])
 
 
-def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str],
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "cuda: torch finds no GPU" in refused(capsys, ["overhead", "--device", "cuda"])
 
@@ -81,9 +85,22 @@ def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str],
 def test_what_measure_runs_is_understood_and_goes_into_one_folder(tmp_path: Path, gpu: str) -> None:
     out = tmp_path / "mine"
     done = subprocess.run(
-        ["make", "-n", "measure", "PYTHON=python", f"GPU={gpu}", "GPU_NAME=mine", f"OUT={tmp_path}",
-         f"LISTS=vgg16 {LIST}"], cwd=ROOT, capture_output=True, text=True, check=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")})
+        [
+            "make",
+            "-n",
+            "measure",
+            "PYTHON=python",
+            f"GPU={gpu}",
+            "GPU_NAME=mine",
+            f"OUT={tmp_path}",
+            f"LISTS=vgg16 {LIST}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
+    )
     assert ("--mb 1" in done.stdout) == (not gpu)
     lines = [shlex.split(x) for x in done.stdout.replace("\\\n", " ").splitlines()]
     assert len(lines) == 15

@@ -32,15 +32,18 @@ def test_small_networks_equal_one_process(tmp_path: Path) -> None:
     assert run(tmp_path, *words) == 0
     rows = read(tmp_path / "cpu_distributed.csv")
     assert [(r["model"], r["side"], r["ranks"]) for r in rows] == [
-        (m, *of) for m in ("unet3d", "wan", "weather")
-        for of in (("plain", "1"), ("sharded", "2"), ("captured", "2"))]
+        (m, *of)
+        for m in ("unet3d", "wan", "weather")
+        for of in (("plain", "1"), ("sharded", "2"), ("captured", "2"))
+    ]
     for row in (r for r in rows if r["ranks"] == "2"):
         assert float(row["ms"]) > 0 and float(row["rmse"]) < 1e-5, row
         assert not row["gradient_rmse"] or float(row["gradient_rmse"]) < 1e-4, row
 
 
-def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_resume_and_failures_are_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[str] = []
 
     def measured(row: dict[str, str], _options: Any, _device: str) -> dict[str, Any]:
@@ -64,8 +67,14 @@ def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.M
 def test_results_that_nothing_computed_look_like_torchs(transposed: bool) -> None:
     x, bias = torch.randn(2, 4, 9, 7).to(memory_format=torch.channels_last), torch.randn(6)
     w = torch.randn(*((4, 6) if transposed else (6, 4)), 3, 2)
-    p = Params((2, 1), (1, 0) if transposed else (1, 0, 0, 1), (1, 1), transposed, (1, 0)[:2 * transposed]
-               or (0, 0), 1)
+    p = Params(
+        (2, 1),
+        (1, 0) if transposed else (1, 0, 0, 1),
+        (1, 1),
+        transposed,
+        (1, 0)[: 2 * transposed] or (0, 0),
+        1,
+    )
 
     def answers() -> list[torch.Tensor]:
         y = aten_convolutions.aten_forward(x, w, bias, p)
@@ -91,13 +100,17 @@ def test_a_row_that_takes_too_long(tmp_path: Path) -> None:
 
 def test_all_processes_of_a_row_end() -> None:
     """Those of a session of their own, and those that ignore SIGTERM."""
-    deaf = ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); "
-            "time.sleep(60)")
-    script = ("import subprocess, sys, signal\n"
-              "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
-              f"child = subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=subprocess.PIPE, "
-              "start_new_session=True)\n"
-              "child.stdout.readline(); print(child.pid, flush=True); child.wait()")
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); "
+        "time.sleep(60)"
+    )
+    script = (
+        "import subprocess, sys, signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=subprocess.PIPE, "
+        "start_new_session=True)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
+    )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None
     child = int(process.stdout.readline())

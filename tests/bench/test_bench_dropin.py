@@ -40,8 +40,11 @@ def test_small_models_train(name: str) -> None:
     loss = torch.nn.functional.cross_entropy(model(x), y)
     loss.backward()
     assert loss.isfinite()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0
-               for n, p in model.named_parameters() if not n.endswith("bias"))
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0
+        for n, p in model.named_parameters()
+        if not n.endswith("bias")
+    )
 
 
 def test_unknown_model() -> None:
@@ -56,8 +59,22 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_networks(tmp_path: Path) -> None:
-    words = ["networks", "--out", str(tmp_path), "--small", "--device", "cpu", "--models",
-             "unet2d", "--precisions", "ieee", "--layouts", "nhwc", "--processes", "1"]
+    words = [
+        "networks",
+        "--out",
+        str(tmp_path),
+        "--small",
+        "--device",
+        "cpu",
+        "--models",
+        "unet2d",
+        "--precisions",
+        "ieee",
+        "--layouts",
+        "nhwc",
+        "--processes",
+        "1",
+    ]
     assert main(words) == 0
     found = rows(tmp_path / "networks.csv")
     assert [r["what"] for r in found] == list(networks.EAGER)
@@ -70,17 +87,22 @@ def test_networks(tmp_path: Path) -> None:
 
 
 def test_kernels_are_collected_before_anything_waits_for_them(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of a training step and an inference, and what a graph asks for instead."""
     monkeypatch.setattr(transconv.config, "cpu", "interpret")
     monkeypatch.setattr(network_kernels, "prepare", lambda: None)  # switches of the whole process
     monkeypatch.setattr(network_kernels.Setting, "arrange", lambda self: None)
     transconv.config.fallback = "silent"
-    found = network_kernels.collect("convnext_t", "bf16", "nhwc", "cpu", True,
-                                    str(tmp_path / "lock"))["kernels"]
+    found = network_kernels.collect("convnext_t", "bf16", "nhwc", "cpu", True, str(tmp_path / "lock"))[
+        "kernels"
+    ]
     assert {prop.value for _, prop, *_ in found} == {"fwd", "bwd_d", "bwd_w"}
     assert {(epilogue, bias) for _, prop, epilogue, _, _, bias in found if prop.value == "fwd"} == {
-        ("bias", torch.bfloat16), ("bias", torch.float32), ("", None)}
+        ("bias", torch.bfloat16),
+        ("bias", torch.float32),
+        ("", None),
+    }
     made = []
     monkeypatch.setattr(lower_call, "planned", lambda *how: made.append(how))
     network_kernels.plan_all(found, "cpu")
@@ -89,8 +111,22 @@ def test_kernels_are_collected_before_anything_waits_for_them(
 
 
 def test_no_row_is_left_out_when_there_is_no_time(tmp_path: Path) -> None:
-    words = ["networks", "--out", str(tmp_path), "--small", "--device", "cpu", "--models",
-             "unet2d", "--precisions", "ieee", "--layouts", "nchw", "--time-budget", "0"]
+    words = [
+        "networks",
+        "--out",
+        str(tmp_path),
+        "--small",
+        "--device",
+        "cpu",
+        "--models",
+        "unet2d",
+        "--precisions",
+        "ieee",
+        "--layouts",
+        "nchw",
+        "--time-budget",
+        "0",
+    ]
     assert main(words) == 1
     found = rows(tmp_path / "networks.csv")
     assert [r["what"] for r in found] == list(networks.EAGER)
@@ -98,24 +134,46 @@ def test_no_row_is_left_out_when_there_is_no_time(tmp_path: Path) -> None:
 
 
 def test_overhead(tmp_path: Path) -> None:
-    words = ["overhead", "--out", str(tmp_path), "--device", "cpu", "--calls", "3", "--bursts",
-             "2", "--match", "conv2d 1x1"]
+    words = [
+        "overhead",
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--calls",
+        "3",
+        "--bursts",
+        "2",
+        "--match",
+        "conv2d 1x1",
+    ]
     assert main(words) == 0
     found = rows(tmp_path / "overhead.csv")
     assert [(r["mode"], r["side"]) for r in found] == [
-        (mode, side) for mode in ("no grad", "grad", "forward+backward")
-        for side in ("torch", "transconv")]
+        (mode, side) for mode in ("no grad", "grad", "forward+backward") for side in ("torch", "transconv")
+    ]
     assert all(float(r["median_us"]) >= float(r["best_us"]) > 0 for r in found)
 
 
 def test_the_parts_of_a_call(tmp_path: Path) -> None:
-    words = ["overhead", "--out", str(tmp_path), "--device", "cpu", "--calls", "1", "--bursts", "1",
-             "--match", "parts"]
+    words = [
+        "overhead",
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--calls",
+        "1",
+        "--bursts",
+        "1",
+        "--match",
+        "parts",
+    ]
     assert main(words) == 0
     assert "a whole call" in {r["side"] for r in rows(tmp_path / "overhead.csv")}
 
 
-TESTS = '''
+TESTS = """
 import os
 import time
 
@@ -129,15 +187,30 @@ def test_counts(request):
 def test_skips():
     import pytest
     pytest.skip("why not")
-'''
+"""
 
 
 @pytest.mark.slow
 def test_dropin_survives_what_tests_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS, encoding="utf-8")
-    assert main(["dropin", str(file), "--out", str(tmp_path / "out"), "-n", "1", "--limit", "8",
-                 "--time-budget", "100"]) == 1
+    assert (
+        main(
+            [
+                "dropin",
+                str(file),
+                "--out",
+                str(tmp_path / "out"),
+                "-n",
+                "1",
+                "--limit",
+                "8",
+                "--time-budget",
+                "100",
+            ]
+        )
+        == 1
+    )
     found = json.loads((tmp_path / "out" / "dropin.json").read_text())
     assert (found["collected"], found["run"]) == (7, 7)
     assert found["total"]["tests passed"] == 2 and found["total"]["tests skipped"] == 1
@@ -152,7 +225,7 @@ def test_groups() -> None:
     assert dropin.group_of("tests/gpu/test_x.py::test_y[a-b[0]]") == "gpu/test_x.py::test_y"
 
 
-SAMPLES = '''
+SAMPLES = """
 import os
 import pytest
 
@@ -163,7 +236,7 @@ def test_all_samples(name, dtype, record_property):
         os._exit(9)
     record_property("cases", {"passed": 5, "gradients": 3, "fell_back": 2, "failed": 0, "failures": [],
                               "fallback": {"shape:empty": 1, "norm:order": 1}})
-'''
+"""
 
 
 def test_counts_of_samples_become_a_table(tmp_path: Path) -> None:
@@ -174,8 +247,11 @@ def test_counts_of_samples_become_a_table(tmp_path: Path) -> None:
     assert main(words) == 1  # with what has no row yet
     found = rows(tmp_path / "samples.csv")
     assert [(r["function"], r["dtype"], r["samples"], r["verdict"]) for r in found] == [
-        ("sum", "float32", "7", "right"), ("sum", "bfloat16", "7", "right"),
-        ("prod", "float32", "7", "right"), ("prod", "bfloat16", "", "failed")]
+        ("sum", "float32", "7", "right"),
+        ("sum", "bfloat16", "7", "right"),
+        ("prod", "float32", "7", "right"),
+        ("prod", "bfloat16", "", "failed"),
+    ]
     assert found[3]["error"] == "the process ended with 9" and found[0]["device"]
     shown = run_tables.samples_table(found).splitlines()
     both = "bfloat16 float32"

@@ -51,14 +51,14 @@ def switches() -> Iterator[None]:
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = False, before
 
 
-@pytest.mark.parametrize("name", [
-    "vae_block", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "vae_block")])
+@pytest.mark.parametrize(
+    "name", ["vae_block", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "vae_block")]
+)
 def test_models_by_our_kernels(name: str, fresh: None, switches: None, tmp_path: Path) -> None:
     if name == "efficientnet_v2_s":
         pytest.importorskip("torchvision")
     transconv.config.fallback = "warn"
-    row = measure(name, "transconv", "nhwc", "cpu", quick=True, seconds=0.0, steps=1,
-                  pages=str(tmp_path))
+    row = measure(name, "transconv", "nhwc", "cpu", quick=True, seconds=0.0, steps=1, pages=str(tmp_path))
     assert "<table" in (tmp_path / f"{name}_nhwc.html").read_text()
     assert row["rmse"] < 1e-5 and row["ours"] and row["copies"] <= 1, row["note"]
 
@@ -79,14 +79,19 @@ def test_the_table() -> None:
         about = {"model": "m", "side": side, "layout": layout, "ms": ms}
         return {**dict.fromkeys(graphs.COLUMNS, ""), **about, **more}
 
-    made = graphs_table([
-        row("eager", "nhwc", "9", peak_mb="100", rmse="0.5", kernels="40", losses="2 1"),
-        row("eager", "nchw", "8", peak_mb="200", rmse="0.5", kernels="30", losses="2 1"),
-        row("inductor", "nhwc", "4", losses="2 1.1"), row("max-autotune", "nhwc", "", error="timeout"),
-        row("cudagraphs", "nhwc", "1.5"),
-        row("transconv", "nhwc", "2", peak_mb="100", rmse="0.25", kernels="10", losses="2 1")])
+    made = graphs_table(
+        [
+            row("eager", "nhwc", "9", peak_mb="100", rmse="0.5", kernels="40", losses="2 1"),
+            row("eager", "nchw", "8", peak_mb="200", rmse="0.5", kernels="30", losses="2 1"),
+            row("inductor", "nhwc", "4", losses="2 1.1"),
+            row("max-autotune", "nhwc", "", error="timeout"),
+            row("cudagraphs", "nhwc", "1.5"),
+            row("transconv", "nhwc", "2", peak_mb="100", rmse="0.25", kernels="10", losses="2 1"),
+        ]
+    )
     times, others = made.split("\n\n")
     assert times.splitlines()[2] == (
-        "| m | 8 (nchw) | 4 (nhwc) | timeout | 2 (nhwc) | 1.5 (nhwc) | 2.00 |")
+        "| m | 8 (nchw) | 4 (nhwc) | timeout | 2 (nhwc) | 1.5 (nhwc) | 2.00 |"
+    )
     assert others.splitlines()[2] == "| m | 30 → 10 | - → - | 0.50 | 0.50 | 1.0e-01 / 0.0e+00 |"
     assert "reduce-overhead" not in made, "no model was run with it"

@@ -24,8 +24,9 @@ def test_what_is_left() -> None:
     """Of the conditions that every point shows to be needless, all are gone, and no
     kernel has more masks, divisions or operations."""
     assert len({key[0] for key, _ in LOST}) >= 100
-    removable = {side: sum(int(r["removable"]) for r in ROWS if r["side"] == side)
-                 for side in ("before", "after")}
+    removable = {
+        side: sum(int(r["removable"]) for r in ROWS if r["side"] == side) for side in ("before", "after")
+    }
     assert removable["before"] > 200 and removable["after"] == 0
     assert [line.split()[-1] for line in summary(ROWS)][2:] == ["0", "0", "0"]
 
@@ -39,9 +40,7 @@ def test_kernels_are_counted_again(number: int, monkeypatch: pytest.MonkeyPatch)
     assert found["masks"] == int(row["masks"])
 
     def rules_alone(condition: object, facts: Facts) -> Verdict | None:
-        return (
-            Verdict(bool(condition.value), "simplify") if isinstance(condition, Const) else None
-        )
+        return Verdict(bool(condition.value), "simplify") if isinstance(condition, Const) else None
 
     monkeypatch.setattr(simplification, "decide", rules_alone)
     bypassed = index_operations._counted(*text)

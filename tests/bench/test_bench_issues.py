@@ -132,8 +132,15 @@ def test_what_crashes_costs_its_own_side() -> None:
     assert not run.found[case.name]
     assert not list(run.after(case, again[0], {"error": "timeout"}))
     assert run.found[case.name] == {"ours.nchw": {"verdict": "timeout", "reason": "timeout"}}
-    (left,) = run.after(case, again[1], {"sides": {"ours.nhwc": {"verdict": "raises", "reason": "x"}},
-                                         "left": ["torch.nchw"], "fatal": True})
+    (left,) = run.after(
+        case,
+        again[1],
+        {
+            "sides": {"ours.nhwc": {"verdict": "raises", "reason": "x"}},
+            "left": ["torch.nchw"],
+            "fatal": True,
+        },
+    )
     assert left.payload["sides"] == ["torch.nchw"]
     assert not list(run.after(case, left, {"error": "out of budget"}))
     assert len(run.found[case.name]) == 2
@@ -146,8 +153,12 @@ def side(verdict: str, us: float = 0.0, **more: Any) -> dict[str, Any]:
 
 def test_the_faster_right_order_counts() -> None:
     case = BY_NAME["pytorch#117736 fwd"]
-    sides = {"ours.nchw": side("right", 30.0), "ours.nhwc": side("right", 20.0, schedule="oc:64 | mma"),
-             "torch.nchw": side("wrong"), "torch.nhwc": side("right", 50.0)}
+    sides = {
+        "ours.nchw": side("right", 30.0),
+        "ours.nhwc": side("right", 20.0, schedule="oc:64 | mma"),
+        "torch.nchw": side("wrong"),
+        "torch.nhwc": side("right", 50.0),
+    }
     made = issues.row(case, sides)
     assert (made["our_us"], made["our_layout"], made["our_verdict"]) == (20.0, "nhwc", "right")
     assert made["torch_verdict"] == "right in nhwc, wrong in nchw" and made["torch_reason"] == "wrong!"
@@ -158,8 +169,12 @@ def test_the_faster_right_order_counts() -> None:
 
 def test_tables_and_report(tmp_path: Path) -> None:
     case = BY_NAME["pytorch#117736 fwd"]
-    sides = {"ours.nchw": side("right", 30.0), "ours.nhwc": side("right", 20.0),
-             "torch.nchw": side("raises"), "torch.nhwc": side("raises")}
+    sides = {
+        "ours.nchw": side("right", 30.0),
+        "ours.nhwc": side("right", 20.0),
+        "torch.nchw": side("raises"),
+        "torch.nhwc": side("raises"),
+    }
     other = {**sides, "torch.nchw": side("right", 40.0), "torch.nhwc": side("right", 60.0)}
     about = {"small": 0, "device": "NVIDIA_H200", "torch": "2.11", "triton": "3.6", "commit": "abc"}
     path = tmp_path / f"{issues.short('NVIDIA_H200')}_issues.csv"
@@ -195,8 +210,16 @@ def test_the_page(request: pytest.FixtureRequest) -> None:
 
 @interpreted
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["issues", "--small", "--only", "pytorch#44109", "--out", str(tmp_path), "--cache",
-             str(tmp_path)]
+    words = [
+        "issues",
+        "--small",
+        "--only",
+        "pytorch#44109",
+        "--out",
+        str(tmp_path),
+        "--cache",
+        str(tmp_path),
+    ]
     assert main(words) == 0
     (row,) = csv.DictReader((tmp_path / "cpu_issues.csv").open())
     assert row["our_verdict"] == row["torch_verdict"] == "right" and row["small"] == "1"

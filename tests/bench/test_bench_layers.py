@@ -15,9 +15,23 @@ from transconv.conv.conv_problem import ConvProblem, Prop
 ROOT = Path(__file__).parents[2]
 SUITE = Path(os.environ.get("TRANSCONV_SUITE", ROOT / "../shared/suite"))
 
-ROW = {"name": "x", "n": 2, "cin": 8, "cout": 12, "groups": 2, "in_size": [9, 7],
-       "kernel": [4, 2], "stride": [2, 1], "pad": [1, 0], "dilation": [1, 2],
-       "transposed": False, "epilogue": "bn_relu", "bias": False, "tier": "core", "tags": ["t"]}
+ROW = {
+    "name": "x",
+    "n": 2,
+    "cin": 8,
+    "cout": 12,
+    "groups": 2,
+    "in_size": [9, 7],
+    "kernel": [4, 2],
+    "stride": [2, 1],
+    "pad": [1, 0],
+    "dilation": [1, 2],
+    "transposed": False,
+    "epilogue": "bn_relu",
+    "bias": False,
+    "tier": "core",
+    "tags": ["t"],
+}
 
 
 def one(**changes: object) -> layers.ListedLayer:
@@ -65,16 +79,27 @@ def test_dtypes_and_layouts_of_a_layer() -> None:
     assert layer.problem("tf32").src.dtype.name == "f32"
 
 
-@pytest.mark.parametrize(("g", "ic", "oc", "kind"), [
-    (1, 64, 64, "dense"), (2, 64, 64, "dense"), (4, 64, 64, "grouped"), (64, 64, 64, "depthwise"),
-    (64, 64, 128, "depthwise"), (1, 3, 64, "first"), (1, 64, 3, "last")])
+@pytest.mark.parametrize(
+    ("g", "ic", "oc", "kind"),
+    [
+        (1, 64, 64, "dense"),
+        (2, 64, 64, "dense"),
+        (4, 64, 64, "grouped"),
+        (64, 64, 64, "depthwise"),
+        (64, 64, 128, "depthwise"),
+        (1, 3, 64, "first"),
+        (1, 64, 3, "last"),
+    ],
+)
 def test_kinds(g: int, ic: int, oc: int, kind: str) -> None:
     assert layers.ListedLayer("", ConvProblem.make(1, ic, oc, (8, 8), (3, 3), g=g)).kind == kind
 
 
 def test_equal_shapes_of_a_list_are_one_layer(tmp_path: Path) -> None:
-    (tmp_path / "shapes").write_text('ic4ih6oc8oh4kh3n"first"\n--mb=2 ic4ih6oc8oh4kh3n"again"\n'
-                                     "ic4ih6oc8oh4kh3\n--dir=BWD_D --dt=f16 mb2ic4ih6oc8oh4kh3\n")
+    (tmp_path / "shapes").write_text(
+        'ic4ih6oc8oh4kh3n"first"\n--mb=2 ic4ih6oc8oh4kh3n"again"\n'
+        "ic4ih6oc8oh4kh3\n--dir=BWD_D --dt=f16 mb2ic4ih6oc8oh4kh3\n"
+    )
     found = layers.read(tmp_path / "shapes")
     assert [x.name for x in found] == ["first"]
     (tmp_path / "empty").write_text("")
@@ -113,5 +138,4 @@ def test_every_layer_of_the_suite_has_its_published_size_and_floor() -> None:
         p = layer.problem("bf16", "nhwc")
         assert list(p.i if layer.transposed else p.o) == row["derived"]["out_size"], layer.name
         assert p.flops(valid=False) / 1e9 == pytest.approx(row["derived"]["gflop"], abs=1e-3)
-        assert floor_us(p, CEILINGS["H200"]) == pytest.approx(
-            row["derived"]["h200_roofline_us"], abs=0.01)
+        assert floor_us(p, CEILINGS["H200"]) == pytest.approx(row["derived"]["h200_roofline_us"], abs=0.01)

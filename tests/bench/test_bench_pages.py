@@ -30,13 +30,19 @@ def test_pages_and_pictures_are_those_of_the_files() -> None:
 
 def test_every_result_is_read_and_every_result_that_is_named_exists() -> None:
     """By a table, a test, or a sentence that names it; docs/results.md only repeats the tables."""
-    text = "\n".join(path.read_text(encoding="utf-8") for pattern in READERS for path in ROOT.glob(pattern)
-                     if path != ROOT / "docs/results.md")
+    text = "\n".join(
+        path.read_text(encoding="utf-8")
+        for pattern in READERS
+        for path in ROOT.glob(pattern)
+        if path != ROOT / "docs/results.md"
+    )
     there = {p.name for p in pages.RESULTS.iterdir()}
-    named = set(re.findall(
-        r"\b(?:h100_|h200_|interpreted_|index_operations|mutation)\w*\.(?:csv|json|txt)", text))
-    read = {name for chip in pages.CHIPS for table in pages.TABLES.values()
-            for name in table.on(chip).files}
+    named = set(
+        re.findall(r"\b(?:h100_|h200_|interpreted_|index_operations|mutation)\w*\.(?:csv|json|txt)", text)
+    )
+    read = {
+        name for chip in pages.CHIPS for table in pages.TABLES.values() for name in table.on(chip).files
+    }
     unmeasured, named = read - there, named | read
     assert sorted(there - named) == [] and sorted(named - there - unmeasured) == []
 
@@ -49,16 +55,25 @@ def test_what_was_not_measured_leaves_its_markers_empty(monkeypatch: pytest.Monk
 
 
 def test_two_gpus_are_compared_over_the_layers_of_both(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = [row("a", "fwd", 10, 12, against="cudnn_cl"), row("a", "bwd_d", 10, 15),
-            row("bb", "fwd", 10, 30), row("ccc", "fwd", 10, 11),
-            row("dddd", "fwd", 10, 90, verdict="wrong")]
-    other = [{**r, "device": "NVIDIA_H100", "ratio": str(by * float(r["ratio"]))}
-             for r, by in zip(rows, (0.5, 1.0, 2.0, 1.0, 1.0), strict=True)]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [
+        row("a", "fwd", 10, 12, against="cudnn_cl"),
+        row("a", "bwd_d", 10, 15),
+        row("bb", "fwd", 10, 30),
+        row("ccc", "fwd", 10, 11),
+        row("dddd", "fwd", 10, 90, verdict="wrong"),
+    ]
+    other = [
+        {**r, "device": "NVIDIA_H100", "ratio": str(by * float(r["ratio"]))}
+        for r, by in zip(rows, (0.5, 1.0, 2.0, 1.0, 1.0), strict=True)
+    ]
     text = chips_table([*rows, *other[:3], other[4]])
     assert [line.split(" | ")[1:] for line in text.splitlines()[2:]] == [
-        ["2", "1.90", "1.90", "1.00", "0.50 `a` |"], ["1", "1.50", "1.50", "1.00", "1.00 `a` |"],
-        ["3", "1.75", "1.75", "1.00", "0.50 `a` |"]]
+        ["2", "1.90", "1.90", "1.00", "0.50 `a` |"],
+        ["1", "1.50", "1.50", "1.00", "1.00 `a` |"],
+        ["3", "1.75", "1.75", "1.00", "0.50 `a` |"],
+    ]
     assert chips_table(rows) == ""
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     table = pages.TABLES["chips"]
@@ -68,7 +83,8 @@ def test_two_gpus_are_compared_over_the_layers_of_both(
     assert pages.written(table, True) == ""
     (tmp_path / "h100_layers_bf16_nhwc.csv").write_text(
         "\n".join(text.replace("NVIDIA_H200", "NVIDIA_H100_80GB_HBM3").splitlines()[:7]) + "\n",
-        encoding="utf-8")
+        encoding="utf-8",
+    )
     shown = pages.written(table, True)
     assert "| all | 6 |" in shown and "h100_layers_bf16_nhwc.csv" in shown and "\nOn NVIDIA" not in shown
 
@@ -77,8 +93,10 @@ def test_another_gpu_has_tables_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     """They follow those of the first, and name the device; what only it has stands alone."""
     sizes = (pages.RESULTS / "h200_sizes.csv").read_text(encoding="utf-8")
     (tmp_path / "h200_sizes.csv").write_text(sizes, encoding="utf-8")
-    (tmp_path / "h100_sizes.csv").write_text("\n".join(
-        sizes.replace("NVIDIA_H200", "NVIDIA_H100_80GB_HBM3").splitlines()[:3]) + "\n", encoding="utf-8")
+    (tmp_path / "h100_sizes.csv").write_text(
+        "\n".join(sizes.replace("NVIDIA_H200", "NVIDIA_H100_80GB_HBM3").splitlines()[:3]) + "\n",
+        encoding="utf-8",
+    )
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     both = pages.written(pages.TABLES["sizes"], True)
     first, second = both.split("\n\nOn NVIDIA_H100_80GB_HBM3:\n\n")
@@ -113,15 +131,15 @@ def test_the_list_of_layers_is_the_one_that_was_timed() -> None:
 def test_markers() -> None:
     page = "x\n<!-- table:summary -->\nold\n<!-- end:summary -->\ny <!-- table:layers -->"
     filled = pages.fill_markers(page, {"summary": r"| \1 |"})
-    assert filled == ("x\n<!-- table:summary -->\n| \\1 |\n<!-- end:summary -->\n"
-                      "y <!-- table:layers -->")
+    assert filled == ("x\n<!-- table:summary -->\n| \\1 |\n<!-- end:summary -->\ny <!-- table:layers -->")
     assert pages.fill_markers(filled, {"summary": r"| \1 |"}) == filled
     with pytest.raises(ValueError, match="end:layers"):
         pages.fill_markers(page, {"layers": ""})
 
 
-def test_what_is_stale_is_named_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_stale_is_named_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures = {tmp_path / "images" / f"{mode}.svg": mode for mode in plots.THEMES}
     page = tmp_path / "a.md"
     page.write_text("old")
@@ -130,7 +148,8 @@ def test_what_is_stale_is_named_and_written(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(pages, "pictures", lambda: pictures)
     assert main(["pages", "--check"]) == 1 and page.read_text() == "old"
     assert capsys.readouterr().out.splitlines() == [
-        f"{p} is stale" for p in ("a.md:", "images/light.svg:", "images/dark.svg:")]
+        f"{p} is stale" for p in ("a.md:", "images/light.svg:", "images/dark.svg:")
+    ]
     assert main(["pages"]) == 0 and page.read_text() == "new" and pages.stale_pictures() == []
     light, dark = (path.read_text() for path in pictures)
     assert light != dark and plots.THEMES["dark"].text in dark
@@ -147,10 +166,12 @@ def test_the_short_table_and_the_losses_name_the_slowest() -> None:
     assert short.splitlines()[2] == (
         "| bf16 nhwc | 2.83 (1.00); 0 of 2 slower; least 1.00 `flat` "
         "| 0.80 (0.80); 1 of 1 slower; least 0.80 `lost` "
-        "| 0.99 (0.99); 0 of 1 slower; least 0.99 `near` |")
+        "| 0.99 (0.99); 0 of 1 slower; least 0.99 `near` |"
+    )
     assert tables.losses_table([flat, line, lost, near]).splitlines()[2:] == [
         "| `lost` | bf16 nhwc | bwd_d | cuDNN | 0.800 | 2.0% |",
-        "| `lost` | bf16 nhwc | bwd_d | torch.compile | 0.900 | 2.0% |"]
+        "| `lost` | bf16 nhwc | bwd_d | torch.compile | 0.900 | 2.0% |",
+    ]
     assert plots.digest(ROWS) != plots.digest(ROWS[1:]) == plots.digest(ROWS[:0:-1])
 
 
@@ -162,10 +183,11 @@ def test_products_stand_beside_convolutions() -> None:
 def test_summaries_of_the_fuzzer_become_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text(
         '{"seed": 3, "asked": 9, "statuses": {"passed": 8, "crash": 1}, "spent": {"kernels": 11},'
-        ' "seconds": 1.5, "target": "sm_90", "versions": {"torch": "2.11.0"}}')
+        ' "seconds": 1.5, "target": "sm_90", "versions": {"torch": "2.11.0"}}'
+    )
     for _ in range(2):
         assert main(["fuzz-runs", str(tmp_path / "a.json"), "--out", str(tmp_path)]) == 0
-    one, = read(tmp_path / "fuzz.csv")
+    (one,) = read(tmp_path / "fuzz.csv")
     assert (one["passed"], one["crash"], one["failed"], one["torch"]) == ("8", "1", "0", "2.11.0")
     assert tuple(one) == fuzz_runs.COLUMNS
     (tmp_path / "b.json").write_text("[]")

@@ -24,8 +24,9 @@ def test_each_kernel_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("command", [parts, schedules])
-def test_rows_are_read_before_their_file_is_written(command: object, tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_before_their_file_is_written(
+    command: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file of an earlier run may be what is asked for, and is kept if it is none."""
     monkeypatch.setattr(parts, "expect_gpu", lambda command: None)
     before = tmp_path / f"{command.__name__.split('.')[-1]}.csv"  # type: ignore[attr-defined]

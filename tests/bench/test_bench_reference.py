@@ -42,8 +42,10 @@ def test_torch_with_an_epilogue(name: str, prop: Prop) -> None:
 def test_torch_keeps_the_layout(layout: str) -> None:
     p = PROBLEMS["groups"].with_layout(layout)
     for prop in Prop:
-        a, b = (torch.randn(p.shapes[n]).as_strided(p.shapes[n], getattr(p, n).layout.strides())
-                for n in prop.operands)
+        a, b = (
+            torch.randn(p.shapes[n]).as_strided(p.shapes[n], getattr(p, n).layout.strides())
+            for n in prop.operands
+        )
         got = reference.call(p, prop, a, b)()
         form = reference.memory_format(p.ndims, layout)
         assert form is not None
@@ -52,7 +54,8 @@ def test_torch_keeps_the_layout(layout: str) -> None:
 
 @pytest.mark.parametrize("prop", list(Prop))
 def test_torch_compile_traces_once_for_all_sets_of_tensors(
-        prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
+    prop: Prop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without inductor itself, which takes long; the tracing is torch's own, with no graph break."""
     traced = []
 
@@ -61,8 +64,7 @@ def test_torch_compile_traces_once_for_all_sets_of_tensors(
         return graph.forward
 
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda run, mode, **more: real(
-        run, backend=backend, **more))
+    monkeypatch.setattr(torch, "compile", lambda run, mode, **more: real(run, backend=backend, **more))
     p = PROBLEMS["groups"]
     run = reference.inductor(p, prop, "relu")
     for seed in range(3):
@@ -72,11 +74,17 @@ def test_torch_compile_traces_once_for_all_sets_of_tensors(
     assert len(traced) == 1
 
 
-@pytest.mark.parametrize(("prop", "rows", "columns", "terms"), [
-    (Prop.FWD, 2 * 4 * 5, 24, 16 * 9), (Prop.BWD_D, 2 * 8 * 10, 16, 24 * 9 // 4),
-    (Prop.BWD_W, 24, 16 * 9, 2 * 4 * 5)])
-def test_the_product_that_a_convolution_amounts_to(prop: Prop, rows: int, columns: int, terms: int,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("prop", "rows", "columns", "terms"),
+    [
+        (Prop.FWD, 2 * 4 * 5, 24, 16 * 9),
+        (Prop.BWD_D, 2 * 8 * 10, 16, 24 * 9 // 4),
+        (Prop.BWD_W, 24, 16 * 9, 2 * 4 * 5),
+    ],
+)
+def test_the_product_that_a_convolution_amounts_to(
+    prop: Prop, rows: int, columns: int, terms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reference, "settings", lambda **_: None)  # of the whole process
     p = ConvProblem.parse("mb2ic16ih8iw10oc24oh4ow5kh3kw3sh2sw2ph1pw1 dt=f32 tag=nhwc")
     case = ProblemCase(p, prop)

@@ -22,18 +22,38 @@ TINY = 'ic8ih5oc16oh5kh3ph1n"dense"\ng4ic4ih5oc4oh3kh3sh2ph1n"depthwise"\n'
 
 
 def row(layer: str, direction: str, ours: float, theirs: float, **more: object) -> dict[str, str]:
-    made = {"layer": layer, "kind": "dense", "direction": direction, "prop": direction,
-            "problem": f"ic{len(layer)}ih8oc8oh8kh3ph1 dt=bf16 tag=nhwc", "dtype": "bf16",
-            "epilogue": "", "layout": "nhwc", "ours_us": ours, "cudnn_cl_us": theirs,
-            "ratio": theirs / ours, "spread": 0.02, "verdict": "right", "roofline_us": 1.0,
-            "tflops": 10.0, "device": "NVIDIA_H200", "torch": "2", "triton": "3", "commit": "abc",
-            **more}
+    made = {
+        "layer": layer,
+        "kind": "dense",
+        "direction": direction,
+        "prop": direction,
+        "problem": f"ic{len(layer)}ih8oc8oh8kh3ph1 dt=bf16 tag=nhwc",
+        "dtype": "bf16",
+        "epilogue": "",
+        "layout": "nhwc",
+        "ours_us": ours,
+        "cudnn_cl_us": theirs,
+        "ratio": theirs / ours,
+        "spread": 0.02,
+        "verdict": "right",
+        "roofline_us": 1.0,
+        "tflops": 10.0,
+        "device": "NVIDIA_H200",
+        "torch": "2",
+        "triton": "3",
+        "commit": "abc",
+        **more,
+    }
     return {c: str(made.get(c, "")) for c in runner.COLUMNS}
 
 
-ROWS = [row("a", "fwd", 10, 20), row("b", "fwd", 10, 5), row("c", "fwd", 100, 101),
-        row("d", "fwd", 10, 40, verdict="wrong", reason="3 of 9 elements are wrong"),
-        row("a", "bwd_w", 10, 10)]
+ROWS = [
+    row("a", "fwd", 10, 20),
+    row("b", "fwd", 10, 5),
+    row("c", "fwd", 100, 101),
+    row("d", "fwd", 10, 40, verdict="wrong", reason="3 of 9 elements are wrong"),
+    row("a", "bwd_w", 10, 10),
+]
 
 
 def test_summary_counts_only_right_rows() -> None:
@@ -50,9 +70,12 @@ def test_a_wide_table_is_cut() -> None:
     rows = [["1", *"23456789", "-"], ["one", *"23456789", "not run"]]
     wide = tables.markdown(head, [[*row[:-1], "x"] for row in rows], keys=1, cuts=(5,))
     assert [t.splitlines()[2] for t in wide.split("\n\n")] == [
-        "| 1 | 2 | 3 | 4 | 5 |", "| 1 | 6 | 7 | 8 | 9 | x |"]
+        "| 1 | 2 | 3 | 4 | 5 |",
+        "| 1 | 6 | 7 | 8 | 9 | x |",
+    ]
     assert tables.markdown(head, rows, keys=1, cuts=(5,)).splitlines()[3] == (
-        "| one | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |"), "it is narrow without what was not run"
+        "| one | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |"
+    ), "it is narrow without what was not run"
 
 
 def test_geometric_mean() -> None:
@@ -62,8 +85,7 @@ def test_geometric_mean() -> None:
 
 def test_layer_table() -> None:
     text = tables.layer_table(ROWS)
-    assert ("| a | bf16 nhwc | 10.0 / 20.0 / -, **2.00** ±2% |  "
-            "| 10.0 / 10.0 / -, ~1.00 ±2% |") in text
+    assert ("| a | bf16 nhwc | 10.0 / 20.0 / -, **2.00** ±2% |  | 10.0 / 10.0 / -, ~1.00 ±2% |") in text
     assert "| d | bf16 nhwc | wrong: 3 of 9 elements are wrong |" in text
 
 
@@ -130,15 +152,32 @@ def test_ceilings() -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return programs.run(["-m", "bench", *words], cwd=ROOT,
-                        env={**os.environ, "TRITON_INTERPRET": "1", "TRANSCONV_VERIFY": "0"})
+    return programs.run(
+        ["-m", "bench", *words],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "TRANSCONV_VERIFY": "0"},
+    )
 
 
 @pytest.mark.slow
 def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "list").write_text(TINY)
-    words = ["check", str(tmp_path / "list"), "--dtypes", "f16", "--layouts", "nhwc", "--workers",
-             "1", "--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--memory", "4"]
+    words = [
+        "check",
+        str(tmp_path / "list"),
+        "--dtypes",
+        "f16",
+        "--layouts",
+        "nhwc",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path),
+        "--cache",
+        str(tmp_path / "cache"),
+        "--memory",
+        "4",
+    ]
     done = run(*words, "--props", "fwd,bwd_d")
     assert done.returncode == 0, done.stderr
     assert "4 of 4 tasks ran: 4 right" in done.stdout
@@ -149,18 +188,34 @@ def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
     assert "6 rows, 4 done before" in again.stdout
     assert read(tmp_path / "check.csv")[:4] == first
     assert "| f16 | nhwc | bwd_w | 2 | 2 | 0 | 0 | 0 |" in run_tables.check_table(
-        read(tmp_path / "check.csv"))
+        read(tmp_path / "check.csv")
+    )
 
 
 def test_time_command_checks_our_kernels_and_times_torch(tmp_path: Path) -> None:
     """On a CPU: our kernels are interpreted, and compared with nothing; torch's times are
     oneDNN's."""
     (tmp_path / "list").write_text(TINY)
-    done = run("time", str(tmp_path / "list"), "--match", "dense", "--props", "fwd", "--workers",
-               "1", "--epilogue", "bias+relu", "--budget-ms", "10", "--out", str(tmp_path),
-               "--cache", str(tmp_path / "cache"))
+    done = run(
+        "time",
+        str(tmp_path / "list"),
+        "--match",
+        "dense",
+        "--props",
+        "fwd",
+        "--workers",
+        "1",
+        "--epilogue",
+        "bias+relu",
+        "--budget-ms",
+        "10",
+        "--out",
+        str(tmp_path),
+        "--cache",
+        str(tmp_path / "cache"),
+    )
     assert done.returncode == 0, done.stderr
-    one, = read(tmp_path / "timing.csv")
+    (one,) = read(tmp_path / "timing.csv")
     assert one["verdict"] == "right" and float(one["max_err"]) == 0 and one["dtype"] == "f32"
     assert all(float(one[c]) > 0 for c in ("ours_us", "onednn_cl_us", "onednn_nchw_us"))
     assert not one["ratio"] and not one["cudnn_cl_us"]
@@ -179,10 +234,15 @@ def test_a_row_waits_for_torch_compile_but_is_written_without_it(tmp_path: Path)
     table = CsvTable(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
     job = runner.Run(table, tmp_path, options)
     rows = [dict(row(name, "fwd", 1, 1), ours_us="", cudnn_cl_us="", ratio="") for name in ("a", "bb")]
-    measured = {"verdict": "right", "reason": "", "ours": summary([10.0], "events"),
-                "cl": summary([20.0], "events")}
-    for one, answer in zip(rows, ({"inductor": summary([30.0], "events")}, {"error": "timeout"}),
-                           strict=True):
+    measured = {
+        "verdict": "right",
+        "reason": "",
+        "ours": summary([10.0], "events"),
+        "cl": summary([20.0], "events"),
+    }
+    for one, answer in zip(
+        rows, ({"inductor": summary([30.0], "events")}, {"error": "timeout"}), strict=True
+    ):
         first = job._first(one)
         assert list(job._take(first, {"compile_s": 1.0})) == []
         assert first.then is not None and first.then.then is not None
@@ -195,14 +255,26 @@ def test_a_row_waits_for_torch_compile_but_is_written_without_it(tmp_path: Path)
 def test_a_failed_worker_is_a_verdict() -> None:
     assert check.verdict({"error": "timeout"}) == {"verdict": "timeout", "reason": "timeout"}
     assert check.verdict({"error": "ValueError: x\n y"}) == {
-        "verdict": "failed", "reason": "ValueError: x y"}
+        "verdict": "failed",
+        "reason": "ValueError: x y",
+    }
     assert check.verdict({"verdict": "right"}) == {"verdict": "right", "reason": ""}
 
 
 def test_summary_of_checks() -> None:
-    rows = [{"dtype": "f16", "layout": "nhwc", "prop": "fwd", "problem": "p", "verdict": v,
-             "reason": r, "exact_err": e, "nonzero": "0.2"} for v, r, e in (
-                 ("right", "", "0"), ("refused", "Unsupported: x", ""), ("wrong", "bad", "7"))]
+    rows = [
+        {
+            "dtype": "f16",
+            "layout": "nhwc",
+            "prop": "fwd",
+            "problem": "p",
+            "verdict": v,
+            "reason": r,
+            "exact_err": e,
+            "nonzero": "0.2",
+        }
+        for v, r, e in (("right", "", "0"), ("refused", "Unsupported: x", ""), ("wrong", "bad", "7"))
+    ]
     found = check.summary(rows, 5)
     assert found["verdicts"] == {"right": 1, "refused": 1, "wrong": 1}
     assert found["refusals"] == {"Unsupported: x": 1}
@@ -212,16 +284,28 @@ def test_summary_of_checks() -> None:
 
 
 def test_models_and_calls_without_a_number_say_why() -> None:
-    line = {"model": "net", "precision": "bf16", "layout": "nhwc", "what": "forward", "unit": "ms",
-           "torch": "2", "transconv": "1", "ratio": "2", "error": ""}
+    line = {
+        "model": "net",
+        "precision": "bf16",
+        "layout": "nhwc",
+        "what": "forward",
+        "unit": "ms",
+        "torch": "2",
+        "transconv": "1",
+        "ratio": "2",
+        "error": "",
+    }
     lost = {**line, "what": "compiled forward", "torch": "", "transconv": "", "error": "out of budget"}
     timed = line | {"what": "forward", "unit": "ms", "torch_gpu_ms": "3", "transconv_gpu_ms": "2"}
     assert run_tables.networks_table([timed]).splitlines()[2].endswith("| 3 → 2 (1.50) |")
     assert run_tables.networks_table([line, lost, {**line, "layout": "nchw"}]).splitlines()[2:] == [
         "| net | bf16 | nchw | 2 → 1 (2.00) | not run |",
-        "| net | bf16 | nhwc | 2 → 1 (2.00) | out of budget |"]
-    calls = [{"case": "c", "mode": m, "side": s, "median_us": "4", "ratio": "1"}
-             for m, s in (("grad", "torch"), ("grad", "transconv"), ("no grad", "torch"))]
+        "| net | bf16 | nhwc | 2 → 1 (2.00) | out of budget |",
+    ]
+    calls = [
+        {"case": "c", "mode": m, "side": s, "median_us": "4", "ratio": "1"}
+        for m, s in (("grad", "torch"), ("grad", "transconv"), ("no grad", "torch"))
+    ]
     assert run_tables.overhead_table(calls).splitlines()[2] == "| c | 4.0 → 4.0 (1.00) | not run |"
 
 
@@ -236,6 +320,7 @@ def test_a_call_that_waited_for_a_core_is_not_the_only_one(monkeypatch: pytest.M
                 turns[other] = 0
             now[0] += 9e-6 if turns[name] else 24e-3
             turns[name] += 1
+
         return lambda index: call
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])

@@ -84,8 +84,24 @@ def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
 
 @interpreted
 def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["sizes", "--quick", "--out", str(tmp_path), "--only", "quick_dense,quick_line", "--props",
-             "fwd", "--count", "2", "--share", "1", "--timed", "1", "--budget-ms", "1"]
+    words = [
+        "sizes",
+        "--quick",
+        "--out",
+        str(tmp_path),
+        "--only",
+        "quick_dense,quick_line",
+        "--props",
+        "fwd",
+        "--count",
+        "2",
+        "--share",
+        "1",
+        "--timed",
+        "1",
+        "--budget-ms",
+        "1",
+    ]
     plain, words = words, [*words, "--layout", "nchw"]
     assert main(words) == 0
     found = read(tmp_path / "cpu_sizes.csv")
@@ -127,8 +143,11 @@ SMALL = {1: (23,), 2: (9, 8), 3: (5, 4, 6)}
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda x: x.name)
 def test_sums_of_taps_are_torchs(layer: size_layers.Layer, direction: str) -> None:
     """Of all layers, each of which has at most a small image here."""
-    sides = tuple(n * s for n, s in zip(SMALL[layer.shape.ndims], layer.shape.stride, strict=True)
-                  ) if layer.transposed else SMALL[layer.shape.ndims]
+    sides = (
+        tuple(n * s for n, s in zip(SMALL[layer.shape.ndims], layer.shape.stride, strict=True))
+        if layer.transposed
+        else SMALL[layer.shape.ndims]
+    )
     p = size_layers.problem_at(layer, Size(2, sides), "f32")
     subject = Subject(layer, direction)
     given = subject.operands(p, 3)
@@ -172,11 +191,19 @@ def test_sixteen_sizes_and_one_graph() -> None:
 
 
 def test_the_table_counts_first_uses_apart() -> None:
-    row = {"layer": "a", "direction": "fwd", "wrong": "", "kernels": "3", "compiled": "0",
-           "elsewhere": "0"}
-    rows = [{**row, "first_use": "1", "first_us": "9000", "later_us": "5", "us": "10", "exact_us": "8"},
-            {**row, "first_use": "0", "first_us": "70", "later_us": "7", "us": "20", "exact_us": "20"},
-            {**row, "first_use": "0", "first_us": "80", "later_us": "6", "wrong": "1 of 2"}]
+    row = {
+        "layer": "a",
+        "direction": "fwd",
+        "wrong": "",
+        "kernels": "3",
+        "compiled": "0",
+        "elsewhere": "0",
+    }
+    rows = [
+        {**row, "first_use": "1", "first_us": "9000", "later_us": "5", "us": "10", "exact_us": "8"},
+        {**row, "first_use": "0", "first_us": "70", "later_us": "7", "us": "20", "exact_us": "20"},
+        {**row, "first_use": "0", "first_us": "80", "later_us": "6", "wrong": "1 of 2"},
+    ]
     last = {**row, "size": "mb2i9", "layout": "nchw"}  # whose layout is no choice
     rows = [{**last, **r} for r in rows]
     sizes, calls = (t.splitlines()[-1] for t in sizes_table(rows).split("\n\n"))
@@ -189,11 +216,20 @@ def test_the_table_counts_first_uses_apart() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("name", "layout"), [
-    ("whisper_l3_conv1", "nhwc"), ("x3d_m_dw3_54", "nhwc"), ("dcgan_up_512_256", "nhwc"),
-    ("dcgan_up_512_256", "nchw"), ("rn50_l1_1x1_64_256", "nchw"), ("mbv2_dw3_384", "nchw")])
-def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("whisper_l3_conv1", "nhwc"),
+        ("x3d_m_dw3_54", "nhwc"),
+        ("dcgan_up_512_256", "nhwc"),
+        ("dcgan_up_512_256", "nchw"),
+        ("rn50_l1_1x1_64_256", "nchw"),
+        ("mbv2_dw3_384", "nchw"),
+    ],
+)
+def test_calls_ask_for_the_plans_that_are_timed(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The registry of a measurement has the questions of the calls' own."""
     asked: list[LayerRegistry] = []
     size_policy.forget()
@@ -224,11 +260,14 @@ def test_calls_with_default_settings_have_rows() -> None:
     assert [r["size"] for r in rows[-2:]] == ["a", "b"] and rows[-1]["pass"] == rows[-2]["pass"] > 4
     assert all({*r} < {*auto_sizes.COLUMNS} for r in rows)
     for row, slow_ms, at_s in zip(rows, (7.0, 9.0), (1.0, 31.0), strict=False):
-        row.update(forward_ms=slow_ms, backward_ms=1.0, at_s=at_s, kernels=3, waiting=1, us=3.0,
-                   own_us=2.0)
+        row.update(
+            forward_ms=slow_ms, backward_ms=1.0, at_s=at_s, kernels=3, waiting=1, us=3.0, own_us=2.0
+        )
     told = auto_sizes.describe(rows[:2])
-    assert told == ("slowest of ten first calls 9.0 ms, of others 0.0 ms; after 30 s 75.0% by kernels; "
-                    "time over that of own kernels at most 1.500")
+    assert told == (
+        "slowest of ten first calls 9.0 ms, of others 0.0 ms; after 30 s 75.0% by kernels; "
+        "time over that of own kernels at most 1.500"
+    )
     told = auto_sizes.describe([rows[0] | {"size": auto_sizes.MODEL, "forward_ms": 5e3}, *rows[:2]])
     assert told.startswith("first call 5000.0 ms, slowest of others 9.0 ms; after 30 s 75.0% by kernels")
     late: dict[str, object] = {"pass": 7, "backward_ms": 25.0, "phases": "check=12 gc=2"}

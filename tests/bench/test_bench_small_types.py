@@ -25,8 +25,16 @@ SQUARE = "mb2ic128ih8oc128oh8kh3ph1"
 
 
 def test_rows_have_the_types_of_their_direction() -> None:
-    options = Namespace(lists=["layers"], match="rn50_l3", kinds="", layouts="nhwc", mb=0, epilogue="",
-                        dtypes="bf16,int8,fp8,fp8_exact", props="fwd,bwd_d,bwd_w")
+    options = Namespace(
+        lists=["layers"],
+        match="rn50_l3",
+        kinds="",
+        layouts="nhwc",
+        mb=0,
+        epilogue="",
+        dtypes="bf16,int8,fp8,fp8_exact",
+        props="fwd,bwd_d,bwd_w",
+    )
     found = {(r["dtype"], r["direction"]): r for r in runner.rows_of(options)}
     assert len(found) == 11 and ("int8", "bwd_w") not in found  # no gradients of weights in integers
     assert found["int8", "fwd"]["problem"] == "mb128ic256ih14oc256oh14kh3ph1 dt=i8 tag=nhwc"
@@ -36,11 +44,17 @@ def test_rows_have_the_types_of_their_direction() -> None:
     assert found["fp8", "bwd_w"]["epilogue"] == ""  # a weight's gradient has none
 
 
-@pytest.mark.parametrize(("types", "prop", "made"), [
-    ("s8:s8:s8", Prop.FWD, torch.int32), ("bf16:f8e4m3:f8e5m2", Prop.BWD_D, torch.bfloat16),
-    ("f8e4m3:bf16:f8e5m2", Prop.BWD_W, torch.bfloat16)])
-def test_torch_multiplies_matrices_of_as_many_rows_and_columns(types: str, prop: Prop,
-                                                               made: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("types", "prop", "made"),
+    [
+        ("s8:s8:s8", Prop.FWD, torch.int32),
+        ("bf16:f8e4m3:f8e5m2", Prop.BWD_D, torch.bfloat16),
+        ("f8e4m3:bf16:f8e5m2", Prop.BWD_W, torch.bfloat16),
+    ],
+)
+def test_torch_multiplies_matrices_of_as_many_rows_and_columns(
+    types: str, prop: Prop, made: torch.dtype
+) -> None:
     case = ProblemCase(ConvProblem.parse(f"{SQUARE} dt={types} tag=nhwc"), prop)
     got = baseline_calls(case, ["gemm"])["gemm"](0)()
     assert isinstance(got, torch.Tensor) and got.dtype is made and bool(got.double().isfinite().all())
@@ -64,11 +78,25 @@ def test_the_estimate_ranks_results_of_integers() -> None:
 
 def test_the_table() -> None:
     def row(layer: str, dtype: str, us: float, verdict: str = "right", **more: str) -> dict[str, str]:
-        return {"layer": layer, "direction": "fwd", "dtype": dtype, "ours_us": str(us), "kind": "dense",
-                "verdict": verdict, "problem": f"{SQUARE} dt=bf16", **more}
+        return {
+            "layer": layer,
+            "direction": "fwd",
+            "dtype": dtype,
+            "ours_us": str(us),
+            "kind": "dense",
+            "verdict": verdict,
+            "problem": f"{SQUARE} dt=bf16",
+            **more,
+        }
 
-    rows = [row("a", "bf16", 20), row("a", "int8", 10, gemm_us="9"), row("b", "bf16", 16),
-            row("b", "int8", 20, gemm_us="10"), row("b", "fp8", 1, "wrong"), row("c", "int8", 1)]
+    rows = [
+        row("a", "bf16", 20),
+        row("a", "int8", 10, gemm_us="9"),
+        row("b", "bf16", 16),
+        row("b", "int8", 20, gemm_us="10"),
+        row("b", "fp8", 1, "wrong"),
+        row("c", "int8", 1),
+    ]
     head, _, wide, dense = small_types.small_types_table(rows).splitlines()
     assert wide == ("| int8 | dense, 128 channels and more | fwd | 2 | 1.26 | 0.80 | `b` | 0.67 |")
     assert dense.startswith("| int8 | dense | fwd | 2 |") and "bf16 / ours" in head
@@ -85,8 +113,11 @@ def test_models_with_8_bit_convolutions(tmp_path: Path) -> None:
     ways = [(r["kind"], r["setting"]) for r in rows if r["model"] == "resnet50"]
     assert ways == [("torch", "eager"), *((k, s) for k in [*KINDS][1:] for s in ("eager", "folded"))]
     assert [r["kind"] for r in rows if r["model"] == "sdxl"] == [*KINDS]
-    assert all((r["other"] == "0" != r["elements"]) == (r["setting"] == "eager")
-               for r in rows if r["kind"] == "int8")
+    assert all(
+        (r["other"] == "0" != r["elements"]) == (r["setting"] == "eager")
+        for r in rows
+        if r["kind"] == "int8"
+    )
     small = [r for r in rows if KINDS[r["kind"]]]
     eight = [r for r in small if r["kind"] != "int4 weights"]
     assert all(r["left"] == "0" and 0 < float(r["off"]) < 0.1 for r in eight)
@@ -110,6 +141,11 @@ def test_the_reference_finds_a_wrong_integer(monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         other, elements = quantized_models.compared(layer, (x,))
         called, point = torch_quantized.of_reals, torch.tensor([6], dtype=torch.int32)
-        monkeypatch.setattr(torch_quantized, "of_reals", lambda *given: called(
-            *given[:-1], {**given[-1], "input_zero_point": point, "input_zero_sums": None}))
+        monkeypatch.setattr(
+            torch_quantized,
+            "of_reals",
+            lambda *given: called(
+                *given[:-1], {**given[-1], "input_zero_point": point, "input_zero_sums": None}
+            ),
+        )
         assert other == 0 and elements == 4 * 16 and quantized_models.compared(layer, (x,))[0] > 0

@@ -16,13 +16,29 @@ from transconv.tuning.table import read
 
 def test_a_table_has_the_columns_of_its_model() -> None:
     common = {"cores": "8", "stopped": ""}
-    rows = [{"model": "m", "side": "torch", "start": "cold", "import_s": "0.5", **common},
-            {"model": "n", "side": "ours", "start": "warm", "epoch1_s": "2", "cores": "8",
-             "stopped": "after 2 s"},
-            {"model": "m", "side": "ours", "start": "cold", "import_s": "", **common}]
+    rows = [
+        {"model": "m", "side": "torch", "start": "cold", "import_s": "0.5", **common},
+        {
+            "model": "n",
+            "side": "ours",
+            "start": "warm",
+            "epoch1_s": "2",
+            "cores": "8",
+            "stopped": "after 2 s",
+        },
+        {"model": "m", "side": "ours", "start": "cold", "import_s": "", **common},
+    ]
     first, second = start_table(rows).split("**n**")
-    assert first.split("\n") == ["**m**", "", "| side | start | import [s] | cores |", "|---|---|---|---|",
-                                 "| torch | cold | 0.5 | 8 |", "| ours | cold | - | 8 |", "", ""]
+    assert first.split("\n") == [
+        "**m**",
+        "",
+        "| side | start | import [s] | cores |",
+        "|---|---|---|---|",
+        "| torch | cold | 0.5 | 8 |",
+        "| ours | cold | - | 8 |",
+        "",
+        "",
+    ]
     assert "| side | start | first epoch [s] | cores |  |" in second and "| stopped after 2 s |" in second
 
 
@@ -31,8 +47,9 @@ def test_epochs_of_a_small_audio_model() -> None:
 
     def measured(left: float) -> dict[str, object]:
         found.clear()
-        epochs.measure("audio", True, "cpu", lambda model: model, True, lambda: None, lambda: left,
-                       found.update)
+        epochs.measure(
+            "audio", True, "cpu", lambda model: model, True, lambda: None, lambda: left, found.update
+        )
         return found
 
     assert measured(60.0)["inputs"] == 2
@@ -43,16 +60,22 @@ def test_epochs_of_a_small_audio_model() -> None:
 
 
 def test_a_process_that_is_ended_leaves_what_it_had_told(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those that it had started are ended; one that fails leaves its row, too."""
     script = tmp_path / "child.py"
-    script.write_text("import subprocess, sys, time\nprint('{\"step1_s\": 1.5}', flush=True)\n"
-                      "if sys.argv[4] == 'fails': sys.exit(3)\n"
-                      "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-                      f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))\ntime.sleep(60)\n")
+    script.write_text(
+        "import subprocess, sys, time\nprint('{\"step1_s\": 1.5}', flush=True)\n"
+        "if sys.argv[4] == 'fails': sys.exit(3)\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))\ntime.sleep(60)\n"
+    )
     popen = subprocess.Popen
-    monkeypatch.setattr(start.subprocess, "Popen", lambda words, **named: popen(
-        [words[0], str(script), *words[3:]], **named))
+    monkeypatch.setattr(
+        start.subprocess,
+        "Popen",
+        lambda words, **named: popen([words[0], str(script), *words[3:]], **named),
+    )
     found = start.one("resnet50", True, "transconv", "fails", str(tmp_path), 20.0)
     assert found == {"step1_s": 1.5, "error": "the process ended with 3"}
     found = start.one("resnet50", True, "transconv", "cold", str(tmp_path), 2.0)
@@ -67,12 +90,14 @@ def test_a_process_that_is_ended_leaves_what_it_had_told(
 
 
 def test_rows_are_written_as_they_come_and_not_measured_again(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, ...]] = []
     limits: list[float] = []
 
-    def one(name: str, small: bool, side: str, start: str, place: str, limit: float,
-            log: str) -> dict[str, object]:
+    def one(
+        name: str, small: bool, side: str, start: str, place: str, limit: float, log: str
+    ) -> dict[str, object]:
         asked.append((side, start))
         limits.append(limit)
         found: dict[str, object] = {"import_s": 1.0, "error": "the process ended with 1"}
@@ -83,7 +108,10 @@ def test_rows_are_written_as_they_come_and_not_measured_again(
     assert start.main(options) == 1 and asked == list(start.VARYING)
     (path,) = tmp_path.iterdir()
     assert [(r["start"], r["stopped"]) for r in read(path)] == [
-        ("heuristics", ""), ("benchmark", ""), ("prepare", "the process ended with 1")]
+        ("heuristics", ""),
+        ("benchmark", ""),
+        ("prepare", "the process ended with 1"),
+    ]
     assert all(5 < limit < 30 for limit in limits[:-1]) and 40 < limits[-1] <= 50, "shares"
     asked.clear()
     start.main(options)

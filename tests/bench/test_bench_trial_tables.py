@@ -10,9 +10,17 @@ def test_shared_boxes_are_beside_the_best_without() -> None:
     def row(problem: str, words: str, us: str, verdict: str = "right") -> dict[str, str]:
         return {"problem": problem, "direction": "fwd", "schedule": words, "us": us, "verdict": verdict}
 
-    table = slide_table([row("p", "stages=3", "20"), row("p", "stages=4", "16"), row("p", "slide=kh", "8"),
-                         row("p", "slide=kh stages=2", "1", "wrong"), row("q", "slide=kh", "5"),
-                         row("r", "stages=3", "10"), row("r", "slide=kh", "20")])
+    table = slide_table(
+        [
+            row("p", "stages=3", "20"),
+            row("p", "stages=4", "16"),
+            row("p", "slide=kh", "8"),
+            row("p", "slide=kh stages=2", "1", "wrong"),
+            row("q", "slide=kh", "5"),
+            row("r", "stages=3", "10"),
+            row("r", "slide=kh", "20"),
+        ]
+    )
     lines = table.splitlines()[2:]
     assert lines[0] == "| `p` | fwd | 16 | 8 | 2.00 |"
     assert lines[1] == "| `r` | fwd | 10 | 20 | 0.50 |"
@@ -20,8 +28,19 @@ def test_shared_boxes_are_beside_the_best_without() -> None:
 
 
 def test_quantised_models() -> None:
-    row = {"model": "m", "kind": "int8", "setting": "folded", "ms": "2", "convolutions": "53", "left": "1",
-           "kernels": "", "regions": "", "other": "0", "elements": "9", "off": "1e-2"}
+    row = {
+        "model": "m",
+        "kind": "int8",
+        "setting": "folded",
+        "ms": "2",
+        "convolutions": "53",
+        "left": "1",
+        "kernels": "",
+        "regions": "",
+        "other": "0",
+        "elements": "9",
+        "off": "1e-2",
+    }
     bf16 = [row | {"kind": "torch", "setting": "eager", "ms": "3"}, row | {"kind": "bf16", "ms": "1"}]
     found = quantized_table([*bf16, row]).splitlines()
     assert len(found) == 4 and found[2].startswith("| m | bf16 | folded | 1 | 3.00 | 1.00 | - |")

@@ -23,8 +23,9 @@ def run(out: Path, *words: str) -> int:
     return zoo.main(parser.parse_args(["--device", "cpu", *words]))
 
 
-def test_models_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                         capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_in_waves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(zoo, "WORK", "tests.bench.zoo_work:work")
     words = ("--models", "resnet50,alexnet,vgg16_bn", "--together", "2")
     assert run(tmp_path, *words) == 1
@@ -71,10 +72,22 @@ def test_the_table() -> None:
     def row(model: str, **more: str) -> dict[str, str]:
         return {**dict.fromkeys(zoo.COLUMNS, ""), "model": model, "verdict": "right", **more}
 
-    made = zoo_table([
-        row("a", inductor_ms="4", transconv_ms="2", inductor_gpu_ms="3", transconv_gpu_ms="2",
-            transconv_rmse="0.1", eager_rmse="0.2", regions="0"),
-        row("b", error="timeout"), row("c", inductor_ms="1", transconv_ms="2", regions="1")])
+    made = zoo_table(
+        [
+            row(
+                "a",
+                inductor_ms="4",
+                transconv_ms="2",
+                inductor_gpu_ms="3",
+                transconv_gpu_ms="2",
+                transconv_rmse="0.1",
+                eager_rmse="0.2",
+                regions="0",
+            ),
+            row("b", error="timeout"),
+            row("c", inductor_ms="1", transconv_ms="2", regions="1"),
+        ]
+    )
     lines = [[c.strip() for c in text.split("|")[1:-1]] for text in made.splitlines()[2:]]
     assert [cells[0] for cells in lines] == ["c", "a", "b", "geometric mean"]
     assert lines[1][1:8] == ["right", "0.50", "-", "4", "2", "2.00", "1.50"]

@@ -34,8 +34,16 @@ def test_a_type_checker_finds_wrong_words(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(WRONG)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)], cwd=tmp_path,
-        env={"MYPYPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False)
-    wrong = [line.partition(": error: ")[0].rpartition(":")[2] for line in done.stdout.splitlines()
-             if ": error: " in line]
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)],
+        cwd=tmp_path,
+        env={"MYPYPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wrong = [
+        line.partition(": error: ")[0].rpartition(":")[2]
+        for line in done.stdout.splitlines()
+        if ": error: " in line
+    ]
     assert wrong == ["3", "4", "5"], done.stdout + done.stderr

@@ -22,19 +22,35 @@ TEXT = """compute twice
 X = torch.randn(1, 4, 5, 5)
 
 
-@pytest.mark.parametrize("function", [
-    transconv.convert_, transconv.revert_, transconv.fold, transconv.inference, transconv.prepare,
-    transconv.quantize_, partial(transconv.export, directory="never_made")],
-    ids=["convert_", "revert_", "fold", "inference", "prepare", "quantize_", "export"])
-@pytest.mark.parametrize(("model", "said"), [
-    (torch.nn.Conv2d, "the class Conv2d"), ([torch.nn.ReLU()], "list"), (None, "NoneType")])
+@pytest.mark.parametrize(
+    "function",
+    [
+        transconv.convert_,
+        transconv.revert_,
+        transconv.fold,
+        transconv.inference,
+        transconv.prepare,
+        transconv.quantize_,
+        partial(transconv.export, directory="never_made"),
+    ],
+    ids=["convert_", "revert_", "fold", "inference", "prepare", "quantize_", "export"],
+)
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(torch.nn.Conv2d, "the class Conv2d"), ([torch.nn.ReLU()], "list"), (None, "NoneType")],
+)
 def test_what_is_no_module(function: Callable[[Any], Any], model: Any, said: str) -> None:
     with pytest.raises(TypeError, match=rf"^transconv\.\S+: expected a torch.nn.Module, got {said}$"):
         function(model)
 
 
-@pytest.mark.parametrize(("mesh", "plan", "said"), [
-    (None, {"h": 0}, "mesh: expected a DeviceMesh, .*, got NoneType"), (2, {"h": 0}, "mesh: .*, got int")])
+@pytest.mark.parametrize(
+    ("mesh", "plan", "said"),
+    [
+        (None, {"h": 0}, "mesh: expected a DeviceMesh, .*, got NoneType"),
+        (2, {"h": 0}, "mesh: .*, got int"),
+    ],
+)
 def test_what_is_no_mesh(mesh: Any, plan: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         transconv.distributed.parallelize(torch.nn.Conv2d(4, 4, 3), mesh, plan)
@@ -42,13 +58,18 @@ def test_what_is_no_mesh(mesh: Any, plan: Any, said: str) -> None:
         transconv.distributed.verify(torch.nn.Conv2d(4, 4, 3), mesh, plan, X)
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda: transconv.compile(3), "compute: expected a Compute or its text, got int"),  # type: ignore[arg-type]
-    (lambda: transconv.compile(TEXT, 90), "target: expected a Target or its text, got int"),  # type: ignore[arg-type]
-    (lambda: transconv.compile(TEXT, "sm_90", 64),  # type: ignore[arg-type]
-     "schedule: expected a Schedule or its text, got int"),
-    (lambda: transconv.lower(TEXT, None), "schedule: expected a Schedule or its text, got NoneType"),  # type: ignore[arg-type]
-])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: transconv.compile(3), "compute: expected a Compute or its text, got int"),  # type: ignore[arg-type]
+        (lambda: transconv.compile(TEXT, 90), "target: expected a Target or its text, got int"),  # type: ignore[arg-type]
+        (
+            lambda: transconv.compile(TEXT, "sm_90", 64),  # type: ignore[arg-type]
+            "schedule: expected a Schedule or its text, got int",
+        ),
+        (lambda: transconv.lower(TEXT, None), "schedule: expected a Schedule or its text, got NoneType"),  # type: ignore[arg-type]
+    ],
+)
 def test_arguments_of_another_class(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(TypeError, match=f"^{said}$"):
         call()
@@ -69,29 +90,45 @@ def test_options_of_torch_compile(options: dict[str, Any]) -> None:
         transconv.graph.backend(graph, [X], options=options)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (("Y[n, k] =", "Y[n, k+1] ="), "4 of the 32 elements of Y are stored by no point; expected a store"),
-    (("axes   n=4", "axes   n=3"), "8 of the 32 elements of Y are stored by no point; expected a store"),
-    (("Y[n, k] = x * 2", "Y[n, k] = x * 2\n    store Y[n, k] = x"), "several points are stored in one"),
-    (("k=8\n    read", "k=8 j=2\n    read"), "several points are stored in one place of Y"),
-    (("Y[n, k] = x * 2", "Y[n, 0] = sum(x; k)"), "28 of the 32 elements of Y are stored by no point"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("Y[n, k] =", "Y[n, k+1] ="),
+            "4 of the 32 elements of Y are stored by no point; expected a store",
+        ),
+        (
+            ("axes   n=4", "axes   n=3"),
+            "8 of the 32 elements of Y are stored by no point; expected a store",
+        ),
+        (
+            ("Y[n, k] = x * 2", "Y[n, k] = x * 2\n    store Y[n, k] = x"),
+            "several points are stored in one",
+        ),
+        (("k=8\n    read", "k=8 j=2\n    read"), "several points are stored in one place of Y"),
+        (("Y[n, k] = x * 2", "Y[n, 0] = sum(x; k)"), "28 of the 32 elements of Y are stored by no point"),
+    ],
+)
 def test_results_that_are_not_stored_once(change: tuple[str, str], said: str) -> None:
     """Their memory would have anything."""
     with pytest.raises(ComputeError, match=f"^twice: {said}"):
         transconv.computation(TEXT.replace(*change))
 
 
-@pytest.mark.parametrize("text", [
-    TEXT, TEXT.replace("Y[n, k]", "Y[3 - n, k]"),
-    TEXT.replace("k=8\n    read", "k=4 j=2\n    read").replace("[n, k] ", "[n, k*2 + j] ").replace(
-        "X[n, k]", "X[n, k*2 + j]"),
-    TEXT.replace("axes   n=4 k=8", "axes   n=4 k=4").replace(
-        "* 2", "* 2\n    store  Y[n, k + 4] = x"),
-    TEXT.replace("axes   n=4 k=8", "axes   n=5 k=9"),  # what is outside is not stored
-    TEXT.replace("Y f32 [n=4, k=8]", "Y f32 [k=9]").replace("Y[n, k] = x * 2", "Y[k] += sum(x; n)"),
-    TEXT.replace("Y f32 [n=4, k=8]", "Y f32 [k=9]").replace("Y[n, k] =", "Y[k] +="),
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        TEXT.replace("Y[n, k]", "Y[3 - n, k]"),
+        TEXT.replace("k=8\n    read", "k=4 j=2\n    read")
+        .replace("[n, k] ", "[n, k*2 + j] ")
+        .replace("X[n, k]", "X[n, k*2 + j]"),
+        TEXT.replace("axes   n=4 k=8", "axes   n=4 k=4").replace("* 2", "* 2\n    store  Y[n, k + 4] = x"),
+        TEXT.replace("axes   n=4 k=8", "axes   n=5 k=9"),  # what is outside is not stored
+        TEXT.replace("Y f32 [n=4, k=8]", "Y f32 [k=9]").replace("Y[n, k] = x * 2", "Y[k] += sum(x; n)"),
+        TEXT.replace("Y f32 [n=4, k=8]", "Y f32 [k=9]").replace("Y[n, k] =", "Y[k] +="),
+    ],
+)
 def test_results_that_are_stored_once(text: str) -> None:
     assert transconv.computation(text)(torch.randn(4, 8)).isfinite().all()
 

@@ -26,12 +26,11 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
     """Stride masks are proven away by the phase split, other masks with the facts named."""
     page = printed(capsys, "show", STRIDED, "--prop", "bwd_d")
     assert [f"compute bwd_d_{r}_{s}\n" in page for r in "01" for s in "01"] == [True] * 4
-    last = page[page.index("compute bwd_d_1_1"):page.index("\nschedule")]
+    last = page[page.index("compute bwd_d_1_1") : page.index("\nschedule")]
     assert "M  rows     mb=32  qh=28  qw=28" in last
     assert "A = dst[mb, oc, oh = qh - th + 1, ow = qw - tw + 1]" in last
     assert re.search(r"always true: \(qh\*2 \+ 2 - th\*2\) % 2 == 0 +.*is a multiple of 2", last)
-    assert re.search(r"always true: 0 <= oh +qh - th \+ 1 in 0..28 by qh in 0..27, th in 0..1",
-                     last)
+    assert re.search(r"always true: 0 <= oh +qh - th \+ 1 in 0..28 by qh in 0..27, th in 0..1", last)
     assert re.search(r"kept: +oh < 28", last)
     assert not re.search(r"kept: .*%", page), "a stride mask is left"
     assert "refused: " in page and "times as long" in page
@@ -45,19 +44,33 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
 def test_every_stage_prints(capsys: Output, stage: str) -> None:
     page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)
     assert page.startswith("problem    ic16ih9oc32oh9kh3ph1 dt=f16")
-    telling = {"problem": "GFLOP", "compute": "acc = sum of A * B over kh, kw, ic, in f32",
-               "schedule": "| mma |", "merging": "(unchanged)", "packing": "(unchanged)",
-               "naive": "for ow in 0..9 parallel:", "emit": "@triton.jit",
-               "together": "nothing to put together: fwd"}
+    telling = {
+        "problem": "GFLOP",
+        "compute": "acc = sum of A * B over kh, kw, ic, in f32",
+        "schedule": "| mma |",
+        "merging": "(unchanged)",
+        "packing": "(unchanged)",
+        "naive": "for ow in 0..9 parallel:",
+        "emit": "@triton.jit",
+        "together": "nothing to put together: fwd",
+    }
     assert telling.get(stage, "grid:\n") in page
     assert stage in ("problem", "compute", "schedule", "together") or f"---- {stage}: " in page
 
 
 def test_the_forms_of_a_computation_are_stages(capsys: Output) -> None:
-    page = printed(capsys, "show", "g8mb2ic32ih8oc32oh8kh3ph1", "dt=f16", "--schedule",
-                   "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 pack=a.b stages=2", "--stage", "all")
-    merging = page[page.index("---- merging: "):page.index("---- packing: ")]
-    packing = page[page.index("---- packing: "):page.index("---- naive: ")]
+    page = printed(
+        capsys,
+        "show",
+        "g8mb2ic32ih8oc32oh8kh3ph1",
+        "dt=f16",
+        "--schedule",
+        "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 pack=a.b stages=2",
+        "--stage",
+        "all",
+    )
+    merging = page[page.index("---- merging: ") : page.index("---- packing: ")]
+    packing = page[page.index("---- packing: ") : page.index("---- naive: ")]
     assert "g=2" in merging and "_packed" not in merging
     assert "wei_packed4" in packing and "src_packed" in packing
 
@@ -75,77 +88,112 @@ def test_diff_shows_what_each_pass_changed(capsys: Output, monkeypatch: pytest.M
 
 def test_epilogue_schedule_and_target(capsys: Output) -> None:
     schedule = "mb.oh.ow:64 oc:32 ic:16 | mma | stages=2 warps=4"
-    page = printed(capsys, "show", STRIDED, "--config", schedule, "--epilogue", "bias+relu",
-                   "--target", "gfx942")
+    page = printed(
+        capsys, "show", STRIDED, "--config", schedule, "--epilogue", "bias+relu", "--target", "gfx942"
+    )
     assert "# target gfx942" in page and "# epilogue bias+relu" in page
     assert "bia_value = tl.load(bia" in page
     assert re.search(r"^schedule +mb\.oh\.ow:64 oc:32 ic:16 \| mma", page, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["show", "mb32ic6"], "ProblemError: problem 'mb32ic6': 'oc' is missing or 0; expected ocN"),
-    (["show", STRIDED, "--config", "oc:48"], "an extent is a power of two"),
-    (["show", STRIDED, "--config", "nonsense"], "'nonsense' is neither a block"),
-    (["show", STRIDED, "--target", "sm_10"], "target 'sm_10' is unknown; expected one of sm_80"),
-    (["show", STRIDED, "--epilogue", "rely"], "has 'rely', expected one of: bias"),
-    (["run", STRIDED, "--layout", "nhcw8"], "ProblemError: "),
-    (["compile", STRIDED, "dt=f17", "--target", "sm_90"], "dt=f17 is unknown; expected one of"),
-    (["show", STRIDED, "dt=s8:f8e4m3:f16"],
-     "f8e4m3 has not all numbers of i8; expected two types of floats"),
-    (["show", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
-    (["bisect", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
-    (["bisect", STRIDED.replace("mb32", "mb0")], "no element to compute"),
-    (["show", STRIDED, "--config", "oc:32 | stages=2 stages=3"], "'stages' is said twice"),
-    (["show", STRIDED, "--config", "oc:32 | mma fma"], "'unit' is said twice"),
-    *[([verb, f"mb2ic8ih4oc8oh4kh3ph1 tag=nchw:oihw:{layout}", "--prop", "fwd", *more],
-       "elements of which share a place in the layout")
-      for layout in ("strides(0,16,4,1)", "strides(0,0,0,0)", "strides(64,16,3,1)")
-      for verb, *more in (["run"], ["show"], ["tune"], ["compile", "--target", "sm_90"])],
-    (["run", "mb2ic8ih4oc8oh4kh3ph1 tag=nchw:oihw:strides(128,16,4,1)-5", "--prop", "fwd"],
-     "negative stride or offset, which leads out of its memory; expected 0 or more"),
-    (["run", "lists/none.txt"], "FileNotFoundError: no such file: lists/none.txt"),
-    (["tune", "lists/none"], "FileNotFoundError: no such file: lists/none"),
-    (["check", "--target=sm_1", STRIDED], "target 'sm_1' is unknown; expected one of sm_80"),
-    (["tune", "bench/problems/vgg16.txt", "--match", "("], "the pattern '(' cannot be read"),
-    (["tune", "bench/problems/vgg16.txt", "--kinds", "thick"], "kinds thick are unknown; expected"),
-    (["tune", "bench/problems/vgg16.txt", "--match", "resnet"], "none of 9 layers is selected"),
-    (["run", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
-    (["tune", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
-    (["show", STRIDED, "--dtype", "s64"], "dt=s64 is unknown; expected one of f8e4m3 f8e5m2 f16"),
-    (["show", STRIDED + 'n"a\x07b"'], "the name 'a\\x07b' has a quote or a space in it, or what cannot"),
-    (["check", "--misalign=99999999999", STRIDED], "'99999999999' is no number up to"),
-    (["run", STRIDED, "--prop", "fwd", "--sizes", "N=3"],
-     f"--sizes N=3 has nothing to set: the sizes of {STRIDED} are numbers"),
-    *[([verb, "docs/examples/softmax.txt", "--sizes=N=3"], "the sizes of softmax are numbers")
-      for verb in ("run", "bisect", "check")],
-    (["check", "--batch=/dev/zero"], "/dev/zero has more than"),
-    (["tune", "/dev/zero"], "/dev/zero has more than"),
-    (["tune", STRIDED, "--db", "/dev/zero"], "/dev/zero has more than"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "mb32ic6"], "ProblemError: problem 'mb32ic6': 'oc' is missing or 0; expected ocN"),
+        (["show", STRIDED, "--config", "oc:48"], "an extent is a power of two"),
+        (["show", STRIDED, "--config", "nonsense"], "'nonsense' is neither a block"),
+        (["show", STRIDED, "--target", "sm_10"], "target 'sm_10' is unknown; expected one of sm_80"),
+        (["show", STRIDED, "--epilogue", "rely"], "has 'rely', expected one of: bias"),
+        (["run", STRIDED, "--layout", "nhcw8"], "ProblemError: "),
+        (["compile", STRIDED, "dt=f17", "--target", "sm_90"], "dt=f17 is unknown; expected one of"),
+        (
+            ["show", STRIDED, "dt=s8:f8e4m3:f16"],
+            "f8e4m3 has not all numbers of i8; expected two types of floats",
+        ),
+        (["show", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
+        (["bisect", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
+        (["bisect", STRIDED.replace("mb32", "mb0")], "no element to compute"),
+        (["show", STRIDED, "--config", "oc:32 | stages=2 stages=3"], "'stages' is said twice"),
+        (["show", STRIDED, "--config", "oc:32 | mma fma"], "'unit' is said twice"),
+        *[
+            (
+                [verb, f"mb2ic8ih4oc8oh4kh3ph1 tag=nchw:oihw:{layout}", "--prop", "fwd", *more],
+                "elements of which share a place in the layout",
+            )
+            for layout in ("strides(0,16,4,1)", "strides(0,0,0,0)", "strides(64,16,3,1)")
+            for verb, *more in (["run"], ["show"], ["tune"], ["compile", "--target", "sm_90"])
+        ],
+        (
+            ["run", "mb2ic8ih4oc8oh4kh3ph1 tag=nchw:oihw:strides(128,16,4,1)-5", "--prop", "fwd"],
+            "negative stride or offset, which leads out of its memory; expected 0 or more",
+        ),
+        (["run", "lists/none.txt"], "FileNotFoundError: no such file: lists/none.txt"),
+        (["tune", "lists/none"], "FileNotFoundError: no such file: lists/none"),
+        (["check", "--target=sm_1", STRIDED], "target 'sm_1' is unknown; expected one of sm_80"),
+        (["tune", "bench/problems/vgg16.txt", "--match", "("], "the pattern '(' cannot be read"),
+        (["tune", "bench/problems/vgg16.txt", "--kinds", "thick"], "kinds thick are unknown; expected"),
+        (["tune", "bench/problems/vgg16.txt", "--match", "resnet"], "none of 9 layers is selected"),
+        (["run", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
+        (["tune", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
+        (["show", STRIDED, "--dtype", "s64"], "dt=s64 is unknown; expected one of f8e4m3 f8e5m2 f16"),
+        (
+            ["show", STRIDED + 'n"a\x07b"'],
+            "the name 'a\\x07b' has a quote or a space in it, or what cannot",
+        ),
+        (["check", "--misalign=99999999999", STRIDED], "'99999999999' is no number up to"),
+        (
+            ["run", STRIDED, "--prop", "fwd", "--sizes", "N=3"],
+            f"--sizes N=3 has nothing to set: the sizes of {STRIDED} are numbers",
+        ),
+        *[
+            ([verb, "docs/examples/softmax.txt", "--sizes=N=3"], "the sizes of softmax are numbers")
+            for verb in ("run", "bisect", "check")
+        ],
+        (["check", "--batch=/dev/zero"], "/dev/zero has more than"),
+        (["tune", "/dev/zero"], "/dev/zero has more than"),
+        (["tune", STRIDED, "--db", "/dev/zero"], "/dev/zero has more than"),
+    ],
+)
 def test_errors_are_one_line(capsys: Output, words: list[str], message: str) -> None:
     assert main(words) == 2
     told = capsys.readouterr()
     assert message in told.err and told.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "content", "verbs", "message"), [
-    ("empty.txt", b"# nothing\n", "run", "empty.txt has no problem"),
-    ("empty.txt", b"# nothing\n", "demo --network", "empty.txt contains no problem"),
-    ("empty.txt", b"# nothing\n", "fuzz --interpreter --file", "empty.txt contains no trial"),
-    ("empty.txt", b"", "tune", "none of 0 layers is selected"),
-    ("list.txt", b"mb1ic8ih6oc8oh6kh3ph1\n", "show", "is a file; show takes one problem"),
-    ("bin.txt", b"\xff\xfe\0", "run", "bin.txt: this is no text; expected a benchdnn batch file"),
-    ("a.json", b"{", "tune", "a.json: Expecting property name"),
-    ("a.json", b"[1]", "tune", "a.json: layers of schema None; expected 'transconv-suite-1'"),
-    ("a.json", b'{"schema": "transconv-suite-1", "layers": [{"name": "x"}]}', "tune",
-     "layer 1 (x) has no 'in_size'"),
-    ("other.csv", b"a,b\n1,2\n", "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --log",
-     "other.csv is another table, with a, b among its columns"),
-    ("line.csv", b"notes", "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --db",
-     "line.csv holds no row of tuned schedules"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "verbs", "message"),
+    [
+        ("empty.txt", b"# nothing\n", "run", "empty.txt has no problem"),
+        ("empty.txt", b"# nothing\n", "demo --network", "empty.txt contains no problem"),
+        ("empty.txt", b"# nothing\n", "fuzz --interpreter --file", "empty.txt contains no trial"),
+        ("empty.txt", b"", "tune", "none of 0 layers is selected"),
+        ("list.txt", b"mb1ic8ih6oc8oh6kh3ph1\n", "show", "is a file; show takes one problem"),
+        ("bin.txt", b"\xff\xfe\0", "run", "bin.txt: this is no text; expected a benchdnn batch file"),
+        ("a.json", b"{", "tune", "a.json: Expecting property name"),
+        ("a.json", b"[1]", "tune", "a.json: layers of schema None; expected 'transconv-suite-1'"),
+        (
+            "a.json",
+            b'{"schema": "transconv-suite-1", "layers": [{"name": "x"}]}',
+            "tune",
+            "layer 1 (x) has no 'in_size'",
+        ),
+        (
+            "other.csv",
+            b"a,b\n1,2\n",
+            "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --log",
+            "other.csv is another table, with a, b among its columns",
+        ),
+        (
+            "line.csv",
+            b"notes",
+            "tune mb1ic8ih6oc8oh6kh3ph1 --trials 1 --prop fwd --db",
+            "line.csv holds no row of tuned schedules",
+        ),
+    ],
+)
 def test_files_that_are_something_else_are_refused_and_left_alone(
-        capsys: Output, tmp_path: Path, name: str, content: bytes, verbs: str, message: str) -> None:
+    capsys: Output, tmp_path: Path, name: str, content: bytes, verbs: str, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert main([*verbs.split(), str(tmp_path / name)]) == 2
     told = capsys.readouterr()
@@ -153,15 +201,38 @@ def test_files_that_are_something_else_are_refused_and_left_alone(
     assert (tmp_path / name).read_bytes() == content
 
 
-@pytest.mark.parametrize("words", [
-    "tune x --trials 0", "tune x --jobs 0", "tune x --mb -1", "tune x --time-budget -1",
-    "fuzz --n -5", "fuzz --jobs none", "bisect x --limit 0", "matrix --jobs -1",
-    "compile x --target sm_90 --timeout nan", "compile x --target sm_90 --print asm",
-    "check x --workers=-5", "check x --time-budget=nan", "check x --limit=0", "check x --memory=inf",
-    "check x --shard=1/1", "check x --schedules=0", "fuzz --share 1.5", "fuzz --seed x",
-    "fuzz --limit inf",
-    "tune x --budget-ms 0", "tune x --limit 0", "matrix --share 5/3", "matrix --timeout 0",
-    "check x --json=/proc/none/x", "tune x --db /proc/none/x.csv", "tune x --log .", "fuzz --json ."])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tune x --trials 0",
+        "tune x --jobs 0",
+        "tune x --mb -1",
+        "tune x --time-budget -1",
+        "fuzz --n -5",
+        "fuzz --jobs none",
+        "bisect x --limit 0",
+        "matrix --jobs -1",
+        "compile x --target sm_90 --timeout nan",
+        "compile x --target sm_90 --print asm",
+        "check x --workers=-5",
+        "check x --time-budget=nan",
+        "check x --limit=0",
+        "check x --memory=inf",
+        "check x --shard=1/1",
+        "check x --schedules=0",
+        "fuzz --share 1.5",
+        "fuzz --seed x",
+        "fuzz --limit inf",
+        "tune x --budget-ms 0",
+        "tune x --limit 0",
+        "matrix --share 5/3",
+        "matrix --timeout 0",
+        "check x --json=/proc/none/x",
+        "tune x --db /proc/none/x.csv",
+        "tune x --log .",
+        "fuzz --json .",
+    ],
+)
 def test_numbers_and_words_out_of_range_are_refused(capsys: Output, words: str) -> None:
     with pytest.raises(SystemExit) as left:
         main(words.split())
@@ -177,9 +248,14 @@ def test_names_may_have_any_letters(capsys: Output, name: str) -> None:
     assert "passed:1" in printed(capsys, "check", "--dir=FWD_D", problem)
 
 
-@pytest.mark.parametrize("problem", [
-    "ic1iw1000000000000000oc1kw10000000", "ic1iw1000000000000000oc1kw1000000000000000",
-    "mb1000000ic1000000ih1000000oc1000000oh1000000kh3ph1"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "ic1iw1000000000000000oc1kw10000000",
+        "ic1iw1000000000000000oc1kw1000000000000000",
+        "mb1000000ic1000000ih1000000oc1000000oh1000000kh3ph1",
+    ],
+)
 def test_problems_that_no_machine_holds_are_shown_in_no_time(capsys: Output, problem: str) -> None:
     started = time.perf_counter()
     assert " GFLOP, " in printed(capsys, "show", problem, "--stage", "problem")
@@ -208,17 +284,18 @@ def test_unknown_words_are_refused(capsys: Output) -> None:
 
 def test_run_prints_a_row_for_each_direction(capsys: Output) -> None:
     page = printed(capsys, "run", "mb1ic8ih6oc16oh6kh3ph1", "--dtype", "f16", "--layout", "nhwc")
-    rows = re.findall(r"^mb1ic8\S+ dt=f16 tag=nhwc +(\w+) +0 +right +.*conv_\w+\.py", page,
-                      re.MULTILINE)
+    rows = re.findall(r"^mb1ic8\S+ dt=f16 tag=nhwc +(\w+) +0 +right +.*conv_\w+\.py", page, re.MULTILINE)
     assert rows == ["fwd", "bwd_d", "bwd_w"]
     assert "3 of 3 right, each compared with the answer" in page
 
 
-def test_run_goes_on_after_errors_and_tells(capsys: Output, tmp_path: Path,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_goes_on_after_errors_and_tells(
+    capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problems = tmp_path / "list.txt"
-    problems.write_text("--dir=FWD_D\nmb1ic4ih5oc4oh5kh3ph1\nmb1ic4ih6oc4oh6kh3ph1\n"
-                        "--dir=BWD_W mb1ic4ih5oc4oh5kh3ph1\n")
+    problems.write_text(
+        "--dir=FWD_D\nmb1ic4ih5oc4oh5kh3ph1\nmb1ic4ih6oc4oh6kh3ph1\n--dir=BWD_W mb1ic4ih5oc4oh5kh3ph1\n"
+    )
     honest = runtime.plan
 
     def plan(workload: object, *others: object, **more: object) -> object:
@@ -238,17 +315,32 @@ def test_run_goes_on_after_errors_and_tells(capsys: Output, tmp_path: Path,
 def _off_by_one(reference: object) -> object:
     def wrong(*arguments: object) -> object:
         return reference(*arguments) + 1  # type: ignore[operator]
+
     return wrong
 
 
 def test_compile_prints_resources(capsys: Output) -> None:
-    page = printed(capsys, "compile", "mb32ic64ih28oc64oh28kh3ph1", "dt=bf16", "tag=nhwc",
-                   "--prop", "fwd", "--target", "sm_90,xpu", "--print", "ptx", code=1)
+    page = printed(
+        capsys,
+        "compile",
+        "mb32ic64ih28oc64oh28kh3ph1",
+        "dt=bf16",
+        "tag=nhwc",
+        "--prop",
+        "fwd",
+        "--target",
+        "sm_90,xpu",
+        "--print",
+        "ptx",
+        code=1,
+    )
     assert re.search(r"^sm_90 +\d+ +0 +\d+ +[\d.]+s  conv_fwd_\w+\n +HGMMA:\d+", page, re.MULTILINE)
     assert "xpu is not compilable offline" in page
     assert ".target sm_90a" in page
-    text = ("compute twice ;; tensor X f32 [64] ;; tensor C f32 [64] ;; axes m=64 ;; read x = X[m] ;; "
-            "store C[m] = x * 2")
+    text = (
+        "compute twice ;; tensor X f32 [64] ;; tensor C f32 [64] ;; axes m=64 ;; read x = X[m] ;; "
+        "store C[m] = x * 2"
+    )
     assert "ttg.num-warps" in printed(capsys, "compile", text, "--target", "sm_90", "--print", "ttgir")
 
 
@@ -268,16 +360,36 @@ def test_a_sum_over_no_images_has_a_page(capsys: Output) -> None:
 
 
 def test_one_step_is_one(capsys: Output) -> None:
-    page = printed(capsys, "show", "mb64ic64ih1oc64oh1kh1", "dt=f16", "--target", "sm_90", "--schedule",
-                   "mb:64 oc:64 ic:64 | mma", "--stage", "schedule")
+    page = printed(
+        capsys,
+        "show",
+        "mb64ic64ih1oc64oh1kh1",
+        "dt=f16",
+        "--target",
+        "sm_90",
+        "--schedule",
+        "mb:64 oc:64 ic:64 | mma",
+        "--stage",
+        "schedule",
+    )
     text = " ".join(page.split())
     assert "1 tile on 132 multiprocessors is" in text and "; 1 step of 64x64x64;" in text
 
 
 def test_explicit_kernels_are_refused_for_the_interpreter(capsys: Output) -> None:
     explicit = "mb:2 oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box via=gluon stages=2"
-    words = ["show", "mb2ic16ih8oc16oh8kh3ph1", "dt=f16", "tag=nhwc", "--epilogue", "bias", "--target",
-             "interpreter", "--schedule", explicit]
+    words = [
+        "show",
+        "mb2ic16ih8oc16oh8kh3ph1",
+        "dt=f16",
+        "tag=nhwc",
+        "--epilogue",
+        "bias",
+        "--target",
+        "interpreter",
+        "--schedule",
+        explicit,
+    ]
     assert main(words) == 2
     assert "via=gluon: Triton's interpreter cannot run Gluon" in capsys.readouterr().err
 

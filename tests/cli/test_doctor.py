@@ -91,9 +91,15 @@ def test_supported_versions_are_those_of_the_package() -> None:
     assert f'requires-python = ">={oldest}"' in text
 
 
-@pytest.mark.parametrize(("found", "state", "said"), [
-    ("2.10.1", "bad", "older than 2.11"), ("2.11.0", "ok", "2.11.0"), ("2.13.0+cpu", "ok", "2.13.0+cpu"),
-    ("3.0", "note", "newer than what the tests run with (2.13)")])
+@pytest.mark.parametrize(
+    ("found", "state", "said"),
+    [
+        ("2.10.1", "bad", "older than 2.11"),
+        ("2.11.0", "ok", "2.11.0"),
+        ("2.13.0+cpu", "ok", "2.13.0+cpu"),
+        ("3.0", "note", "newer than what the tests run with (2.13)"),
+    ],
+)
 def test_versions(monkeypatch: pytest.MonkeyPatch, found: str, state: str, said: str) -> None:
     monkeypatch.setattr(installation, "version", lambda name: found)
     told = installation.installed(installation.PACKAGES[0])
@@ -121,20 +127,23 @@ def test_python(python: tuple[int, int], state: str) -> None:
 # -- variables -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "text", "state", "said"), [
-    ("TRANSCONV_TUND", "1", "bad", "did you mean TRANSCONV_TUNED?"),
-    ("TRANSCONV_COLOUR", "1", "bad", "there is no such variable"),
-    ("TRANSCONV_VERIFY", "yes", "bad", "expected 0 or 1"),
-    ("TRANSCONV_FEATURES", "-warp", "bad", "there is no feature 'warp'"),
-    ("TRANSCONV_SCHEDULE", "speed=9", "bad", "speed=9"),
-    ("TRANSCONV_FEATURES", "-box", "note", "features of the chip are switched"),
-    ("TRANSCONV_TRUST", "never", "note", "no kernel's first result is compared"),
-    ("TRANSCONV_CONFIG", "stages=2", "note", "the former name of TRANSCONV_SCHEDULE"),
-    ("TRITON_CACH_DIR", "/x", "note", "did you mean TRITON_CACHE_DIR?"),
-    ("TRANSCONV_TUNED", "0", "ok", "TRANSCONV_TUNED=0"),
-    ("TRITON_INTERPRET", "1", "ok", "TRITON_INTERPRET=1"),
-    ("TRANSCONV_COMMIT", "abc", "ok", "TRANSCONV_COMMIT=abc"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "state", "said"),
+    [
+        ("TRANSCONV_TUND", "1", "bad", "did you mean TRANSCONV_TUNED?"),
+        ("TRANSCONV_COLOUR", "1", "bad", "there is no such variable"),
+        ("TRANSCONV_VERIFY", "yes", "bad", "expected 0 or 1"),
+        ("TRANSCONV_FEATURES", "-warp", "bad", "there is no feature 'warp'"),
+        ("TRANSCONV_SCHEDULE", "speed=9", "bad", "speed=9"),
+        ("TRANSCONV_FEATURES", "-box", "note", "features of the chip are switched"),
+        ("TRANSCONV_TRUST", "never", "note", "no kernel's first result is compared"),
+        ("TRANSCONV_CONFIG", "stages=2", "note", "the former name of TRANSCONV_SCHEDULE"),
+        ("TRITON_CACH_DIR", "/x", "note", "did you mean TRITON_CACHE_DIR?"),
+        ("TRANSCONV_TUNED", "0", "ok", "TRANSCONV_TUNED=0"),
+        ("TRITON_INTERPRET", "1", "ok", "TRITON_INTERPRET=1"),
+        ("TRANSCONV_COMMIT", "abc", "ok", "TRANSCONV_COMMIT=abc"),
+    ],
+)
 def test_variables(monkeypatch: pytest.MonkeyPatch, name: str, text: str, state: str, said: str) -> None:
     if not (name.startswith("TRITON") and state == "ok"):
         monkeypatch.setenv(name, text)
@@ -229,19 +238,31 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have torch report a device that is not there."""
+
     def pretend(major: int, minor: int) -> None:
-        properties = SimpleNamespace(name="Test GPU", major=major, minor=minor, multi_processor_count=132,
-                                     L2_cache_size=50 << 20, total_memory=80 << 30)
+        properties = SimpleNamespace(
+            name="Test GPU",
+            major=major,
+            minor=minor,
+            multi_processor_count=132,
+            L2_cache_size=50 << 20,
+            total_memory=80 << 30,
+        )
         from transconv.target import records
-        answers: dict[str, Any] = {"is_available": lambda: True, "current_device": lambda: 0,
-                                   "mem_get_info": lambda: (79 << 30, 80 << 30),
-                                   "get_device_properties": lambda index: properties}
+
+        answers: dict[str, Any] = {
+            "is_available": lambda: True,
+            "current_device": lambda: 0,
+            "mem_get_info": lambda: (79 << 30, 80 << 30),
+            "get_device_properties": lambda index: properties,
+        }
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, answer)
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
         monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
         records._of_gpu.cache_clear()
         monkeypatch.setattr(records, "_of_gpu", records._of_gpu.__wrapped__)
+
     return pretend
 
 
@@ -263,11 +284,16 @@ def test_a_gpu_without_a_record(gpu: Callable[..., None]) -> None:
     assert "target:sm_75" in found.found and "torch computes every call" in found.todo
 
 
-@pytest.mark.parametrize(("line", "state", "said"), [
-    ("345, 1980, 700.00, 700.00", "ok", "345 of 1980 MHz, power limit 700 W of 700 W"),
-    ("1980, 1980, 450.00, 700.00", "note", "power limit 450 W of 700 W: kernels are slower"),
-    ("1980, 1980, [N/A], [N/A]", "ok", "the power limit cannot be read"),
-    ("", "note", "cannot be read"), ("No devices were found", "note", "cannot be read")])
+@pytest.mark.parametrize(
+    ("line", "state", "said"),
+    [
+        ("345, 1980, 700.00, 700.00", "ok", "345 of 1980 MHz, power limit 700 W of 700 W"),
+        ("1980, 1980, 450.00, 700.00", "note", "power limit 450 W of 700 W: kernels are slower"),
+        ("1980, 1980, [N/A], [N/A]", "ok", "the power limit cannot be read"),
+        ("", "note", "cannot be read"),
+        ("No devices were found", "note", "cannot be read"),
+    ],
+)
 def test_clocks(line: str, state: str, said: str) -> None:
     assert doctor.clocks(line).state == state and said in doctor.clocks(line).found
 

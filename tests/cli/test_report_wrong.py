@@ -42,12 +42,14 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def swapped(call: NodeCall) -> Any:
         return right(replace(call, args=(*call.args[1::-1], *call.args[2:])))
+
     monkeypatch.setitem(ROWS, aten.sub.Tensor, swapped)
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_a_wrong_function(dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                          capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_function(
+    dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, out = tmp_path / "wrong.py", tmp_path / "out.zip"
     file.write_text(TEXT.format(dynamic=dynamic))
     with by_meaning():
@@ -69,14 +71,16 @@ def test_a_wrong_function(dynamic: bool, tmp_path: Path, monkeypatch: pytest.Mon
         assert said in page
 
 
-def test_a_case_that_a_graph_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                  capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_a_graph_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     transconv.config.cpu, transconv.config.fallback = "interpret", "warn"
     swap(monkeypatch)
     with by_meaning(), pytest.warns(stats.FallbackWarning) as told:
-        run = torch.compile(lambda x: (x.exp() - x * 2).sum(1), backend=backend, dynamic=True,
-                            options={"rest": "eager"})
+        run = torch.compile(
+            lambda x: (x.exp() - x * 2).sum(1), backend=backend, dynamic=True, options={"rest": "eager"}
+        )
         run(torch.randn(2, 3))
     said = str(told[0].message)
     (case,) = tmp_path.glob("wrong/*/case.py")

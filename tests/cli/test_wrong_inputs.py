@@ -25,48 +25,90 @@ ROWS = """compute t
     read   x = X[n, k]
     {line}"""
 LINES = (  # of a computation that reads x = X[n, k]
-    "store Y[n] = sum(x, k)", "store Y[n] = mean(x; k)", "store Y[n] = sum(x ^ 2; k)",
-    "store Y[n] = sum(x if x > 0 else 0; k)", "store Y[n] = cumsum(x; k)", "store Y[n] = atomic_add(x)",
-    "Y[n] += x", "Y[n] = sum(x; k)", "store Y[n] = x", "store Y[n, k] sum= 1", "store Y[n] sum= 1",
-    "store Y[n] = summ(x; k)", "store Y[n] = sum(tanhh(x); k)", "store Y[n] = sum(z; k)",
-    "store Y[n] = sum(x; q)", "store Y[n] = sum(x; k", "store Z = sum(x; k)", "sotre Y[n] = sum(x; k)",
+    "store Y[n] = sum(x, k)",
+    "store Y[n] = mean(x; k)",
+    "store Y[n] = sum(x ^ 2; k)",
+    "store Y[n] = sum(x if x > 0 else 0; k)",
+    "store Y[n] = cumsum(x; k)",
+    "store Y[n] = atomic_add(x)",
+    "Y[n] += x",
+    "Y[n] = sum(x; k)",
+    "store Y[n] = x",
+    "store Y[n, k] sum= 1",
+    "store Y[n] sum= 1",
+    "store Y[n] = summ(x; k)",
+    "store Y[n] = sum(tanhh(x); k)",
+    "store Y[n] = sum(z; k)",
+    "store Y[n] = sum(x; q)",
+    "store Y[n] = sum(x; k",
+    "store Z = sum(x; k)",
+    "sotre Y[n] = sum(x; k)",
     "let s = x\n    store Y[n] = sum(t; k)",
-    "read z = X[n]\n    store Y[n] = sum(z; k)", "read z = X[n/2, k]\n    store Y[n] = sum(z; k)",
+    "read z = X[n]\n    store Y[n] = sum(z; k)",
+    "read z = X[n/2, k]\n    store Y[n] = sum(z; k)",
     "read z = X[n, x]\n    store Y[n] = sum(z; k)",
-    "store Y[n] = sum(x and 1; k)", "store Y[n] = sum(x; k)\n    store Y[n] = max(x; k)",
-    "store Y[n] = where(x, 1, 0)", "store Y[n] = sum(x @ x; k)", "store Y[n] = softmax(x; k)",
-    "store Y[n] = sum(x.abs(); k)", "store Y[n] = sum(torch.exp(x); k)", "store Y[n] = sum(max(x); k)",
-    "store Y[n] = sum(float(x); k)")
+    "store Y[n] = sum(x and 1; k)",
+    "store Y[n] = sum(x; k)\n    store Y[n] = max(x; k)",
+    "store Y[n] = where(x, 1, 0)",
+    "store Y[n] = sum(x @ x; k)",
+    "store Y[n] = softmax(x; k)",
+    "store Y[n] = sum(x.abs(); k)",
+    "store Y[n] = sum(torch.exp(x); k)",
+    "store Y[n] = sum(max(x); k)",
+    "store Y[n] = sum(float(x); k)",
+)
 SUMS = "store Y[n] = sum(x; k)"
 TENSORS = (  # instead of the line of X
-    "tensor X float32 [n=4, k=8]", "tensor X bool [n=4, k=8]", "tensor X half [n=4, k=8]",
-    "tensor X f32 (4, 8)", "tensor X f32 [n=4, k=9.5]", "tensor X f32 [4 8]", "tensor X int [n=4, k=8]",
-    "tensr X f32 [n=4, k=8]")
+    "tensor X float32 [n=4, k=8]",
+    "tensor X bool [n=4, k=8]",
+    "tensor X half [n=4, k=8]",
+    "tensor X f32 (4, 8)",
+    "tensor X f32 [n=4, k=9.5]",
+    "tensor X f32 [4 8]",
+    "tensor X int [n=4, k=8]",
+    "tensr X f32 [n=4, k=8]",
+)
 CALLS: tuple[tuple[str, Callable[[], object]], ...] = (
-    *((f'transconv.compile(text, "{chip}")',
-       lambda chip=chip: transconv.compile(text(SUMS), chip))  # type: ignore[misc]
-      for chip in ("h100", "sm90", "A100", "H10", "mi300", "t4", "cuda")),
-    *((f'transconv.compile(text, "sm_90", "{schedule}")',
-       lambda schedule=schedule: transconv.compile(text(SUMS), "sm_90", schedule))  # type: ignore[misc]
-      for schedule in ("n:16 k:8 | fma | warp=4", "rows:16 | fma")),
+    *(
+        (f'transconv.compile(text, "{chip}")', lambda chip=chip: transconv.compile(text(SUMS), chip))  # type: ignore[misc]
+        for chip in ("h100", "sm90", "A100", "H10", "mi300", "t4", "cuda")
+    ),
+    *(
+        (
+            f'transconv.compile(text, "sm_90", "{schedule}")',
+            lambda schedule=schedule: transconv.compile(text(SUMS), "sm_90", schedule),
+        )  # type: ignore[misc]
+        for schedule in ("n:16 k:8 | fma | warp=4", "rows:16 | fma")
+    ),
     ('transconv.config.cpu = "interpreter"', lambda: setattr(transconv.config, "cpu", "interpreter")),
     ('transconv.config.fallbak = "warn"', lambda: setattr(transconv.config, "fallbak", "warn")),
-    ('transconv.config.sizes = True', lambda: setattr(transconv.config, "sizes", True)),
+    ("transconv.config.sizes = True", lambda: setattr(transconv.config, "sizes", True)),
     ("transconv.optimise", lambda: transconv.optimise),
     ("transconv.optimize(3)", lambda: transconv.optimize(3)),
-    ("transconv.optimize(model, measure=True)",
-     lambda: transconv.optimize(torch.nn.ReLU(), measure=True)),
-    ("transconv.fused_conv2d(x, w, activation='rellu')", lambda: transconv.fused_conv2d(
-        torch.ones(1, 4, 5, 5), torch.ones(4, 4, 1, 1), activation="rellu")),
+    ("transconv.optimize(model, measure=True)", lambda: transconv.optimize(torch.nn.ReLU(), measure=True)),
+    (
+        "transconv.fused_conv2d(x, w, activation='rellu')",
+        lambda: transconv.fused_conv2d(torch.ones(1, 4, 5, 5), torch.ones(4, 4, 1, 1), activation="rellu"),
+    ),
 )
 COMMANDS = (
-    "shwo mb1ic8ih6oc8oh6kh3ph1", "show mb1ic8ih6oc8oh6kh3ph1 --target h100",
-    "show mb1ic8ih6oc8oh6kh3ph1 --targt h100", "show mb1ic8ih6oc8oh6kh3ph1 --prop fwdd",
-    "show mb1ic8ih6oc8oh6kh3ph1 --stage lowering", "show mb1ic8ih6oc8oh6kh3ph1 --prop forward",
-    "show mb1ic8ih6oc8oh6kh3ph1 dt=float16", "show mb1ic8ih6oc8oh6kh3ph1 --layout channels_last",
-    "show mb1ic8ih6oc8oh6kh3ph1zz3", "show nothere.txt",
-    "check --dir=FORWARD mb1ic8ih6oc8oh6kh3ph1", "check --dt=float mb1ic8ih6oc8oh6kh3ph1",
-    "words warp", "run", "", "--version")
+    "shwo mb1ic8ih6oc8oh6kh3ph1",
+    "show mb1ic8ih6oc8oh6kh3ph1 --target h100",
+    "show mb1ic8ih6oc8oh6kh3ph1 --targt h100",
+    "show mb1ic8ih6oc8oh6kh3ph1 --prop fwdd",
+    "show mb1ic8ih6oc8oh6kh3ph1 --stage lowering",
+    "show mb1ic8ih6oc8oh6kh3ph1 --prop forward",
+    "show mb1ic8ih6oc8oh6kh3ph1 dt=float16",
+    "show mb1ic8ih6oc8oh6kh3ph1 --layout channels_last",
+    "show mb1ic8ih6oc8oh6kh3ph1zz3",
+    "show nothere.txt",
+    "check --dir=FORWARD mb1ic8ih6oc8oh6kh3ph1",
+    "check --dt=float mb1ic8ih6oc8oh6kh3ph1",
+    "words warp",
+    "run",
+    "",
+    "--version",
+)
 
 
 def text(line: str, tensor: str = "") -> str:
@@ -103,8 +145,9 @@ def sentences(capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
         yield f"$ transconv {words}", told(words, capsys)
 
 
-def test_each_wrong_input_gets_its_sentence(request: pytest.FixtureRequest,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_wrong_input_gets_its_sentence(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = [(given, said.replace(str(Path.cwd()), ".")) for given, said in sentences(capsys)]
     made = "\n".join(f"{given}\n    " + said.replace("\n", "\n    ") + "\n" for given, said in found)
     if request.config.getoption("--update-golden"):
@@ -117,7 +160,10 @@ def test_each_sentence_has_a_cure() -> None:
     """What is expected, allowed or known, or what is meant."""
     said = re.split(r"\n(?=\S)", GOLDEN.read_text("utf-8"))
     assert len(said) >= 60
-    cure = re.compile(r"^    transconv \d|expected|did you mean|allowed|known|write |use |choose from|"
-                      r"--help|needs|give|"
-                      r"such as|required|axes are", re.IGNORECASE)
+    cure = re.compile(
+        r"^    transconv \d|expected|did you mean|allowed|known|write |use |choose from|"
+        r"--help|needs|give|"
+        r"such as|required|axes are",
+        re.IGNORECASE,
+    )
     assert not [s for s in said if not cure.search(s.split("\n", 1)[1])]

@@ -64,8 +64,11 @@ def test_right_after_every_pass(text: str, schedule: str) -> None:
 
 @pytest.mark.parametrize("prop", Prop)
 def test_a_layer(prop: Prop) -> None:
-    schedule = {Prop.FWD: "mb.oh.ow:32 oc:16 ic:16 | mma", Prop.BWD_D: "mb.qh.qw:16 ic:16 oc:16 | mma",
-                Prop.BWD_W: "ic:16 oc:16 mb.oh.ow:32 | mma"}[prop]
+    schedule = {
+        Prop.FWD: "mb.oh.ow:32 oc:16 ic:16 | mma",
+        Prop.BWD_D: "mb.qh.qw:16 ic:16 oc:16 | mma",
+        Prop.BWD_W: "ic:16 oc:16 mb.oh.ow:32 | mma",
+    }[prop]
     for compute in layer(prop)[-1:]:
         plan = built(compute, schedule)
         kernel = plan.steps[0].kernel
@@ -76,8 +79,10 @@ def test_a_layer(prop: Prop) -> None:
 
 def test_kernels_are_read_back_and_well_formed() -> None:
     level = levels()
-    for compute, schedule in ((parse(MAP), "m.k:64 | fma"),
-                              (layer(Prop.FWD)[0], "mb.oh.ow:32 oc:16 ic:16 | mma")):
+    for compute, schedule in (
+        (parse(MAP), "m.k:64 | fma"),
+        (layer(Prop.FWD)[0], "mb.oh.ow:32 oc:16 ic:16 | mma"),
+    ):
         for stage, kernel in transconv.lower(compute, schedule, "sm_90"):
             verify(kernel, level[stage], stage)
             assert Kernel.parse(str(kernel)) is kernel, stage
@@ -125,9 +130,12 @@ def test_sizes_outside_are_refused_before_a_launch(monkeypatch: pytest.MonkeyPat
     plan = built(parse(MAP), "m.k:512 | fma", Target.parse("interpreter"))
     (step,) = plan.steps
     monkeypatch.setattr(step.triton, "run", lambda *_: pytest.fail("it was launched"))
-    for shape, reason in (((4097, 4), "M=4097 is not in 1..4096"),
-                          ((4, 6), "(K % 4) == 0 does not hold for K=6"),
-                          ((4096, 256), "does not hold for M=4096 K=256"), ((0, 4), "M=0 is not in")):
+    for shape, reason in (
+        ((4097, 4), "M=4097 is not in 1..4096"),
+        ((4, 6), "(K % 4) == 0 does not hold for K=6"),
+        ((4096, 256), "does not hold for M=4096 K=256"),
+        ((0, 4), "M=0 is not in"),
+    ):
         x = torch.zeros(shape)
         with pytest.raises(TensorError) as told:
             plan.launch(X=x, Y=x.clone())
@@ -168,11 +176,17 @@ def test_what_is_made_for_given_sizes_is_refused(word: str) -> None:
         built(layer(Prop.BWD_W)[0], "ic:16 oc:16 mb.oh.ow:32 | mma | warps=8")
 
 
-@pytest.mark.parametrize(("line", "reason"), [
-    ("sizes M=8 in 9..10", "the example does not meet"), ("sizes M, M", "twice"),
-    ("sizes", "no size; expected names"),
-    ("sizes M in 0..4", "expected a range"), ("sizes M, M + 1", "a condition of sizes"),
-    ("sizes pid in 1..4", "word of generated kernels")])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("sizes M=8 in 9..10", "the example does not meet"),
+        ("sizes M, M", "twice"),
+        ("sizes", "no size; expected names"),
+        ("sizes M in 0..4", "expected a range"),
+        ("sizes M, M + 1", "a condition of sizes"),
+        ("sizes pid in 1..4", "word of generated kernels"),
+    ],
+)
 def test_lines_that_are_refused(line: str, reason: str) -> None:
     with pytest.raises(ComputeError, match=reason):
         parse(f"compute c\n {line}\n axes m=M\n read x = X[m]\n store Y[m] = x")
@@ -181,11 +195,14 @@ def test_lines_that_are_refused(line: str, reason: str) -> None:
 def test_texts_that_are_refused() -> None:
     head = "compute c\n sizes M=8, N=8\n "
     for rest, reason in (
-            ("axes m=M n=N\n read x = X[m, n]\n store Y[m + n] = x", "expected a line such as"),
-            ("tensor Y f32 [M*8]\n axes m=M n=8\n read x = X[m, n]\n store Y[m*8 + n] = x",
-             "the axis alone"),
-            ("axes m=M | n=N\n read x = X[m, n]\n let s = sum(x; n)\n let t = sum(x*s; m n)\n"
-             " store Y[0] = t", "takes 2 kernels")):
+        ("axes m=M n=N\n read x = X[m, n]\n store Y[m + n] = x", "expected a line such as"),
+        ("tensor Y f32 [M*8]\n axes m=M n=8\n read x = X[m, n]\n store Y[m*8 + n] = x", "the axis alone"),
+        (
+            "axes m=M | n=N\n read x = X[m, n]\n let s = sum(x; n)\n let t = sum(x*s; m n)\n"
+            " store Y[0] = t",
+            "takes 2 kernels",
+        ),
+    ):
         with pytest.raises((ComputeError, ScheduleError), match=reason):
             built(parse(head + rest))
     with pytest.raises(ComputeError, match="transconv.compile makes"):
@@ -194,17 +211,36 @@ def test_texts_that_are_refused() -> None:
         marked("mb2ic16?ih9oc16oh9kh3ph1")
 
 
-@pytest.mark.parametrize(("extent", "stores", "known"), [
-    ("[N + N]", ["j", "j + 64"], False), ("[N + N]", ["j", "j + N"], True),
-    ("[N + N]", ["j*2", "j*2 + 1"], True), ("[N + N]", ["j*2", "j + 1"], False),
-    ("[2, N]", ["0, j", "1, j"], True), ("[2, N]", ["0, j", "0, N - 1 - j"], False),
-    ("[N]", ["j"], True), ("[N]", ["N - 1 - j"], True), ("[N]", ["j % 64"], False),
-    ("[N, 64]", ["j // 64, j % 64"], True), ("[N, 64]", ["j // 64, j % 8"], False)])
+@pytest.mark.parametrize(
+    ("extent", "stores", "known"),
+    [
+        ("[N + N]", ["j", "j + 64"], False),
+        ("[N + N]", ["j", "j + N"], True),
+        ("[N + N]", ["j*2", "j*2 + 1"], True),
+        ("[N + N]", ["j*2", "j + 1"], False),
+        ("[2, N]", ["0, j", "1, j"], True),
+        ("[2, N]", ["0, j", "0, N - 1 - j"], False),
+        ("[N]", ["j"], True),
+        ("[N]", ["N - 1 - j"], True),
+        ("[N]", ["j % 64"], False),
+        ("[N, 64]", ["j // 64, j % 64"], True),
+        ("[N, 64]", ["j // 64, j % 8"], False),
+    ],
+)
 def test_stores_have_places_of_their_own_at_all_sizes(extent: str, stores: list[str], known: bool) -> None:
     """What is proved of all sizes holds at each; what holds at the example alone is refused."""
-    compute = parse("\n".join([
-        "compute c", "sizes N=64 in 1..1000", f"tensor Y f32 {extent}", "axes j=N", "read x = X[j]",
-        *(f"store Y[{at}] = x" for at in stores)]))
+    compute = parse(
+        "\n".join(
+            [
+                "compute c",
+                "sizes N=64 in 1..1000",
+                f"tensor Y f32 {extent}",
+                "axes j=N",
+                "read x = X[j]",
+                *(f"store Y[{at}] = x" for at in stores),
+            ]
+        )
+    )
     reason = why_not_stored(compute)
     assert (reason is None) == known and (known or "at all sizes" in str(reason))
     for n in (1, 2, 63, 64, 65, 200):
@@ -215,9 +251,18 @@ def test_stores_have_places_of_their_own_at_all_sizes(extent: str, stores: list[
             built(compute)
 
 
-@pytest.mark.parametrize(("coord", "known"), [
-    ("i*8 + j", False), ("i*N + j", True), ("j*3 + i", True), ("j*M + i", True), ("i*M + j", False),
-    ("i*1000 + j", True), ("i*999 + j", False)])
+@pytest.mark.parametrize(
+    ("coord", "known"),
+    [
+        ("i*8 + j", False),
+        ("i*N + j", True),
+        ("j*3 + i", True),
+        ("j*M + i", True),
+        ("i*M + j", False),
+        ("i*1000 + j", True),
+        ("i*999 + j", False),
+    ],
+)
 def test_places_in_rows_of_any_length(coord: str, known: bool) -> None:
     """``i*8 + j`` is one place for two positions of j beyond the example of 8."""
     compute = parse(f"""compute c
@@ -228,7 +273,7 @@ def test_places_in_rows_of_any_length(coord: str, known: bool) -> None:
         store Y[{coord}] = x""")
     assert (why_not_stored(compute) is None) == known
     taken = [why_not_stored(compute.at(N=n, M=m)) for n in (1, 8, 9, 1000) for m in (1, 2, 3)]
-    assert (taken == [None]*12) == known
+    assert (taken == [None] * 12) == known
 
 
 def test_machine_code() -> None:
@@ -253,8 +298,10 @@ def test_parts_of_a_sum_that_ends_at_a_size(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert [bool(s.triton.sizes) for s in plan.steps] == [True, False]
     for n, h, w in ((1, 1, 1), (1, 8, 32), (3, 7, 13)):  # 1, 4 and 6 steps
-        x, grad, made = (torch.randint(-2, 3, shape).float().to(memory_format=torch.channels_last)
-                         for shape in ((n, 16, h, w), (n, 16, -(-h // 2), -(-w // 2)), (16, 16, 1, 1)))
+        x, grad, made = (
+            torch.randint(-2, 3, shape).float().to(memory_format=torch.channels_last)
+            for shape in ((n, 16, h, w), (n, 16, -(-h // 2), -(-w // 2)), (16, 16, 1, 1))
+        )
         plan.launch(src=x, wei=made.fill_(torch.nan), dst=grad)
         want = torch.nn.grad.conv2d_weight(x, (16, 16, 1, 1), grad, 2)
         assert torch.equal(made, want), (n, h, w)
@@ -276,10 +323,14 @@ LONG = """compute mean
     store  Y[n, k] = x - m"""
 
 
-@pytest.mark.parametrize(("text", "schedule", "drawn"), [
-    (MANY, "m.k:1024 | fma | stages=1 warps=2", {"M": 900, "K": 1001}),
-    (LONG, "k:8192 | fma | stages=1 warps=8", {"N": 700, "K": 7000}),
-    (LONG, "k:256 | fma | stages=1 warps=4", {"N": 300, "K": 6000})])
+@pytest.mark.parametrize(
+    ("text", "schedule", "drawn"),
+    [
+        (MANY, "m.k:1024 | fma | stages=1 warps=2", {"M": 900, "K": 1001}),
+        (LONG, "k:8192 | fma | stages=1 warps=8", {"N": 700, "K": 7000}),
+        (LONG, "k:256 | fma | stages=1 warps=4", {"N": 300, "K": 6000}),
+    ],
+)
 def test_estimates_of_maps_and_rows(text: str, schedule: str, drawn: dict[str, int]) -> None:
     """They are those of kernels without a product: for the example exactly, for other sizes nearly."""
     compute, words = parse(text), Schedule.parse(schedule)

@@ -62,13 +62,16 @@ def test_operations_are_within_their_bounds(name: str, dtype: ir.DType) -> None:
 @pytest.mark.parametrize("how", [interpreted, emitted])
 @pytest.mark.parametrize("ends", [(-40.0, -8.0), (-8.0, -1.15), (-1.15, 0.0), (0.0, 9.0)], ids=str)
 @pytest.mark.parametrize("name", ["ndtr", "gelu"])
-def test_f64_is_at_least_as_exact_as_torch(name: str, ends: tuple[float, float], how: Callable[..., Any],
-                                           ) -> None:
+def test_f64_is_at_least_as_exact_as_torch(
+    name: str, ends: tuple[float, float], how: Callable[..., Any]
+) -> None:
     """Torch adds 1 to an error function near -1, where the digits of what is left are lost."""
     x = np.sort(np.random.default_rng(3).uniform(*ends, LANES))
     one = replace(BOUNDS[name], units=1.0, inside=0.0)
-    ours, torchs = (excess(one, x, y, ir.f64).max() for y in (
-        how(rows()[name], x, ir.f64), OPS[name].function()(torch.from_numpy(x)).numpy()))
+    ours, torchs = (
+        excess(one, x, y, ir.f64).max()
+        for y in (how(rows()[name], x, ir.f64), OPS[name].function()(torch.from_numpy(x)).numpy())
+    )
     assert ours <= min(bound_of(name, ir.f64).units, max(1.0, torchs))
 
 
@@ -81,11 +84,21 @@ def test_numbers_of_16_bits_are_computed_in_f32(name: str, dtype: ir.DType) -> N
     assert excess(bound, x, got, dtype).max() <= 1
 
 
-@pytest.mark.parametrize(("name", "x", "right"), [
-    ("tanh", 1e-9, 1e-9), ("elu", -1e-8, -1e-8), ("mish", -20.0, -4.122307236e-8),
-    ("expm1", 1e-9, 1e-9), ("gelu", -5.0, -1.433257861e-6), ("gelu", -9.0, -1.0157295603e-18),
-    ("tanh'", 12.0, 1.510053824e-10), ("sigmoid'", 25.0, 1.388794386e-11),
-    ("gelu_tanh'", 1e20, 1.0), ("hardswish", 3e38, 3e38)])
+@pytest.mark.parametrize(
+    ("name", "x", "right"),
+    [
+        ("tanh", 1e-9, 1e-9),
+        ("elu", -1e-8, -1e-8),
+        ("mish", -20.0, -4.122307236e-8),
+        ("expm1", 1e-9, 1e-9),
+        ("gelu", -5.0, -1.433257861e-6),
+        ("gelu", -9.0, -1.0157295603e-18),
+        ("tanh'", 12.0, 1.510053824e-10),
+        ("sigmoid'", 25.0, 1.388794386e-11),
+        ("gelu_tanh'", 1e20, 1.0),
+        ("hardswish", 3e38, 3e38),
+    ],
+)
 def test_nothing_cancels_or_overflows(name: str, x: float, right: float) -> None:
     for dtype in (ir.f32, ir.f64):
         given = np.resize(np.array([x], dtype.numpy), 4096)
@@ -93,8 +106,13 @@ def test_nothing_cancels_or_overflows(name: str, x: float, right: float) -> None
             assert np.allclose(how(rows()[name], given, dtype), right, rtol=3e-6, atol=0)
 
 
-INPUTS = [("tanh", 1e-9, 1e-9), ("elu", -1e-8, -1e-8), ("mish", -20.0, -4.122307236e-8),
-          ("expm1", 1e-9, 1e-9), ("gelu", -5.0, -1.433257861e-6)]
+INPUTS = [
+    ("tanh", 1e-9, 1e-9),
+    ("elu", -1e-8, -1e-8),
+    ("mish", -20.0, -4.122307236e-8),
+    ("expm1", 1e-9, 1e-9),
+    ("gelu", -5.0, -1.433257861e-6),
+]
 
 
 @pytest.mark.every(3)
@@ -117,7 +135,7 @@ def test_of_a_text_and_of_a_graph(name: str, x: float, right: float, dtype: torc
 
 @kernel
 def functions(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     group.store(Y[0, i:], np.expm1(x))
     group.store(Y[1, i:], np.tanh(x))
@@ -168,7 +186,7 @@ def test_whole_powers_of_numbers_below_zero() -> None:
     x = np.resize(np.array([-2.0, -1.5, 3.0, -0.0], np.float32), 4096)
     for exponent in (9.0, 12.0, 33.0):
         got = emitted(lambda v, e=exponent: OPS["pow"](v, ir.Const(e, ir.f32)), x, ir.f32)
-        assert np.allclose(got, x.astype(np.float64)**exponent, rtol=1e-5)
+        assert np.allclose(got, x.astype(np.float64) ** exponent, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("a", "b", "right"), [(1e-30, 1e-20, -1e10), (1e30, 1e25, -1e-20)])

@@ -28,14 +28,20 @@ def test_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["run", "compute p\n axes m=3\n store Y[m] = q"], "store 'Y[m] = q': 'q' is not known"),
-    (["show", "compute p\n axes m=3\n read x = X[m]\n store Y[m] = x", "--schedule", "z:4"],
-     "there is no axis 'z' in p"),
-    (["check", "compute p\n foo"], "line 2: 'foo' is unknown"),
-])
-def test_bad_input_is_told_in_one_line(words: list[str], said: str,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "compute p\n axes m=3\n store Y[m] = q"], "store 'Y[m] = q': 'q' is not known"),
+        (
+            ["show", "compute p\n axes m=3\n read x = X[m]\n store Y[m] = x", "--schedule", "z:4"],
+            "there is no axis 'z' in p",
+        ),
+        (["check", "compute p\n foo"], "line 2: 'foo' is unknown"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     told = capsys.readouterr().err
     assert said in told and len(told.strip().splitlines()) == 1

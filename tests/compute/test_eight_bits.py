@@ -25,9 +25,15 @@ PRODUCT = """compute product
     read   b = B[k, n]
     store  C[m, n] = sum(a*b; k)"""
 MMA, FMA = "m:64 n:32 k:32 | mma", "m:16 n:8 | fma"
-TYPES = [("s8", "s8", "s32", MMA), ("s8", "s8", "s32", FMA), ("u8", "s8", "s32", FMA),
-         ("u8", "u8", "f32", FMA), ("f8e4m3", "f8e4m3", "f32", MMA), ("f8e5m2", "f8e5m2", "f16", MMA),
-         ("f8e4m3", "f8e4m3", "f32", FMA)]
+TYPES = [
+    ("s8", "s8", "s32", MMA),
+    ("s8", "s8", "s32", FMA),
+    ("u8", "s8", "s32", FMA),
+    ("u8", "u8", "f32", FMA),
+    ("f8e4m3", "f8e4m3", "f32", MMA),
+    ("f8e5m2", "f8e5m2", "f16", MMA),
+    ("f8e4m3", "f8e4m3", "f32", FMA),
+]
 
 
 @pytest.mark.parametrize(("a", "b", "c", "schedule"), TYPES)
@@ -48,14 +54,28 @@ def test_products_in_tritons_interpreter(a: str, b: str, c: str, schedule: str) 
 
 
 def test_products_compile() -> None:
-    jobs = [job_of(s, TARGETS["sm_90"], words=False) for a, b, c, schedule in TYPES for s in build_compute(
-        parse(PRODUCT.format(a=a, b=b, c=c)), TARGETS["sm_90"], Schedule.parse(schedule)).steps]
+    jobs = [
+        job_of(s, TARGETS["sm_90"], words=False)
+        for a, b, c, schedule in TYPES
+        for s in build_compute(
+            parse(PRODUCT.format(a=a, b=b, c=c)), TARGETS["sm_90"], Schedule.parse(schedule)
+        ).steps
+    ]
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 
-@pytest.mark.parametrize(("chip", "known"), [("sm_80", False), ("sm_89", True), ("sm_90", True),
-                                             ("sm_100", True), ("gfx942", False), ("gfx950", True)])
+@pytest.mark.parametrize(
+    ("chip", "known"),
+    [
+        ("sm_80", False),
+        ("sm_89", True),
+        ("sm_90", True),
+        ("sm_100", True),
+        ("gfx942", False),
+        ("gfx950", True),
+    ],
+)
 def test_which_chips_multiply_short_floats(chip: str, known: bool) -> None:
     target = TARGETS[chip]
     assert (target.mma(ir.f8e4m3, ir.f8e4m3, ir.f32) is not None) is known
@@ -89,10 +109,17 @@ QUOTIENTS = """compute quotients
     {}"""
 
 
-@pytest.mark.parametrize(("held", "line", "nearest"), [
-    ("i8", "store y[n] = i8(round(q))", True), ("f8e4m3", "store y[n] = q", True),
-    ("i32", "store y[n] = i32(q*2)", True), ("f32", "store y[n] = f32(i8(q))", True),
-    ("f32", "store y[n] = q", False), ("f16", "store y[n] = q*2", False)])
+@pytest.mark.parametrize(
+    ("held", "line", "nearest"),
+    [
+        ("i8", "store y[n] = i8(round(q))", True),
+        ("f8e4m3", "store y[n] = q", True),
+        ("i32", "store y[n] = i32(q*2)", True),
+        ("f32", "store y[n] = f32(i8(q))", True),
+        ("f32", "store y[n] = q", False),
+        ("f16", "store y[n] = q*2", False),
+    ],
+)
 def test_quotients_that_become_few_bits_are_exact(held: str, line: str, nearest: bool) -> None:
     """The language's own division may be off in the last place, which decides where halves go."""
     compute = parse(QUOTIENTS.format(held, line))

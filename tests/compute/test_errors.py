@@ -29,10 +29,14 @@ S = np.abs(X).sum(1)
 
 
 def test_sums_in_16_bits_round_at_each_step() -> None:
-    wide, short = (parse(f"compute p math=ieee ;; tensor X f16 [m=4, k=8] ;; tensor W f16 [n=4, k=8] ;; "
-                         f"tensor C f32 [m=4, n=4] ;; axes m=4 n=4 k=8 ;; read x = X[m, k] ;; "
-                         f"read w = W[n, k] ;; let s = sum({of}; k) ;; store C[m, n] = s")
-                   for of in ("x*w", "f16(-x)*f16(w*2)"))
+    wide, short = (
+        parse(
+            f"compute p math=ieee ;; tensor X f16 [m=4, k=8] ;; tensor W f16 [n=4, k=8] ;; "
+            f"tensor C f32 [m=4, n=4] ;; axes m=4 n=4 k=8 ;; read x = X[m, k] ;; "
+            f"read w = W[n, k] ;; let s = sum({of}; k) ;; store C[m, n] = s"
+        )
+        for of in ("x*w", "f16(-x)*f16(w*2)")
+    )
     assert share_of(wide) == SUMMED and share_of(short) == 8 * f16.spacing
 
 
@@ -40,9 +44,18 @@ def error(text: str, share: float = SUMMED) -> np.ndarray:
     return execute(parse(text), {"X": X}, share)["Y"].error
 
 
-@pytest.mark.parametrize(("behind", "slope"), [
-    ("s", 1.0), ("s*100", 100.0), ("s / 8", 0.125), ("s + s*3", 4.0), ("tanh(s*0.001)", 0.001),
-    ("relu(s - 1000)", 0.0), ("max(s, 1000)", 0.0)])
+@pytest.mark.parametrize(
+    ("behind", "slope"),
+    [
+        ("s", 1.0),
+        ("s*100", 100.0),
+        ("s / 8", 0.125),
+        ("s + s*3", 4.0),
+        ("tanh(s*0.001)", 0.001),
+        ("relu(s - 1000)", 0.0),
+        ("max(s, 1000)", 0.0),
+    ],
+)
 def test_an_error_grows_as_the_steps_behind_a_sum_do(behind: str, slope: float) -> None:
     found = error(SUM + behind)
     rounding = 8 * 2.0**-22 * np.maximum(1.0, slope * np.abs(X.sum(1)) + 1000 * ("1000" in behind))
@@ -83,8 +96,7 @@ def test_a_product_of_one_term_in_tf32_behind_a_steep_function() -> None:
     rng = np.random.default_rng(1)
     for name in case.given:  # operands as far off as rounding to tf32 may make them
         case.given[name] = case.given[name] * (1 + 2.0**-11 * rng.uniform(-1, 1, case.given[name].shape))
-    got = {n: a.value.astype(np.float32).astype(np.float64)
-           for n, a in execute(made, case.given).items()}
+    got = {n: a.value.astype(np.float32).astype(np.float64) for n, a in execute(made, case.given).items()}
     assert not case.judged(got).problem
     doubled = {n: v * (1 + 40 * TF32) for n, v in got.items()}
     assert case.judged(doubled).problem
@@ -128,8 +140,10 @@ def test_a_cancelled_result_is_not_expected_to_be_rounded_once() -> None:
     """At -5 this is the 1e-6 that is left of 1 - erf(3.5), in whole steps of 6e-8: no kernel can round it
     to bf16 as if it were known. Where nothing cancels each does, but for the few that are as close to the
     middle of two numbers as f32 can tell."""
-    text = (f"compute c\n axes n={len(POINTS)}\n read x = X[n]\n"
-            " store Y[n] = x*0.5*(1.0 + erf(x*0.7071067811865476))")
+    text = (
+        f"compute c\n axes n={len(POINTS)}\n read x = X[n]\n"
+        " store Y[n] = x*0.5*(1.0 + erf(x*0.7071067811865476))"
+    )
     answer = execute(parse(text), {"X": POINTS}, SUMMED)["Y"]
     sure = rounds_once(answer.value, answer.error, bf16)
     assert not sure[(POINTS > -5.8) & (POINTS < -4.5)].any()
@@ -151,7 +165,8 @@ FUSED = "compute t\n axes n=5 k=40\n read x = X[n, k]\n let p = x*x\n store Y[n,
 def test_a_product_may_be_added_without_its_rounding(behind: str) -> None:
     """fma(x, x, -p): as if the product were there twice, by other names."""
     apart = FUSED.replace("let p = x*x", "let p = x*x\n let q = x*x") + behind.replace(
-        "x*x - x*x", "p - p").replace("p", "q", 1)
+        "x*x - x*x", "p - p"
+    ).replace("p", "q", 1)
     found, twice = error(FUSED + behind), error(apart)
     scale = np.abs(X) if behind.startswith("(") else 1.0
     assert (found >= 1.99 * f32.spacing / 2 * X**2 * scale).all()
@@ -211,10 +226,12 @@ def test_truths_that_a_rounding_turns_over_may_be_either() -> None:
 def test_rounded_values_may_equal_what_unrounded_ones_do_not() -> None:
     """The largest of computed values is compared with them: a square in f32 equals its stored rounding,
     in f64 it does not. What is further away is as unequal as before."""
-    text = parse("compute found ;; tensor X f32 [n=64] ;; tensor M f32 [n=64] ;; axes n=64 ;; "
-                 "tensor Y boolean [n=64] ;; tensor Z f32 [n=64] ;; read x = X[n] ;; read m = M[n] ;; "
-                 "let square = x*x ;; let y = m == square ;; store Y[n] = y ;; "
-                 "store Z[n] = where(m != square, m, -m)")
+    text = parse(
+        "compute found ;; tensor X f32 [n=64] ;; tensor M f32 [n=64] ;; axes n=64 ;; "
+        "tensor Y boolean [n=64] ;; tensor Z f32 [n=64] ;; read x = X[n] ;; read m = M[n] ;; "
+        "let square = x*x ;; let y = m == square ;; store Y[n] = y ;; "
+        "store Z[n] = where(m != square, m, -m)"
+    )
     x = torch.randn(64, generator=torch.Generator().manual_seed(0))
     m, far = x * x, torch.arange(64) % 2 == 1
     m = torch.where(far, m * 1.001, m)
@@ -234,8 +251,9 @@ CHAIN = parse("""compute chain
 
 @pytest.mark.parametrize("above", [2.0**-24, 2.0**-14])
 @pytest.mark.parametrize(("difference", "wrong"), [(f32, False), (f16, True)])
-def test_near_the_middle_of_two_numbers_either_is_right(above: float, difference: DType,
-                                                        wrong: bool) -> None:
+def test_near_the_middle_of_two_numbers_either_is_right(
+    above: float, difference: DType, wrong: bool
+) -> None:
     """All rows have the same two answers. One is an eighth of a place above the middle of two numbers of
     f16, or so little that the roundings of z - y decide. A difference in f16 shows in the other."""
     case = ComputationCase(CHAIN, "float")
@@ -279,8 +297,12 @@ def test_a_factor_too_few_shows_in_long_products() -> None:
 def test_functions_may_take_small_operands_as_zero() -> None:
     """``floor`` of less than the smallest normal number is 0 on a GPU, where f64 may have -1."""
     x = np.array([-1e-40, 1e-40, -1e-37, -0.5, 0.0])
-    found = {f: execute(parse(f"compute c\n axes n=5\n read x = X[n]\n store Y[n] = {f}(x)"), {"X": x},
-                        SUMMED)["Y"].error for f in ("floor", "ceil", "abs")}
+    found = {
+        f: execute(parse(f"compute c\n axes n=5\n read x = X[n]\n store Y[n] = {f}(x)"), {"X": x}, SUMMED)[
+            "Y"
+        ].error
+        for f in ("floor", "ceil", "abs")
+    }
     assert (found["floor"] >= [1, 0, 0, 0, 0]).all() and (found["floor"][2:] == 0).all()
     assert (found["ceil"] >= [0, 1, 0, 0, 0]).all() and (found["ceil"][2:] == 0).all()
     assert (found["abs"] == 0).all()
@@ -288,11 +310,15 @@ def test_functions_may_take_small_operands_as_zero() -> None:
 
 def test_a_product_among_several_kernels_is_as_exact_as_one_alone() -> None:
     """Its first result was rejected: a matrix unit rounds factors of f32 to tf32 there as well."""
-    twice = parse("compute twice\n axes m=32 n=13 k=5\n read x = X[m, n]\n read w = W[n, k]\n"
-                  "let s = sum(x*w; n)\n store Y[m] = sum(s; k)")
+    twice = parse(
+        "compute twice\n axes m=32 n=13 k=5\n read x = X[m, n]\n read w = W[n, k]\n"
+        "let s = sum(x*w; n)\n store Y[m] = sum(s; k)"
+    )
     assert share_of(twice) == TF32 and is_tf32(twice)
-    alone = parse("compute rows\n axes m=32 n=13 k=5\n read x = X[m, n, k]\n let s = sum(x; n)\n"
-                  "store Y[m] = sum(s; k)")
+    alone = parse(
+        "compute rows\n axes m=32 n=13 k=5\n read x = X[m, n, k]\n let s = sum(x; n)\n"
+        "store Y[m] = sum(s; k)"
+    )
     assert share_of(alone) == SUMMED and not is_tf32(alone)
 
 
@@ -302,8 +328,12 @@ def test_numbers_that_change_nothing_leave_no_operation() -> None:
     for row in OPS.values():
         if row.arity == 1:
             made = row(x)
-            ones = [e for e in find(made, (Mul, Div)) if (isinstance(e.b, Const) and e.b.value == 1)
-                    or (isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1)]
+            ones = [
+                e
+                for e in find(made, (Mul, Div))
+                if (isinstance(e.b, Const) and e.b.value == 1)
+                or (isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1)
+            ]
             assert not ones, (row.name, str(made))
 
 
@@ -311,7 +341,7 @@ def test_functions_that_round_are_not_exact() -> None:
     """Of every row that rounds, also of whole numbers that f32 holds."""
     for row in OPS.values():
         if row.name not in (*CONDITIONS, "where"):
-            text = f"{row.name}({', '.join(['acc', 'arg0'][:row.arity])})"
+            text = f"{row.name}({', '.join(['acc', 'arg0'][: row.arity])})"
             assert pointwise(text).is_exact is row.exact, text
     assert pointwise("acc + arg0").is_exact and pointwise("acc * 0.5").is_exact
 
@@ -319,4 +349,8 @@ def test_functions_that_round_are_not_exact() -> None:
 def test_an_operation_without_a_derivative_is_named() -> None:
     x = Var("x", f32)
     assert [name_of(e) for e in (Call("erf", (x,)), Call("fma", (x, x, x)), x * 2, x + 1)] == [
-        "erf", "fma", "mul", "add"]
+        "erf",
+        "fma",
+        "mul",
+        "add",
+    ]

@@ -19,17 +19,24 @@ TEXT = """compute pixels
     store  Y[h, w, o] = bf16(s)
     store  Z[h, w] sum= s*s
 """
-READ = TEXT.replace("    store  Y[h, w, o] = bf16(s)",
-                    "    read   r = R[h, w, o]\n    store  Y[h, w, o] = bf16(s + r)")
+READ = TEXT.replace(
+    "    store  Y[h, w, o] = bf16(s)", "    read   r = R[h, w, o]\n    store  Y[h, w, o] = bf16(s + r)"
+)
 
 
-@pytest.mark.parametrize(("text", "schedule", "stages"), [
-    # Two consumers, each with a value of its 4 warps for 128 pixels: 4096 bytes more.
-    (TEXT.replace("    tensor R bf16 [60, 104, 384]\n", ""),
-     "h:16 w:8 o:128 c:64 | mma | a=box b=box c=box "
-     "swap=1 programs=130 consumers=2 warps=4 via=gluon", 5),
-    (READ, "h:32 w:8 o:128 c:32 | mma | a=box b=box c=box swap=1 programs=132 warps=8", 6),
-])
+@pytest.mark.parametrize(
+    ("text", "schedule", "stages"),
+    [
+        # Two consumers, each with a value of its 4 warps for 128 pixels: 4096 bytes more.
+        (
+            TEXT.replace("    tensor R bf16 [60, 104, 384]\n", ""),
+            "h:16 w:8 o:128 c:64 | mma | a=box b=box c=box "
+            "swap=1 programs=130 consumers=2 warps=4 via=gluon",
+            5,
+        ),
+        (READ, "h:32 w:8 o:128 c:32 | mma | a=box b=box c=box swap=1 programs=132 warps=8", 6),
+    ],
+)
 def test_too_many_stages(text: str, schedule: str, stages: int) -> None:
     """Of one stage more ptxas would say what the GPU does not have."""
     compute, sm90 = parse(text), Target.parse("sm_90")

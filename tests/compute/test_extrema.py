@@ -64,9 +64,12 @@ def test_parts_read_a_row_once() -> None:
 
 
 def test_several_axes_and_what_is_computed() -> None:
-    made = parse("compute p\n axes n=3 j=4 k=5\n read x = X[n, j, k]\n read y = Y[n]\n"
-                 "store I[n] = argmin(abs(x); k j)\n store Z[n, k] = where(j0 == 1, y, x)"
-                 .replace("store Z[n, k] = where(j0 == 1, y, x)", "store Z[n] = y"))
+    made = parse(
+        "compute p\n axes n=3 j=4 k=5\n read x = X[n, j, k]\n read y = Y[n]\n"
+        "store I[n] = argmin(abs(x); k j)\n store Z[n, k] = where(j0 == 1, y, x)".replace(
+            "store Z[n, k] = where(j0 == 1, y, x)", "store Z[n] = y"
+        )
+    )
     x = np.random.default_rng(0).integers(-9, 9, (3, 4, 5)).astype(float)
     want = np.abs(x).transpose(0, 2, 1).reshape(3, -1).argmin(1)
     np.testing.assert_array_equal(execute(made, {"X": x, "Y": x[:, 0, 0]})["I"].value, want)

@@ -23,8 +23,11 @@ POINTWISE = "test_a_pointwise_kernel_by_stage"
 REDUCED = "test_a_reduction_by_stage"
 # file there, matter, test here (and its file where it is another)
 MATTERS = (
-    ("tiling", "a kernel that reads no tensors",
-     "compute/test_prologues.py::test_results_that_read_nothing"),
+    (
+        "tiling",
+        "a kernel that reads no tensors",
+        "compute/test_prologues.py::test_results_that_read_nothing",
+    ),
     ("tiling", "a small tensor", "test_small_tensors_are_one_tile"),
     ("tiling", "a large tensor has tiles that fill the chip", "test_large_tensors_have_many_tiles"),
     ("tiling", "nothing to copy", "test_nothing_is_stored"),
@@ -34,8 +37,11 @@ MATTERS = (
     ("gridwise", "1D: a result and its store", POINTWISE),
     ("gridwise", "2D: a result, its store, a grid", POINTWISE),
     ("gridwise", "the algorithm of a reduction", REDUCED),
-    ("gridwise", "it follows from strides and sizes",
-     "compute/test_reduction_words.py::test_what_a_tile_implies"),
+    (
+        "gridwise",
+        "it follows from strides and sizes",
+        "compute/test_reduction_words.py::test_what_a_tile_implies",
+    ),
     ("blockwise", "tiles", POINTWISE),
     ("blockwise", "what threads of several warps share", REDUCED),
     ("lanewise", "1D: loads, the operation, a store", POINTWISE),
@@ -51,8 +57,11 @@ MATTERS = (
     ("ops", "lane_id, local_id", POINTWISE),
     ("ops", "global_id", POINTWISE),
     ("ops", "workgroup_id, workgroup_size", POINTWISE),
-    ("ops", "barrier", "backend_triton/test_overlapping_launches.py"
-     "::test_explicit_kernels_lay_out_barriers_meanwhile"),
+    (
+        "ops",
+        "barrier",
+        "backend_triton/test_overlapping_launches.py::test_explicit_kernels_lay_out_barriers_meanwhile",
+    ),
     ("ops", "check", "compute/test_views.py::test_an_index_beyond_the_end_is_told_where_asked"),
     ("ops", "pointwise", "test_steps_are_one_kernel"),
     ("ops", "vector_load, vector_store", "test_accesses_are_contiguous_and_aligned"),
@@ -65,8 +74,15 @@ MATTERS = (
 
 def test_every_matter_has_its_test() -> None:
     counts = Counter(file for file, _, _ in MATTERS)
-    assert counts == {"tiling": 6, "gridwise": 5, "blockwise": 2, "lanewise": 5, "codegen": 4, "ops": 9,
-                      "fuse": 3}
+    assert counts == {
+        "tiling": 6,
+        "gridwise": 5,
+        "blockwise": 2,
+        "lanewise": 5,
+        "codegen": 4,
+        "ops": 9,
+        "fuse": 3,
+    }
     for _, matter, test in MATTERS:
         file, _, name = test.rpartition("::")
         path = TESTS / file if file else Path(__file__)
@@ -78,8 +94,12 @@ def stages(body: str, rank: int, schedule: str) -> dict[str, str]:
     """The kernel after each pass, and its source, of a text with axes ALL, the last of them LAST."""
     names = NAMES[-rank:]
     axes = " ".join(f"{a}={n}" for a, n in zip(names, SIZES[-rank:], strict=True))
-    for word, said in (("ALL", ", ".join(names)), ("ROWS", ", ".join(names[:-1]) or "0"),
-                       ("LAST", names[-1]), ("DOTS", ".".join(names))):
+    for word, said in (
+        ("ALL", ", ".join(names)),
+        ("ROWS", ", ".join(names[:-1]) or "0"),
+        ("LAST", names[-1]),
+        ("DOTS", ".".join(names)),
+    ):
         body, schedule = body.replace(word, said), schedule.replace(word, said)
     text = f"compute p{rank}\naxes {axes}\n{body}"
     found = {stage: str(kernel) for stage, kernel in transconv.lower(text, schedule, "sm_90")}
@@ -90,7 +110,8 @@ def stages(body: str, rank: int, schedule: str) -> dict[str, str]:
 def test_a_pointwise_kernel_by_stage(rank: int) -> None:
     found = stages("read x = X[ALL]\nread y = Y[ALL]\nstore Z[ALL] = x + y", rank, "DOTS:32 | fma")
     naive, grid, block, lane, final = (
-        found[s] for s in ("naive", "gridwise", "blockwise", "lanewise", "final"))
+        found[s] for s in ("naive", "gridwise", "blockwise", "lanewise", "final")
+    )
     assert naive.count(" parallel:") == rank and naive.count("store(Z") == 1
     tiles = -(-prod(SIZES[-rank:]) // 32)
     for kernel in (grid, block):
@@ -106,8 +127,10 @@ def test_a_pointwise_kernel_by_stage(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
-@pytest.mark.parametrize(("schedule", "warps"), [
-    ("LAST:64 | fma | warps=1", "warp"), ("LAST:64 | fma | warps=4", "block"), ("LAST:1 | fma", "lane")])
+@pytest.mark.parametrize(
+    ("schedule", "warps"),
+    [("LAST:64 | fma | warps=1", "warp"), ("LAST:64 | fma | warps=4", "block"), ("LAST:1 | fma", "lane")],
+)
 def test_a_reduction_by_stage(rank: int, schedule: str, warps: str) -> None:
     found = stages("read x = X[ALL]\nlet s = sum(x; LAST)\nstore Z[ROWS] = s", rank, schedule)
     assert "register s: f32 = 0.0" in found["gridwise"]
@@ -149,8 +172,9 @@ def test_a_copy_that_transposes_has_a_tile_of_two_sides(rank: int) -> None:
     names = NAMES[:rank]
     axes, at = " ".join(f"{a}=64" for a in names), ", ".join(names)
     back = ", ".join(reversed(names))
-    made = transconv.compile(f"compute p\naxes {axes}\nread x = X[{at}]\nstore Y[{back}] = x + 1",
-                             target="sm_90").schedule
+    made = transconv.compile(
+        f"compute p\naxes {axes}\nread x = X[{at}]\nstore Y[{back}] = x + 1", target="sm_90"
+    ).schedule
     assert isinstance(made, Schedule) and len(made.blocks) == 2
     assert {b.axes[-1] for b in made.blocks} == {names[0], names[-1]}  # both sides in runs of memory
     assert all(isinstance(b, Block) and b.extent >= 16 for b in made.blocks)
@@ -158,8 +182,11 @@ def test_a_copy_that_transposes_has_a_tile_of_two_sides(rank: int) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 def test_steps_are_one_kernel(rank: int) -> None:
-    found = stages("read x = X[ALL]\nread y = Y[ALL]\nread z = Z[ALL]\nlet m = x*y\nstore R[ALL] = m + z",
-                   rank, "DOTS:32 | fma")
+    found = stages(
+        "read x = X[ALL]\nread y = Y[ALL]\nread z = Z[ALL]\nlet m = x*y\nstore R[ALL] = m + z",
+        rank,
+        "DOTS:32 | fma",
+    )
     source = found["source"]
     assert source.count("@triton.jit") == 1
     assert (source.count("tl.load("), source.count("tl.store(")) == (3, 1)

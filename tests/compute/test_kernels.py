@@ -87,22 +87,38 @@ INVERSES = """compute inverses
     let    s = sum(x*(1 / (21 - k)); k)
     store  C[m] = s"""
 CASES = [
-    (INVERSES, "m:8 k:32 | fma"), (BESIDE, "m:2 k:4 | fma | a=gather late=1"),
+    (INVERSES, "m:8 k:32 | fma"),
+    (BESIDE, "m:2 k:4 | fma | a=gather late=1"),
     (SHEARED, "p:64 m:8 | fma | a=gather"),
     (WRITTEN, "b:4 m:8 n:8 k:8 | fma | regs=b stages=1"),
-    (BEHIND, "m:16 k:16 | fma | late=1"), (LANES, "m0:4 m1:2 | fma"), (LANES, "m0:2 m1:8 | fma"),
-    (REPEATED, "m:16 n:16 k:16 | mma"), (APART, "m:16 n:16 k:16 | mma"),
-    (PRODUCT, "m:16 n:16 k:16 | mma"), (PRODUCT, "m:32 n:16 k:32 | mma | swap=1 split_k=2"),
-    (PRODUCT, "m:16 n:8 | fma"), (PRODUCT, "m:16 n:16 k:16 | mma | programs=2"),
-    *((SUM.format(op=op), s) for op in ("sum", "max", "min", "prod")
-      for s in ("m:8 k:16 | fma", "m:8 k:16 | fma | late=1", "m:16 | fma | unroll=1")),
-    (SQUARES, "m:8 k:16 | fma"), (SQUARES, "m:8 k:16 | fma | late=1"),
-    (SUM.format(op="sum").replace(" s =", " sums =").replace("Y[m] = s", "Y[m] = sums"),
-     "m:8 k:16 | fma | late=1"),
+    (BEHIND, "m:16 k:16 | fma | late=1"),
+    (LANES, "m0:4 m1:2 | fma"),
+    (LANES, "m0:2 m1:8 | fma"),
+    (REPEATED, "m:16 n:16 k:16 | mma"),
+    (APART, "m:16 n:16 k:16 | mma"),
+    (PRODUCT, "m:16 n:16 k:16 | mma"),
+    (PRODUCT, "m:32 n:16 k:32 | mma | swap=1 split_k=2"),
+    (PRODUCT, "m:16 n:8 | fma"),
+    (PRODUCT, "m:16 n:16 k:16 | mma | programs=2"),
+    *(
+        (SUM.format(op=op), s)
+        for op in ("sum", "max", "min", "prod")
+        for s in ("m:8 k:16 | fma", "m:8 k:16 | fma | late=1", "m:16 | fma | unroll=1")
+    ),
+    (SQUARES, "m:8 k:16 | fma"),
+    (SQUARES, "m:8 k:16 | fma | late=1"),
+    (
+        SUM.format(op="sum").replace(" s =", " sums =").replace("Y[m] = s", "Y[m] = sums"),
+        "m:8 k:16 | fma | late=1",
+    ),
     (SUM.format(op="sum"), "m:8 k:8 | fma | split_k=4"),
-    (POOL, "n.c.oh.ow:32 | fma"), (POOL, "n.c.oh.ow:32 kh.kw:4 | fma"),
+    (POOL, "n.c.oh.ow:32 | fma"),
+    (POOL, "n.c.oh.ow:32 kh.kw:4 | fma"),
     (POOL, "n.c.oh.ow:32 | fma | unroll=1"),
-    (CHAIN, "m.n:32 | fma"), (CHAIN, "m:4 n:16 | fma"), (PAD, "m:4 | fma")]
+    (CHAIN, "m.n:32 | fma"),
+    (CHAIN, "m:4 n:16 | fma"),
+    (PAD, "m:4 | fma"),
+]
 
 
 @pytest.mark.every(3)
@@ -124,8 +140,10 @@ def test_chosen_schedules_in_tritons_interpreter(text: str) -> None:
 COUNTED = "compute counted\n axes m=9 k=6\n read x = X[m, k]\n store Y[m] = sum(x*k + m*(k - 2); k)"
 
 
-@pytest.mark.parametrize("schedule", ["m:8 | fma", "m:1 | fma", "m:8 k:2 | fma", "m:8 | fma | unroll=1",
-                                      "m:8 | fma | programs=2"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["m:8 | fma", "m:1 | fma", "m:8 k:2 | fma", "m:8 | fma | unroll=1", "m:8 | fma | programs=2"],
+)
 def test_axes_as_values_in_tritons_interpreter(schedule: str) -> None:
     """There, the counter of a loop is a number of Python's."""
     compute = parse(COUNTED)
@@ -137,10 +155,12 @@ def test_axes_as_values_in_tritons_interpreter(schedule: str) -> None:
 @pytest.mark.parametrize("names", ["k m_at n_p", "K_0 mn_blk n_blk", "m k_value q_blk", "X_0 d_in x_near"])
 def test_values_have_names_of_variables_that_passes_add(names: str) -> None:
     i, x, s = names.split()
-    text = (f"compute p\n tensor J i64 [40]\n tensor K i64 [8]\n tensor X f32 [6, 30]\n"
-            f" tensor W f32 [20, 30]\n axes n=4 p=10 q=20 | d=30\n read j = J[n*10 + p]\n"
-            f" read {i} = K[j]\n read {x} = X[{i}, d]\n read w = W[q, d]\n"
-            f" let {s} = sum({x}*w; d)\n store Y[n, p, q] = {s}*2")
+    text = (
+        f"compute p\n tensor J i64 [40]\n tensor K i64 [8]\n tensor X f32 [6, 30]\n"
+        f" tensor W f32 [20, 30]\n axes n=4 p=10 q=20 | d=30\n read j = J[n*10 + p]\n"
+        f" read {i} = K[j]\n read {x} = X[{i}, d]\n read w = W[q, d]\n"
+        f" let {s} = sum({x}*w; d)\n store Y[n, p, q] = {s}*2"
+    )
     for schedule in ("n.p:16 q:16 d:16 | mma", "p:16 n:2 q:8 d:32 | fma"):
         assert ComputeTrial(text, "sm_90", schedule).problem() == ""
 
@@ -153,12 +173,16 @@ def test_values_that_are_renamed_stay_apart() -> None:
 
 def test_names_that_kernels_need_themselves() -> None:
     with pytest.raises(ScheduleError, match="has a variable 'm_at' of its own; expected another name"):
-        build_compute(parse("compute p\n axes m_at=4 n=3\n read x = X[n, m_at]\n store Y[m_at, n] = x"),
-                      SM90, Schedule.parse("m_at:4 n:4 | fma"))
+        build_compute(
+            parse("compute p\n axes m_at=4 n=3\n read x = X[n, m_at]\n store Y[m_at, n] = x"),
+            SM90,
+            Schedule.parse("m_at:4 n:4 | fma"),
+        )
     with pytest.raises(ComputeError, match="'lambda' is a word of generated kernels; .* for a tensor"):
         parse("compute p\n axes n=3\n read x = X[n]\n store lambda[n] = x")
-    plan = build_compute(parse("compute p\n axes n=3\n read x = self[n]\n store Y[n] = x"),
-                         TARGETS["interpreter"])
+    plan = build_compute(
+        parse("compute p\n axes n=3\n read x = self[n]\n store Y[n] = x"), TARGETS["interpreter"]
+    )
     plan.launch(**{"self": torch.ones(3), "Y": (y := torch.zeros(3))})
     assert y.tolist() == [1, 1, 1]
 
@@ -170,23 +194,29 @@ def test_meaning_against_torch() -> None:
     want = torch.nn.functional.max_pool2d(torch.from_numpy(x), 3, 2, 1)
     assert torch.equal(torch.from_numpy(pooled), want)
     a, b, v = (draw.standard_normal(s) for s in ((40, 33), (33, 24), (24,)))
-    np.testing.assert_allclose(execute(parse(PRODUCT), {"A": a, "B": b, "V": v})["C"].value,
-                               np.maximum(a @ b + v, 0), rtol=1e-12)
+    np.testing.assert_allclose(
+        execute(parse(PRODUCT), {"A": a, "B": b, "V": v})["C"].value, np.maximum(a @ b + v, 0), rtol=1e-12
+    )
 
 
-@pytest.mark.parametrize("text", ["mb2g2ic8ih9oc8oh5kh3sh2ph1", "mb2ic3ih8oc4oh6kh3dh0",
-                                  "mb1g6ic6ih9oc6oh9kh3ph1"])
+@pytest.mark.parametrize(
+    "text", ["mb2g2ic8ih9oc8oh5kh3sh2ph1", "mb2ic3ih8oc4oh6kh3dh0", "mb1g6ic6ih9oc6oh9kh3ph1"]
+)
 def test_meaning_of_convolutions_is_torchs(text: str) -> None:
     p = ConvProblem.parse(text)
     draw = np.random.default_rng(1)
     tensors = {n: torch.from_numpy(draw.standard_normal(s)) for n, s in p.shapes.items()}
     want = {
-        Prop.FWD: torch.nn.functional.conv2d(tensors["src"], tensors["wei"], None, p.stride, p.pad_lo,
-                                             p.dilation, p.g),
-        Prop.BWD_D: torch.nn.grad.conv2d_input(tensors["src"].shape, tensors["wei"], tensors["dst"],
-                                               p.stride, p.pad_lo, p.dilation, p.g),
-        Prop.BWD_W: torch.nn.grad.conv2d_weight(tensors["src"], tensors["wei"].shape, tensors["dst"],
-                                                p.stride, p.pad_lo, p.dilation, p.g)}
+        Prop.FWD: torch.nn.functional.conv2d(
+            tensors["src"], tensors["wei"], None, p.stride, p.pad_lo, p.dilation, p.g
+        ),
+        Prop.BWD_D: torch.nn.grad.conv2d_input(
+            tensors["src"].shape, tensors["wei"], tensors["dst"], p.stride, p.pad_lo, p.dilation, p.g
+        ),
+        Prop.BWD_W: torch.nn.grad.conv2d_weight(
+            tensors["src"], tensors["wei"].shape, tensors["dst"], p.stride, p.pad_lo, p.dilation, p.g
+        ),
+    }
     for prop in Prop:
         got = np.zeros(p.shapes[prop.result])
         for compute in computes(p, prop):
@@ -195,16 +225,22 @@ def test_meaning_of_convolutions_is_torchs(text: str) -> None:
         np.testing.assert_allclose(got, want[prop].numpy(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("text", "schedule", "reason"), [
-    (SUM.format(op="max"), "m:8 k:8 | fma | split_k=3", "does not divide the 5 steps of max(...)"),
-    (SUM.format(op="max"), "m:8 k:8 | fma | split_k=5 reduce=atomic", "reduce=atomic adds, s is max"),
-    (SUM.format(op="sum"), "m:16 k:16 | mma", "has no second operand"),
-    (SUM.format(op="sum").replace("store Y[m]", "store Z[m] where m < 9 = s\n store Y[m]"),
-     "m:8 k:8 | fma | split_k=4 late=1", "Z does, which has no place for some that are stored in Y"),
-    (APART.replace("X[b, m, k]", "X[b, m, 0]"), "m:16 n:16 k:16 | mma", "X is the same along k"),
-    (APART, "m:16 n:16 k:16 | mma | merge=4", "X has no dimension of groups and features"),
-    (PAD, "q:4 | fma", "there is no axis 'q' in pad; its axes are m"),
-])
+@pytest.mark.parametrize(
+    ("text", "schedule", "reason"),
+    [
+        (SUM.format(op="max"), "m:8 k:8 | fma | split_k=3", "does not divide the 5 steps of max(...)"),
+        (SUM.format(op="max"), "m:8 k:8 | fma | split_k=5 reduce=atomic", "reduce=atomic adds, s is max"),
+        (SUM.format(op="sum"), "m:16 k:16 | mma", "has no second operand"),
+        (
+            SUM.format(op="sum").replace("store Y[m]", "store Z[m] where m < 9 = s\n store Y[m]"),
+            "m:8 k:8 | fma | split_k=4 late=1",
+            "Z does, which has no place for some that are stored in Y",
+        ),
+        (APART.replace("X[b, m, k]", "X[b, m, 0]"), "m:16 n:16 k:16 | mma", "X is the same along k"),
+        (APART, "m:16 n:16 k:16 | mma | merge=4", "X has no dimension of groups and features"),
+        (PAD, "q:4 | fma", "there is no axis 'q' in pad; its axes are m"),
+    ],
+)
 def test_refusals(text: str, schedule: str, reason: str) -> None:
     compute = parse(text)
     assert reason in str(why_not(Schedule.parse(schedule), compute, SM90))
@@ -213,8 +249,10 @@ def test_refusals(text: str, schedule: str, reason: str) -> None:
 
 
 def test_reductions_over_other_axes_are_kernels_one_after_another() -> None:
-    norm = parse("compute most\n axes m=3 k=8\n read x = X[m, k]\n let s = sum(x; k)\n"
-                 "let q = max(s; m)\n store Y[0] = q")
+    norm = parse(
+        "compute most\n axes m=3 k=8\n read x = X[m, k]\n let s = sum(x; k)\n"
+        "let q = max(s; m)\n store Y[0] = q"
+    )
     x = np.random.default_rng(0).standard_normal((3, 8))
     np.testing.assert_allclose(execute(norm, {"X": x})["Y"].value, x.sum(1).max(), rtol=1e-12)
     plan = build_compute(norm, SM90)
@@ -226,8 +264,10 @@ def test_reductions_over_other_axes_are_kernels_one_after_another() -> None:
 
 def test_what_is_added_after_sums_along_other_axes_is_added_once() -> None:
     """As the kernels do, each of which has the axes that its value and its places depend on."""
-    made = parse("compute adds\n tensor I i64 [4]\n tensor Y f32 [3]\n axes m=5 k=4\n read i = I[k]\n"
-                 "read x = X[m, k]\n let s = sum(x; m)\n let t = sum(x; m k)\n store Y[i] += s + t")
+    made = parse(
+        "compute adds\n tensor I i64 [4]\n tensor Y f32 [3]\n axes m=5 k=4\n read i = I[k]\n"
+        "read x = X[m, k]\n let s = sum(x; m)\n let t = sum(x; m k)\n store Y[i] += s + t"
+    )
     draw = np.random.default_rng(0)
     x, i = draw.standard_normal((5, 4)), draw.integers(0, 3, 4)
     want = np.zeros(3)
@@ -235,11 +275,21 @@ def test_what_is_added_after_sums_along_other_axes_is_added_once() -> None:
     np.testing.assert_allclose(execute(made, {"X": x, "I": i})["Y"].value, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("steps", "reason"), [
-    ("let s = sum(x; k)\n store Y[m] = s + x", "Y has one place for all of k, which has one value for"),
-    ("let s = sum(x; k)\n store Y[m] = s + k", "Y has one place for all of k, which has one value for"),
-    ("let s = sum(x; k)\n store Y[0] = s\n store Z[m] = s", "Y has one place for all of m"),
-    ("store Y[m] = x", "Y has one place for all of k, which is not reduced; expected k in its")])
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (
+            "let s = sum(x; k)\n store Y[m] = s + x",
+            "Y has one place for all of k, which has one value for",
+        ),
+        (
+            "let s = sum(x; k)\n store Y[m] = s + k",
+            "Y has one place for all of k, which has one value for",
+        ),
+        ("let s = sum(x; k)\n store Y[0] = s\n store Z[m] = s", "Y has one place for all of m"),
+        ("store Y[m] = x", "Y has one place for all of k, which is not reduced; expected k in its"),
+    ],
+)
 def test_what_one_loop_nest_cannot_do(steps: str, reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
         build_compute(parse(f"compute p\n axes m=3 k=8\n read x = X[m, k]\n {steps}"), SM90)
@@ -248,8 +298,10 @@ def test_what_one_loop_nest_cannot_do(steps: str, reason: str) -> None:
 @pytest.mark.parametrize("target", ["sm_90", "sm_80", "gfx942"])
 def test_schedules_are_found_for_tensors_of_any_rank(target: str) -> None:
     """Vectors beside batches have no channels to copy, groups that lie apart none to merge."""
-    vectors = parse("compute p\n axes b=33 m=5 k=3\n read x = X[b*2 + k, m]\n read w = W[b*3]\n"
-                    "store C[b, m] = sum(x*w; k)")
+    vectors = parse(
+        "compute p\n axes b=33 m=5 k=3\n read x = X[b*2 + k, m]\n read w = W[b*3]\n"
+        "store C[b, m] = sum(x*w; k)"
+    )
     for compute in (vectors, parse(APART)):
         assert build_compute(compute, TARGETS[target]).steps
 
@@ -279,4 +331,5 @@ def test_a_product_of_two_types_is_for_multiply_adds() -> None:
         assert heuristics.default(parse(text.format(x, w)), TARGETS["sm_90"]).unit == unit
     mixed = Schedule.parse("m:16 n:16 k:16 | mma")
     assert "two factors of one type, not bf16 by f16" in str(
-        why_not(mixed, parse(text.format("bf16", "f16")), TARGETS["sm_90"]))
+        why_not(mixed, parse(text.format("bf16", "f16")), TARGETS["sm_90"])
+    )

@@ -63,8 +63,9 @@ def holds(formula: LibraryFormula, tensors: list[torch.Tensor], function: Callab
     grads = torch.autograd.grad(wanted[0], of, values["G"], allow_unused=True)
     for gradient in formula.gradients:
         evaluated(formula, gradient.text, values)
-    for name, g in zip([n for n, t in zip(formula.given, leaves, strict=True) if t.requires_grad], grads,
-                       strict=True):
+    for name, g in zip(
+        [n for n, t in zip(formula.given, leaves, strict=True) if t.requires_grad], grads, strict=True
+    ):
         if g is not None:
             close(values[f"d{name}"].reshape(g.shape), g)
 
@@ -84,8 +85,14 @@ def tensors(draw: Any, least: int = 1) -> torch.Tensor:
 
 
 REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin,
-    "logsumexp": torch.logsumexp, "var": torch.var, "std": torch.std}
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "logsumexp": torch.logsumexp,
+    "var": torch.var,
+    "std": torch.std,
+}
 
 
 @given(tensors(), st.data())
@@ -96,8 +103,11 @@ def test_reductions(x: torch.Tensor, data: Any) -> None:
     keep = data.draw(st.booleans())
     if name in ("var", "std") and np.prod([x.shape[d] for d in over]) < 2:
         return
-    holds(library.reduced(name, strided(x), sorted(over), keep), [x],
-          lambda t: REDUCTIONS[name](t, dim=sorted(over), keepdim=keep))
+    holds(
+        library.reduced(name, strided(x), sorted(over), keep),
+        [x],
+        lambda t: REDUCTIONS[name](t, dim=sorted(over), keepdim=keep),
+    )
 
 
 @given(tensors(), st.data())
@@ -109,8 +119,11 @@ def test_rows_of_any_layout(x: torch.Tensor, data: Any) -> None:
         holds(library.normalize(strided(x), [dim]), [x], lambda t: F.normalize(t, dim=dim))
     elif name == "norm":
         order = data.draw(st.sampled_from(sorted(library.NORMS)))
-        holds(library.reduced("norm", strided(x), [dim], order=order), [x],
-              lambda t: torch.linalg.vector_norm(t, order, dim))
+        holds(
+            library.reduced("norm", strided(x), [dim], order=order),
+            [x],
+            lambda t: torch.linalg.vector_norm(t, order, dim),
+        )
     else:
         holds(getattr(library, name)(strided(x), dim), [x], lambda t: getattr(F, name)(t, dim))
 
@@ -124,17 +137,29 @@ def test_norms_of_rows(x: torch.Tensor, data: Any) -> None:
     with_w = data.draw(st.booleans())
     given_w = [w, b] if with_w else []
     specs = [strided(t) for t in given_w]
-    holds(library.layer_norm(strided(x), count, *specs, eps=0.1, saves=True), [x, *given_w],
-          lambda t, *wb: F.layer_norm(t, shape, *wb, eps=0.1))
-    holds(library.rms_norm(strided(x), count, *specs[:1], eps=0.1, saves=True),
-          [x, *given_w[:1]], lambda t, *ws: F.rms_norm(t, shape, *ws, eps=0.1))
+    holds(
+        library.layer_norm(strided(x), count, *specs, eps=0.1, saves=True),
+        [x, *given_w],
+        lambda t, *wb: F.layer_norm(t, shape, *wb, eps=0.1),
+    )
+    holds(
+        library.rms_norm(strided(x), count, *specs[:1], eps=0.1, saves=True),
+        [x, *given_w[:1]],
+        lambda t, *ws: F.rms_norm(t, shape, *ws, eps=0.1),
+    )
 
 
-@given(st.integers(1, 3), st.sampled_from([(6, 3), (6, 1), (4, 4), (1, 1)]),
-       st.lists(st.integers(1, 3), max_size=3), st.booleans(), st.booleans())
+@given(
+    st.integers(1, 3),
+    st.sampled_from([(6, 3), (6, 1), (4, 4), (1, 1)]),
+    st.lists(st.integers(1, 3), max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
 @settings(max_examples=20, deadline=None)
-def test_norms_of_features(n: int, groups: tuple[int, int], rest: list[int], last: bool,
-                           scaled: bool) -> None:
+def test_norms_of_features(
+    n: int, groups: tuple[int, int], rest: list[int], last: bool, scaled: bool
+) -> None:
     size, count = groups
     x = torch.randn(n, *rest, size, dtype=D).movedim(-1, 1)
     x = x if last else x.contiguous()
@@ -142,40 +167,71 @@ def test_norms_of_features(n: int, groups: tuple[int, int], rest: list[int], las
     wb = [w, b] if scaled else []
     specs = [strided(t) for t in wb]
     if x.numel() > count:  # torch refuses groups of one element
-        holds(library.group_norm(strided(x), count, *specs, eps=0.1, saves=True), [x, *wb],
-              lambda t, *wb: F.group_norm(t, count, *wb, eps=0.1))
+        holds(
+            library.group_norm(strided(x), count, *specs, eps=0.1, saves=True),
+            [x, *wb],
+            lambda t, *wb: F.group_norm(t, count, *wb, eps=0.1),
+        )
     given_w, given_b = specs or (None, None)
-    holds(library.batch_norm(strided(x), strided(p), strided(p), given_w, given_b, False, eps=0.1),
-          [x, p, p, *wb], lambda t, p, q, *wb: F.batch_norm(t, p.detach(), q.detach(), *wb, eps=0.1))
+    holds(
+        library.batch_norm(strided(x), strided(p), strided(p), given_w, given_b, False, eps=0.1),
+        [x, p, p, *wb],
+        lambda t, p, q, *wb: F.batch_norm(t, p.detach(), q.detach(), *wb, eps=0.1),
+    )
     if n * np.prod(rest) > 1:
+
         def trained(t: torch.Tensor, p: torch.Tensor, q: torch.Tensor, *wb: torch.Tensor) -> Any:
             p, q = p.detach().clone(), q.detach().clone()
             return F.batch_norm(t, p, q, *wb, training=True, momentum=0.3, eps=0.1), p, q
-        made = library.batch_norm(strided(x), strided(p), strided(p), given_w, given_b, momentum=0.3,
-                                  eps=0.1, saves=True)
+
+        made = library.batch_norm(
+            strided(x), strided(p), strided(p), given_w, given_b, momentum=0.3, eps=0.1, saves=True
+        )
         holds(made, [x, p, p, *wb], trained)
 
 
-POOLS = [((3, 3), (2, 2), (1, 1), (1, 1), False), ((2, 3), (2, 1), (0, 1), (1, 2), False),
-         ((3, 2), (2, 2), (1, 1), (1, 1), True), ((1, 1), (3, 3), (0, 0), (1, 1), False),
-         ((9, 8), (9, 8), (0, 0), (1, 1), False)]
+POOLS = [
+    ((3, 3), (2, 2), (1, 1), (1, 1), False),
+    ((2, 3), (2, 1), (0, 1), (1, 2), False),
+    ((3, 2), (2, 2), (1, 1), (1, 1), True),
+    ((1, 1), (3, 3), (0, 0), (1, 1), False),
+    ((9, 8), (9, 8), (0, 0), (1, 1), False),
+]
 
 
 @pytest.mark.parametrize(("window", "stride", "padding", "dilation", "ceil"), POOLS)
 def test_pools(window: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> None:
     x = torch.randint(0, 9, (2, 3, 9, 8)).double()  # with ties
     largest = F.max_pool2d(x, window, stride, padding, dilation, ceil)
-    holds(library.max_pool(strided(x), window, stride, padding, dilation, strided(largest), True), [x],
-          lambda t: F.max_pool2d(t, window, stride, padding, dilation, ceil))
+    holds(
+        library.max_pool(strided(x), window, stride, padding, dilation, strided(largest), True),
+        [x],
+        lambda t: F.max_pool2d(t, window, stride, padding, dilation, ceil),
+    )
     for pads in (True, False):
         mean = F.avg_pool2d(x, window, stride, padding, ceil, pads)
-        holds(library.average_pool(strided(x), window, stride, padding, strided(mean), pads), [x],
-              lambda t, pads=pads: F.avg_pool2d(t, window, stride, padding, ceil, pads))
+        holds(
+            library.average_pool(strided(x), window, stride, padding, strided(mean), pads),
+            [x],
+            lambda t, pads=pads: F.avg_pool2d(t, window, stride, padding, ceil, pads),
+        )
 
 
-@pytest.mark.parametrize("shapes", [
-    ((3, 4, 5), (3, 5, 6)), ((4, 5), (3, 5, 6)), ((2, 1, 4, 5), (3, 5, 6)), ((2, 3, 4, 5), (2, 1, 5, 6)),
-    ((4, 5), (5,)), ((5,), (5, 6)), ((5,), (5,)), ((1, 1), (1, 1)), ((3, 1), (1, 2)), ((3, 4, 5), (5,))])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((3, 4, 5), (3, 5, 6)),
+        ((4, 5), (3, 5, 6)),
+        ((2, 1, 4, 5), (3, 5, 6)),
+        ((2, 3, 4, 5), (2, 1, 5, 6)),
+        ((4, 5), (5,)),
+        ((5,), (5, 6)),
+        ((5,), (5,)),
+        ((1, 1), (1, 1)),
+        ((3, 1), (1, 2)),
+        ((3, 4, 5), (5,)),
+    ],
+)
 def test_products(shapes: Any) -> None:
     a, b = (torch.randn(s, dtype=D) for s in shapes)
     holds(library.matmul(strided(a), strided(b)), [a, b], torch.matmul)
@@ -186,15 +242,21 @@ def test_linear(activation: str) -> None:
     from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
     x, w, b = (torch.randn(s, dtype=D) for s in ((3, 4, 7), (5, 7), (5,)))
-    holds(library.linear(strided(x), strided(w), strided(b), activation, saves=True), [x, w, b],
-          lambda x, w, b: ACTIVATIONS[activation](F.linear(x, w, b)))
+    holds(
+        library.linear(strided(x), strided(w), strided(b), activation, saves=True),
+        [x, w, b],
+        lambda x, w, b: ACTIVATIONS[activation](F.linear(x, w, b)),
+    )
 
 
 def test_cross_entropy_and_truth() -> None:
     x, t = torch.randn(5, 4, dtype=D), torch.tensor([0, 1, -100, 3, 2])
     for a, b, dim in ((x, t, 1), (x[:, :1], t.clamp(max=0), 1), (x[1], t[1], 0)):
-        holds(library.cross_entropy(strided(a), strided(b), dim), [a, b],
-              lambda x, t: F.cross_entropy(x, t, reduction="none"))
+        holds(
+            library.cross_entropy(strided(a), strided(b), dim),
+            [a, b],
+            lambda x, t: F.cross_entropy(x, t, reduction="none"),
+        )
     z = torch.tensor([[0.0, 0, 2], [0, 0, 0], [3, 1, 2]], dtype=D)
     for dim in (0, 1):
         holds(library.reduced("prod", strided(z), [dim]), [z], lambda t, dim=dim: t.prod(dim))
@@ -219,8 +281,13 @@ def test_dims_of_one_name_are_one_axis_where_strides_let_them() -> None:
 
 def test_every_text_reads_back_and_has_ten_lines_of_steps() -> None:
     x, w = Strided.dense((4, 6, 5), f32), Strided.dense((6, 5), f32)
-    formulas = [library.softmax(x, 1), library.layer_norm(x, 2, w, w, saves=True),
-                library.rms_norm(x, 2, w), library.group_norm(x, 3), library.reduced("var", x, [0, 2])]
+    formulas = [
+        library.softmax(x, 1),
+        library.layer_norm(x, 2, w, w, saves=True),
+        library.rms_norm(x, 2, w),
+        library.group_norm(x, 3),
+        library.reduced("var", x, [0, 2]),
+    ]
     for formula in formulas:
         for text in (formula.text, *(g.text for g in formula.gradients)):
             assert parse(str(parse(text))) == parse(text)
@@ -238,11 +305,12 @@ def test_a_page_says_which_words_stand_for_what() -> None:
 
 X = Strided.dense((5, 6, 9), f32)
 W = Strided.dense((6, 9), f32)
-KERNELS = {"layer": library.layer_norm(X, 2, W, W, saves=True),
-           "group": library.group_norm(X, 3, saves=True),
-           "max": library.max_pool(X, (3,), (2,), (1,), (1,), Strided.dense((5, 6, 5), f32), True),
-           "linear": library.linear(X, Strided.dense((7, 9), f32), Strided.dense((7,), f32), "gelu",
-                                    saves=True)}
+KERNELS = {
+    "layer": library.layer_norm(X, 2, W, W, saves=True),
+    "group": library.group_norm(X, 3, saves=True),
+    "max": library.max_pool(X, (3,), (2,), (1,), (1,), Strided.dense((5, 6, 5), f32), True),
+    "linear": library.linear(X, Strided.dense((7, 9), f32), Strided.dense((7,), f32), "gelu", saves=True),
+}
 TEXTS = [(name, at) for name, f in KERNELS.items() for at in range(1 + len(f.gradients))]
 
 

@@ -32,16 +32,20 @@ def test_a_fresh_name_is_taken_by_nothing() -> None:
     assert fresh("x", ["y"]) == "x" and fresh("x", ["x", "y"]) == "x_" and fresh("x", ["x_", "x"]) == "x__"
 
 
-@pytest.mark.parametrize("coord", [
-    "a*4 + b", "a*4 + b*2", "a*3 + b", "b*3 + a", "a + b", "b", "a*8 + b*2 + a"])
+@pytest.mark.parametrize(
+    "coord", ["a*4 + b", "a*4 + b*2", "a*3 + b", "b*3 + a", "a + b", "b", "a*8 + b*2 + a"]
+)
 def test_axes_that_a_coordinate_tells(coord: str) -> None:
     """Of these alone each place has one position; an axis of one position changes nothing."""
+
     def of(text: str) -> tuple[set[str], list[int]]:
-        made = parse(f"compute p\n tensor Y f32 [99]\n axes a=3 b=4 c=1\n read x = X[a, b]\n"
-                     f"store Y[{text}] = x")
+        made = parse(
+            f"compute p\n tensor Y f32 [99]\n axes a=3 b=4 c=1\n read x = X[a, b]\nstore Y[{text}] = x"
+        )
         at = made.c.dims[0].coord
-        return _told(made, at), [value_at(at, {"a": a, "b": b, "c": 0})
-                                 for a in range(3) for b in range(4)]
+        return _told(made, at), [
+            value_at(at, {"a": a, "b": b, "c": 0}) for a in range(3) for b in range(4)
+        ]
 
     told, places = of(coord)
     assert told in (set(), {"a", "b"}, {"b"}) and (told != {"a", "b"} or len({*places}) == 12)

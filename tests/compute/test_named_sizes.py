@@ -42,13 +42,16 @@ def literal(text: str, sizes: Mapping[str, int]) -> str:
             dims, _, order = rest.partition("]")
             return f"{head}[{', '.join(str(eval(d)) for d in dims.split(','))}]{order}"
         return line
+
     return "\n".join(map(done, lines))
 
 
 def tensors(compute: Compute, seed: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
-    return {t.name: random.integers(-3, 4, t.shape).astype(float)
-            for t in {r.view.tensor for r in compute.reads}}
+    return {
+        t.name: random.integers(-3, 4, t.shape).astype(float)
+        for t in {r.view.tensor for r in compute.reads}
+    }
 
 
 def same_meaning(text: str, sizes: Mapping[str, int], seed: int = 0) -> None:
@@ -63,16 +66,26 @@ def same_meaning(text: str, sizes: Mapping[str, int], seed: int = 0) -> None:
 
 def by_numpy(x: np.ndarray) -> dict[str, np.ndarray]:
     n, k, m = x.shape
-    return {"I": x.reshape(n, k * m).argmax(1), "J": x.transpose(0, 2, 1).reshape(n, k * m).argmin(1),
-            "M": x.max((1, 2))}
+    return {
+        "I": x.reshape(n, k * m).argmax(1),
+        "J": x.transpose(0, 2, 1).reshape(n, k * m).argmin(1),
+        "M": x.max((1, 2)),
+    }
 
 
-@pytest.mark.parametrize("sizes", [dict(N=4, K=5, L=1), dict(N=3, K=17, L=2), dict(N=1, K=1, L=9),
-                                   dict(N=7, K=130, L=3)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(N=4, K=5, L=1), dict(N=3, K=17, L=2), dict(N=1, K=1, L=9), dict(N=7, K=130, L=3)],
+    ids=str,
+)
 def test_places_of_extremes_reach_the_last_element(sizes: dict[str, int]) -> None:
     same_meaning(PLACES, sizes)
-    x = np.random.default_rng(1).permutation(sizes["N"] * sizes["K"] * sizes["L"]).reshape(
-        *sizes.values()).astype(float)
+    x = (
+        np.random.default_rng(1)
+        .permutation(sizes["N"] * sizes["K"] * sizes["L"])
+        .reshape(*sizes.values())
+        .astype(float)
+    )
     want = by_numpy(x)
     for name, found in execute(parse(PLACES).at(**sizes), {"X": x}).items():
         np.testing.assert_array_equal(found.value, want[name])
@@ -83,10 +96,10 @@ def test_a_kernel_finds_places_at_sizes_beyond_the_example(axis: str) -> None:
     text = f"""compute place
     sizes  N=4 in 1..64, K=5 in 1..512, L=2 in 1..64
     tensor X f32 [N, K, L]
-    tensor I i64 [N{'' if 'l' in axis else ', L'}]
-    axes   n=N {'|' if 'l' in axis else 'l=L |'} k=K {'l=L' if 'l' in axis else ''}
+    tensor I i64 [N{"" if "l" in axis else ", L"}]
+    axes   n=N {"|" if "l" in axis else "l=L |"} k=K {"l=L" if "l" in axis else ""}
     read   x = X[n, k, l]
-    store  I[n{'' if 'l' in axis else ', l'}] = argmax(x; {axis})"""
+    store  I[n{"" if "l" in axis else ", l"}] = argmax(x; {axis})"""
     plan = build_compute(parse(text), TARGETS["interpreter"])
     for sizes in (dict(N=4, K=5, L=2), dict(N=3, K=17, L=3)):
         x = torch.randn(tuple(sizes.values()))
@@ -115,7 +128,8 @@ def test_the_example_is_in_no_step() -> None:
             assert made.named is not None and made.named.like == sizes
             assert str(made).splitlines()[2:] == str(compute).splitlines()[2:]
             assert [getattr(s, "value", None) for s in made.steps] == [
-                getattr(s, "value", None) for s in compute.steps]
+                getattr(s, "value", None) for s in compute.steps
+            ]
 
 
 def test_what_counts_elements_of_numbers_refuses_names() -> None:
@@ -123,8 +137,9 @@ def test_what_counts_elements_of_numbers_refuses_names() -> None:
     made = parse(text)
     with pytest.raises(ComputeError, match="sizes that are arguments"):
         transposed(made, "X", made.reads[0].view.tensor, made.writes[0].view.tensor)
-    rows = parse("compute t\n sizes N=8 in 1..64\n axes n=4 | k=N\n read x = X[n, k]\n"
-                 " store Y[n] = sum(x; k)")
+    rows = parse(
+        "compute t\n sizes N=8 in 1..64\n axes n=4 | k=N\n read x = X[n, k]\n store Y[n] = sum(x; k)"
+    )
     with pytest.raises(ValueError, match="sizes that are arguments"):
         parted(rows, "k", 4)
 

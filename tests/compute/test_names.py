@@ -39,8 +39,29 @@ IR = """kernel {title}({tensor}: f32, Y: f32):
     for {axis} in 0..1 grid:
         let {value} = load({tensor}, {axis} + l[0:4])
         store(Y, {axis} + l[0:4], {value} + 1.0)"""
-FAR = ["aｂ", "tｌ", "x²", "xª", "__debug__", "é", "ß", "ﬁt", "µ", "x\u0301", "x\u200b", "x\x00",
-       "x" * 161, "__class__", "1x", "", "x y", "x-y", "x.y", "ａ", "８"]
+FAR = [
+    "aｂ",
+    "tｌ",
+    "x²",
+    "xª",
+    "__debug__",
+    "é",
+    "ß",
+    "ﬁt",
+    "µ",
+    "x\u0301",
+    "x\u200b",
+    "x\x00",
+    "x" * 161,
+    "__class__",
+    "1x",
+    "",
+    "x y",
+    "x-y",
+    "x.y",
+    "ａ",
+    "８",
+]
 
 
 def drawn(count: int, seed: int) -> list[str]:
@@ -48,8 +69,23 @@ def drawn(count: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     letters = [chr(c) for c in range(0x21, 0x3000) if unicodedata.category(chr(c))[0] in "LN"]
     letters += [chr(c) for c in range(0xFF01, 0xFF5F)] + list("abcxyz_019") * 40
-    words = [*keyword.kwlist, *keyword.softkwlist, *LAUNCH, "tl", "triton", "float", "range", "inf", "nan",
-             "tanh", "print", "int", "self", "_", "l"]
+    words = [
+        *keyword.kwlist,
+        *keyword.softkwlist,
+        *LAUNCH,
+        "tl",
+        "triton",
+        "float",
+        "range",
+        "inf",
+        "nan",
+        "tanh",
+        "print",
+        "int",
+        "self",
+        "_",
+        "l",
+    ]
     found = [*FAR, *words]
     while len(found) < count:
         found.append("".join(rng.choice(letters) for _ in range(rng.randint(1, 4))))
@@ -66,9 +102,13 @@ def test_a_name_of_a_text_is_plain_or_refused(role: str) -> None:
         except ComputeError as error:
             assert "line " in str(error) and "\n" not in str(error), name
             continue
-        held = {made.name, *(t.name for t in made.tensors), *(x.name for x in made.axes),
-                *(s.var.name for s in made.steps if hasattr(s, "name")),
-                *(d for t in made.tensors for d in t.dims)}
+        held = {
+            made.name,
+            *(t.name for t in made.tensors),
+            *(x.name for x in made.axes),
+            *(s.var.name for s in made.steps if hasattr(s, "name")),
+            *(d for t in made.tensors for d in t.dims),
+        }
         assert name in held or role == "dim", name
         assert not why_not_name(name) or (role == "dim" and name.isascii()), name
 
@@ -112,13 +152,47 @@ def test_sizes_are_not_called_so(name: str) -> None:
         parse(f"compute c\n sizes {name}=8 in 1..64\n axes n={name}\n read x = X[n]\n store Y[n] = x")
 
 
-BAD = ["a // 2", "a % 2", "a // i", "not a", "a and a", "a or i", "~a", "~i", "not i", "i and i",
-       "where(a, a, a)", "where(i, a, a)", "7 // 2.0", "inf // 2", "i + 3000000000", "a if a else a",
-       "(lambda: a)()", "a[0]", "a.real", "'a'", "1j", "a @ a", "f'{a}'", "a := 1", "*a",
-       "\x00a", "a\x0b+a"]
-BAD += ["a+" * 3000 + "a", "a+" * 300 + "a", "-" * 500 + "a", "(" * 3000 + "a" + ")" * 3000,
-        "abs(" * 150 + "a" + ")" * 150, "a>0 and (" * 150 + "a>0" + ")" * 150, "aｂ - ab", "ａ",
-        "(" * 11 + "a" + "**8)" * 11, "not " * 400 + "(a>0)"]
+BAD = [
+    "a // 2",
+    "a % 2",
+    "a // i",
+    "not a",
+    "a and a",
+    "a or i",
+    "~a",
+    "~i",
+    "not i",
+    "i and i",
+    "where(a, a, a)",
+    "where(i, a, a)",
+    "7 // 2.0",
+    "inf // 2",
+    "i + 3000000000",
+    "a if a else a",
+    "(lambda: a)()",
+    "a[0]",
+    "a.real",
+    "'a'",
+    "1j",
+    "a @ a",
+    "f'{a}'",
+    "a := 1",
+    "*a",
+    "\x00a",
+    "a\x0b+a",
+]
+BAD += [
+    "a+" * 3000 + "a",
+    "a+" * 300 + "a",
+    "-" * 500 + "a",
+    "(" * 3000 + "a" + ")" * 3000,
+    "abs(" * 150 + "a" + ")" * 150,
+    "a>0 and (" * 150 + "a>0" + ")" * 150,
+    "aｂ - ab",
+    "ａ",
+    "(" * 11 + "a" + "**8)" * 11,
+    "not " * 400 + "(a>0)",
+]
 
 
 @pytest.mark.parametrize("value", BAD, ids=lambda v: v[:12])
@@ -147,19 +221,30 @@ def test_what_is_deep_but_read_is_computed(value: str) -> None:
 def test_lines_of_a_kernel_are_not_too_deep() -> None:
     for value in ("(" * 3000 + "v" + ")" * 3000, "~" * 3000 + "v", "-" * 3000 + "v"):
         with pytest.raises(KernelError, match="line 6: found more than"):
-            parse_kernel(IR.format(title="k", tensor="X", axis="p", value="v").replace(
-                "load(X, p + l[0:4])", value))
+            parse_kernel(
+                IR.format(title="k", tensor="X", axis="p", value="v").replace("load(X, p + l[0:4])", value)
+            )
     blocks = "".join(f"{'    ' * n}if True:\n" for n in range(1, 300))
     with pytest.raises(KernelError, match="a block inside"):
         parse_kernel("kernel k():\n" + blocks)
 
 
-@pytest.mark.parametrize(("read", "text"), [
-    (ConvProblem.parse, "mb８ic64ih28oc64oh28kh3ph1"),
-    (ConvProblem.parse, "mb8ic64ih28oc64kh3 tag=nｈwc"), (Schedule.parse, "m:６4 oc:64"),
-    (Schedule.parse, "mb.oｈ:64"), (Schedule.parse, "m:64 | stages=３"), (post_op, "relu:０.5"),
-    (post_op, "prelu:per_ｏc"), (lambda t: Layout.parse(t, f32, (8, 4)), "８a4b"),
-    (pointwise, "accｂ + 1"), (pointwise, "acc+" * 3000 + "acc"), (pointwise, "acc\x00")])
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (ConvProblem.parse, "mb８ic64ih28oc64oh28kh3ph1"),
+        (ConvProblem.parse, "mb8ic64ih28oc64kh3 tag=nｈwc"),
+        (Schedule.parse, "m:６4 oc:64"),
+        (Schedule.parse, "mb.oｈ:64"),
+        (Schedule.parse, "m:64 | stages=３"),
+        (post_op, "relu:０.5"),
+        (post_op, "prelu:per_ｏc"),
+        (lambda t: Layout.parse(t, f32, (8, 4)), "８a4b"),
+        (pointwise, "accｂ + 1"),
+        (pointwise, "acc+" * 3000 + "acc"),
+        (pointwise, "acc\x00"),
+    ],
+)
 def test_other_alphabets_are_refused_in_every_text(read: Callable[[str], object], text: str) -> None:
     with pytest.raises(TransconvError):
         read(text)
@@ -186,8 +271,9 @@ def compiled(path: Path, **words: str) -> object:
     return module.fun
 
 
-@pytest.mark.parametrize("name", ["ｂ", "xª", "num_warps", "options", "grid", "tl", "float", "tanh",
-                                  "self"])
+@pytest.mark.parametrize(
+    "name", ["ｂ", "xª", "num_warps", "options", "grid", "tl", "float", "tanh", "self"]
+)
 def test_arguments_of_kernels_may_be_called_like_what_kernels_call(name: str, tmp_path: Path) -> None:
     """Python itself makes plain letters of those that look like them."""
     transconv.config.cpu = "interpret"
@@ -196,11 +282,23 @@ def test_arguments_of_kernels_may_be_called_like_what_kernels_call(name: str, tm
     torch.testing.assert_close(out, torch.tanh(x))
 
 
-@pytest.mark.parametrize("words", [
-    {"name": "é"}, {"name": "inf"}, {"name": "__x__"}, {"name": "x" * 161}, {"local": "ß"},
-    {"local": "y" * 161}, {"more": " + 1.0" * 300}, {"more": " + 1.0" * 5000}], ids=lambda w: str(w)[:16])
-def test_other_names_and_depths_of_kernels_are_refused_with_the_line(words: dict[str, str],
-                                                                     tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"name": "é"},
+        {"name": "inf"},
+        {"name": "__x__"},
+        {"name": "x" * 161},
+        {"local": "ß"},
+        {"local": "y" * 161},
+        {"more": " + 1.0" * 300},
+        {"more": " + 1.0" * 5000},
+    ],
+    ids=lambda w: str(w)[:16],
+)
+def test_other_names_and_depths_of_kernels_are_refused_with_the_line(
+    words: dict[str, str], tmp_path: Path
+) -> None:
     transconv.config.cpu = "interpret"
     try:
         made = compiled(tmp_path / "refused.py", **words)

@@ -14,8 +14,12 @@ from transconv.selection import spread
 from transconv.selection.proposals import heuristics
 from transconv.verify.computation import ComputationCase, after_every_pass
 
-SHORT = {SOFTMAX: ("k", 11, ()), LAYER_NORM: ("h", 5, ("c",)), MOMENTS: ("k", 8, ()),
-         BACKWARD: ("k", 3, ())}
+SHORT = {
+    SOFTMAX: ("k", 11, ()),
+    LAYER_NORM: ("h", 5, ("c",)),
+    MOMENTS: ("k", 8, ()),
+    BACKWARD: ("k", 3, ()),
+}
 GROUP_NORM = """compute group_norm
     tensor X bf16 [s=65536, g=8, c=4]
     tensor Y bf16 [s=65536, g=8, c=4]
@@ -91,8 +95,11 @@ def test_few_long_rows_are_spread_and_many_are_not() -> None:
     assert count(parse(GROUP_NORM)) == 3
     assert count(parse(GROUP_NORM.replace("65536", "64").replace("262144", "256"))) == 1
     assert count(parse(GROUP_NORM.replace("65536", "65537").replace("262144", "262148"))) == 1  # a prime
-    assert count(parse(SOFTMAX)) == count(parse("compute s\n axes n=2 | k=9\n read x = X[n, k]\n"
-                                                "store Y[n] = sum(x; k)")) == 1
+    assert (
+        count(parse(SOFTMAX))
+        == count(parse("compute s\n axes n=2 | k=9\n read x = X[n, k]\nstore Y[n] = sum(x; k)"))
+        == 1
+    )
     plan = build_compute(parse(GROUP_NORM), SM90)
     assert len(plan.steps) == 3
     assert {*plan.workspaces} == {"sum_1_of_kept", "sum_4_of_kept", "sum_1_kept", "sum_4_kept"}
@@ -138,8 +145,9 @@ def test_names_that_are_taken_already() -> None:
     assert len({*names}) == len(names) and {"k_part", "k_part_", "total_of", "total_of_"} < {*names}
     case = ComputationCase(parse(text), "float")
     np.testing.assert_allclose(execute(made, case.given)["Y"].value, case.answers["Y"].value, rtol=1e-9)
-    kept = parse("compute kept\n axes m=3 k=8\n read x = s_kept[m, k]\n let s = sum(x; k)\n"
-                 "store Y[0] = max(s; m)")
+    kept = parse(
+        "compute kept\n axes m=3 k=8\n read x = s_kept[m, k]\n let s = sum(x; k)\nstore Y[0] = max(s; m)"
+    )
     plan = build_compute(kept, SM90)
     assert [*plan.workspaces] == ["s_kept_"]
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(kept, plan) if j.problem] == []

@@ -63,8 +63,9 @@ def found(text: str, schedule: str) -> Blame:
     made = parse(text)
     sizes = {s.name: s.like + 5 for s in made.named.each} if made.named else None
     try:
-        return blame_compute(made, SM90, Schedule.parse(schedule) if schedule else None, parts=("ir",),
-                             sizes=sizes)
+        return blame_compute(
+            made, SM90, Schedule.parse(schedule) if schedule else None, parts=("ir",), sizes=sizes
+        )
     except ScheduleError as refused:  # by the rule that a bug takes away
         return Blame("", "", "", str(refused))
 
@@ -161,6 +162,7 @@ ADDED = """compute added
     read   g = G[n, k]
     store  Y[i, k] += g"""
 
+
 def parts_of_one_mean(patch: pytest.MonkeyPatch) -> None:
     """Deviations of parts are joined as if all parts had one mean."""
     module = sys.modules["transconv.compute.analysis.rfactor"]
@@ -248,8 +250,13 @@ def rows_beyond_the_end_count(patch: pytest.MonkeyPatch) -> None:
 def rows_of_a_tile_are_not_added(patch: pytest.MonkeyPatch) -> None:
     """Of the rows that a program adds up behind its last tile, the greatest is taken."""
     whole = tile_statistics.Reducing.reduced
-    patch.setattr(tile_statistics.Reducing, "reduced", lambda self, op, value, over: whole(
-        self, "max" if isinstance(value, Var) and value.name.endswith("_all") else op, value, over))
+    patch.setattr(
+        tile_statistics.Reducing,
+        "reduced",
+        lambda self, op, value, over: whole(
+            self, "max" if isinstance(value, Var) and value.name.endswith("_all") else op, value, over
+        ),
+    )
 
 
 def first_tile_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -305,17 +312,27 @@ CARRIED = """compute carried
 SIZED = "compute sized\n sizes M=4 in 1..64\n axes m=M k=3\n read x = X[m, k]\n store Y[m, k] = x + 1"
 
 BUGS: list[tuple[Plant, str, str, str]] = [
-    (no_tail, SOFTMAX, "k:32 | fma", "gridwise"), (one_name, SOFTMAX, "k:32 | fma | unroll=1", "unroll"),
+    (no_tail, SOFTMAX, "k:32 | fma", "gridwise"),
+    (one_name, SOFTMAX, "k:32 | fma | unroll=1", "unroll"),
     (one_accumulator, MOMENTS, "n:16 k:8 | fma | late=1", "lanewise"),
     (any_load, LAYER_NORM, "n:2 c:4 | fma | unroll=1", "reuse"),
-    (from_zero, NEGATIVE, "k:128 | fma", "naive"), (rows_in_another_place, VARIANCE, "", "compute"),
+    (from_zero, NEGATIVE, "k:128 | fma", "naive"),
+    (rows_in_another_place, VARIANCE, "", "compute"),
     (stored_instead, ADDED, "n:16 k:4 | fma", "lanewise"),
     (beyond_the_end_too, ADDED, "n:16 k:4 | fma", "gridwise"),
     (never_cleared, ADDED, "n:16 k:4 | fma", "naive"),
-    (parts_of_one_mean, LONG + " let t = sum(x; k)\n let mean = t / 2048\n let d = x - mean\n"
-     " store V[n] = sum(d*d; k)", "red=split", "compute"),
-    (parts_of_one_top, LONG + " let top = max(x; k)\n store Y[n] = sum(exp(x - top); k)", "red=split",
-     "compute"),
+    (
+        parts_of_one_mean,
+        LONG + " let t = sum(x; k)\n let mean = t / 2048\n let d = x - mean\n store V[n] = sum(d*d; k)",
+        "red=split",
+        "compute",
+    ),
+    (
+        parts_of_one_top,
+        LONG + " let top = max(x; k)\n store Y[n] = sum(exp(x - top); k)",
+        "red=split",
+        "compute",
+    ),
     (first_of_any_part, LONG + " store Y[n] = argmax(x; k)", "red=split", "compute"),
     (last_not_rounded, ROUNDED, "", "compute"),
     (prologue_beyond_the_end, PROLOGUE, "m:16 n:16 k:16 | mma", "gridwise"),
@@ -324,12 +341,14 @@ BUGS: list[tuple[Plant, str, str, str]] = [
     (rows_beyond_the_end_count, STATISTICS, "m:16 n:16 k:16 | fma", "lanewise"),
     (one_mean_of_all_tiles, STATISTICS, "m:16 n:16 k:16 | fma", "gridwise"),
     (rows_of_a_tile_are_not_added, CARRIED, "n:4 k:16 | fma | late=1 programs=2", "lanewise"),
-    (first_tile_for_all, CARRIED, "n:4 k:16 | fma | stages=2 programs=2", "hoist")]
+    (first_tile_for_all, CARRIED, "n:4 k:16 | fma | stages=2 programs=2", "hoist"),
+]
 
 
 @pytest.mark.parametrize(("plant", "text", "schedule", "stage"), BUGS, ids=[b[0].__name__ for b in BUGS])
-def test_a_bug_is_found(plant: Plant, text: str, schedule: str, stage: str,
-                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_found(
+    plant: Plant, text: str, schedule: str, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the stage that it is in is named."""
     right = found(text, schedule)
     assert not right, right.text

@@ -36,45 +36,63 @@ LONG = parse("""compute long
     let    total = sum(exp(x - top); k)
     store  Y[n, k] = exp(x - top) / total""")
 CHAIN = parse("compute chain\n axes n=64\n read x = X[n]\n store Y[n] = x + x")
-PRODUCT = parse("compute product\n axes m=32 n=32 | k=32\n read x = X[m, k]\n read w = W[n, k]\n"
-                " store Y[m, n] = sum(x*w; k)")
+PRODUCT = parse(
+    "compute product\n axes m=32 n=32 | k=32\n read x = X[m, k]\n read w = W[n, k]\n"
+    " store Y[m, n] = sum(x*w; k)"
+)
 
 
-@pytest.mark.parametrize(("compute", "text", "said"), [
-    (SOFTMAX, "k:256 | fma | warps=2", "red=block row=held"),
-    (SOFTMAX, "k:256 | fma | warps=1", "red=warp row=held"),
-    (SOFTMAX, "k:64 | fma | warps=2", "red=warp row=again"),
-    (SOFTMAX, "n:8 | fma | warps=2", "red=lane row=again"),
-    (ROWS, "k:512 | fma", "red=block"),
-    (ROWS, "k:64 | fma | warps=1", "red=warp"),
-    (ROWS, "n:8 k:4 | fma", "red=lane"),
-    (ROWS, "k:64 | fma | split_k=4", "red=split"),
-    (CHAIN, "n:64 | fma", ""),
-    (PRODUCT, "m:16 n:16 k:16", "")])
+@pytest.mark.parametrize(
+    ("compute", "text", "said"),
+    [
+        (SOFTMAX, "k:256 | fma | warps=2", "red=block row=held"),
+        (SOFTMAX, "k:256 | fma | warps=1", "red=warp row=held"),
+        (SOFTMAX, "k:64 | fma | warps=2", "red=warp row=again"),
+        (SOFTMAX, "n:8 | fma | warps=2", "red=lane row=again"),
+        (ROWS, "k:512 | fma", "red=block"),
+        (ROWS, "k:64 | fma | warps=1", "red=warp"),
+        (ROWS, "n:8 k:4 | fma", "red=lane"),
+        (ROWS, "k:64 | fma | split_k=4", "red=split"),
+        (CHAIN, "n:64 | fma", ""),
+        (PRODUCT, "m:16 n:16 k:16", ""),
+    ],
+)
 def test_what_a_tile_implies(compute: Compute, text: str, said: str) -> None:
     """And the words that say so change nothing but the text."""
     schedule = Schedule.parse(text)
     assert told(schedule, compute, SM90) == said
     assert why_not(schedule, compute, SM90) is None
     forced = Schedule.parse(f"{text} {said}")
-    assert Schedule.parse(str(forced)) == forced and str(forced).count("=") == str(
-        schedule).count("=") + len(said.split())
+    assert Schedule.parse(str(forced)) == forced and str(forced).count("=") == str(schedule).count(
+        "="
+    ) + len(said.split())
     assert why_not(forced, compute, SM90) is None
     plain, same = (build_compute(compute, SM90, s).steps[0].kernel for s in (schedule, forced))
     assert plain.body == same.body
 
 
-@pytest.mark.parametrize(("compute", "text", "part"), [
-    (SOFTMAX, "k:256 | fma | red=lane warps=2", "threads of several warps share a row (red=block)"),
-    (SOFTMAX, "k:64 | fma | row=held", "a tile has 64 of the 130 elements of a row; expected a tile that "
-     "covers it, such as k:256"),
-    (SOFTMAX, "k:256 | fma | row=again", "the tile covers the row of 130 elements, which is loaded once"),
-    (SOFTMAX, "k:64 | fma | red=split", "split_k=3: elements of a row are needed again"),
-    (ROWS, "k:64 | fma | row=held", "rows needs every element of a row in one sweep alone"),
-    (CHAIN, "n:64 | fma | red=lane", "red=lane: chain reduces nothing"),
-    (PRODUCT, "m:16 n:16 k:16 | red=block", "is a product, whose sum split_k divides"),
-    (SOFTMAX, "red=split", "elements of a row are needed again"),
-    (ROWS, "row=held", "row=held for rows on sm_90")])
+@pytest.mark.parametrize(
+    ("compute", "text", "part"),
+    [
+        (SOFTMAX, "k:256 | fma | red=lane warps=2", "threads of several warps share a row (red=block)"),
+        (
+            SOFTMAX,
+            "k:64 | fma | row=held",
+            "a tile has 64 of the 130 elements of a row; expected a tile that covers it, such as k:256",
+        ),
+        (
+            SOFTMAX,
+            "k:256 | fma | row=again",
+            "the tile covers the row of 130 elements, which is loaded once",
+        ),
+        (SOFTMAX, "k:64 | fma | red=split", "split_k=3: elements of a row are needed again"),
+        (ROWS, "k:64 | fma | row=held", "rows needs every element of a row in one sweep alone"),
+        (CHAIN, "n:64 | fma | red=lane", "red=lane: chain reduces nothing"),
+        (PRODUCT, "m:16 n:16 k:16 | red=block", "is a product, whose sum split_k divides"),
+        (SOFTMAX, "red=split", "elements of a row are needed again"),
+        (ROWS, "row=held", "row=held for rows on sm_90"),
+    ],
+)
 def test_what_is_refused(compute: Compute, text: str, part: str) -> None:
     with pytest.raises(ScheduleError) as refusal:
         transconv.compile(compute, "sm_90", text)
@@ -82,8 +100,13 @@ def test_what_is_refused(compute: Compute, text: str, part: str) -> None:
 
 
 FORCED = [(c, w) for c in (SOFTMAX, ROWS) for w in ("red=lane", "red=warp", "red=block")]
-FORCED += [(SOFTMAX, "row=held"), (SOFTMAX, "row=again"), (SOFTMAX, "red=warp row=again"),
-           (ROWS, "red=split"), (ROWS, "red=split reduce=atomic")]
+FORCED += [
+    (SOFTMAX, "row=held"),
+    (SOFTMAX, "row=again"),
+    (SOFTMAX, "red=warp row=again"),
+    (ROWS, "red=split"),
+    (ROWS, "red=split reduce=atomic"),
+]
 
 
 @pytest.mark.parametrize(("compute", "words"), FORCED, ids=lambda x: getattr(x, "name", x))
@@ -110,6 +133,7 @@ def test_split_rows_meet_in_a_second_kernel() -> None:
 @pytest.mark.parametrize(("compute", "tile"), [(ROWS, "k:64 | fma"), (PRODUCT, "m:16 n:16 k:16 | mma")])
 def test_additions_in_place_have_a_price(compute: Compute, tile: str) -> None:
     """Of a split sum that of clearing the result, in the place of a second kernel."""
+
     def us(words: str) -> float:
         return estimate(Schedule.parse(f"{tile} | {words}"), compute, SM90)
 
@@ -120,8 +144,10 @@ def test_additions_in_place_have_a_price(compute: Compute, tile: str) -> None:
 
 def test_additions_to_few_places_follow_one_another() -> None:
     def us(places: int, store: str = "+=") -> float:
-        made = parse(f"compute added\n tensor Y f32 [{places}]\n axes n=65536\n read x = X[n]\n"
-                     f" store Y[n // {65536 // places}] {store} x")
+        made = parse(
+            f"compute added\n tensor Y f32 [{places}]\n axes n=65536\n read x = X[n]\n"
+            f" store Y[n // {65536 // places}] {store} x"
+        )
         return estimate(Schedule.parse("n:1024 | fma"), made, SM90)
 
     assert us(1) > us(64) > us(4096)
@@ -130,6 +156,7 @@ def test_additions_to_few_places_follow_one_another() -> None:
 
 def test_split_rows_of_several_sweeps_are_parts() -> None:
     """Where the elements of a row are needed again, its parts are kernels one after another."""
+
     def names(plan: Plan) -> list[str]:
         return [s.compute.name for s in plan.steps]
 
@@ -140,8 +167,9 @@ def test_split_rows_of_several_sweeps_are_parts() -> None:
 
 
 def test_a_row_is_read_again() -> None:
-    held, again = (build_compute(SOFTMAX, SM90, Schedule.parse(f"row={way}")).source
-                   for way in ("held", "again"))
+    held, again = (
+        build_compute(SOFTMAX, SM90, Schedule.parse(f"row={way}")).source for way in ("held", "again")
+    )
     assert held.count("tl.load(X") == 1 and again.count("tl.load(X") == 3
 
 
@@ -153,6 +181,8 @@ def test_nothing_is_chosen_otherwise_without_the_words() -> None:
 
 
 def test_show_says_how_rows_are_divided(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(SOFTMAX), "--target", "sm_90", "--stage", "schedule",
-                 "--schedule", "row=again"]) == 0
+    assert (
+        main(["show", str(SOFTMAX), "--target", "sm_90", "--stage", "schedule", "--schedule", "row=again"])
+        == 0
+    )
     assert "reduced    red=warp row=again\n" in capsys.readouterr().out

@@ -71,14 +71,24 @@ LATE = "n:8 k:16 | fma | late=1 warps=1 stages=1 programs=2"  # the last tile en
 AHEAD = "n:2 k:16 | fma | warps=1 stages=3 programs=3"
 
 
-@pytest.mark.parametrize(("text", "schedule", "parts"), [
-    (ROWS, "n:8 k:16 | fma | warps=1 stages=1", (3, 12)),
-    (ROWS, "n:8 k:8 | fma | warps=1 stages=1", (3, 12)), (ROWS, "k:16 | fma | warps=1", (20, 12)),
-    (ROWS, CARRIED, (2, 12)), (ROWS, "k:16 | fma | warps=1 stages=1 programs=3", (3, 12)),
-    (ROWS, AHEAD, (3, 12)), (ROWS, LATE, (2, 12)), (MAP, LATE, (2, 12)),
-    (MAP, CARRIED, (2, 12)), (MAP + EACH, "n:8 k:16 | fma | warps=1 stages=1", (3, 12))])
-def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
-                                                    parts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("text", "schedule", "parts"),
+    [
+        (ROWS, "n:8 k:16 | fma | warps=1 stages=1", (3, 12)),
+        (ROWS, "n:8 k:8 | fma | warps=1 stages=1", (3, 12)),
+        (ROWS, "k:16 | fma | warps=1", (20, 12)),
+        (ROWS, CARRIED, (2, 12)),
+        (ROWS, "k:16 | fma | warps=1 stages=1 programs=3", (3, 12)),
+        (ROWS, AHEAD, (3, 12)),
+        (ROWS, LATE, (2, 12)),
+        (MAP, LATE, (2, 12)),
+        (MAP, CARRIED, (2, 12)),
+        (MAP + EACH, "n:8 k:16 | fma | warps=1 stages=1", (3, 12)),
+    ],
+)
+def test_every_pass_and_parts_of_tiles_and_programs(
+    text: str, schedule: str, parts: tuple[int, ...]
+) -> None:
     """Tiles that end beyond the last row add nothing from there."""
     made, chosen = parse(text), Schedule.parse(schedule)
     plan = build_compute(made, SM90, chosen)
@@ -87,8 +97,10 @@ def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
     assert [j.problem for _, j in after_every_pass(made, plan) if j.problem] == []
 
 
-@pytest.mark.parametrize(("text", "schedule"), [
-    (ROWS, "n:8 k:8 | fma | warps=1 stages=1"), (ROWS, CARRIED), (ROWS, AHEAD), (MAP, LATE)])
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [(ROWS, "n:8 k:8 | fma | warps=1 stages=1"), (ROWS, CARRIED), (ROWS, AHEAD), (MAP, LATE)],
+)
 def test_results_in_tritons_interpreter(text: str, schedule: str) -> None:
     plan = build_compute(parse(text), INTERPRETER, Schedule.parse(schedule))
     for data in ("exact", "float"):
@@ -111,8 +123,11 @@ def test_long_rows_are_carried_by_persistent_programs() -> None:
     chosen = heuristics.default(parse(text), SM90)
     assert carried(parse(text), chosen)
     source = build_compute(parse(text), SM90, chosen).steps[0].source
-    assert source.index("W_parts_all = tl.full") < source.index("for pid in") < source.index(
-        "tl.store(W_parts")
+    assert (
+        source.index("W_parts_all = tl.full")
+        < source.index("for pid in")
+        < source.index("tl.store(W_parts")
+    )
 
 
 def test_tiles_ahead_and_what_all_tiles_read() -> None:

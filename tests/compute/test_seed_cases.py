@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return SIZES[-self.rank:]
+        return SIZES[-self.rank :]
 
     @property
     def names(self) -> list[str]:
@@ -49,24 +49,46 @@ N = SIZES[-1]
 # What stands before the operation: lines of the text (LAST: the last axis), and what x then is.
 BEFORE: dict[str, tuple[Callable[[Shape], list[str]], Callable[[Arrays], Array]]] = {
     "": (lambda s: [f"read x = X[{s.at('LAST')}]"], lambda g: g["X"]),
-    "pad": (lambda s: [s.tensor("X", N - 4), f"read x = X[{s.at('LAST - 2')}]"],
-            lambda g: np.pad(g["X"], [(0, 0)] * (g["X"].ndim - 1) + [(2, 2)])),
+    "pad": (
+        lambda s: [s.tensor("X", N - 4), f"read x = X[{s.at('LAST - 2')}]"],
+        lambda g: np.pad(g["X"], [(0, 0)] * (g["X"].ndim - 1) + [(2, 2)]),
+    ),
     "reverse": (lambda s: [f"read x = X[{s.at(f'{N - 1} - LAST')}]"], lambda g: g["X"][..., ::-1]),
-    "gather": (lambda s: [f"tensor I i64 [{N}]", s.tensor("X", ROWS), "read i = I[LAST]",
-                          f"read x = X[{s.at('i')}]"],
-               lambda g: np.where((g["I"] < 0) | (g["I"] >= ROWS), 0,
-                                  g["X"][..., g["I"].clip(0, ROWS - 1)])),
-    "concat": (lambda s: [s.tensor("A", 8), s.tensor("B", N - 8), f"read a = A[{s.at('LAST')}]",
-                          f"read b = B[{s.at('LAST - 8')}]", "let x = where(LAST < 8, a, b)"],
-               lambda g: np.concatenate([g["A"], g["B"]], -1)),
+    "gather": (
+        lambda s: [
+            f"tensor I i64 [{N}]",
+            s.tensor("X", ROWS),
+            "read i = I[LAST]",
+            f"read x = X[{s.at('i')}]",
+        ],
+        lambda g: np.where((g["I"] < 0) | (g["I"] >= ROWS), 0, g["X"][..., g["I"].clip(0, ROWS - 1)]),
+    ),
+    "concat": (
+        lambda s: [
+            s.tensor("A", 8),
+            s.tensor("B", N - 8),
+            f"read a = A[{s.at('LAST')}]",
+            f"read b = B[{s.at('LAST - 8')}]",
+            "let x = where(LAST < 8, a, b)",
+        ],
+        lambda g: np.concatenate([g["A"], g["B"]], -1),
+    ),
 }
 POINTWISE: dict[str, tuple[str, Callable[[Array, Arrays], Array]]] = {
-    "add": ("x + y", lambda x, g: x + g["Y"]), "mul": ("x*y", lambda x, g: x * g["Y"]),
-    "mul_add": ("x*y + z", lambda x, g: x * g["Y"] + g["Z"])}
+    "add": ("x + y", lambda x, g: x + g["Y"]),
+    "mul": ("x*y", lambda x, g: x * g["Y"]),
+    "mul_add": ("x*y + z", lambda x, g: x * g["Y"] + g["Z"]),
+}
 CASES = [
-    *(("", op, "") for op in POINTWISE), *((b, "add", "") for b in BEFORE if b),
-    ("", "", "sum"), ("", "", "max"), *((b, "", "sum") for b in BEFORE if b), ("pad", "mul", "sum"),
-    ("gather", "add", "sum"), ("concat", "mul", "sum")]
+    *(("", op, "") for op in POINTWISE),
+    *((b, "add", "") for b in BEFORE if b),
+    ("", "", "sum"),
+    ("", "", "max"),
+    *((b, "", "sum") for b in BEFORE if b),
+    ("pad", "mul", "sum"),
+    ("gather", "add", "sum"),
+    ("concat", "mul", "sum"),
+]
 
 
 def text(before: str, op: str, reduced: str, rank: int) -> str:
@@ -80,8 +102,15 @@ def text(before: str, op: str, reduced: str, rank: int) -> str:
     name = "_".join(filter(None, ("p", before, op, reduced, str(rank))))
     tensors = [line for line in lines if line.startswith("tensor")]
     steps = [line for line in lines if not line.startswith("tensor")]
-    return "\n".join([f"compute {name}", *tensors, f"axes {axes}", *steps,
-                      f"store R[{', '.join(kept) or '0'}] = {value}"])
+    return "\n".join(
+        [
+            f"compute {name}",
+            *tensors,
+            f"axes {axes}",
+            *steps,
+            f"store R[{', '.join(kept) or '0'}] = {value}",
+        ]
+    )
 
 
 def wanted(before: str, op: str, reduced: str, given: Arrays) -> Array:

@@ -53,9 +53,14 @@ def test_they_mean_what_numpy_says() -> None:
     np.testing.assert_array_equal(case.answers["T"].value, y.max((0, 3, 4)).reshape(12))
 
 
-@pytest.mark.parametrize(("text", "schedule"), [
-    (NHWC + MOMENTS, "h.w:32 o:16 c:16 | mma"), (NCHW + MOMENTS, "h:2 w:8 o:16 c:16 | mma swap=1"),
-    (NCHW + ROWS, "h.w:32 o:16 c:8 | fma programs=2")])
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        (NHWC + MOMENTS, "h.w:32 o:16 c:16 | mma"),
+        (NCHW + MOMENTS, "h:2 w:8 o:16 c:16 | mma swap=1"),
+        (NCHW + ROWS, "h.w:32 o:16 c:8 | fma programs=2"),
+    ],
+)
 def test_parts_become_the_answer(text: str, schedule: str) -> None:
     """Tiles that end within the result add nothing from beyond its end."""
     plan = build_compute(parse(text), TARGETS["interpreter"], Schedule.parse(schedule))
@@ -119,7 +124,9 @@ def test_reductions_behind_a_product_leave_with_it() -> None:
     """A mean and a variance are its statistics, so that the result is not read again."""
     product, last = kernels(parse(NHWC + LETS))
     assert [(w.op, w.view.tensor.name) for w in product.statistics] == [
-        ("sum", "M"), ("squares", "v_kept")]
+        ("sum", "M"),
+        ("squares", "v_kept"),
+    ]
     assert {r.view.tensor.name for r in last.reads} == {"v_kept"}
     plan = build_compute(parse(NHWC + LETS), TARGETS["interpreter"])
     assert not ComputationCase(parse(NHWC + LETS), "float").launched(plan, "cpu").problem
@@ -139,23 +146,31 @@ def test_a_kernel_with_statistics_of_its_text_leaves_no_others(own: str) -> None
     assert not ComputationCase(made, "exact").launched(plan, "cpu").problem
 
 
-@pytest.mark.parametrize(("store", "said"), [
-    ("M[o//5] sum= y", "M sum= divides o=12 by 5; expected a divisor"),
-    ("M[o + 1] sum= y", "M sum= has a coordinate that is neither an axis"),
-    ("M[o] squares= y", "M squares= needs the sum of the same value"),
-    ("M[o] sum= h*1.0", "M sum= is the same along n; expected a value of the product's result"),
-    ("M[o] sum= f16(s)", "M sum= is kept in f16; expected f32"),
-    ("M[o] where o < 3 max= s", "M max= has a condition")])
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("M[o//5] sum= y", "M sum= divides o=12 by 5; expected a divisor"),
+        ("M[o + 1] sum= y", "M sum= has a coordinate that is neither an axis"),
+        ("M[o] squares= y", "M squares= needs the sum of the same value"),
+        ("M[o] sum= h*1.0", "M sum= is the same along n; expected a value of the product's result"),
+        ("M[o] sum= f16(s)", "M sum= is kept in f16; expected f32"),
+        ("M[o] where o < 3 max= s", "M max= has a condition"),
+    ],
+)
 def test_a_store_that_cannot_reduce_says_why(store: str, said: str) -> None:
     text = NHWC + f"    store  {store}\n"
     assert said in (why_not_lowered(parse(text)) or "")
 
 
-@pytest.mark.parametrize(("schedule", "said"), [
-    ("n.h.w:16 o:16 c:16 | mma", "M sum= keeps n, and block n.h.w:16 crosses its positions"),
-    ("n:2 h:8 o:16 c:16 | mma", "M sum= keeps n, and block n:2 crosses"),
-    ("h.w:16 o:16 c:16 | mma split_k=3", "a program has a part of the sum; expected split_k=1"),
-    ("h.w:16 o:4 c:8 | fma regs=o", "regs=o writes positions out")])
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("n.h.w:16 o:16 c:16 | mma", "M sum= keeps n, and block n.h.w:16 crosses its positions"),
+        ("n:2 h:8 o:16 c:16 | mma", "M sum= keeps n, and block n:2 crosses"),
+        ("h.w:16 o:16 c:16 | mma split_k=3", "a program has a part of the sum; expected split_k=1"),
+        ("h.w:16 o:4 c:8 | fma regs=o", "regs=o writes positions out"),
+    ],
+)
 def test_tiles_that_cannot_leave_them_say_why(schedule: str, said: str) -> None:
     assert said in (why_not(Schedule.parse(schedule), parse(NHWC + MOMENTS), SM90) or "")
 
@@ -164,8 +179,7 @@ def test_a_tile_within_a_kept_position_is_reduced() -> None:
     """A block over images and rows keeps the image, where no tile crosses from one to the next."""
     text = NHWC.replace("5", "4").replace("7", "6") + "    store  M[n] sum= y\n"
     (last,) = finishes(parse(text), Schedule.parse("n.h.w:16 o:16 c:16 | mma"))
-    assert [(x.name, x.size) for x in last.axes] == [
-        ("n", 2), ("n_h_w_part", 1), ("o_part", 1)]
+    assert [(x.name, x.size) for x in last.axes] == [("n", 2), ("n_h_w_part", 1), ("o_part", 1)]
 
 
 @pytest.mark.parametrize("text", [NHWC + MOMENTS, NCHW + ROWS], ids=["moments", "rows"])
@@ -173,9 +187,14 @@ def test_the_first_results_are_checked(text: str) -> None:
     """Statistics are compared with what is stored; one that is wrong is named."""
     made = parse(text)
     case = ComputationCase(made, "float")
-    tensors = {t.name: torch.from_numpy(case.given.get(t.name, case.answers[t.name].value if t.name in
-                                                       case.answers else np.zeros(t.shape)))
-               for t in made.tensors}
+    tensors = {
+        t.name: torch.from_numpy(
+            case.given.get(
+                t.name, case.answers[t.name].value if t.name in case.answers else np.zeros(t.shape)
+            )
+        )
+        for t in made.tensors
+    }
     tensors |= {n: t.half() for n, t in tensors.items() if n in "XWY"}
     found = examine(made, tensors)
     assert not found.reason and found.checked > sum(w.view.tensor.shape[0] for w in made.statistics)
@@ -226,7 +245,8 @@ def test_a_file_that_checks_some_points_has_none() -> None:
 
 def test_a_statistic_of_all_points() -> None:
     """One place, of a tensor without dims."""
-    case = ComputationCase(parse("""compute whole
+    case = ComputationCase(
+        parse("""compute whole
         tensor X f32 [8, 4]
         tensor W f32 [16, 4]
         axes   m=8 n=16 | k=4
@@ -236,7 +256,8 @@ def test_a_statistic_of_all_points() -> None:
         store  Y[m, n] = y
         store  S[] sum= y
         store  D[] squares= y
-    """))
+    """)
+    )
     y = case.answers["Y"].value
     np.testing.assert_allclose(case.answers["S"].value, y.sum(), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(case.answers["D"].value, ((y - y.mean()) ** 2).sum(), rtol=1e-6)

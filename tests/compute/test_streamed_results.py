@@ -27,8 +27,9 @@ def test_all_results_of_tiles_that_one_program_has(m: int, programs: int) -> Non
     """The kernel that adds up parts leaves these tiles alone: they have no parts, in no result. With three
     programs for one tile there are no such tiles."""
     made = parse(TEXT.format(m=m))
-    schedule = Schedule.parse(f"m:64 n:32 k:16 | mma | a=box b=box via=gluon "
-                              f"reduce=stream group_m=1 programs={programs}")
+    schedule = Schedule.parse(
+        f"m:64 n:32 k:16 | mma | a=box b=box via=gluon reduce=stream group_m=1 programs={programs}"
+    )
     plan = build_compute(made, Target.parse("sm_90"), schedule)
     assert len(plan.steps) == 2
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []

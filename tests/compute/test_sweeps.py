@@ -57,13 +57,25 @@ POOLED = """compute pooled
     store  Y[n, c, k] = where(x < m, 0.0, 1.0)"""
 
 SCHEDULES = {
-    SOFTMAX: ("k:128 | fma", "n:2 k:128 | fma", "k:32 | fma", "n:4 k:16 | fma | late=1", "n:8 | fma",
-              "n:2 k:128 | fma | late=1 warps=1"),
-    LAYER_NORM: ("h.c:64 | fma", "n:4 h.c:16 | fma | late=1", "n:2 c:4 | fma", "h:8 c:8 | fma",
-                 "n:8 | fma"),
+    SOFTMAX: (
+        "k:128 | fma",
+        "n:2 k:128 | fma",
+        "k:32 | fma",
+        "n:4 k:16 | fma | late=1",
+        "n:8 | fma",
+        "n:2 k:128 | fma | late=1 warps=1",
+    ),
+    LAYER_NORM: (
+        "h.c:64 | fma",
+        "n:4 h.c:16 | fma | late=1",
+        "n:2 c:4 | fma",
+        "h:8 c:8 | fma",
+        "n:8 | fma",
+    ),
     MOMENTS: ("n:4 k:64 | fma", "n:16 k:8 | fma | late=1", "n:8 | fma | unroll=1"),
     BACKWARD: ("k:64 | fma", "b.n:4 k:16 | fma | late=1"),
-    POOLED: ("n.c:8 k:4 | fma", "n.c:16 | fma | unroll=1", "c:4 | fma")}
+    POOLED: ("n.c:8 k:4 | fma", "n.c:16 | fma | unroll=1", "c:4 | fma"),
+}
 CASES = [(text, schedule) for text, many in SCHEDULES.items() for schedule in many]
 
 
@@ -116,8 +128,10 @@ def test_a_row_that_fits_is_loaded_once() -> None:
 
 def test_sums_of_loaded_elements_that_are_used_twice_wait() -> None:
     """Triton's pass for the locality of threads asserts one use of what such a loop leaves."""
-    text = ("compute twice ;; tensor A f32 [g=64, k=256] ;; axes g=64 | k=256 ;; read a = A[g, k] ;; "
-            "let s = sum(a; k) ;; store S[g] = s")
+    text = (
+        "compute twice ;; tensor A f32 [g=64, k=256] ;; axes g=64 | k=256 ;; read a = A[g, k] ;; "
+        "let s = sum(a; k) ;; store S[g] = s"
+    )
     once, twice = parse(text), parse(f"{text} ;; store Q[g] = s*2")
     early, late = (Schedule.parse(f"g:16 k:64 | fma | {word}warps=4") for word in ("", "late=1 "))
     assert why_not(early, once, SM90) is None and why_not(late, twice, SM90) is None
@@ -129,23 +143,31 @@ def test_sums_of_loaded_elements_that_are_used_twice_wait() -> None:
 @pytest.mark.parametrize(("row", "flat"), [(0, True), (-1, False)])
 def test_loops_over_tiles_that_read_nothing_are_not_flattened(row: int, flat: bool) -> None:
     """Triton's pass FuseNestedLoops ends the process there."""
-    made = parse(f"compute least ;; tensor X f32 [n=6, k=5] ;; tensor Y f32 [n=6] ;; axes n=6 | k=5 ;; "
-                 f"read x = X[n*0 + {row}, k] else inf ;; let s = min(x; k) ;; store Y[n] = s")
+    made = parse(
+        f"compute least ;; tensor X f32 [n=6, k=5] ;; tensor Y f32 [n=6] ;; axes n=6 | k=5 ;; "
+        f"read x = X[n*0 + {row}, k] else inf ;; let s = min(x; k) ;; store Y[n] = s"
+    )
     words = Schedule.parse("k:2 | fma | programs=2 stages=4 warps=1")
     assert ("flatten=True" in build_compute(made, SM90, words).source) is flat
 
 
-@pytest.mark.parametrize(("schedule", "reason"), [
-    ("k:16 | fma | split_k=2", "elements of a row are needed again"),
-    ("k:16 | fma | pack=a", "elements of a row are needed again"),
-    ("n:16 k:16 | mma", "no second operand"),
-    ("m:16 n:16 k:16 | mma", "the matrix unit adds in 32 bits, not in bf16")])
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ("k:16 | fma | split_k=2", "elements of a row are needed again"),
+        ("k:16 | fma | pack=a", "elements of a row are needed again"),
+        ("n:16 k:16 | mma", "no second operand"),
+        ("m:16 n:16 k:16 | mma", "the matrix unit adds in 32 bits, not in bf16"),
+    ],
+)
 def test_refusals(schedule: str, reason: str) -> None:
     made = parse(BACKWARD if "mma" in schedule else SOFTMAX)
     if "m:16" in schedule:  # both factors of a product are rounded
-        made = parse("compute rounded ;; tensor X f32 [m=16, k=16] ;; tensor W f32 [k=16, n=16] ;; "
-                     "axes m=16 n=16 k=16 ;; read x = X[m, k] ;; read w = W[k, n] ;; "
-                     "let s = sum(bf16(x*2)*bf16(-w); k) ;; store C[m, n] = s")
+        made = parse(
+            "compute rounded ;; tensor X f32 [m=16, k=16] ;; tensor W f32 [k=16, n=16] ;; "
+            "axes m=16 n=16 k=16 ;; read x = X[m, k] ;; read w = W[k, n] ;; "
+            "let s = sum(bf16(x*2)*bf16(-w); k) ;; store C[m, n] = s"
+        )
     assert reason in str(why_not(Schedule.parse(schedule), made, SM90))
 
 

@@ -36,8 +36,10 @@ VIEWS = {
     "reshape": ("[24]\n axes i=6 j=4\n read x = X[i*4 + j]", 1),
     "reshaped": ("[6, 4]\n axes i=24\n read x = X[i // 4, i % 4]", 1),
     "nearest": ("[2, 4, 5]\n axes c=2 h=8 w=15\n read x = X[c, h // 2, w // 3]", 6),
-    "shuffle": ("[2, 12, 3, 5]\n axes b=2 c=3 h=6 w=10\n"
-                " read x = X[b, c*4 + h % 2*2 + w % 2, h // 2, w // 2]", 1),
+    "shuffle": (
+        "[2, 12, 3, 5]\n axes b=2 c=3 h=6 w=10\n read x = X[b, c*4 + h % 2*2 + w % 2, h // 2, w // 2]",
+        1,
+    ),
     "windows": ("[2, 9]\n axes c=2 k=3 o=4\n read x = X[c, o*2 + k - 1]", 3),
     "diagonal": ("[7, 7]\n axes i=7\n read x = X[i, i]", 1),
     "far": ("[3]\n axes i=20\n read x = X[reflect(i - 8, 3)]", 20),
@@ -85,8 +87,10 @@ def test_views(name: str) -> None:
 
 
 def test_what_tensors_tell_is_added_in_place() -> None:
-    made = parse("compute take\n tensor I i64 [9]\n tensor X bf16 [11, 20]\n tensor Y bf16 [9, 20]\n"
-                 "axes n=9 k=20\n read i = I[n]\n read x = X[i, 19 - k]\n store Y[n, k] = x")
+    made = parse(
+        "compute take\n tensor I i64 [9]\n tensor X bf16 [11, 20]\n tensor Y bf16 [9, 20]\n"
+        "axes n=9 k=20\n read i = I[n]\n read x = X[i, 19 - k]\n store Y[n, k] = x"
+    )
     gradient = back(made)
     assert "store  dX[i, 19 - k] += g" in str(gradient)
     holds(made, gradient)
@@ -97,6 +101,7 @@ def test_what_tensors_tell_is_added_in_place() -> None:
     with pytest.raises(ScheduleError, match="adds to dX_sums in no order"):
         from transconv.compute import Alone
         from transconv.runtime import Plan, build
+
         build(Alone(gradient), TARGETS["sm_90"], None, None, True, Plan)
 
 
@@ -115,8 +120,10 @@ def test_concatenations(of: str) -> None:
 
 
 def test_sums_and_multiples() -> None:
-    made = parse("compute pool\n tensor X f32 [2, 9]\n axes c=2 o=4 | k=3\n read x = X[c, o*2 + k - 1]\n"
-                 "let s = sum(x*(k + 1); k)\n store Y[c, o] = 1 - -s / 3.0")
+    made = parse(
+        "compute pool\n tensor X f32 [2, 9]\n axes c=2 o=4 | k=3\n read x = X[c, o*2 + k - 1]\n"
+        "let s = sum(x*(k + 1); k)\n store Y[c, o] = 1 - -s / 3.0"
+    )
     holds(made, back(made))
 
 
@@ -126,10 +133,16 @@ def test_a_factor_stands_on_either_side(value: str) -> None:
     holds(made, back(made))
 
 
-@pytest.mark.parametrize(("steps", "said"), [
-    ("store Y[i] = x*x", "is no multiple"), ("store Y[i] = exp(x)", "is no multiple"),
-    ("let m = max(x; i)\n store Y[0] = m", "max"), ("store Y[i] = where(x > 0, x, 0)", "axes tell"),
-    ("store Y[i] = 3", "does not reach")])
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ("store Y[i] = x*x", "is no multiple"),
+        ("store Y[i] = exp(x)", "is no multiple"),
+        ("let m = max(x; i)\n store Y[0] = m", "max"),
+        ("store Y[i] = where(x > 0, x, 0)", "axes tell"),
+        ("store Y[i] = 3", "does not reach"),
+    ],
+)
 def test_what_is_not_linear_is_refused(steps: str, said: str) -> None:
     with pytest.raises(ComputeError, match=said):
         back(parse(f"compute p\n axes i=4\n read x = X[i]\n {steps}"))
@@ -142,23 +155,42 @@ def test_drawn_coordinates_are_inverted_or_refused() -> None:
         text = "i"
         for _ in range(draw.randint(1, 4)):
             n = draw.randint(1, 5)
-            text = draw.choice((f"({text}) + {n}", f"{n} - ({text})", f"({text})*{n}", f"({text}) // {n}",
-                                f"({text}) % {n + 2}", f"min({text}, {n + 3})", f"max({text}, {n})",
-                                f"reflect({text}, {n + 2})", f"clamp({text}, {n + 2})"))
+            text = draw.choice(
+                (
+                    f"({text}) + {n}",
+                    f"{n} - ({text})",
+                    f"({text})*{n}",
+                    f"({text}) // {n}",
+                    f"({text}) % {n + 2}",
+                    f"min({text}, {n + 3})",
+                    f"max({text}, {n})",
+                    f"reflect({text}, {n + 2})",
+                    f"clamp({text}, {n + 2})",
+                )
+            )
         size, places = draw.randint(1, 14), draw.randint(1, 12)
         e = expression(text, ComputeScope({"i": size}, f32, whole=index))
         made = inverse(e, Axis("i", size, ""), Var("p"), {Var("p"): places})
         if made is None:
             continue
         found += 1
-        compute = parse(f"compute p\n tensor X f32 [{places}]\n axes i={size}\n read x = X[{text}]\n"
-                        "store Y[i] = x")
+        compute = parse(
+            f"compute p\n tensor X f32 [{places}]\n axes i={size}\n read x = X[{text}]\nstore Y[i] = x"
+        )
         holds(compute, back(compute))
     assert found > 45
 
 
-STORED = ("i", "{last} - i", "i + 2", "i - 1", "(i + 3) % {size}", "i*2 + 1", "i*2 - 3",
-          "i // 2 * 2 + (1 - i % 2)")
+STORED = (
+    "i",
+    "{last} - i",
+    "i + 2",
+    "i - 1",
+    "(i + 3) % {size}",
+    "i*2 + 1",
+    "i*2 - 3",
+    "i // 2 * 2 + (1 - i % 2)",
+)
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -167,14 +199,26 @@ def test_results_that_are_stored_elsewhere_than_at_their_axes(read: str, stored:
     """What is stored beyond the result is not there, and its gradient is 0, also where sizes are equal."""
     for size, places in ((8, 8), (8, 17), (6, 6)):
         at, to = (text.format(size=size, last=size - 1) for text in (read, stored))
-        made = parse(f"compute p\n tensor X f32 [{size}]\n tensor Y f32 [{places}]\n axes i={size}\n"
-                     f"read x = X[{at}]\n store Y[{to}] where 0 <= {to} and {to} < {places} = x*2")
+        made = parse(
+            f"compute p\n tensor X f32 [{size}]\n tensor Y f32 [{places}]\n axes i={size}\n"
+            f"read x = X[{at}]\n store Y[{to}] where 0 <= {to} and {to} < {places} = x*2"
+        )
         holds(made, back(made))
 
 
-STORES = {"Y[i, j]": 1, "Y[i, i]": 0, "Y[i, i + j]": 0, "Y[i, (i + j) % 6]": 1,
-          "Y[j, i*2 + k]": 1, "Y[i, j + k]": 0,
-          "Y[7 - i, j]": 1, "Y[i % 4, j]": 0, "Y[i // 2, i % 2, j]": 1, "Y[i + j*8]": 1, "Y[i + j*7]": 0}
+STORES = {
+    "Y[i, j]": 1,
+    "Y[i, i]": 0,
+    "Y[i, i + j]": 0,
+    "Y[i, (i + j) % 6]": 1,
+    "Y[j, i*2 + k]": 1,
+    "Y[i, j + k]": 0,
+    "Y[7 - i, j]": 1,
+    "Y[i % 4, j]": 0,
+    "Y[i // 2, i % 2, j]": 1,
+    "Y[i + j*8]": 1,
+    "Y[i + j*7]": 0,
+}
 
 
 @pytest.mark.parametrize("place", STORES)
@@ -184,7 +228,9 @@ def test_which_stores_cover_a_tensor(place: str) -> None:
     compute = parse(f"compute c\n axes i=8 j=6 k=2\n {read}\n store {place} = x")
     (view,) = (w.view for w in compute.writes)
     axes = {x.name: range(x.size) for x in compute.axes if x.name in place[1:]}
-    found = [eval(f"({place[2:-1]},)", dict(zip(axes, point, strict=True)))
-             for point in itertools.product(*axes.values())]
+    found = [
+        eval(f"({place[2:-1]},)", dict(zip(axes, point, strict=True)))
+        for point in itertools.product(*axes.values())
+    ]
     once = len({*found}) == len(found) == prod(view.tensor.shape)
     assert covers(compute, view) is once is bool(STORES[place])

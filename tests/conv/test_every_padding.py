@@ -24,8 +24,18 @@ Shape = tuple[int, int, int, int, int, int]  # size, kernel, stride, dilation, p
 
 def shapes() -> list[Shape]:
     found = []
-    for k, s, d in [(1, 1, 1), (1, 2, 1), (2, 1, 1), (3, 1, 1), (3, 2, 1), (2, 1, 2), (3, 1, 2), (2, 2, 3),
-                    (3, 2, 2), (3, 1, 3)]:
+    for k, s, d in [
+        (1, 1, 1),
+        (1, 2, 1),
+        (2, 1, 1),
+        (3, 1, 1),
+        (3, 2, 1),
+        (2, 1, 2),
+        (3, 1, 2),
+        (2, 2, 3),
+        (3, 2, 2),
+        (3, 1, 3),
+    ]:
         for before in (0, 1, 2):
             for behind in (0, 1, 2, 3):
                 size = d * (k - 1) + 4
@@ -53,16 +63,21 @@ def test_computations_are_torchs(prop: Prop, ic: int, oc: int) -> None:
     for shape in shapes():
         problem, out = problem_of(shape, ic, oc)
         random = np.random.default_rng(3)
-        x, w, g = (torch.from_numpy(random.integers(-4, 5, n).astype(np.float64)).requires_grad_()
-                   for n in ((2, ic, shape[0]), (oc, ic, shape[1]), (2, oc, out)))
+        x, w, g = (
+            torch.from_numpy(random.integers(-4, 5, n).astype(np.float64)).requires_grad_()
+            for n in ((2, ic, shape[0]), (oc, ic, shape[1]), (2, oc, out))
+        )
         y = torchs(shape, x, w, out)
         dx, dw = torch.autograd.grad(y, (x, w), g.detach())
         given = {"src": x, "wei": w, "dst": g, "diff_dst": g, "src_diff": x}
         stored = {"fwd": y, "bwd_d": dx, "bwd_w": dw}[prop.value]
         found: dict[str, np.ndarray[Any, Any]] = {}
         for made in computes(problem, prop):
-            tensors = {t.name: given[t.name].detach().numpy() for t in made.tensors
-                       if t.name not in {v.view.tensor.name for v in made.writes}}
+            tensors = {
+                t.name: given[t.name].detach().numpy()
+                for t in made.tensors
+                if t.name not in {v.view.tensor.name for v in made.writes}
+            }
             for name, answer in execute(made, tensors).items():
                 before = found.get(name, np.full(answer.value.shape, np.nan))
                 found[name] = np.where(np.isnan(answer.value), before, answer.value)

@@ -16,8 +16,10 @@ SM90 = Target.parse("sm_90")
 SQUARE = "ic64ih13oc64oh13kh3ph1"
 WORDS = "mma | a=box b=box | swap=1"
 EXACT = (  # piles and parts of a sum, a stride, a dilation in 1D, 3D, merged groups
-    ("mb3ic96ih7iw5oc40oh7ow5kh3kw3ph1pw1 dt=bf16",
-     f"kh.kw.ic:64 oc:64 mb:2 oh:8 ow:4 | {WORDS} split_k=2"),
+    (
+        "mb3ic96ih7iw5oc40oh7ow5kh3kw3ph1pw1 dt=bf16",
+        f"kh.kw.ic:64 oc:64 mb:2 oh:8 ow:4 | {WORDS} split_k=2",
+    ),
     ("mb3ic64ih10iw6oc64oh5ow3kh3kw3sh2sw2ph1pw1 dt=f16", f"ic:64 oc:64 mb:2 oh:2 ow:8 | {WORDS}"),
     ("mb1ic64iw37oc24ow39kw3dw1pw3 dt=f32", f"ic:64 oc:64 ow:32 | {WORDS}"),
     ("mb1ic16id3ih5iw3oc64od3oh5ow3kd3kh1kw2pd1ph0pw0 dt=bf16", f"ic:64 oc:64 od:4 oh:4 ow:4 | {WORDS}"),
@@ -57,8 +59,11 @@ def test_what_lies_beyond_adds_nothing(text: str, words: str) -> None:
 
 
 def test_sizes_that_tiles_divide_get_those_alone() -> None:
-    for text in ("mb16ic64ih28oc64oh28kh3ph1 dt=bf16", f"mb64{SQUARE} dt=bf16",
-                 "mb8ic64ih14oc64oh14kh3ph1 dt=f32"):
+    for text in (
+        "mb16ic64ih28oc64oh28kh3ph1 dt=bf16",
+        f"mb64{SQUARE} dt=bf16",
+        "mb8ic64ih14oc64oh14kh3ph1 dt=f32",
+    ):
         compute = summed(text)
         boxed = [s for s in heuristics.candidates(compute, SM90) if "box" in (s.a, s.b)]
         summing = [b for s in boxed for b in s.blocks if compute.kind(b.first) == "K"]

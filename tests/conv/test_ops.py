@@ -90,8 +90,9 @@ def test_halves_are_rounded_to_even() -> None:
     assert np.array_equal(computed(OPS["round"](x), {x: given}), np.rint(given))
 
 
-@pytest.mark.parametrize(("name", "reason"), [("relu", "already names"), ("bias", "cannot name"),
-                                              ("a+b", "cannot name")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("relu", "already names"), ("bias", "cannot name"), ("a+b", "cannot name")]
+)
 def test_names_that_no_row_can_have(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         register(Op(name, 1, lambda x: x, "torch.abs"))
@@ -103,6 +104,7 @@ def test_the_number_of_operands() -> None:
 
 
 # -- a row from outside ----------------------------------------------------------------------------
+
 
 @pytest.fixture
 def bounded() -> Iterator[Op]:

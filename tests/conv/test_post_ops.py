@@ -25,23 +25,45 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
 
 # oneDNN's documentation, formula by formula.
 MEANING = {
-    "abs": X.abs(), "clip:-2:3": X.clamp(-2, 3), "clip_v2:-2:3": X.clamp(-2, 3),
-    "elu:-2": torch.where(X > 0, X, -2 * X.expm1()), "elu": torch.where(X > 0, X, 0.0), "exp": X.exp(),
+    "abs": X.abs(),
+    "clip:-2:3": X.clamp(-2, 3),
+    "clip_v2:-2:3": X.clamp(-2, 3),
+    "elu:-2": torch.where(X > 0, X, -2 * X.expm1()),
+    "elu": torch.where(X > 0, X, 0.0),
+    "exp": X.exp(),
     "gelu_erf": X * 0.5 * (1 + torch.erf(X * 0.5**0.5)),
-    "gelu_tanh": 0.5 * X * (1 + torch.tanh((2 / torch.pi)**0.5 * (X + 0.044715 * X**3))),
-    "hardsigmoid:-2:3": (X * -2 + 3).clamp(0, 1), "hardswish:-2:3": X * (X * -2 + 3).clamp(0, 1),
-    "linear:-2:3": X * -2 + 3, "log": X.log(), "logistic": 1 / (1 + torch.exp(-X)),
-    "mish": X * torch.tanh(softplus(X)), "pow:1:-1": 1 / X, "pow:1:0.5": X.sqrt(), "pow:2:1.5": 2 * X**1.5,
-    "pow:0.5:0.33": 0.5 * X**0.33, "relu": X.relu(), "relu:-2": torch.where(X > 0, X, -2 * X),
-    "round": X.round(), "soft_relu:1": softplus(X), "soft_relu:-2": softplus(-2 * X) / -2,
+    "gelu_tanh": 0.5 * X * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (X + 0.044715 * X**3))),
+    "hardsigmoid:-2:3": (X * -2 + 3).clamp(0, 1),
+    "hardswish:-2:3": X * (X * -2 + 3).clamp(0, 1),
+    "linear:-2:3": X * -2 + 3,
+    "log": X.log(),
+    "logistic": 1 / (1 + torch.exp(-X)),
+    "mish": X * torch.tanh(softplus(X)),
+    "pow:1:-1": 1 / X,
+    "pow:1:0.5": X.sqrt(),
+    "pow:2:1.5": 2 * X**1.5,
+    "pow:0.5:0.33": 0.5 * X**0.33,
+    "relu": X.relu(),
+    "relu:-2": torch.where(X > 0, X, -2 * X),
+    "round": X.round(),
+    "soft_relu:1": softplus(X),
+    "soft_relu:-2": softplus(-2 * X) / -2,
     "sqrt": X.sqrt(),
-    "square": X**2, "swish:-2": X / (1 + torch.exp(2 * X)), "tanh": X.tanh(),
+    "square": X**2,
+    "swish:-2": X / (1 + torch.exp(2 * X)),
+    "tanh": X.tanh(),
     "tanh:0:0:2.5": 2.5 * X.tanh(),
-    "linear:2:0+linear:3:0": 6 * X, "relu_dst": X.relu(), "exp_dst": X.exp(),
+    "linear:2:0+linear:3:0": 6 * X,
+    "relu_dst": X.relu(),
+    "exp_dst": X.exp(),
     "sum:1.5:2": X + 1.5 * (X - 2),
-    "add:3": X + 3, "div:2": X / 2, "ge:1": (X >= 1).double(), "ne:0": (X != 0).double(),
+    "add:3": X + 3,
+    "div:2": X / 2,
+    "ge:1": (X >= 1).double(),
+    "ne:0": (X != 0).double(),
     "max:1": X.clamp(1),
-    "prelu:per_tensor": torch.where(X > 0, X, X * X), "select:f32.per_tensor:per_tensor": X,
+    "prelu:per_tensor": torch.where(X > 0, X, X * X),
+    "select:f32.per_tensor:per_tensor": X,
     "fn(f32:per_tensor|silu(acc+arg0)*arg0)": X * torch.nn.functional.silu(2 * X),
 }
 
@@ -55,37 +77,65 @@ def test_words_mean_what_onednn_says(word: str) -> None:
     assert Epilogue.parse(str(made)) == made
 
 
-@pytest.mark.parametrize(("word", "spelled"), [
-    ("clip:0:6", "relu6"), ("swish:1", "silu"), ("hardswish:0.166667:0.5", "hardswish"), ("linear:1", ""),
-    ("logistic:0:0:2.5", "sigmoid+mul:2.5"), ("sum", "res"), ("sum:1:0:u8", "sum:1:0:u8"),
-    ("relu:0", "relu"),
-    ("bias:f16", "bias:f16"), ("tanh_dst", "tanh"), ("add:f32:per_oc:any", "add:f32:per_oc:any"),
-])
+@pytest.mark.parametrize(
+    ("word", "spelled"),
+    [
+        ("clip:0:6", "relu6"),
+        ("swish:1", "silu"),
+        ("hardswish:0.166667:0.5", "hardswish"),
+        ("linear:1", ""),
+        ("logistic:0:0:2.5", "sigmoid+mul:2.5"),
+        ("sum", "res"),
+        ("sum:1:0:u8", "sum:1:0:u8"),
+        ("relu:0", "relu"),
+        ("bias:f16", "bias:f16"),
+        ("tanh_dst", "tanh"),
+        ("add:f32:per_oc:any", "add:f32:per_oc:any"),
+    ],
+)
 def test_one_spelling(word: str, spelled: str) -> None:
     assert str(Epilogue.parse(word)) == spelled
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("rely", "has 'rely', expected one of: bias, res, sum"), ("abs_dst", "has 'abs_dst'"),
-    ("relu:x", "'relu:x' has an argument that is no number"), ("relu:nan", "no number"),
-    ("relu:1:2:3:4", "has 4 arguments; expected at most 3"), ("add", "'add' has no type"),
-    ("add:f4", "has the type 'f4'"), ("add:tf32", "has the type 'tf32'"), ("add:f32:x", "mask 'x'"),
-    ("div:0", "divides by 0"), ("sum:1:0:f32:2", "expected sum:SCALE:ZERO:TYPE"),
-    ("bias+bias", "'bias' twice"),
-    ("sum:1:0:s8+sum:1:0:u8", "reads the old result as two types"), ("select", "expected select:TYPE"),
-    ("fn(|foo(acc))", "foo(...) is unknown"), ("fn(|acc+arg0)", "names arg0; expected acc"),
-    ("fn(f32|acc > arg0)", "is a condition"),
-    ("+".join(["relu"] * 40), "40 operations; expected at most 32"),
-])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("rely", "has 'rely', expected one of: bias, res, sum"),
+        ("abs_dst", "has 'abs_dst'"),
+        ("relu:x", "'relu:x' has an argument that is no number"),
+        ("relu:nan", "no number"),
+        ("relu:1:2:3:4", "has 4 arguments; expected at most 3"),
+        ("add", "'add' has no type"),
+        ("add:f4", "has the type 'f4'"),
+        ("add:tf32", "has the type 'tf32'"),
+        ("add:f32:x", "mask 'x'"),
+        ("div:0", "divides by 0"),
+        ("sum:1:0:f32:2", "expected sum:SCALE:ZERO:TYPE"),
+        ("bias+bias", "'bias' twice"),
+        ("sum:1:0:s8+sum:1:0:u8", "reads the old result as two types"),
+        ("select", "expected select:TYPE"),
+        ("fn(|foo(acc))", "foo(...) is unknown"),
+        ("fn(|acc+arg0)", "names arg0; expected acc"),
+        ("fn(f32|acc > arg0)", "is a condition"),
+        ("+".join(["relu"] * 40), "40 operations; expected at most 32"),
+    ],
+)
 def test_refusals_name_the_word(text: str, reason: str) -> None:
     with pytest.raises(ScheduleError) as error:
         Epilogue.parse(text)
     assert reason in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("mask", "shape"), [
-    ("common", (1, 1, 1, 1)), ("per_oc", (1, 6, 1, 1)), ("per_dim_01", (2, 6, 1, 1)), ("12", (1, 1, 5, 5)),
-    ("per_tensor", (2, 6, 5, 5))])
+@pytest.mark.parametrize(
+    ("mask", "shape"),
+    [
+        ("common", (1, 1, 1, 1)),
+        ("per_oc", (1, 6, 1, 1)),
+        ("per_dim_01", (2, 6, 1, 1)),
+        ("12", (1, 1, 5, 5)),
+        ("per_tensor", (2, 6, 5, 5)),
+    ],
+)
 def test_tensors_have_the_shape_of_their_mask(mask: str, shape: tuple[int, ...]) -> None:
     tensor = ConvWorkload(P, Prop.FWD, Epilogue.parse(f"add:u8:{mask}")).tensors[-1]
     assert (tensor.name, tensor.shape, tensor.dtype) == ("arg0", shape, u8)
@@ -93,15 +143,27 @@ def test_tensors_have_the_shape_of_their_mask(mask: str, shape: tuple[int, ...])
     assert Epilogue.parse(f"add:u8:{mask}").kind == ("res" if mask == "per_tensor" else "point")
 
 
-@pytest.mark.parametrize("words", [
-    "", "relu", "bias", "bias:f32+relu", "sum:0.5+add:f32:per_oc", "prelu:per_oc+mul:f32:per_tensor+res",
-    "zero:src:per_ic", "stochastic", "bias+mul:0.5+stochastic"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "relu",
+        "bias",
+        "bias:f32+relu",
+        "sum:0.5+add:f32:per_oc",
+        "prelu:per_oc+mul:f32:per_tensor+res",
+        "zero:src:per_ic",
+        "stochastic",
+        "bias+mul:0.5+stochastic",
+    ],
+)
 def test_operands_are_all_that_is_read_but_the_product(words: str) -> None:
     kept = ("s8", "s8") if "zero" in words else ("f16", "f16")
     p = ConvProblem.parse(f"mb2ic8ih5oc6oh5kh3ph1 dt={kept[0]}:{kept[1]}:f16 tag=nhwc")
     work = ConvWorkload(p, Prop.FWD, Epilogue.parse(words))
     read = {r.view.tensor.name for c in work.computations for r in c.reads} - {
-        w.view.tensor.name for c in work.computations[:-1] for w in c.writes}
+        w.view.tensor.name for c in work.computations[:-1] for w in c.writes
+    }
     said = {o.name for o in work.epilogue.operands} | {t.name for t in work.epilogue.zeros.tensors(p)}
     assert read == said | {"src", "wei"}
     assert {t.name for t in work.tensors} == read | {"dst"}
@@ -116,8 +178,10 @@ def test_masks_and_tags_of_another_rank() -> None:
 LONG = "+".join(["linear:0.5:1", "relu:0.5", "add:s8:per_oc", "swish:-0.5"] * 8)
 CHAINS = {
     "order": "mul:f32:per_oc+bias:f16+sum:0.5:2:s8+relu:0.5+add:u8:per_dim_01+div:2",
-    "prelu": "prelu:per_oc+select:f16.per_tensor:per_dim_0+max:f32:common", "long": LONG,
-    "blocked": "add:s8:14:aBcd4b+square"}
+    "prelu": "prelu:per_oc+select:f16.per_tensor:per_dim_0+max:f32:common",
+    "long": LONG,
+    "blocked": "add:s8:14:aBcd4b+square",
+}
 
 
 @pytest.mark.parametrize("words", CHAINS)
@@ -140,9 +204,16 @@ def test_long_chains_have_names_for_their_values() -> None:
     assert len(lines) > 16 and max(map(len, lines)) < 200
 
 
-@pytest.mark.parametrize(("asked", "computed"), [
-    ("relu:0.5+bias", "bias+relu:0.5"), ("sum:0.5:2", "sum:0.5"), ("clip:-4:8", "clip:-4:7"),
-    ("add:s8:per_oc", "sub:s8:per_oc"), ("ge:s8:per_tensor", "lt:s8:per_tensor")])
+@pytest.mark.parametrize(
+    ("asked", "computed"),
+    [
+        ("relu:0.5+bias", "bias+relu:0.5"),
+        ("sum:0.5:2", "sum:0.5"),
+        ("clip:-4:8", "clip:-4:7"),
+        ("add:s8:per_oc", "sub:s8:per_oc"),
+        ("ge:s8:per_tensor", "lt:s8:per_tensor"),
+    ],
+)
 def test_wrong_epilogues_are_found(asked: str, computed: str) -> None:
     """Replaces the kernel by one with another chain of post-ops."""
     case = ProblemCase(P, Prop.FWD, asked, where="cpu", numpy=True)
@@ -172,9 +243,17 @@ def test_errors_follow_the_function() -> None:
         assert with_error(pointwise(text), near, errors, 0.0)[1].item() == pytest.approx(most)
 
 
-@pytest.mark.parametrize(("text", "exact"), [
-    ("acc*0.5 + 1.5", True), ("acc*0.1", False), ("exp(acc)", False), ("relu(acc)*4096*4096", True),
-    ("acc*4095*4093", False), ("where(acc > arg0, acc, arg0*0.25)", True)])
+@pytest.mark.parametrize(
+    ("text", "exact"),
+    [
+        ("acc*0.5 + 1.5", True),
+        ("acc*0.1", False),
+        ("exp(acc)", False),
+        ("relu(acc)*4096*4096", True),
+        ("acc*4095*4093", False),
+        ("where(acc > arg0, acc, arg0*0.25)", True),
+    ],
+)
 def test_exactness(text: str, exact: bool) -> None:
     assert pointwise(text).is_exact is exact
 
@@ -189,8 +268,9 @@ def test_texts_of_functions() -> None:
 
 def test_any_size() -> None:
     """The tensors of an epilogue are as large as the result of the call."""
-    made = ConvWorkload(P, Prop.FWD, Epilogue.parse("add:f32:per_dim_01+sum:0.5"),
-                        frozenset({"mb", "ih", "iw"}))
+    made = ConvWorkload(
+        P, Prop.FWD, Epilogue.parse("add:f32:per_dim_01+sum:0.5"), frozenset({"mb", "ih", "iw"})
+    )
     first, second = made.tensors[-2:]
     assert (str(first.extents[0]), len(second.extents)) == ("MB", 4)
     assert replace(made, open=frozenset()).tensors[-2].shape == (2, 6, 1, 1)

@@ -31,22 +31,32 @@ def test_comments_blank_lines_and_several_tokens_a_line() -> None:
 
 def test_options_hold_for_what_follows_until_reset() -> None:
     assert run(A, "--dir=BWD_W --dt=f16", A, "--reset", A) == [
-        f"{A} None", f"{A} dt=f16 bwd_w", f"{A} None"]
+        f"{A} None",
+        f"{A} dt=f16 bwd_w",
+        f"{A} None",
+    ]
 
 
 def test_lists_multiply_and_the_empty_alternative_is_the_default() -> None:
     assert run("--dir=FWD_I,BWD_D --mb=,7", A) == [
-        f"{A} fwd", f"{A.replace('mb3', 'mb7')} fwd",
-        f"{A} bwd_d", f"{A.replace('mb3', 'mb7')} bwd_d"]
+        f"{A} fwd",
+        f"{A.replace('mb3', 'mb7')} fwd",
+        f"{A} bwd_d",
+        f"{A.replace('mb3', 'mb7')} bwd_d",
+    ]
     assert run("--dt=,f16:f16:f32", A) == [f"{A} None", f"{A} dt=f16:f16:f32 None"]
     assert run("--mb=0", A) == [f"{A} None"]
 
 
 def test_tags_of_each_tensor() -> None:
     assert run("--stag=axb --dtag=axb --wtag=any,axb", A) == [
-        f"{A} tag=nhwc:oihw:nhwc None", f"{A} tag=nhwc None"]
+        f"{A} tag=nhwc:oihw:nhwc None",
+        f"{A} tag=nhwc None",
+    ]
     assert run("--wtag=goihw,abxc", "g2ic4ih6oc8oh4kh3") == [
-        "g2ic4ih6oc8oh4kh3 None", "g2ic4ih6oc8oh4kh3 tag=nchw:ohwi:nchw None"]
+        "g2ic4ih6oc8oh4kh3 None",
+        "g2ic4ih6oc8oh4kh3 tag=nchw:ohwi:nchw None",
+    ]
 
 
 def test_backslash_glues_the_next_token_on() -> None:
@@ -89,8 +99,10 @@ def test_own_lists_are_distinct_named_and_canonical(path: Path) -> None:
     assert len(set(problems)) == len(problems)
 
 
-@pytest.mark.parametrize(("network", "macs"), [
-    ("resnet50", 4.09e9), ("mobilenet_v3", 0.217e9), ("convnext_t", 4.45e9), ("vgg16", 15.35e9)])
+@pytest.mark.parametrize(
+    ("network", "macs"),
+    [("resnet50", 4.09e9), ("mobilenet_v3", 0.217e9), ("convnext_t", 4.45e9), ("vgg16", 15.35e9)],
+)
 def test_lists_have_the_published_cost(network: str, macs: float) -> None:
     """Multiply-adds of one image, padding counted, as the papers and model zoos state them."""
     total = 0
@@ -129,13 +141,27 @@ def test_layers_of_a_file_have_the_sizes_that_torch_gives_them() -> None:
         size = [(k - 1) * d + rng.randint(1, 5) for k, d in zip(kernel, dilation, strict=True)]
         extra = [rng.randint(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True)]
         transposed, groups = rng.random() < 0.5, rng.choice([1, 2])
-        row = {"name": f"layer_{at}", "n": 2, "groups": groups, "cin": 4, "cout": 6, "in_size": size,
-               "kernel": kernel, "stride": stride, "dilation": dilation, "pad": pad,
-               "transposed": transposed, **({"output_padding": extra} if transposed else {})}
+        row = {
+            "name": f"layer_{at}",
+            "n": 2,
+            "groups": groups,
+            "cin": 4,
+            "cout": 6,
+            "in_size": size,
+            "kernel": kernel,
+            "stride": stride,
+            "dilation": dilation,
+            "pad": pad,
+            "transposed": transposed,
+            **({"output_padding": extra} if transposed else {}),
+        }
         (layer,) = from_json({"schema": SCHEMA, "layers": [row]})
         words = {"stride": stride, "padding": pad, "dilation": dilation, "groups": groups}
-        module = (getattr(torch.nn, f"ConvTranspose{n}d")(4, 6, kernel, output_padding=extra, **words)
-                  if transposed else getattr(torch.nn, f"Conv{n}d")(4, 6, kernel, **words))
+        module = (
+            getattr(torch.nn, f"ConvTranspose{n}d")(4, 6, kernel, output_padding=extra, **words)
+            if transposed
+            else getattr(torch.nn, f"Conv{n}d")(4, 6, kernel, **words)
+        )
         made = module(torch.zeros(2, 4, *size)).shape[2:]
         p = layer.shape
         ends = [tuple(size), tuple(made)]

@@ -49,8 +49,10 @@ ADDED: dict[str, tuple[Calls, Calls]] = {
     "activation": ((lambda: compute.register(BOUNDED),), (lambda: compute.unregister(BOUNDED.name),)),
     "word": ((lambda: schedule.register_word(NOTE),), (lambda: schedule.unregister_word(NOTE.name),)),
     "pass of the word": ((lambda: passes.register(NOTING),), (lambda: passes.unregister(NOTING.name),)),
-    "type": ((lambda: ir.DTYPES.add(F8), lambda: target.register(CHIP_OF_8_BITS)),
-             (lambda: ir.DTYPES.remove(F8.name), lambda: target.unregister(CHIP_OF_8_BITS.name))),
+    "type": (
+        (lambda: ir.DTYPES.add(F8), lambda: target.register(CHIP_OF_8_BITS)),
+        (lambda: ir.DTYPES.remove(F8.name), lambda: target.unregister(CHIP_OF_8_BITS.name)),
+    ),
     "chip": ((lambda: target.register(CHIP),), (lambda: target.unregister(CHIP.name),)),
     "pass": ((lambda: passes.register(SHIFTS),), (lambda: passes.unregister(SHIFTS.name),)),
 }
@@ -120,16 +122,20 @@ def test_a_type(rows: None) -> None:
 def test_a_chip(rows: None, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It and its siblings have kernels of texts and of convolutions."""
     assert Target.parse(name).sms == 200
-    assert main(["show", "mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "--target", name,
-                 "--stage", "emit"]) == 0
+    assert (
+        main(["show", "mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "--target", name, "--stage", "emit"])
+        == 0
+    )
     assert "warpgroup_mma" in capsys.readouterr().out
     made = compute.parse(PRODUCT.format(dtype="bf16", after="relu"))
     assert f"# target {name}" in build_compute(made, Target.parse(name)).source
 
 
 def test_a_pass(rows: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "mb2ic16ih8oc16oh4kh3sh2ph1 tag=nhwc", "--target", CHIP.name,
-                 "--stage", "shifts"]) == 0
+    assert (
+        main(["show", "mb2ic16ih8oc16oh4kh3sh2ph1 tag=nhwc", "--target", CHIP.name, "--stage", "shifts"])
+        == 0
+    )
     told = capsys.readouterr().out
     assert "---- shifts: products with powers of two" in told and " << " in told
 

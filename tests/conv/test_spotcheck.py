@@ -46,8 +46,9 @@ def laid_out(values: torch.Tensor, p: ConvProblem, name: str) -> torch.Tensor:
 def right(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
     """Random operands and the result they have."""
     generator = torch.Generator().manual_seed(seed)
-    made = {name: laid_out(torch.randn(p.shapes[name], generator=generator), p, name)
-            for name in prop.operands}
+    made = {
+        name: laid_out(torch.randn(p.shapes[name], generator=generator), p, name) for name in prop.operands
+    }
     a, b = (made[name].double().numpy() for name in prop.operands)
     made[prop.result] = laid_out(torch.from_numpy(convolve(p, prop, a, b)), p, prop.result)
     return made
@@ -64,8 +65,11 @@ def test_right_results_pass_and_one_wrong_element_does_not(name: str, prop: Prop
     tensors = right(p, prop)
     assert told(p, prop, tensors) is None
     result = tensors[prop.result]
-    for place in [(0,) * result.ndim, tuple(n - 1 for n in result.shape),
-                  tuple(n // 2 for n in result.shape)]:
+    for place in [
+        (0,) * result.ndim,
+        tuple(n - 1 for n in result.shape),
+        tuple(n // 2 for n in result.shape),
+    ]:
         saved = result[place].clone()
         for wrong in (saved + 0.1 * result.abs().max(), torch.tensor(float("nan"))):
             result[place] = wrong
@@ -114,8 +118,9 @@ def test_large_results_wrong_in_places(what: str) -> None:
         a, b = tensors["src"].double().numpy(), weights.double().numpy()
         result.copy_(torch.from_numpy(convolve(LARGE, Prop.FWD, a, b)))
     else:
-        wrong = {"last image": result[-1], "last channel": result[:, -1],
-                 "last row": result[-1, :, -1]}[what]
+        wrong = {"last image": result[-1], "last channel": result[:, -1], "last row": result[-1, :, -1]}[
+            what
+        ]
         wrong.copy_(wrong.roll(1, -1))
     assert told(LARGE, Prop.FWD, tensors)
 
@@ -213,8 +218,7 @@ def test_very_long_sums(kind: str) -> None:
 def test_tf32_is_allowed_where_it_is_used() -> None:
     p = ConvProblem.make(4, 64, 64, (8, 8), (3, 3), pad=1)
     tensors = right(p, Prop.FWD)
-    near = {n: ((tensors[n].view(torch.int32) + 4096) & -8192).view(torch.float32)
-            for n in ("src", "wei")}
+    near = {n: ((tensors[n].view(torch.int32) + 4096) & -8192).view(torch.float32) for n in ("src", "wei")}
     a, b = near["src"].double().numpy(), near["wei"].double().numpy()
     tensors["dst"].copy_(torch.from_numpy(convolve(p, Prop.FWD, a, b)))
     assert told(p, Prop.FWD, tensors) is None
@@ -235,8 +239,9 @@ def test_points_reach_every_edge(summed: tuple[int, ...], wide: bool) -> None:
     assert 16 <= count <= 1024 + together
     if together == 1:
         assert count * prod(summed) <= spotcheck.MOST_PRODUCTS or count == 16
-    for drawn, same, size in zip((first.columns, *first.rows), (again.columns, *again.rows),
-                                 (axes.columns, *axes.rows), strict=True):
+    for drawn, same, size in zip(
+        (first.columns, *first.rows), (again.columns, *again.rows), (axes.columns, *axes.rows), strict=True
+    ):
         assert torch.equal(drawn, same)
         assert 0 == drawn.min() and drawn.max() == size - 1
         if together == 1 and count > 100:
@@ -264,10 +269,16 @@ def test_a_sum_over_no_images_is_zero() -> None:
 def test_sums_of_8_bit_floats_have_13_bits() -> None:
     """Too small by 2^-11 of the absolute terms for each 32 of them; if sums move to f32, for 4 times."""
     x, w = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((2, 512, 6, 6), (32, 512, 1, 1)))
-    sums, size = (torch.nn.functional.conv2d(*t) for t in ((x.double(), w.double()),
-                                                           (x.double().abs(), w.double().abs())))
-    for steps, words, right in ((16, "", True), (16, " math=ieee", False), (4, " math=ieee", True),
-                                (50, "", False)):
+    sums, size = (
+        torch.nn.functional.conv2d(*t)
+        for t in ((x.double(), w.double()), (x.double().abs(), w.double().abs()))
+    )
+    for steps, words, right in (
+        (16, "", True),
+        (16, " math=ieee", False),
+        (4, " math=ieee", True),
+        (50, "", False),
+    ):
         p = ConvProblem.parse(f"mb2ic512ih6oc32oh6kh1 dt=f8e4m3:f8e4m3:f32{words}")
         got = (sums - 2.0**-11 * steps * size).float()
         assert (told(p, Prop.FWD, {"src": x, "wei": w, "dst": got}) is None) is right

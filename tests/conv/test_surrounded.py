@@ -56,7 +56,8 @@ def test_a_text_is_read_as_the_same_work(problem: ConvProblem, prop: Prop) -> No
     assert again == made and hash(again) == hash(made)
     assert [c.part for c in made.parts] == [c.part for c in computes(problem, prop)]
     assert [[x.role for x in c.axes] for c in made.parts] == [
-        [x.role for x in c.axes] for c in computes(problem, prop)]
+        [x.role for x in c.axes] for c in computes(problem, prop)
+    ]
     assert len({c.name for c in made.parts}) == len(made.parts)
 
 
@@ -65,8 +66,10 @@ def test_what_has_one_product_is_planned_and_what_has_several_kernels_is_not() -
     made.refuse()
     schedules = [s.schedule for s in plan(made, SM90, None, False, Plan).steps]
     assert all(why_not(s, c, SM90) is None for s, c in zip(schedules, made.parts, strict=True))
-    added = parse("compute added\n tensor I i32 [4]\n tensor X f32 [4, 64]\n tensor Y f16 [8]\n"
-                  " axes n=4 k=64\n read i = I[n]\n read x = X[n, k]\n store Y[i] += sum(x; k)")
+    added = parse(
+        "compute added\n tensor I i32 [4]\n tensor X f32 [4, 64]\n tensor Y f16 [8]\n"
+        " axes n=4 k=64\n read i = I[n]\n read x = X[n, k]\n store Y[i] += sum(x; k)"
+    )
     assert len(kernels(added)) == 2  # which adds in f32 and rounds behind it
     with pytest.raises(ScheduleError, match="it takes 2 kernels; expected one product"):
         replace(made, parts=(added,)).refuse()
@@ -88,8 +91,10 @@ def test_tuned_rows_are_those_of_the_direction() -> None:
 @pytest.mark.parametrize("wrong", ["", "dst", "other"])
 def test_every_result_is_examined(wrong: str) -> None:
     made = work(P, Prop.FWD)
-    like = {t.name: torch.empty_strided(t.shape, t.layout.strides() or (), dtype=torch.float16)
-            for t in made.tensors}
+    like = {
+        t.name: torch.empty_strided(t.shape, t.layout.strides() or (), dtype=torch.float16)
+        for t in made.tensors
+    }
     for name in ("src", "wei"):
         like[name].copy_(torch.randint(-1, 2, like[name].shape))
     for name in made.results:

@@ -90,6 +90,7 @@ def test_front_ends_do_not_read_each_other(known: None) -> None:
 
 def test_distances_of_convolutions_order_their_problems() -> None:
     """0 to itself alone, the same both ways, the longer, the more and the farther sizes differ."""
+
     def at(text: str, prop: Prop = Prop.FWD) -> ConvWorkload:
         return ConvWorkload(ConvProblem.parse(text), prop)
 
@@ -100,16 +101,29 @@ def test_distances_of_convolutions_order_their_problems() -> None:
 
     base = at("mb32ic64ih28oc64oh28kh3ph1")
     assert far(base, base) == 0 == far(base, at(str(base)))
-    rising = [at(text) for text in (
-        "mb32ic64ih30oc64oh28kh3", "mb33ic64ih28oc64oh28kh3ph1", "mb36ic64ih28oc64oh28kh3ph1",
-        "mb64ic64ih28oc64oh28kh3ph1", "mb32ic128ih28oc64oh28kh3ph1", "mb64ic128ih28oc64oh28kh3ph1",
-        "mb64ic128ih28oc32oh28kh3ph1")]
+    rising = [
+        at(text)
+        for text in (
+            "mb32ic64ih30oc64oh28kh3",
+            "mb33ic64ih28oc64oh28kh3ph1",
+            "mb36ic64ih28oc64oh28kh3ph1",
+            "mb64ic64ih28oc64oh28kh3ph1",
+            "mb32ic128ih28oc64oh28kh3ph1",
+            "mb64ic128ih28oc64oh28kh3ph1",
+            "mb64ic128ih28oc32oh28kh3ph1",
+        )
+    ]
     found = [far(base, other) for other in rising]
     assert 0 < found[0] and found == sorted(set(found))
     assert far(base, replace(base, open=frozenset({"mb"}))) > 0
     assert 0 < far(base, at("mb32ic64ih28oc64oh28kh3ph1 dt=bf16")) < far(rising[3], rising[4])
-    for other in ("mb32ic64ih28oc64oh28kh1", "mb32ic64ih28oc64oh14kh3sh2ph1", "mb32ic8ih28oc64oh28kh3ph1",
-                  "mb32ic64ih28oc64oh28kh3dh1ph2", "g2mb32ic64ih28oc64oh28kh3ph1"):
+    for other in (
+        "mb32ic64ih28oc64oh28kh1",
+        "mb32ic64ih28oc64oh14kh3sh2ph1",
+        "mb32ic8ih28oc64oh28kh3ph1",
+        "mb32ic64ih28oc64oh28kh3dh1ph2",
+        "g2mb32ic64ih28oc64oh28kh3ph1",
+    ):
         assert base.distance(at(other)) is None, other
 
 

@@ -40,8 +40,9 @@ def _anew() -> Iterator[None]:
     model._estimate.cache_clear()
 
 
-def sized(names: str, files: tuple[str, ...] = ("h200_sizes.csv", "h100_sizes.csv"),
-          ) -> Iterator[tuple[Row, Schedule, tuple[Compute, ...], dict[str, int]]]:
+def sized(
+    names: str, files: tuple[str, ...] = ("h200_sizes.csv", "h100_sizes.csv")
+) -> Iterator[tuple[Row, Schedule, tuple[Compute, ...], dict[str, int]]]:
     """The timed kernels of layers whose sizes are arguments, channels last, their computations and
     sizes."""
     of = {layer.name: layer for layer in chosen(False, names)}
@@ -55,16 +56,22 @@ def sized(names: str, files: tuple[str, ...] = ("h200_sizes.csv", "h100_sizes.cs
         yield row, Schedule.parse(row["schedule"]), found, at
 
 
-def microseconds(schedule: Schedule, computes: tuple[Compute, ...], at: dict[str, int],
-                 chip: Target) -> float:
+def microseconds(
+    schedule: Schedule, computes: tuple[Compute, ...], at: dict[str, int], chip: Target
+) -> float:
     each = [AtSizes(schedule, c, chip) for c in computes]
     return sum(x.us(*(value_at(n, at) for n in x.counts)) for x in each)
 
 
-def fits(monkeypatch: pytest.MonkeyPatch, name: str, others: tuple[float, ...],
-         measured: list[tuple[float, Callable[[], float]]]) -> float:
+def fits(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    others: tuple[float, ...],
+    measured: list[tuple[float, Callable[[], float]]],
+) -> float:
     """How far estimates are from what was measured, the root of the mean square of logarithms; further
     with other values of a number of the model."""
+
     def off() -> float:
         return sqrt(sum(log(us / estimated()) ** 2 for us, estimated in measured) / len(measured))
 
@@ -101,10 +108,13 @@ def test_boxes_from_a_crowded_cache() -> None:
 
 def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 46 kernels: they take hardly longer than other boxes, if at all, and not half as long again."""
-    measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
-                for row, s, c, at in sized("rn50_l2_3x3_128_s2,dcgan_up_512_256")
-                if len(c) == 1 and why_not(s, c[0], SM90) is None
-                and any(f.stepped for f in count(s, c[0], SM90).fetched)]
+    measured = [
+        (float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
+        for row, s, c, at in sized("rn50_l2_3x3_128_s2,dcgan_up_512_256")
+        if len(c) == 1
+        and why_not(s, c[0], SM90) is None
+        and any(f.stepped for f in count(s, c[0], SM90).fetched)
+    ]
     assert len(measured) == 46
     assert fits(monkeypatch, "STEPPED", (1.5,), measured) < 0.11
 
@@ -112,13 +122,20 @@ def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None
 def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 23 kernels, the gradients of a stem whose phases are launches of their own."""
     timed = [*sized("rn50_stem7x7s2", ("h100_stem_phases.csv",))]
-    measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
-                for row, s, c, at in timed]
+    measured = [
+        (float(row["us"]), partial(microseconds, s, c, at, target_of([row]))) for row, s, c, at in timed
+    ]
     for sizes, *us in MEASURED:
         at = dict(zip(("MB", "IH", "IW"), sizes, strict=True))
-        for t, tile, device in zip(us, (
+        for t, tile, device in zip(
+            us,
+            (
                 "256 ic:16 oc:64 | mma | a=gather b=gather | stages=3",
-                "128 ic:16 oc:64 | mma | a=gather b=gather | stages=4"), ("H200", "H100"), strict=True):
+                "128 ic:16 oc:64 | mma | a=gather b=gather | stages=4",
+            ),
+            ("H200", "H100"),
+            strict=True,
+        ):
             words = Schedule.parse(f"mb.qh.qw:{tile} warps=4")
             chip = target_of([{"device": device}])
             measured.append((t, partial(microseconds, words, timed[0][2], at, chip)))
@@ -132,19 +149,29 @@ GRADIENT = "g384mb128ic384ih14oc384oh14kh7ph3 dt=f8e4m3:bf16:f8e5m2 tag=nhwc"
 def test_bytes_that_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three kernels of a weight's gradient, which take 54, 61 and 146 us, estimates would otherwise
     prefer the slowest."""
-    taken = {r["schedule"]: float(r["us"]) for r in read("h200_byte_trials.csv")
-             if r["problem"] == GRADIENT and r["us"]}
-    taken |= {r["config"]: float(r["ours_us"]) for r in read("h100_small_types.csv")
-              if r["problem"] == GRADIENT and r["prop"] == "bwd_w"}
+    taken = {
+        r["schedule"]: float(r["us"])
+        for r in read("h200_byte_trials.csv")
+        if r["problem"] == GRADIENT and r["us"]
+    }
+    taken |= {
+        r["config"]: float(r["ours_us"])
+        for r in read("h100_small_types.csv")
+        if r["problem"] == GRADIENT and r["prop"] == "bwd_w"
+    }
     assert sorted(map(round, taken.values())) == [54, 61, 146]
 
-    plans = {words: compiler.build(ConvProblem.parse(GRADIENT), Prop.BWD_W, SM90, Schedule.parse(words))
-             for words in taken}
+    plans = {
+        words: compiler.build(ConvProblem.parse(GRADIENT), Prop.BWD_W, SM90, Schedule.parse(words))
+        for words in taken
+    }
 
     def best() -> float:
         model._estimate.cache_clear()
-        found = {words: sum(estimate(s.schedule, s.compute, SM90) for s in plan.steps)
-                 for words, plan in plans.items()}
+        found = {
+            words: sum(estimate(s.schedule, s.compute, SM90) for s in plan.steps)
+            for words, plan in plans.items()
+        }
         return taken[min(found, key=found.__getitem__)]
 
     assert round(best()) == 54
@@ -156,13 +183,18 @@ def test_weights_that_pass_through_registers() -> None:
     """Of SDXL's convolutions, whose weights of 8 bits were all made floats in registers; whose weights of
     4 bits are written as floats before. The rows are of two commits."""
     (late,) = (float(r["ms"]) for r in read("h200_converted_weights.csv"))
-    (early,) = (float(r["ms"]) for r in read("h200_quantized.csv")
-                if (r["model"], r["kind"]) == ("sdxl", "int4 weights"))
+    (early,) = (
+        float(r["ms"])
+        for r in read("h200_quantized.csv")
+        if (r["model"], r["kind"]) == ("sdxl", "int4 weights")
+    )
     found = [x.shape for x in layers.read("sdxl") if ":unet." in x.name]
     assert len(found) == 27
     weights = [p.oc * p.icg * prod(p.k) for p in found]
-    multiplied = sum(quantized_modules.multiplied_us(n * p.mb * prod(p.o), SM90)
-                     for n, p in zip(weights, found, strict=True))
+    multiplied = sum(
+        quantized_modules.multiplied_us(n * p.mb * prod(p.o), SM90)
+        for n, p in zip(weights, found, strict=True)
+    )
     written = sum(quantized_modules.written_us(int(2.5 * n), SM90) for n in weights)
     more = (late - early) * 1e3 + written
     assert more / multiplied == pytest.approx(SM90.rates.issue.converted_late, rel=0.05)

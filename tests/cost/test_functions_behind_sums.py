@@ -21,8 +21,13 @@ MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h100_called_trials
 
 
 def estimated(row: dict[str, str]) -> float:
-    plan = compiler.build(ConvProblem.parse(row["problem"]), Prop.FWD, SM90,
-                          Schedule.parse(row["schedule"]), Epilogue.parse(row["behind"]))
+    plan = compiler.build(
+        ConvProblem.parse(row["problem"]),
+        Prop.FWD,
+        SM90,
+        Schedule.parse(row["schedule"]),
+        Epilogue.parse(row["behind"]),
+    )
     (step,) = plan.steps
     return estimate(step.schedule, step.compute, SM90)
 
@@ -65,6 +70,14 @@ def test_a_function_with_a_branch_holds_the_sums_of_a_thread() -> None:
 
 def test_every_operation_has_a_price() -> None:
     """A product and what is added to it are one instruction; a bias is beside the store."""
-    found = [slots_of(value, 128) for value in ("s + 1.0", "max(s + 1.0, 0.0)", "s*2.0 + 1.0",
-                                                "where(s < 2.0, s*s, 1.0)", "s / (s + 2.0)")]
+    found = [
+        slots_of(value, 128)
+        for value in (
+            "s + 1.0",
+            "max(s + 1.0, 0.0)",
+            "s*2.0 + 1.0",
+            "where(s < 2.0, s*s, 1.0)",
+            "s / (s + 2.0)",
+        )
+    ]
     assert found == [0, 1, 0, 2, 8]

@@ -39,10 +39,15 @@ def layer(text: str, prop: Prop = Prop.FWD) -> Compute:
     return found
 
 
-@pytest.mark.parametrize(("words", "places"), [
-    ("ic:64 | mma | stages=3", 1), ("ic:32 | mma | stages=3", 3),
-    ("ic:64 | mma | programs=132 stages=3", 3),  # tiles follow one another
-    ("ic:64 | mma | a=box b=box pack=a swap=1 stages=3 via=gluon", 3)])
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [
+        ("ic:64 | mma | stages=3", 1),
+        ("ic:32 | mma | stages=3", 3),
+        ("ic:64 | mma | programs=132 stages=3", 3),  # tiles follow one another
+        ("ic:64 | mma | a=box b=box pack=a swap=1 stages=3 via=gluon", 3),
+    ],
+)
 def test_a_sum_of_one_step_has_one_place(words: str, places: int) -> None:
     """As 36 kernels that Triton compiled have it."""
     schedule = Schedule.parse(f"mb.oh.ow:64 oc:128 {words} warps=4")

@@ -33,8 +33,12 @@ class Case:
     channels_last: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation,
-                                 "groups": self.groups}
+        found: dict[str, Any] = {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
         return found | ({"output_padding": self.output_padding} if self.transposed else {})
 
     def tensors(self) -> list[Tensor | None]:
@@ -52,16 +56,39 @@ class Case:
         return [x, w, drawn(self.channels[1]) if self.biased else None]
 
 
-FILTERS = [(3, 1, 1, 1, 1), (3, 1, 0, 1, 1), (3, 2, 1, 1, 1), (5, 1, 2, 1, 1), (4, 2, 1, 1, 1),
-           (2, 2, 0, 1, 1), (3, 1, 2, 2, 1), (3, 1, 1, 1, 4), (7, 2, 3, 1, 1), (1, 1, 0, 1, 1)]
+FILTERS = [
+    (3, 1, 1, 1, 1),
+    (3, 1, 0, 1, 1),
+    (3, 2, 1, 1, 1),
+    (5, 1, 2, 1, 1),
+    (4, 2, 1, 1, 1),
+    (2, 2, 0, 1, 1),
+    (3, 1, 2, 2, 1),
+    (3, 1, 1, 1, 4),
+    (7, 2, 3, 1, 1),
+    (1, 1, 0, 1, 1),
+]
 
 
 def probed() -> list[Case]:
     """The 120 cases for which torch's own rule has no right answer: one spatial axis is sharded."""
-    return [Case((16,) * n, (k,) * n, (s,) * n, (p,) * n, (d,) * n, ((2 + axis, None, None),), transposed,
-                 (0,) * n, g)
-            for n in (1, 2, 3) for transposed in (False, True) for k, s, p, d, g in FILTERS
-            for axis in range(n)]
+    return [
+        Case(
+            (16,) * n,
+            (k,) * n,
+            (s,) * n,
+            (p,) * n,
+            (d,) * n,
+            ((2 + axis, None, None),),
+            transposed,
+            (0,) * n,
+            g,
+        )
+        for n in (1, 2, 3)
+        for transposed in (False, True)
+        for k, s, p, d, g in FILTERS
+        for axis in range(n)
+    ]
 
 
 def drawn(seed: int, dims: int) -> Case:
@@ -75,12 +102,27 @@ def drawn(seed: int, dims: int) -> Case:
         channels = (8, 8) if groups > 1 else (r.randint(1, 9), r.randint(1, 9))
         one = [_line(r, transposed, 9 if n == 3 else 20) for _ in range(n)]
         sizes, kernel, stride, padding, dilation, extra = (tuple(x) for x in zip(*one, strict=True))
-        whole = not transposed and set(stride) == {1} and all(
-            (k - 1) * d % 2 == 0 for k, d in zip(kernel, dilation, strict=True))
+        whole = (
+            not transposed
+            and set(stride) == {1}
+            and all((k - 1) * d % 2 == 0 for k, d in zip(kernel, dilation, strict=True))
+        )
         placed = tuple(r.choice(_placements(n, transposed)) for _ in range(dims))
-        case = Case(sizes, kernel, stride, "same" if whole and r.random() < 0.5 else padding, dilation,
-                    placed, transposed, extra if transposed else (), groups, channels, r.randint(1, 4),
-                    r.random() < 0.7, r.random() < 0.3)
+        case = Case(
+            sizes,
+            kernel,
+            stride,
+            "same" if whole and r.random() < 0.5 else padding,
+            dilation,
+            placed,
+            transposed,
+            extra if transposed else (),
+            groups,
+            channels,
+            r.randint(1, 4),
+            r.random() < 0.7,
+            r.random() < 0.3,
+        )
         x, w, b = case.tensors()
         try:
             function(torch.nn.functional, case)(x, w, b, **case.arguments())
@@ -100,8 +142,18 @@ def _placements(n: int, transposed: bool) -> list[tuple[int | None, int | None, 
     """Mostly those that need no redistribution."""
     ic, oc = (0, 1) if transposed else (1, 0)
     spatial: list[tuple[int | None, int | None, int | None]] = [(2 + x, None, None) for x in range(n)]
-    return [*spatial * 3, (0, None, None), (None, oc, 0), (1, ic, None), (1, oc, 0), (1, 0, 0),
-            (2, oc, None), (0, 0, 0), (None, None, None), (None, 2, None)]
+    return [
+        *spatial * 3,
+        (0, None, None),
+        (None, oc, 0),
+        (1, ic, None),
+        (1, oc, 0),
+        (1, 0, 0),
+        (2, oc, None),
+        (0, 0, 0),
+        (None, None, None),
+        (None, 2, None),
+    ]
 
 
 def function(module: Any, case: Case) -> Callable[..., Any]:
@@ -114,8 +166,9 @@ def wrong(case: Case, mesh: Any, module: Any, dtype: torch.dtype = torch.float64
     process is torch on the CPU in f64; ``dtype`` is that of the sharded call, which holds all integers
     here and their sums."""
     given = case.tensors()
-    whole = [None if t is None else t.clone(memory_format=torch.preserve_format).requires_grad_()
-             for t in given]
+    whole = [
+        None if t is None else t.clone(memory_format=torch.preserve_format).requires_grad_() for t in given
+    ]
     y = function(torch.nn.functional, case)(*whole, **case.arguments())
     grad = torch.randint(-3, 4, y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     y.backward(grad)
@@ -123,9 +176,18 @@ def wrong(case: Case, mesh: Any, module: Any, dtype: torch.dtype = torch.float64
     def placed(t: Tensor, places: Any) -> Any:
         return distribute_tensor(t.to(mesh.device_type, dtype), mesh, places)
 
-    parts = [None if t is None else placed(t, [
-        Replicate() if dims[at] is None or dims[at] >= t.dim() else Shard(dims[at])
-        for dims in case.placed]).requires_grad_() for at, t in enumerate(given)]
+    parts = [
+        None
+        if t is None
+        else placed(
+            t,
+            [
+                Replicate() if dims[at] is None or dims[at] >= t.dim() else Shard(dims[at])
+                for dims in case.placed
+            ],
+        ).requires_grad_()
+        for at, t in enumerate(given)
+    ]
     got = function(module, case)(*parts, **case.arguments())
 
     def same(part: Any, want: Tensor) -> bool:

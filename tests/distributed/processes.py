@@ -25,8 +25,14 @@ def ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60,
-        port: int = 0, limit: float = float("inf")) -> list[Any]:
+def run(
+    ranks: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout: float = 60,
+    port: int = 0,
+    limit: float = float("inf"),
+) -> list[Any]:
     """``function(*arguments)`` on each rank of a process group; what each returned, or the text of its
     error. A rank that is gone has None, and so has one that is not ready in ``limit`` seconds."""
     until = time.monotonic() + limit
@@ -36,13 +42,20 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: floa
     if not on_gpus:  # its processes have imported torch, and transconv not yet
         context.set_forkserver_preload(["torch"])
     queue = context.Queue()
-    started = [context.Process(target=_one, args=(dict(os.environ), rank, ranks, port, timeout, queue,
-                                                  function, arguments)) for rank in range(ranks)]
+    started = [
+        context.Process(
+            target=_one, args=(dict(os.environ), rank, ranks, port, timeout, queue, function, arguments)
+        )
+        for rank in range(ranks)
+    ]
     for process in started:
         process.start()
     found: dict[int, Any] = {}
-    while (len(found) < ranks and time.monotonic() < until
-           and (any(p.is_alive() for p in started) or not queue.empty())):
+    while (
+        len(found) < ranks
+        and time.monotonic() < until
+        and (any(p.is_alive() for p in started) or not queue.empty())
+    ):
         try:
             rank, answer = queue.get(timeout=1)
             found[rank] = answer
@@ -55,8 +68,16 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: floa
     return [found.get(rank) for rank in range(ranks)]
 
 
-def _one(environment: dict[str, str], rank: int, ranks: int, port: int, timeout: float, queue: Any,
-         function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _one(
+    environment: dict[str, str],
+    rank: int,
+    ranks: int,
+    port: int,
+    timeout: float,
+    queue: Any,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
     os.environ.clear()
     os.environ.update(environment, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -64,8 +85,9 @@ def _one(environment: dict[str, str], rank: int, ranks: int, port: int, timeout:
     if torch.cuda.device_count() >= ranks:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend, rank=rank, world_size=ranks,
-                            timeout=datetime.timedelta(seconds=timeout))
+    dist.init_process_group(
+        backend, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=timeout)
+    )
     try:
         queue.put((rank, function(*arguments)))
     except Exception as error:  # it is the answer

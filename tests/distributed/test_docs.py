@@ -22,8 +22,15 @@ def test_the_program(tmp_path: Path) -> None:
     command, *lines = shown.body.splitlines()
     assert command.startswith("$ torchrun "), command
     words = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *command.split()[2:]]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     printed = re.findall(r"rank \d: .*?same: (?:True|False)", done.stdout)  # ranks may write into one line
     assert sorted(printed) == lines, done.stderr[-2000:]
 

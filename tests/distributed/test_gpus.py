@@ -107,11 +107,16 @@ def dies(recorded: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded"])
-def test_a_rank_that_is_gone_is_named(recorded: bool, capfd: pytest.CaptureFixture[str],
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_gone_is_named(
+    recorded: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before NCCL ends the process, which is then to leave no dump behind."""
-    for name, text in {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
-                       "TORCH_NCCL_ENABLE_MONITORING": "0", "TRANSCONV_VERIFY": "0"}.items():
+    for name, text in {
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TRANSCONV_VERIFY": "0",
+    }.items():
         monkeypatch.setenv(name, text)
     began = time.time()
     answers = processes.run(2, dies, recorded, limit=50)

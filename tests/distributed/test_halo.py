@@ -24,8 +24,12 @@ def drawn(seed: int) -> tuple[SpatialAxis, int]:
 
 def pairs(line: SpatialAxis) -> list[tuple[int, int]]:
     """The positions of src and dst that a tap connects."""
-    return [(i, o) for o in range(line.o) for k in range(line.k)
-            if 0 <= (i := o * line.stride + k * line.dilation - line.pad) < line.i]
+    return [
+        (i, o)
+        for o in range(line.o)
+        for k in range(line.k)
+        if 0 <= (i := o * line.stride + k * line.dilation - line.pad) < line.i
+    ]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -35,8 +39,11 @@ def test_a_rank_has_what_it_reads_and_little_more(seed: int, prop: Prop) -> None
     size = line.o if prop is Prop.FWD else line.i
     for mine in shards(size, parts):
         found = line.needs(prop, mine)
-        reads = [i if prop is Prop.FWD else o for i, o in pairs(line)
-                 if mine.start <= (o if prop is Prop.FWD else i) < mine.stop]
+        reads = [
+            i if prop is Prop.FWD else o
+            for i, o in pairs(line)
+            if mine.start <= (o if prop is Prop.FWD else i) < mine.stop
+        ]
         if reads:  # at the edges of the tensor a dilated kernel may skip rows
             assert 0 <= min(reads) - found.start <= max(line.stride, line.dilation)
             assert 0 <= found.stop - 1 - max(reads) <= max(line.stride, line.dilation)
@@ -50,10 +57,17 @@ def test_what_one_sends_another_awaits(seed: int) -> None:
     owned = shards(line.i, parts)
     needed = [line.needs(Prop.FWD, rows) for rows in shards(line.o, parts)]
     plans = [exchange(owned, needed, rank) for rank in range(parts)]
-    sent = {(me, peer, rows.start + owned[me].start, rows.size)
-            for me, plan in enumerate(plans) for peer, rows in plan.sends}
-    awaited = {(peer, me, rows.start, rows.size)
-               for me, plan in enumerate(plans) for peer, rows in plan.pieces if peer >= 0}
+    sent = {
+        (me, peer, rows.start + owned[me].start, rows.size)
+        for me, plan in enumerate(plans)
+        for peer, rows in plan.sends
+    }
+    awaited = {
+        (peer, me, rows.start, rows.size)
+        for me, plan in enumerate(plans)
+        for peer, rows in plan.pieces
+        if peer >= 0
+    }
     assert sent == awaited
     for plan in plans:
         assert sum(rows.size for _, rows in plan.pieces) == plan.needed.size
@@ -67,13 +81,22 @@ def test_shards_are_those_of_dtensor() -> None:
 
 def test_axes_that_split_follow_from_the_views() -> None:
     plain = {s.name: (s.input, s.weight, s.bias, s.result) for s in splits(2, False, False)}
-    assert plain == {"mb": (0, None, None, 0), "oc": (None, 0, 0, 1), "ic": (1, 1, None, None),
-                     "oh": (2, None, None, 2), "ow": (3, None, None, 3)}
+    assert plain == {
+        "mb": (0, None, None, 0),
+        "oc": (None, 0, 0, 1),
+        "ic": (1, 1, None, None),
+        "oh": (2, None, None, 2),
+        "ow": (3, None, None, 3),
+    }
     grouped = {s.name: (s.input, s.weight, s.bias, s.result) for s in splits(1, False, True)}
     assert grouped == {"g": (1, 0, 0, 1), "mb": (0, None, None, 0), "ow": (2, None, None, 2)}
     transposed = {s.name: (s.input, s.weight, s.bias, s.result) for s in splits(1, True, False)}
-    assert transposed == {"mb": (0, None, None, 0), "ow": (2, None, None, 2), "ic": (None, 1, 0, 1),
-                          "oc": (1, 0, None, None)}
+    assert transposed == {
+        "mb": (0, None, None, 0),
+        "ow": (2, None, None, 2),
+        "ic": (None, 1, 0, 1),
+        "oc": (1, 0, None, None),
+    }
 
 
 @pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
@@ -83,8 +106,9 @@ def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
     served = 0
     for seed in range(200):
         line, _ = drawn(seed)
-        line = SpatialAxis(8 * line.i, line.o + 7 * line.i // line.stride, *(
-            line.k, line.stride, line.dilation, line.pad))
+        line = SpatialAxis(
+            8 * line.i, line.o + 7 * line.i // line.stride, *(line.k, line.stride, line.dilation, line.pad)
+        )
         every = pairs(line)
         every = every if prop is Prop.FWD else [pair[::-1] for pair in every]  # (read, made)
         for rank in range(3):
@@ -100,11 +124,18 @@ def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
             for read, made in here:
                 assert own.start <= read < own.stop or made in again
             for edge in found.edges:
-                assert all(edge.read.start <= read < edge.read.stop for read, made in here
-                           if edge.other.start <= made < edge.other.stop)
-            summed = [pair for rows in (found.own, *found.received) for pair in here
-                      if rows.read.start <= pair[0] < rows.read.stop
-                      and rows.other.start <= pair[1] < rows.other.stop]
+                assert all(
+                    edge.read.start <= read < edge.read.stop
+                    for read, made in here
+                    if edge.other.start <= made < edge.other.stop
+                )
+            summed = [
+                pair
+                for rows in (found.own, *found.received)
+                for pair in here
+                if rows.read.start <= pair[0] < rows.read.stop
+                and rows.other.start <= pair[1] < rows.other.stop
+            ]
             assert sorted(summed) == sorted(here)
             assert plan.received
     assert served > 100

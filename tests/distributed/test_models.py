@@ -24,11 +24,19 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU())
-        self.down = nn.Sequential(nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
-                                  nn.AvgPool2d(3, 1, 1), nn.InstanceNorm2d(8, affine=True))
+        self.down = nn.Sequential(
+            nn.Conv2d(4, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.AvgPool2d(3, 1, 1),
+            nn.InstanceNorm2d(8, affine=True),
+        )
         self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
-        self.last = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.GroupNorm(8, 8, affine=False),
-                                  nn.Conv2d(8, 2, 5, padding=2, padding_mode="circular"))
+        self.last = nn.Sequential(
+            nn.MaxPool2d(3, 1, 1),
+            nn.GroupNorm(8, 8, affine=False),
+            nn.Conv2d(8, 2, 5, padding=2, padding_mode="circular"),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = self.first(x)
@@ -47,7 +55,7 @@ def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
     y = whole(x)
     y.square().mean().backward()
     model, _ = made()
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns")[:len(shape)])
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns")[: len(shape)])
     transconv.distributed.parallelize(model, mesh, plan)
     result = model(x)
     target = distribute_tensor(torch.zeros_like(y), mesh, result.placements)
@@ -71,9 +79,15 @@ def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "plan"), [
-    ((2,), {"h": 0}), ((3,), {"w": "rows"}), ((2, 2), {"h": 0, "w": 1}),
-    ((2, 2), {"n": 0, "h": "columns"})])
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [
+        ((2,), {"h": 0}),
+        ((3,), {"w": "rows"}),
+        ((2, 2), {"h": 0, "w": 1}),
+        ((2, 2), {"n": 0, "h": "columns"}),
+    ],
+)
 def test_a_step_of_training(shape: tuple[int, ...], plan: dict[str, int | str]) -> None:
     found = processes.run(torch.Size(shape).numel(), trained, shape, plan)
     assert found == [[] for _ in found], found
@@ -95,9 +109,11 @@ def certified() -> list[tuple[bool, str]]:
     normed = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Conv2d(4, 2, 3))
     plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
     wrong = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Off())
-    found = [transconv.distributed.verify(normed, mesh, {"h": 0}, x),
-             transconv.distributed.verify(plain, mesh, {"w": 0}, x, exact=True),
-             transconv.distributed.verify(wrong, mesh, {"h": 0}, x, exact=True)]
+    found = [
+        transconv.distributed.verify(normed, mesh, {"h": 0}, x),
+        transconv.distributed.verify(plain, mesh, {"w": 0}, x, exact=True),
+        transconv.distributed.verify(wrong, mesh, {"h": 0}, x, exact=True),
+    ]
     return [(bool(c), str(c)) for c in found]
 
 
@@ -125,8 +141,9 @@ def bordered(first: int, count: int) -> list[str]:
         mode = r.choice(("circular", "reflect", "replicate"))
         padding = r.randint(0, 4) if s > 1 or r.random() < 0.5 else "same"
         torch.manual_seed(seed)
-        layer = getattr(nn, f"Conv{n}d")(4, 4, k, s, padding, d, groups=r.choice((1, 2)),
-                                         bias=r.random() < 0.7, padding_mode=mode).double()
+        layer = getattr(nn, f"Conv{n}d")(
+            4, 4, k, s, padding, d, groups=r.choice((1, 2)), bias=r.random() < 0.7, padding_mode=mode
+        ).double()
         layer.weight.data.mul_(8).round_()
         x = torch.randint(-9, 10, (2, 4, *(r.randint(9, 14) for _ in range(n)))).double()
         a, dim = x.clone().requires_grad_(), r.choice((0, *range(2, n + 2)))
@@ -139,10 +156,15 @@ def bordered(first: int, count: int) -> list[str]:
         b = distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
         got = sharded_modules.convolution(layer, b)
         got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[no-untyped-call]
-        same = [torch.allclose(got.full_tensor(), want), got.placements == (Shard(dim),),
-                torch.equal(b.grad.full_tensor(), a.grad),  # type: ignore[union-attr, arg-type]
-                *(torch.allclose(p.grad.full_tensor(), e)  # type: ignore[union-attr]
-                  for p, e in zip(layer.parameters(), expected, strict=True))]
+        same = [
+            torch.allclose(got.full_tensor(), want),
+            got.placements == (Shard(dim),),
+            torch.equal(b.grad.full_tensor(), a.grad),  # type: ignore[union-attr, arg-type]
+            *(
+                torch.allclose(p.grad.full_tensor(), e)  # type: ignore[union-attr]
+                for p, e in zip(layer.parameters(), expected, strict=True)
+            ),
+        ]
         if not all(same):
             found.append(f"{layer} of {list(x.shape)} along {dim}: {same}")
     return found
@@ -180,8 +202,11 @@ def upsampled(first: int, count: int) -> list[str]:
         with torch.inference_mode():
             alone = F.interpolate(plain, **how)
             same = [torch.equal(alone.full_tensor(), want)]  # type: ignore[attr-defined]
-        same += [torch.equal(got.full_tensor(), want), got.placements == (Shard(dim),),
-                torch.equal(b.grad.full_tensor(), a.grad)]  # type: ignore[union-attr, arg-type]
+        same += [
+            torch.equal(got.full_tensor(), want),
+            got.placements == (Shard(dim),),
+            torch.equal(b.grad.full_tensor(), a.grad),
+        ]  # type: ignore[union-attr, arg-type]
         if not all(same):
             found.append(f"{how} of {list(x.shape)} along {dim}: {same}")
     return found
@@ -206,8 +231,10 @@ def beside_fsdp() -> bool:
     fully_shard(model, mesh=mesh["images"])
     result = model(x[mesh.get_local_rank("images")][None])
     result.square().mean().backward()
-    return all(torch.allclose(p.grad.full_tensor(), want.grad)  # type: ignore[union-attr, arg-type]
-               for p, want in zip(model.parameters(), whole.parameters(), strict=True))
+    return all(
+        torch.allclose(p.grad.full_tensor(), want.grad)  # type: ignore[union-attr, arg-type]
+        for p, want in zip(model.parameters(), whole.parameters(), strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -262,8 +289,10 @@ def padding(first: int) -> list[str]:
         grad = torch.arange(want.numel()).view(want.shape).to(x)
         want.backward(grad)
         got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[attr-defined]
-        if not (torch.equal(got.full_tensor(), want)  # type: ignore[attr-defined]
-                and torch.equal(b.grad.full_tensor(), a.grad)):  # type: ignore[union-attr]
+        if not (
+            torch.equal(got.full_tensor(), want)  # type: ignore[attr-defined]
+            and torch.equal(b.grad.full_tensor(), a.grad)
+        ):  # type: ignore[union-attr]
             found.append(f"{widths} of {list(x.shape)} along {dim}")
     return found
 
@@ -280,8 +309,10 @@ def numbers() -> list[bool]:
     rules.serve_models()
     given = [torch.arange(18.0).reshape(3, 6).sin(), torch.arange(6.0), torch.ones(6)]
     plain = [t.clone().requires_grad_() for t in given]
-    dealt = [distribute_tensor(t, mesh, [place]).requires_grad_()
-             for t, place in zip(given, (Shard(0), Replicate(), Replicate()), strict=True)]
+    dealt = [
+        distribute_tensor(t, mesh, [place]).requires_grad_()
+        for t, place in zip(given, (Shard(0), Replicate(), Replicate()), strict=True)
+    ]
     want, got = (F.group_norm(t[0], 2, t[1], t[2]) for t in (plain, dealt))
     grad = torch.arange(18.0).reshape(3, 6).cos()
     want.backward(grad)
@@ -301,8 +332,9 @@ class Attends(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.out = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
-        self.attention = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten(2), nn.Softmax(-1),
-                                       nn.Unflatten(2, (6, 5)))
+        self.attention = nn.Sequential(
+            nn.Conv2d(4, 4, 1), nn.Flatten(2), nn.Softmax(-1), nn.Unflatten(2, (6, 5))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.out(self.attention(self.first(x)))
@@ -343,17 +375,25 @@ def against_one_process(model: nn.Module, words: dict[str, object]) -> list[obje
     transconv.distributed.parallelize(model, mesh, {"h": 0}, **words)  # type: ignore[arg-type]
     got = model(x)
     got.square().sum().backward()
-    close = [torch.allclose(p.grad.full_tensor(), g, atol=1e-5)  # type: ignore[union-attr, attr-defined]
-             for p, g in zip(model.parameters(), grads, strict=True)]
+    close = [
+        torch.allclose(p.grad.full_tensor(), g, atol=1e-5)  # type: ignore[union-attr, attr-defined]
+        for p, g in zip(model.parameters(), grads, strict=True)
+    ]
     return [got.placements, torch.allclose(got.full_tensor(), want, atol=1e-5), *close]
 
 
 def differentiated_twice() -> list[object]:
     """Whether gradients of a gradient of the input are those of one process."""
     mesh, x = init_device_mesh("cpu", (2,)), torch.randn(1, 2, 6, 5).double()
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.SiLU(), nn.AvgPool2d(3, 1, 1),
-                          nn.Conv2d(4, 2, 3, padding=1), nn.LeakyReLU(0.1, True), nn.Conv2d(2, 2, 3),
-                          nn.ReLU()).double()
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.SiLU(),
+        nn.AvgPool2d(3, 1, 1),
+        nn.Conv2d(4, 2, 3, padding=1),
+        nn.LeakyReLU(0.1, True),
+        nn.Conv2d(2, 2, 3),
+        nn.ReLU(),
+    ).double()
     alone = copy.deepcopy(model)
     transconv.distributed.parallelize(model, mesh, {"h": 0})
     for net, given in ((alone, x.clone()), (model, distribute_tensor(x, mesh, [Shard(2)]))):
@@ -361,14 +401,18 @@ def differentiated_twice() -> list[object]:
         loss = net(given).square().sum()
         (first,) = torch.autograd.grad(loss, given, create_graph=True)
         first.square().sum().backward()  # type: ignore[no-untyped-call]
-    return [torch.allclose(p.grad.full_tensor(), q.grad)  # type: ignore[union-attr, arg-type]
-            for p, q in zip(model.parameters(), alone.parameters(), strict=True)]
+    return [
+        torch.allclose(p.grad.full_tensor(), q.grad)  # type: ignore[union-attr, arg-type]
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True)
+    ]
 
 
 def named_modules() -> list[list[object]]:
     torch.manual_seed(0)
-    found = [against_one_process(Attends(), {"whole": ["attention"]}),
-             against_one_process(ByPixel(), {"rows": [Pixels]})]
+    found = [
+        against_one_process(Attends(), {"whole": ["attention"]}),
+        against_one_process(ByPixel(), {"rows": [Pixels]}),
+    ]
     try:
         against_one_process(ByPixel(), {"rows": ["norm", "out"]})
     except ValueError as error:

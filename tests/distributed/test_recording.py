@@ -24,10 +24,16 @@ from transconv.distributed.step_capture import Captured
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.InstanceNorm2d(16, affine=True),
-                         nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(16, 16, 3, padding=1),
-                         nn.Upsample(scale_factor=2.0), nn.SiLU(), nn.Conv2d(16, 8, 3, 2, 1),
-                         nn.AvgPool2d(3, 1, 1))
+    return nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.InstanceNorm2d(16, affine=True),
+        nn.LeakyReLU(0.1, inplace=True),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.Upsample(scale_factor=2.0),
+        nn.SiLU(),
+        nn.Conv2d(16, 8, 3, 2, 1),
+        nn.AvgPool2d(3, 1, 1),
+    )
 
 
 class Steps:
@@ -62,8 +68,9 @@ def both_ways(device: str, calls: int) -> dict[str, Any]:
         torch.manual_seed(call)
         x = distribute_tensor(torch.randn(2, 8, 32, 24).to(device), mesh, [Shard(2)])
         want, got = plain.run(x), recorded.run(x)
-        pairs = zip([want.full_tensor(), *plain.numbers()], [got.full_tensor(), *recorded.numbers()],
-                    strict=True)
+        pairs = zip(
+            [want.full_tensor(), *plain.numbers()], [got.full_tensor(), *recorded.numbers()], strict=True
+        )
         wrong += [f"call {call}, tensor {at}" for at, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
     run = recorded.run
     found = {"wrong": wrong, "recorded": run.is_recorded, "why_not": run.why_not, "refused": ""}
@@ -79,8 +86,13 @@ def both_ways(device: str, calls: int) -> dict[str, Any]:
 @pytest.mark.slow
 def test_without_gpus_steps_run_as_they_are() -> None:
     for found in processes.run(2, both_ways, "cpu", 4):
-        assert found == {"wrong": [], "recorded": False, "refused": "", "closed": True,
-                         "why_not": "a mesh of cpu devices has none"}, found
+        assert found == {
+            "wrong": [],
+            "recorded": False,
+            "refused": "",
+            "closed": True,
+            "why_not": "a mesh of cpu devices has none",
+        }, found
 
 
 def inference(device: str) -> dict[str, Any]:
@@ -159,8 +171,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
         made.append(given)
         yield
 
-    for name, fake in {"Stream": Stream, "current_stream": Stream, "stream": lambda _: nullcontext(),
-                       "CUDAGraph": Graph, "graph": graph, "synchronize": lambda: None}.items():
+    for name, fake in {
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": lambda _: nullcontext(),
+        "CUDAGraph": Graph,
+        "graph": graph,
+        "synchronize": lambda: None,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(step_capture, "_why_not", lambda _: "")
     monkeypatch.setattr(step_capture, "gathered", lambda _, what: [(0, what)])
@@ -208,8 +226,9 @@ def test_what_cannot_be_recorded_is_said(device: list[Graph]) -> None:
     assert run(torch.ones(2)).tolist() == [2.0, 2.0] and "not permitted" in run.why_not
 
 
-def test_kernels_that_are_compiled_are_waited_for(device: list[Graph],
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_are_compiled_are_waited_for(
+    device: list[Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = iter([0, 1, 1, 3, 3, 3, 0, 0])  # before and behind each eager call, then of the recording
     monkeypatch.setattr(step_capture, "_torchs", lambda _: next(counts))
 

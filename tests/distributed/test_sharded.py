@@ -59,8 +59,11 @@ def sample() -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (2,))
     rank = mesh.get_local_rank()
     uneven = cases.Case((9,), (4,), (1,), "same", (1,), ((2, None, None),))  # one row less at the start
-    todo = [uneven, *(c for c in cases.probed()[::7] if len(c.sizes) < 3),
-            *(cases.drawn(s, 1) for s in range(12))]
+    todo = [
+        uneven,
+        *(c for c in cases.probed()[::7] if len(c.sizes) < 3),
+        *(cases.drawn(s, 1) for s in range(12)),
+    ]
     found: dict[str, Any] = {"calls": [told for c in todo if (told := cases.wrong(c, mesh, transconv))]}
     with transconv.use("cpu"):
         found["aten"] = [told for c in todo[::4] if (told := cases.wrong(c, mesh, torch.nn.functional))]
@@ -79,10 +82,17 @@ def sample() -> dict[str, Any]:
     if rank == 0:  # refused before anything is exchanged; the compiler's import takes longest of all here
         found["compiled"] = refusal(lambda: torch.compile(transconv.conv2d, backend="aot_eager")(x, w))
     found["shapes"] = refusal(lambda: transconv.conv2d(x, w, groups=3))
-    for name, plan in {"axis": {"x": 0}, "mesh dim": {"h": 1}, "name": {"h": "rows"},
-                       "twice": {"h": 0, "w": 0}}.items():
-        found[name] = refusal(lambda plan=plan: transconv.distributed.parallelize(  # type: ignore[misc]
-            torch.nn.Conv2d(1, 1, 1), mesh, plan))
+    for name, plan in {
+        "axis": {"x": 0},
+        "mesh dim": {"h": 1},
+        "name": {"h": "rows"},
+        "twice": {"h": 0, "w": 0},
+    }.items():
+        found[name] = refusal(
+            lambda plan=plan: transconv.distributed.parallelize(  # type: ignore[misc]
+                torch.nn.Conv2d(1, 1, 1), mesh, plan
+            )
+        )
     found["rounded once"] = refusal(lambda: _rounded_once(mesh, rank))
     found["unbatched"] = refusal(lambda: _unbatched(mesh))
     found["norms and pools"] = [told for axis in "nhw" for told in _normed(mesh, axis)]
@@ -98,7 +108,7 @@ def chosen(mesh: Any, rank: int) -> list[str]:
     """The two best schedules of a problem, of which the database of each rank has another one; and the one
     that is chosen on this rank."""
     work = ConvWorkload(ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=bf16 tag=nhwc"), Prop.FWD)
-    compute, = work.computations
+    (compute,) = work.computations
     best = [str(c.schedule) for c in choice.ranked(compute, SM90)[:2]]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tuned.csv"
@@ -122,8 +132,9 @@ def printed(program: str) -> str:
 
 def _fused(x: DTensor, w: DTensor) -> None:
     made = transconv.fused_conv2d(x, w, activation="relu", residual=x, padding=1)
-    want = transconv.fused_conv2d(x.full_tensor(), w.full_tensor(), None, 1, 1, residual=x.full_tensor(),
-                                  activation="relu")
+    want = transconv.fused_conv2d(
+        x.full_tensor(), w.full_tensor(), None, 1, 1, residual=x.full_tensor(), activation="relu"
+    )
     torch.testing.assert_close(made.full_tensor(), want)  # type: ignore[attr-defined]
 
 
@@ -158,10 +169,12 @@ def _rounded_once(mesh: Any, rank: int) -> None:
     torch.manual_seed(3)
     x, w, grad = (torch.randint(-9, 10, s).double() for s in ((1, 4, 64, 8), (4, 4, 3, 3), (1, 4, 64, 8)))
     own = x.clone()
-    own[:, :, 32 * (1 - rank):32 * (2 - rank)] = 0
+    own[:, :, 32 * (1 - rank) : 32 * (2 - rank)] = 0
     want = torch.nn.grad.conv2d_weight(own, w.shape, grad, padding=1).bfloat16()
-    a, b, g = (distribute_tensor(t.bfloat16(), mesh, [place]) for t, place in (
-        (x, Shard(2)), (w, Replicate()), (grad, Shard(2))))
+    a, b, g = (
+        distribute_tensor(t.bfloat16(), mesh, [place])
+        for t, place in ((x, Shard(2)), (w, Replicate()), (grad, Shard(2)))
+    )
     made: Any = transconv.conv2d(a, b.requires_grad_(), padding=1)
     made.backward(g)
     assert torch.equal(b.grad.to_local(), want)  # type: ignore[union-attr, attr-defined]
@@ -171,10 +184,15 @@ def _normed(mesh: Any, axis: str) -> list[str]:
     """What differs from one process of a step through batch norms and max pools over rows of several
     ranks, of which one has more; of the gradients, the running statistics, and what follows in eval mode.
     Most values are below 0, so that a border that counts is seen."""
+
     def made() -> nn.Sequential:
         torch.manual_seed(7)
-        model = nn.Sequential(nn.BatchNorm2d(4), nn.MaxPool2d(3, 2, 1), nn.BatchNorm2d(4, momentum=None),
-                              nn.MaxPool2d((2, 3), 1, (1, 0), (1, 2))).double()
+        model = nn.Sequential(
+            nn.BatchNorm2d(4),
+            nn.MaxPool2d(3, 2, 1),
+            nn.BatchNorm2d(4, momentum=None),
+            nn.MaxPool2d((2, 3), 1, (1, 0), (1, 2)),
+        ).double()
         for norm in (model[0], model[2]):
             nn.init.normal_(norm.weight)
             nn.init.normal_(norm.bias, -4.0)
@@ -192,19 +210,25 @@ def _normed(mesh: Any, axis: str) -> list[str]:
     want.backward(grad)
     got.backward(distribute_tensor(grad, mesh, got.placements))
     pairs = {"result": (got, want), "gradient": (b.grad, a.grad)}
-    pairs |= {f"gradient of {n}": (p.grad, q.grad) for (n, p), q in zip(
-        model.named_parameters(), whole.parameters(), strict=True)}
+    pairs |= {
+        f"gradient of {n}": (p.grad, q.grad)
+        for (n, p), q in zip(model.named_parameters(), whole.parameters(), strict=True)
+    }
     pairs |= {n: (p, q) for (n, p), q in zip(model.named_buffers(), whole.buffers(), strict=True)}
     with torch.no_grad():
         pairs["inference"] = model.eval()(b), whole.eval()(a)
-    return found + [f"{axis}: {name}" for name, (p, q) in pairs.items()
-                    if not torch.allclose(p.full_tensor() if isinstance(p, DTensor) else p, q)]
+    return found + [
+        f"{axis}: {name}"
+        for name, (p, q) in pairs.items()
+        if not torch.allclose(p.full_tensor() if isinstance(p, DTensor) else p, q)
+    ]
 
 
 def _unbatched(mesh: Any) -> None:
     x, w = torch.randn(4, 8, 8), torch.randn(4, 4, 3, 3)
-    made = transconv.conv2d(distribute_tensor(x, mesh, [Shard(1)]),
-                            distribute_tensor(w, mesh, [Replicate()]))
+    made = transconv.conv2d(
+        distribute_tensor(x, mesh, [Shard(1)]), distribute_tensor(w, mesh, [Replicate()])
+    )
     assert made.placements == (Shard(1),)  # type: ignore[attr-defined]
     torch.testing.assert_close(made.full_tensor(), torch.conv2d(x, w))  # type: ignore[attr-defined]
 
@@ -215,33 +239,49 @@ def test_a_pair() -> None:
         assert found.pop("page").splitlines() == [PAGE[1].body.splitlines()[1 + rank]]
         first, second, own, *told = found.pop("schedules")
         assert first != second and own == f"tuned {first}"
-        assert told == ["the tuned schedules of rank 0 differ from those of 1; all ranks use those of "
-                        "rank 0"][rank:]
+        assert (
+            told
+            == ["the tuned schedules of rank 0 differ from those of 1; all ranks use those of rank 0"][
+                rank:
+            ]
+        )
         said = found.pop("other schedules")
-        assert all(f"rank {at} has " in said and f"TRANSCONV_SCHEDULE='{text}'" in said
-                   for at, text in enumerate((first, second))), said
+        assert all(
+            f"rank {at} has " in said and f"TRANSCONV_SCHEDULE='{text}'" in said
+            for at, text in enumerate((first, second))
+        ), said
         assert found.pop("calls") == [] and found.pop("aten") == []
         assert found.pop("norms and pools") == []
-        for name, words in {"disagree": "disagree about a sharded convolution",
-                            "agree again": "no error", "plain": "plain tensor of size [4, 4, 3, 3]",
-                            "meshes": "DTensors of 2 meshes", "fused": "no error",
-                            "compiled": "torch.compiler.disable", "unbatched": "no error",
-                            "rounded once": "no error",
-                            "inference": "no error", "autocast": "no error",
-                            "twice differentiated": "no error",
-                            "axis": "expected one of n, d, h, w", "mesh dim": "the mesh has 1 dims",
-                            "name": "mesh dim 'rows'", "twice": "two axes along mesh dim 0",
-                            "shapes": "expected weight to be divisible by 3"}.items():
+        for name, words in {
+            "disagree": "disagree about a sharded convolution",
+            "agree again": "no error",
+            "plain": "plain tensor of size [4, 4, 3, 3]",
+            "meshes": "DTensors of 2 meshes",
+            "fused": "no error",
+            "compiled": "torch.compiler.disable",
+            "unbatched": "no error",
+            "rounded once": "no error",
+            "inference": "no error",
+            "autocast": "no error",
+            "twice differentiated": "no error",
+            "axis": "expected one of n, d, h, w",
+            "mesh dim": "the mesh has 1 dims",
+            "name": "mesh dim 'rows'",
+            "twice": "two axes along mesh dim 0",
+            "shapes": "expected weight to be divisible by 3",
+        }.items():
             assert (rank, name) == (1, "compiled") or words in found[name], (name, found[name])
 
 
 def test_dtensors_imported_behind_enable() -> None:
     """torch's own rule is wrong: it must not be there once a DTensor can exist."""
-    script = ("import sys, transconv; transconv.enable('cpu'); "
-              "assert 'torch.distributed.tensor' not in sys.modules; "
-              "import torch.distributed.tensor; rules = sys.modules['transconv.distributed.rules']; "
-              "on = lambda: int(rules._libraries.replacing is not None); "
-              "print(on()); transconv.disable(); print(on())")
+    script = (
+        "import sys, transconv; transconv.enable('cpu'); "
+        "assert 'torch.distributed.tensor' not in sys.modules; "
+        "import torch.distributed.tensor; rules = sys.modules['transconv.distributed.rules']; "
+        "on = lambda: int(rules._libraries.replacing is not None); "
+        "print(on()); transconv.disable(); print(on())"
+    )
     ran = programs.run(["-c", script], check=True)
     assert ran.stdout.split() == ["1", "0"]
 

@@ -8,10 +8,34 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
-ROOMS = ("transconv", *(f"transconv.{name}" for name in (
-    "nn", "functional", "graph", "distributed", "quantized", "kernel", "compute", "compute.library",
-    "schedule", "target", "passes", "ir", "simplify", "cost", "selection", "runtime", "backend_triton",
-    "conv", "support", "errors")))
+ROOMS = (
+    "transconv",
+    *(
+        f"transconv.{name}"
+        for name in (
+            "nn",
+            "functional",
+            "graph",
+            "distributed",
+            "quantized",
+            "kernel",
+            "compute",
+            "compute.library",
+            "schedule",
+            "target",
+            "passes",
+            "ir",
+            "simplify",
+            "cost",
+            "selection",
+            "runtime",
+            "backend_triton",
+            "conv",
+            "support",
+            "errors",
+        )
+    ),
+)
 
 
 def room(name: str) -> ModuleType:
@@ -22,8 +46,11 @@ def exported(module: ModuleType) -> list[str]:
     """``__all__``; without one, the public names that the module defines."""
     if hasattr(module, "__all__"):
         return list(module.__all__)
-    return [name for name, value in vars(module).items() if not name.startswith("_")
-            and getattr(value, "__module__", "") == module.__name__]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]
 
 
 def functions(cls: type) -> Iterator[tuple[str, object]]:
@@ -57,5 +84,8 @@ def silent_class(cls: type) -> Iterator[str]:
     text = cls.__doc__ or ""
     if not text.strip() or text.startswith(f"{cls.__name__}("):
         yield cls.__name__
-    yield from (f"{cls.__name__}.{name}" for name, function in functions(cls)
-                if ours(function) and not said(cls, name))
+    yield from (
+        f"{cls.__name__}.{name}"
+        for name, function in functions(cls)
+        if ours(function) and not said(cls, name)
+    )

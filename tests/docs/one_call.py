@@ -39,8 +39,13 @@ CALLS = {"first": "1", "anew": "n", "second": "2", "third": "3", "repeated": "r"
 REPEATS = 6  # after so many calls nothing changes
 # A kernel's first result is checked on a GPU; in Triton's interpreter if this is asked for.
 PROCESSES = ({"TRANSCONV_TRUST": "always"}, {}, {})
-SETTINGS = {"TRITON_INTERPRET": "1", "TRANSCONV_TUNED": "0", "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+SETTINGS = {
+    "TRITON_INTERPRET": "1",
+    "TRANSCONV_TUNED": "0",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -97,8 +102,10 @@ class Trace:
         return self._known[code]
 
     def content(self) -> dict[str, Any]:
-        return {"ran": [astuple(f) for f in self.ran],
-                "tree": [(depth, astuple(f)) for depth, f in self.tree]}
+        return {
+            "ran": [astuple(f) for f in self.ran],
+            "tree": [(depth, astuple(f)) for depth, f in self.tree],
+        }
 
 
 def labels(page: str) -> list[str]:
@@ -166,10 +173,12 @@ def _keys() -> list[str]:
         ("call_attributes._requests", call_attributes._requests),
         ("route_cache.routes", route_cache.routes),
         *(("plans", c) for c in Cache.every if c.name == "plans"),
-        ("call_entries.CALLS", ["id(weight)" for _ in call_entries.CALLS.entries])]
+        ("call_entries.CALLS", ["id(weight)" for _ in call_entries.CALLS.entries]),
+    ]
     kinds = sorted(p for p in Path(os.environ["TRANSCONV_CACHE"]).iterdir() if p.is_dir())
     return [f"{name:25}  {', '.join(_told(key))}" for name, keys in found for key in keys] + [
-        f"{'on disk':25}  {', '.join(p.name.rpartition('-')[0] for p in kinds if any(p.iterdir()))}"]
+        f"{'on disk':25}  {', '.join(p.name.rpartition('-')[0] for p in kinds if any(p.iterdir()))}"
+    ]
 
 
 def _told(key: Any) -> Iterator[str]:
@@ -190,10 +199,20 @@ def followed() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for process, more in enumerate(PROCESSES):
             environment = {k: v for k, v in os.environ.items() if not k.startswith("TRANSCONV_")}
-            environment |= {**SETTINGS, **more, "TRANSCONV_CACHE": f"{folder}/{process // 2}",
-                            "TRANSCONV_KEY": f"{folder}/key", "PYTHONPATH": str(ROOT)}
-            done = subprocess.run([sys.executable, "-m", "tests.docs.one_call", f"--process={process}"],
-                                  cwd=ROOT, env=environment, capture_output=True, text=True)
+            environment |= {
+                **SETTINGS,
+                **more,
+                "TRANSCONV_CACHE": f"{folder}/{process // 2}",
+                "TRANSCONV_KEY": f"{folder}/key",
+                "PYTHONPATH": str(ROOT),
+            }
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.docs.one_call", f"--process={process}"],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
             if done.returncode:
                 raise RuntimeError(done.stderr[-3000:])
             found |= json.loads(done.stdout.splitlines()[-1])
@@ -224,8 +243,14 @@ def tree() -> str:
     for call in CALLS:
         for depth, f in followed()[call]["tree"]:
             found.setdefault(Function(*f), depth)
-    rows = [("".join(letter if f in runs[call] else "." for call, letter in CALLS.items()),
-             "  " * depth + names[f], f.file.removeprefix("transconv/")) for f, depth in found.items()]
+    rows = [
+        (
+            "".join(letter if f in runs[call] else "." for call, letter in CALLS.items()),
+            "  " * depth + names[f],
+            f.file.removeprefix("transconv/"),
+        )
+        for f, depth in found.items()
+    ]
     wide = max(len(name) for _, name, _ in rows)
     return "\n".join(f"{letters}  {name:{wide}}  {file}" for letters, name, file in rows)
 
@@ -244,16 +269,22 @@ def warm() -> str:
 
 
 def keys() -> str:
-    return "\n".join(line for found in followed()["keys"]
-                     for line in textwrap.wrap(found, 100, subsequent_indent=" " * 20))
+    return "\n".join(
+        line
+        for found in followed()["keys"]
+        for line in textwrap.wrap(found, 100, subsequent_indent=" " * 20)
+    )
 
 
 PRINTED = {"tree": tree, "warm": warm, "keys": keys}
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.docs.one_call", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.docs.one_call",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", nargs="?", choices=PRINTED, default="tree")
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(words)

@@ -15,8 +15,12 @@ from tests.shown import ROOT, Block, blocks
 
 RANKS = "distributed.md"  # torchrun starts its programs: tests/distributed has them
 PAGES = (ROOT / "README.md", *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name != RANKS))
-CASES = [(page, block) for page in PAGES for block in blocks(page.read_text("utf-8"))
-         if block.kind == "python" and not block.rule]
+CASES = [
+    (page, block)
+    for page in PAGES
+    for block in blocks(page.read_text("utf-8"))
+    if block.kind == "python" and not block.rule
+]
 
 
 def name(case: tuple[Path, Block]) -> str:
@@ -31,7 +35,7 @@ def bare(home: Path) -> dict[str, str]:
 
 def exports(page: str, block: Block) -> list[list[str]]:
     """The commands above a program that leave files for it."""
-    above = [b.body for b in blocks(page[:page.index(block.whole)]) if b.kind == "sh"]
+    above = [b.body for b in blocks(page[: page.index(block.whole)]) if b.kind == "sh"]
     lines = [line for body in above for line in body.splitlines() if " export " in line]
     return [shlex.split(line)[1:] for line in lines]
 
@@ -53,8 +57,11 @@ def test_programs_end_as_pasted(case: tuple[Path, Block], home: Path, tmp_path: 
     named = re.match(r"# (\w+\.py)\n", block.body)
     file = tmp_path / (named[1] if named else "program.py")
     file.write_text(block.body, "utf-8")
-    done = programs.run(["-c", f"import runpy; runpy.run_path({file.name!r}, run_name='__main__')"],
-                        cwd=tmp_path, env=bare(home))
+    done = programs.run(
+        ["-c", f"import runpy; runpy.run_path({file.name!r}, run_name='__main__')"],
+        cwd=tmp_path,
+        env=bare(home),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "comes too late" not in done.stderr
 
@@ -78,7 +85,8 @@ print(transconv.stats())
 def test_the_interpreter_is_switched_on_or_comes_too_late(home: Path) -> None:
     late = programs.run(["-c", LATE], env=bare(home), check=True).stdout
     assert late.startswith(
-        '<string> 5 transconv.config.cpu = "interpret" comes too late: Triton is loaded')
+        '<string> 5 transconv.config.cpu = "interpret" comes too late: Triton is loaded'
+    )
     assert "100.0% native" in programs.run(["-c", AT_ONCE], env=bare(home), check=True).stdout
 
 

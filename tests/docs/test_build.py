@@ -21,8 +21,15 @@ from tests.report.browser import browser, why_not
 
 ROOT = Path(__file__).parents[2]
 # What a browser fetches by itself, by tag and attribute; a link that a reader follows is another thing.
-FETCHED = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "srcset"),
-           ("use", "href"), ("video", "src")}
+FETCHED = {
+    ("link", "href"),
+    ("script", "src"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "srcset"),
+    ("use", "href"),
+    ("video", "src"),
+}
 
 
 class Seen(HTMLParser):
@@ -58,8 +65,12 @@ class Site:
 def built(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder), *words],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)})
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +84,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 def test_no_link_leads_nowhere(site: Site) -> None:
     """Of pages and of the reference, to pages, files and anchors."""
-    links = [(page, link) for page, seen in site.pages.items() for link in seen.links + seen.fetched
-             if not re.match(r"[a-z]+:", link)]
+    links = [
+        (page, link)
+        for page, seen in site.pages.items()
+        for link in seen.links + seen.fetched
+        if not re.match(r"[a-z]+:", link)
+    ]
     assert len(links) > 1000
     assert [f"{page}: {link}" for page, link in links if site.dead(page, link)] == []
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Site) -> None:
     """No font, no script, no picture: the site is read without a network."""
-    away = [f"{page}: {link}" for page, seen in site.pages.items() for link in seen.fetched
-            if re.match(r"(https?:)?//", link)]
+    away = [
+        f"{page}: {link}"
+        for page, seen in site.pages.items()
+        for link in seen.fetched
+        if re.match(r"(https?:)?//", link)
+    ]
     assert not away
     styles = [*site.folder.rglob("*.css")]
-    assert styles and not [p for p in styles if re.search(r"(url\(|@import)\s*['\"]?(https?:)?//",
-                                                          p.read_text("utf-8"))]
+    assert styles and not [
+        p for p in styles if re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", p.read_text("utf-8"))
+    ]
 
 
 TABS = ("Home", "Speed up a model", "Write an operation", "Write a kernel", "Read a kernel", "Measure")
@@ -98,18 +118,19 @@ def test_tabs_are_what_a_reader_wants(site: Site) -> None:
     tabs = re.search(r'<ul class="md-tabs__list">(.*?)</ul>', home, re.DOTALL)
     assert tabs is not None
     said = [re.sub(r"<[^>]+>", "", item).strip() for item in tabs[1].split("</li>")]
-    assert tuple(said[:len(TABS)]) == TABS
+    assert tuple(said[: len(TABS)]) == TABS
     assert re.search(r'md-sidebar--primary"[^>]*\bhidden\b', home)
-    assert not re.search(r'md-sidebar--primary"[^>]*\bhidden\b',
-                         (site.folder / "results.html").read_text("utf-8"))
+    assert not re.search(
+        r'md-sidebar--primary"[^>]*\bhidden\b', (site.folder / "results.html").read_text("utf-8")
+    )
 
 
 def test_the_home_page_says_what_the_readme_says() -> None:
     """What it is, how to install it, the one line, and each kind of model with its worst case."""
     readme, home = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/README.md"))
-    first = readme[:readme.index("<!-- end:models -->")]
+    first = readme[: readme.index("<!-- end:models -->")]
     program = first.index("```python")
-    for part in (first[:program], first[program:first.index("<!-- table")]):
+    for part in (first[:program], first[program : first.index("<!-- table")]):
         assert " ".join(part.replace("](docs/", "](").split()) in " ".join(home.split())
     rows = [line for line in first.splitlines() if line.startswith("| ")]
     assert len(rows) >= 5 and "worst case" in rows[0] and set(rows) <= set(home.splitlines())
@@ -126,8 +147,10 @@ def test_search_works_from_a_folder(site: Site) -> None:
         found: list[str] = []
         while not found and time.monotonic() < until:
             time.sleep(0.2)
-            found = [a.get_attribute("href").rpartition("/")[2] for a in driver.find_elements(
-                "css selector", ".md-search-result__link")]
+            found = [
+                a.get_attribute("href").rpartition("/")[2]
+                for a in driver.find_elements("css selector", ".md-search-result__link")
+            ]
         assert "settings.html#loggers" in found and not driver.get_log("browser")
 
 
@@ -139,14 +162,30 @@ def test_what_search_needs_is_there(site: Site) -> None:
 
 
 def test_the_reference_has_every_public_name(site: Site) -> None:
-    anchors = set().union(*(seen.anchors for page, seen in site.pages.items()
-                            if page.parts[0] == "reference"))
-    elsewhere = {"transconv": {"config", "distributed", "functional", "graph", "kernel", "nn", "quantized",
-                               "__version__"},
-                 "transconv.compute": {"library"}, "transconv.support": {"__version__"}}
-    missing = [f"{name}.{public}" for name in ROOMS for public in exported(room(name))
-               if public not in elsewhere.get(name, ())
-               and not anchors & {f"{name}.{public}", home(getattr(room(name), public), public)}]
+    anchors = set().union(
+        *(seen.anchors for page, seen in site.pages.items() if page.parts[0] == "reference")
+    )
+    elsewhere = {
+        "transconv": {
+            "config",
+            "distributed",
+            "functional",
+            "graph",
+            "kernel",
+            "nn",
+            "quantized",
+            "__version__",
+        },
+        "transconv.compute": {"library"},
+        "transconv.support": {"__version__"},
+    }
+    missing = [
+        f"{name}.{public}"
+        for name in ROOMS
+        for public in exported(room(name))
+        if public not in elsewhere.get(name, ())
+        and not anchors & {f"{name}.{public}", home(getattr(room(name), public), public)}
+    ]
     assert not missing
 
 
@@ -168,10 +207,13 @@ def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "docs" / "index.md").write_text("# A\n\n[x](b.md#no) and [y](nowhere.md)\n")
     (tmp_path / "docs" / "b.md").write_text("# B\n")
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
-    validation = settings[settings.index("validation:"):settings.index("nav:\n  - Home")]
+    validation = settings[settings.index("validation:") : settings.index("nav:\n  - Home")]
     path = tmp_path / "mkdocs.yml"
-    path.write_text(f"site_name: t\ntheme: null\nplugins: []\n{validation}".replace(
-        "theme: null", "theme: {name: mkdocs}"))
+    path.write_text(
+        f"site_name: t\ntheme: null\nplugins: []\n{validation}".replace(
+            "theme: null", "theme: {name: mkdocs}"
+        )
+    )
     done = built(tmp_path / "out", "--config-file", str(path))
     assert done.returncode == 1
     assert "nowhere.md" in done.stderr and "'b.md#no'" in done.stderr

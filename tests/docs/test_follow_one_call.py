@@ -25,8 +25,9 @@ def made_anew(page: str) -> str:
             head = block.heads[0]
             what = head.split()[-1]
             assert head == f"$ python -m {one_call.__name__} {what}\n"
-            page = page.replace(block.whole, block.whole.replace(
-                block.body, head + cut(PRINTED[what](), block.rule)))
+            page = page.replace(
+                block.whole, block.whole.replace(block.body, head + cut(PRINTED[what](), block.rule))
+            )
     return page
 
 
@@ -50,8 +51,13 @@ def test_functions_are_told_in_the_order_of_the_calls() -> None:
     """Each is named where it first runs: those of the first call in order, then those of later ones."""
     order = list(dict.fromkeys(f for call in ("first", "second", "third") for f in ran(call)))
     told = [order.index(meant(label)) for label in one_call.labels(PAGE.read_text("utf-8"))]
-    late = [label for label, at, before in zip(
-        one_call.labels(PAGE.read_text("utf-8"))[1:], told[1:], told, strict=False) if at < before]
+    late = [
+        label
+        for label, at, before in zip(
+            one_call.labels(PAGE.read_text("utf-8"))[1:], told[1:], told, strict=False
+        )
+        if at < before
+    ]
     assert late == []
 
 

@@ -34,8 +34,8 @@ def test_each_page_with_a_change_is_tested() -> None:
 def copy_with_patch(page: str, folder: Path) -> None:
     """Lay a copy of the package, of links to its files, into a folder, and apply the one change of a page,
     which is of one file."""
-    patch, = patches(page)
-    file, = re.findall(r"^\+\+\+ b/(transconv/\S+)$", patch, re.MULTILINE)
+    (patch,) = patches(page)
+    (file,) = re.findall(r"^\+\+\+ b/(transconv/\S+)$", patch, re.MULTILINE)
     for home, _, names in os.walk(ROOT / "transconv"):
         below = folder / Path(home).relative_to(ROOT)
         if below.name == "__pycache__":
@@ -46,16 +46,27 @@ def copy_with_patch(page: str, folder: Path) -> None:
                 (below / name).symlink_to(Path(home) / name)
     if (ROOT / file).exists():
         (folder / file).write_text((ROOT / file).read_text("utf-8"), "utf-8")
-    done = subprocess.run(["git", "apply", "--unsafe-paths", "-"], cwd=folder, input=patch, text=True,
-                          capture_output=True, env={**os.environ, "GIT_DIR": os.devnull})
+    done = subprocess.run(
+        ["git", "apply", "--unsafe-paths", "-"],
+        cwd=folder,
+        input=patch,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "GIT_DIR": os.devnull},
+    )
     assert done.returncode == 0, f"the change of {page}.md no longer fits: {done.stderr}"
 
 
 def run_with(page: str, words: list[str], folder: Path) -> str:
     """What a program prints in the copy of the package, which is checked to be the one that runs."""
     copy_with_patch(page, folder)
-    settings = {"PYTHONPATH": str(folder), "TRITON_INTERPRET": "1", "TRANSCONV_CACHE": f"{folder}/cache",
-                "TRANSCONV_KEY": f"{folder}/key", "TRANSCONV_TUNED": "0"}
+    settings = {
+        "PYTHONPATH": str(folder),
+        "TRITON_INTERPRET": "1",
+        "TRANSCONV_CACHE": f"{folder}/cache",
+        "TRANSCONV_KEY": f"{folder}/key",
+        "TRANSCONV_TUNED": "0",
+    }
     done = programs.run(words, cwd=folder, env={**os.environ, **settings})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -93,14 +104,16 @@ def test_an_activation(tmp_path: Path) -> None:
 
 
 def test_the_estimate_of_a_chip(tmp_path: Path) -> None:
-    told = run_with("chip", ["-m", "transconv", "show", PROBLEM, "--target=sm_87", "--stage=schedule"],
-                    tmp_path)
+    told = run_with(
+        "chip", ["-m", "transconv", "show", PROBLEM, "--target=sm_87", "--stage=schedule"], tmp_path
+    )
     assert re.search(r"tiles? on 16 multiprocessors", told), told
 
 
 def test_a_kernel_is_compiled_for_a_chip(tmp_path: Path) -> None:
-    told = run_with("chip", ["-m", "transconv", "compile", PROBLEM, "--target=sm_87", "--prop=fwd"],
-                    tmp_path)
+    told = run_with(
+        "chip", ["-m", "transconv", "compile", PROBLEM, "--target=sm_87", "--prop=fwd"], tmp_path
+    )
     assert "sm_87" in told and "registers" in told, told
 
 
@@ -143,15 +156,17 @@ def shifts() -> Iterator[str]:
     """The pass of the page's program is registered."""
     page = (PAGES / "pass.md").read_text("utf-8")
     text = next(b.body for b in blocks(page) if b.kind == "python")
-    exec(compile(text.partition("from transconv.__main__")[0], "shifts.py", "exec"),
-         {"__name__": "shifts"})
+    exec(
+        compile(text.partition("from transconv.__main__")[0], "shifts.py", "exec"), {"__name__": "shifts"}
+    )
     yield "shifts"
     passes.unregister("shifts")
 
 
 @pytest.mark.parametrize("name", ["dense_nhwc", "stride_phase", "depthwise"])
-def test_a_pass_that_is_switched_off_changes_no_kernel(name: str, shifts: str,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_is_switched_off_changes_no_kernel(
+    name: str, shifts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     golden = (GOLDEN / f"{name}.py").read_text("utf-8")
     assert name in CASES and emitted(name) != golden  # it has something to do there
     assert " << " in emitted(name)

@@ -22,22 +22,26 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
-    return ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells
-            if cell.cell_type == "code"]
+    return [
+        "".join(o.get("text", "") for o in cell.outputs)
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, request: pytest.FixtureRequest,
-                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs(
+    path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     notebook = nbformat.read(path, as_version=4)
     stored = printed(notebook)
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False,
-                            coalesce_streams=True)
+    client = NotebookClient(
+        notebook, timeout=120, kernel_name="python3", record_timing=False, coalesce_streams=True
+    )
     client.execute()
-    assert not [o for cell in notebook.cells for o in cell.get("outputs", [])
-                if o.get("name") == "stderr"]
+    assert not [o for cell in notebook.cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
     if request.config.getoption("--update-golden"):
         notebook.metadata.pop("language_info", None)  # it names this machine's Python
         nbformat.write(notebook, path)

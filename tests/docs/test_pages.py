@@ -17,16 +17,41 @@ from transconv import ir
 from transconv.__main__ import main
 
 DOCS = ROOT / "docs"
-PAGES = (*(DOCS / f"{name}.md" for name in (
-    "README", "models", "graphs", "kernels", "reading", "architecture", "four_stages", "gallery",
-    "glossary", "guide_source", "quantized", "kernel_api", "kernel_masks", "kernel_functions",
-    "simplification")),
-    *sorted((DOCS / "how_to_add").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md")
+PAGES = (
+    *(
+        DOCS / f"{name}.md"
+        for name in (
+            "README",
+            "models",
+            "graphs",
+            "kernels",
+            "reading",
+            "architecture",
+            "four_stages",
+            "gallery",
+            "glossary",
+            "guide_source",
+            "quantized",
+            "kernel_api",
+            "kernel_masks",
+            "kernel_functions",
+            "simplification",
+        )
+    ),
+    *sorted((DOCS / "how_to_add").glob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+)
 BLOCKS = [(page, block) for page in PAGES for block in blocks(page.read_text("utf-8"))]
 SHOWN = [(page, block) for page, block in BLOCKS if block.rule]
 PROGRAMS = [(page, b) for page, b in BLOCKS if b.kind == "python" and not b.rule]
-COMMANDS = [(page, line) for page, b in BLOCKS if b.kind == "sh" and not b.rule
-            for line in re.sub(r"\\\n\s*", " ", b.body).splitlines() if line.strip()]
+COMMANDS = [
+    (page, line)
+    for page, b in BLOCKS
+    if b.kind == "sh" and not b.rule
+    for line in re.sub(r"\\\n\s*", " ", b.body).splitlines()
+    if line.strip()
+]
 
 
 def name(case: tuple[Path, object]) -> str:
@@ -59,8 +84,9 @@ def test_programs(case: tuple[Path, Block], tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("case", COMMANDS, ids=name)
-def test_commands(case: tuple[Path, str], capsys: pytest.CaptureFixture[str],
-                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(
+    case: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands of transconv run here; recipes and commands of other programs exist."""
     line = case[1].partition("  #")[0].strip()
     if found := re.fullmatch(r'(?:export )?(\w+)=("?)(.*)\2', line):
@@ -73,8 +99,9 @@ def test_commands(case: tuple[Path, str], capsys: pytest.CaptureFixture[str],
         assert main(words[3:]) == 0
         assert capsys.readouterr().out.strip()
     elif words[0] == "make":
-        assert all(re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-                   for word in words[1:])
+        assert all(
+            re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for word in words[1:]
+        )
     elif words[:3] == ["python", "-m", "pytest"]:
         assert all((ROOT / word.split("::")[0]).exists() for word in words[3:] if word[0] != "-")
     else:

@@ -22,24 +22,32 @@ from tests.shown import ROOT, blocks, cut
 PAGE = ROOT / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 BLOCKS = blocks(TEXT)
-COMMANDS = [line.partition("  #")[0].strip() for block in BLOCKS if block.kind == "sh"
-            for line in block.body.splitlines()]
-TUNE, = (c for c in COMMANDS if c.startswith("python -m transconv tune "))
+COMMANDS = [
+    line.partition("  #")[0].strip()
+    for block in BLOCKS
+    if block.kind == "sh"
+    for line in block.body.splitlines()
+]
+(TUNE,) = (c for c in COMMANDS if c.startswith("python -m transconv tune "))
 PROGRAMS = [b.body for b in BLOCKS if b.kind == "python"]
 MOST_LINES = 150
 
 
 def execute(words: list[str], folder: Path = ROOT) -> str:
     """What `python` prints for words in a reader's environment; only caches are the tests' own."""
-    kept = {k: v for k, v in os.environ.items()
-            if k == "TRANSCONV_CACHE" or not k.startswith(("TRANSCONV_", "TRITON_INTERPRET"))}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k == "TRANSCONV_CACHE" or not k.startswith(("TRANSCONV_", "TRITON_INTERPRET"))
+    }
     done = programs.run(words, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [
-    pytest.param(c, marks=[pytest.mark.slow] if c == TUNE else []) for c in COMMANDS])
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=[pytest.mark.slow] if c == TUNE else []) for c in COMMANDS]
+)
 def test_commands(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "make":
@@ -53,8 +61,9 @@ def test_commands(command: str) -> None:
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the programs print: one after another in one process, each with names of its own, in an empty
     folder."""
-    return execute(["-c", f"for text in {PROGRAMS!r}: exec(text, {{}})"],
-                   tmp_path_factory.mktemp("reader"))
+    return execute(
+        ["-c", f"for text in {PROGRAMS!r}: exec(text, {{}})"], tmp_path_factory.mktemp("reader")
+    )
 
 
 def test_programs(printed: str) -> None:
@@ -63,8 +72,8 @@ def test_programs(printed: str) -> None:
 
 
 def test_what_is_shown(request: pytest.FixtureRequest, printed: str) -> None:
-    block, = (b for b in BLOCKS if b.rule)
-    head, = block.heads
+    (block,) = (b for b in BLOCKS if b.rule)
+    (head,) = block.heads
     now = block.whole.replace(block.body, head + cut(printed, block.rule))
     if request.config.getoption("--update-golden"):
         PAGE.write_text(TEXT.replace(block.whole, now), encoding="utf-8")

@@ -42,14 +42,17 @@ def test_the_page_is_short_and_its_files_exist() -> None:
 DIFF = "@@ -1 +1 @@\n kernel\n-    for m:\n+    let m\n+    store\n--- x"
 
 
-@pytest.mark.parametrize(("text", "rule", "left"), [
-    ("a\nb\nc", "whole", "a\nb\nc\n"),
-    ("a\nb\nc", "lines 2-3", "b\nc\n"),
-    ("    a\n    b\n        c\n    d", '"a"; "c" to "d"', "a\n    ...\n    c\nd\n"),
-    ("a\nb\na\nc", '"b"; "a" to "c"', "b\na\nc\n"),
-    (DIFF, "changed", "-    for m:\n+    let m\n+    store\n"),
-    (DIFF, 'changed; "store"', "+    store\n"),
-])
+@pytest.mark.parametrize(
+    ("text", "rule", "left"),
+    [
+        ("a\nb\nc", "whole", "a\nb\nc\n"),
+        ("a\nb\nc", "lines 2-3", "b\nc\n"),
+        ("    a\n    b\n        c\n    d", '"a"; "c" to "d"', "a\n    ...\n    c\nd\n"),
+        ("a\nb\na\nc", '"b"; "a" to "c"', "b\na\nc\n"),
+        (DIFF, "changed", "-    for m:\n+    let m\n+    store\n"),
+        (DIFF, 'changed; "store"', "+    store\n"),
+    ],
+)
 def test_rules(text: str, rule: str, left: str) -> None:
     assert cut(text, rule) == left
 

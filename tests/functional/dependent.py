@@ -51,8 +51,12 @@ LIBRARY: dict[str, Case] = {
     "group_norm": _case(lambda f, x: f.group_norm(x, 2, x[0, :, 0], x[1, :, 1].sin()), (2, 4, 3)),
     "instance_norm": _case(lambda f, x: f.instance_norm(x, None, None, x[0, :, 0], x[1, :, 1]), (2, 2, 3)),
     "batch_norm": _case(lambda f, x: f.batch_norm(x, None, None, x[0, :, 0], x[1, :, 1], True), (2, 3, 2)),
-    "batch_norm_of_running": _case(lambda f, x: f.batch_norm(
-        x, torch.ones(3).double(), torch.full((3,), 2.0).double(), x[0, :, 0], x[1, :, 1]), (2, 3, 2)),
+    "batch_norm_of_running": _case(
+        lambda f, x: f.batch_norm(
+            x, torch.ones(3).double(), torch.full((3,), 2.0).double(), x[0, :, 0], x[1, :, 1]
+        ),
+        (2, 3, 2),
+    ),
     "softmax": _case(lambda f, x: f.softmax(x * x.sum(), 1)),
     "log_softmax": _case(lambda f, x: f.log_softmax(x * x.sum(), 1)),
     "normalize": _case(lambda f, x: f.normalize(x * x.sum(), 2.0, 1)),
@@ -80,12 +84,21 @@ LIBRARY: dict[str, Case] = {
     "pixel_unshuffle": _case(lambda f, x: f.pixel_unshuffle(x * x, 2), (1, 1, 4, 2)),
     "unfold": _case(lambda f, x: f.unfold(x * x, 2), (1, 2, 3, 3)),
     "fold": _case(lambda f, x: f.fold(x * x, (3, 3), 2), (1, 4, 4)),
-    **{f"{kind}_pool{n}d": _case(
-        lambda f, x, name=f"{kind}_pool{n}d": getattr(f, name)(x * x.sum(), 2), (1, 1, *[4] * n))
-       for kind in ("max", "avg") for n in (1, 2, 3)},
-    **{f"adaptive_{kind}_pool{n}d": _case(
-        lambda f, x, name=f"adaptive_{kind}_pool{n}d": _first(getattr(f, name)(x * x.sum(), 2)),
-        (1, 1, *[4] * n)) for kind in ("max", "avg") for n in (1, 2, 3)},
+    **{
+        f"{kind}_pool{n}d": _case(
+            lambda f, x, name=f"{kind}_pool{n}d": getattr(f, name)(x * x.sum(), 2), (1, 1, *[4] * n)
+        )
+        for kind in ("max", "avg")
+        for n in (1, 2, 3)
+    },
+    **{
+        f"adaptive_{kind}_pool{n}d": _case(
+            lambda f, x, name=f"adaptive_{kind}_pool{n}d": _first(getattr(f, name)(x * x.sum(), 2)),
+            (1, 1, *[4] * n),
+        )
+        for kind in ("max", "avg")
+        for n in (1, 2, 3)
+    },
 }
 """Functions of transconv.functional."""
 
@@ -95,32 +108,52 @@ def _convolution(n: int, transposed: bool) -> Case:
 
     def of(f: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda x: f(x, x.sin().transpose(0, 1), x[(0, slice(1), *[0] * n)], padding=1)
+
     return Case(of(getattr(transconv, name)), of(getattr(F, name)), (1, 1, *[3 if n == 1 else 2] * n))
 
 
 def _fused(activation: str | None, residual: bool) -> Case:
     def ours(x: Tensor) -> Tensor:
-        return transconv.fused_conv1d(x, x, x[0, :, 0], padding=1, activation=activation,
-                                      residual=F.conv1d(x, x, padding=1) if residual else None)
+        return transconv.fused_conv1d(
+            x,
+            x,
+            x[0, :, 0],
+            padding=1,
+            activation=activation,
+            residual=F.conv1d(x, x, padding=1) if residual else None,
+        )
 
     def theirs(x: Tensor) -> Tensor:
         y = F.conv1d(x, x, x[0, :, 0], padding=1)
         return getattr(torch, activation or "clone")(y + F.conv1d(x, x, padding=1) if residual else y)
+
     return Case(ours, theirs, (1, 1, 3))
 
 
 CONVOLUTIONS: dict[str, Case] = {
-    **{c: _convolution(n, t) for n in (1, 2, 3) for t in (False, True)
-       for c in [f"conv_transpose{n}d" if t else f"conv{n}d"]},
-    **{f"fused_{a or 'plain'}{'_residual' * r}": _fused(a, bool(r))
-       for a in (None, "relu", "sigmoid", "tanh") for r in (0, 1)},
+    **{
+        c: _convolution(n, t)
+        for n in (1, 2, 3)
+        for t in (False, True)
+        for c in [f"conv_transpose{n}d" if t else f"conv{n}d"]
+    },
+    **{
+        f"fused_{a or 'plain'}{'_residual' * r}": _fused(a, bool(r))
+        for a in (None, "relu", "sigmoid", "tanh")
+        for r in (0, 1)
+    },
     "epilogue": Case(
         lambda x: transconv.fused_conv1d(x, x[:, :, :1], epilogue=lambda a, g: a * g, operands=(x,)),
-        lambda x: F.conv1d(x, x[:, :, :1]) * x, (1, 1, 3)),
+        lambda x: F.conv1d(x, x[:, :, :1]) * x,
+        (1, 1, 3),
+    ),
     "epilogue_of_two": Case(
-        lambda x: transconv.fused_conv1d(x, x[:, :, :1], epilogue=lambda a, g, h: F.silu(a + g) * h,
-                                         operands=(x.sin(), x)),
-        lambda x: F.silu(F.conv1d(x, x[:, :, :1]) + x.sin()) * x, (1, 1, 3)),
+        lambda x: transconv.fused_conv1d(
+            x, x[:, :, :1], epilogue=lambda a, g, h: F.silu(a + g) * h, operands=(x.sin(), x)
+        ),
+        lambda x: F.silu(F.conv1d(x, x[:, :, :1]) + x.sin()) * x,
+        (1, 1, 3),
+    ),
 }
 """The drop-in's functions."""
 

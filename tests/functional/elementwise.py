@@ -39,12 +39,12 @@ def text_of(op: Op, tensors: list[torch.Tensor], numbers: list[float]) -> str:
         sizes, dtype = ", ".join(map(str, t.shape or (1,))), NAMES[str(t.dtype)]
         strides = ",".join(map(str, t.stride() or (1,)))
         lines.append(f"tensor {name} {dtype} [{sizes}] strides({strides})")
-        own = axes[len(axes) - t.dim():]
+        own = axes[len(axes) - t.dim() :]
         coords = ["0" if n == 1 else a for a, n in zip(own, t.shape, strict=True)]
         reads.append(f"read {name.lower()} = {name}[{', '.join(coords or ['0'])}]")
     lines.append(f"tensor R {NAMES[str(tensors[0].dtype)]} [{', '.join(map(str, shape))}]")
     lines.append("axes " + " ".join(f"{a}={n}" for a, n in zip(axes, shape, strict=True)))
-    value = f"{op.name}({', '.join([*'xyz'[:len(tensors)], *map(repr, numbers)])})"
+    value = f"{op.name}({', '.join([*'xyz'[: len(tensors)], *map(repr, numbers)])})"
     value = f"where({value}, 1.0, 0.0)" if op.name in CONDITIONS else value
     return " ;; ".join([*lines, *reads, f"store R[{', '.join(axes)}] = {value}"])
 
@@ -61,7 +61,8 @@ def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: in
             tensors = [t for t in given if isinstance(t, torch.Tensor)]
             named = dict(op.numbers) | {n: v for n, v in sample.kwargs.items() if (n, v) not in op.options}
             if {*named} != {n for n, _ in op.numbers} or dict(op.options) != {
-                    n: v for n, v in sample.kwargs.items() if n not in named}:
+                n: v for n, v in sample.kwargs.items() if n not in named
+            }:
                 found.handed["another form"] += 1
             elif len(tensors) != op.arity or len(given) > op.arity:
                 found.handed["other operands"] += 1
@@ -69,13 +70,22 @@ def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: in
                 found.handed["shape:empty"] += 1
             else:
                 numbers = [float(v) for v in named.values()]
-                found.count(f"{op.name} {at}", partial(
-                    _compare, op, tensors, numbers, partial(entry.op, *given, **sample.kwargs), near))
+                found.count(
+                    f"{op.name} {at}",
+                    partial(
+                        _compare, op, tensors, numbers, partial(entry.op, *given, **sample.kwargs), near
+                    ),
+                )
     return found
 
 
-def _compare(op: Op, tensors: list[torch.Tensor], numbers: list[float],
-             theirs: Callable[[], torch.Tensor], near: float) -> bool:
+def _compare(
+    op: Op,
+    tensors: list[torch.Tensor],
+    numbers: list[float],
+    theirs: Callable[[], torch.Tensor],
+    near: float,
+) -> bool:
     want = theirs()
     text = text_of(op, tensors, numbers)
     got = transconv.computation(text)(*(t if t.dim() else t.view(1) for t in tensors))

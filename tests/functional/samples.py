@@ -18,12 +18,37 @@ from bench.claims import FATAL
 from tests.torch_ops.samples import drawn
 from transconv import functional
 
-ROOT = {"softmax", "log_softmax", "sum", "mean", "prod", "amax", "amin", "var", "std", "logsumexp", "any",
-        "all", "matmul", "bmm", "argmax", "argmin", "max", "min", "cat", "flip", "gather", "index_select"}
+ROOT = {
+    "softmax",
+    "log_softmax",
+    "sum",
+    "mean",
+    "prod",
+    "amax",
+    "amin",
+    "var",
+    "std",
+    "logsumexp",
+    "any",
+    "all",
+    "matmul",
+    "bmm",
+    "argmax",
+    "argmin",
+    "max",
+    "min",
+    "cat",
+    "flip",
+    "gather",
+    "index_select",
+}
 NONE = {"fold"}  # torch has no samples of it
 # Kinds of calls of which none has a kernel: others of torch's modes, and functions of two tensors.
-OTHERS = {"interpolate": {"linear", "bilinear", "bicubic", "trilinear", "area"}, "max": {"binary"},
-          "min": {"binary"}}
+OTHERS = {
+    "interpolate": {"linear", "bilinear", "bicubic", "trilinear", "area"},
+    "max": {"binary"},
+    "min": {"binary"},
+}
 
 
 @dataclass(slots=True)
@@ -60,9 +85,14 @@ class Found:
 
     def summary(self) -> dict[str, Any]:
         """Under the names that ``bench.dropin`` adds up."""
-        return {"passed": self.passed, "gradients": self.gradients, "fell_back": self.handed.total(),
-                "fallback": dict(self.handed), "failed": len(self.failures),
-                "failures": self.failures[:20]}
+        return {
+            "passed": self.passed,
+            "gradients": self.gradients,
+            "fell_back": self.handed.total(),
+            "fallback": dict(self.handed),
+            "failed": len(self.failures),
+            "failures": self.failures[:20],
+        }
 
 
 def ops_of(name: str) -> Iterator[Any]:
@@ -81,8 +111,9 @@ def ours_of(name: str) -> Callable[..., Any]:
     return (lambda weight, index, **more: ours(index, weight, **more)) if name == "embedding" else ours
 
 
-def tried(name: str, device: str, dtype: torch.dtype, every: int = 1, near: float = 1e-4,
-          only: int | None = None) -> Found:
+def tried(
+    name: str, device: str, dtype: torch.dtype, every: int = 1, near: float = 1e-4, only: int | None = None
+) -> Found:
     """How every n-th sample of a function ended; or one of them alone."""
     found = Found()
     for op in ops_of(name):
@@ -100,8 +131,11 @@ def _compare(theirs: Callable[..., Any], ours: Callable[..., Any], sample: Any, 
     got, want = ours(*args, **sample.kwargs), theirs(*args, **sample.kwargs)
     _same(got, want, near)
     operands = sample.input if isinstance(sample.input, (list, tuple)) else [sample.input]
-    leaves = [t for t in (*operands, *sample.args, *sample.kwargs.values())
-              if isinstance(t, torch.Tensor) and t.requires_grad]
+    leaves = [
+        t
+        for t in (*operands, *sample.args, *sample.kwargs.values())
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
     ours_first, first = (t[0] if isinstance(t, tuple) else t for t in (got, want))
     if first.requires_grad:
         assert ours_first.stride() == first.stride() or not first.numel(), "other strides than torch's"
@@ -123,8 +157,11 @@ def transformed(name: str) -> None:
     if name not in NONE:
         op = next(iter(ops_of(name)))
         theirs, ours = op.op, ours_of(name)
-        sample = next(s for s in drawn(op, "cpu", torch.float32)
-                      if not isinstance(s.input, torch.Tensor) or (s.input.dim() and s.input.numel() > 1))
+        sample = next(
+            s
+            for s in drawn(op, "cpu", torch.float32)
+            if not isinstance(s.input, torch.Tensor) or (s.input.dim() and s.input.numel() > 1)
+        )
         x, rest, named = sample.input, sample.args, {**sample.kwargs}
     listed = not isinstance(x, torch.Tensor)
     if listed:  # of a list, its first
@@ -134,6 +171,7 @@ def transformed(name: str) -> None:
         def called(x: torch.Tensor) -> Any:
             found = f((x, *others) if listed else x, *rest, **named)
             return found if isinstance(found, torch.Tensor) else found[0]
+
         return called
 
     def squares(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,5 +188,6 @@ def transformed(name: str) -> None:
         torch.testing.assert_close(torch.func.grad(squares(ours))(x), grad)
         leaf = x.clone().requires_grad_()
         torch.testing.assert_close(*torch.autograd.grad(traced(leaf).square().sum(), leaf), grad)
-        torch.testing.assert_close(torch.func.jvp(mine, (x,), (x,))[1],
-                                   torch.func.jvp(of(theirs), (x,), (x,))[1])
+        torch.testing.assert_close(
+            torch.func.jvp(mine, (x,), (x,))[1], torch.func.jvp(of(theirs), (x,), (x,))[1]
+        )

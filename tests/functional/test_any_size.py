@@ -39,8 +39,9 @@ def same(mine: Callable[..., Any], theirs: Callable[..., Any], *shapes: tuple[in
     got, want = mine(*given), theirs(*given)
     g = torch.randint(-4, 5, want.shape).float()
     torch.testing.assert_close(got, want)
-    torch.testing.assert_close(torch.autograd.grad(got, given, g), torch.autograd.grad(want, given, g),
-                               rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, given, g), torch.autograd.grad(want, given, g), rtol=1e-4, atol=1e-4
+    )
 
 
 ROWS: dict[str, Case] = {
@@ -48,13 +49,16 @@ ROWS: dict[str, Case] = {
     "mean first": (lambda x: ours.mean(x, 0), lambda x: torch.mean(x, 0)),
     "var": (lambda x: ours.var(x, 1), lambda x: torch.var(x, 1)),
     "log_softmax": (lambda x: ours.log_softmax(x, 1), lambda x: F.log_softmax(x, 1)),
-    "rms_norm": (lambda x: ours.rms_norm(x, x.shape[1:], None, 0.5),
-                 lambda x: F.rms_norm(x, x.shape[1:], None, 0.5)),
+    "rms_norm": (
+        lambda x: ours.rms_norm(x, x.shape[1:], None, 0.5),
+        lambda x: F.rms_norm(x, x.shape[1:], None, 0.5),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "log_softmax"))
-                                  for n in ROWS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "log_softmax")) for n in ROWS]
+)
 def test_drawn_sizes_edges_first_with_one_build(name: str, small: list[Any]) -> None:
     mine, theirs = ROWS[name]
     draw = torch.Generator().manual_seed(7)
@@ -66,7 +70,8 @@ def test_drawn_sizes_edges_first_with_one_build(name: str, small: list[Any]) -> 
     assert len(small) == built <= 2 * len(symbolic_bind.REACHES)
     called = name.split()[0]
     assert transconv.stats(reset=True).native == dict.fromkeys(
-        (f"{called} any size", f"{called}_gradient any size"), 9)
+        (f"{called} any size", f"{called}_gradient any size"), 9
+    )
 
 
 def test_scale_shift_and_windows(small: list[Any]) -> None:
@@ -80,16 +85,22 @@ def test_scale_shift_and_windows(small: list[Any]) -> None:
         same(norm(ours.layer_norm), norm(F.layer_norm), (n, k), (k,), (k,))
     for shape in ((1, 2, 5, 4), (2, 2, 3, 6)):
         same(pool(ours.max_pool2d), pool(F.max_pool2d), shape)
-        same(lambda x: ours.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-             lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), shape)
+        same(
+            lambda x: ours.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+            lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+            shape,
+        )
     assert set(transconv.stats(reset=True).native) == {
-        f"{name}{end} any size" for name in ("layer_norm", "max_pool2d", "avg_pool2d")
-        for end in ("", "_gradient")}
+        f"{name}{end} any size"
+        for name in ("layer_norm", "max_pool2d", "avg_pool2d")
+        for end in ("", "_gradient")
+    }
     assert len(small) == 3 * 2 + 4
 
 
-def test_what_the_requirements_exclude_has_a_kernel_of_its_own(small: list[Any],
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_requirements_exclude_has_a_kernel_of_its_own(
+    small: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(symbolic_bind, "MOST", 128)
     mine, theirs = ROWS["sum"]
     same(mine, theirs, (4, 32))
@@ -110,7 +121,8 @@ def test_what_the_requirements_exclude_has_a_kernel_of_its_own(small: list[Any],
 
 
 def test_a_kernel_that_stands_in_is_asked_for_until_the_wait_is_over(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits, choose = [True], route.Registry.choose
 
     def chosen(self: Any, *given: Any) -> Any:

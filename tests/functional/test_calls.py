@@ -30,41 +30,53 @@ def test_a_call_is_a_kernel_and_so_is_its_gradient() -> None:
     assert counts() == ({"softmax": 2, "softmax_gradient": 1}, {})
 
 
-@pytest.mark.parametrize(("wrong", "error", "said"), [
-    (lambda x: ours.softmax(x, 5), IndexError, r"softmax\(\[3, 4\] float32\): Dimension out of range"),
-    (lambda x: ours.sum(x, (0, -4)), IndexError, r"sum\(\[3, 4\] float32\): Dimension out of range"),
-    (lambda x: ours.sum(x, 1.5), TypeError, "must be"),
-    (lambda x: ours.layer_norm(x, (5,)), RuntimeError, r"layer_norm\(\[3, 4\] float32, None, None\)"),
-    (lambda x: ours.group_norm(x, 3), RuntimeError, "divisible by num_groups"),
-    (lambda x: ours.matmul(x, x), RuntimeError, r"matmul\(\[3, 4\] float32, \[3, 4\] float32\): "),
-    (lambda x: ours.bmm(x, x), RuntimeError, "3"),
-    (lambda x: ours.linear(x, x[:, :2]), RuntimeError, "linear"),
-    (lambda x: ours.linear(x, x, activation="no"), RuntimeError, "activation 'no' is unknown"),
-    (lambda x: ours.batch_norm(x[:1], None, None, training=True), ValueError, "more than 1 value"),
-    (lambda x: ours.max_pool2d(x[None], 2, padding=2), RuntimeError, "pad should be at most half"),
-    (lambda x: ours.softmax([1.0], 0), (TypeError, AttributeError), ""),
-    (lambda x: ours.sum(x, {1}), TypeError, "must be"),
-    (lambda x: ours.any(x, slice(1)), TypeError, "invalid combination"),
-    (lambda x: ours.prod(None, 1), TypeError, "prod"),
-    (lambda x: ours.softmax(None, 1), AttributeError, "softmax"),
-    (lambda x: ours.any(x, keepdim=(1,)), TypeError, "invalid combination"),
-    (lambda x: ours.std(x, 1, 1), TypeError, "unbiased must be bool, not int"),
-    (lambda x: ours.avg_pool2d(x[None], 2, stride=0), RuntimeError, "stride should not be zero"),
-    (lambda x: ours.adaptive_avg_pool2d(x[None], (2,)), RuntimeError, "output_size must be 2"),
-    (lambda x: ours.linear(x, [[1.0]]), TypeError, "must be Tensor, not list"),
-    (lambda x: ours.argmax(x, 2), IndexError, r"argmax\(\[3, 4\] float32\): Dimension out of range"),
-    (lambda x: ours.max(x, -3), IndexError, "Dimension out of range"),
-    (lambda x: ours.flip(x, (2,)), IndexError, "Dimension out of range"),
-    (lambda x: ours.cat((x, x[:2]), 1), RuntimeError, r"cat\(\[3, 4\] float32, \[2, 4\] float32\): Sizes"),
-    (lambda x: ours.pad(x[None], (4, 0), "reflect"), RuntimeError, "less than the corresponding"),
-    (lambda x: ours.index_select(x, 0, x[0]), (IndexError, RuntimeError), r"index_select\(.*\[4\] float"),
-    (lambda x: ours.gather(x, 0, x), RuntimeError, r"gather\(\[3, 4\] float32, .*int64"),
-    (lambda x: ours.embedding(x, x), RuntimeError, "Expected tensor for argument #1 'indices'"),
-    (lambda x: ours.gather(x, 0, torch.tensor([[0, 5]])), RuntimeError, "index 5 is out of bounds"),
-    (lambda x: ours.index_select(x, 0, torch.tensor([3])), IndexError, "index out of range in self"),
-    (lambda x: ours.embedding(torch.tensor([-1]), x), IndexError, "index out of range in self"),
-    (lambda x: ours.pixel_shuffle(x[None], 2), RuntimeError, "pixel_shuffle"),
-], ids=range(33))
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (lambda x: ours.softmax(x, 5), IndexError, r"softmax\(\[3, 4\] float32\): Dimension out of range"),
+        (lambda x: ours.sum(x, (0, -4)), IndexError, r"sum\(\[3, 4\] float32\): Dimension out of range"),
+        (lambda x: ours.sum(x, 1.5), TypeError, "must be"),
+        (lambda x: ours.layer_norm(x, (5,)), RuntimeError, r"layer_norm\(\[3, 4\] float32, None, None\)"),
+        (lambda x: ours.group_norm(x, 3), RuntimeError, "divisible by num_groups"),
+        (lambda x: ours.matmul(x, x), RuntimeError, r"matmul\(\[3, 4\] float32, \[3, 4\] float32\): "),
+        (lambda x: ours.bmm(x, x), RuntimeError, "3"),
+        (lambda x: ours.linear(x, x[:, :2]), RuntimeError, "linear"),
+        (lambda x: ours.linear(x, x, activation="no"), RuntimeError, "activation 'no' is unknown"),
+        (lambda x: ours.batch_norm(x[:1], None, None, training=True), ValueError, "more than 1 value"),
+        (lambda x: ours.max_pool2d(x[None], 2, padding=2), RuntimeError, "pad should be at most half"),
+        (lambda x: ours.softmax([1.0], 0), (TypeError, AttributeError), ""),
+        (lambda x: ours.sum(x, {1}), TypeError, "must be"),
+        (lambda x: ours.any(x, slice(1)), TypeError, "invalid combination"),
+        (lambda x: ours.prod(None, 1), TypeError, "prod"),
+        (lambda x: ours.softmax(None, 1), AttributeError, "softmax"),
+        (lambda x: ours.any(x, keepdim=(1,)), TypeError, "invalid combination"),
+        (lambda x: ours.std(x, 1, 1), TypeError, "unbiased must be bool, not int"),
+        (lambda x: ours.avg_pool2d(x[None], 2, stride=0), RuntimeError, "stride should not be zero"),
+        (lambda x: ours.adaptive_avg_pool2d(x[None], (2,)), RuntimeError, "output_size must be 2"),
+        (lambda x: ours.linear(x, [[1.0]]), TypeError, "must be Tensor, not list"),
+        (lambda x: ours.argmax(x, 2), IndexError, r"argmax\(\[3, 4\] float32\): Dimension out of range"),
+        (lambda x: ours.max(x, -3), IndexError, "Dimension out of range"),
+        (lambda x: ours.flip(x, (2,)), IndexError, "Dimension out of range"),
+        (
+            lambda x: ours.cat((x, x[:2]), 1),
+            RuntimeError,
+            r"cat\(\[3, 4\] float32, \[2, 4\] float32\): Sizes",
+        ),
+        (lambda x: ours.pad(x[None], (4, 0), "reflect"), RuntimeError, "less than the corresponding"),
+        (
+            lambda x: ours.index_select(x, 0, x[0]),
+            (IndexError, RuntimeError),
+            r"index_select\(.*\[4\] float",
+        ),
+        (lambda x: ours.gather(x, 0, x), RuntimeError, r"gather\(\[3, 4\] float32, .*int64"),
+        (lambda x: ours.embedding(x, x), RuntimeError, "Expected tensor for argument #1 'indices'"),
+        (lambda x: ours.gather(x, 0, torch.tensor([[0, 5]])), RuntimeError, "index 5 is out of bounds"),
+        (lambda x: ours.index_select(x, 0, torch.tensor([3])), IndexError, "index out of range in self"),
+        (lambda x: ours.embedding(torch.tensor([-1]), x), IndexError, "index out of range in self"),
+        (lambda x: ours.pixel_shuffle(x[None], 2), RuntimeError, "pixel_shuffle"),
+    ],
+    ids=range(33),
+)
 @pytest.mark.parametrize("cpu", ["interpret", "fallback"])
 def test_errors_are_torchs_and_name_the_operands(wrong: Any, error: Any, said: str, cpu: str) -> None:
     transconv.config.cpu = cpu
@@ -91,11 +103,15 @@ def test_the_policy_says_what_a_fallback_means() -> None:
 def test_results_lie_as_torchs_do() -> None:
     x = torch.randn(2, 6, 3, 4).contiguous(memory_format=torch.channels_last)
     w = torch.randn(6)
-    for f, g in ((lambda t: ours.layer_norm(t, (4,)), lambda t: F.layer_norm(t, (4,))),
-                 (lambda t: ours.max_pool2d(t, 2), lambda t: F.max_pool2d(t, 2)),
-                 (lambda t: ours.sum(t, 1), lambda t: t.sum(1)),
-                 (lambda t: ours.batch_norm(t, None, None, w, w, True),
-                  lambda t: F.batch_norm(t, None, None, w, w, True))):
+    for f, g in (
+        (lambda t: ours.layer_norm(t, (4,)), lambda t: F.layer_norm(t, (4,))),
+        (lambda t: ours.max_pool2d(t, 2), lambda t: F.max_pool2d(t, 2)),
+        (lambda t: ours.sum(t, 1), lambda t: t.sum(1)),
+        (
+            lambda t: ours.batch_norm(t, None, None, w, w, True),
+            lambda t: F.batch_norm(t, None, None, w, w, True),
+        ),
+    ):
         torch.testing.assert_close(f(x), g(x), check_stride=True)
     assert not counts()[1]
 
@@ -104,8 +120,10 @@ def test_running_statistics_move_in_place() -> None:
     x = torch.randn(5, 3, 4)
     mine, theirs = ([torch.zeros(3), torch.ones(3)] for _ in range(2))
     for _ in range(2):
-        torch.testing.assert_close(ours.batch_norm(x, *mine, training=True, momentum=0.3),
-                                   F.batch_norm(x, *theirs, training=True, momentum=0.3))
+        torch.testing.assert_close(
+            ours.batch_norm(x, *mine, training=True, momentum=0.3),
+            F.batch_norm(x, *theirs, training=True, momentum=0.3),
+        )
     torch.testing.assert_close(mine, theirs)
 
 
@@ -113,27 +131,37 @@ D = {"dtype": torch.float64, "requires_grad": True}
 GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
     "softmax": (lambda x: ours.softmax(x, 0), [torch.randn(3, 2, **D)]),
     "log_softmax": (lambda x: ours.log_softmax(x, 1), [torch.randn(2, 3, **D)]),
-    "layer_norm": (lambda x, w, b: ours.layer_norm(x, (3,), w, b),
-                   [torch.randn(s, **D) for s in ((2, 3), 3, 3)]),
+    "layer_norm": (
+        lambda x, w, b: ours.layer_norm(x, (3,), w, b),
+        [torch.randn(s, **D) for s in ((2, 3), 3, 3)],
+    ),
     "group_norm": (lambda x, w: ours.group_norm(x, 2, w), [torch.randn(s, **D) for s in ((2, 4, 2), 4)]),
-    "batch_norm": (lambda x, w: ours.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, None, True),
-                   [torch.randn(s, **D) for s in ((3, 2, 2), 2)]),
+    "batch_norm": (
+        lambda x, w: ours.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, None, True),
+        [torch.randn(s, **D) for s in ((3, 2, 2), 2)],
+    ),
     "mean": (lambda x: ours.mean(x, 0), [torch.randn(3, 2, **D)]),
     "prod": (lambda x: ours.prod(x, 1), [torch.tensor([[1.0, 0, 2], [3, 4, 5]], **D)]),
     "var": (lambda x: ours.var(x, 1), [torch.randn(2, 4, **D)]),
     "max_pool2d": (lambda x: ours.max_pool2d(x, 2), [torch.randn(1, 2, 4, 4, **D)]),
     "avg_pool2d": (lambda x: ours.avg_pool2d(x, 2, 1, 1), [torch.randn(1, 1, 3, 3, **D)]),
-    "linear": (lambda x, w, b: ours.linear(x, w, b, "tanh"),
-               [torch.randn(s, **D) for s in ((2, 3), (2, 3), 2)]),
+    "linear": (
+        lambda x, w, b: ours.linear(x, w, b, "tanh"),
+        [torch.randn(s, **D) for s in ((2, 3), (2, 3), 2)],
+    ),
     "pad": (lambda x: ours.pad(x, (2, 1), "reflect"), [torch.randn(2, 4, **D)]),
     "max": (lambda x: ours.max(x, 1)[0], [torch.tensor([[1.0, 3, 2], [0, 2, 1]], **D)]),
     "cat": (lambda x, y: ours.cat((x, y), 1), [torch.randn(2, n, **D) for n in (2, 3)]),
-    "gather": (lambda x: ours.gather(x, 1, torch.tensor([[0, 0, 2], [1, 2, 2]])),
-               [torch.randn(2, 3, **D)]),
+    "gather": (
+        lambda x: ours.gather(x, 1, torch.tensor([[0, 0, 2], [1, 2, 2]])),
+        [torch.randn(2, 3, **D)],
+    ),
     "fold": (lambda x: ours.fold(x, (4, 3), 2, 1, 1, 2), [torch.randn(1, 4, 6, **D)]),
     "interpolate": (lambda x: ours.interpolate(x, scale_factor=2), [torch.randn(1, 2, 3, **D)]),
-    "cross_entropy": (lambda x: ours.cross_entropy(x, torch.tensor([1, 0, -100])),
-                      [torch.randn(3, 2, **D)]),
+    "cross_entropy": (
+        lambda x: ours.cross_entropy(x, torch.tensor([1, 0, -100])),
+        [torch.randn(3, 2, **D)],
+    ),
 }
 
 
@@ -150,9 +178,14 @@ def test_gradients_that_add_are_torchs_where_the_same_bits_are_asked_for() -> No
     """No other gradient falls back, also where determinism is switched on or off after the forward
     call."""
     x, at = torch.randn(5, 3), torch.tensor([[0, 2, 2], [4, 2, 0]])
-    for taken in (lambda f, x: f.index_select(x, 0, at[0]), lambda f, x: f.gather(x, 0, at),
-                  lambda f, x: f.embedding(at, x, 2)):
-        want, = torch.autograd.grad(taken(Theirs, leaf := x.clone().requires_grad_()).square().sum(), leaf)
+    for taken in (
+        lambda f, x: f.index_select(x, 0, at[0]),
+        lambda f, x: f.gather(x, 0, at),
+        lambda f, x: f.embedding(at, x, 2),
+    ):
+        (want,) = torch.autograd.grad(
+            taken(Theirs, leaf := x.clone().requires_grad_()).square().sum(), leaf
+        )
         for before, behind in ((True, True), (False, True), (True, False)):
             leaf = x.clone().requires_grad_()
             try:
@@ -200,6 +233,7 @@ def test_a_fold_is_torchs() -> None:
 
 def test_a_traced_and_an_exported_call_hold_the_operator() -> None:
     """With optional operands left out, and with gradients."""
+
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return ours.layer_norm(x, (4,), None, b) * ours.softmax(x, -1)
@@ -295,8 +329,12 @@ def test_compiled_graphs_are_whole(cpu: str) -> None:
 
 def test_compiled_running_statistics() -> None:
     x, mine, theirs = torch.randn(5, 3), [torch.zeros(3), torch.ones(3)], [torch.zeros(3), torch.ones(3)]
-    compiled = torch.compile(lambda x, p, q: ours.batch_norm(x, p, q, training=True), fullgraph=True,
-                             dynamic=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x, p, q: ours.batch_norm(x, p, q, training=True),
+        fullgraph=True,
+        dynamic=True,
+        backend="aot_eager",
+    )
     torch.testing.assert_close(compiled(x, *mine), F.batch_norm(x, *theirs, training=True))
     torch.testing.assert_close(mine, theirs)
 
@@ -328,10 +366,17 @@ def test_a_kept_dim_of_all_and_cpu_autocast_are_torchs() -> None:
         assert ours.softmax(torch.randn(2, 3).bfloat16(), 1).dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("call", [
-    lambda x: ours.layer_norm(x[:, :1], (1,)), lambda x: ours.layer_norm(x[:, :2], (2,)),
-    lambda x: ours.softmax(x * 40, 1), lambda x: ours.embedding(torch.tensor([1, 1, 0]), x),
-    lambda x: ours.gather(x, 1, torch.tensor([[0, 0, 1]]).expand(3, 3))], ids=range(5))
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ours.layer_norm(x[:, :1], (1,)),
+        lambda x: ours.layer_norm(x[:, :2], (2,)),
+        lambda x: ours.softmax(x * 40, 1),
+        lambda x: ours.embedding(torch.tensor([1, 1, 0]), x),
+        lambda x: ours.gather(x, 1, torch.tensor([[0, 0, 1]]).expand(3, 3)),
+    ],
+    ids=range(5),
+)
 def test_first_results_that_are_hard_to_judge(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients close to zero, and elements to which several points add."""
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
@@ -345,6 +390,7 @@ def test_first_results_that_are_hard_to_judge(call: Any, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
 def test_running_statistics_under_transforms(name: str, compiled: bool) -> None:
     """vmap, grad of each, and compiled code: results and moved statistics are torch's."""
+
     def made(home: Any, grad: bool) -> list[torch.Tensor]:
         function = getattr(home, name)
         x = torch.linspace(-1, 2, 3 * 4 * 5 * 6).view(3, 4, 5, 6).sin()
@@ -376,8 +422,11 @@ def test_compiled_code_moves_running_statistics(own: bool) -> None:
             mean, variance = torch.zeros(4), torch.ones(4)
             torch._dynamo.reset()
             function = getattr(home, name)
-            call = torch.compile(lambda *given, function=function: function(*given, None, None, own),
-                                 backend="aot_eager", fullgraph=True)
+            call = torch.compile(
+                lambda *given, function=function: function(*given, None, None, own),
+                backend="aot_eager",
+                fullgraph=True,
+            )
             found.append([call(x, mean, variance), mean, variance])
         torch.testing.assert_close(found[0], found[1])
         assert bool(found[0][1].any()) == own

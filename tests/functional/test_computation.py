@@ -51,23 +51,27 @@ def test_what_does_not_fit_is_told_in_one_line() -> None:
         transconv.computation("nothing")
 
 
-@pytest.mark.parametrize("call", [
-    lambda x, w: transconv.computation(TEXT)(x, w)[0],
-    lambda x, w: transconv.functional.softmax(x, 1) * w], ids=["computation", "softmax"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: transconv.computation(TEXT)(x, w)[0],
+        lambda x, w: transconv.functional.softmax(x, 1) * w,
+    ],
+    ids=["computation", "softmax"],
+)
 def test_arguments_in_a_graph_are_one_line(call: Callable[..., Any]) -> None:
     """Inductor writes them into comments of the kernels around."""
     graph = make_fx(call)(torch.randn(8, 20), torch.randn(20))
     assert any("transconv" in str(n.target) for n in graph.graph.nodes)
-    assert all("\n" not in arg for n in graph.graph.nodes for arg in n.args
-                         if isinstance(arg, str))
+    assert all("\n" not in arg for n in graph.graph.nodes for arg in n.args if isinstance(arg, str))
 
 
 def test_graphs_hold_it_as_one_operator() -> None:
     """And its gradients as further ones."""
     rows = transconv.computation(TEXT)
     x, w, g = torch.randn(8, 20, requires_grad=True), torch.randn(20, requires_grad=True), torch.randn(8)
-    compiled = torch.compile(lambda x, w: rows(x*2, w)[0].sin(), fullgraph=True, backend="aot_eager")
-    got, want = compiled(x, w), (x*2 @ w).sin()
+    compiled = torch.compile(lambda x, w: rows(x * 2, w)[0].sin(), fullgraph=True, backend="aot_eager")
+    got, want = compiled(x, w), (x * 2 @ w).sin()
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(*(torch.autograd.grad(y, (x, w), g) for y in (got, want)))
 
@@ -88,9 +92,11 @@ def test_a_text_that_reads_nothing_is_told_where_its_result_shall_be() -> None:
 
 def test_torchs_compiler_may_be_imported_after_convolutions_were_replaced() -> None:
     """Its import reaches torch.distributed.tensor, whose room imports this one meanwhile."""
-    code = ("import sys, torch, transconv; transconv.enable('cpu'); "
-            "assert 'torch._dynamo' not in sys.modules; import torch._dynamo; "
-            "assert 'transconv.functional' in sys.modules")
+    code = (
+        "import sys, torch, transconv; transconv.enable('cpu'); "
+        "assert 'torch._dynamo' not in sys.modules; import torch._dynamo; "
+        "assert 'transconv.functional' in sys.modules"
+    )
     programs.run(["-c", code], check=True)
 
 

@@ -13,9 +13,25 @@ from transconv.compute import parse
 from transconv.verify.computation import wide
 
 Tensor = torch.Tensor
-QUICK = {"matmul", "matmul_of_one", "bmm", "linear", "layer_norm", "rms_norm", "group_norm",
-         "batch_norm", "batch_norm_of_running", "instance_norm", "cat", "var", "cross_entropy", "conv1d",
-         "fused_sigmoid", "epilogue", "epilogue_of_two"}  # of several operands; the others: make check-all
+QUICK = {
+    "matmul",
+    "matmul_of_one",
+    "bmm",
+    "linear",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "batch_norm",
+    "batch_norm_of_running",
+    "instance_norm",
+    "cat",
+    "var",
+    "cross_entropy",
+    "conv1d",
+    "fused_sigmoid",
+    "epilogue",
+    "epilogue_of_two",
+}  # of several operands; the others: make check-all
 
 
 def made(case: Case) -> Tensor:
@@ -25,7 +41,7 @@ def made(case: Case) -> Tensor:
 
 def test_the_smallest() -> None:
     x = torch.tensor([[1.0, 2], [3, 4]], requires_grad=True)
-    first, = torch.autograd.grad(functional.matmul(x, x.T).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(functional.matmul(x, x.T).sum(), x, create_graph=True)
     assert first.tolist() == [[8, 12], [8, 12]]
     assert torch.autograd.grad(first.sum(), x)[0].tolist() == [[4, 4], [4, 4]]
     x = torch.tensor([[[1.0, 2, 3]]], requires_grad=True)
@@ -34,8 +50,9 @@ def test_the_smallest() -> None:
     assert {*transconv.stats().native} >= {"matmul", "fwd"} and not transconv.stats().fallback
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
-                                  for n in CASES])
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_second_derivatives_are_torchs(name: str) -> None:
     case = CASES[name]
     x = made(case)
@@ -64,8 +81,10 @@ def test_texts(name: str) -> None:
     given = [t.detach() for t in operands(f)]
 
     def of(x: Tensor) -> tuple[Tensor, ...]:
-        own = [t + (x * (at + 1)).sin().sum() * t if t.is_floating_point() else t
-               for at, t in enumerate(given)]
+        own = [
+            t + (x * (at + 1)).sin().sum() * t if t.is_floating_point() else t
+            for at, t in enumerate(given)
+        ]
         y = f(*own)
         return y if isinstance(y, tuple) else (y,)
 

@@ -29,15 +29,20 @@ def texts() -> str:
     stats = library.Strided.dense((64,), f32)
     t, wide = library.Strided.dense((64,), i64), library.Strided.dense((256, 768), bf16)
     shown = {
-        "softmax": library.softmax(x, 1), "log_softmax": library.log_softmax(x, 1),
-        "normalize": library.normalize(x, [1]), "cross_entropy": library.cross_entropy(x, t, 1),
+        "softmax": library.softmax(x, 1),
+        "log_softmax": library.log_softmax(x, 1),
+        "normalize": library.normalize(x, [1]),
+        "cross_entropy": library.cross_entropy(x, t, 1),
         "layer_norm": library.layer_norm(x, 1, w, w, saves=True),
         "rms_norm": library.rms_norm(x, 1, w, saves=True),
         "group_norm": library.group_norm(last, 32, v, v, saves=True),
         "batch_norm": library.batch_norm(last, stats, stats, v, v, saves=True),
-        **{name: library.reduced(name, x, [1])
-           for name in ("sum", "mean", "prod", "amax", "logsumexp", "var")},
-        "norm": library.reduced("norm", x, [1]), "any": library.reduced("any", x, [1]),
+        **{
+            name: library.reduced(name, x, [1])
+            for name in ("sum", "mean", "prod", "amax", "logsumexp", "var")
+        },
+        "norm": library.reduced("norm", x, [1]),
+        "any": library.reduced("any", x, [1]),
         "max_pool": library.max_pool(image, (3, 3), (2, 2), (1, 1), (1, 1), half, True),
         "average_pool": library.average_pool(image, (2, 2), (2, 2), (0, 0), half),
         "argmax": library.extreme("argmax", x, [1], library.Strided.dense((64,), i64)),
@@ -47,16 +52,21 @@ def texts() -> str:
         "nearest": library.nearest(half, image, (None, None)),
         "shuffle": library.shuffle(image, library.Strided.dense((8, 16, 64, 64), bf16), 2),
         "join": library.join([half, half], library.Strided.dense((8, 128, 16, 16), bf16), 1),
-        "gather": library.gather(x, library.Strided.dense((64, 9), i64),
-                                 library.Strided.dense((64, 9), bf16), 1),
+        "gather": library.gather(
+            x, library.Strided.dense((64, 9), i64), library.Strided.dense((64, 9), bf16), 1
+        ),
         "embedding": library.embedding(t, wide, library.Strided.dense((64, 768), bf16), 0),
-        "unfold": library.unfold(image, library.Strided.dense((8, 576, 1024), bf16), (3, 3), (1, 1),
-                                 (1, 1), (1, 1)),
-        "fold": library.fold(library.Strided.dense((8, 576, 1024), bf16), image, (3, 3), (1, 1), (1, 1),
-                             (1, 1)),
+        "unfold": library.unfold(
+            image, library.Strided.dense((8, 576, 1024), bf16), (3, 3), (1, 1), (1, 1), (1, 1)
+        ),
+        "fold": library.fold(
+            library.Strided.dense((8, 576, 1024), bf16), image, (3, 3), (1, 1), (1, 1), (1, 1)
+        ),
         "adaptive_average_pool": library.adaptive_average_pool(
-            image, 2, library.Strided.dense((8, 64, 7, 7), bf16)),
-        "linear": library.linear(x, wide, library.Strided.dense((256,), bf16), "gelu")}
+            image, 2, library.Strided.dense((8, 64, 7, 7), bf16)
+        ),
+        "linear": library.linear(x, wide, library.Strided.dense((256,), bf16), "gelu"),
+    }
     written = {name: "\n\n".join([f.text, *(g.text for g in f.gradients)]) for name, f in shown.items()}
     return "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in written.items())
 
@@ -68,7 +78,7 @@ def test_programs(program: str) -> None:
 
 def test_the_texts_are_what_the_library_writes() -> None:
     text = TEXTS.read_text(encoding="utf-8")
-    assert text[text.index(FIRST):].strip() == texts().strip()
+    assert text[text.index(FIRST) :].strip() == texts().strip()
     for body in re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for made in body.strip().split("\n\n"):
             assert parse(made).writes

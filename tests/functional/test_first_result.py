@@ -60,8 +60,11 @@ def data(text: str) -> dict[str, torch.Tensor]:
             dtype = {"f16": torch.float16, "f32": torch.float32}[t.dtype.name]
             given[t.name] = torch.randn(t.shape, generator=draw).to(dtype)
     stored = {w.view.tensor.name for w in compute.writes}
-    wide = {n: (t.double() if t.is_floating_point() else t).numpy()
-            for n, t in given.items() if n not in stored}
+    wide = {
+        n: (t.double() if t.is_floating_point() else t).numpy()
+        for n, t in given.items()
+        if n not in stored
+    }
     for name, answer in execute(compute, wide).items():
         given[name] = torch.from_numpy(answer.value).to(given[name].dtype)
     return given
@@ -85,8 +88,9 @@ TWICE = """compute twice
     store  D[clamp(n - 4, 20)] where n > 3 += b"""
 
 
-@pytest.mark.parametrize("text", [SOFTMAX, GATHER, ALL, PRODUCT, MEAN_OF_MAX, LOOKED_UP, TWICE],
-                         ids=lambda t: t.split()[1])
+@pytest.mark.parametrize(
+    "text", [SOFTMAX, GATHER, ALL, PRODUCT, MEAN_OF_MAX, LOOKED_UP, TWICE], ids=lambda t: t.split()[1]
+)
 def test_right_results_are_right_and_wrong_ones_are_seen(text: str) -> None:
     compute, tensors = parse(text), data(text)
     found = examine(compute, tensors)
@@ -134,6 +138,7 @@ def test_what_passes_through_infinity_in_f32_is_not_judged() -> None:
 
 # -- launches --------------------------------------------------------------------------------------
 
+
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels run in Triton's interpreter, and are checked there."""
@@ -180,7 +185,8 @@ def test_where_all_are_wrong_the_call_is_handed_over(monkeypatch: pytest.MonkeyP
     spoiled(monkeypatch, 99)
     with pytest.raises(Unsupported, match="give wrong results"):
         compiled_launch.launch(SOFTMAX, torch.device("cpu"), True, "now").start(
-            [tensors["X"], torch.empty(40, 30, dtype=torch.float16), torch.empty(40)])
+            [tensors["X"], torch.empty(40, 30, dtype=torch.float16), torch.empty(40)]
+        )
 
 
 @pytest.mark.usefixtures("checked", "nothing_known")
@@ -206,6 +212,7 @@ def test_further_sizes_are_computed_by_torch(monkeypatch: pytest.MonkeyPatch) ->
         if compared[-1] == 6:
             got = [2 * t for t in got]
         real(route, got, want)
+
     monkeypatch.setattr(first_call_check, "_compare", noted)
     monkeypatch.setattr(transconv.config, "sizes", "any")
     for n in (3, 5, 6, 7, 9, 11, 100):

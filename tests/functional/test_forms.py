@@ -35,14 +35,18 @@ CASES: dict[str, Callable[..., Any]] = {
     "max_pool2d": lambda x, c: ours.max_pool2d(x, 3, 2, 1),
     "avg_pool2d": lambda x, c: ours.avg_pool2d(x, 2, 1, 1, count_include_pad=False),
     "cross_entropy": lambda x, c: ours.cross_entropy(
-        x, torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.int64), reduction="none"),
+        x, torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.int64), reduction="none"
+    ),
 }
 
 
 def plain(made: BoundCall) -> list[Any]:
     """All that a call is bound to, but for the texts of its sizes."""
-    made = replace(made, forward=replace(made.forward, text=""),
-                   backward=tuple(replace(s, text="") for s in made.backward))
+    made = replace(
+        made,
+        forward=replace(made.forward, text=""),
+        backward=tuple(replace(s, text="") for s in made.backward),
+    )
     return [getattr(made, f.name) for f in fields(made)]
 
 
@@ -61,7 +65,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
             assert plain(form) == plain(whole)
             exact = form.exact()
             assert [s.text for s in (exact.forward, *exact.backward)] == [
-                s.text for s in (whole.forward, *whole.backward)]
+                s.text for s in (whole.forward, *whole.backward)
+            ]
         return FunctionCall(None, "test", f.name)
 
     monkeypatch.setattr(dispatch, "_made", made)
@@ -76,8 +81,10 @@ def test_drawn_sizes_are_bound_as_without_a_form(name: str, known: list[bool]) -
     rng = random.Random(name)
     for at in range(12):
         ones = 0.3 * (at % 4 == 3)
-        shape = [2 * rng.randint(1, 4) if d == 1 else 1 if rng.random() < ones else rng.randint(3, 9)
-                 for d in range(4)]
+        shape = [
+            2 * rng.randint(1, 4) if d == 1 else 1 if rng.random() < ones else rng.randint(3, 9)
+            for d in range(4)
+        ]
         x = torch.randn(shape)
         if at % 3 == 2:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -103,9 +110,12 @@ def test_wrong_calls_of_known_forms_raise_what_torch_raises(known: list[bool]) -
         "features": (ours.group_norm, F.group_norm, (x, 2, c), (x, 2, torch.ones(4))),
         "batch_norm": (ours.batch_norm, F.batch_norm, (x, c, c), (x, torch.ones(5), torch.ones(5))),
         "max_pool2d": (ours.max_pool2d, F.max_pool2d, (x, 5), (x[:, :, :4].contiguous(), 5)),
-        "cross_entropy": (ours.cross_entropy, F.cross_entropy,
-                          (x, torch.zeros(4, 5, 7, dtype=torch.int64)),
-                          (x, torch.zeros(4, 7, 5, dtype=torch.int64))),
+        "cross_entropy": (
+            ours.cross_entropy,
+            F.cross_entropy,
+            (x, torch.zeros(4, 5, 7, dtype=torch.int64)),
+            (x, torch.zeros(4, 7, 5, dtype=torch.int64)),
+        ),
     }
     for mine, theirs, good, bad in cases.values():
         mine(*good)
@@ -136,7 +146,7 @@ def test_a_trace_notes_what_was_asked_and_refuses_what_it_cannot_follow() -> Non
     at = trace.function({"n": 2}, made)
     assert at((6, 4)) == {"size": (12 - 1) % 5, "same": 6} == made
     assert at((7, 4)) is None and at((6, 5)) is None  # a - 6 was 0, b is in a text
-    for wrong in (lambda: a / 2, lambda: a ** 2, lambda: {a: 1}, lambda: a & 1, lambda: float(a)):
+    for wrong in (lambda: a / 2, lambda: a**2, lambda: {a: 1}, lambda: a & 1, lambda: float(a)):
         with pytest.raises(TypeError):
             wrong()
     with pytest.raises(Untraced):

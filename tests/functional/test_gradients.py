@@ -21,8 +21,20 @@ from transconv.verify.fuzz import compute_texts
 
 POINTS = (-100.0, -6.0, -3.0, -1.5, -1.0, -0.5, 0.0, 1e-9, 0.3, 1.0, 2.5, 3.0, 4.0, 6.0, 7.0, 100.0)
 POSITIVE = {"log", "log2", "sqrt", "rsqrt"}
-ONCE = {"layer_norm", "linear", "statistics", "max_pool", "replicate", "gather", "upsample", "prod",
-        "concatenation", "two_views", "reshape", "conditions"}  # the others: make check-all
+ONCE = {
+    "layer_norm",
+    "linear",
+    "statistics",
+    "max_pool",
+    "replicate",
+    "gather",
+    "upsample",
+    "prod",
+    "concatenation",
+    "two_views",
+    "reshape",
+    "conditions",
+}  # the others: make check-all
 TWICE = {"prod", "gather", "upsample", "two_views"}
 DIFFERENTIABLE = [op for op in OPS.values() if op.derivative is not None]
 
@@ -42,29 +54,38 @@ def test_operations_have_torchs_derivatives(op: Op) -> None:
     points = [p for p in POINTS if op.name not in POSITIVE or p > 0]
     x = torch.tensor(points, dtype=torch.float64)
     grid = [t.flatten() for t in torch.meshgrid(*[x] * (2 if op.arity > 1 else 1), indexing="ij")]
-    names = "abc"[:len(grid)]
+    names = "abc"[: len(grid)]
     value = f"{op.name}({', '.join(names)})" if op.arity < 3 else "where(a > 0.3, a, b)"
-    text = " ;; ".join([f"compute {op.name}_", f"axes i={len(grid[0])}",
-                        *(f"tensor {n.upper()} f64 [{len(grid[0])}]" for n in names),
-                        *(f"read {n} = {n.upper()}[i]" for n in names), f"store Y[i] = {value}"])
+    text = " ;; ".join(
+        [
+            f"compute {op.name}_",
+            f"axes i={len(grid[0])}",
+            *(f"tensor {n.upper()} f64 [{len(grid[0])}]" for n in names),
+            *(f"read {n} = {n.upper()}[i]" for n in names),
+            f"store Y[i] = {value}",
+        ]
+    )
     leaves = [t.clone().requires_grad_() for t in grid]
-    theirs: Callable[..., Any] = op.function() if op.arity < 3 else (
-        lambda a, b: torch.where(a > 0.3, a, b))
+    theirs: Callable[..., Any] = (
+        op.function() if op.arity < 3 else (lambda a, b: torch.where(a > 0.3, a, b))
+    )
     g = torch.linspace(0.5, 2.0, len(grid[0]), dtype=torch.float64)
     want = torch.autograd.grad(theirs(*leaves), leaves, g)
     got = torch.autograd.grad(transconv.computation(text)(*leaves), leaves, g)
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", [name if name in ONCE else pytest.param(name, marks=pytest.mark.slow)
-                                  for name in TEXTS])
+@pytest.mark.parametrize(
+    "name", [name if name in ONCE else pytest.param(name, marks=pytest.mark.slow) for name in TEXTS]
+)
 def test_gradients_are_slopes(name: str) -> None:
     f = in_f64(name)
     assert torch.autograd.gradcheck(f, operands(f), fast_mode=True)
 
 
-@pytest.mark.parametrize("name", [name if name in TWICE else pytest.param(name, marks=pytest.mark.slow)
-                                  for name in TEXTS])
+@pytest.mark.parametrize(
+    "name", [name if name in TWICE else pytest.param(name, marks=pytest.mark.slow) for name in TEXTS]
+)
 def test_gradients_of_gradients(name: str) -> None:
     """A text's gradients are texts, and have gradients."""
     f = in_f64(name)
@@ -87,24 +108,28 @@ def test_drawn(count: int) -> None:
 
 def test_a_product_with_zeros() -> None:
     x = torch.tensor([[2.0, 3, 4], [2, 0, 4], [0, 3, 0]], requires_grad=True)
-    y = transconv.computation("compute prods ;; axes n=3 k=3 ;; read x = X[n, k] ;; "
-                              "store Y[n] = prod(x; k)")(x)
+    y = transconv.computation(
+        "compute prods ;; axes n=3 k=3 ;; read x = X[n, k] ;; store Y[n] = prod(x; k)"
+    )(x)
     y.sum().backward()
     assert torch.equal(x.grad, torch.tensor([[12.0, 8, 6], [0, 8, 0], [0, 0, 0]]))
 
 
 def test_equal_extremes_share_the_gradient_evenly() -> None:
     x = torch.tensor([[1.0, 4, 4, 2]], requires_grad=True)
-    y = transconv.computation("compute tops ;; axes n=1 k=4 ;; read x = X[n, k] ;; "
-                              "store Y[n] = max(x; k)")(x)
+    y = transconv.computation(
+        "compute tops ;; axes n=1 k=4 ;; read x = X[n, k] ;; store Y[n] = max(x; k)"
+    )(x)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(x.amax(1).sum(), x)[0])
 
 
 def test_types() -> None:
     """A gradient has the type of its tensor; it is summed in f32."""
-    f = transconv.computation("compute scaled ;; tensor X f16 [4096, 2] ;; tensor W bf16 [2] ;; "
-                              "axes n=4096 k=2 ;; read x = X[n, k] ;; read w = W[k] ;; "
-                              "store Y[n, k] = x*w")
+    f = transconv.computation(
+        "compute scaled ;; tensor X f16 [4096, 2] ;; tensor W bf16 [2] ;; "
+        "axes n=4096 k=2 ;; read x = X[n, k] ;; read w = W[k] ;; "
+        "store Y[n, k] = x*w"
+    )
     x, w = torch.ones(4096, 2).half().requires_grad_(), torch.ones(2).bfloat16().requires_grad_()
     f(x, w).sum().backward()
     assert x.grad.dtype is torch.float16 and w.grad.dtype is torch.bfloat16
@@ -132,8 +157,10 @@ def test_what_has_no_derivative() -> None:
 def test_an_operation_without_a_derivative_is_named_when_one_is_asked_for() -> None:
     register(Op("rest", 2, Mod, "torch.remainder"))
     try:
-        f = transconv.computation("compute rests ;; axes n=6 ;; read x = X[n] ;; read w = W[n] ;; "
-                                  "let r = rest(x, w)*2 ;; store Y[n] = r ;; store Z[n] = x*w")
+        f = transconv.computation(
+            "compute rests ;; axes n=6 ;; read x = X[n] ;; read w = W[n] ;; "
+            "let r = rest(x, w)*2 ;; store Y[n] = r ;; store Z[n] = x*w"
+        )
     finally:
         unregister("rest")
     x, w = torch.randn(6, requires_grad=True), torch.rand(6) + 1
@@ -169,8 +196,15 @@ def test_the_operator_keeps_torchs_rules() -> None:
 
 
 def test_check_finds_a_wrong_derivative(capsys: pytest.CaptureFixture[str]) -> None:
-    register(Op("thrice", 1, lambda x: x * Const(3.0, x.dtype) + x * x, "torch.square",
-                derivative=lambda x: (x,)))
+    register(
+        Op(
+            "thrice",
+            1,
+            lambda x: x * Const(3.0, x.dtype) + x * x,
+            "torch.square",
+            derivative=lambda x: (x,),
+        )
+    )
     text = "compute wrongly ;; axes n=4 ;; read wrong = X[n] ;; store Y[n] = thrice(wrong)"
     try:
         said = wrong_slope(parse(text))

@@ -38,6 +38,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         whole = symbolic_bind.bind(f, tensors, numbers, wanted, True)
         found.extend((whole.forward, *whole.backward))
         return FunctionCall(None, "test", f.name)
+
     monkeypatch.setattr(dispatch, "_made", made)
     return found
 
@@ -46,8 +47,12 @@ def drawn(compute: Compute, seed: int) -> dict[str, np.ndarray]:
     """Small whole numbers, so that sums are exact; indices are within all dims."""
     random = np.random.default_rng(seed)
     least = min((n for t in compute.tensors for n in t.shape), default=1)
-    return {t.name: random.integers(0, max(1, least), t.shape) if t.dtype.kind == "int"
-            else random.integers(-3, 4, t.shape).astype(float) for t in compute.tensors}
+    return {
+        t.name: random.integers(0, max(1, least), t.shape)
+        if t.dtype.kind == "int"
+        else random.integers(-3, 4, t.shape).astype(float)
+        for t in compute.tensors
+    }
 
 
 @pytest.mark.every(8)

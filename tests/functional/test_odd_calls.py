@@ -16,10 +16,25 @@ from transconv.errors import TensorError
 
 X = torch.arange(24.0).view(2, 3, 4)
 OUT: dict[str, tuple[Any, ...]] = {
-    "sum": (1,), "mean": (1,), "prod": (1,), "amax": (1,), "amin": (1,), "logsumexp": (1,), "var": (1,),
-    "std": (1,), "any": (1,), "all": (1,), "argmax": (1,), "argmin": (1,), "matmul": (X[0].T,),
-    "bmm": (X.mT,), "index_select": (0, torch.tensor([1])), "gather": (0, torch.tensor([[[1, 0]]])),
-    "avg_pool2d": (2,), "avg_pool3d": ((1, 2, 2),)}
+    "sum": (1,),
+    "mean": (1,),
+    "prod": (1,),
+    "amax": (1,),
+    "amin": (1,),
+    "logsumexp": (1,),
+    "var": (1,),
+    "std": (1,),
+    "any": (1,),
+    "all": (1,),
+    "argmax": (1,),
+    "argmin": (1,),
+    "matmul": (X[0].T,),
+    "bmm": (X.mT,),
+    "index_select": (0, torch.tensor([1])),
+    "gather": (0, torch.tensor([[[1, 0]]])),
+    "avg_pool2d": (2,),
+    "avg_pool3d": ((1, 2, 2),),
+}
 
 
 doubled = transconv.computation("""compute doubled
@@ -54,26 +69,31 @@ def test_several_results_and_several_operands_are_written_too() -> None:
     assert F.linear(X, X[0]).equal(ours.linear(X, X[0], out=torch.empty(0)))
 
 
-@pytest.mark.parametrize(("wrong", "error"), [
-    (lambda: ours.amax(X, 1, out=torch.empty(0, dtype=torch.float16)), RuntimeError),
-    (lambda: ours.sum(X, out=torch.empty(0)), TypeError),
-    (lambda: ours.flip(X, 1), TypeError),
-    (lambda: ours.min(X, keepdim=True), TypeError),
-    (lambda: ours.max(X, X, keepdim=True), TypeError),
-    (lambda: ours.unfold(X[None], (1,)), RuntimeError),
-    (lambda: ours.fold(X, (4, 5), b"same"), RuntimeError),
-    (lambda: ours.interpolate(torch.nested.nested_tensor([X, X])), ValueError),
-    (lambda: ours.linear(X, X[0].double()), RuntimeError),
-    (lambda: ours.cat([X[0, 0, 0], X[0, 0, 1]]), RuntimeError),
-    (lambda: ours.pixel_unshuffle(X, 0), RuntimeError),
-    (lambda: make_fx(lambda t: ours.pixel_shuffle(t, 0))(X[None]), RuntimeError),
-    (lambda: ours.linear(X, X[0], X[0, :, 0].double()), RuntimeError),
-    (lambda: ours.matmul(X, X[0].T.half()), RuntimeError),
-    (lambda: doubled(X[0].to_sparse()), TensorError),
-    (lambda: doubled(torch.nested.nested_tensor([X[0]])), TensorError),
-    (lambda: make_fx(lambda t: ours.pixel_unshuffle(t, 1.0))(X), TypeError),
-    (lambda: make_fx(lambda t: ours.var(t, keepdim=torch.int32))(X), TypeError),
-    (lambda: make_fx(lambda t: t + ours.pixel_shuffle(None, 1))(X), TypeError)], ids=range(19))
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda: ours.amax(X, 1, out=torch.empty(0, dtype=torch.float16)), RuntimeError),
+        (lambda: ours.sum(X, out=torch.empty(0)), TypeError),
+        (lambda: ours.flip(X, 1), TypeError),
+        (lambda: ours.min(X, keepdim=True), TypeError),
+        (lambda: ours.max(X, X, keepdim=True), TypeError),
+        (lambda: ours.unfold(X[None], (1,)), RuntimeError),
+        (lambda: ours.fold(X, (4, 5), b"same"), RuntimeError),
+        (lambda: ours.interpolate(torch.nested.nested_tensor([X, X])), ValueError),
+        (lambda: ours.linear(X, X[0].double()), RuntimeError),
+        (lambda: ours.cat([X[0, 0, 0], X[0, 0, 1]]), RuntimeError),
+        (lambda: ours.pixel_unshuffle(X, 0), RuntimeError),
+        (lambda: make_fx(lambda t: ours.pixel_shuffle(t, 0))(X[None]), RuntimeError),
+        (lambda: ours.linear(X, X[0], X[0, :, 0].double()), RuntimeError),
+        (lambda: ours.matmul(X, X[0].T.half()), RuntimeError),
+        (lambda: doubled(X[0].to_sparse()), TensorError),
+        (lambda: doubled(torch.nested.nested_tensor([X[0]])), TensorError),
+        (lambda: make_fx(lambda t: ours.pixel_unshuffle(t, 1.0))(X), TypeError),
+        (lambda: make_fx(lambda t: ours.var(t, keepdim=torch.int32))(X), TypeError),
+        (lambda: make_fx(lambda t: t + ours.pixel_shuffle(None, 1))(X), TypeError),
+    ],
+    ids=range(19),
+)
 def test_the_class_of_an_error_is_torchs(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         wrong()
@@ -109,7 +129,7 @@ def test_a_gradient_that_can_be_differentiated_again_is_as_precise(name: str) ->
 
     def gradient(t: torch.Tensor, again: bool) -> torch.Tensor:
         t = t.requires_grad_()
-        found, = torch.autograd.grad(getattr(ours, name)(t, 1), t, w.to(t.dtype), create_graph=again)
+        (found,) = torch.autograd.grad(getattr(ours, name)(t, 1), t, w.to(t.dtype), create_graph=again)
         return found.detach().double()
 
     exact = gradient(x.double(), False)
@@ -121,8 +141,9 @@ def test_a_gradient_that_can_be_differentiated_again_is_as_precise(name: str) ->
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_products_in_graphs_of_others(activation: str | None) -> None:
     """torch.compile's other backends see one operator, with or without an activation."""
-    run = torch.compile(lambda x, w: ours.linear(x, w, activation=activation) * 2, backend="eager",
-                        fullgraph=True)
+    run = torch.compile(
+        lambda x, w: ours.linear(x, w, activation=activation) * 2, backend="eager", fullgraph=True
+    )
     right = F.linear(X, X[0])
     assert torch.equal(run(X, X[0]), (right if activation is None else right.relu()) * 2)
 
@@ -132,8 +153,13 @@ def test_linear_functions_keep_no_values_for_their_gradients() -> None:
     saved: list[Any] = []
     index = torch.tensor([[1, 0]])
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        for f in (lambda x: ours.embedding(index, x), lambda x: ours.sum(x, 0), lambda x: ours.mean(x, 1),
-                  lambda x: ours.index_select(x, 0, index[0]), lambda x: ours.gather(x, 0, index)):
+        for f in (
+            lambda x: ours.embedding(index, x),
+            lambda x: ours.sum(x, 0),
+            lambda x: ours.mean(x, 1),
+            lambda x: ours.index_select(x, 0, index[0]),
+            lambda x: ours.gather(x, 0, index),
+        ):
             f(torch.randn(3, 4, requires_grad=True)).sum().backward()
     assert [t for t in saved if t.dtype.is_floating_point] == []
     assert not transconv.stats(reset=True).fallback

@@ -17,8 +17,10 @@ def by_text(bound: BoundCall, tensors: list[torch.Tensor]) -> list[torch.Tensor]
     """The results of a text, on tensors as it sees them."""
     given = dict(zip(bound.operands, tensors, strict=True))
     seen = bound.seen
-    views = [given[name].reshape(seen[name].shape).permute(seen[name].order).reshape(seen[name].sizes)
-             for name in bound.forward.given]
+    views = [
+        given[name].reshape(seen[name].shape).permute(seen[name].order).reshape(seen[name].sizes)
+        for name in bound.forward.given
+    ]
     made = computation(bound.forward.text)(*views)
     found = []
     made = made if isinstance(made, tuple) else (made,)
@@ -34,8 +36,10 @@ def by_text(bound: BoundCall, tensors: list[torch.Tensor]) -> list[torch.Tensor]
 @pytest.mark.parametrize("name", ["moments", "sums", "scaled", "mixed"])
 def test_texts(name: str, dtype: torch.dtype, layout: torch.memory_format) -> None:
     x, g = (torch.randn(2, 3, 4, 5, 6).to(dtype).to(memory_format=layout) for _ in range(2))
-    a, b, c = (torch.randn(2, 3, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
-               for _ in range(3))
+    a, b, c = (
+        torch.randn(2, 3, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+        for _ in range(3)
+    )
     given = {"moments": [x], "sums": [g, x], "scaled": [x, a, b], "mixed": [g, x, a, b, c]}[name]
     want = getattr(norms, name)(*given)
     got = by_text(bind(FUNCTIONS[name], given, (), ()), given)

@@ -14,7 +14,9 @@ from transconv import functional as ours
 NUMBERS: list[tuple[int, dict[str, Any]]] = [
     (1, {"kernel_size": 3, "stride": 2, "padding": 1}),
     (2, {"kernel_size": 3, "padding": 1, "dilation": 2}),
-    (2, {"output_size": 4}), (3, {"kernel_size": 2, "stride": 1, "padding": 1})]
+    (2, {"output_size": 4}),
+    (3, {"kernel_size": 2, "stride": 1, "padding": 1}),
+]
 
 
 def same_places(n: int, numbers: dict[str, Any], device: str) -> None:
@@ -25,8 +27,9 @@ def same_places(n: int, numbers: dict[str, Any], device: str) -> None:
     x[torch.rand(x.shape) < 0.4] = float("nan")
     x[0] = -float("inf")
     a, b = (x.to(device).requires_grad_() for _ in range(2))
-    (y, at), (want, place) = (getattr(of, name)(t, **numbers, return_indices=True)
-                              for of, t in ((ours, a), (F, b)))
+    (y, at), (want, place) = (
+        getattr(of, name)(t, **numbers, return_indices=True) for of, t in ((ours, a), (F, b))
+    )
     assert torch.equal(at, place)
     torch.testing.assert_close(y, want, equal_nan=True)
     g = torch.randn_like(want)

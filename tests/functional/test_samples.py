@@ -13,19 +13,52 @@ from tests.functional.samples import NONE, transformed, tried
 from transconv import functional
 from transconv.compute import Op
 
-EVERY = {"max_pool1d": 97, "max_pool2d": 301, "max_pool3d": 401, "cross_entropy": 3, "prod": 4,
-         "group_norm": 3, "sum": 3, "mean": 3, "amax": 3, "amin": 3, "any": 4, "all": 4, "logsumexp": 2,
-         "matmul": 2, "linear": 2, "var": 2, "std": 2, "batch_norm": 2, "adaptive_avg_pool2d": 4,
-         "adaptive_avg_pool3d": 5, "adaptive_max_pool2d": 11, "adaptive_max_pool3d": 11, "argmax": 5,
-         "argmin": 5, "avg_pool3d": 5, "pad": 13, "unfold": 45, "interpolate": 10, "cat": 3,
-         "avg_pool1d": 2,
-         "avg_pool2d": 3, "adaptive_max_pool1d": 3, "min": 2, "max": 2}
+EVERY = {
+    "max_pool1d": 97,
+    "max_pool2d": 301,
+    "max_pool3d": 401,
+    "cross_entropy": 3,
+    "prod": 4,
+    "group_norm": 3,
+    "sum": 3,
+    "mean": 3,
+    "amax": 3,
+    "amin": 3,
+    "any": 4,
+    "all": 4,
+    "logsumexp": 2,
+    "matmul": 2,
+    "linear": 2,
+    "var": 2,
+    "std": 2,
+    "batch_norm": 2,
+    "adaptive_avg_pool2d": 4,
+    "adaptive_avg_pool3d": 5,
+    "adaptive_max_pool2d": 11,
+    "adaptive_max_pool3d": 11,
+    "argmax": 5,
+    "argmin": 5,
+    "avg_pool3d": 5,
+    "pad": 13,
+    "unfold": 45,
+    "interpolate": 10,
+    "cat": 3,
+    "avg_pool1d": 2,
+    "avg_pool2d": 3,
+    "adaptive_max_pool1d": 3,
+    "min": 2,
+    "max": 2,
+}
 FEW = {"adaptive_avg_pool3d": 4, "instance_norm": 2}  # others of theirs have no kernel
 # How many of all samples fall back to torch, by reason.
 HANDED = {
-    "normalize": {"norm:order"}, "instance_norm": {"stats:instance"},
-    "cross_entropy": {"form:cross_entropy"}, "interpolate": {"formula:none"},
-    "embedding": {"form:embedding"}, "cat": {"formula:none"}, "gather": {"dtype:uint8"},
+    "normalize": {"norm:order"},
+    "instance_norm": {"stats:instance"},
+    "cross_entropy": {"form:cross_entropy"},
+    "interpolate": {"formula:none"},
+    "embedding": {"form:embedding"},
+    "cat": {"formula:none"},
+    "gather": {"dtype:uint8"},
 }
 
 

@@ -28,6 +28,7 @@ def test_numbers_of_any_size(name: str, given: float) -> None:
     x[7, 5], x[0, 0] = given, -0.0
     found = transconv.computation(TEXT.format(name=name))(x, w)
     s = x.double() @ w.double().t()
-    torch.testing.assert_close(found.double(), s * 0.5 + getattr(torch, name)(s), rtol=3e-7, atol=3e-7,
-                               equal_nan=True)
+    torch.testing.assert_close(
+        found.double(), s * 0.5 + getattr(torch, name)(s), rtol=3e-7, atol=3e-7, equal_nan=True
+    )
     assert transconv.stats().native

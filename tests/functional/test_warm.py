@@ -36,8 +36,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self.begin, self.device = (lambda *given: begin(self, given)), current_device()
 
     monkeypatch.setattr(Launch, "start", begin)
-    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype:
-                        torch.empty_strided(shape, strides, dtype=dtype))
+    monkeypatch.setattr(
+        route, "_empty", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    )
     yield
     compiled_launch._launches.clear()
 
@@ -52,8 +53,12 @@ def test_other_calls_of_the_same_key_go_the_general_way() -> None:
     for _ in range(3):
         same(x, w, b)
     assert entries() == [1]
-    for given in ((x.double(), w.double(), b.double()), (x, None, b), (x.T.contiguous().T, w, b),
-                  (torch.randn(25)[1:].view(4, 6), w, b)):
+    for given in (
+        (x.double(), w.double(), b.double()),
+        (x, None, b),
+        (x.T.contiguous().T, w, b),
+        (torch.randn(25)[1:].view(4, 6), w, b),
+    ):
         for _ in range(2):
             same(*given)
     same(x, w, b)
@@ -121,9 +126,12 @@ def test_gradients_read_what_was_kept() -> None:
 def test_a_gradient_of_another_kind_goes_the_general_way(kind: str) -> None:
     x, w, b = torch.randn(4, 6, requires_grad=True), torch.randn(6), torch.randn(6, requires_grad=True)
     plain = torch.randn(4, 6)
-    g = {"transposed": torch.randn(6, 4).T, "unaligned": torch.randn(25)[1:].view(4, 6),
-         "expanded": torch.randn(4, 1).expand(4, 6),
-         "negative": torch.randn(4, 6, dtype=torch.cfloat).conj().imag}
+    g = {
+        "transposed": torch.randn(6, 4).T,
+        "unaligned": torch.randn(25)[1:].view(4, 6),
+        "expanded": torch.randn(4, 1).expand(4, 6),
+        "negative": torch.randn(4, 6, dtype=torch.cfloat).conj().imag,
+    }
     for given in (plain, plain, g[kind], plain):
         got = torch.autograd.grad(ours.layer_norm(x, (6,), w, b), (x, b), given)
         torch.testing.assert_close(got, torch.autograd.grad(F.layer_norm(x, (6,), w, b), (x, b), given))
@@ -135,12 +143,14 @@ def test_a_gradient_that_is_differentiated_again_and_many_at_once() -> None:
     x, g = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)
 
     def second(f: Any) -> Any:
-        first, = torch.autograd.grad(f(x, 1), x, g, create_graph=True)
+        (first,) = torch.autograd.grad(f(x, 1), x, g, create_graph=True)
         return torch.autograd.grad(first.square().sum(), x)
 
     for _ in range(3):
         torch.autograd.grad(ours.softmax(x, 1), x, g)
     torch.testing.assert_close(second(ours.softmax), second(F.softmax))
     many = torch.randn(3, 4, 6)
-    torch.testing.assert_close(torch.autograd.grad(ours.softmax(x, 1), x, many, is_grads_batched=True),
-                               torch.autograd.grad(F.softmax(x, 1), x, many, is_grads_batched=True))
+    torch.testing.assert_close(
+        torch.autograd.grad(ours.softmax(x, 1), x, many, is_grads_batched=True),
+        torch.autograd.grad(F.softmax(x, 1), x, many, is_grads_batched=True),
+    )

@@ -25,8 +25,17 @@ HAS_GPU = DEVICE == "cuda" and torch.cuda.is_available()
 
 # What torch computes on any GPU, as docs/drop_in.md says. The other reasons there (schedule:refused,
 # miscompiled, error: ...) are faults of ours on this GPU, and a case that meets one has failed.
-DOCUMENTED = ("shape:empty", "dtype:complex", "dtype:int", "dtype:float8", "dtype:quantized",
-              "layout:", "transform:", "subclass:", "capture:cold")
+DOCUMENTED = (
+    "shape:empty",
+    "dtype:complex",
+    "dtype:int",
+    "dtype:float8",
+    "dtype:quantized",
+    "layout:",
+    "transform:",
+    "subclass:",
+    "capture:cold",
+)
 FATAL = ("CUDA error", "AcceleratorError", "illegal memory access", "device-side assert")
 
 
@@ -85,9 +94,15 @@ class Cases:
             self.passed += 1
 
     def summary(self) -> dict[str, Any]:
-        return {"passed": self.passed, "rounded": self.rounded, "failed": len(self.failures),
-                "fell_back": self.fell_back, "fallback": dict(self.fallback),
-                "native": dict(self.native), "failures": self.failures[:20]}
+        return {
+            "passed": self.passed,
+            "rounded": self.rounded,
+            "failed": len(self.failures),
+            "fell_back": self.fell_back,
+            "fallback": dict(self.fallback),
+            "native": dict(self.native),
+            "failures": self.failures[:20],
+        }
 
     def finish(self, at_least: int = 1) -> None:
         """Fail if a case did, or if there were too few."""
@@ -100,8 +115,9 @@ def leaves(args: Sequence[Any]) -> list[Tensor]:
     return [a for a in args if isinstance(a, Tensor) and a.requires_grad]
 
 
-def run(f: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any],
-        grad: Tensor | None) -> list[Tensor]:
+def run(
+    f: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any], grad: Tensor | None
+) -> list[Tensor]:
     """The result, then the gradients of the arguments that want one."""
     y = f(*args, **kwargs)
     if grad is None:
@@ -109,23 +125,37 @@ def run(f: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any],
     return [y.detach(), *torch.autograd.grad(y, leaves(args), grad)]
 
 
-def exactly(name: str, args: Sequence[Any], kwargs: dict[str, Any], grad: Tensor | None,
-            change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def exactly(
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    grad: Tensor | None,
+    change: Callable[[Tensor], Tensor],
+) -> list[Tensor]:
     """torch's own function in float64 on the CPU, of the changed tensors."""
+
     def moved(t: Any) -> Any:
         if not isinstance(t, Tensor):
             return t
         return change(t.detach().cpu().double()).requires_grad_(t.requires_grad)
 
-    return run(s.theirs(name), [moved(a) for a in args], kwargs,
-               None if grad is None else moved(grad).detach())
+    return run(
+        s.theirs(name), [moved(a) for a in args], kwargs, None if grad is None else moved(grad).detach()
+    )
 
 
-def violations(got: Sequence[Tensor], name: str, args: Sequence[Any], kwargs: dict[str, Any],
-               grad: Tensor | None = None, tf32: bool = False) -> list[str]:
+def violations(
+    got: Sequence[Tensor],
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    grad: Tensor | None = None,
+    tf32: bool = False,
+) -> list[str]:
     """Where a result is further from float64 than rounding explains: empty if nowhere."""
-    refs, sums, counts = (exactly(name, args, kwargs, grad, change)
-                          for change in (lambda t: t, torch.abs, torch.ones_like))
+    refs, sums, counts = (
+        exactly(name, args, kwargs, grad, change) for change in (lambda t: t, torch.abs, torch.ones_like)
+    )
     found = []
     for at, (mine, ref, total, n) in enumerate(zip(got, refs, sums, counts, strict=True)):
         eps_out = torch.finfo(mine.dtype).eps
@@ -139,13 +169,22 @@ def violations(got: Sequence[Tensor], name: str, args: Sequence[Any], kwargs: di
         bad = ~(error <= bound) & ~(mine.cpu().isnan() & ref.isnan())
         if bad.any():
             worst = (error / bound).nan_to_num(float("inf"))[bad].max().item()
-            found.append(f"tensor {at} of {tuple(mine.shape)}: {int(bad.sum())} elements beyond "
-                         f"the bound, worst {worst:.3g} times")
+            found.append(
+                f"tensor {at} of {tuple(mine.shape)}: {int(bad.sum())} elements beyond "
+                f"the bound, worst {worst:.3g} times"
+            )
     return found
 
 
-def agree(cases: Cases, got: Sequence[Tensor], wanted: Sequence[Tensor], name: str,
-          args: Sequence[Any], kwargs: dict[str, Any], grad: Tensor | None = None) -> None:
+def agree(
+    cases: Cases,
+    got: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    grad: Tensor | None = None,
+) -> None:
     """torch's tolerances, or the bound."""
     assert len(got) == len(wanted)
     for mine, its in zip(got, wanted, strict=True):

@@ -23,10 +23,14 @@ def integers(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False
     return torch.randint(-2, 3, shape, device=c.DEVICE).to(dtype).requires_grad_(grad)
 
 
-def operands(make: Callable[..., torch.Tensor] = integers, dtype: torch.dtype = torch.float32,
-             grad: bool = True) -> tuple[torch.Tensor, ...]:
-    return (make(2, 16, 9, 10, dtype=dtype, grad=grad), make(8, 8, 3, 3, dtype=dtype, grad=grad),
-            make(8, dtype=dtype, grad=grad))
+def operands(
+    make: Callable[..., torch.Tensor] = integers, dtype: torch.dtype = torch.float32, grad: bool = True
+) -> tuple[torch.Tensor, ...]:
+    return (
+        make(2, 16, 9, 10, dtype=dtype, grad=grad),
+        make(8, 8, 3, 3, dtype=dtype, grad=grad),
+        make(8, dtype=dtype, grad=grad),
+    )
 
 
 def grads(y: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -110,8 +110,13 @@ def test_torch_then_any_size_then_its_own_kernel(monkeypatch: pytest.MonkeyPatch
     assert all(s == seen[0] for s in seen) and own == sum(choice.own for choice in found)
 
 
-WORK = ((compiler_, "build"), (plan_cache, "read"), (TritonKernel, "_compiled"),
-        (TritonKernel, "starting"), (first_run_check, "_launch_and_look"))
+WORK = (
+    (compiler_, "build"),
+    (plan_cache, "read"),
+    (TritonKernel, "_compiled"),
+    (TritonKernel, "starting"),
+    (first_run_check, "_launch_and_look"),
+)
 
 
 @pytest.fixture
@@ -123,6 +128,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, bool]]:
         def counted(*given: Any, **named: Any) -> Any:
             seen[name, threading.current_thread().name == rehearsal_thread.NAME] += 1
             return function(*given, **named)
+
         return counted
 
     for home, name in WORK:
@@ -139,7 +145,8 @@ def processes_end() -> None:
 
 
 def test_the_calls_that_take_kernels_over_read_load_and_check_nothing(
-        work: Counter[tuple[str, bool]]) -> None:
+    work: Counter[tuple[str, bool]],
+) -> None:
     """Neither those of the first size nor those for any size; what they do takes a few milliseconds."""
     w, (first, second, third, _) = weight(), SIDES
     torch.conv2d(image(first), w).sum().backward()
@@ -175,8 +182,9 @@ def test_kernels_are_made_ready_beside_what_a_program_does() -> None:
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert torch.equal(torch.cuda.get_rng_state(), before)
     assert (fixed == fixed[0]).all() and fixed[0].item() % 50 == 0 and fixed[0].item() > 0
-    torch.testing.assert_close(transconv.conv2d(x, w, padding=1), torch.conv2d(x, w, padding=1),
-                               rtol=2e-2, atol=1e-1)
+    torch.testing.assert_close(
+        transconv.conv2d(x, w, padding=1), torch.conv2d(x, w, padding=1), rtol=2e-2, atol=1e-1
+    )
     assert transconv.stats(reset=True).native == {"fwd": 1}
 
 

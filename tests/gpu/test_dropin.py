@@ -19,9 +19,18 @@ pytestmark = pytest.mark.gpu
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Ten samples at a time, so that many processes share the work.
-PARTS = [(name, at) for name, parts in (("conv1d", 1), ("conv2d", 3), ("conv3d", 2),
-                                        ("conv_transpose1d", 1), ("conv_transpose2d", 2),
-                                        ("conv_transpose3d", 1)) for at in range(parts)]
+PARTS = [
+    (name, at)
+    for name, parts in (
+        ("conv1d", 1),
+        ("conv2d", 3),
+        ("conv3d", 2),
+        ("conv_transpose1d", 1),
+        ("conv_transpose2d", 2),
+        ("conv_transpose3d", 1),
+    )
+    for at in range(parts)
+]
 
 
 def part_of(name: str, at: int, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
@@ -32,15 +41,15 @@ def part_of(name: str, at: int, dtype: torch.dtype, requires_grad: bool = False)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("name", "at"), PARTS)
 def test_gradients_of_samples(name: str, at: int, dtype: torch.dtype, cases: c.Cases) -> None:
-    forms = (s.contiguous, s.channels_last, s.gaps) if dtype.itemsize > 2 else (
-        s.contiguous, s.channels_last)
+    forms = (
+        (s.contiguous, s.channels_last, s.gaps) if dtype.itemsize > 2 else (s.contiguous, s.channels_last)
+    )
     for number, sample in part_of(name, at, dtype, requires_grad=True):
         for variant in forms:
             with cases.case(f"{number} {variant.__name__}"):
                 args = [s.vary(a, variant) for a in (sample.input, *sample.args)]
                 grad = torch.randn_like(s.theirs(name)(*args, **sample.kwargs))
-                got, wanted = (c.run(f(name), args, sample.kwargs, grad)
-                               for f in (s.ours, s.theirs))
+                got, wanted = (c.run(f(name), args, sample.kwargs, grad) for f in (s.ours, s.theirs))
                 c.agree(cases, got, wanted, name, args, sample.kwargs, grad)
     cases.finish()
 
@@ -56,8 +65,9 @@ def test_gradcheck_of_samples(name: str, at: int, cases: c.Cases) -> None:
             return s.ours(name)(*given, *rest, **kwargs)
 
         with cases.case(f"gradcheck {number}"):
-            assert torch.autograd.gradcheck(call, tensors, fast_mode=True, check_forward_ad=True,
-                                            check_batched_grad=False)
+            assert torch.autograd.gradcheck(
+                call, tensors, fast_mode=True, check_forward_ad=True, check_batched_grad=False
+            )
         with cases.case(f"gradgradcheck {number}"):
             assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)
     cases.finish(at_least=4)
@@ -66,8 +76,9 @@ def test_gradcheck_of_samples(name: str, at: int, cases: c.Cases) -> None:
 @pytest.mark.parametrize("variant", s.VARIANTS.values(), ids=list(s.VARIANTS))
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("name", "at"), PARTS)
-def test_samples_in_every_memory_variant(name: str, at: int, dtype: torch.dtype, variant: Any,
-                                         cases: c.Cases) -> None:
+def test_samples_in_every_memory_variant(
+    name: str, at: int, dtype: torch.dtype, variant: Any, cases: c.Cases
+) -> None:
     for number, sample in part_of(name, at, dtype):
         with cases.case(str(number)):
             args = [s.vary(a, variant) for a in (sample.input, *sample.args)]
@@ -99,14 +110,15 @@ def test_error_inputs(name: str, cases: c.Cases) -> None:
     """Same exception class, and the sentence that torch's own test asks for."""
     for number, error in enumerate(s.opinfo(name).error_inputs(c.DEVICE)):
         sample = error.sample_input
-        with cases.case(f"{number} {error.error_regex[:40]}"), \
-                pytest.raises(error.error_type, match=error.error_regex):
+        with (
+            cases.case(f"{number} {error.error_regex[:40]}"),
+            pytest.raises(error.error_type, match=error.error_regex),
+        ):
             s.ours(name)(sample.input, *sample.args, **sample.kwargs)
     cases.finish(at_least=10)
 
 
-def as_close_as(got: list[torch.Tensor], wanted: list[torch.Tensor],
-                exact: list[torch.Tensor]) -> None:
+def as_close_as(got: list[torch.Tensor], wanted: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
     """torch's tolerances, or an error against float64 of no more than twice torch's own."""
     try:
         torch.testing.assert_close(got, wanted)
@@ -125,10 +137,9 @@ def module_run(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", [n for n in dir(transconv.nn) if "Conv" in n and hasattr(torch.nn, n)])
 def test_module_table(name: str, dtype: torch.dtype, cases: c.Cases) -> None:
-    info, = (m for m in _module_infos() if m.module_cls.__name__ == name)
+    (info,) = (m for m in _module_infos() if m.module_cls.__name__ == name)
     kind = getattr(transconv.nn, name)
-    inputs = info.module_inputs_func(info, device=c.DEVICE, dtype=dtype, requires_grad=True,
-                                     training=True)
+    inputs = info.module_inputs_func(info, device=c.DEVICE, dtype=dtype, requires_grad=True, training=True)
     for number, given in enumerate(inputs):
         made, call = given.constructor_input, given.forward_input
         with cases.case(f"{number} {made.args} {made.kwargs}"):

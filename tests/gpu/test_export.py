@@ -40,8 +40,12 @@ CONVOLUTIONS = {
     "roles_tf32": ("mb2ic64ih16oc64oh16kh3ph1 tag=nhwc", "fwd", f"{BOXES} via=gluon", ""),
     "phases": ("mb2ic64ih28oc64oh14kh3sh2ph1 dt=f16 tag=nhwc", "bwd_d", "", ""),
     "split": ("mb4ic32ih14oc32oh14kh3ph1 dt=f16 tag=nhwc", "bwd_w", SPLIT, ""),
-    "packed": ("mb2ic64ih14oc64oh14kh3ph1 dt=f16", "fwd",
-               "mb.oh.ow:64 oc:64 ic:32 | mma | pack=a.c stages=2", "bias"),
+    "packed": (
+        "mb2ic64ih14oc64oh14kh3ph1 dt=f16",
+        "fwd",
+        "mb.oh.ow:64 oc:64 ic:32 | mma | pack=a.c stages=2",
+        "bias",
+    ),
     "depthwise": ("g64mb2ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc", "fwd", "", "bias+silu"),
     "residual": ("mb2ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc", "fwd", "", "bias+res+relu"),
     "blocked": ("mb2ic17ih9oc20oh9kh3ph1 dt=f16 tag=nChw16c", "fwd", "", "relu"),
@@ -146,8 +150,9 @@ def test_machine_code_from_a_program_in_c(
             files[-1].write_bytes(memory(given[t.name], t.span))
         (result,) = package.stored
         out = tmp_path / f"{name}-out.bin"
-        done = subprocess.run([program, folder, *files, out], capture_output=True, text=True, check=False,
-                              timeout=120)
+        done = subprocess.run(
+            [program, folder, *files, out], capture_output=True, text=True, check=False, timeout=120
+        )
         assert done.returncode == 0, f"{name}: {done.stderr}"
         assert out.read_bytes() == memory(want, result.span), name
 
@@ -160,9 +165,24 @@ def build(package: PlanPackage, folder: Path, program: Path) -> None:
     header = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
     places = [x for d in libcuda_dirs() for x in (f"-L{d}", f"-Wl,-rpath,{d}")]
     done = subprocess.run(
-        ["gcc", "-std=c11", "-O1", "-Wall", "-Werror", f"-I{header}", "-o", str(program),
-         str(folder / "example.c"), str(folder / f"{package.name}.c"), *places, "-l:libcuda.so.1"],
-        capture_output=True, text=True, check=False)
+        [
+            "gcc",
+            "-std=c11",
+            "-O1",
+            "-Wall",
+            "-Werror",
+            f"-I{header}",
+            "-o",
+            str(program),
+            str(folder / "example.c"),
+            str(folder / f"{package.name}.c"),
+            *places,
+            "-l:libcuda.so.1",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

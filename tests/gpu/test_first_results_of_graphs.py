@@ -41,6 +41,7 @@ def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def swap(call: NodeCall) -> Any:
         return right(replace(call, args=(*call.args[1::-1], *call.args[2:])))
+
     monkeypatch.setitem(ROWS, aten.sub.Tensor, swap)
 
 
@@ -59,11 +60,21 @@ def test_a_mistake_is_seen(cudagraphs: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "conv": lambda: torch.nn.Sequential(
-        torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.SiLU(),
-        torch.nn.MaxPool2d(2), torch.nn.Conv2d(64, 64, 3, stride=2, padding=1), torch.nn.GroupNorm(8, 64)),
+        torch.nn.Conv2d(32, 64, 3, padding=1),
+        torch.nn.BatchNorm2d(64),
+        torch.nn.SiLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(64, 64, 3, stride=2, padding=1),
+        torch.nn.GroupNorm(8, 64),
+    ),
     "mixer": lambda: torch.nn.Sequential(
-        torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.LayerNorm(64),
-        torch.nn.Linear(64, 32), torch.nn.Softmax(-1)),
+        torch.nn.Linear(32, 64),
+        torch.nn.GELU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.LayerNorm(64),
+        torch.nn.Linear(64, 32),
+        torch.nn.Softmax(-1),
+    ),
 }
 
 
@@ -87,8 +98,9 @@ def test_no_false_alarm(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_group_norms_of_operands_that_are_not_dense(dtype: torch.dtype,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_norms_of_operands_that_are_not_dense(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch's own kernel takes none of these: it is asked again, with dense ones, and every result is
     compared."""
     asked: list[bool] = []
@@ -98,6 +110,7 @@ def test_group_norms_of_operands_that_are_not_dense(dtype: torch.dtype,
         if target is aten.native_group_norm.default:
             asked.append(args[0].is_contiguous())
         return real(target, args, kwargs)
+
     monkeypatch.setattr(fx_reference, "call_operator", taken)
     transconv.config.fallback = "error"
     w, b = (torch.randn(64, device="cuda", dtype=dtype) for _ in range(2))
@@ -105,6 +118,7 @@ def test_group_norms_of_operands_that_are_not_dense(dtype: torch.dtype,
 
     def norm(x: torch.Tensor) -> torch.Tensor:  # F.group_norm would make it dense
         return aten.native_group_norm.default(x, w, b, 4, 64, 256, 8, 1e-5)[0]
+
     run = torch.compile(norm, backend=backend, options={"rest": "eager"})
     torch.testing.assert_close(run(x), F.group_norm(x, 8, w, b), rtol=2e-2, atol=2e-2)
     found = transconv.stats()
@@ -122,12 +136,14 @@ def test_further_sizes_do_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
         found = real(*given)
         spent[-1] += time.perf_counter() - began
         return found
+
     monkeypatch.setattr(eager_check.WatchedCall, "difference", timed)
 
     def f(x: Tensor) -> Tensor:
         for _ in range(12):
             x = torch.softmax(x * 2, 1) + x.mean(0)
         return x
+
     run = torch.compile(f, backend=backend, options={"rest": "eager"}, dynamic=True)
     for n in (512, 768, 1024, 1280, 1536, 1792, 2048):
         spent.append(0.0)
@@ -148,12 +164,15 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_paths_that_are_dropped(dtype: torch.dtype) -> None:
     """A mask that Inductor draws in the type of what it multiplies, in training."""
+
     def f(x: Tensor, w: Tensor) -> Tensor:
         kept = torch.empty(64, 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(0.5).div_(0.5)
         return F.gelu(F.conv2d(x, w)) * kept + x
 
-    x, w = (torch.randn(s, device="cuda", dtype=dtype, requires_grad=True) for s in (
-        (64, 16, 8, 8), (16, 16, 1, 1)))
+    x, w = (
+        torch.randn(s, device="cuda", dtype=dtype, requires_grad=True)
+        for s in ((64, 16, 8, 8), (16, 16, 1, 1))
+    )
     made = torch.compile(f, backend=backend)(x, w)
     made.sum().backward()
     path = (made - x).detach().flatten(1)
@@ -164,9 +183,30 @@ def test_paths_that_are_dropped(dtype: torch.dtype) -> None:
     assert x.grad is not None and bool(x.grad.isfinite().all()) and not transconv.stats().fallback
 
 
-ACTIVATIONS = (F.relu6, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.hardswish,
-               F.hardsigmoid, F.hardtanh, F.leaky_relu, F.logsigmoid, F.softsign, F.tanhshrink,
-               F.hardshrink, F.softshrink, torch.tanh, torch.sigmoid, torch.erf, torch.expm1, torch.log1p)
+ACTIVATIONS = (
+    F.relu6,
+    F.elu,
+    F.selu,
+    F.celu,
+    F.gelu,
+    F.silu,
+    F.mish,
+    F.softplus,
+    F.hardswish,
+    F.hardsigmoid,
+    F.hardtanh,
+    F.leaky_relu,
+    F.logsigmoid,
+    F.softsign,
+    F.tanhshrink,
+    F.hardshrink,
+    F.softshrink,
+    torch.tanh,
+    torch.sigmoid,
+    torch.erf,
+    torch.expm1,
+    torch.log1p,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -178,6 +218,7 @@ def test_activations_are_no_alarm(dtype: torch.dtype) -> None:
 
     def f(x: torch.Tensor) -> list[torch.Tensor]:
         return [a(x.abs() if a is torch.log1p else x) for a in ACTIVATIONS]
+
     made = torch.compile(f, backend=backend)(x)
     torch.autograd.backward(made, [torch.ones_like(y) for y in made])
     assert not transconv.stats().compared.get("wrong")

@@ -55,7 +55,7 @@ def test_a_first_launch_takes_little_longer() -> None:
     """Of 2^28 elements those of four groups are fetched; the second launch is looked up alone."""
     x, y = torch.randn(1 << 28, device="cuda"), torch.zeros(1 << 28, device="cuda")
     warm = again(doubled)
-    warm(Group(1 << 20), x[:1 << 20], y[:1 << 20])
+    warm(Group(1 << 20), x[: 1 << 20], y[: 1 << 20])
     check_records.forget()
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -51,16 +51,27 @@ def drawn(seed: int) -> Drawn:
     dilation = tuple(r.choice((1, 1, 2)) for _ in range(rank))
     padding = tuple(r.randrange(k) for k in kernel)
     least = [max(1, (k - 1) * d + 1 - 2 * p) for k, d, p in zip(kernel, dilation, padding, strict=True)]
-    return Drawn(r.choice((1, 2, 5)), size * r.choice((1, 2, 3)), size, r.choice((1, 7, 16, 33, 64, 130)),
-                 groups, tuple(n + r.choice((0, 1, 7, 14)) for n in least), kernel,
-                 tuple(r.choice((1, 1, 2, 3)) for _ in range(rank)), padding, dilation, r.random() < 0.5)
+    return Drawn(
+        r.choice((1, 2, 5)),
+        size * r.choice((1, 2, 3)),
+        size,
+        r.choice((1, 7, 16, 33, 64, 130)),
+        groups,
+        tuple(n + r.choice((0, 1, 7, 14)) for n in least),
+        kernel,
+        tuple(r.choice((1, 1, 2, 3)) for _ in range(rank)),
+        padding,
+        dilation,
+        r.random() < 0.5,
+    )
 
 
 LARGE = (
     Drawn(4, 256, 32, 256, 1, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1), True),
     Drawn(8, 512, 128, 384, 1, (28, 28), (1, 1), (1, 1), (0, 0), (1, 1), False),
     Drawn(2, 320, 32, 320, 1, (64, 64), (3, 3), (2, 2), (1, 1), (1, 1), True),
-    Drawn(2, 128, 128, 1280, 1, (300,), (3,), (1,), (1,), (1,), False))
+    Drawn(2, 128, 128, 1280, 1, (300,), (3,), (1,), (1,), (1,), False),
+)
 
 
 def differing(layer: Drawn, dtype: torch.dtype, last: bool, device: str) -> int:
@@ -70,8 +81,9 @@ def differing(layer: Drawn, dtype: torch.dtype, last: bool, device: str) -> int:
     x = torch.randint(-3, 4, (layer.batch, layer.channels * layer.groups, *layer.image), **whole).to(dtype)
     if last and rank > 1:
         x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[rank - 2])
-    weight = torch.randint(0, 256, (total, *layer.kernel, layer.channels // 2), device=device,
-                           dtype=torch.uint8)
+    weight = torch.randint(
+        0, 256, (total, *layer.kernel, layer.channels // 2), device=device, dtype=torch.uint8
+    )
     scale = 2.0 ** torch.randint(-3, 2, (total, layer.channels // layer.size), **whole)
     bias = torch.randint(-8, 9, (total,), **whole).to(dtype) if layer.bias else None
     words = layer.stride, layer.padding, layer.dilation, layer.groups

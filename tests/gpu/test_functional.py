@@ -20,15 +20,22 @@ pytestmark = pytest.mark.gpu
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "softmax": (lambda x, w: ours.softmax(x, 1), lambda x, w: F.softmax(x, 1)),
-    "layer_norm": (lambda x, w: ours.layer_norm(x, (96,), w, w),
-                   lambda x, w: F.layer_norm(x, (96,), w, w)),
-    "batch_norm": (lambda x, w: ours.batch_norm(x, None, None, w, w, True),
-                   lambda x, w: F.batch_norm(x, None, None, w, w, True)),
+    "layer_norm": (
+        lambda x, w: ours.layer_norm(x, (96,), w, w),
+        lambda x, w: F.layer_norm(x, (96,), w, w),
+    ),
+    "batch_norm": (
+        lambda x, w: ours.batch_norm(x, None, None, w, w, True),
+        lambda x, w: F.batch_norm(x, None, None, w, w, True),
+    ),
     "group_norm": (lambda x, w: ours.group_norm(x, 8, w, w), lambda x, w: F.group_norm(x, 8, w, w)),
     "sum": (lambda x, w: ours.sum(x, 0), lambda x, w: x.sum(0)),
     "amax": (lambda x, w: ours.amax(x, 1), lambda x, w: x.amax(1)),
-    "linear": (lambda x, w: ours.linear(x, w[None] * x, w[:64], "gelu"),
-               lambda x, w: F.gelu(F.linear(x, w[None] * x, w[:64])))}
+    "linear": (
+        lambda x, w: ours.linear(x, w[None] * x, w[:64], "gelu"),
+        lambda x, w: F.gelu(F.linear(x, w[None] * x, w[:64])),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -42,8 +49,11 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
         got, want = mine(x, w), theirs(*wide)
         near(got, want)
         g = torch.randn_like(want).to(dtype)
-        pairs = zip(torch.autograd.grad(got, (x, w), g, allow_unused=True),
-                    torch.autograd.grad(want, wide, g.float(), allow_unused=True), strict=True)
+        pairs = zip(
+            torch.autograd.grad(got, (x, w), g, allow_unused=True),
+            torch.autograd.grad(want, wide, g.float(), allow_unused=True),
+            strict=True,
+        )
         for a, b in pairs:
             assert (a is None) is (b is None)
             if b is not None:

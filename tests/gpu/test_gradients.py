@@ -38,8 +38,9 @@ def compared(text: str, given: list[torch.Tensor], near: float) -> None:
     f, exact = transconv.computation(text), transconv.computation(wide(parse(text)))
     got = gradients(f, given)
     assert not transconv.stats(reset=True).fallback
-    leaves = [t.detach().cpu().double().requires_grad_() if t.is_floating_point() else t.cpu()
-              for t in given]
+    leaves = [
+        t.detach().cpu().double().requires_grad_() if t.is_floating_point() else t.cpu() for t in given
+    ]
     cpu, transconv.config.cpu = transconv.config.cpu, "fallback"
     want = gradients(exact, leaves)
     transconv.config.cpu = cpu
@@ -86,7 +87,7 @@ def test_compiled() -> None:
     f = transconv.computation(f"compute softmax ;; {TEXTS['softmax']}")
     x = torch.randn(4, 5, device=c.DEVICE, requires_grad=True)
     g = torch.randn(4, 5, device=c.DEVICE)
-    want = torch.autograd.grad(torch.softmax(x*2, 1).sin(), x, g)
-    compiled = torch.compile(lambda x: f(x*2).sin(), fullgraph=True)
+    want = torch.autograd.grad(torch.softmax(x * 2, 1).sin(), x, g)
+    compiled = torch.compile(lambda x: f(x * 2).sin(), fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(compiled(x), x, g), want)

@@ -70,8 +70,9 @@ def test_one_recompilation_over_batch_sizes() -> None:
         graphs.append(graph)
         return graph
 
-    f = torch.compile(lambda x: transconv.conv2d(x, w, b, padding=1, groups=2), backend=backend,
-                      fullgraph=True)
+    f = torch.compile(
+        lambda x: transconv.conv2d(x, w, b, padding=1, groups=2), backend=backend, fullgraph=True
+    )
     for batch in (7, 5, 9, 13):
         x = integers(batch, 16, 6, 6)
         assert torch.equal(f(x), F.conv2d(x, w, b, padding=1, groups=2))
@@ -79,11 +80,15 @@ def test_one_recompilation_over_batch_sizes() -> None:
 
 
 def test_export() -> None:
-    net = torch.nn.Sequential(transconv.nn.Conv2d(4, 6, 3, padding="same"), torch.nn.ReLU(),
-                              transconv.nn.ConvTranspose2d(6, 2, 2, stride=2)).to(c.DEVICE)
+    net = torch.nn.Sequential(
+        transconv.nn.Conv2d(4, 6, 3, padding="same"),
+        torch.nn.ReLU(),
+        transconv.nn.ConvTranspose2d(6, 2, 2, stride=2),
+    ).to(c.DEVICE)
     x = randn(2, 4, 6, 6)
-    program = torch.export.export(net, (x,), dynamic_shapes=(
-        {0: torch.export.Dim("batch", min=1, max=64)},))
+    program = torch.export.export(
+        net, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},)
+    )
     assert [n.target for n in program.graph.nodes].count(OP) == 2
     for given in (x, randn(5, 4, 6, 6)):
         close(program.module()(given), net(given))
@@ -114,11 +119,15 @@ def test_transforms() -> None:
     found = []
     for f in (transconv.conv2d, F.conv2d):
         loss = lambda w, x, f=f: f(x[None], w, groups=2).sin().sum()  # noqa: E731
-        found.append((torch.vmap(lambda x, f=f: f(x[None], w, groups=2))(x),
-                      torch.func.grad(loss)(w, x[0]),
-                      torch.vmap(torch.func.grad(loss), (None, 0))(w, x),
-                      torch.func.jvp(lambda w, loss=loss: loss(w, x[0]), (w,), (w,)),
-                      torch.func.hessian(lambda v, loss=loss: loss(w * v, x[0]))(x.new_ones(()))))
+        found.append(
+            (
+                torch.vmap(lambda x, f=f: f(x[None], w, groups=2))(x),
+                torch.func.grad(loss)(w, x[0]),
+                torch.vmap(torch.func.grad(loss), (None, 0))(w, x),
+                torch.func.jvp(lambda w, loss=loss: loss(w, x[0]), (w,), (w,)),
+                torch.func.hessian(lambda v, loss=loss: loss(w * v, x[0]))(x.new_ones(())),
+            )
+        )
     torch.testing.assert_close(*found)
     assert "transform:functorch" in transconv.stats().fallback
 
@@ -256,10 +265,16 @@ def test_threads() -> None:
         try:
             generator = torch.Generator("cuda").manual_seed(seed)
             for at in range(50):
-                x = torch.randint(-2, 3, (1, 8, 6, 6 + at % 5), device="cuda",
-                                  generator=generator).float().requires_grad_()
-                w = torch.randint(-2, 3, (8, 8, 3, 3), device="cuda",
-                                  generator=generator).float().requires_grad_()
+                x = (
+                    torch.randint(-2, 3, (1, 8, 6, 6 + at % 5), device="cuda", generator=generator)
+                    .float()
+                    .requires_grad_()
+                )
+                w = (
+                    torch.randint(-2, 3, (8, 8, 3, 3), device="cuda", generator=generator)
+                    .float()
+                    .requires_grad_()
+                )
                 got, wanted = transconv.conv2d(x, w), F.conv2d(x, w)
                 assert torch.equal(got, wanted)
                 assert all(map(torch.equal, grads(got, x, w), grads(wanted, x, w)))
@@ -278,8 +293,9 @@ def test_threads() -> None:
 def test_the_same_bits_eager_compiled_and_graphed() -> None:
     x, w, b = operands(randn)
     eager = transconv.conv2d(x, w, b, groups=2)
-    compiled = torch.compile(lambda x: transconv.conv2d(x, w, b, groups=2), backend="aot_eager",
-                             fullgraph=True)(x)
+    compiled = torch.compile(
+        lambda x: transconv.conv2d(x, w, b, groups=2), backend="aot_eager", fullgraph=True
+    )(x)
     assert torch.equal(eager, compiled)
     assert all(map(torch.equal, grads(eager, x, w, b), grads(compiled, x, w, b)))
     if c.HAS_GPU:
@@ -300,7 +316,8 @@ def test_enable_use_and_convert() -> None:
         # Without an early stop the recomputed forward pass runs to its end, and is counted.
         with torch.utils.checkpoint.set_checkpoint_early_stop(False):
             checkpointed = torch.utils.checkpoint.checkpoint(
-                lambda x: F.conv2d(x, w, b, groups=2), x, use_reentrant=False)
+                lambda x: F.conv2d(x, w, b, groups=2), x, use_reentrant=False
+            )
             close(grads(checkpointed, x, w, b), expected)
     native(7)
     transconv.enable((c.DEVICE,))
@@ -308,8 +325,9 @@ def test_enable_use_and_convert() -> None:
         assert torch.equal(F.conv2d(x, w, b, groups=2), wanted)
     finally:
         transconv.disable()
-    model = torch.nn.Sequential(torch.nn.Conv2d(16, 8, 3), torch.nn.ReLU(),
-                                torch.nn.ConvTranspose2d(8, 4, 2, stride=2)).to(c.DEVICE)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(16, 8, 3), torch.nn.ReLU(), torch.nn.ConvTranspose2d(8, 4, 2, stride=2)
+    ).to(c.DEVICE)
     before = model(x)
     state = list(model.state_dict())
     assert len(transconv.convert_(model).converted) == 2

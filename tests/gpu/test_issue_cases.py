@@ -26,5 +26,6 @@ def test_a_small_case(case: IssueCase) -> None:
     for side in found["sides"].values():
         assert side["verdict"] == "right", side["reason"]
         assert side["us"] >= 0 and side["peak_mb"] >= 0
-        assert (side["reason"] == "computed by torch") == (case.dtype == "c64" or not case.bytes()
-                                                           or 0 in case.x)
+        assert (side["reason"] == "computed by torch") == (
+            case.dtype == "c64" or not case.bytes() or 0 in case.x
+        )

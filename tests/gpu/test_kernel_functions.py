@@ -24,8 +24,12 @@ def test_a_case(case: Case) -> None:
     for at, before in enumerate(case.arguments):
         if isinstance(before, np.ndarray):
             value = np.asarray(wanted.get(at, before), np.float64)
-            np.testing.assert_allclose(given[at].cpu().numpy().astype(np.float64), value,
-                                       rtol=4 * case.within, atol=4 * case.within)
+            np.testing.assert_allclose(
+                given[at].cpu().numpy().astype(np.float64),
+                value,
+                rtol=4 * case.within,
+                atol=4 * case.within,
+            )
 
 
 def rsqrt(x: Any) -> Any:
@@ -39,7 +43,7 @@ def of_the_library(x: Any, chip: Any) -> Any:
 
 @kernel
 def roots(group: Any, X: Any, Y: Any) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], rsqrt(group.load(X[i:], shape=group.shape)))
 
 

@@ -51,7 +51,7 @@ def test_known_calls() -> None:
     of = fresh(same)
     memory, group = torch.arange(4096.0, device="cuda"), Group(1000, 256)
     for begin, end in ((0, 2000), (0, 2000), (1, 2000), (1, 2001), (8, 2003), (3000, 16)):
-        x, y = memory[begin:begin + 1000], memory[end:end + 1000]
+        x, y = memory[begin : begin + 1000], memory[end : end + 1000]
         want = x + 1
         for _ in range(2):
             x.copy_(want - 1)
@@ -82,7 +82,7 @@ def test_large_arrays_are_counted_in_64_bits() -> None:
 
 
 def _bytes(group: Any, X: Any, Y: Any) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) + 1)
 
 
@@ -112,5 +112,6 @@ def _product(group: Any, A: Any, B: Any, C: Any) -> None:
     acc = group.zeros(shape=group.shape, dtype=np.float32)
     for k in range(0, A.shape[1], 64):
         acc += group.load(A[i:, k:], shape=(group.shape[0], 64)) @ group.load(
-            B[k:, j:], shape=(64, group.shape[1]))
+            B[k:, j:], shape=(64, group.shape[1])
+        )
     group.store(C[i:, j:], acc)

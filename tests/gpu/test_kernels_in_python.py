@@ -29,8 +29,12 @@ def test_a_case(case: Case) -> None:
     for at, before in enumerate(case.arguments):
         if isinstance(before, np.ndarray):
             value = np.asarray(wanted.get(at, before), np.float64)
-            np.testing.assert_allclose(given[at].cpu().numpy().astype(np.float64), value,
-                                       rtol=4 * case.within, atol=4 * case.within)
+            np.testing.assert_allclose(
+                given[at].cpu().numpy().astype(np.float64),
+                value,
+                rtol=4 * case.within,
+                atol=4 * case.within,
+            )
 
 
 @pytest.mark.parametrize("columns", [3, 16])
@@ -83,13 +87,14 @@ def rounded(group: Any, A: Any, B: Any, C: Any) -> None:
     acc = 0.0
     for k in range(0, A.shape[1], 32):
         acc += group.load(A[i:, k:], shape=(group.shape[0], 32)) @ group.load(
-            B[k:, j:], shape=(32, group.shape[1]))
+            B[k:, j:], shape=(32, group.shape[1])
+        )
     group.store(C[i:, j:], acc)
 
 
 @kernel
 def doubled(group: Any, X: Any, Y: Any) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2)
 
 
@@ -138,5 +143,9 @@ def test_products(kind: str) -> None:
     c = torch.zeros(200, 150, device="cuda")
     function = rounded if kind == "tf32" else product
     function(Group((200, 150), (64, 64)), a, b, c)
-    torch.testing.assert_close(c, (a.double() @ b.double()).float(), rtol=1e-2 if kind == "tf32" else 1e-4,
-                               atol=5e-2 if kind == "tf32" else 1e-3)
+    torch.testing.assert_close(
+        c,
+        (a.double() @ b.double()).float(),
+        rtol=1e-2 if kind == "tf32" else 1e-4,
+        atol=5e-2 if kind == "tf32" else 1e-3,
+    )

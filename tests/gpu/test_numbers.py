@@ -50,16 +50,25 @@ def test_more_than_2_to_the_31_elements() -> None:
                 assert torch.equal(got[:, :, rest], wanted[:, :, rest, 1:]), (at, transposed)
         total = torch.zeros(w.shape, device="cuda", dtype=torch.float64)
         for lo, side in itertools.product((0, rows - 8), (0, width - 128)):
-            part, here = x[:, :, lo:lo + 8, side:side + 128], g[:, :, lo:lo + 8, side:side + 128]
+            part, here = x[:, :, lo : lo + 8, side : side + 128], g[:, :, lo : lo + 8, side : side + 128]
             total += torch.ops.aten.convolution_backward(
-                here.double(), part.double(), w.double(), None, (1, 1), (1, 1), (1, 1), False,
-                (0, 0), 1, (False, True, False))[1]
+                here.double(),
+                part.double(),
+                w.double(),
+                None,
+                (1, 1),
+                (1, 1),
+                (1, 1),
+                False,
+                (0, 0),
+                1,
+                (False, True, False),
+            )[1]
         assert torch.equal(dw.double(), total)
 
 
 @pytest.mark.parametrize("name", s.FUNCTIONS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16],
-                         ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_integers_are_exact(name: str, dtype: torch.dtype) -> None:
     n = int(name[-2])
     x = integers(2, 32, *(7, 6, 5)[:n], dtype=dtype, grad=True)
@@ -75,8 +84,11 @@ def test_integers_are_exact(name: str, dtype: torch.dtype) -> None:
     assert wanted.abs().max() < 256 and (wanted != 0).double().mean() > 0.25
     assert torch.equal(got.cpu().double(), wanted)
     grad = torch.randint(-1, 2, wanted.shape).double()
-    for mine, its in zip(torch.autograd.grad(got, (x, w, b), grad.to(got)),
-                         torch.autograd.grad(wanted, exact, grad), strict=True):
+    for mine, its in zip(
+        torch.autograd.grad(got, (x, w, b), grad.to(got)),
+        torch.autograd.grad(wanted, exact, grad),
+        strict=True,
+    ):
         assert its.abs().max() < 256
         assert torch.equal(mine.cpu().double(), its)
     native(3)
@@ -99,8 +111,9 @@ def test_alignment_changes_between_calls(dtype: torch.dtype, order: str, form: A
         leaves = [t.requires_grad_() for t in given]
         got = transconv.conv2d(*leaves, padding=1, groups=2)
         assert torch.equal(got, wanted)
-        for mine, its in zip(grads(got, *leaves), grads(F.conv2d(
-                *leaves, padding=1, groups=2), *leaves), strict=True):
+        for mine, its in zip(
+            grads(got, *leaves), grads(F.conv2d(*leaves, padding=1, groups=2), *leaves), strict=True
+        ):
             torch.testing.assert_close(mine, its)
     native(12)
 
@@ -115,13 +128,17 @@ def test_overlapping_and_expanded_memory() -> None:
         v = w.detach().requires_grad_()
         got, wanted = (f(x, v, padding=1) for f in (transconv.conv2d, F.conv2d))
         # The gradient of a sum is one number, expanded.
-        assert all(map(torch.equal, torch.autograd.grad(got.sum(), (x, v)),
-                       torch.autograd.grad(wanted.sum(), (x, v))))
+        assert all(
+            map(
+                torch.equal,
+                torch.autograd.grad(got.sum(), (x, v)),
+                torch.autograd.grad(wanted.sum(), (x, v)),
+            )
+        )
     native(9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64],
-                         ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_nan_and_infinity_beside_padding(dtype: torch.dtype) -> None:
     """Padding behaves as literal zeros; a NaN reaches exactly the results that read it."""
     x, w = randn(2, 8, 6, 6, dtype=dtype), randn(8, 8, 3, 3, dtype=dtype)
@@ -162,8 +179,7 @@ def test_deterministic(dtype: torch.dtype) -> None:
     assert not any(t.isnan().any() for t in first)
     for _ in range(20):
         again = transconv.conv2d(x, w, padding=1)
-        for mine, its in zip([again.detach(), *torch.autograd.grad(again, (x, w), g)], first,
-                             strict=True):
+        for mine, its in zip([again.detach(), *torch.autograd.grad(again, (x, w), g)], first, strict=True):
             assert torch.equal(mine, its)
     native(3)
 
@@ -205,18 +221,22 @@ def test_float32_obeys_the_precision_switch() -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize("words", [
-    "a=box b=box | c=box swap=1 stages=3 warps=4",  # rounded by the copy engine
-    "a=gather b=gather | stages=3 warps=4",  # in registers
-    "a=gather b=gather | stages=3 warps=2",  # for the older matrix unit
-    "a=gather b=gather | pack=a.b stages=3 warps=4",  # in copies
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a=box b=box | c=box swap=1 stages=3 warps=4",  # rounded by the copy engine
+        "a=gather b=gather | stages=3 warps=4",  # in registers
+        "a=gather b=gather | stages=3 warps=2",  # for the older matrix unit
+        "a=gather b=gather | pack=a.b stages=3 warps=4",  # in copies
+    ],
+)
 def test_the_nearest_numbers_of_tf32_are_multiplied(words: str) -> None:
     """Bits below tf32 are rounded away, and every NaN stays a NaN. Schedules are given, because this
     test is not about the choice."""
     x = randn(32, 64, 32, 32).to(memory_format=torch.channels_last)
-    odd = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000], dtype=torch.int32,
-                       device=x.device).view(torch.float32)
+    odd = torch.tensor(
+        [0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, 0x7F800000], dtype=torch.int32, device=x.device
+    ).view(torch.float32)
     x[0, 0, 0, :5] = odd
     one = torch.eye(64, device=x.device).view(64, 64, 1, 1).to(memory_format=torch.channels_last)
     y = torch.empty_like(x)
@@ -239,8 +259,7 @@ def test_fused(activation: str | None, dtype: torch.dtype) -> None:
     leaves = (x, w, b, res)
     act = ACTIVATIONS[activation or ""]
     with torch.no_grad():
-        plain = transconv.fused_conv2d(x, w, b, padding=1, groups=2, activation=activation,
-                                       residual=res)
+        plain = transconv.fused_conv2d(x, w, b, padding=1, groups=2, activation=activation, residual=res)
         native()
     got = transconv.fused_conv2d(x, w, b, padding=1, groups=2, activation=activation, residual=res)
     exact = [t.detach().double().requires_grad_() for t in leaves]
@@ -249,16 +268,20 @@ def test_fused(activation: str | None, dtype: torch.dtype) -> None:
     # Rounding moves a few elements over a kink, where the slope jumps: the mean counts.
     limit = 1e-5 if dtype == torch.float32 else 0.08
     ours = torch.autograd.grad(got, leaves, g.to(dtype))
-    for mine, its in zip([plain, got, *ours], [y, y, *torch.autograd.grad(y, exact, g)],
-                         strict=True):
+    for mine, its in zip([plain, got, *ours], [y, y, *torch.autograd.grad(y, exact, g)], strict=True):
         error = (mine.double() - its).square().mean() / its.square().mean()
         assert error.sqrt() < limit
 
 
 def test_fold() -> None:
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(4, 8, 3, padding=1, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
-        torch.nn.Conv2d(8, 8, 3, groups=8), torch.nn.BatchNorm2d(8), torch.nn.Hardswish())
+        torch.nn.Conv2d(4, 8, 3, padding=1, bias=False),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3, groups=8),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.Hardswish(),
+    )
     model = model.to(c.DEVICE).eval().requires_grad_(False)
     x = randn(2, 4, 8, 8)
     close(transconv.fold(model)(x), model(x))

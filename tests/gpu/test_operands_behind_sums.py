@@ -17,8 +17,15 @@ from transconv.verify.computation import ComputationCase
 
 GLUON = "mma | a=box b=box via=gluon"
 MOMENTS = "    store  M[n, o//8] sum= y\n"
-WAYS = ("c=box", "c=box programs=3", "c=box programs=3 consumers=2", "c=box programs=7 swap=1 consumers=2",
-        "c=box programs=5 swap=1", "programs=4 consumers=2", "split_k=2")
+WAYS = (
+    "c=box",
+    "c=box programs=3",
+    "c=box programs=3 consumers=2",
+    "c=box programs=7 swap=1 consumers=2",
+    "c=box programs=5 swap=1",
+    "programs=4 consumers=2",
+    "split_k=2",
+)
 BEHIND = (RESIDUAL, GATED, GATED + MOMENTS, MASKED)
 OFTEN = ("swap=1 consumers=2 stages=3", "stages=2", "swap=1 stages=4")
 TYPES = ("f16 f16 f16", "bf16 bf16 bf16", "f32 f16 f16", "f16 f32 f32")

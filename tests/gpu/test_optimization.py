@@ -14,8 +14,9 @@ pytestmark = pytest.mark.gpu
 
 def network() -> nn.Sequential:
     torch.manual_seed(3)
-    blocks = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.SiLU())
-              for _ in range(6)]
+    blocks = [
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.SiLU()) for _ in range(6)
+    ]
     return nn.Sequential(*blocks).cuda().bfloat16()
 
 

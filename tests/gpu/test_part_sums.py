@@ -14,16 +14,31 @@ ROLE = "mma | a=box b=box via=gluon"
 SUMS = "mb2ic{ic}ih40oc{oc}oh40kh3ph1 dt=f8e4m3:f8e4m3:f32 tag=nhwc math=ieee"
 KERNELS = [
     (SUMS.format(ic=512, oc=128), Prop.FWD, f"oh:8 ow:16 oc:128 ic:128 | {ROLE} swap=1 stages=6 warps=8"),
-    (SUMS.format(ic=384, oc=256), Prop.FWD,
-     f"oh:8 ow:16 oc:128 ic:128 | {ROLE} programs=9 stages=5 warps=8"),
-    (SUMS.format(ic=320, oc=128), Prop.FWD,
-     f"oh:8 ow:16 oc:128 ic:64 | {ROLE} swap=1 programs=7 stages=6 warps=8"),
-    (SUMS.format(ic=64, oc=64), Prop.FWD,
-     f"oh:8 ow:8 oc:64 ic:64 | {ROLE} swap=1 programs=5 consumers=2 keep=b stages=6 warps=4"),
-    (SUMS.format(ic=256, oc=128), Prop.FWD,
-     f"oh:8 ow:8 oc:128 ic:128 | {ROLE} programs=6 consumers=2 stages=4 warps=4"),
-    (SUMS.format(ic=256, oc=128), Prop.FWD,
-     f"oh:8 ow:16 oc:128 ic:128 | {ROLE} swap=1 split_k=3 stages=6 warps=8"),
+    (
+        SUMS.format(ic=384, oc=256),
+        Prop.FWD,
+        f"oh:8 ow:16 oc:128 ic:128 | {ROLE} programs=9 stages=5 warps=8",
+    ),
+    (
+        SUMS.format(ic=320, oc=128),
+        Prop.FWD,
+        f"oh:8 ow:16 oc:128 ic:64 | {ROLE} swap=1 programs=7 stages=6 warps=8",
+    ),
+    (
+        SUMS.format(ic=64, oc=64),
+        Prop.FWD,
+        f"oh:8 ow:8 oc:64 ic:64 | {ROLE} swap=1 programs=5 consumers=2 keep=b stages=6 warps=4",
+    ),
+    (
+        SUMS.format(ic=256, oc=128),
+        Prop.FWD,
+        f"oh:8 ow:8 oc:128 ic:128 | {ROLE} programs=6 consumers=2 stages=4 warps=4",
+    ),
+    (
+        SUMS.format(ic=256, oc=128),
+        Prop.FWD,
+        f"oh:8 ow:16 oc:128 ic:128 | {ROLE} swap=1 split_k=3 stages=6 warps=8",
+    ),
     (SUMS.format(ic=96, oc=128), Prop.FWD, f"oh:8 ow:16 oc:128 ic:32 | {ROLE} swap=1 stages=6 warps=8"),
 ]
 

@@ -49,8 +49,9 @@ def test_integers_are_those_of_torch(source: torch.dtype, weight: torch.dtype, t
 
 @pytest.mark.parametrize("held", ["i8", "f8e4m3", "f8e5m2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_inputs_are_quantised_by_one_kernel(held: str, dtype: torch.dtype,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_quantised_by_one_kernel(
+    held: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row, scale = DTYPES[held], torch.tensor(0.011).cuda()
     zero = torch.tensor([5], dtype=torch.int32).cuda() if held == "i8" else None
     for shape in ((32, 64, 56, 56), (3, 5, 7, 9)):
@@ -74,12 +75,26 @@ def test_calls_that_come_back_only_start_kernels(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(call(), want)
 
 
-@pytest.mark.parametrize(("kind", "dtype", "off"), [
-    ("int8", torch.float32, 0.05), ("fp8", torch.bfloat16, 0.15),
-    ("int8_weight_only", torch.bfloat16, 0.03), ("int8_weight_only", torch.float16, 0.03)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "off"),
+    [
+        ("int8", torch.float32, 0.05),
+        ("fp8", torch.bfloat16, 0.15),
+        ("int8_weight_only", torch.bfloat16, 0.03),
+        ("int8_weight_only", torch.float16, 0.03),
+    ],
+)
 def test_models(kind: str, dtype: torch.dtype, off: float) -> None:
-    model = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, 2, 1),
-                          nn.ConvTranspose2d(64, 32, 4, 2, 1)).cuda().eval()
+    model = (
+        nn.Sequential(
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 2, 1),
+            nn.ConvTranspose2d(64, 32, 4, 2, 1),
+        )
+        .cuda()
+        .eval()
+    )
     x = torch.randn(2, 32, 16, 16, device="cuda").to(memory_format=torch.channels_last)
     with torch.no_grad():
         want, held = model(x), copy.deepcopy(model).to(dtype)
@@ -95,9 +110,15 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(128, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
-            nn.Conv2d(64, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
-            nn.Conv2d(64, 128, 1, bias=False), nn.BatchNorm2d(128))
+            nn.Conv2d(128, 64, 1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(64, 128, 1, bias=False),
+            nn.BatchNorm2d(128),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + x)

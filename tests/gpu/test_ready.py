@@ -69,8 +69,12 @@ def test_background_stalls_nobody_and_switches() -> None:
 @pytest.mark.skipif(cores() < 4, reason="needs four cores")
 def test_the_backward_pass_of_a_first_step_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(64, 64, 3, bias=False), torch.nn.BatchNorm2d(64), torch.nn.ReLU(),
-        torch.nn.Conv2d(64, 128, 3, stride=2), torch.nn.Conv2d(128, 64, 1))
+        torch.nn.Conv2d(64, 64, 3, bias=False),
+        torch.nn.BatchNorm2d(64),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 128, 3, stride=2),
+        torch.nn.Conv2d(128, 64, 1),
+    )
     model.to("cuda", torch.bfloat16, memory_format=torch.channels_last)
     x, _ = layer(31)
     far = torch.randn_like(model(x))
@@ -94,8 +98,13 @@ def test_the_backward_pass_of_a_first_step_compiles_nothing(monkeypatch: pytest.
 def test_a_child_compiles_what_the_launch_looks_for() -> None:
     """Under the same key: the launch finds machine code and compiles nothing."""
     x, w = layer(27)
-    report = transconv.prepare(torch.nn.Conv2d(64, 64, 3, bias=False).to(
-        "cuda", torch.bfloat16, memory_format=torch.channels_last), x, progress=False)
+    report = transconv.prepare(
+        torch.nn.Conv2d(64, 64, 3, bias=False).to(
+            "cuda", torch.bfloat16, memory_format=torch.channels_last
+        ),
+        x,
+        progress=False,
+    )
     assert report.kernels >= 2 and not report.failures
     folders = set(compile_records.folder().iterdir())
     transconv.config.compile = "never"
@@ -117,32 +126,38 @@ def test_a_capture_replays_what_was_warmed_up() -> None:
 
 
 def test_another_process_runs_no_pass_and_asks_triton_for_no_kernel() -> None:
-    text = ("import torch, transconv, transconv.runtime.steps as s, triton.runtime.jit as t\n"
-            "if {warm}: s.lower = t.JITFunction.run = None\n"
-            "x = torch.randn(4, 64, 23, 23, device='cuda').half()\n"
-            "w = torch.randn(64, 64, 3, 3, device='cuda').half()\n"
-            "transconv.config.fallback = 'error'\n"
-            "made, want = transconv.conv2d(x, w), torch.conv2d(x, w)\n"
-            "torch.testing.assert_close(made, want, rtol=1e-2, atol=1e-1)\n")
+    text = (
+        "import torch, transconv, transconv.runtime.steps as s, triton.runtime.jit as t\n"
+        "if {warm}: s.lower = t.JITFunction.run = None\n"
+        "x = torch.randn(4, 64, 23, 23, device='cuda').half()\n"
+        "w = torch.randn(64, 64, 3, 3, device='cuda').half()\n"
+        "transconv.config.fallback = 'error'\n"
+        "made, want = transconv.conv2d(x, w), torch.conv2d(x, w)\n"
+        "torch.testing.assert_close(made, want, rtol=1e-2, atol=1e-1)\n"
+    )
     for warm in (False, True):
         subprocess.run([sys.executable, "-c", text.format(warm=warm)], check=True, cwd=ROOT, timeout=300)
 
 
 def test_what_prepare_compiled_starts_without_a_c_compiler() -> None:
     """The process that compiles a kernel also builds what starts it."""
-    text = ("import os, torch, transconv, triton.runtime.build as b\n"
-            "torch.zeros(1, device='cuda'); __import__('triton').runtime.driver.active.utils\n"
-            "b._build = None\n"
-            "x = torch.randn(4, 64, 21, 21, device='cuda').bfloat16()\n"
-            "w = torch.randn(64, 64, 3, 3, device='cuda').bfloat16()\n"
-            "transconv.config.fallback, transconv.config.compile = 'error', 'never'\n"
-            "made, want = transconv.conv2d(x, w), torch.conv2d(x, w)\n"
-            "torch.testing.assert_close(made, want, rtol=2e-2, atol=1e-1)\n")
-    layer = ("import torch, transconv\n"
-             "m = torch.nn.Conv2d(64, 64, 3, bias=False).to('cuda', torch.bfloat16)\n"
-             "x = torch.randn(4, 64, 21, 21, device='cuda').bfloat16()\n"
-             "from transconv.torch_ops.calls import lower_call\n"
-             "lower_call.first_result = lambda *_: None\n"  # which would launch them here
-             "transconv.prepare(m, x, backward=False, progress=False)\n")
+    text = (
+        "import os, torch, transconv, triton.runtime.build as b\n"
+        "torch.zeros(1, device='cuda'); __import__('triton').runtime.driver.active.utils\n"
+        "b._build = None\n"
+        "x = torch.randn(4, 64, 21, 21, device='cuda').bfloat16()\n"
+        "w = torch.randn(64, 64, 3, 3, device='cuda').bfloat16()\n"
+        "transconv.config.fallback, transconv.config.compile = 'error', 'never'\n"
+        "made, want = transconv.conv2d(x, w), torch.conv2d(x, w)\n"
+        "torch.testing.assert_close(made, want, rtol=2e-2, atol=1e-1)\n"
+    )
+    layer = (
+        "import torch, transconv\n"
+        "m = torch.nn.Conv2d(64, 64, 3, bias=False).to('cuda', torch.bfloat16)\n"
+        "x = torch.randn(4, 64, 21, 21, device='cuda').bfloat16()\n"
+        "from transconv.torch_ops.calls import lower_call\n"
+        "lower_call.first_result = lambda *_: None\n"  # which would launch them here
+        "transconv.prepare(m, x, backward=False, progress=False)\n"
+    )
     for code in (layer, text):
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)

@@ -15,8 +15,15 @@ from transconv.schedule import Schedule, result_boxes, why_not
 from transconv.target import detect
 from transconv.verify.computation import ComputationCase
 
-WAYS = ("", "behind=box", "programs=3", "behind=box programs=3", "behind=box programs=3 consumers=2",
-        "programs=7 swap=1 consumers=2", "behind=box programs=5 swap=1")
+WAYS = (
+    "",
+    "behind=box",
+    "programs=3",
+    "behind=box programs=3",
+    "behind=box programs=3 consumers=2",
+    "programs=7 swap=1 consumers=2",
+    "behind=box programs=5 swap=1",
+)
 
 
 def two(n: int, c: int, o: int, h: int, w: int, first: bool) -> str:
@@ -33,8 +40,14 @@ def test_it_is_exact_to_the_last_bit(way: str) -> None:
     launched = 0
     for seed in range(4):
         rng = Random(f"{way} {seed}")
-        text = two(rng.randint(1, 3), 16 * rng.randint(1, 5), 16 * rng.randint(4, 12), rng.randint(5, 20),
-                   rng.randint(9, 24), rng.random() < 0.5)
+        text = two(
+            rng.randint(1, 3),
+            16 * rng.randint(1, 5),
+            16 * rng.randint(4, 12),
+            rng.randint(5, 20),
+            rng.randint(9, 24),
+            rng.random() < 0.5,
+        )
         tile = rng.choice(("h:4 w:16 o:64", "h:8 w:16 o:64", "h:4 w:16 o:128", "h:8 w:16 o:128"))
         schedule = Schedule.parse(f"{tile} c:16 | {GLUON} {way} stages={rng.choice((2, 3, 4))}")
         compute = parse(text)
@@ -47,8 +60,15 @@ def test_it_is_exact_to_the_last_bit(way: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("words", ["behind=box swap=1 consumers=2 stages=3", "behind=box stages=2",
-                                   "swap=1 consumers=2 stages=4", "behind=gather stages=3"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "behind=box swap=1 consumers=2 stages=3",
+        "behind=box stages=2",
+        "swap=1 consumers=2 stages=4",
+        "behind=gather stages=3",
+    ],
+)
 def test_many_tiles_again_and_again(words: str) -> None:
     """132 programs with some ten tiles of one or two steps each."""
     compute = parse(two(4, 32, 256, 96, 96, True))

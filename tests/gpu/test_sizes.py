@@ -31,9 +31,11 @@ WIDE = """compute wide
     axes   m=M k=K
     read   x = X[m, k]
     store  Y[m, k] = x + 1"""
-LAYERS = ("mb2?ic64ih28?oc64oh28kh3ph1 dt=bf16 tag=nhwc",
-          "mb2?ic64ih28?oc128oh14kh3sh2ph1 dt=f16 tag=nhwc",
-          "mb2?g2ic32ih14?oc32oh14kh3ph1 dt=f32 tag=nchw")
+LAYERS = (
+    "mb2?ic64ih28?oc64oh28kh3ph1 dt=bf16 tag=nhwc",
+    "mb2?ic64ih28?oc128oh14kh3sh2ph1 dt=f16 tag=nhwc",
+    "mb2?g2ic32ih14?oc32oh14kh3ph1 dt=f32 tag=nchw",
+)
 
 
 def computes(subject: str, prop: Prop | None) -> list[Compute]:
@@ -93,8 +95,7 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
 
     transconv.config.sizes = "any"
     try:
-        w, b = (torch.randint(-2, 3, shape, device="cuda").bfloat16()
-                for shape in ((64, 64, 3, 3), (64,)))
+        w, b = (torch.randint(-2, 3, shape, device="cuda").bfloat16() for shape in ((64, 64, 3, 3), (64,)))
         for n, h, width in ((1, 14, 14), (8, 56, 56), (1, 1, 1), (3, 1, 300), (16, 224, 224), (2, 97, 5)):
             x = torch.randint(-1, 2, (n, 64, h, width), device="cuda").bfloat16()
             given = [t.detach().requires_grad_() for t in (x, w, b)]
@@ -105,8 +106,18 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
             grad[..., -1:] = 1
             dx, dw, _ = torch.autograd.grad(made, given, grad)
             wanted = torch.ops.aten.convolution_backward(
-                grad.double(), x.double(), w.double(), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
-                [True, True, False])
+                grad.double(),
+                x.double(),
+                w.double(),
+                None,
+                [1, 1],
+                [1, 1],
+                [1, 1],
+                False,
+                [0, 0],
+                1,
+                [True, True, False],
+            )
             assert torch.equal(dx, wanted[0].bfloat16()) and torch.equal(dw, wanted[1].bfloat16())
         for registry in size_policy._registries.values():
             assert not isinstance(registry, str)
@@ -153,8 +164,9 @@ def test_boxes_of_drawn_sizes(at: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("text", "prop", "words"), [
-    *STEPPED, *((text, Prop.BWD_W, words) for text, words in KERNELS)])
+@pytest.mark.parametrize(
+    ("text", "prop", "words"), [*STEPPED, *((text, Prop.BWD_W, words) for text, words in KERNELS)]
+)
 def test_explicit_kernels_and_boxes_in_steps(text: str, prop: Prop, words: str) -> None:
     """Boxes that take every second position, and sums that end at a size: edges first, then drawn ones."""
     (compute,) = computes(text, prop)

@@ -20,15 +20,21 @@ pytestmark = pytest.mark.gpu
 
 def test_what_failed_once(tmp_path: Path) -> None:
     """All of the corpus, in the workers of a fuzzer."""
-    lines = [str(e.trial) for e in corpus() if isinstance(e.trial, ConvTrial)
-             and any(t.bits == 8 for t in e.trial.problem.dtypes)]
+    lines = [
+        str(e.trial)
+        for e in corpus()
+        if isinstance(e.trial, ConvTrial) and any(t.bits == 8 for t in e.trial.problem.dtypes)
+    ]
     assert len(lines) >= 8
     file = tmp_path / "lines.txt"
     file.write_text("\n".join(lines))
     words = ["--n", "0", "--no-corpus", "--jobs", "2", "--shrink", "0", "--file", str(file)]
-    made = subprocess.run([sys.executable, "-m", "transconv", "fuzz", *words,
-                           *["--interpreter"] * (c.DEVICE == "cpu")], capture_output=True, text=True,
-                          timeout=300)
+    made = subprocess.run(
+        [sys.executable, "-m", "transconv", "fuzz", *words, *["--interpreter"] * (c.DEVICE == "cpu")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert made.returncode == 0, made.stdout + made.stderr
 
 
@@ -36,7 +42,8 @@ TWO = [
     ("mb2ic64ih8oc64oh8kh3ph1", "kh.kw.ic:128 oc:64 mb:2 oh:8 ow:8 | swap=1 split_k=1 stages=4"),
     ("mb3ic64ih16oc64oh16kh3ph1", "kh.kw.ic:128 oc:64 oh:8 ow:16 | swap=1 split_k=2 stages=3"),
     ("mb5ic128ih8oc128oh8kh3ph1", "ic:128 oc:128 oh:8 ow:8 | swap=1 programs=4 stages=3"),
-    ("g8mb4ic64ih16oc64oh16kh3ph1", "kh.kw.ic:128 oc:64 mb:2 oh:8 ow:8 | merge=8 swap=1 stages=2")]
+    ("g8mb4ic64ih16oc64oh16kh3ph1", "kh.kw.ic:128 oc:64 mb:2 oh:8 ow:8 | merge=8 swap=1 stages=2"),
+]
 
 
 @pytest.mark.parametrize(("problem", "words"), TWO, ids=[t[0] for t in TWO])

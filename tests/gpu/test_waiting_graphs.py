@@ -43,8 +43,9 @@ def first(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def net() -> nn.Module:
     torch.manual_seed(3)
-    layers = [m for _ in range(3)
-              for m in (nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.SiLU())]
+    layers = [
+        m for _ in range(3) for m in (nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.SiLU())
+    ]
     made: nn.Module = nn.Sequential(*layers, nn.Dropout(0.1), nn.Conv2d(32, 8, 1))
     return made.to("cuda", torch.bfloat16).to(memory_format=torch.channels_last)
 
@@ -71,8 +72,9 @@ def step(run: Any, model: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor
 def test_training_waits_for_nothing(first: list[bool], cudagraphs: bool) -> None:
     """Each step's numbers are those of a step whose kernels were there, within its rounding."""
     model, x = net(), image()
-    run = torch.compile(model, backend=transconv.graph.backend, options={
-        "rest": "eager", "cudagraphs": cudagraphs})
+    run = torch.compile(
+        model, backend=transconv.graph.backend, options={"rest": "eager", "cudagraphs": cudagraphs}
+    )
     want, _ = step(run, model, x)
     assert transconv.stats(reset=True).waiting and not first
     took, end = [], time.monotonic() + LIMIT_S

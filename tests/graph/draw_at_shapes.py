@@ -64,8 +64,10 @@ def ran(drawn: Drawn, dynamic: bool | None) -> Ran:
 
 def compiled(drawn: Drawn, dynamic: bool | None) -> Callable[..., Any]:
     """The backend's function of a graph, in a way that torch has with sizes that change."""
+
     def function(*given: Any) -> Any:
         return drawn(*given)
+
     torch._dynamo.reset()
     return torch.compile(function, backend=backend, dynamic=dynamic, options={"rest": "eager"})
 
@@ -105,12 +107,16 @@ def _is_graph(drawn: Drawn, given: tuple[torch.Tensor, ...]) -> bool:
     return True
 
 
-def wrong(seed: int, count: int, dynamic: str, gradients: bool | None = None,
-          device: str = "cpu") -> tuple[Ran, Drawn]:
+def wrong(
+    seed: int, count: int, dynamic: str, gradients: bool | None = None, device: str = "cpu"
+) -> tuple[Ran, Drawn]:
     """A drawn graph, and what came of it. Gradients: of every third by default."""
     drawn = Draw(seed, count).drawn(seed % 3 == 0 if gradients is None else gradients)
-    drawn = replace(drawn, inputs=_moved(drawn.inputs, device),
-                    others=tuple(_moved(given, device) for given in drawn.others))
+    drawn = replace(
+        drawn,
+        inputs=_moved(drawn.inputs, device),
+        others=tuple(_moved(given, device) for given in drawn.others),
+    )
     with torch.device(device):
         return ran(drawn, MODES[dynamic]), drawn
 
@@ -149,8 +155,9 @@ def at_shapes(options: argparse.Namespace) -> None:
                 break
             for dynamic in options.dynamic.split(","):
                 found, drawn = wrong(seed, options.shapes, dynamic, device=device)
-                counts.update(graphs=1, kernels=found.kernels, names=found.names,
-                              wrong=bool(found.problem))
+                counts.update(
+                    graphs=1, kernels=found.kernels, names=found.names, wrong=bool(found.problem)
+                )
                 if found.problem:
                     with torch.device(device):
                         why, made = least(drawn, dynamic)
@@ -163,6 +170,9 @@ def at_shapes(options: argparse.Namespace) -> None:
 
 
 def _say(counts: Counter[str], options: argparse.Namespace, began: float) -> None:
-    print(f"{counts['graphs']} graphs at {options.shapes} shapes, {counts['kernels']} kernels, "
-          f"{counts['names']} of them for any sizes, {counts['wrong']} wrong, "
-          f"{time.perf_counter() - began:.0f} s", flush=True)
+    print(
+        f"{counts['graphs']} graphs at {options.shapes} shapes, {counts['kernels']} kernels, "
+        f"{counts['names']} of them for any sizes, {counts['wrong']} wrong, "
+        f"{time.perf_counter() - began:.0f} s",
+        flush=True,
+    )

@@ -1,6 +1,6 @@
 """Drawn graphs by kernels of a device, in processes: results and gradients beside torch's.
 
-    python -m tests.graph.draw --device cuda --n 2000
+python -m tests.graph.draw --device cuda --n 2000
 """
 
 from __future__ import annotations
@@ -26,8 +26,21 @@ from tests.graph.shaken import made, movements
 Tensor = torch.Tensor
 
 REASON = re.compile(r"[;:(]|\d")  # what follows differs from graph to graph
-COLUMNS = ("seed", "draws", "passed", "failed", "refused", "kernels", "reasons", "seconds", "error",
-           "device", "torch", "triton", "commit")
+COLUMNS = (
+    "seed",
+    "draws",
+    "passed",
+    "failed",
+    "refused",
+    "kernels",
+    "reasons",
+    "seconds",
+    "error",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
 AS_TORCH, ROUNDING = 16.0, 1e-4  # of the errors of torch's f32; of the largest element
 AS_SHAKEN = 4.0  # of what results move by where each operation rounds
 
@@ -42,8 +55,12 @@ def work(seed: int, device: str) -> dict[str, object]:
     clock, compiled_before = Clock(), Clock.compiling
     drawn = Draw(seed).drawn()
     exact = [_rounded(x) for x in drawn.inputs]
-    given = [x.detach().to(device, torch.float32 if x.is_floating_point() else x.dtype).requires_grad_(
-        x.requires_grad) for x in exact]
+    given = [
+        x.detach()
+        .to(device, torch.float32 if x.is_floating_point() else x.dtype)
+        .requires_grad_(x.requires_grad)
+        for x in exact
+    ]
     clock("drawn")
     run = torch_compile.backend(drawn.traced(), given, options={"rest": "eager"})
     clock("traced")
@@ -82,12 +99,14 @@ class Clock:
     @classmethod
     def of(cls, does: Callable[..., Any]) -> Callable[..., Any]:
         """A function whose calls are a stage of all clocks, within others."""
+
         def timed(*given: Any) -> Any:
             began = time.perf_counter()
             try:
                 return does(*given)
             finally:
                 cls.compiling += time.perf_counter() - began
+
         return timed
 
 
@@ -110,10 +129,17 @@ def _settle(device: str) -> None:
     TritonKernel._compiled = Clock.of(TritonKernel._compiled)  # type: ignore[method-assign]
 
 
-NEEDED = ("triton", "triton.compiler.code_generator", "triton.experimental.gluon.nvidia.hopper",
-          "functorch.compile", "torch._dynamo.backends.common", "torch._inductor.pattern_matcher",
-          "torch._inductor.decomposition", "transconv.graph.torch_compile",
-          "transconv.functional.calls.compiled_launch")
+NEEDED = (
+    "triton",
+    "triton.compiler.code_generator",
+    "triton.experimental.gluon.nvidia.hopper",
+    "functorch.compile",
+    "torch._dynamo.backends.common",
+    "torch._inductor.pattern_matcher",
+    "torch._inductor.decomposition",
+    "transconv.graph.torch_compile",
+    "transconv.functional.calls.compiled_launch",
+)
 
 
 def forked(device: str) -> bool:
@@ -124,8 +150,9 @@ def forked(device: str) -> bool:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    child = multiprocessing.get_context("fork").Process(target=torch.zeros, args=(1,),
-                                                        kwargs={"device": device})
+    child = multiprocessing.get_context("fork").Process(
+        target=torch.zeros, args=(1,), kwargs={"device": device}
+    )
     child.start()
     child.join()
     return child.exitcode == 0
@@ -160,8 +187,9 @@ def on_device(options: argparse.Namespace) -> None:
         knobs.use_interpreter()
     start = "fork" if forked(options.device) else "spawn"
     variables = worker_environment() | ({"TRITON_INTERPRET": "1"} if options.device == "cpu" else {})
-    pool = Pool({"draw": WorkerTask("tests.graph.draw_on_device:work", options.processes, variables)},
-                start=start)
+    pool = Pool(
+        {"draw": WorkerTask("tests.graph.draw_on_device:work", options.processes, variables)}, start=start
+    )
     seeds = range(options.seed, options.seed + options.n)
     tasks = [Task("draw", {"seed": seed, "device": options.device}, 120.0) for seed in seeds]
     right = kernels = wrong = 0
@@ -180,14 +208,31 @@ def on_device(options: argparse.Namespace) -> None:
             why = row.get("problem") or row["error"]
             print(f"seed {task.payload['seed']}: {why}\n{row.get('text', '')}", flush=True)
     refused = refusals.total()
-    print(f"{right} graphs with {kernels} kernels as torch's on {options.device}, {refused} refused, "
-          f"{wrong} wrong", flush=True)
+    print(
+        f"{right} graphs with {kernels} kernels as torch's on {options.device}, {refused} refused, "
+        f"{wrong} wrong",
+        flush=True,
+    )
     took = time.perf_counter() - began
-    print(f"{(right + refused + wrong) / took:.1f} graphs/s; seconds of one: " + ", ".join(
-        f"{name} {s / max(1, right):.2f}" for name, s in spent.items()), flush=True)
+    print(
+        f"{(right + refused + wrong) / took:.1f} graphs/s; seconds of one: "
+        + ", ".join(f"{name} {s / max(1, right):.2f}" for name, s in spent.items()),
+        flush=True,
+    )
     if options.out:
         said = "; ".join(f"{n} x {why}" for why, n in refusals.most_common())
         table = CsvTable(Path(options.out), COLUMNS, ("seed", "commit"))
-        table.add({"seed": options.seed, "draws": right + refused + wrong, "passed": right,
-                   "failed": wrong, "refused": refused, "kernels": kernels, "reasons": said,
-                   "seconds": took, "error": ""} | versions())
+        table.add(
+            {
+                "seed": options.seed,
+                "draws": right + refused + wrong,
+                "passed": right,
+                "failed": wrong,
+                "refused": refused,
+                "kernels": kernels,
+                "reasons": said,
+                "seconds": took,
+                "error": "",
+            }
+            | versions()
+        )

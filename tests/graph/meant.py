@@ -53,8 +53,10 @@ class Meant:
         for kernel in kernels(found.compute):
             assert why_not_lowered(kernel) is None, (why_not_lowered(kernel), text)
         memory = [*found.given.values(), *found.stored.values()]
-        views = [t.as_strided(m.shape, m.strides, t.storage_offset())
-                 for t, m in zip(tensors, memory, strict=True)]
+        views = [
+            t.as_strided(m.shape, m.strides, t.storage_offset())
+            for t, m in zip(tensors, memory, strict=True)
+        ]
         arrays = [(t.double() if t.is_floating_point() else t).numpy() for t in map(Tensor.detach, views)]
         count = len(found.given)
         given = dict(zip(found.given, arrays[:count], strict=True))
@@ -68,10 +70,12 @@ class Meant:
 def by_meaning() -> Iterator[list[str]]:
     """Inside, texts are executed in NumPy; their list."""
     texts: list[str] = []
+
     def meant(asked: str | Workload, *_: Any) -> Meant:
         own = (asked,) if isinstance(asked, str) else tuple(str(c) for c in asked.computations)
         texts.extend(own)
         return Meant(own)
+
     with patch.object(region_calls, "launch", meant):
         yield texts
 
@@ -87,8 +91,13 @@ def results(made: Any) -> list[Tensor]:
     return list(made) if isinstance(made, (tuple, list)) else [made]
 
 
-def compare(f: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Tensor], most: float,
-            gradients: bool = True) -> None:
+def compare(
+    f: Callable[..., Any],
+    run: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    most: float,
+    gradients: bool = True,
+) -> None:
     """Results, strides and gradients of ``run`` against those of ``f``. AssertionError."""
     given = [[x.detach().clone().requires_grad_(x.requires_grad) for x in inputs] for _ in range(2)]
     want, got = results(f(*given[0])), results(run(*given[1]))
@@ -103,8 +112,10 @@ def compare(f: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Ten
         torch.manual_seed(1)
         grads = [torch.randn_like(want[i]) for i in ends]
         leaves = [[x for x in own if x.requires_grad] for own in given]
-        one, other = (torch.autograd.grad([made[i] for i in ends], own, grads, allow_unused=True)
-                      for made, own in zip((want, got), leaves, strict=True))
+        one, other = (
+            torch.autograd.grad([made[i] for i in ends], own, grads, allow_unused=True)
+            for made, own in zip((want, got), leaves, strict=True)
+        )
         for i, (a, b) in enumerate(zip(one, other, strict=True)):
             assert (a is None) == (b is None), f"gradient {i}"
             if a is not None:

@@ -28,8 +28,13 @@ class Shaken(TorchDispatchMode):
         self.half = half
         self.random = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         found = func(*args, **(kwargs or {}))
         if any(r.alias_info is not None for r in func._schema.returns):
             return found

@@ -21,7 +21,7 @@ View = Callable[[Tensor], Tensor]
 VALUES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "by a number": lambda x, c: x * c,
     "pool": lambda x, c: F.avg_pool1d(x, 2),
-    "pool of a half": lambda x, c: F.avg_pool1d(x[:, :(x.shape[1] + 1) // 2] + c, 2),
+    "pool of a half": lambda x, c: F.avg_pool1d(x[:, : (x.shape[1] + 1) // 2] + c, 2),
     "depthwise": lambda x, c: F.conv1d(x, x.new_full((x.shape[1], 1, 1), c), stride=2, groups=x.shape[1]),
     "transposed": lambda x, c: x.transpose(0, 2).sin(),
     "concatenation": lambda x, c: torch.cat([x, x + c], 2),
@@ -52,7 +52,7 @@ VIEWS: dict[str, View] = {
     "as_strided": lambda x: x.as_strided((2,), (1,), 1),
     "as real": lambda x: torch.view_as_real(torch.complex(x, x)),
     "detach": lambda x: x.detach(),
-    "half": lambda x: x[..., :x.shape[-1] // 2 + 1],
+    "half": lambda x: x[..., : x.shape[-1] // 2 + 1],
 }
 LAID: dict[str, View] = {
     "dense": lambda x: x,
@@ -88,8 +88,15 @@ def _viewed(x: Tensor, chain: Sequence[View]) -> Tensor:
 def _places(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     """How tensors lie, and of each the first one whose memory it has."""
     memory = [t.untyped_storage().data_ptr() for t in tensors]
-    return [(t.shape, [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1], t.storage_offset(),
-             memory.index(at)) for t, at in zip(tensors, memory, strict=True)]
+    return [
+        (
+            t.shape,
+            [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1],
+            t.storage_offset(),
+            memory.index(at),
+        )
+        for t, at in zip(tensors, memory, strict=True)
+    ]
 
 
 def _compare(names: Sequence[str], want: Sequence[Tensor], got: Sequence[Tensor], when: str) -> None:
@@ -107,14 +114,16 @@ def _written(a: Tensor, b: Tensor) -> bool:
     return True
 
 
-def _check(values: Sequence[str], views: Sequence[str], apart: int, dynamic: bool | None,
-           laid: str = "dense") -> None:
+def _check(
+    values: Sequence[str], views: Sequence[str], apart: int, dynamic: bool | None, laid: str = "dense"
+) -> None:
     chains = [(v, *named) for v in values for named in _chains(v, views, apart)]
     names = ["the input", *values, *(name for _, name, _ in chains)]
 
     def function(x: Tensor, c: float) -> tuple[Tensor, ...]:
         made = {v: VALUES[v](x, c) for v in values}
         return (*made.values(), *(_viewed(made[v], chain) for v, _, chain in chains))
+
     torch._dynamo.reset()
     run = torch.compile(function, backend=backend, dynamic=dynamic, options={"rest": "eager"})
     with by_meaning():
@@ -142,6 +151,7 @@ def test_views_that_are_results(dynamic: bool | None) -> None:
 def test_views_of_equal_values_are_apart() -> None:
     def function(x: Tensor, c: float) -> tuple[Tensor, Tensor]:
         return (x * c)[:, 1:], (x * c)[:, 1:]
+
     torch._dynamo.reset()
     run = torch.compile(function, backend=backend, dynamic=True, options={"rest": "eager"})
     with by_meaning():

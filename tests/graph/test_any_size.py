@@ -36,14 +36,21 @@ def compiled(f: Any) -> Any:
 def images(count: int, channels: int, times: int = 1) -> list[Shapes]:
     """Batches of images that differ in every size."""
     draw = random.Random(count)
-    sizes = [(n, channels, h * times, w * times) for n in (2, 3) for h in range(3, 12)
-             for w in range(3, 12) if len({n, h, w, h * times, w * times, channels}) >= 4 and h != w]
+    sizes = [
+        (n, channels, h * times, w * times)
+        for n in (2, 3)
+        for h in range(3, 12)
+        for w in range(3, 12)
+        if len({n, h, w, h * times, w * times, channels}) >= 4 and h != w
+    ]
     return [[shape] for shape in draw.sample(sizes, count)]
 
 
 def videos() -> list[Shapes]:
-    return [[(b, 4, t, h, w), (b, 4, 2, h, w)] for b, t, h, w in (
-        (3, 5, 6, 7), (5, 4, 7, 6), (3, 7, 5, 9), (6, 3, 8, 5))]
+    return [
+        [(b, 4, t, h, w), (b, 4, 2, h, w)]
+        for b, t, h, w in ((3, 5, 6, 7), (5, 4, 7, 6), (3, 7, 5, 9), (6, 3, 8, 5))
+    ]
 
 
 INFERENCE: dict[str, tuple[type[nn.Module], list[Shapes], int]] = {
@@ -124,8 +131,12 @@ with torch.no_grad():
 
 @pytest.mark.slow
 def test_launched_by_the_interpreter() -> None:
-    done = subprocess.run([sys.executable, "-c", LAUNCHED], env=os.environ | {"TRITON_INTERPRET": "1"},
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHED],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -153,7 +164,8 @@ def test_sizes_that_were_not_assumed() -> None:
 
 
 def test_a_graph_is_made_anew_for_sizes_that_do_not_meet_its_assumptions(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from transconv.graph import symbols, torch_compile
 
     real = symbols.Symbols.result
@@ -163,6 +175,7 @@ def test_a_graph_is_made_anew_for_sizes_that_do_not_meet_its_assumptions(
         for size in found.shape:
             _ = size > self.known.like["S0"] - 1  # as if a rule of torch had read the value
         return found
+
     monkeypatch.setattr(symbols.Symbols, "result", narrow)
     monkeypatch.setattr(torch_compile, "MOST", 3)
     run = compiled(torch.sin)
@@ -202,7 +215,8 @@ def test_sizes_that_data_tell_are_torchs() -> None:
 
 
 def test_a_kernel_without_a_schedule_for_any_sizes_is_one_for_each(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from transconv.errors import Unsupported
     from transconv.graph.regions import region_calls
 
@@ -214,6 +228,7 @@ def test_a_kernel_without_a_schedule_for_any_sizes_is_one_for_each(
             if "sizes" in text:
                 raise Unsupported("schedule:refused", "no schedule is legal")
             return real(text, *rest)
+
         patched.setattr(region_calls, "launch", none)
         for n in (5, 6):
             compare(torch.sin, run, [torch.randn(n)], 1e-6)
@@ -226,6 +241,7 @@ def test_regions_of_torch_take_any_size(monkeypatch: pytest.MonkeyPatch) -> None
     def compile_(gm: Any, **options: Any) -> Any:
         asked.append(options)
         return gm
+
     run = torch.compile(lambda x: torch.logcumsumexp(x, 0).sin(), backend=backend, dynamic=True)
     with by_meaning(), monkeypatch.context() as patched:
         patched.setattr(torch, "compile", compile_)
@@ -274,13 +290,16 @@ def test_the_order_of_dims_is_not_that_of_the_example() -> None:
 
 
 def test_texts_of_names_and_of_numbers() -> None:
-    text = ("compute f_map\n    tensor X0 f32 [{S7*S9}, {S3*2}]\n    tensor Y0 f32 [{S7*S9}, {S3*2}]\n"
-            "    axes   i0={S7*S9} i1={S3*2}\n    read   x = X0[i0, i1]\n    store  Y0[i0, i1] = x")
+    text = (
+        "compute f_map\n    tensor X0 f32 [{S7*S9}, {S3*2}]\n    tensor Y0 f32 [{S7*S9}, {S3*2}]\n"
+        "    axes   i0={S7*S9} i1={S3*2}\n    read   x = X0[i0, i1]\n    store  Y0[i0, i1] = x"
+    )
     dims = [["{S7*S9}", "{S3*2}"]] * 2
     found = SizedText(text, dims, [["{S7*S9}", "{S3*2}"], []], {"S7": 2, "S9": 3, "S3": 5}, {})
     assert not found.refused
     assert found.named.splitlines()[1] == (
-        "    sizes  S0=6 in 1..2147418112, S1=5 in 1..1048576, S0*S1*2 <= 2147418112")
+        "    sizes  S0=6 in 1..2147418112, S1=5 in 1..1048576, S0*S1*2 <= 2147418112"
+    )
     assert found.names({"S7": 4, "S9": 5, "S3": 7}) == {"S0": 20, "S1": 7}
     assert "tensor X0 f32 [20, 14]" in found.at({"S7": 4, "S9": 5, "S3": 7})
     plan = transconv.compile(found.named, target="sm_90")
@@ -289,10 +308,12 @@ def test_texts_of_names_and_of_numbers() -> None:
 
 def test_tensors_full_of_a_size() -> None:
     """A number that is made of sizes is that of each call's."""
+
     def f(x: torch.Tensor) -> torch.Tensor:
         n = x.shape[0]
         made = torch.full_like(x, n) - torch.full_like(x, n / 4) * torch.full((n, 1), n * 3)
         return x * (n * 0.5) + made + torch.full_like(x, n * 1.5) * torch.full_like(x, float(n) + 0.5)
+
     run = torch.compile(f, backend="transconv", dynamic=True, options={"rest": "eager"})
     for n in (3, 5, 8):
         x = torch.randn(n, 2)
@@ -303,11 +324,18 @@ def test_tensors_full_of_a_size() -> None:
 
 def test_dims_that_guards_leave_one_are_broadcast() -> None:
     """What torch broadcasts has one element by a guard; its size in the trace is a term of names."""
+
     def f(x: Tensor) -> tuple[Tensor, ...]:
         wide = F.avg_pool2d(x, 2)
         one = F.avg_pool2d(wide, 2)
-        return (wide * 2 * one, torch.where(one > 0, wide, one), torch.maximum(wide.sum(0), one.amax(0)),
-                (wide - one.mean(1, keepdim=True)).std((2, 3)), torch.lerp(one, wide, 0.25))
+        return (
+            wide * 2 * one,
+            torch.where(one > 0, wide, one),
+            torch.maximum(wide.sum(0), one.amax(0)),
+            (wide - one.mean(1, keepdim=True)).std((2, 3)),
+            torch.lerp(one, wide, 0.25),
+        )
+
     run = compiled(f)
     with by_meaning():
         for shape in ((2, 3, 5, 4), (3, 4, 4, 5), (2, 6, 5, 4)):

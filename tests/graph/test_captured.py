@@ -47,6 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     def impl(run: Callable[..., Any], inputs: Sequence[Any], static: Sequence[int], **about: Any) -> Any:
         found.append(about | {"static": [*static], "inputs": len(inputs)})
         return run
+
     monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", impl)
     monkeypatch.setattr(cudagraphs, "check_for_skip", lambda graph, fixed: None)  # CPU tensors
     monkeypatch.setattr(captured_graphs, "_why_not", lambda inputs: "")
@@ -99,7 +100,8 @@ def place(t: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("refused", ["", "weight_gradient", "convolution"])
 def test_results_are_made_in_a_call_and_nothing_else_outlives_it(
-        refused: str, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: str, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What torch demands of a function whose memory is in a pool. It looks before Python has collected
     cycles, such as that of a frame and the error that it raises from a variable, as Triton does."""
     from torch._inductor import cudagraph_trees
@@ -121,10 +123,15 @@ def test_results_are_made_in_a_call_and_nothing_else_outlives_it(
             own = {k: v for k, v in noted.all.items() if k not in before}
             ends = {place(t) for t in results if t is not None}
             found.extend(f"{calls[-1]}: a result is from elsewhere" for _ in ends - before - own.keys())
-            found.extend(f"{calls[-1]}: of {name}" for k, (name, left) in own.items()
-                         if k not in ends and not left.expired())
+            found.extend(
+                f"{calls[-1]}: of {name}"
+                for k, (name, left) in own.items()
+                if k not in ends and not left.expired()
+            )
             return results
+
         return call
+
     monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", impl)
     monkeypatch.setattr(Meant, "start", planted)
     transconv.config.fallback = "silent"
@@ -139,14 +146,19 @@ def test_results_are_made_in_a_call_and_nothing_else_outlives_it(
     finally:
         gc.enable()
     assert calls == ["forward", "backward"] * 2 and found == []
-    regions = [r for g in transconv.graph.report(run).graphs for r in g.rows
-               if isinstance(r, transconv.graph.TorchRow)]
+    regions = [
+        r
+        for g in transconv.graph.report(run).graphs
+        for r in g.rows
+        if isinstance(r, transconv.graph.TorchRow)
+    ]
     assert bool(regions) == bool(refused)
 
 
 @pytest.mark.parametrize("words", [{}, {"mode": "reduce-overhead", "options": None}])
-def test_what_is_not_on_a_gpu_runs_as_before(words: dict[str, Any], caplog: pytest.LogCaptureFixture,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_on_a_gpu_runs_as_before(
+    words: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, x = Net().eval(), torch.randn(2, 3, 6, 6)
     with by_meaning(), torch.no_grad(), caplog.at_level(logging.WARNING, "transconv.graph"):
         torch.testing.assert_close(compiled(net, **words)(x), net(x), atol=1e-4, rtol=1e-4)
@@ -165,8 +177,16 @@ def test_on_the_device() -> None:
     for train in (False, True):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-                            nn.Conv2d(32, 16, 3, padding=1)).cuda().to(memory_format=torch.channels_last)
+        net = (
+            nn.Sequential(
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Conv2d(32, 16, 3, padding=1),
+            )
+            .cuda()
+            .to(memory_format=torch.channels_last)
+        )
         net = net.train(train)
         plain, recorded = torch.compile(net, backend=backend), compiled(net)
         for call in range(5):

@@ -16,21 +16,62 @@ Step = Callable[[Tensor], Tensor]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WHOLE = (torch.int32, torch.int64)
 BYTES = (torch.int8, torch.uint8)
-LIMITS = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int32: (-1000, 1000),
-          torch.int64: (-5, 70000)}
+LIMITS = {
+    torch.int8: (-128, 127),
+    torch.uint8: (0, 255),
+    torch.int32: (-1000, 1000),
+    torch.int64: (-5, 70000),
+}
 MOVES: tuple[Step, ...] = (
-    lambda x: x.transpose(0, 1), lambda x: x[1:], lambda x: x.flip(0), lambda x: x.contiguous(),
-    lambda x: x.reshape(-1, 2).t(), lambda x: torch.cat([x, x]), lambda x: x[:1].expand(3, -1))
-EXACT: tuple[Step, ...] = (lambda x: x * 2, lambda x: -x, lambda x: x.relu(),
-                           lambda x: torch.maximum(x, -x), lambda x: torch.where(x > 1, x, x * 0))
+    lambda x: x.transpose(0, 1),
+    lambda x: x[1:],
+    lambda x: x.flip(0),
+    lambda x: x.contiguous(),
+    lambda x: x.reshape(-1, 2).t(),
+    lambda x: torch.cat([x, x]),
+    lambda x: x[:1].expand(3, -1),
+)
+EXACT: tuple[Step, ...] = (
+    lambda x: x * 2,
+    lambda x: -x,
+    lambda x: x.relu(),
+    lambda x: torch.maximum(x, -x),
+    lambda x: torch.where(x > 1, x, x * 0),
+)
 
 
 def values(dtype: torch.dtype) -> Tensor:
     """Halves, and the ends of types and what is beyond them: numbers that all types of floats hold, since
     the meaning of a text is computed without rounding."""
-    x = torch.tensor([0.0, 0.5, 1.5, -0.5, -1.5, 2.5, 126.5, 127.0, 127.5, 128.0, -128.0, -127.5, -129.0,
-                      254.0, 255.0, 256.0, 996.0, -3.75, 0.375, -0.625, 3.125, 1.0, -70.5, 12.25],
-                     dtype=torch.float64).reshape(4, 6)
+    x = torch.tensor(
+        [
+            0.0,
+            0.5,
+            1.5,
+            -0.5,
+            -1.5,
+            2.5,
+            126.5,
+            127.0,
+            127.5,
+            128.0,
+            -128.0,
+            -127.5,
+            -129.0,
+            254.0,
+            255.0,
+            256.0,
+            996.0,
+            -3.75,
+            0.375,
+            -0.625,
+            3.125,
+            1.0,
+            -70.5,
+            12.25,
+        ],
+        dtype=torch.float64,
+    ).reshape(4, 6)
     return x.to(dtype) if dtype.is_floating_point else x.clamp(*LIMITS[dtype]).to(dtype)
 
 
@@ -76,6 +117,7 @@ def composed(chains: Sequence[Sequence[Step]]) -> Callable[..., list[Tensor]]:
                 x = step(x)
             found.append(x)
         return found
+
     return f
 
 
@@ -103,8 +145,12 @@ def test_a_narrower_type_on_the_way_rounds(narrow: torch.dtype, moved: int) -> N
     wide = torch.float32 if narrow is torch.float16 else torch.float64
 
     def f(x: Tensor, y: Tensor) -> list[Tensor]:
-        return [MOVES[moved](x.to(narrow)).to(wide) * 2, MOVES[moved](y.to(wide)).to(narrow),
-                MOVES[moved](x.to(narrow).to(wide)).to(narrow) * 2]
+        return [
+            MOVES[moved](x.to(narrow)).to(wide) * 2,
+            MOVES[moved](y.to(wide)).to(narrow),
+            MOVES[moved](x.to(narrow).to(wide)).to(narrow) * 2,
+        ]
+
     given = [x.to(wide), x.to(narrow)]
     before, transconv.config.cpu = transconv.config.cpu, "interpret"
     try:
@@ -118,13 +164,16 @@ def test_a_narrower_type_on_the_way_rounds(narrow: torch.dtype, moved: int) -> N
         assert a.dtype is b.dtype and torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("low", "high", "ours"), [
-    (-128, 127, True), (-129, 127, False), (-128, 128, False), (-128.5, 127, False), (0, 127, True)])
+@pytest.mark.parametrize(
+    ("low", "high", "ours"),
+    [(-128, 127, True), (-129, 127, False), (-128, 128, False), (-128.5, 127, False), (0, 127, True)],
+)
 def test_floats_that_may_be_beyond_a_type_are_left_to_torch(low: float, high: float, ours: bool) -> None:
     x = values(torch.float32).clamp(-100, 100)
 
     def f(x: Tensor) -> list[Tensor]:
         return [(x * 1.5).clamp(low, high).to(torch.int8).to(torch.float32) * 2]
+
     with by_meaning() as texts, torch.no_grad():
         (got,) = results(traced(f, [x])(x))
     assert torch.equal(got, f(x)[0]) and any("i8(" in text for text in texts) == ours, texts
@@ -133,13 +182,16 @@ def test_floats_that_may_be_beyond_a_type_are_left_to_torch(low: float, high: fl
 @pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE, *BYTES], ids=str)
 def test_products_of_every_type(dtype: torch.dtype) -> None:
     """Products of whole numbers are torch's, to the bit also where a float has other ones."""
-    x, y = ((torch.arange(12) * step % 251).to(dtype).view(shape) for step, shape in (
-        (67, (3, 4)), (89, (4, 3))))
+    x, y = (
+        (torch.arange(12) * step % 251).to(dtype).view(shape)
+        for step, shape in ((67, (3, 4)), (89, (4, 3)))
+    )
     if dtype in WHOLE:
         x, y = x * 40000 + 1, y * 40000 + 3
 
     def product(x: Tensor, y: Tensor) -> tuple[Tensor]:
-        return torch.matmul(x, y) + x[:, :3],
+        return (torch.matmul(x, y) + x[:, :3],)
+
     run = traced(product, [x, y])
     with by_meaning() as texts:
         (found,), (right,) = run(x, y), product(x, y)

@@ -23,8 +23,15 @@ DEEP = ((4, 2, 6), (3, 5, 7), (2, 3, 17), (5, 4, 6))
 IMAGES = ((2, 3, 4, 5), (3, 3, 5, 4), (2, 3, 7, 6))
 
 
-def checked(f: Callable[..., Any], sets: Sequence[Sequence[Tensor]], dynamic: bool | None,
-            most: float = 1e-9, named: bool = True, alone: bool = True, gradients: bool = False) -> None:
+def checked(
+    f: Callable[..., Any],
+    sets: Sequence[Sequence[Tensor]],
+    dynamic: bool | None,
+    most: float = 1e-9,
+    named: bool = True,
+    alone: bool = True,
+    gradients: bool = False,
+) -> None:
     """At each set of inputs what f gives; by kernels of ours, ``alone``, of which one has sizes as names
     (``named``)."""
     run = torch.compile(f, backend=backend, dynamic=dynamic, options={"rest": "eager"})
@@ -78,8 +85,9 @@ def test_counts_and_places_at_several_shapes(name: str, dynamic: bool | None) ->
 
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_gradient_of_a_maximum(dynamic: bool | None) -> None:
-    checked(lambda x: (x * 2).max(1)[0].sin(), random(FLAT[:3], True), dynamic, alone=False,
-            gradients=True)
+    checked(
+        lambda x: (x * 2).max(1)[0].sin(), random(FLAT[:3], True), dynamic, alone=False, gradients=True
+    )
 
 
 # -- indices, and what reaches the user -------------------------------------------------------------
@@ -88,8 +96,10 @@ D = torch.float64
 
 
 def _joined(f: Callable[..., Any]) -> list[list[Tensor]]:
-    return [[torch.randn(n, 5, dtype=D), torch.randn(m, 5, dtype=D), torch.tensor(i)]
-            for n, m, i in ((2, 2, [0, 3, 1]), (3, 4, [6, 0, 3]), (4, 6, [9, 5, 0, 4]))]
+    return [
+        [torch.randn(n, 5, dtype=D), torch.randn(m, 5, dtype=D), torch.tensor(i)]
+        for n, m, i in ((2, 2, [0, 3, 1]), (3, 4, [6, 0, 3]), (4, 6, [9, 5, 0, 4]))
+    ]
 
 
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
@@ -106,25 +116,46 @@ def test_an_index_into_a_concatenation(dynamic: bool | None) -> None:
 def test_an_index_into_a_pad(dynamic: bool | None) -> None:
     sets = [[torch.randn(2, n, dtype=D), torch.tensor([0, n + 2, 2, 1])] for n in (5, 4, 7)]
     for mode in ("constant", "replicate"):
-        checked(lambda x, i, mode=mode: F.pad(x, (1, 2), mode=mode).index_select(1, i) * 2, sets, dynamic,
-                named=False)
+        checked(
+            lambda x, i, mode=mode: F.pad(x, (1, 2), mode=mode).index_select(1, i) * 2,
+            sets,
+            dynamic,
+            named=False,
+        )
 
 
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_bilinear_at_several_shapes(dynamic: bool | None) -> None:
     sets = [[torch.randn(s, dtype=D)] for s in IMAGES]
-    checked(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear") * 2, sets, dynamic, 1e-6,
-            named=False, alone=False)
+    checked(
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear") * 2,
+        sets,
+        dynamic,
+        1e-6,
+        named=False,
+        alone=False,
+    )
 
 
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_convolution_with_a_weight_of_unknown_sizes(dynamic: bool | None) -> None:
-    sets = [[torch.randn(s, dtype=D), torch.randn(w, dtype=D)] for s, w in (
-        ((2, 3, 6, 5), (4, 3, 3, 3)), ((3, 5, 7, 8), (6, 5, 3, 3)), ((2, 4, 9, 8), (3, 4, 5, 5)))]
+    sets = [
+        [torch.randn(s, dtype=D), torch.randn(w, dtype=D)]
+        for s, w in (
+            ((2, 3, 6, 5), (4, 3, 3, 3)),
+            ((3, 5, 7, 8), (6, 5, 3, 3)),
+            ((2, 4, 9, 8), (3, 4, 5, 5)),
+        )
+    ]
     for stride in (2,) if dynamic is None else (1, 2):
         sets = sets[:2] if dynamic is None else sets
-        checked(lambda x, w, s=stride: F.conv2d(x, w, stride=s, padding=1).relu(), sets, dynamic, 1e-9,
-                named=False)
+        checked(
+            lambda x, w, s=stride: F.conv2d(x, w, stride=s, padding=1).relu(),
+            sets,
+            dynamic,
+            1e-9,
+            named=False,
+        )
 
 
 def test_sums_of_integers_wrap_around() -> None:
@@ -138,8 +169,9 @@ def test_sums_of_integers_wrap_around() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", ["none", "true"])
-@pytest.mark.parametrize("seed", [
-    *range(4), 20000, 13044])  # a part of a result has no rule; a product of a size with itself
+@pytest.mark.parametrize(
+    "seed", [*range(4), 20000, 13044]
+)  # a part of a result has no rule; a product of a size with itself
 def test_drawn_graphs_at_four_shapes(seed: int, dynamic: str) -> None:
     """`python -m tests.graph.draw --shapes 4` draws more."""
     with by_meaning():
@@ -174,9 +206,16 @@ def test_a_planted_number_of_the_example_is_found(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(reductions, "prod", lambda sizes: like(math.prod(sizes)))
     x = torch.randn(4, 6, dtype=torch.float64)
-    drawn = Drawn((x,), (Step((0,), torch.sin, "sin"), Step((1,), lambda x: x.std(1), "std"),
-                         Step((2,), torch.exp, "exp")), (3,),
-                  others=((torch.randn(3, 9, dtype=torch.float64),),))
+    drawn = Drawn(
+        (x,),
+        (
+            Step((0,), torch.sin, "sin"),
+            Step((1,), lambda x: x.std(1), "std"),
+            Step((2,), torch.exp, "exp"),
+        ),
+        (3,),
+        others=((torch.randn(3, 9, dtype=torch.float64),),),
+    )
     with by_meaning():
         assert "off by" in ran(drawn, True).problem and not ran(drawn, False).problem
         why, made = least(drawn, "true")

@@ -92,11 +92,13 @@ def test_each_kernel_is_handed_over_once(processes: AtOnce) -> None:
 
 
 def test_schedules_that_decisions_need_are_ranked_by_processes(
-        processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: AtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of products with statistics and without, of those that see their factors through a norm and of the
     plain ones; before any kernel is compiled."""
-    layers = [m for n in (16, 32, 48)
-              for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))]
+    layers = [
+        m for n in (16, 32, 48) for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))
+    ]
     monkeypatch.setattr(steps, "_made", lambda work, target: 1e3)  # as a process would have left
     monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     monkeypatch.setattr(region_kernels, "why_apart", lambda *_: "")
@@ -107,7 +109,8 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
 
 
 def test_a_plain_product_is_not_ranked_where_its_factor_is_too_dear_to_write(
-        processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: AtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The product that computes its factor is estimated to take no longer than to write that: no schedule
     of the plain one is asked for."""
     monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
@@ -126,7 +129,8 @@ def test_a_plain_product_is_not_ranked_where_its_factor_is_too_dear_to_write(
 
 
 def test_processes_are_started_before_a_graph_is_traced(
-        processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: AtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[object] = []
     graph = torch_compile._Graph
 
@@ -134,9 +138,9 @@ def test_processes_are_started_before_a_graph_is_traced(
         seen.append("traced")
         return graph(*given)
 
-    monkeypatch.setattr(torch_compile, "MANY", 7)
-    monkeypatch.setattr(torch_compile, "cores", lambda: 4)
-    monkeypatch.setattr(torch_compile, "begin_processes", lambda target, workers: seen.append(workers))
+    monkeypatch.setattr(graph_wait, "MANY", 7)
+    monkeypatch.setattr(graph_wait, "cores", lambda: 4)
+    monkeypatch.setattr(graph_wait, "begin_processes", lambda target, workers: seen.append(workers))
     monkeypatch.setattr(torch_compile, "_Graph", traced)
     called(lambda x: torch.softmax(x, 1), 4, 16)
     called(Chain().to("meta"), 2, 16, 8, 8)
@@ -153,18 +157,15 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
         def step(*given: Any) -> Any:
             counts[name] = counts.get(name, 0) + 1
             return real(*given)
+
         again.setattr(module, name, step)
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(cache / str(blocks)))
-    for known in (
-        compiled_launch.program,
-        steps.estimated,
-        region_kernels._related,
-        region_kernels.plain,
-    ):
+    for known in (compiled_launch.program, steps.estimated, region_kernels._related, region_kernels.plain):
         known.cache_clear()
-    layers = [m for _ in range(blocks) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16),
-                                                 nn.ReLU())]
+    layers = [
+        m for _ in range(blocks) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+    ]
     with monkeypatch.context() as again:
         counted(compiled_launch, "parse")
         counted(region_kernels, "planned")
@@ -174,8 +175,9 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
     return counts
 
 
-def test_equal_blocks_are_read_and_estimated_once(chip: None, monkeypatch: pytest.MonkeyPatch,
-                                                  tmp_path: Path) -> None:
+def test_equal_blocks_are_read_and_estimated_once(
+    chip: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A first block and others, with statistics that leave with the product and, in the second plan,
     without: each is read and becomes a workload once, and each decision is estimated once."""
     monkeypatch.setattr(batch_compile, "cores", lambda: 1)
@@ -185,8 +187,9 @@ def test_equal_blocks_are_read_and_estimated_once(chip: None, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("cores", [1, 4])
-def test_few_kernels_or_one_core_start_none(processes: AtOnce, monkeypatch: pytest.MonkeyPatch,
-                                            cores: int) -> None:
+def test_few_kernels_or_one_core_start_none(
+    processes: AtOnce, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
     monkeypatch.setattr(batch_compile, "cores", lambda: cores)
     if cores > 1:
         called(lambda x: torch.softmax(torch.softmax(x, 1).flip(1), 1), 4, 16)

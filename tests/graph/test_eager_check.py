@@ -78,7 +78,7 @@ def wrong(run: Any) -> str:
 
 
 def only(told: list[warnings.WarningMessage]) -> warnings.WarningMessage:
-    found, = (w for w in told if issubclass(w.category, stats.FallbackWarning))
+    (found,) = (w for w in told if issubclass(w.category, stats.FallbackWarning))
     return found
 
 
@@ -91,8 +91,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch,
-                            told: list[warnings.WarningMessage]) -> None:
+def test_a_mistake_of_a_row(
+    name: str, monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
+) -> None:
     target, how, f = MISTAKES[name]
     planted(monkeypatch, target, how)
     run, x = compiled(f), torch.randn(5, 5)
@@ -108,8 +109,9 @@ def test_a_mistake_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("at", ["the end", "the middle"])
-def test_a_mistake_of_inductor(at: str, monkeypatch: pytest.MonkeyPatch,
-                               told: list[warnings.WarningMessage]) -> None:
+def test_a_mistake_of_inductor(
+    at: str, monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
+) -> None:
     """What it compiles of a part that kernels leave is judged as they are, once."""
     calls: list[int] = []
 
@@ -117,7 +119,9 @@ def test_a_mistake_of_inductor(at: str, monkeypatch: pytest.MonkeyPatch,
         def run(*given: Any) -> Any:
             calls.append(1)
             return [t.flip(0) for t in gm(*given)]
+
         return run
+
     monkeypatch.setattr(torch._inductor, "compile", compile_)
 
     def f(x: Tensor) -> Tensor:
@@ -132,33 +136,50 @@ def test_a_mistake_of_inductor(at: str, monkeypatch: pytest.MonkeyPatch,
     assert len(calls) == 1
 
 
-def test_what_inductor_makes_is_compared_once(monkeypatch: pytest.MonkeyPatch,
-                                              told: list[warnings.WarningMessage]) -> None:
+def test_what_inductor_makes_is_compared_once(
+    monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
+) -> None:
     monkeypatch.setattr(torch._inductor, "compile", lambda gm, given: gm)
-    monkeypatch.setattr(torch, "compile", lambda gm, dynamic=None, real=torch.compile, **more: (
-        gm if isinstance(gm, torch.fx.GraphModule) else real(gm, dynamic=dynamic, **more)))
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda gm, dynamic=None, real=torch.compile, **more: (
+            gm if isinstance(gm, torch.fx.GraphModule) else real(gm, dynamic=dynamic, **more)
+        ),
+    )
     run = torch.compile(lambda x: torch.cumsum(x, 0), backend=backend, dynamic=True)
     for n in (3, 4, 5, 9):
         torch.testing.assert_close(run(torch.ones(n, 2)), torch.cumsum(torch.ones(n, 2), 0))
     assert transconv.stats().compared == {"right": 1} and not told
 
 
-def test_a_mistake_without_a_disk(monkeypatch: pytest.MonkeyPatch,
-                                  told: list[warnings.WarningMessage]) -> None:
+def test_a_mistake_without_a_disk(
+    monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
+) -> None:
     """The case of a wrong result cannot be written; wrong it is all the same."""
+
     def full(*_: Any) -> None:
         raise OSError("no space left")
+
     monkeypatch.setattr(eager_check, "replace_data", full)
     planted(monkeypatch, aten.relu.default, dropped)
     run, x = compiled(lambda x: x.relu() + 1), torch.tensor([-1.0, 1.0])
     assert torch.equal(run(x), x.relu() + 1) and "report-wrong" not in str(only(told).message)
 
 
-def test_a_mistake_of_a_gradient(monkeypatch: pytest.MonkeyPatch,
-                                 told: list[warnings.WarningMessage]) -> None:
+def test_a_mistake_of_a_gradient(
+    monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
+) -> None:
     """The forward graph is ours still."""
-    planted(monkeypatch, aten.mul.Tensor, lambda right, call: right(call) if not isinstance(
-        call.args[1], ConstantValue) else right(replace(call, args=(call.args[0], 3))))
+    planted(
+        monkeypatch,
+        aten.mul.Tensor,
+        lambda right, call: (
+            right(call)
+            if not isinstance(call.args[1], ConstantValue)
+            else right(replace(call, args=(call.args[0], 3)))
+        ),
+    )
     run, x = compiled(lambda x: x.sin()), torch.randn(3, 5, requires_grad=True)
     y = torch.randn(3, 5, requires_grad=True)
     planted(monkeypatch, aten.cos.default, dropped)
@@ -171,9 +192,11 @@ def test_a_mistake_of_a_gradient(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("dynamic", [True, None])
-def test_a_mistake_of_a_later_size(dynamic: bool | None, monkeypatch: pytest.MonkeyPatch,
-                                   told: list[warnings.WarningMessage]) -> None:
+def test_a_mistake_of_a_later_size(
+    dynamic: bool | None, monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
+) -> None:
     """Right for the first sizes: an example's number is in the text."""
+
     def clamped(right: Any, call: NodeCall) -> Any:
         made = right(call)
         return ROWS[aten.clamp.default](replace(call, args=(made, None, 6), name="clamp"))
@@ -224,8 +247,10 @@ ODD: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "rounded": (lambda x: (x * 10).round().to(torch.int32), torch.arange(90.0).view(9, 10) / 20),
     "complex": (lambda x: torch.complex(x * 2, x + 1) * 2, torch.randn(3, 4)),
     "bfloat16": (lambda x: ((x + 1) * 3).softmax(1) @ x.t(), torch.randn(9, 9).bfloat16()),
-    "tail": (lambda x: F.layer_norm(F.gelu(x), (5,)),  # where torch's gelu has one digit
-             torch.tensor([[-4.2214, -7.986, -10.1626, -8.5491, -8.7286]], dtype=torch.float64)),
+    "tail": (
+        lambda x: F.layer_norm(F.gelu(x), (5,)),  # where torch's gelu has one digit
+        torch.tensor([[-4.2214, -7.986, -10.1626, -8.5491, -8.7286]], dtype=torch.float64),
+    ),
     "pooled": (lambda x: F.max_pool2d(x.relu()[None], 2, return_indices=True), torch.randn(2, 6, 6)),
 }
 
@@ -247,6 +272,7 @@ def test_sizes_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     def noted(values: Any, name: str, got: Tensor, tf32: bool) -> str:
         asked.append(tuple(got.shape))
         return real(values, name, got, tf32)
+
     monkeypatch.setattr(eager_check, "difference", noted)
     run = compiled(lambda x: x.exp() * 2, dynamic=True)
     sizes = [3, 5, 6, 7, 9, 10, 11, 100, 12, 3, 999, *range(2000, 2100)]
@@ -315,6 +341,7 @@ def test_what_rounding_may_change() -> None:
 
     def said(got: Tensor) -> str:
         return agreement.difference(reference.values([x]), name, got, False)
+
     assert not said(exact.bfloat16()) and not said(gm(x)[0])
     assert not said((exact * (1 + 2.0**-8)).bfloat16())
     for factor in (1.5, float("nan"), float("inf")):
@@ -336,12 +363,21 @@ class Counted(TorchDispatchMode):
         return f(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("one", "other", "same"), [
-    ([1e25, 2e25], [1.5e25, 2e25], False), ([1e25, 2e25], [1e25, 2e25], True),
-    ([float("inf"), 1.0], [float("inf"), 1.0], True), ([float("inf"), 1.0], [-float("inf"), 1.0], False),
-    ([float("nan"), 1.0], [float("nan"), 1.0], True), ([float("nan"), 1.0], [1.0, 1.0], False),
-    ([1.0, 1e-6], [1.0, 2e-6], True), ([1.0, 1e-3], [1.0, 2e-3], False), ([0.0, 0.0], [0.0, -0.0], True),
-    ([], [], True)])
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([1e25, 2e25], [1.5e25, 2e25], False),
+        ([1e25, 2e25], [1e25, 2e25], True),
+        ([float("inf"), 1.0], [float("inf"), 1.0], True),
+        ([float("inf"), 1.0], [-float("inf"), 1.0], False),
+        ([float("nan"), 1.0], [float("nan"), 1.0], True),
+        ([float("nan"), 1.0], [1.0, 1.0], False),
+        ([1.0, 1e-6], [1.0, 2e-6], True),
+        ([1.0, 1e-3], [1.0, 2e-3], False),
+        ([0.0, 0.0], [0.0, -0.0], True),
+        ([], [], True),
+    ],
+)
 def test_what_is_near(one: list[float], other: list[float], same: bool) -> None:
     """Squares of large numbers overflow, and infinite errors would be allowed then."""
     for dtype, eps in ((torch.float32, 2.0**-23), (torch.bfloat16, 2.0**-7)):
@@ -369,6 +405,7 @@ def test_no_more_runs_in_f64_than_are_needed(monkeypatch: pytest.MonkeyPatch) ->
         return real(self, *said, **how)
 
     monkeypatch.setattr(fx_reference.Values, "evaluated", evaluated)
+
     def f(x: Tensor) -> Tensor:
         return ((x * 1.7 + 0.3).exp() / 3 - x * 5.1) * 0.7 + 11 * x
 
@@ -401,11 +438,16 @@ def _normed(g: Tensor, weight: Tensor, x: Tensor, scale: Tensor) -> Tensor:
 
 NOISE: dict[str, tuple[Callable[..., Tensor], list[list[float]], list[float]]] = {
     # results, other than torch's, of a fused multiply-add and of a mean that is off by one unit
-    "fused products": (_normed, [[-0.4578705206209625], [0.6944940618820685], [0.0], [316.2277660168379]],
-                       [4.4e-32]),
+    "fused products": (
+        _normed,
+        [[-0.4578705206209625], [0.6944940618820685], [0.0], [316.2277660168379]],
+        [4.4e-32],
+    ),
     "a deviation of noise": (
         lambda x, std: torch.where(std == 0, 0.0, 1 / (std * 2)) * (x - (x + x + x) / 3),
-        [[0.5] * 3, [1.36e-16, 1.36e-16, 0.8]], [0.40816, -0.40816, 0.0]),
+        [[0.5] * 3, [1.36e-16, 1.36e-16, 0.8]],
+        [0.40816, -0.40816, 0.0],
+    ),
 }
 
 
@@ -421,5 +463,6 @@ def test_noise_of_a_gpu_is_no_alarm(name: str) -> None:
     def difference(got: list[float]) -> str:
         values = fx_reference.Reference(graph).values(given)
         return agreement.difference(values, result, torch.tensor(got, dtype=torch.double), False)
+
     assert not difference(made)
     assert "differ" in difference([x * 1000 + 1e-20 for x in made]), "that is more than noise"

@@ -15,8 +15,9 @@ Tensor = torch.Tensor
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "prod": lambda x: torch.prod(x * 1.0, 1),
     "var": lambda x: torch.var(x * 1.0, 1, correction=9),
-    "cross_entropy": lambda x: F.cross_entropy(x * 1.0, torch.arange(len(x)) % 4, ignore_index=2,
-                                               reduction="sum"),
+    "cross_entropy": lambda x: F.cross_entropy(
+        x * 1.0, torch.arange(len(x)) % 4, ignore_index=2, reduction="sum"
+    ),
     "maximum": lambda x: torch.maximum(x, x.flip(1) * 1.5),
     "std": lambda x: torch.std(x * 1.0, 1, correction=4),
     "amax": lambda x: (x * 2).amax(1),

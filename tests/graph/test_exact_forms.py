@@ -14,20 +14,25 @@ HOW = ("none", "tanh")
 
 
 def slopes(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    return torch.as_tensor(EXACT[aten.gelu_backward](
-        torch.ones_like(x), x, approximate=approximate))
+    return torch.as_tensor(EXACT[aten.gelu_backward](torch.ones_like(x), x, approximate=approximate))
 
 
 @pytest.mark.parametrize("approximate", HOW)
 def test_forms_are_torchs_where_it_loses_nothing(approximate: str) -> None:
     x = torch.linspace(-1, 6, 99, dtype=torch.float64)
-    torch.testing.assert_close(EXACT[aten.gelu](x, approximate=approximate),
-                               F.gelu(x, approximate=approximate), rtol=1e-14, atol=1e-15)
     torch.testing.assert_close(
-        slopes(x, approximate), aten.gelu_backward(torch.ones_like(x), x, approximate=approximate),
-        rtol=1e-13, atol=1e-14)
-    torch.testing.assert_close(EXACT[aten.special_ndtr](x), torch.special.ndtr(x),
-                               rtol=1e-14, atol=0)
+        EXACT[aten.gelu](x, approximate=approximate),
+        F.gelu(x, approximate=approximate),
+        rtol=1e-14,
+        atol=1e-15,
+    )
+    torch.testing.assert_close(
+        slopes(x, approximate),
+        aten.gelu_backward(torch.ones_like(x), x, approximate=approximate),
+        rtol=1e-13,
+        atol=1e-14,
+    )
+    torch.testing.assert_close(EXACT[aten.special_ndtr](x), torch.special.ndtr(x), rtol=1e-14, atol=0)
 
 
 def _inner(v: mpmath.mpf) -> mpmath.mpf:
@@ -47,9 +52,11 @@ def test_forms_have_the_digits_of_a_tail(approximate: str) -> None:
         want = [gelu(mpmath.mpf(v), approximate) for v in x.tolist()]
         slope = [mpmath.diff(lambda v: gelu(v, approximate), mpmath.mpf(v)) for v in x.tolist()]
     right = torch.tensor([float(v) for v in want], dtype=torch.float64)
-    torch.testing.assert_close(EXACT[aten.gelu](x, approximate=approximate), right,
-                               rtol=1e-12, atol=0)
-    torch.testing.assert_close(slopes(x, approximate),
-                               torch.tensor([float(v) for v in slope], dtype=torch.float64),
-                               rtol=1e-12, atol=0)
+    torch.testing.assert_close(EXACT[aten.gelu](x, approximate=approximate), right, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        slopes(x, approximate),
+        torch.tensor([float(v) for v in slope], dtype=torch.float64),
+        rtol=1e-12,
+        atol=0,
+    )
     assert ((F.gelu(x, approximate=approximate) - right) / right).abs().max() > 1e-3  # what torch loses

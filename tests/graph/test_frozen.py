@@ -71,6 +71,7 @@ def compiled(layer: torch.nn.Module) -> Callable[[Tensor], bool]:
     def right(x: Tensor) -> bool:
         with torch.no_grad():
             return torch.equal(run(x), layer(x))
+
     return right
 
 
@@ -105,8 +106,9 @@ def test_no_write_that_torch_counts_yields_old_numbers(copies: Callable[[], int]
         handle.refresh()
 
 
-def test_writes_past_the_counter_are_seen_by_verification(copies: Callable[[], int],
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_past_the_counter_are_seen_by_verification(
+    copies: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRANSCONV_VERIFY", "1")
     layer, x = Layer(), integers(2, 16, 2, 3)
     handle, right = transconv.inference(layer), compiled(layer)
@@ -120,6 +122,7 @@ def test_writes_past_the_counter_are_seen_by_verification(copies: Callable[[], i
 
 def test_a_weight_that_the_graph_writes_to(copies: Callable[[], int]) -> None:
     """The copy of what was there before the call is dropped."""
+
     class Writes(Layer):
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)

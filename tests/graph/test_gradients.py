@@ -39,6 +39,7 @@ def test_gradients(name: str) -> None:
 def test_where_the_largest_is(dtype: torch.dtype) -> None:
     """What is compared with the stored largest value is rounded as it was: evaluated again in another
     kernel it would equal none, and the gradient be divided by no places."""
+
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x + x * 2.1
         return y.amax((1, 3)), y.logsumexp(0).sum(0).reshape(-1).roll(1)

@@ -136,13 +136,18 @@ def step(run: Any, net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     y = run(x)
     y.square().sum().backward()
     assert x.grad is not None
-    return [y.detach(), x.grad, *[p.grad for p in net.parameters() if p.grad is not None],
-            *[b.clone() for b in net.buffers()]]
+    return [
+        y.detach(),
+        x.grad,
+        *[p.grad for p in net.parameters() if p.grad is not None],
+        *[b.clone() for b in net.buffers()],
+    ]
 
 
 def test_torch_answers_until_all_kernels_are_there(chip: Chip) -> None:
     def regions() -> list[RunnableRegion]:
         return [o for o in gc.get_objects() if type(o) is RunnableRegion]
+
     net, x, others = Net().eval(), torch.randn(2, 3, 6, 6), regions()
     run, want = compiled(net), net(x).detach()
     with torch.no_grad():
@@ -161,7 +166,8 @@ def test_torch_answers_until_all_kernels_are_there(chip: Chip) -> None:
 
 
 def test_a_thread_looks_at_first_results_before_calls_get_them(
-        chip: Chip, beside: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    chip: Chip, beside: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it does, torch answers; the call that takes the kernels over loads and compares nothing."""
     go, began, where = threading.Event(), threading.Event(), list[bool]()
     difference, first = WatchedCall.difference, RegionLaunches.first
@@ -199,8 +205,9 @@ def test_a_thread_looks_at_first_results_before_calls_get_them(
 
 
 @pytest.mark.parametrize("early", ["forward", "backward", "both"])
-def test_training_changes_over_graph_by_graph(chip: Chip, asked: list[set[PlanRequest]],
-                                              early: str) -> None:
+def test_training_changes_over_graph_by_graph(
+    chip: Chip, asked: list[set[PlanRequest]], early: str
+) -> None:
     """Forward by torch and backward by kernels, and the other way round; random numbers and buffers are
     those of a step that waits for its kernels."""
     x = torch.randn(2, 3, 6, 6)
@@ -252,8 +259,9 @@ def test_sizes_that_change(chip: Chip, beside: None) -> None:
 
 
 @pytest.mark.parametrize("why", ["memory", "no thread", "wrong"])
-def test_what_is_not_looked_at_is_by_the_call(chip: Chip, monkeypatch: pytest.MonkeyPatch, why: str,
-                                              request: pytest.FixtureRequest) -> None:
+def test_what_is_not_looked_at_is_by_the_call(
+    chip: Chip, monkeypatch: pytest.MonkeyPatch, why: str, request: pytest.FixtureRequest
+) -> None:
     """A wrong result is told by the call that meets it, at the caller's line, and torch's is taken."""
     if why != "no thread":
         request.getfixturevalue("beside")
@@ -300,8 +308,9 @@ def test_a_kernel_that_does_not_compile_is_told_once(chip: Chip, beside: None) -
 
 
 @pytest.mark.parametrize("why", ["fallback", "steady", "deterministic", "stream"])
-def test_calls_wait_where_torch_may_not_answer(chip: Chip, why: str,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_wait_where_torch_may_not_answer(
+    chip: Chip, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once, or behind calls that torch answered."""
     net, x = nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 6, 6)
     run = compiled(net)
@@ -324,6 +333,7 @@ def test_calls_wait_where_torch_may_not_answer(chip: Chip, why: str,
 
 def test_calls_wait_where_torch_has_too_little_memory(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operators hold values that kernels do not."""
+
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("as on a GPU")
 
@@ -353,8 +363,9 @@ def test_never_compiles_no_kernels(chip: Chip) -> None:
     assert transconv.stats(reset=True).fallback == {"compile:never": 1} and not chip.processes.jobs
 
 
-def test_no_cuda_graph_is_recorded_meanwhile(chip: Chip, asked: list[set[PlanRequest]],
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cuda_graph_is_recorded_meanwhile(
+    chip: Chip, asked: list[set[PlanRequest]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor one of a backward graph behind a forward graph that was not."""
     calls = list[str]()
 
@@ -362,6 +373,7 @@ def test_no_cuda_graph_is_recorded_meanwhile(chip: Chip, asked: list[set[PlanReq
         def recorded(given: list[Any]) -> list[Any]:
             calls.append("backward" if is_backward else "forward")
             return run(given)  # type: ignore[no-any-return]
+
         return recorded
 
     monkeypatch.setattr(torch_internals, "cudagraphify", record)

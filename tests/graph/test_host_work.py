@@ -35,6 +35,7 @@ def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.RegionLaunches
     def noted(made: Any) -> region_calls.RegionLaunches:
         found.append(real(made))
         return found[-1]
+
     monkeypatch.setattr(region_calls.RegionLaunches, "of", noted)
     return found
 
@@ -42,9 +43,11 @@ def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.RegionLaunches
 def test_a_training_step(
     regions: list[region_calls.RegionLaunches], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = [torch.zeros(32, 64, 56, 56, dtype=SMALL).contiguous(memory_format=LAST),
-             torch.zeros(64, 64, 3, 3, dtype=SMALL).contiguous(memory_format=LAST).requires_grad_(),
-             *(torch.zeros(64, dtype=SMALL, requires_grad=True) for _ in range(2))]
+    given = [
+        torch.zeros(32, 64, 56, 56, dtype=SMALL).contiguous(memory_format=LAST),
+        torch.zeros(64, 64, 3, 3, dtype=SMALL).contiguous(memory_format=LAST).requires_grad_(),
+        *(torch.zeros(64, dtype=SMALL, requires_grad=True) for _ in range(2)),
+    ]
     made: list[object] = []
     called: list[str] = []
     empty = faked_launches._empty

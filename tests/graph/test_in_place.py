@@ -37,6 +37,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         for text in self.texts:
             needs_own_places(text, tensors)
         start(self, tensors)
+
     monkeypatch.setattr(Meant, "start", noted)
     return found
 
@@ -45,15 +46,19 @@ def needs_own_places(text: str, tensors: Sequence[Tensor]) -> None:
     """An element that is written over an operand is computed of the operand's element there, and of no
     other: programs write in any order."""
     found = program(text)
-    views = [t.as_strided(m.shape, m.strides, t.storage_offset()) for t, m in zip(
-        tensors, [*found.given.values(), *found.stored.values()], strict=True)]
+    views = [
+        t.as_strided(m.shape, m.strides, t.storage_offset())
+        for t, m in zip(tensors, [*found.given.values(), *found.stored.values()], strict=True)
+    ]
     count = len(found.given)
     for i, x in enumerate(views[:count]):
         for j, into in enumerate(views[count:]):
             if x.data_ptr() == into.data_ptr():
                 kept = torch.rand(into.shape) < 0.5
-                other = [torch.where(kept, v, torch.randn_like(v)) if k == i else v
-                         for k, v in enumerate(views[:count])]
+                other = [
+                    torch.where(kept, v, torch.randn_like(v)) if k == i else v
+                    for k, v in enumerate(views[:count])
+                ]
                 made = [by_numpy(text, given, x.device)[j] for given in (views[:count], other)]
                 assert torch.equal(made[0][kept], made[1][kept]), text
     written = [t.data_ptr() for t in views[count:]]
@@ -74,6 +79,7 @@ def test_of_a_norm_behind_a_convolution(seen: Seen, handed: bool) -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
         made = block.first(x)
         return F.conv2d(F.silu(block.norm(made)), w), *([made] * handed)
+
     run = torch.compile(f, backend=backend, options={"rest": "eager"})
     with torch.no_grad(), by_meaning():
         want = f(x)
@@ -95,13 +101,28 @@ def network(seed: int) -> Callable[[Tensor], list[Tensor]]:
         w, scale = torch.randn(4, 4, 3, 3) / 6, torch.randn(rng.choice([(1, 4, 1, 1), (2, 4, 5, 5), (5,)]))
         way, groups, keeps = rng.randrange(6), rng.choice([1, 2]), rng.random() < 0.5
 
-        def step(v: list[Tensor], a: int = a, b: int = b, w: Tensor = w, scale: Tensor = scale,
-                 way: int = way, groups: int = groups, keeps: bool = keeps) -> list[Tensor]:
+        def step(
+            v: list[Tensor],
+            a: int = a,
+            b: int = b,
+            w: Tensor = w,
+            scale: Tensor = scale,
+            way: int = way,
+            groups: int = groups,
+            keeps: bool = keeps,
+        ) -> list[Tensor]:
             y = F.conv2d(v[a], w, padding=1)
             n = F.group_norm(y, groups)
-            made = [[F.silu(n)], [n + v[b]], [n * y.flip(3)], [n.transpose(2, 3).relu()],
-                    [n.relu(), n * 2], [n * scale]][way]
+            made = [
+                [F.silu(n)],
+                [n + v[b]],
+                [n * y.flip(3)],
+                [n.transpose(2, 3).relu()],
+                [n.relu(), n * 2],
+                [n * scale],
+            ][way]
             return [*made, *([y] if keeps else [])]
+
         steps.append(step)
     handed = [at for at in range(1, len(steps)) if rng.random() < 0.2]
 
@@ -110,6 +131,7 @@ def network(seed: int) -> Callable[[Tensor], list[Tensor]]:
         for step in steps:
             values = [*step(values), *values]
         return [F.conv2d(values[0] + values[1], torch.ones(4, 4, 3, 3)), *(values[at] for at in handed)]
+
     return f
 
 
@@ -135,8 +157,12 @@ def test_what_is_needed_later_is_not_written_over(seen: Seen) -> None:
 def test_on_the_device() -> None:
     """Each call has the results of the first one, and a map holds no second image."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(128, 128, 3, padding=1), torch.nn.GroupNorm(32, 128),
-                                torch.nn.SiLU(), torch.nn.Conv2d(128, 4, 3)).requires_grad_(False)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(128, 128, 3, padding=1),
+        torch.nn.GroupNorm(32, 128),
+        torch.nn.SiLU(),
+        torch.nn.Conv2d(128, 4, 3),
+    ).requires_grad_(False)
     model = model.cuda().to(torch.bfloat16, memory_format=torch.channels_last)
     x = torch.randn(1, 128, 1024, 1024, device="cuda", dtype=torch.bfloat16)
     x = x.to(memory_format=torch.channels_last)

@@ -39,12 +39,12 @@ def test_a_chain_of_a_compiled_graph(count: int, capfd: pytest.CaptureFixture[st
 
 
 def alone(x: Tensor) -> tuple[Tensor, ...]:
-    return chain(x, 600),
+    return (chain(x, 600),)
 
 
 def beside_rows(x: Tensor) -> tuple[Tensor, ...]:
     y = chain(x.softmax(-1), 250)
-    return y * x + y.sum(-1, keepdim=True),
+    return (y * x + y.sum(-1, keepdim=True),)
 
 
 def beside_a_product(x: Tensor) -> tuple[Tensor, ...]:
@@ -55,25 +55,32 @@ def beside_a_product(x: Tensor) -> tuple[Tensor, ...]:
 def of_norms(x: Tensor) -> tuple[Tensor, ...]:
     for _ in range(40):
         x = F.layer_norm(x.tanh() + x, x.shape[-1:]) * 0.5
-    return x,
+    return (x,)
 
 
 def of_views(x: Tensor) -> tuple[Tensor, ...]:
     for _ in range(120):
         x = (x.t() + 1).flip(0).clone()
-    return x,
+    return (x,)
 
 
 def of_joined(x: Tensor) -> tuple[Tensor, ...]:
     first = x
     for i in range(130):
         x = torch.where(x > i % 3, torch.cat([x[:1], first[1:]]), chain(x, 2))
-    return x + first,
+    return (x + first,)
 
 
-@pytest.mark.parametrize("f", [
-    alone, beside_rows, beside_a_product, of_norms, *(
-        pytest.param(f, marks=pytest.mark.slow) for f in (of_views, of_joined))])
+@pytest.mark.parametrize(
+    "f",
+    [
+        alone,
+        beside_rows,
+        beside_a_product,
+        of_norms,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (of_views, of_joined)),
+    ],
+)
 def test_chains_beside_other_operations(f: Callable[..., Any]) -> None:
     x = torch.randn(6, 6, dtype=WIDE)
     with by_meaning() as texts:
@@ -84,7 +91,8 @@ def test_chains_beside_other_operations(f: Callable[..., Any]) -> None:
 @pytest.mark.slow
 def test_gradients_of_a_chain() -> None:
     def f(x: Tensor) -> tuple[Tensor, ...]:
-        return chain(x, 210).tanh(),
+        return (chain(x, 210).tanh(),)
+
     x = torch.randn(3, 5, dtype=WIDE, requires_grad=True)
     with by_meaning() as texts:
         compare(f, traced(f, [x]), [x], 1e-8)

@@ -27,6 +27,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def counted(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         found.append(len(inputs))
         write(inputs, values)
+
     monkeypatch.setattr(aot_graphs, "write", counted)
     return found
 
@@ -86,6 +87,7 @@ def test_a_weight_that_needs_a_gradient(written: list[int]) -> None:
         with torch.no_grad():
             w.mul_(0.5)
         return x.sin()
+
     x, w = torch.randn(3), torch.ones(3, requires_grad=True)
     run = torch.compile(f, backend=backend, options={"rest": "eager"})
     with by_meaning():

@@ -45,8 +45,9 @@ def test_inference(name: str) -> None:
         compare(network, run, inputs, 1e-5)
     assert rows(report(run)) == [["KernelRow"] * kernels]
     assert all(str(parse(str(c))) == str(c) for c in map(parse, texts))
-    assert not any("cat" in k.operations and "convolution" not in k.operations
-                   for k in report(run).graphs[0].kernels), "a copy that a view would do"
+    assert not any(
+        "cat" in k.operations and "convolution" not in k.operations for k in report(run).graphs[0].kernels
+    ), "a copy that a view would do"
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("mlp", "normalized")])

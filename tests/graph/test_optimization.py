@@ -72,8 +72,9 @@ def test_training_has_the_models_gradients() -> None:
         torch.testing.assert_close(made[n], p.grad, rtol=2e-3, atol=2e-3)
 
 
-def test_the_fastest_whose_results_are_right_is_kept(monkeypatch: pytest.MonkeyPatch,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_fastest_whose_results_are_right_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(optimization, "OTHER", "eager")
     seconds = {"eager": 3e-3, "torch.compile": 2e-3, "transconv": 1e-3}
     monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: seconds[name])
@@ -97,8 +98,9 @@ def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(optimization, "OTHER", "eager")
     monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: 1.0 + (name != "transconv"))
     with by_meaning():
-        fast = transconv.optimize(nn.Sequential(*network(), nn.Dropout()).train(), X, measure=True,
-                                  rest="eager")
+        fast = transconv.optimize(
+            nn.Sequential(*network(), nn.Dropout()).train(), X, measure=True, rest="eager"
+        )
     assert report(fast).optimization.kept == "transconv"
 
 
@@ -118,6 +120,7 @@ def test_gradients_that_hang_on_rounding_are_compared_as_such(monkeypatch: pytes
             results, gradients = real(self, call, given)
             ours = getattr(call, "compiled", None) is self.calls["transconv"]
             return results, [2 * t for t in gradients] if ours else gradients
+
         monkeypatch.setattr(optimization.ModelTrial, "step", step)
         again = report(transconv.optimize(model, X, measure=True, rest="eager")).optimization
         assert again.kept != "transconv"
@@ -136,8 +139,14 @@ def test_modules_that_are_left_out() -> None:
     """Their operations are torch's, forward and backward, in one graph with the others'."""
     model = network()
     with by_meaning():
-        fast = transconv.optimize(model, X, filter_fn=lambda m, _: not isinstance(m, nn.Conv2d),
-                                  rest="eager", training=True, verbose=False)
+        fast = transconv.optimize(
+            model,
+            X,
+            filter_fn=lambda m, _: not isinstance(m, nn.Conv2d),
+            rest="eager",
+            training=True,
+            verbose=False,
+        )
         graphs = report(fast).graphs
         torch.testing.assert_close(fast(X), model.train()(X), rtol=1e-3, atol=1e-3)
     assert [g.phase for g in graphs] == ["forward", "backward"]
@@ -166,12 +175,15 @@ def test_off() -> None:
         transconv.off(transconv.off(model, undo=True))
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda: transconv.optimize(3), "expected a torch.nn.Module, got int"),
-    (lambda: transconv.optimize(network(), measure=True), "measure=True needs an example"),
-    (lambda: transconv.optimize(torch.jit.trace(network(), X)), "ScriptModule"),
-    (lambda: transconv.off("conv1"), "transconv.off: expected a torch.nn.Module"),
-])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: transconv.optimize(3), "expected a torch.nn.Module, got int"),
+        (lambda: transconv.optimize(network(), measure=True), "measure=True needs an example"),
+        (lambda: transconv.optimize(torch.jit.trace(network(), X)), "ScriptModule"),
+        (lambda: transconv.off("conv1"), "transconv.off: expected a torch.nn.Module"),
+    ],
+)
 def test_wrong_calls(call: object, says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
         call()  # type: ignore[operator]
@@ -193,17 +205,24 @@ assert f(torch.zeros(2)).tolist() == [1, 1]
 """
 
 
-@pytest.mark.parametrize("first", [
-    pytest.param("", id="before torch's compiler"),
-    pytest.param("import torch; torch.compiler.list_backends()", id="behind it", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param("", id="before torch's compiler"),
+        pytest.param(
+            "import torch; torch.compiler.list_backends()", id="behind it", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_the_backend_is_known_by_name(first: str) -> None:
     """Without an installed package, and without an import of torch's compiler."""
     done = programs.run(["-c", KNOWN.format(first=first, early=["none"] if first else [])], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_graph_that_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.MonkeyPatch,
-                                                       caplog: pytest.LogCaptureFixture) -> None:
+def test_a_graph_that_cannot_be_recorded_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     seconds = {"transconv": 2.0, "transconv, CUDA graphs": 1.0}
     with by_meaning():
         trial = optimization.trial_of(network().eval(), X, False)
@@ -217,6 +236,7 @@ def test_a_graph_that_cannot_be_recorded_runs_as_it_is(monkeypatch: pytest.Monke
 
         def run(self: object, name: str) -> None:
             raise torch.OutOfMemoryError("no memory for a pool")
+
         monkeypatch.setattr(optimization.ModelTrial, "run", run)
         assert not trial.recorded_is_faster()
     assert "runs without CUDA graphs: OutOfMemoryError: no memory for a pool" in caplog.text

@@ -75,8 +75,14 @@ def short(x: Tensor) -> Tensor:
 
 
 CASES: list[tuple[Callable[..., Any], int, int]] = [  # values that are placed, and kernels
-    (branches, 2, 3), (dense, 4, 5), (skipped, 1, 3), (along_a_batch, 2, 3), (twice, 0, 2), (handed, 0, 3),
-    (short, 0, 3)]
+    (branches, 2, 3),
+    (dense, 4, 5),
+    (skipped, 1, 3),
+    (along_a_batch, 2, 3),
+    (twice, 0, 2),
+    (handed, 0, 3),
+    (short, 0, 3),
+]
 
 
 def made(f: Callable[..., Any], x: Tensor = X) -> GraphReport:
@@ -117,6 +123,7 @@ def test_a_copy_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             if isinstance(asked, str):  # the others are convolutions
                 raise Unsupported("schedule:refused", "no copies")
             return meant(asked, *how)
+
         patch.setattr(region_calls, "launch", launch)
         for _ in range(2):
             compare(skipped, run, [X], 1e-5, gradients=False)

@@ -28,9 +28,15 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(16, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-            nn.Conv2d(8, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-            nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16))
+            nn.Conv2d(16, 8, 1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(8, 8, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 1),
+            nn.BatchNorm2d(16),
+        )
         self.shortcut = nn.Conv2d(16, 16, 1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +92,8 @@ LAYERS: list[tuple[Any, tuple[int, ...], str]] = [
     (nn.Conv3d(4, 8, 2, padding=1), (1, 4, 3, 4, 2), "NumPy"),
     (nn.Conv2d(8, 8, (3, 2), padding=(2, 1)), (2, 8, 4, 5), "Triton"),
     (nn.Conv1d(16, 32, 5, 3, 4, groups=2), (2, 16, 11), "Triton"),
-    (nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), (1, 8, 4, 4), "Triton")]
+    (nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular"), (1, 8, 4, 4), "Triton"),
+]
 
 
 @pytest.mark.parametrize(("layer", "shape", "mode"), LAYERS)
@@ -137,16 +144,19 @@ def test_weights_become_floats_in_graphs(kind: str) -> None:
 def test_casts_to_bytes() -> None:
     """Clamped floats are cast by kernels, others by torch."""
     x = torch.tensor([-300.7, -2.5, -0.5, 0.5, 1.5, 127.49, 300.0, 3.7]).repeat(4)
-    for f in (lambda x: (x * 1).clamp(-128, 127).to(torch.int8),
-              lambda x: x.clamp(0, 255).to(torch.uint8),
-              lambda x: (x * 2).clamp(-448, 448).to(torch.float8_e4m3fn),
-              lambda x: x.round().clamp(-128, 127).to(torch.int8).float() * 0.5):
+    for f in (
+        lambda x: (x * 1).clamp(-128, 127).to(torch.int8),
+        lambda x: x.clamp(0, 255).to(torch.uint8),
+        lambda x: (x * 2).clamp(-448, 448).to(torch.float8_e4m3fn),
+        lambda x: x.round().clamp(-128, 127).to(torch.int8).float() * 0.5,
+    ):
         got, rows, _ = rows_of(f, x)
         assert torch.equal(got.float(), f(x).float()) and got.dtype is f(x).dtype
         assert not any(isinstance(r, TorchRow) for r in rows)
     for f, why in (
-            (lambda x: (x * 2).to(torch.int8), "a float is cast to a whole number"),
-                   (lambda x: x.clamp(-200, 127).to(torch.int8), "a float is cast to a whole number"),
-                   (lambda x: x.clamp(-1000, 448).to(torch.float8_e4m3fn), "that is not clamped is cast")):
+        (lambda x: (x * 2).to(torch.int8), "a float is cast to a whole number"),
+        (lambda x: x.clamp(-200, 127).to(torch.int8), "a float is cast to a whole number"),
+        (lambda x: x.clamp(-1000, 448).to(torch.float8_e4m3fn), "that is not clamped is cast"),
+    ):
         _, rows, _ = rows_of(f, x)
         assert why in str([r for r in rows if isinstance(r, TorchRow)])

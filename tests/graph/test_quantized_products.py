@@ -31,8 +31,10 @@ def layer(x: Tensor, w: Tensor, s: Tensor, z: Tensor | None, b: Tensor, groups: 
 
 def given(channels: int, groups: int = 1) -> tuple[Tensor, ...]:
     drawn = torch.Generator().manual_seed(1)
-    x, w = (torch.randint(-128, 128, shape, generator=drawn).char() for shape in (
-        (2, channels, 6, 5), (channels, channels // groups, 3, 3)))
+    x, w = (
+        torch.randint(-128, 128, shape, generator=drawn).char()
+        for shape in ((2, channels, 6, 5), (channels, channels // groups, 3, 3))
+    )
     each = torch.rand(channels, generator=drawn) * 0.004 + 0.001
     return x, w, each, torch.arange(channels) % 5 - 2, torch.randn(channels, generator=drawn)
 
@@ -75,10 +77,12 @@ def test_others_stay_products_of_floats(channels: int, groups: int) -> None:
 @pytest.mark.parametrize(("dtype", "joined"), [(torch.int8, 1), (torch.uint8, 1), (torch.int32, 0)])
 def test_which_integers_are_multiplied(dtype: torch.dtype, joined: int) -> None:
     """Bytes, with and without a sign."""
+
     def one(x: Tensor, w: Tensor, s: Tensor, z: Tensor, b: Tensor) -> Tensor:
         ops = torch.ops.quantized_decomposed
         wide = ops.dequantize_per_tensor(x, SCALE, ZERO, 0, 127, dtype)
         return F.conv2d(wide, ops.dequantize_per_channel(w, s, z, 0, -127, 127, torch.int8), b)
+
     x, *others = given(16)
     made = make_fx(one, tracing_mode="fake")(x.to(dtype), *others)
     quantization.joined(made.graph)

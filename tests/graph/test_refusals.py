@@ -29,8 +29,10 @@ Tensor = torch.Tensor
 @pytest.fixture
 def banned() -> Iterator[None]:
     """No schedule is legal for what takes a logarithm."""
+
     def why_not(_: Any, compute: Compute, __: Any) -> str | None:
         return "logarithms are banned" if "log(" in str(compute) else None
+
     register(Word("banned", 0, "Planted.", (0, 1), why_not=why_not))
     yield
     unregister("banned")
@@ -78,6 +80,7 @@ def test_a_kernel_whose_first_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -
         if any("log(" in group_text for group_text in self.texts):
             raise Unsupported("miscompiled", "planted")
         start(self, tensors)
+
     monkeypatch.setattr(Meant, "start", wrong)
     transconv.config.fallback = "silent"
     run = torch.compile(several, backend=backend, options={"rest": "eager"})
@@ -104,8 +107,14 @@ def gradient(used: bool) -> fx.GraphModule:
 @pytest.mark.parametrize("used", [False, True])
 def test_a_part_of_a_result_that_is_not_computed(used: bool) -> None:
     gm, x, w = gradient(used), torch.randn(1, 2, 4, 4), torch.zeros(2, 2, 1, 1)
-    setting = Setting(torch.device("cpu"), TARGETS["interpreter"], Price(TARGETS["sm_90"]), "eager",
-                      Symbols(gm.graph), lambda: None)
+    setting = Setting(
+        torch.device("cpu"),
+        TARGETS["interpreter"],
+        Price(TARGETS["sm_90"]),
+        "eager",
+        Symbols(gm.graph),
+        lambda: None,
+    )
     parts = Parts(gm, setting)
     with by_meaning():
         found = parts({}, [x, x, w], {})
@@ -122,13 +131,17 @@ def test_what_nothing_needs_is_freed_behind_its_last_reader(monkeypatch: pytest.
 
     def noted(tensors: Sequence[Tensor]) -> None:
         known = {r.cdata for r in there if not r.expired()}
-        there.extend(StorageWeakRef(s) for t in tensors if (s := t.untyped_storage()).nbytes() == big
-                     and s._cdata not in known)
+        there.extend(
+            StorageWeakRef(s)
+            for t in tensors
+            if (s := t.untyped_storage()).nbytes() == big and s._cdata not in known
+        )
 
     def counting(self: Meant, tensors: Sequence[Tensor]) -> None:
         noted(tensors)
         most.append(sum(not r.expired() for r in there))
         start(self, tensors)
+
     monkeypatch.setattr(Meant, "start", counting)
 
     def f(x: Tensor) -> Tensor:
@@ -163,11 +176,15 @@ def test_a_program_does_not_stop_for_a_bug(where: str, monkeypatch: pytest.Monke
 
     def planted(*_: Any, **__: Any) -> Any:
         raise KeyError("S7")
+
     if where == "row":
         monkeypatch.setitem(table.ROWS, torch.ops.aten.sin.default, planted)
     else:
-        owner, name = {"text": (group_text.Writer, "written"), "plan": (region_calls, "launch"),
-                       "launch": (Launch, "start_prepacked")}[where]
+        owner, name = {
+            "text": (group_text.Writer, "written"),
+            "plan": (region_calls, "launch"),
+            "launch": (Launch, "start_prepacked"),
+        }[where]
         monkeypatch.setattr(owner, name, planted)
     x = torch.randn(3, 5)
     run: Any = torch.compile(lambda x: x.sin().sum(1), backend=backend, options={"rest": "eager"})

@@ -40,8 +40,9 @@ def compiled(f: Any, **options: Any) -> Any:
 
 
 def reasons(run: Any) -> str:
-    return "\n".join(r for g in report(run).graphs for row in g.rows if isinstance(row, TorchRow)
-                     for r in row.reasons)
+    return "\n".join(
+        r for g in report(run).graphs for row in g.rows if isinstance(row, TorchRow) for r in row.reasons
+    )
 
 
 def test_an_unknown_operation_is_torchs() -> None:
@@ -59,6 +60,7 @@ def test_an_unknown_operation_is_torchs() -> None:
 def test_each_region_has_the_constants_that_it_reads() -> None:
     """A Python number that regions share is not passed as a tensor; a computed one is a tensor without
     dimensions."""
+
     def f(x: Tensor) -> Tensor:
         zero = torch.zeros((), dtype=x.dtype)
         most = x.amax()
@@ -86,6 +88,7 @@ def test_a_copy_that_names_its_own_device() -> None:
 
 def test_random_numbers_do_not_divide_what_computes_none() -> None:
     """Masks are drawn in the graph's order, all in one region; what is behind each is one region, too."""
+
     def f(x: Tensor) -> Tensor:
         for chance in (0.3, 0.5, 0.9):
             x = x.sin() * torch.empty(3, 1).bernoulli_(chance)
@@ -104,6 +107,7 @@ def test_random_numbers_do_not_divide_what_computes_none() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_paths_that_are_dropped(dtype: torch.dtype) -> None:
     """The mask is drawn as booleans and multiplied in the type of the path."""
+
     def f(x: Tensor) -> Tensor:
         kept = torch.empty(5, 1, dtype=x.dtype).bernoulli_(0.7).div_(0.7)
         return x.sin() * kept + x
@@ -121,9 +125,11 @@ def test_paths_that_are_dropped(dtype: torch.dtype) -> None:
     assert "bernoulli: torch draws random numbers" in reasons(run)
 
 
-def test_results_of_another_type_than_the_graph_s(monkeypatch: pytest.MonkeyPatch,
-                                                  caplog: pytest.LogCaptureFixture) -> None:
+def test_results_of_another_type_than_the_graph_s(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where Inductor's decomposition has another type than torch's operation, the latter computes."""
+
     def inductor(gm: torch.fx.GraphModule, like: list[Tensor]) -> Any:
         return lambda *given: [t.double() for t in gm.forward(*given)]
 
@@ -137,6 +143,7 @@ def test_results_of_another_type_than_the_graph_s(monkeypatch: pytest.MonkeyPatc
 
 def test_a_mask_as_large_as_what_is_computed_does_not_wait_for_it() -> None:
     """Dropout in place draws into memory like that of its operand."""
+
     def f(x: Tensor) -> Tensor:
         return F.dropout(x.sin(), 0.5, inplace=True).cos()
 
@@ -222,6 +229,7 @@ def test_regions_of_torch_are_compiled_by_inductor(monkeypatch: pytest.MonkeyPat
     def compile_(gm: Any, given: Any) -> Any:
         asked.append(given)
         return gm
+
     monkeypatch.setattr(torch._inductor, "compile", compile_)
     run = torch.compile(lambda x: torch.cumsum(x, 0).sin(), backend=backend)
     with by_meaning():
@@ -235,6 +243,7 @@ def test_a_region_without_a_kernel_is_torchs(monkeypatch: pytest.MonkeyPatch) ->
 
     def none(*_: Any) -> Any:
         raise Unsupported("schedule:refused", "no schedule is legal")
+
     monkeypatch.setattr(region_calls, "launch", none)
     transconv.config.fallback = "warn"
     x = torch.randn(3)

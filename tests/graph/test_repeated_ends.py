@@ -17,7 +17,7 @@ W = torch.randn(8, 8, 3, 3, 3) / 15
 
 
 def frames(x: Tensor, at: int, count: int) -> Tensor:
-    return x[:, :, at:at + 1 or None].expand(-1, -1, count, -1, -1)
+    return x[:, :, at : at + 1 or None].expand(-1, -1, count, -1, -1)
 
 
 def causal(x: Tensor) -> Tensor:
@@ -35,8 +35,9 @@ def second(x: Tensor) -> Tensor:
     return torch.cat([frames(x, 1, 2), x], 2) * 2
 
 
-@pytest.mark.parametrize(("f", "seen", "kernels"), [
-    (causal, "max(", 2), (both, "min(", 1), (second, "where(", 1)])
+@pytest.mark.parametrize(
+    ("f", "seen", "kernels"), [(causal, "max(", 2), (both, "min(", 1), (second, "where(", 1)]
+)
 def test_no_copy(f: Callable[[Tensor], Tensor], seen: str, kernels: int) -> None:
     x = torch.randn(1, 8, 3, 4, 5)
     run = torch.compile(f, backend=backend, options={"rest": "eager"})
@@ -48,13 +49,15 @@ def test_no_copy(f: Callable[[Tensor], Tensor], seen: str, kernels: int) -> None
 
 def test_a_copy_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value that one kernel needs, and a copy of it that another one needs."""
-    monkeypatch.setattr(region_kernels, "why_again",
-                        lambda kernel, rates: "read again" if kernel.group.statistics else "")
+    monkeypatch.setattr(
+        region_kernels, "why_again", lambda kernel, rates: "read again" if kernel.group.statistics else ""
+    )
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         y = F.conv3d(x, W, padding=1) + x
         z = y.clone()
         return (z - z.mean((2, 3, 4), True)) * 2, F.conv3d(y, W, padding=1)
+
     x = torch.randn(1, 8, 3, 4, 5)
     run = torch.compile(f, backend=backend, options={"rest": "eager"})
     with by_meaning(), torch.no_grad():

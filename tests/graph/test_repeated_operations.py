@@ -27,6 +27,7 @@ def rows(f: Callable[..., Any], *inputs: Tensor) -> list[KernelRow]:
 
 def test_what_is_upsampled_in_a_wider_type_is_a_view() -> None:
     """torch moves elements of bf16 in f32; without the casts nothing is computed but the sum."""
+
     def f(x: Tensor, y: Tensor) -> Tensor:
         return F.interpolate(x, size=(7, 5), mode="nearest") + y
 
@@ -37,8 +38,11 @@ def test_what_is_upsampled_in_a_wider_type_is_a_view() -> None:
 
 def test_a_cast_there_and_back_is_memory_of_its_own() -> None:
     x = torch.randn(4, 6).bfloat16()
-    run = torch.compile(lambda x: (x.float().bfloat16(), x.float().t().bfloat16()), backend=backend,
-                        options={"rest": "eager"})
+    run = torch.compile(
+        lambda x: (x.float().bfloat16(), x.float().t().bfloat16()),
+        backend=backend,
+        options={"rest": "eager"},
+    )
     with by_meaning(), torch.no_grad():
         found = results(run(x))
     assert torch.equal(found[0], x) and torch.equal(found[1], x.t())
@@ -52,6 +56,7 @@ def test_a_narrower_type_on_the_way_rounds() -> None:
 
 def test_equal_operations_are_computed_once() -> None:
     """Also where a convolution needs what they make in memory; results that are handed out stay apart."""
+
     def f(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         return (F.conv2d(x.softmax(1), v), F.conv2d(x.softmax(1), w), x.exp(), x.exp())
 

@@ -112,24 +112,34 @@ def test_gradients_are_those_of_the_models_operations() -> None:
     assert "5 x Conv2d gradient (d2.4, d2.3, d2.2, ...)" in str(backward)
 
 
-@pytest.mark.parametrize(("path", "by", "said"), [
-    ("L['self']._modules['up'][2].norm", nn.GroupNorm, "up.2.norm: GroupNorm"),
-    ("L['fn'].0.1", operator.iadd, "0.1: add"), ("L['model']", operator.invert, "invert"),
-    ("L['s'].block", "transpose_", "block: transpose"), ("L['s']", torch.conv2d, "conv2d")])
+@pytest.mark.parametrize(
+    ("path", "by", "said"),
+    [
+        ("L['self']._modules['up'][2].norm", nn.GroupNorm, "up.2.norm: GroupNorm"),
+        ("L['fn'].0.1", operator.iadd, "0.1: add"),
+        ("L['model']", operator.invert, "invert"),
+        ("L['s'].block", "transpose_", "block: transpose"),
+        ("L['s']", torch.conv2d, "conv2d"),
+    ],
+)
 def test_paths_of_modules(path: str, by: object, said: str) -> None:
     node = fx.Graph().call_function(torch.relu)
-    node.meta = {"nn_module_stack": {"1": ("L['x'].outer", nn.Module), "2": (path, nn.Module)},
-                 "source_fn_stack": [("outer", nn.Module), ("inner_1", by)]}
+    node.meta = {
+        "nn_module_stack": {"1": ("L['x'].outer", nn.Module), "2": (path, nn.Module)},
+        "source_fn_stack": [("outer", nn.Module), ("inner_1", by)],
+    }
     assert title([node, node]) == said
 
 
-def test_times_are_beside_the_limit_and_torch(inference: GraphReport,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_beside_the_limit_and_torch(
+    inference: GraphReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU: the numbers are the test's, what torch computes is torch's."""
     ours = {kernel.name: 10.0 * (i + 1) for i, kernel in enumerate(inference.kernels[:2])}
 
     def timed(row: KernelRow) -> KernelRow:
         return replace(row, measure=lambda _: ours.get(row.name, 1.0))
+
     rows = tuple(timed(r) if isinstance(r, KernelRow) else r for r in inference.rows)
     asked: list[fx.GraphModule] = []
     monkeypatch.setattr(torch_internals, "inductor_compile", lambda gm, _: asked.append(gm) or gm.forward)
@@ -153,8 +163,12 @@ def test_times_are_beside_the_limit_and_torch(inference: GraphReport,
     assert all(0.0 < k.limit_us < 10.0 for k in found.kernels)
     lines = [line for line in str(found).splitlines() if line.endswith(("eager)", ")")) and "%" in line]
     limits = [row.limit_us if isinstance(row, KernelRow) else 0.0 for row in found.rows]
-    lost = [row for _, row in sorted(zip(limits, found.rows, strict=True),
-                                     key=lambda x: x[0] - (x[1].measured_us or 0.0))]
+    lost = [
+        row
+        for _, row in sorted(
+            zip(limits, found.rows, strict=True), key=lambda x: x[0] - (x[1].measured_us or 0.0)
+        )
+    ]
     assert all(row.title in line for row, line in zip(lost, lines, strict=True))
     assert "torch / ours" in Report((found,)).html() and f"{10 / found.step_us:.1%}" in str(found)
 
@@ -171,8 +185,11 @@ def test_kernels_with_parts_of_one_operation_are_compared_together() -> None:
 
 
 def piece(anchored: bool) -> Piece:
-    kind = Reduced(shape=(1,), dtype=torch.float32, inputs=(), op="sum", dims=()) if anchored else Piece(
-        shape=(1,), dtype=torch.float32)
+    kind = (
+        Reduced(shape=(1,), dtype=torch.float32, inputs=(), op="sum", dims=())
+        if anchored
+        else Piece(shape=(1,), dtype=torch.float32)
+    )
     return kind
 
 
@@ -191,8 +208,11 @@ def test_modules_of_torch(prepared: bool) -> None:
     """Their code is common to all of them: each has its own kernels in its report."""
     kernels = []
     x = torch.randn(1, 2, 4, 4)
-    for model in (nn.Conv2d(2, 2, 3), nn.Sequential(nn.Conv2d(2, 2, 3), nn.SiLU()),
-                  nn.Sequential(nn.Tanh(), Broken())):
+    for model in (
+        nn.Conv2d(2, 2, 3),
+        nn.Sequential(nn.Conv2d(2, 2, 3), nn.SiLU()),
+        nn.Sequential(nn.Tanh(), Broken()),
+    ):
         run = torch.compile(model.eval().requires_grad_(False), backend=backend, options={"rest": "eager"})
         with by_meaning(), torch.no_grad():
             transconv.prepare(run, x, progress=False) if prepared else run(x)

@@ -37,18 +37,21 @@ def negative(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("otherwise", [across, behind, negative])
-def test_inputs_that_lie_otherwise(otherwise: Callable[[Tensor], Tensor],
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_lie_otherwise(
+    otherwise: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     arranged = []
     arrange = region_calls.RegionLaunches.arrange
 
     def counted(self: region_calls.RegionLaunches, *given: object) -> None:
         arranged.append(1)
         arrange(self, *given)  # type: ignore[arg-type]
+
     monkeypatch.setattr(region_calls.RegionLaunches, "arrange", counted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.exp() @ y, y.sin().t()
+
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     run = traced(f, [x, y])
     with by_meaning():
@@ -68,12 +71,14 @@ def test_memory_goes_behind_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> 
         seen.extend(weakref.ref(t) for t in tensors if not any(r() is t for r in seen))
         alive.append(sum(r() is not None for r in seen))
         start(self, tensors)
+
     monkeypatch.setattr(Meant, "start", noted)
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
         for _ in range(4):
             x = F.conv2d(x, w, padding=1)
         return (x,)
+
     x, w = torch.randn(1, 4, 4, 4), torch.randn(4, 4, 3, 3)
     run = traced(f, [x, w])
     with torch.no_grad(), by_meaning():
@@ -87,9 +92,13 @@ def test_memory_goes_behind_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> 
 def test_launches_share_memory_for_workspaces() -> None:
     """They take them behind their tensors; memory is as large as any needs it, and goes with the last."""
     big = region_calls.SHARED // 4 + 1
-    needs: list[Spaces] = [(((8,), torch.float32),), (), (((6,), torch.bfloat16), ((90,), torch.float32)),
-                           (((big,), torch.float32), ((4,), torch.float32), ((3,), torch.float32)),
-                           (((5,), torch.bfloat16),)]
+    needs: list[Spaces] = [
+        (((8,), torch.float32),),
+        (),
+        (((6,), torch.bfloat16), ((90,), torch.float32)),
+        (((big,), torch.float32), ((4,), torch.float32), ((3,), torch.float32)),
+        (((5,), torch.bfloat16),),
+    ]
     made: list[weakref.ref[Tensor]] = []
     seen: list[list[tuple[torch.dtype, int]]] = []
     alive: list[int] = []
@@ -104,9 +113,17 @@ def test_launches_share_memory_for_workspaces() -> None:
         alive.append(sum(r() is not None for r in made) - 2)  # those without the operand and the result
 
     pieces: list[Any] = [object() for _ in range(len(needs) + 1)]
-    lines = [region_calls.LaunchLine(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
-                          [TensorMemory((2,), (1,), torch.float32)], {}, [x], spaces)
-             for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)]
+    lines = [
+        region_calls.LaunchLine(
+            SimpleNamespace(given=[x], stored=[y]),
+            start,  # type: ignore[arg-type]
+            [TensorMemory((2,), (1,), torch.float32)],
+            {},
+            [x],
+            spaces,
+        )
+        for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)
+    ]
     run = region_calls.RegionWriter(pieces[:1], lines, [(pieces[-1], None)], empty).run()
     run([empty((2,), (1,), torch.float32)])
     f, h = torch.float32, torch.bfloat16
@@ -122,11 +139,13 @@ def test_a_graph_of_one_region_needs_no_names(monkeypatch: pytest.MonkeyPatch) -
     def noted(self: torch_compile.Parts) -> torch_compile.Wired | None:
         wired.append(found(self))
         return wired[-1]
+
     monkeypatch.setattr(torch_compile.Parts, "wired", noted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z = x.exp() + y
         return y, z, z, x.sin()
+
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     run = traced(f, [x, y])
     with torch.no_grad(), by_meaning():
@@ -138,6 +157,7 @@ def test_a_graph_of_one_region_needs_no_names(monkeypatch: pytest.MonkeyPatch) -
     def several(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp().sort().values
         return y.sin(), x
+
     run = traced(several, [x])
     with torch.no_grad(), by_meaning():
         for a, b in zip(run(x), several(x), strict=True):

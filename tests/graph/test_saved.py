@@ -45,8 +45,9 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[fx.Graph, list[
     def seen(joint: fx.GraphModule, *given: Any, **about: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = divided(joint, *given, **about)
         outs: Any = forward.graph.output_node().args[0]
-        found.append((backward.graph, [x for x in outs[about["num_fwd_outputs"]:]]))
+        found.append((backward.graph, [x for x in outs[about["num_fwd_outputs"] :]]))
         return forward, backward
+
     with monkeypatch.context() as patch:
         patch.setattr(aot_graphs, "divided", seen)
         yield found
@@ -72,7 +73,7 @@ def test_a_concatenation_is_left_in_the_place_of_its_parts(monkeypatch: pytest.M
     torch.manual_seed(0)
     with left(monkeypatch) as found:
         made = trained(Skipped(), torch.randn(2, 4, 8, 8))
-    (backward, saved), = found
+    ((backward, saved),) = found
     assert not any(n.target is torch.ops.aten.cat.default for n in backward.nodes)
     whole = [n for n in saved if n.target is torch.ops.aten.cat.default]
     assert len(whole) == 1 and not {*whole[0].args[0]} & {*saved}
@@ -99,20 +100,24 @@ def test_a_pool_leaves_places_of_32_bits_and_no_image(monkeypatch: pytest.Monkey
 
         def forward(self, x: Tensor) -> Tensor:
             return F.max_pool2d(self.conv(x).sigmoid() * 2, 3, 2, 1)
+
     with left(monkeypatch) as found:
         trained(Pooled(), torch.randn(2, 4, 9, 8))
-    (_, saved), = found
+    ((_, saved),) = found
     types = [n.meta["val"].dtype for n in saved if n.op == "call_function"]
     assert torch.int32 in types and torch.int64 not in types
     assert sum(n.meta["val"].dtype is torch.float32 for n in saved if n.op == "call_function") == 1
 
 
-@pytest.mark.parametrize(("narrow", "wide"), [(torch.float16, torch.float32),
-                                              (torch.bfloat16, torch.float16)])
+@pytest.mark.parametrize(
+    ("narrow", "wide"), [(torch.float16, torch.float32), (torch.bfloat16, torch.float16)]
+)
 def test_parts_that_were_rounded_stay_rounded(narrow: torch.dtype, wide: torch.dtype) -> None:
     """A cast of a concatenation whose parts were narrowed, not widened, to its type."""
+
     def f(x: Tensor, y: Tensor) -> tuple[Tensor]:
         return (torch.cat([x.to(narrow), y.to(narrow)], 1).to(wide),)
+
     x, y = torch.randn(4, 8).to(wide), torch.randn(4, 8).to(wide)
     run: Any = torch.compile(f, backend=backend, options={"rest": "eager"})
     with by_meaning() as texts, torch.no_grad():
@@ -125,6 +130,7 @@ def test_parts_that_were_rounded_stay_rounded(narrow: torch.dtype, wide: torch.d
 def test_pools_of_no_image_and_of_one(shape: tuple[int, ...]) -> None:
     def f(x: Tensor) -> Tensor:
         return F.max_pool2d(x * 2, 2).sum()
+
     x, y = (torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape).requires_grad_() for _ in "xy")
     with by_meaning():
         torch.compile(f, backend=backend, options={"rest": "eager"})(x).backward()
@@ -145,11 +151,17 @@ class Normed(nn.Module):
         return self.two(image), self.far(image)
 
 
-@pytest.mark.parametrize(("far", "form"), [
-    (lambda image: image, torch.channels_last),
-    (lambda image: image.sort(1).values, torch.contiguous_format)], ids=["itself", "sort"])
-def test_results_that_are_handed_out_have_torch_s_strides(far: Callable[[Tensor], Tensor],
-                                                          form: torch.memory_format) -> None:
+@pytest.mark.parametrize(
+    ("far", "form"),
+    [
+        (lambda image: image, torch.channels_last),
+        (lambda image: image.sort(1).values, torch.contiguous_format),
+    ],
+    ids=["itself", "sort"],
+)
+def test_results_that_are_handed_out_have_torch_s_strides(
+    far: Callable[[Tensor], Tensor], form: torch.memory_format
+) -> None:
     """Also what an operation of torch makes of an image that is left for the backward graph."""
     torch.manual_seed(0)
     model = Normed(nn.GroupNorm(4, 32), far)
@@ -164,8 +176,9 @@ def test_results_that_are_handed_out_have_torch_s_strides(far: Callable[[Tensor]
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm, lambda *n: nn.BatchNorm2d(n[1])], ids=["group", "batch"])
-def test_a_forward_graph_tells_how_its_results_lie(norm: Callable[..., nn.Module],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_graph_tells_how_its_results_lie(
+    norm: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch's compiler takes that for the strides of what the backward graph gets. Buffers that the graph
     writes, those of a batch norm, are not among its results."""
     told, lying, call = list[Any](), list[Any](), torch_compile._Graph.__call__
@@ -175,11 +188,13 @@ def test_a_forward_graph_tells_how_its_results_lie(norm: Callable[..., nn.Module
         if graph.phase == "forward":
             lying.append([t.stride() if isinstance(t, Tensor) else None for t in made])
         return made
+
     monkeypatch.setattr(aot_graphs, "told", told.append)
     monkeypatch.setattr(torch_compile._Graph, "__call__", called)
     with by_meaning():
         torch.compile(Normed(norm(4, 32), torch.sin), backend=backend, options={"rest": "eager"})(
-            torch.randn(2, 4, 8, 8))
+            torch.randn(2, 4, 8, 8)
+        )
     assert told == lying and any(len(s) == 4 and s[1] == 1 < s[3] for s in told[0])
 
 
@@ -187,6 +202,7 @@ def test_a_view_that_was_widened_and_narrowed_again_has_torch_s_strides() -> Non
     def again(x: Tensor) -> tuple[Tensor, Tensor]:
         view = x.t()[2:]
         return view.float().to(x.dtype), view
+
     x = torch.randn(8, 16, dtype=torch.bfloat16)
     run: Any = torch.compile(again, backend=backend, options={"rest": "eager"})
     with by_meaning(), torch.no_grad():
@@ -200,6 +216,7 @@ def test_a_slice_of_what_was_widened_is_read_as_it_is() -> None:
     def sliced(x: Tensor, w: Tensor) -> tuple[Tensor]:
         wide = x.float()[:, 8:].transpose(0, 1)
         return (wide.to(x.dtype) @ w,)
+
     x, w = torch.randn(32, 24, dtype=torch.bfloat16), torch.randn(32, 16, dtype=torch.bfloat16)
     run = traced(sliced, [x, w])
     with by_meaning() as texts:

@@ -31,12 +31,17 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 LAYERS = [
     "mb1ic512ih128oc512oh128kh3ph1 dt=bf16 tag=nhwc",
     "mb8ic64ih56oc64oh28kh3sh2ph1 dt=bf16 tag=nhwc",
-    *(pytest.param(text, marks=pytest.mark.slow) for text in (
-        "g64mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc",
-        "mb32ic256ih56oc64oh56kh1ph0 dt=bf16 tag=nhwc",
-        "mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nchw",
-        "mb32ic3ih224oc64oh112kh7sh2ph3 dt=bf16 tag=nhwc",
-        "mb1ic128id16ih64iw64oc128od16oh64ow64kd3kh3kw3pd1ph1pw1 dt=bf16 tag=ndhwc"))]
+    *(
+        pytest.param(text, marks=pytest.mark.slow)
+        for text in (
+            "g64mb32ic64ih56oc64oh56kh3ph1 dt=bf16 tag=nhwc",
+            "mb32ic256ih56oc64oh56kh1ph0 dt=bf16 tag=nhwc",
+            "mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nchw",
+            "mb32ic3ih224oc64oh112kh7sh2ph3 dt=bf16 tag=nhwc",
+            "mb1ic128id16ih64iw64oc128od16oh64ow64kd3kh3kw3pd1ph1pw1 dt=bf16 tag=ndhwc",
+        )
+    ),
+]
 
 
 def kernels(f: Callable[..., Any], *like: Like) -> list[RegionKernel]:
@@ -61,16 +66,22 @@ def layer(p: ConvProblem, prop: Prop, behind: Callable[..., Any] | None = None) 
     rest = [[*p.stride], [*p.pad_lo], [*p.dilation], False, [0] * p.ndims, p.g]
     back = torch.ops.aten.convolution_backward
     if prop is Prop.FWD:
+
         def forward(x: Any, w: Any, *more: Any) -> Any:
             y = torch.ops.aten.convolution(x, w, None, *rest)
             return behind(y, *more) if behind else y
+
         more = [like(p, "dst")] if behind else []
         return kernels(forward, like(p, "src"), like(p, "wei"), *more)
     if prop is Prop.BWD_D:
-        return kernels(lambda dy, w, x: back(dy, x, w, None, *rest, [True, False, False])[0],
-                       *(like(p, name) for name in ("dst", "wei", "src")))
-    return kernels(lambda x, dy, w: back(dy, x, w, None, *rest, [False, True, False])[1],
-                   *(like(p, name) for name in ("src", "dst", "wei")))
+        return kernels(
+            lambda dy, w, x: back(dy, x, w, None, *rest, [True, False, False])[0],
+            *(like(p, name) for name in ("dst", "wei", "src")),
+        )
+    return kernels(
+        lambda x, dy, w: back(dy, x, w, None, *rest, [False, True, False])[1],
+        *(like(p, name) for name in ("src", "dst", "wei")),
+    )
 
 
 def plan(kernel: RegionKernel) -> Plan:
@@ -110,8 +121,9 @@ def test_what_a_product_reads_may_be_added_to_it() -> None:
     """A residual of the very tensor that is convolved: one kernel."""
     p = ConvProblem.parse("mb1ic512ih128oc512oh128kh3ph1 dt=bf16 tag=nhwc")
     rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
-    (kernel,) = kernels(lambda x, w: x + torch.ops.aten.convolution(x, w, None, *rest),
-                        like(p, "src"), like(p, "wei"))
+    (kernel,) = kernels(
+        lambda x, w: x + torch.ops.aten.convolution(x, w, None, *rest), like(p, "src"), like(p, "wei")
+    )
     assert [s.schedule.via for s in plan(kernel).steps] == ["gluon"]
 
 
@@ -119,10 +131,13 @@ def enlarged(channels: int, size: int) -> list[RegionKernel]:
     """A convolution of an image that is twice as large by nearest neighbours."""
     shape, rest = (1, channels, size, size), [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
     strides = (channels * size * size, 1, channels * size, channels)
-    return kernels(lambda x, w: torch.ops.aten.convolution(
-        torch.nn.functional.interpolate(x, scale_factor=2.0), w, None, *rest),
+    return kernels(
+        lambda x, w: torch.ops.aten.convolution(
+            torch.nn.functional.interpolate(x, scale_factor=2.0), w, None, *rest
+        ),
         (shape, strides, torch.bfloat16),
-        ((channels, channels, 3, 3), (9 * channels, 1, 3 * channels, channels), torch.bfloat16))
+        ((channels, channels, 3, 3), (9 * channels, 1, 3 * channels, channels), torch.bfloat16),
+    )
 
 
 def test_estimates_decide_what_is_written_before_a_convolution() -> None:
@@ -135,17 +150,21 @@ def test_estimates_decide_what_is_written_before_a_convolution() -> None:
 
 def test_a_copy_of_one_factor_beside_another_that_is_computed() -> None:
     """In f32 the copy is rounded, and the schedules that are proposed for it are those of no product."""
-    (found,) = kernels(lambda x, w: torch.conv2d(x.abs(), w, padding=1),
-                       ((2, 16, 2, 3), (96, 6, 3, 1), torch.float32),
-                       ((16, 16, 1, 2), (32, 2, 2, 1), torch.float32))
+    (found,) = kernels(
+        lambda x, w: torch.conv2d(x.abs(), w, padding=1),
+        ((2, 16, 2, 3), (96, 6, 3, 1), torch.float32),
+        ((16, 16, 1, 2), (32, 2, 2, 1), torch.float32),
+    )
     assert shortlist(1, found.workload.computations[0], TARGETS["interpreter"], found.workload)
 
 
 def test_a_sum_that_rows_of_the_result_share() -> None:
     """An image without the result's frames: the product is computed once, and spread by another kernel."""
+
     def f(x: Any, w: Any, y: Any) -> Any:
         x, one, none = x.expand(1, 8, 3, 4, 4), [1, 1, 1], [0, 0, 0]
         return torch.ops.aten.convolution(x, w, None, one, none, one, False, none, 1) * y
+
     given = [torch.randn(1, 8, 1, 4, 4), torch.randn(8, 8, 1, 1, 1), torch.randn(1, 8, 3, 4, 4)]
     run = traced(lambda x, w, y: (f(x, w, y),), given)
     with torch.no_grad():
@@ -161,19 +180,26 @@ def test_a_matrix_product_of_an_image_sees_boxes() -> None:
 
     def f(x: Any, w: Any, y: Any) -> Any:
         return y + torch.nn.functional.linear(x.permute(0, 2, 3, 1), w).permute(0, 3, 1, 2)
+
     (kernel,) = kernels(f, image, ((256, 256), (256, 1), torch.bfloat16), image)
     assert "%" not in kernel.texts[0] and "[16384, 256]" in kernel.texts[0]
-    assert "a=box b=box | c=box behind=box" in str(ready(kernel.workload, H200, None, False, Plan, True,
-                                                         "now").schedule)
+    assert "a=box b=box | c=box behind=box" in str(
+        ready(kernel.workload, H200, None, False, Plan, True, "now").schedule
+    )
 
 
 def test_a_matrix_product_whose_factor_is_dear_has_it_written_first() -> None:
     """Rows of the factor depend on the image: no schedule of the matrix unit computes it."""
+
     def f(x: Any, scale: Any, w: Any) -> Any:
         return torch.nn.functional.linear(x + x * scale, w)
-    written, product = kernels(f, ((32, 14, 14, 768), (150528, 10752, 768, 1), torch.bfloat16),
-                               ((32, 1, 1, 768), (768, 768, 768, 1), torch.bfloat16),
-                               ((192, 768), (768, 1), torch.bfloat16))
+
+    written, product = kernels(
+        f,
+        ((32, 14, 14, 768), (150528, 10752, 768, 1), torch.bfloat16),
+        ((32, 1, 1, 768), (768, 768, 768, 1), torch.bfloat16),
+        ((192, 768), (768, 1), torch.bfloat16),
+    )
     assert written.group.kind == "map" and product.group.product is not None
     assert "| mma |" in str(ready(product.workload, H200, None, False, Plan, True, "now").schedule)
 
@@ -185,8 +211,10 @@ def test_parts_of_a_value_that_is_written_once_are_read_in_place() -> None:
     def f(x: Any, w: Any, v: Any) -> tuple[Any, Any]:
         x = torch.relu(x) * 2
         first, second = torch.narrow(x, 1, 0, 120), torch.narrow(x, 1, 120, 120)
-        return (torch.ops.aten.convolution(first, w, None, one, none, one, False, none, 1),
-                torch.ops.aten.convolution(second, v, None, one, none, one, False, none, 1))
+        return (
+            torch.ops.aten.convolution(first, w, None, one, none, one, False, none, 1),
+            torch.ops.aten.convolution(second, v, None, one, none, one, False, none, 1),
+        )
 
     def tensors(images: int) -> list[torch.Tensor]:
         x = torch.randint(-2, 3, (images, 240, 14, 14)).bfloat16().to(memory_format=torch.channels_last)
@@ -209,7 +237,9 @@ def test_a_copy_before_a_convolution_is_seen_through() -> None:
     """Dropout that is off: elements in the frame are masked as those of the image itself are."""
     p = ConvProblem.parse("mb4ic64ih32oc64oh32kh3ph1 dt=bf16 tag=nhwc")
     rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
-    (kernel,) = kernels(lambda x, w: torch.ops.aten.convolution(x.clone(), w, None, *rest),
-                        like(p, "src"), like(p, "wei"))
+    (kernel,) = kernels(
+        lambda x, w: torch.ops.aten.convolution(x.clone(), w, None, *rest), like(p, "src"), like(p, "wei")
+    )
     assert [plain(s.source) for s in plan(kernel).steps] == [
-        plain(s.source) for s in compiler.plan(p, Prop.FWD, H200).steps]
+        plain(s.source) for s in compiler.plan(p, Prop.FWD, H200).steps
+    ]

@@ -55,11 +55,20 @@ def stored(texts: list[str]) -> set[tuple[str, ...]]:
     return {tuple(w.op for w in parse(t).statistics) for t in texts} - {()}
 
 
-@pytest.mark.parametrize(("network", "shapes", "operations"), [
-    (Block(), [(2, 4, 5, 6)], {("sum", "squares")}),
-    (Reduced(), [(2, 4, 6, 5), (7, 6)], {("sum", "max"), ("sum", "squares")})], ids=["block", "reduced"])
-def test_they_are_torch_s(network: nn.Module, shapes: list[tuple[int, ...]],
-                          operations: set[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("network", "shapes", "operations"),
+    [
+        (Block(), [(2, 4, 5, 6)], {("sum", "squares")}),
+        (Reduced(), [(2, 4, 6, 5), (7, 6)], {("sum", "max"), ("sum", "squares")}),
+    ],
+    ids=["block", "reduced"],
+)
+def test_they_are_torch_s(
+    network: nn.Module,
+    shapes: list[tuple[int, ...]],
+    operations: set[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever they cost."""
     monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     assert stored(whole(network, *shapes)[1]) == operations
@@ -69,8 +78,9 @@ def test_what_multiplies_a_vector_reduces_rows(monkeypatch: pytest.MonkeyPatch) 
     """It has no tiles of which parts could leave."""
     monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
     x, w = torch.randn(1, 4), torch.randn(4, 3)
-    run: Any = torch.compile(lambda x, w: (y := x @ w).exp() / y.sum(), backend=backend,
-                             options={"rest": "eager"})
+    run: Any = torch.compile(
+        lambda x, w: (y := x @ w).exp() / y.sum(), backend=backend, options={"rest": "eager"}
+    )
     with by_meaning() as texts, torch.no_grad():
         torch.testing.assert_close(run(x, w), (x @ w).exp() / (x @ w).sum(), rtol=1e-2, atol=1e-2)
     assert not stored(texts) and "a vector is multiplied" in str(report(run))
@@ -79,8 +89,9 @@ def test_what_multiplies_a_vector_reduces_rows(monkeypatch: pytest.MonkeyPatch) 
 def test_the_price_decides() -> None:
     """Rows that registers hold are reduced by the kernel that applies the norm, and the report says so."""
     small, texts = whole(Block(), (2, 4, 5, 6))
-    assert not stored(texts) and any(e.user == "mean" and "leaves with the product" in e.reason
-                                     for e in small.edges)
+    assert not stored(texts) and any(
+        e.user == "mean" and "leaves with the product" in e.reason for e in small.edges
+    )
 
 
 @pytest.mark.slow
@@ -129,6 +140,7 @@ def test_what_only_a_statistic_needs_is_not_stored(monkeypatch: pytest.MonkeyPat
 
         def forward(self, x: Tensor) -> Tensor:
             return nn.functional.normalize(self.conv(x), dim=1)
+
     report_, texts = whole(Root(), (1, 4, 6, 5))
     assert stored(texts) == {("sum",)}
     first = parse(texts[0])

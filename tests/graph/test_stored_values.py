@@ -31,6 +31,7 @@ def stored(row: KernelRow) -> list[str]:
 def test_a_product_of_stored_values_is_evaluated_by_the_sum_that_needs_it() -> None:
     """The gradient of a batch norm behind that of a convolution: both sums and the result are
     one kernel."""
+
     def f(g: Tensor, w: Tensor, y: Tensor, x: Tensor) -> Tensor:
         made = torch.where(y > 0, F.conv_transpose2d(g, w, stride=2, output_padding=1), 0)
         dims = [0, 2, 3]
@@ -78,8 +79,9 @@ def test_what_is_handed_out_is_read_by_a_product() -> None:
 def test_gradients_of_pools_visit_windows() -> None:
     """A window of 3 that moves by 2 reaches an element from at most 2 places along each dim."""
     x = torch.randn(1, 2, 7, 7, requires_grad=True)
-    run = torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1).square(), backend=backend,
-                        options={"rest": "eager"})
+    run = torch.compile(
+        lambda x: F.max_pool2d(x, 3, 2, 1).square(), backend=backend, options={"rest": "eager"}
+    )
     with by_meaning():
         run(x).sum().backward()
     text = report(run).graphs[1].kernels[-1].text

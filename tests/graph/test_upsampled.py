@@ -28,8 +28,11 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rewritten(run: Any) -> bool:
     """Whether the last graph has a transposed convolution."""
-    return any("upsampled convolution" in r.operations for r in run.transconv.graphs[-1].rows
-               if isinstance(r, KernelRow))
+    return any(
+        "upsampled convolution" in r.operations
+        for r in run.transconv.graphs[-1].rows
+        if isinstance(r, KernelRow)
+    )
 
 
 def compared(f: Callable[..., tuple[Tensor]], *inputs: Tensor) -> bool:
@@ -41,34 +44,50 @@ def compared(f: Callable[..., tuple[Tensor]], *inputs: Tensor) -> bool:
     return rewritten(run)
 
 
-@pytest.mark.parametrize(("image", "times", "weight", "padding"), [
-    ((2, 3, 3, 2), 2, (2, 3, 3, 3), 1), ((1, 2, 2, 3), (3, 2), (3, 2, 5, 1), (2, 0)),
-    ((1, 2, 2, 3, 2), (1, 2, 2), (2, 2, 2, 3, 3), (0, 1, 2)), ((1, 2, 4), 4, (2, 2, 5), 2)], ids=str)
-def test_the_values_are_those_of_the_large_image(free: None, image: tuple[int, ...], times: Any,
-                                                 weight: tuple[int, ...], padding: Any) -> None:
+@pytest.mark.parametrize(
+    ("image", "times", "weight", "padding"),
+    [
+        ((2, 3, 3, 2), 2, (2, 3, 3, 3), 1),
+        ((1, 2, 2, 3), (3, 2), (3, 2, 5, 1), (2, 0)),
+        ((1, 2, 2, 3, 2), (1, 2, 2), (2, 2, 2, 3, 3), (0, 1, 2)),
+        ((1, 2, 4), 4, (2, 2, 5), 2),
+    ],
+    ids=str,
+)
+def test_the_values_are_those_of_the_large_image(
+    free: None, image: tuple[int, ...], times: Any, weight: tuple[int, ...], padding: Any
+) -> None:
     conv = (F.conv1d, F.conv2d, F.conv3d)[len(image) - 3]
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
         return (conv((F.interpolate(x, scale_factor=times) * 2).sin(), w, padding=padding),)
+
     assert compared(f, torch.randn(image, dtype=F64), torch.randn(weight, dtype=F64))
 
 
 def test_of_frames_that_are_a_batch(free: None) -> None:
     """Twice as many frames, too, each with a convolution of its own."""
+
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
         frames = F.interpolate(x, scale_factor=2.0).transpose(1, 2).flatten(0, 1)
         return (F.conv2d(frames, w, padding=1).unflatten(0, (1, 4)).transpose(1, 2),)
+
     assert compared(f, torch.randn(1, 3, 2, 3, 2, dtype=F64), torch.randn(2, 3, 3, 3, dtype=F64))
 
 
 @pytest.mark.parametrize("how", ["stride", "dilation", "groups", "more padding", "other neighbours"])
 def test_other_convolutions_stay(free: None, how: str) -> None:
-    words: dict[str, Any] = {"stride": {"stride": 2}, "dilation": {"dilation": 2}, "groups": {"groups": 2},
-                             "more padding": {"padding": 3}}.get(how, {})
+    words: dict[str, Any] = {
+        "stride": {"stride": 2},
+        "dilation": {"dilation": 2},
+        "groups": {"groups": 2},
+        "more padding": {"padding": 3},
+    }.get(how, {})
     size = (7, 7) if how == "other neighbours" else (8, 8)
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
         return (F.conv2d(F.interpolate(x, size=size), w, **words),)
+
     w = torch.randn(2, 1 if how == "groups" else 2, 3, 3, dtype=F64)
     assert not compared(f, torch.randn(1, 2, 4, 4, dtype=F64), w)
 
@@ -76,6 +95,7 @@ def test_other_convolutions_stay(free: None, how: str) -> None:
 def test_small_images_are_not_worth_it() -> None:
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
         return (F.conv2d(F.interpolate(x, scale_factor=2), w),)
+
     assert not compared(f, torch.randn(1, 2, 3, 3, dtype=F64), torch.randn(2, 2, 3, 3, dtype=F64))
 
 
@@ -83,10 +103,13 @@ def far(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).square().mean().sqrt())
 
 
-@pytest.mark.parametrize(("bias", "upsampling", "done"), [
-    (True, "auto", True), (False, "auto", False), (False, "always", True), (True, "never", False)])
-def test_narrow_weights_round_no_more_often_than_torch(free: None, bias: bool, upsampling: str,
-                                                       done: bool) -> None:
+@pytest.mark.parametrize(
+    ("bias", "upsampling", "done"),
+    [(True, "auto", True), (False, "auto", False), (False, "always", True), (True, "never", False)],
+)
+def test_narrow_weights_round_no_more_often_than_torch(
+    free: None, bias: bool, upsampling: str, done: bool
+) -> None:
     """On a GPU torch rounds the convolution's result, and again behind the bias."""
     torch.manual_seed(0)
     x, w = torch.randn(1, 16, 8, 8).to(BF16), (torch.randn(16, 16, 3, 3) / 12).to(BF16)
@@ -94,10 +117,11 @@ def test_narrow_weights_round_no_more_often_than_torch(free: None, bias: bool, u
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
         return (F.conv2d(F.interpolate(x, scale_factor=2), w, b, padding=1),)
+
     with torch.no_grad():
         run = traced(f, [x, w], upsampling=upsampling)
         with by_meaning():
-            got, = results(run(x, w))
+            (got,) = results(run(x, w))
     assert rewritten(run) is done
     assert len(run.transconv.graphs[-1].rows) == 1 + done, "nothing copies the image"
     exact = F.conv2d(F.interpolate(x.double(), scale_factor=2), w.double(), padding=1)
@@ -112,8 +136,12 @@ def test_narrow_weights_round_no_more_often_than_torch(free: None, bias: bool, u
 def test_on_the_device() -> None:
     """Behind a norm, as decoders have it, at a size where it is worth it: as near to f64 as torch."""
     torch.manual_seed(0)
-    layers = [torch.nn.GroupNorm(8, 128), torch.nn.SiLU(), torch.nn.Upsample(scale_factor=2.0),
-              torch.nn.Conv2d(128, 128, 3, padding=1)]
+    layers = [
+        torch.nn.GroupNorm(8, 128),
+        torch.nn.SiLU(),
+        torch.nn.Upsample(scale_factor=2.0),
+        torch.nn.Conv2d(128, 128, 3, padding=1),
+    ]
     model = torch.nn.Sequential(*layers).cuda().to(BF16, memory_format=torch.channels_last).eval()
     x = torch.randn(1, 128, 256, 256, device="cuda").to(BF16, memory_format=torch.channels_last)
     run: Any = torch.compile(model, backend=backend)

@@ -34,8 +34,22 @@ from tests.house.source import (
 
 ALLOWED = Path(__file__).with_name("allowed.json")
 # What makes a container that may change while the program runs.
-CONTAINERS = ("dict", "list", "set", "defaultdict", "OrderedDict", "Counter", "deque", "WeakKeyDictionary",
-              "WeakValueDictionary", "WeakSet", "WeakIdKeyDictionary", "Cache", "local", "ContextVar")
+CONTAINERS = (
+    "dict",
+    "list",
+    "set",
+    "defaultdict",
+    "OrderedDict",
+    "Counter",
+    "deque",
+    "WeakKeyDictionary",
+    "WeakValueDictionary",
+    "WeakSet",
+    "WeakIdKeyDictionary",
+    "Cache",
+    "local",
+    "ContextVar",
+)
 
 
 def lines() -> int:
@@ -83,8 +97,11 @@ def mutable_objects() -> list[str]:
             if isinstance(at, (ast.Assign, ast.AnnAssign)) and value is not None:
                 targets = at.targets if isinstance(at, ast.Assign) else [at.target]
                 names = [t.id for t in targets if isinstance(t, ast.Name)]
-                found += [f"{relative(path)}: {name}" for name in names
-                          if name in rebound or (name != "__all__" and starts_empty(value))]
+                found += [
+                    f"{relative(path)}: {name}"
+                    for name in names
+                    if name in rebound or (name != "__all__" and starts_empty(value))
+                ]
     return sorted(found)
 
 
@@ -104,52 +121,80 @@ def ignored_types() -> int:
 def private_torch() -> list[str]:
     """Files that use what torch calls private: ``torch._C``, ``torch._dynamo`` and others."""
     private = re.compile(r"\btorch\._[a-zA-Z]")
-    return [relative(p) for p in sources() if any(
-        private.search(line) and not line.lstrip().startswith("#") for line in lines_of(p))]
+    return [
+        relative(p)
+        for p in sources()
+        if any(private.search(line) and not line.lstrip().startswith("#") for line in lines_of(p))
+    ]
 
 
 def import_lines() -> int:
-    return sum(at.end_lineno - at.lineno + 1 for _, at in walk((ast.Import, ast.ImportFrom))
-               if isinstance(at, (ast.Import, ast.ImportFrom)) and at.end_lineno)
+    return sum(
+        at.end_lineno - at.lineno + 1
+        for _, at in walk((ast.Import, ast.ImportFrom))
+        if isinstance(at, (ast.Import, ast.ImportFrom)) and at.end_lineno
+    )
 
 
 def lazy_imports() -> int:
     """Imports inside of functions."""
-    inside = {child for _, at in walk((ast.FunctionDef, ast.AsyncFunctionDef)) for child in ast.walk(at)
-              if isinstance(child, (ast.Import, ast.ImportFrom))}
+    inside = {
+        child
+        for _, at in walk((ast.FunctionDef, ast.AsyncFunctionDef))
+        for child in ast.walk(at)
+        if isinstance(child, (ast.Import, ast.ImportFrom))
+    }
     return len(inside)
 
 
 def named_alike(*words: str) -> Callable[[], list[str]]:
     """Classes whose names end in one of the words, by file."""
+
     def found() -> list[str]:
-        return [f"{relative(path)}: {at.name}" for path, at in walk(ast.ClassDef)
-                if isinstance(at, ast.ClassDef) and re.search(rf"({'|'.join(words)})$", at.name)]
+        return [
+            f"{relative(path)}: {at.name}"
+            for path, at in walk(ast.ClassDef)
+            if isinstance(at, ast.ClassDef) and re.search(rf"({'|'.join(words)})$", at.name)
+        ]
+
     return found
 
 
 def written_functions() -> list[str]:
     """Files where text becomes functions."""
-    return [relative(path) for path, at in walk(ast.Call)
-            if isinstance(at, ast.Call) and ast.unparse(at.func) == "exec"]
+    return [
+        relative(path)
+        for path, at in walk(ast.Call)
+        if isinstance(at, ast.Call) and ast.unparse(at.func) == "exec"
+    ]
 
 
 # No noun: what a file's name may not be. Nouns of the field that end alike are listed behind it.
-NO_NOUN = re.compile(r"(ed|en|ing|ly)$|^(behind|apart|ahead|whole|alike|own|such|told|kept|held|made|lost|"
-                     r"out|over|more|less|once|again|back|away|around|late|early|sooner|upright|beside)$")
+NO_NOUN = re.compile(
+    r"(ed|en|ing|ly)$|^(behind|apart|ahead|whole|alike|own|such|told|kept|held|made|lost|"
+    r"out|over|more|less|once|again|back|away|around|late|early|sooner|upright|beside)$"
+)
 FRESH = 300  # commits for which an ablation stands
-NOUNS = frozenset((
-    "packing tiling streaming sharding padding indexing folding lowering merging timing tuning pooling "
-    "scheduling sampling batching reading binding rounding upsampling broadcasting tracing inlining "
-    "string codegen aliasing").split())
+NOUNS = frozenset(
+    (
+        "packing tiling streaming sharding padding indexing folding lowering merging timing tuning "
+        "pooling scheduling sampling batching reading binding rounding upsampling broadcasting tracing "
+        "inlining string codegen aliasing"
+    ).split()
+)
 # Modules that users import by such a name, which stays: what is in it is in rooms whose files have nouns.
 PUBLIC = ("quantized.py",)
 
 
 def names_without_noun() -> list[str]:
-    return [relative(p) for p in sources() if p.stem != "__init__"
-            and relative(p) not in PUBLIC and (word := p.stem.split("_")[-1]) not in NOUNS
-            and NO_NOUN.search(word)]
+    return [
+        relative(p)
+        for p in sources()
+        if p.stem != "__init__"
+        and relative(p) not in PUBLIC
+        and (word := p.stem.split("_")[-1]) not in NOUNS
+        and NO_NOUN.search(word)
+    ]
 
 
 @dataclass(frozen=True)
@@ -233,8 +278,15 @@ def table(measured: bool) -> str:
 def stale_ablation() -> str:
     """A warning where docs/ablation.md was measured more than ``FRESH`` commits ago; else nothing."""
     found = re.search(r"commit (\w+)", (ROOT / "docs" / "ablation.md").read_text(encoding="utf-8"))
-    done = subprocess.run(["git", "-C", str(ROOT), "rev-list", "--count", f"{found[1]}..HEAD"],
-                          capture_output=True, text=True) if found else None
+    done = (
+        subprocess.run(
+            ["git", "-C", str(ROOT), "rev-list", "--count", f"{found[1]}..HEAD"],
+            capture_output=True,
+            text=True,
+        )
+        if found
+        else None
+    )
     if done is None or done.returncode:
         return "docs/ablation.md: its commit is not in this repository"
     behind = int(done.stdout)

@@ -45,6 +45,7 @@ def lines_of(path: Path) -> tuple[str, ...]:
 def imports(path: Path) -> tuple[tuple[str, bool], ...]:
     """Every imported module, and whether it is imported when the file is (not in a function, not
     for types alone)."""
+
     def visit(at: ast.AST, early: bool) -> Iterator[tuple[str, bool]]:
         for child in ast.iter_child_nodes(at):
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
@@ -57,10 +58,10 @@ def imports(path: Path) -> tuple[tuple[str, bool], ...]:
                 assert child.level == 0, f"{relative(path)}: a relative import"
                 assert child.module is not None
                 whole = child.module == "transconv"
-                yield from ((f"transconv.{a.name}" if whole else child.module, early)
-                            for a in child.names)
+                yield from ((f"transconv.{a.name}" if whole else child.module, early) for a in child.names)
             else:
                 yield from visit(child, early)
+
     return tuple(visit(tree_of(path), True))
 
 
@@ -91,8 +92,10 @@ def room_graph() -> Graph:
         if room_of(path) in ("__init__", "__main__"):
             continue
         rooms.setdefault(room_of(path), set()).update(
-            room_of(other) for other in imported_files(path)
-            if room_of(other) not in (room_of(path), "__init__", "__main__"))
+            room_of(other)
+            for other in imported_files(path)
+            if room_of(other) not in (room_of(path), "__init__", "__main__")
+        )
     return {room: frozenset(others) for room, others in rooms.items()}
 
 

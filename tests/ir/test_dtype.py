@@ -59,8 +59,10 @@ TABLE = ir.Tensor("table", ("x",), (8,), ir.Layout.dense(ir.i32, (8,)))
 
 def gathered(offset: ir.Expr) -> ir.Kernel:
     held, pid = ir.Var("held", ir.i32), ir.Var("pid")
-    body = ir.seq(ir.Let(held, ir.Load(TABLE, LANE + pid, ir.TRUE)),
-                  ir.Store(OUT, offset, ir.Const(1.0, ir.f32), ir.TRUE))
+    body = ir.seq(
+        ir.Let(held, ir.Load(TABLE, LANE + pid, ir.TRUE)),
+        ir.Store(OUT, offset, ir.Const(1.0, ir.f32), ir.TRUE),
+    )
     return ir.Kernel("gathered", (TABLE, OUT), ir.For(pid, 1, body, kind="grid"))
 
 
@@ -81,6 +83,7 @@ def test_narrow_leaves_numbers_as_wide_as_they_are() -> None:
 
 
 # -- a row from outside -----------------------------------------------------------------------------
+
 
 @pytest.fixture
 def short() -> Iterator[DType]:
@@ -114,9 +117,19 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
     element = data.torch_dtype(short)
     assert qparams.OPERANDS[element] is short and lower_call.RESULTS[element] is short
     assert short.name in benchdnn_job.DTYPES and element not in lower_call.DTYPES
-    source = "\n".join(["import triton", "import triton.language as tl", "", "", "@triton.jit",
-                        "def moved(x, y):",
-                        "    at = tl.arange(0, 128)", "    tl.store(y + at, tl.load(x + at))", ""])
+    source = "\n".join(
+        [
+            "import triton",
+            "import triton.language as tl",
+            "",
+            "",
+            "@triton.jit",
+            "def moved(x, y):",
+            "    at = tl.arange(0, 128)",
+            "    tl.store(y + at, tl.load(x + at))",
+            "",
+        ]
+    )
     chip = TARGETS["gfx942"]
     (found,) = compile_offline(
         [

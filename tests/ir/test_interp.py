@@ -29,8 +29,9 @@ def tensor(name: str, *shape: int, dtype: ir.DType = f32) -> ir.Tensor:
 
 
 def randoms(t: ir.Tensor) -> Any:
-    values = RNG.integers(-8, 8, t.layout.span) if t.dtype.kind == "int" \
-        else RNG.standard_normal(t.layout.span)
+    values = (
+        RNG.integers(-8, 8, t.layout.span) if t.dtype.kind == "int" else RNG.standard_normal(t.layout.span)
+    )
     return np.ascontiguousarray(values.astype(t.dtype.numpy))
 
 
@@ -48,13 +49,16 @@ def value_of(e: ir.Expr, dtype: ir.DType = f64) -> Any:
 
 # ---- whole kernels ----
 
+
 @pytest.mark.parametrize("inner", ["serial", "unroll", "tile"])
 @pytest.mark.parametrize("outer", ["parallel", "grid", "tile", "serial"])
 def test_row_sums_by_loops(outer: str, inner: str) -> None:
     src, dst = tensor("src", 5, 7), tensor("dst", 5)
-    row = ir.seq(ir.Alloc(ACC, (), ZERO),
-                 ir.For(J, 7, ir.Update(ACC, ACC + ir.Load(src, I * 7 + J, ir.TRUE)), inner),
-                 ir.store(dst, I, ACC))
+    row = ir.seq(
+        ir.Alloc(ACC, (), ZERO),
+        ir.For(J, 7, ir.Update(ACC, ACC + ir.Load(src, I * 7 + J, ir.TRUE)), inner),
+        ir.store(dst, I, ACC),
+    )
     kernel = ir.Kernel("rows", (src, dst), ir.For(I, 5, row, outer))
     x, y = randoms(src), zeros(dst)
     ir.run(kernel, {"src": x, "dst": y}, outputs=["dst"])
@@ -71,7 +75,8 @@ def test_softmax_with_lanes() -> None:
         ir.Let(row, P * 4 + r),
         ir.Let(x, ir.select(inside, ir.Cast(ir.Load(src, row * cols + c, inside), f32), -1e30)),
         ir.Let(e, ir.Call("exp", (x - ir.Reduce("max", x, c),))),
-        ir.store(dst, row * cols + c, e / ir.Reduce("sum", e, c), inside))
+        ir.store(dst, row * cols + c, e / ir.Reduce("sum", e, c), inside),
+    )
     kernel = ir.Kernel("softmax", (src, dst), ir.For(P, 2, body, "grid"))
     ir.verify(kernel, "lanes")
     a, b = randoms(src), zeros(dst)
@@ -80,8 +85,7 @@ def test_softmax_with_lanes() -> None:
     np.testing.assert_allclose(b.reshape(rows, cols), up / up.sum(1, keepdims=True), rtol=2e-3)
 
 
-def matmul(m: int, n: int, k: int, dtype: ir.DType, acc_type: ir.DType,
-           split: int) -> ir.Kernel:
+def matmul(m: int, n: int, k: int, dtype: ir.DType, acc_type: ir.DType, split: int) -> ir.Kernel:
     """c += a b in tiles of 16 x 8 x 4, with the sum over k dealt out to ``split`` programs."""
     a, b = tensor("a", m, k, dtype=dtype), tensor("b", k, n, dtype=dtype)
     c = tensor("c", m, n, dtype=acc_type)
@@ -90,19 +94,28 @@ def matmul(m: int, n: int, k: int, dtype: ir.DType, acc_type: ir.DType,
     left, right, acc = ir.Var("left", dtype), ir.Var("right", dtype), ir.Var("acc", acc_type)
     lm, lk, ln = ir.Lane("m", 16, 1), ir.Lane("k", 4, 2), ir.Lane("n", 8, 3)
     inside = (row < m) & (col < n)
-    write = ir.store(c, row * n + col, acc, inside) if split == 1 else \
-        ir.FuncCall(ir.ATOMIC_ADD, (c, row * n + col, acc, inside))
+    write = (
+        ir.store(c, row * n + col, acc, inside)
+        if split == 1
+        else ir.FuncCall(ir.ATOMIC_ADD, (c, row * n + col, acc, inside))
+    )
     body = ir.seq(
         ir.Let(row, P % grid_m * 16 + lm),
         ir.Let(col, P // grid_m % grid_n * 8 + ln),
         ir.Alloc(acc, (lm, ln), ir.Const(0, acc_type)),
-        ir.For(J, steps, ir.seq(
-            ir.Let(kk, (J * split + P // (grid_m * grid_n)) * 4 + lk),
-            ir.Let(left, ir.Load(a, row * k + kk, (row < m) & (kk < k))),
-            ir.Let(right, ir.Load(b, kk * n + col, (kk < k) & (col < n))),
-            ir.FuncCall(ir.FENCE, ()),
-            ir.FuncCall(ir.dot("ieee"), (acc, left, right)))),
-        write)
+        ir.For(
+            J,
+            steps,
+            ir.seq(
+                ir.Let(kk, (J * split + P // (grid_m * grid_n)) * 4 + lk),
+                ir.Let(left, ir.Load(a, row * k + kk, (row < m) & (kk < k))),
+                ir.Let(right, ir.Load(b, kk * n + col, (kk < k) & (col < n))),
+                ir.FuncCall(ir.FENCE, ()),
+                ir.FuncCall(ir.dot("ieee"), (acc, left, right)),
+            ),
+        ),
+        write,
+    )
     grid = ir.For(P, grid_m * grid_n * split, body, "grid")
     return ir.Kernel("matmul", (a, b, c), grid)
 
@@ -110,8 +123,9 @@ def matmul(m: int, n: int, k: int, dtype: ir.DType, acc_type: ir.DType,
 @pytest.mark.parametrize("split", [1, 3])
 @pytest.mark.parametrize(("dtype", "acc_type"), [(f16, f32), (f32, f32), (f64, f64), (i8, i32)])
 @pytest.mark.parametrize("shape", [(16, 8, 4), (20, 13, 37), (1, 1, 1)])
-def test_matmul_with_dot(shape: tuple[int, int, int], dtype: ir.DType, acc_type: ir.DType,
-                         split: int) -> None:
+def test_matmul_with_dot(
+    shape: tuple[int, int, int], dtype: ir.DType, acc_type: ir.DType, split: int
+) -> None:
     m, n, k = shape
     kernel = matmul(m, n, k, dtype, acc_type, split)
     ir.verify(kernel)
@@ -129,14 +143,22 @@ def test_programs_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     test_row_sums_by_loops("parallel", "serial")
     t = tensor("t", 4)
     with pytest.raises(ir.InterpError, match=r"offset 4 of t is not in 0..4 at i=2, j=0"):
-        ir.run(ir.Kernel("k", (t,), ir.For(I, 5, ir.For(J, 2, ir.store(t, I * 2 + J, I),
-                                                        "parallel"), "parallel")),
-               {"t": zeros(t)})
+        ir.run(
+            ir.Kernel(
+                "k", (t,), ir.For(I, 5, ir.For(J, 2, ir.store(t, I * 2 + J, I), "parallel"), "parallel")
+            ),
+            {"t": zeros(t)},
+        )
 
 
 @settings(deadline=None)
-@given(draw.lists(draw.tuples(draw.sampled_from([1, 3]), draw.sampled_from([1, 3]),
-                              draw.booleans()), min_size=1, max_size=5))
+@given(
+    draw.lists(
+        draw.tuples(draw.sampled_from([1, 3]), draw.sampled_from([1, 3]), draw.booleans()),
+        min_size=1,
+        max_size=5,
+    )
+)
 def test_contract_is_a_broadcast_product_summed(axes: list[tuple[int, int, bool]]) -> None:
     x = RNG.standard_normal([a for a, _, _ in axes])
     y = RNG.standard_normal([b for _, b, _ in axes])
@@ -148,12 +170,24 @@ def test_contract_is_a_broadcast_product_summed(axes: list[tuple[int, int, bool]
 def test_branches_on_programs_mask_both_sides() -> None:
     src, dst = tensor("src", 3), tensor("dst", 6)
     x = ir.Var("x", f32)
-    kernel = ir.Kernel("k", (src, dst), ir.For(I, 6, ir.seq(
-        ir.Alloc(ACC, (), ZERO),
-        ir.If(I % 2 < 1,
-              ir.seq(ir.Let(x, ir.Load(src, I // 2, ir.TRUE)), ir.Update(ACC, x)),
-              ir.Update(ACC, ACC - ir.Cast(6 // (I % 2), f32))),
-        ir.store(dst, I, ACC)), "grid"))
+    kernel = ir.Kernel(
+        "k",
+        (src, dst),
+        ir.For(
+            I,
+            6,
+            ir.seq(
+                ir.Alloc(ACC, (), ZERO),
+                ir.If(
+                    I % 2 < 1,
+                    ir.seq(ir.Let(x, ir.Load(src, I // 2, ir.TRUE)), ir.Update(ACC, x)),
+                    ir.Update(ACC, ACC - ir.Cast(6 // (I % 2), f32)),
+                ),
+                ir.store(dst, I, ACC),
+            ),
+            "grid",
+        ),
+    )
     y = zeros(dst)
     ir.run(kernel, {"src": np.array([1, 2, 3], "f4"), "dst": y}, outputs=["dst"])
     assert y.tolist() == [1, -6, 2, -6, 3, -6]
@@ -162,8 +196,15 @@ def test_branches_on_programs_mask_both_sides() -> None:
 def test_a_branch_without_axes_is_taken_or_not() -> None:
     t = tensor("t", 2)
     missing = ir.Var("missing", f32)
-    body = ir.For(I, 2, ir.If(I < 1, ir.store(t, I, 5.0 + ir.Cast(I, f32)),
-                              ir.If(I < 1, ir.store(t, I, missing), ir.store(t, I, ZERO - 1.0))))
+    body = ir.For(
+        I,
+        2,
+        ir.If(
+            I < 1,
+            ir.store(t, I, 5.0 + ir.Cast(I, f32)),
+            ir.If(I < 1, ir.store(t, I, missing), ir.store(t, I, ZERO - 1.0)),
+        ),
+    )
     data = zeros(t)
     ir.run(ir.Kernel("k", (t,), body), {"t": data}, outputs=["t"])
     assert data.tolist() == [5, -1]
@@ -174,8 +215,10 @@ def test_masked_loads_are_zero_and_touch_nothing() -> None:
     m = ir.Lane("m", 8, 0)
     e = ir.Load(src, m - 2, (m >= 2) & (m < 5)) + ir.Load(empty, m, ir.FALSE)
     data = zeros(dst)
-    ir.run(ir.Kernel("k", (src, empty, dst), ir.store(dst, m, e)),
-           {"src": np.array([1, 2, 3], "f4"), "empty": zeros(empty), "dst": data})
+    ir.run(
+        ir.Kernel("k", (src, empty, dst), ir.store(dst, m, e)),
+        {"src": np.array([1, 2, 3], "f4"), "empty": zeros(empty), "dst": data},
+    )
     assert data.tolist() == [0, 0, 1, 2, 3, 0, 0, 0]
 
 
@@ -200,9 +243,10 @@ def test_blocked_layout_needs_its_logical_elements_only() -> None:
 ints = draw.recursive(
     draw.integers(-20, 20).map(ir.Const),
     lambda inner: draw.tuples(
-        draw.sampled_from([ir.Add, ir.Sub, ir.Mul, ir.FloorDiv, ir.Mod, ir.Min, ir.Max]),
-        inner, inner).map(lambda t: t[0](t[1], t[2])),
-    max_leaves=6)
+        draw.sampled_from([ir.Add, ir.Sub, ir.Mul, ir.FloorDiv, ir.Mod, ir.Min, ir.Max]), inner, inner
+    ).map(lambda t: t[0](t[1], t[2])),
+    max_leaves=6,
+)
 
 
 @settings(deadline=None)
@@ -221,9 +265,14 @@ def test_integer_arithmetic_is_that_of_python(e: ir.Expr) -> None:
 @pytest.mark.parametrize("x", [0.25, 1.0, 2.5])
 @pytest.mark.parametrize("name", sorted(n for n, c in CALLS.items() if c.arity == 1 and 64 in c.floats))
 def test_functions(name: str, x: float) -> None:
-    table = {"sigmoid": lambda v: 1 / (1 + math.exp(-v)), "rsqrt": lambda v: v ** -0.5,
-             "abs": abs, "exp2": lambda v: 2 ** v, "nearest": round,
-             "ndtr_wide": lambda v: math.erfc(-v / math.sqrt(2)) / 2}
+    table = {
+        "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
+        "rsqrt": lambda v: v**-0.5,
+        "abs": abs,
+        "exp2": lambda v: 2**v,
+        "nearest": round,
+        "ndtr_wide": lambda v: math.erfc(-v / math.sqrt(2)) / 2,
+    }
     expected = table.get(name, getattr(math, name, None))
     assert expected is not None
     assert value_of(ir.Call(name, (ir.Const(x, f64),))) == pytest.approx(expected(x))
@@ -274,8 +323,8 @@ def test_arithmetic_happens_in_the_promoted_type() -> None:
     assert value_of(big + big) == np.inf
     assert value_of(big + ir.Const(60000.0, f32)) == 120000
     assert value_of(ir.Const(1, f16) / 3, f64) == np.float16(1 / 3)
-    assert value_of(ir.Const(2 ** 31 - 1, i32) + 1, index) == -2 ** 31
-    assert value_of(ir.Const(2 ** 31 - 1, index) + 1, index) == 2 ** 31
+    assert value_of(ir.Const(2**31 - 1, i32) + 1, index) == -(2**31)
+    assert value_of(ir.Const(2**31 - 1, index) + 1, index) == 2**31
 
 
 @pytest.mark.parametrize("dtype", [i8, i32, ir.i64, f16, f32, f64], ids=str)
@@ -287,8 +336,9 @@ def test_reductions_happen_in_the_type_of_what_they_reduce(op: str, dtype: ir.DT
     most = np.iinfo(dtype.numpy).max if dtype.is_integer else np.finfo(dtype.numpy).max
     x = np.array([most, most, 3, 5, 1, 2, 1, 1], dtype.numpy)
     value = ir.Var("v", dtype)
-    body = ir.seq(ir.Let(value, ir.Load(held, lane, ir.TRUE)),
-                  ir.store(out, 0, ir.Reduce(op, value, lane)))
+    body = ir.seq(
+        ir.Let(value, ir.Load(held, lane, ir.TRUE)), ir.store(out, 0, ir.Reduce(op, value, lane))
+    )
     data = {"x": x, "y": zeros(out)}
     with np.errstate(all="ignore"):
         ir.run(ir.Kernel("reduced", (held, out), ir.For(I, 1, body, "grid")), data)
@@ -306,7 +356,7 @@ def test_bf16_rounds_to_nearest_even(x: float) -> None:
     # The two bf16 values around x: its upper 16 bits, and those with the next magnitude.
     low = int(np.float32(x).view(np.uint32)) >> 16
     near, far = (float(np.uint32(b << 16).view(np.float32)) for b in (low, low + 1))
-    limit = math.copysign(2.0 ** 128, x)  # the value that takes infinity's place when rounding
+    limit = math.copysign(2.0**128, x)  # the value that takes infinity's place when rounding
     to_near, to_far = abs(x - near), abs((limit if math.isinf(far) else far) - x)
     if to_near == to_far:
         assert made == (near if low % 2 == 0 else far)
@@ -315,13 +365,13 @@ def test_bf16_rounds_to_nearest_even(x: float) -> None:
 
 
 def test_bf16_is_rounded_when_stored_or_cast() -> None:
-    x = ir.Const(1 + 2 ** -9, f32)
+    x = ir.Const(1 + 2**-9, f32)
     assert value_of(x, bf16) == 1
     assert value_of(ir.Cast(x, bf16), f32) == 1
-    assert value_of(x, f32) == 1 + 2 ** -9
-    tie = ir.Const(1 + 2 ** -7 + 2 ** -8, f32)  # halfway; the even neighbour is above
-    assert value_of(tie, bf16) == 1 + 2 ** -6
-    assert value_of(ir.Const(1 + 2 ** -8, f32), bf16) == 1
+    assert value_of(x, f32) == 1 + 2**-9
+    tie = ir.Const(1 + 2**-7 + 2**-8, f32)  # halfway; the even neighbour is above
+    assert value_of(tie, bf16) == 1 + 2**-6
+    assert value_of(ir.Const(1 + 2**-8, f32), bf16) == 1
 
 
 # ---- errors ----
@@ -357,8 +407,7 @@ def test_write_out_of_bounds(what: str) -> None:
 
     fails(ir.For(I, 2, write(ir.TRUE), "grid"), "offset 8 of t is not in 0..8 at i=1, m=0")
     ir.run(ir.Kernel("fine", (T,), ir.For(I, 2, write(I < 1), "grid")), {"t": zeros(T)})
-    ir.run(ir.Kernel("fine", (T,), ir.For(I, 2, ir.If(I < 1, write(ir.TRUE)), "grid")),
-           {"t": zeros(T)})
+    ir.run(ir.Kernel("fine", (T,), ir.For(I, 2, ir.If(I < 1, write(ir.TRUE)), "grid")), {"t": zeros(T)})
 
 
 @pytest.mark.parametrize("kind", ["grid", "parallel", "tile", "serial", "unroll"])
@@ -432,12 +481,18 @@ def test_assumptions_are_checked() -> None:
 def test_updates() -> None:
     fails(ir.Update(ACC, ZERO), "acc is updated but not allocated")
     fails(ir.seq(ir.Let(ACC, ZERO), ir.Update(ACC, ZERO)), "acc is updated but not allocated")
-    fails(ir.seq(ir.Let(ACC, ZERO), ir.FuncCall(ir.dot("ieee"), (ACC, ZERO, ZERO))),
-          "acc is updated but not allocated")
-    fails(ir.seq(ir.Alloc(ACC), ir.Update(ACC, ir.Cast(LANE, f32))),
-          "acc does not have the lanes m of its value")
-    fails(ir.seq(ir.Alloc(ACC), ir.For(I, 2, ir.Update(ACC, ACC + 1.0), "grid")),
-          "grid loop are not independent when they update acc, allocated outside")
+    fails(
+        ir.seq(ir.Let(ACC, ZERO), ir.FuncCall(ir.dot("ieee"), (ACC, ZERO, ZERO))),
+        "acc is updated but not allocated",
+    )
+    fails(
+        ir.seq(ir.Alloc(ACC), ir.Update(ACC, ir.Cast(LANE, f32))),
+        "acc does not have the lanes m of its value",
+    )
+    fails(
+        ir.seq(ir.Alloc(ACC), ir.For(I, 2, ir.Update(ACC, ACC + 1.0), "grid")),
+        "grid loop are not independent when they update acc, allocated outside",
+    )
 
 
 def test_what_has_no_meaning() -> None:

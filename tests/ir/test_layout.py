@@ -54,27 +54,31 @@ def pack(logical: np.ndarray, axes_of_dim: list[list[int]], order: list[int]) ->
     return padded.reshape(split).transpose(order).ravel()
 
 
-@pytest.mark.parametrize(("tag", "shape", "inner", "order"), [
-    # axes after the split of NChw32n32c: N n C c h w
-    ("NChw32n32c", (33, 40, 2, 3), [[32], [32], [], []], [0, 2, 4, 5, 1, 3]),
-    ("nChw16c", (2, 17, 3, 2), [[], [16], [], []], [0, 1, 3, 4, 2]),
-    ("aBcd4b", (2, 7, 3, 2), [[], [4], [], []], [0, 1, 3, 4, 2]),
-    ("N(C/4)HW4", (2, 8, 3, 2), [[], [4], [], []], [0, 1, 3, 4, 2]),
-    ("ABx4a2b", (6, 5, 3), [[4], [2], []], [0, 2, 4, 1, 3]),
-    ("OIhw4i8o2i", (9, 9, 2, 1), [[8], [4, 2], [], []], [0, 2, 5, 6, 3, 1, 4]),
-    ("nhwc", (2, 3, 4, 5), [[], [], [], []], [0, 2, 3, 1]),
-    ("hwio", (2, 3, 4, 5), [[], [], [], []], [2, 3, 1, 0]),
-    ("xba", (2, 3, 4, 5), [[], [], [], []], [2, 3, 1, 0]),
-    ("ndhwc", (2, 3, 2, 2, 2), [[], [], [], [], []], [0, 2, 3, 4, 1]),
-])
+@pytest.mark.parametrize(
+    ("tag", "shape", "inner", "order"),
+    [
+        # axes after the split of NChw32n32c: N n C c h w
+        ("NChw32n32c", (33, 40, 2, 3), [[32], [32], [], []], [0, 2, 4, 5, 1, 3]),
+        ("nChw16c", (2, 17, 3, 2), [[], [16], [], []], [0, 1, 3, 4, 2]),
+        ("aBcd4b", (2, 7, 3, 2), [[], [4], [], []], [0, 1, 3, 4, 2]),
+        ("N(C/4)HW4", (2, 8, 3, 2), [[], [4], [], []], [0, 1, 3, 4, 2]),
+        ("ABx4a2b", (6, 5, 3), [[4], [2], []], [0, 2, 4, 1, 3]),
+        ("OIhw4i8o2i", (9, 9, 2, 1), [[8], [4, 2], [], []], [0, 2, 5, 6, 3, 1, 4]),
+        ("nhwc", (2, 3, 4, 5), [[], [], [], []], [0, 2, 3, 1]),
+        ("hwio", (2, 3, 4, 5), [[], [], [], []], [2, 3, 1, 0]),
+        ("xba", (2, 3, 4, 5), [[], [], [], []], [2, 3, 1, 0]),
+        ("ndhwc", (2, 3, 2, 2, 2), [[], [], [], [], []], [0, 2, 3, 4, 1]),
+    ],
+)
 def test_offsets_of_tags_agree_with_a_packer(
-        tag: str, shape: tuple[int, ...], inner: list[list[int]], order: list[int]) -> None:
+    tag: str, shape: tuple[int, ...], inner: list[list[int]], order: list[int]
+) -> None:
     layout = Layout.parse(tag, f32, shape)
     logical = np.arange(math.prod(shape)).reshape(shape)
     packed = pack(logical, inner, order)
     assert layout.span == packed.size
     assert (packed[offsets(layout, shape)] == logical).all()
-    names = tuple("abcde"[:len(shape)])
+    names = tuple("abcde"[: len(shape)])
     assert (offsets_of(Tensor("t", names, shape, layout)) == offsets(layout, shape)).all()
     assert layout.is_dense and layout.is_packed
     assert layout.padded(shape) == layout.extents
@@ -84,57 +88,71 @@ def test_the_seed_example_has_six_blocks() -> None:
     layout = Layout.parse("4n2c7h7w32n32c", f32, letters="nchw")
     assert layout is Layout.parse("NChw32n32c", f32, (128, 64, 7, 7))
     assert [(b.dim, b.size, b.stride) for b in layout.blocks] == [
-        (0, 4, 2 * 7 * 7 * 1024), (1, 2, 7 * 7 * 1024), (2, 7, 7 * 1024), (3, 7, 1024),
-        (0, 32, 32), (1, 32, 1)]
+        (0, 4, 2 * 7 * 7 * 1024),
+        (1, 2, 7 * 7 * 1024),
+        (2, 7, 7 * 1024),
+        (3, 7, 1024),
+        (0, 32, 32),
+        (1, 32, 1),
+    ]
     assert layout.text("nchw") == "4n2c7h7w32n32c"
     assert layout.tag("nchw") == "NChw32n32c"
     assert str(layout) == "4a2b7c7d32a32b"
 
 
-@pytest.mark.parametrize(("text", "same"), [
-    ("8n4c3h2w", "8a4b3c2d"),
-    ("2n3c4d5h6w", "2a3b4c5d6e"),
-    ("2d3h4w5i6o", "2c3d4e5b6a"),
-    ("2g4o5i3w", "2a4b5c3d"),
-    ("2n5w3c", "2a5c3b"),
-    ("8a@4096 64b@64", "8a@4096,64b@64"),
-    ("8a@4096 64b@64+7", "8a@4096, 64b@64 +7"),
-])
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("8n4c3h2w", "8a4b3c2d"),
+        ("2n3c4d5h6w", "2a3b4c5d6e"),
+        ("2d3h4w5i6o", "2c3d4e5b6a"),
+        ("2g4o5i3w", "2a4b5c3d"),
+        ("2n5w3c", "2a5c3b"),
+        ("8a@4096 64b@64", "8a@4096,64b@64"),
+        ("8a@4096 64b@64+7", "8a@4096, 64b@64 +7"),
+    ],
+)
 def test_letters_are_deduced(text: str, same: str) -> None:
     assert Layout.parse(text, f32) is Layout.parse(same, f32)
 
 
-@pytest.mark.parametrize(("shape", "texts"), [
-    ((2, 3, 4, 5), ["nchw", "abcd", "abx", "oihw", "2n3c4h5w", "strides(60,20,5,1)"]),
-    ((2, 3, 4, 5), ["nhwc", "acdb", "axb", "ohwi", "2n4h5w3c", "strides(60,1,15,3)"]),
-    ((2, 3, 4), ["ncw", "abc", "abx", "oiw"]),
-    ((2, 3, 4), ["nwc", "acb", "axb", "owi"]),
-    ((2, 3, 4, 5, 6), ["ncdhw", "abcde", "abx", "oidhw"]),
-    ((2, 17, 4, 5), ["nChw16c", "aBcd16b", "aBx16b", "N(C/16)HW16", "NC/16HW16", "2n2c4h5w16c"]),
-    ((2, 3, 2, 5, 6), ["goihw", "abcde"]),
-])
+@pytest.mark.parametrize(
+    ("shape", "texts"),
+    [
+        ((2, 3, 4, 5), ["nchw", "abcd", "abx", "oihw", "2n3c4h5w", "strides(60,20,5,1)"]),
+        ((2, 3, 4, 5), ["nhwc", "acdb", "axb", "ohwi", "2n4h5w3c", "strides(60,1,15,3)"]),
+        ((2, 3, 4), ["ncw", "abc", "abx", "oiw"]),
+        ((2, 3, 4), ["nwc", "acb", "axb", "owi"]),
+        ((2, 3, 4, 5, 6), ["ncdhw", "abcde", "abx", "oidhw"]),
+        ((2, 17, 4, 5), ["nChw16c", "aBcd16b", "aBx16b", "N(C/16)HW16", "NC/16HW16", "2n2c4h5w16c"]),
+        ((2, 3, 2, 5, 6), ["goihw", "abcde"]),
+    ],
+)
 def test_spellings_of_the_same_layout(shape: tuple[int, ...], texts: list[str]) -> None:
     assert len({Layout.parse(text, f16, shape) for text in texts}) == 1
 
 
-@pytest.mark.parametrize(("text", "shape", "message"), [
-    ("nhwc", None, "has no sizes; expected a shape"),
-    ("strides(1,2)", None, "has no sizes; expected a shape"),
-    ("strides(1,2)", (2, 3, 4), "has 2 strides; expected 3"),
-    ("nhw", (2, 3, 4, 5), "names the dims n h w; expected each of"),
-    ("nhwcc", (2, 3, 4, 5), "expected each of"),
-    ("nqhw", (2, 3, 4, 5), "mixes the dims"),
-    ("nChw", (2, 3, 4, 5), "splits c in one place only; expected c with no block"),
-    ("nchw16c", (2, 3, 4, 5), "splits c in one place only; expected C"),
-    ("nChw0c", (2, 3, 4, 5), "block of size 0"),
-    ("xax", (2, 3, 4), "x twice"),
-    ("N(C/4)HW8", (2, 3, 4, 5), "divides C by 4 but ends in 8"),
-    ("4n2c7h7w", (5, 2, 7, 7), "holds (4, 2, 7, 7) elements; expected at least the shape"),
-    ("2n3c", (2, 3, 4), "has 2 dims; expected 3"),
-    ("8a@4096 64b", (8, 64), "is unreadable; expected a form such as"),
-    ("n-h", (8, 64), "is unreadable"),
-    ("", (8, 64), "is unreadable"),
-])
+@pytest.mark.parametrize(
+    ("text", "shape", "message"),
+    [
+        ("nhwc", None, "has no sizes; expected a shape"),
+        ("strides(1,2)", None, "has no sizes; expected a shape"),
+        ("strides(1,2)", (2, 3, 4), "has 2 strides; expected 3"),
+        ("nhw", (2, 3, 4, 5), "names the dims n h w; expected each of"),
+        ("nhwcc", (2, 3, 4, 5), "expected each of"),
+        ("nqhw", (2, 3, 4, 5), "mixes the dims"),
+        ("nChw", (2, 3, 4, 5), "splits c in one place only; expected c with no block"),
+        ("nchw16c", (2, 3, 4, 5), "splits c in one place only; expected C"),
+        ("nChw0c", (2, 3, 4, 5), "block of size 0"),
+        ("xax", (2, 3, 4), "x twice"),
+        ("N(C/4)HW8", (2, 3, 4, 5), "divides C by 4 but ends in 8"),
+        ("4n2c7h7w", (5, 2, 7, 7), "holds (4, 2, 7, 7) elements; expected at least the shape"),
+        ("2n3c", (2, 3, 4), "has 2 dims; expected 3"),
+        ("8a@4096 64b", (8, 64), "is unreadable; expected a form such as"),
+        ("n-h", (8, 64), "is unreadable"),
+        ("", (8, 64), "is unreadable"),
+    ],
+)
 def test_unreadable_layouts(text: str, shape: tuple[int, ...] | None, message: str) -> None:
     with pytest.raises(LayoutError) as caught:
         Layout.parse(text, f32, shape)
@@ -172,7 +190,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @given(layouts())
 def test_parse_reads_what_str_prints(layout: Layout) -> None:
     assert Layout.parse(str(layout), f32) is layout
-    letters = "goidhw"[:layout.ndims]
+    letters = "goidhw"[: layout.ndims]
     assert Layout.parse(layout.text(letters), f32, letters=letters) is layout
     assert ("@" in str(layout)) == (not layout.is_packed)
 
@@ -188,7 +206,8 @@ def test_a_tag_with_the_shape_is_the_layout(layout: Layout) -> None:
 def test_is_dense_means_that_each_place_is_used_once(layout: Layout) -> None:
     used = sorted(
         sum(at * b.stride for at, b in zip(point, layout.blocks, strict=True))
-        for point in itertools.product(*(range(b.size) for b in layout.blocks)))
+        for point in itertools.product(*(range(b.size) for b in layout.blocks))
+    )
     assert layout.is_dense == (used == list(range(len(used))))
 
 
@@ -196,16 +215,22 @@ def test_is_dense_means_that_each_place_is_used_once(layout: Layout) -> None:
 @example(Layout(f32, 2, (LayoutBlock(0, 3, 2), LayoutBlock(1, 2, 3))))  # woven, each place once
 @example(Layout(f32, 2, (LayoutBlock(0, 4, 2), LayoutBlock(1, 3, 3))))  # 3 * 2 and 2 * 3
 def test_overlaps_means_that_a_place_is_used_twice(layout: Layout) -> None:
-    used = [sum(at * b.stride for at, b in zip(point, layout.blocks, strict=True))
-            for point in itertools.product(*(range(b.size) for b in layout.blocks))]
+    used = [
+        sum(at * b.stride for at, b in zip(point, layout.blocks, strict=True))
+        for point in itertools.product(*(range(b.size) for b in layout.blocks))
+    ]
     assert layout.overlaps == (len(set(used)) < len(used))
 
 
 def test_large_layouts_are_judged_at_once() -> None:
     shape = (1 << 20, 1 << 10, 1 << 9, 1 << 9)
-    for strides, overlaps in (((1 << 29, 1 << 19, 1 << 10, 2), False), ((0, 1 << 18, 512, 1), True),
-                              ((1 << 28, 1 << 18, 512, 1), False), ((1, 1, 1, 1), True),
-                              ((1 << 28, 1 << 18, 511, 1), True)):
+    for strides, overlaps in (
+        ((1 << 29, 1 << 19, 1 << 10, 2), False),
+        ((0, 1 << 18, 512, 1), True),
+        ((1 << 28, 1 << 18, 512, 1), False),
+        ((1, 1, 1, 1), True),
+        ((1 << 28, 1 << 18, 511, 1), True),
+    ):
         assert Layout.from_strides(f32, shape, strides).overlaps == overlaps
 
 
@@ -213,7 +238,7 @@ def test_large_layouts_are_judged_at_once() -> None:
 def test_padded_rounds_up_to_blocks(shape: list[int], data: st.DataObject) -> None:
     split = data.draw(st.integers(0, len(shape) - 1))
     block = data.draw(st.integers(1, 4))
-    letters = "abcde"[:len(shape)]
+    letters = "abcde"[: len(shape)]
     tag = letters.replace(letters[split], letters[split].upper()) + f"{block}{letters[split]}"
     layout = Layout.parse(tag, f32, shape)
     expected = [-(-n // block) * block if d == split else n for d, n in enumerate(shape)]

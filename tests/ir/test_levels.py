@@ -48,8 +48,9 @@ def axis(var: ir.Var, *body: ir.Stmt, stop: int = 4) -> ir.For:
 
 def programs(*body: ir.Stmt, names: tuple[str, ...] = ("one", "two"), warps: int = 4) -> ir.Kernel:
     """An explicit kernel whose first role has this body."""
-    first, *others = (ir.Role(n, warps, 0, ir.seq(*body) if n is names[0] else ir.Comment("x"))
-                      for n in names)
+    first, *others = (
+        ir.Role(n, warps, 0, ir.seq(*body) if n is names[0] else ir.Comment("x")) for n in names
+    )
     return grid(ir.Shared(RING), ir.Shared(FULL), ir.Roles((first, *others)))
 
 
@@ -58,18 +59,23 @@ SUM = (ir.Alloc(ACC, (), ZERO), TERMS, ir.store(T, H, ACC))
 UNNAMED = ir.FuncCall(ir.dot("ieee"), (ACC, ir.Spread(A * 2.0, (M, KK)), B))
 DOT = ir.FuncCall(ir.dot("ieee"), (ACC, ir.Spread(A, (M, KK)), ir.Spread(B, (KK, N))))
 TILES = (ir.Let(A, load(M * 8 + KK)), ir.Let(B, load(KK * 4 + N)), ir.Alloc(ACC, (M, N), ZERO))
-START = ir.FuncCall(ir.DOT_ASYNC, (ACC, replace(PIECE, within=(M * 8 + KK,)),
-                                   replace(PIECE, within=(KK * 4 + N,))))
+START = ir.FuncCall(
+    ir.DOT_ASYNC, (ACC, replace(PIECE, within=(M * 8 + KK,)), replace(PIECE, within=(KK * 4 + N,)))
+)
 DEALT = ir.For(S, 8, ir.seq(WAIT, FETCH), "dealt", start=P, programs=4)
 
 SOUND = {
-    "nest": [kernel(axis(H, *SUM)),
-             kernel(axis(H, *SUM[:2], ir.For(C, 8, ir.Let(B, load(C))), SUM[2])),
-             kernel(ir.Let(A, load()), ir.store(T, 0, A)),
-             kernel(axis(H, axis(S, ir.Let(A, load(S)), ir.store(T, S, A))))],
-    "tiles": [grid(tile(H, *SUM)), grid(tile(H, ir.Let(A, BOX)), tile(H, ir.Let(A, load(H)))),
-              grid(ir.FuncCall(ir.ASSUME, (P < 4,)),
-                   ir.FuncCall(ir.ATOMIC_ADD, (T, ir.ZERO, ZERO, ir.TRUE)))],
+    "nest": [
+        kernel(axis(H, *SUM)),
+        kernel(axis(H, *SUM[:2], ir.For(C, 8, ir.Let(B, load(C))), SUM[2])),
+        kernel(ir.Let(A, load()), ir.store(T, 0, A)),
+        kernel(axis(H, axis(S, ir.Let(A, load(S)), ir.store(T, S, A)))),
+    ],
+    "tiles": [
+        grid(tile(H, *SUM)),
+        grid(tile(H, ir.Let(A, BOX)), tile(H, ir.Let(A, load(H)))),
+        grid(ir.FuncCall(ir.ASSUME, (P < 4,)), ir.FuncCall(ir.ATOMIC_ADD, (T, ir.ZERO, ZERO, ir.TRUE))),
+    ],
     "lanes": [grid(*TILES, DOT), grid(ir.For(STEP, 4, ir.Let(A, BOX), "unroll"))],
     "explicit": [grid(*TILES, DOT), programs(DEALT, ir.Alloc(ACC, (M, N), ZERO), START)],
 }
@@ -78,17 +84,22 @@ DEALT_IN_A_LOOP = grid(ir.For(C, 2, ir.For(H, 4, ir.Comment("x"), "dealt", progr
 BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
     "nest": {
         "load-only-in-let": [
-            kernel(ir.store(T, 0, load(ir.ONE))), kernel(ir.Let(A, load() + 1.0)),
+            kernel(ir.store(T, 0, load(ir.ONE))),
+            kernel(ir.Let(A, load() + 1.0)),
             kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ACC + load())),
             kernel(ir.Let(A, load(ir.Cast(load(), ir.index)))),
             kernel(ir.Let(A, ir.select(load() < 1.0, 0.0, 1.0))),
             kernel(ir.Let(A, ir.select(ir.TRUE, load(), load() + 1.0))),
         ],
-        "values-are-scalars": [kernel(ir.Let(A, load(M))), kernel(ir.Alloc(ACC, (M,), ZERO)),
-                               kernel(ir.Let(A, ZERO), ir.Let(B, ir.Spread(A, ())))],
+        "values-are-scalars": [
+            kernel(ir.Let(A, load(M))),
+            kernel(ir.Alloc(ACC, (M,), ZERO)),
+            kernel(ir.Let(A, ZERO), ir.Let(B, ir.Spread(A, ()))),
+        ],
         "loops-are-axes": [
             kernel(axis(H, ir.For(C, 4, ir.Comment("x")), ir.For(C, 5, ir.Comment("x")))),
-            kernel(ir.For(H, 4, ir.Comment("x"), "grid")), kernel(ir.For(H, 4, ir.Comment("x"), stages=2)),
+            kernel(ir.For(H, 4, ir.Comment("x"), "grid")),
+            kernel(ir.For(H, 4, ir.Comment("x"), stages=2)),
             kernel(ir.For(H, 4, ir.Comment("x"), start=ir.ONE)),
         ],
         "parallel-loops-are-outside": [
@@ -97,21 +108,31 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
         ],
         "sums-begin-before-loops": [
             kernel(ir.For(C, 4, ir.Alloc(ACC, (), ZERO))),
-            kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ACC + 1.0), ir.Update(ACC, ACC + 1.0))],
-        "sums-only-grow": [kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ACC - 1.0)),
-                           kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ir.Add(ZERO, ACC)))],
+            kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ACC + 1.0), ir.Update(ACC, ACC + 1.0)),
+        ],
+        "sums-only-grow": [
+            kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ACC - 1.0)),
+            kernel(ir.Alloc(ACC, (), ZERO), ir.Update(ACC, ir.Add(ZERO, ACC))),
+        ],
         "nothing-is-called": [
-            kernel(ir.FuncCall(ir.ASSUME, (ir.TRUE,))), kernel(ir.If(ir.TRUE, ir.Comment("x")))],
+            kernel(ir.FuncCall(ir.ASSUME, (ir.TRUE,))),
+            kernel(ir.If(ir.TRUE, ir.Comment("x"))),
+        ],
         "elements-are-read-one-by-one": [
-            kernel(ir.Let(A, BOX)), kernel(ir.BoxStore(T, (ir.ZERO,), (ir.ZERO,), (16,), ZERO))],
+            kernel(ir.Let(A, BOX)),
+            kernel(ir.BoxStore(T, (ir.ZERO,), (ir.ZERO,), (16,), ZERO)),
+        ],
         "nothing-is-explicit": [kernel(ir.Shared(RING)), kernel(ir.Shared(FULL))],
     },
     "tiles": {
-        "kernel-is-a-grid": [kernel(tile(H, ir.Comment("x"))),
-                             kernel(ir.Let(C, ir.ZERO), ir.For(P, 4, ir.Comment("x"), "grid"))],
+        "kernel-is-a-grid": [
+            kernel(tile(H, ir.Comment("x"))),
+            kernel(ir.Let(C, ir.ZERO), ir.For(P, 4, ir.Comment("x"), "grid")),
+        ],
         "axes-are-tiled": [grid(axis(H, ir.Comment("x")))],
         "tiles-become-lanes": [
-            grid(ir.For(H, 16, ir.Comment("x"), "tile")), grid(tile(H, ir.Comment("x"), stop=12)),
+            grid(ir.For(H, 16, ir.Comment("x"), "tile")),
+            grid(tile(H, ir.Comment("x"), stop=12)),
             grid(tile(H, ir.Comment("x"), stop=1)),
             grid(tile(H, ir.Comment("x")), tile(H, ir.Comment("x"), stop=8)),
             grid(tile(H, ir.Comment("x")), tile(H, ir.Comment("x"), side="N")),
@@ -124,14 +145,17 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
     },
     "lanes": {
         "tiles-are-lanes": [grid(tile(H, ir.Comment("x")))],
-        "a-name-is-one-lane": [grid(ir.Let(A, load(M)), ir.Let(B, load(replace(M, extent=8)))),
-                               grid(ir.Alloc(ACC, (M,), ZERO), ir.Let(B, load(replace(M, kind="N"))))],
+        "a-name-is-one-lane": [
+            grid(ir.Let(A, load(M)), ir.Let(B, load(replace(M, extent=8)))),
+            grid(ir.Alloc(ACC, (M,), ZERO), ir.Let(B, load(replace(M, kind="N")))),
+        ],
         "shapes-are-ordered": [
-            grid(ir.Alloc(ACC, (N, M), ZERO)), grid(ir.Alloc(ACC, (M, M), ZERO)),
-            grid(ir.Let(A, ZERO), ir.Let(B, ir.Spread(A, (N, M))))],
+            grid(ir.Alloc(ACC, (N, M), ZERO)),
+            grid(ir.Alloc(ACC, (M, M), ZERO)),
+            grid(ir.Let(A, ZERO), ir.Let(B, ir.Spread(A, (N, M)))),
+        ],
         "products-are-of-names": [grid(*TILES, UNNAMED)],
-        "nothing-is-explicit": [grid(ir.Shared(RING), ir.Let(A, PIECE)),
-                                grid(ir.FuncCall(ir.FENCE, ()))],
+        "nothing-is-explicit": [grid(ir.Shared(RING), ir.Let(A, PIECE)), grid(ir.FuncCall(ir.FENCE, ()))],
         "tiles-are-dealt-in-the-grid": [DEALT_IN_A_LOOP],
         "kernel-is-a-grid": [kernel(*TILES)],
         "axes-are-tiled": [grid(axis(H, ir.Comment("x")))],
@@ -139,14 +163,22 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
     },
     "explicit": {
         "roles-share-a-program": [
-            grid(ir.For(H, 2, ir.Shared(RING))), programs(names=("one", "one")), programs(warps=0),
+            grid(ir.For(H, 2, ir.Shared(RING))),
+            programs(names=("one", "one")),
+            programs(warps=0),
             grid(ir.Let(A, ZERO), ir.Roles((ir.Role("one", 4, 0, ir.Comment("x")),))),
             grid(ir.Roles((ir.Role("one", 4, 0, ir.Comment("x")),)), ir.Let(A, ZERO)),
         ],
-        "only-roles-wait": [grid(ir.Shared(FULL), WAIT), grid(ir.Shared(RING), ir.Put(PIECE, ZERO)),
-                            DEALT_IN_A_LOOP],
-        "roles-say-all": [programs(ir.Let(A, BOX)), programs(*TILES, DOT),
-                          programs(ir.BoxStore(T, (ir.ZERO,), (ir.ZERO,), (16,), ZERO))],
+        "only-roles-wait": [
+            grid(ir.Shared(FULL), WAIT),
+            grid(ir.Shared(RING), ir.Put(PIECE, ZERO)),
+            DEALT_IN_A_LOOP,
+        ],
+        "roles-say-all": [
+            programs(ir.Let(A, BOX)),
+            programs(*TILES, DOT),
+            programs(ir.BoxStore(T, (ir.ZERO,), (ir.ZERO,), (16,), ZERO)),
+        ],
         "pieces-are-multiplied": [programs(*TILES, ir.FuncCall(ir.DOT_ASYNC, DOT.args))],
         "tiles-are-lanes": [grid(tile(H, ir.Comment("x")))],
         "a-name-is-one-lane": [programs(ir.Let(A, load(M)), ir.Let(B, load(replace(M, extent=8))))],
@@ -157,8 +189,12 @@ BREACHES: dict[str, dict[str, list[ir.Kernel]]] = {
         "load-only-in-let": [grid(ir.store(T, 0, load(ir.ONE)))],
     },
 }
-ALL = [(level, rule, broken) for level, rules in BREACHES.items() for rule, kernels in rules.items()
-       for broken in kernels]
+ALL = [
+    (level, rule, broken)
+    for level, rules in BREACHES.items()
+    for rule, kernels in rules.items()
+    for broken in kernels
+]
 
 
 @pytest.mark.parametrize("level", SOUND)
@@ -191,18 +227,24 @@ def test_every_stage_has_a_level() -> None:
     assert not [p.name for p in passes() if p.level and p.optional]
 
 
-@pytest.mark.parametrize(("text", "target"), [
-    ("mb1ic32ih8oc32oh4kh3sh2ph1 dt=f32", "sm_80"),
-    ("g16mb2ic16ih7oc16oh7kh3ph1 dt=bf16 tag=axb", "sm_100"),
-    ("mb2ic64ih16oc64oh16kh3ph1 dt=f16 tag=axb", "sm_90")])
-def test_kernels_keep_the_rules_of_their_levels(text: str, target: str,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("mb1ic32ih8oc32oh4kh3sh2ph1 dt=f32", "sm_80"),
+        ("g16mb2ic16ih7oc16oh7kh3ph1 dt=bf16 tag=axb", "sm_100"),
+        ("mb2ic64ih16oc64oh16kh3ph1 dt=f16 tag=axb", "sm_90"),
+    ],
+)
+def test_kernels_keep_the_rules_of_their_levels(
+    text: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRANSCONV_VERIFY", raising=False)  # removing one pass is enough
     where = levels()
     off = {p.name: False for p in passes() if p.optional}
     for prop in Prop:
         for compute, schedule in compiler.plan_steps(
-                ConvProblem.parse(text), prop, TARGETS[target], None, compiler.Epilogue()):
+            ConvProblem.parse(text), prop, TARGETS[target], None, compiler.Epilogue()
+        ):
             for switches in ({}, off):
                 for stage, made in lower(compute, schedule, TARGETS[target], "conv", switches=switches):
                     verify(made, where[stage], stage)

@@ -46,8 +46,7 @@ BOUNDS = {
     "both": (dict(start=N, until=N * 3 + 1), [range(1), range(1, 4), range(2, 7)]),
     "dealt": (dict(start=N, kind="dealt", programs=3), [range(0, 8, 3), range(1, 8, 3), range(2, 8, 3)]),
 }
-PASSES: tuple[Callable[[ir.Kernel], ir.Kernel], ...] = (
-    unroll, simplify_kernel, hoist, narrow, final)
+PASSES: tuple[Callable[[ir.Kernel], ir.Kernel], ...] = (unroll, simplify_kernel, hoist, narrow, final)
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -60,12 +59,17 @@ def test_every_pass_keeps_the_bounds(name: str) -> None:
         assert written(kernel) == [list(r) for r in expected], step.__name__
 
 
-@pytest.mark.parametrize(("bounds", "text"), [
-    (dict(), "tl.range(0, 8)"), (dict(start=ir.Const(2)), "tl.range(2, 8)"),
-    (dict(start=N * 3, stages=2), "tl.range(n * 3, 8, num_stages=2)"),
-    (dict(until=N + 1), "tl.range(0, n + 1)"), (dict(start=N, until=N + 4), "tl.range(n, n + 4)"),
-    (dict(start=N, kind="dealt", programs=3), "tl.range(n, 8, 3)"),
-])
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        (dict(), "tl.range(0, 8)"),
+        (dict(start=ir.Const(2)), "tl.range(2, 8)"),
+        (dict(start=N * 3, stages=2), "tl.range(n * 3, 8, num_stages=2)"),
+        (dict(until=N + 1), "tl.range(0, n + 1)"),
+        (dict(start=N, until=N + 4), "tl.range(n, n + 4)"),
+        (dict(start=N, kind="dealt", programs=3), "tl.range(n, 8, 3)"),
+    ],
+)
 def test_the_triton_text_says_the_same(bounds: dict[str, object], text: str) -> None:
     lines = TlEmitter().lines(counting(**bounds).body)
     assert f"for i in {text}:" in lines

@@ -24,17 +24,32 @@ SRC = ir.Tensor("src", ("n", "c"), (4, 17), ir.Layout.dense(ir.f16, (4, 32)))
 numbers = draw.one_of(
     draw.integers(-9, 9).map(ir.Const),
     draw.booleans().map(lambda b: ir.Const(b, ir.boolean)),
-    draw.floats(allow_nan=False, allow_infinity=False, width=32).map(
-        lambda x: ir.Const(x, ir.f32)),
+    draw.floats(allow_nan=False, allow_infinity=False, width=32).map(lambda x: ir.Const(x, ir.f32)),
 )
 leaves = draw.one_of(
     numbers,
     draw.builds(ir.Var, draw.sampled_from("abcd"), draw.sampled_from(list(ir.DTYPES.values()))),
-    draw.builds(ir.Lane, draw.sampled_from("mnk"), draw.sampled_from([1, 4]),
-                draw.integers(0, 3)),
+    draw.builds(ir.Lane, draw.sampled_from("mnk"), draw.sampled_from([1, 4]), draw.integers(0, 3)),
 )
-BINARY = [ir.Add, ir.Sub, ir.Mul, ir.Div, ir.FloorDiv, ir.Mod, ir.Min, ir.Max, ir.Shl, ir.Shr,
-          ir.Lt, ir.Le, ir.Eq, ir.Ne, ir.And, ir.Or, ir.Xor]
+BINARY = [
+    ir.Add,
+    ir.Sub,
+    ir.Mul,
+    ir.Div,
+    ir.FloorDiv,
+    ir.Mod,
+    ir.Min,
+    ir.Max,
+    ir.Shl,
+    ir.Shr,
+    ir.Lt,
+    ir.Le,
+    ir.Eq,
+    ir.Ne,
+    ir.And,
+    ir.Or,
+    ir.Xor,
+]
 
 
 def grown(inner: draw.SearchStrategy[ir.Expr]) -> draw.SearchStrategy[ir.Expr]:
@@ -168,8 +183,10 @@ def run_python(code: str, seed: str) -> str:
 def test_other_processes_agree() -> None:
     """The hash is the same there, and a type that was sent there is still the type."""
     e = ir.Load(SRC, A * 3 + ir.Lane("m", 16, 1), A < 4)
-    code = (f"import pickle, transconv.ir as ir; e = pickle.loads({pickle.dumps(e)!r});"
-            "print(e.get_hash(), e.dtype is ir.f16, ir.promote(e.offset.dtype, ir.i32))")
+    code = (
+        f"import pickle, transconv.ir as ir; e = pickle.loads({pickle.dumps(e)!r});"
+        "print(e.get_hash(), e.dtype is ir.f16, ir.promote(e.offset.dtype, ir.i32))"
+    )
     assert run_python(code, "1") == f"{e.get_hash()} True i32"
 
 

@@ -15,15 +15,21 @@ ZERO = ir.Const(0)
 T = ir.Tensor("t", ("n",), (8,), ir.Layout.dense(ir.f16, (8,)))
 
 
-@pytest.mark.parametrize(("e", "text"), [
-    (ir.Add(A, ir.Const(-3)), "a - 3"), (ir.Add(ir.Neg(A), B), "b - a"),
-    (ir.Add(ir.Mul(ZERO, ir.Const(3)), A), "a"), (ir.Sub(A, ir.Mul(B, ZERO)), "a"),
-    (ir.Add(ir.Add(A, ir.Const(1)), ir.Const(1)), "a + 2"), (ir.Sub(ZERO, A), "0 - a"),
-    (ir.Mul(ir.Mod(A, ir.Const(2)), ir.Const(64)), "(a % 2)*64"),
-    (ir.Mul(ir.FloorDiv(A, ir.Const(2)), ir.Const(64)), "(a // 2)*64"),
-    (ir.Mod(ir.Mul(A, ir.Const(2)), ir.Const(64)), "a*2 % 64"),
-    (ir.Mul(ir.Mul(A, B), C), "a*b*c"),
-])
+@pytest.mark.parametrize(
+    ("e", "text"),
+    [
+        (ir.Add(A, ir.Const(-3)), "a - 3"),
+        (ir.Add(ir.Neg(A), B), "b - a"),
+        (ir.Add(ir.Mul(ZERO, ir.Const(3)), A), "a"),
+        (ir.Sub(A, ir.Mul(B, ZERO)), "a"),
+        (ir.Add(ir.Add(A, ir.Const(1)), ir.Const(1)), "a + 2"),
+        (ir.Sub(ZERO, A), "0 - a"),
+        (ir.Mul(ir.Mod(A, ir.Const(2)), ir.Const(64)), "(a % 2)*64"),
+        (ir.Mul(ir.FloorDiv(A, ir.Const(2)), ir.Const(64)), "(a // 2)*64"),
+        (ir.Mod(ir.Mul(A, ir.Const(2)), ir.Const(64)), "a*2 % 64"),
+        (ir.Mul(ir.Mul(A, B), C), "a*b*c"),
+    ],
+)
 def test_expressions(e: ir.Expr, text: str) -> None:
     assert readable(e) == text
 
@@ -34,13 +40,16 @@ def test_a_long_mask_is_broken_between_conditions() -> None:
     assert len(lines) == 3 and all(line.rstrip(")").endswith(("and", "< 56", ",")) for line in lines)
     assert " ".join(line.strip() for line in lines) == (
         "let x = load(t, a, mask=a_long_name_0 < 56 and a_long_name_1 < 56 and a_long_name_2 < 56"
-        " and a_long_name_3 < 56)")
+        " and a_long_name_3 < 56)"
+    )
 
 
 def test_only_products_of_f32_say_how_they_are_rounded() -> None:
     def product(t: ir.DType) -> str:
-        return readable(ir.FuncCall(ir.dot("tf32"), (
-            ir.Var("acc", ir.f32), ir.Var("x", t), ir.Var("y", t))))
+        return readable(
+            ir.FuncCall(ir.dot("tf32"), (ir.Var("acc", ir.f32), ir.Var("x", t), ir.Var("y", t)))
+        )
+
     assert product(ir.bf16) == "dot(acc, x, y)"
     assert product(ir.f32) == "dot[precision=tf32](acc, x, y)"
 

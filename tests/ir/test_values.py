@@ -29,8 +29,21 @@ def drawn(rng: random.Random, count: int) -> list[Expr]:
     for _ in range(count):
         a, b = rng.choice(made), rng.choice(made)
         more = as_expr(rng.randint(1, 9))
-        made.append(rng.choice([a + b, a - b, a * more, a // more, a % more, minimum(a, b), maximum(a, b),
-                                -a, Select(a <= b, a // more, b)]))
+        made.append(
+            rng.choice(
+                [
+                    a + b,
+                    a - b,
+                    a * more,
+                    a // more,
+                    a % more,
+                    minimum(a, b),
+                    maximum(a, b),
+                    -a,
+                    Select(a <= b, a // more, b),
+                ]
+            )
+        )
     return made + [a <= b for a, b in itertools.pairwise(made)]
 
 
@@ -61,7 +74,12 @@ def test_of_conditions_on_one_expression_the_strictest_is_left() -> None:
     x, y = Var("X"), Var("Y")
     given = [x + 3 <= 9, y <= 4, x <= 5, x - 2 <= 9, x * y <= 7, y * 2 <= 8, as_expr(1) <= x]
     assert list(map(text_of, strictest(given))) == [
-        "X <= 5", "Y <= 4", "(X * Y) <= 7", "(Y * 2) <= 8", "1 <= X"]
+        "X <= 5",
+        "Y <= 4",
+        "(X * Y) <= 7",
+        "(Y * 2) <= 8",
+        "1 <= X",
+    ]
     for n in range(-3, 12):
         at = {"X": n, "Y": 1}
         assert all(value_at(c, at) for c in given) == all(value_at(c, at) for c in strictest(given))

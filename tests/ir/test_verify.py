@@ -32,16 +32,29 @@ def kernel(*body: ir.Stmt, name: str = "k", params: tuple[ir.Tensor, ...] = (T,)
 
 SOUND = kernel(
     ir.Let(K, ir.ONE),
-    ir.For(I, 4, ir.seq(
-        ir.Let(J, I * 16 + M),
-        ir.Alloc(ACC, (M,), ZERO),
-        ir.For(ir.Var("s"), 0, ir.seq(
-            ir.Let(X, ir.Cast(ir.select(J < 3, load(J, J < 60), 0.0), f32)),
-            ir.Update(ACC, ACC + X * 2.0)), stages=2),
-        ir.For(ir.Var("s"), 2, ir.seq(ir.Let(X, ZERO), ir.Update(ACC, ACC - X))),
-        ir.If(I < 3, ir.Let(X, ZERO), ir.Let(X, ZERO)),
-        ir.FuncCall(ir.ASSUME, (I < 4,)),
-        ir.Store(T, J, ACC, J < 64)), "grid"))
+    ir.For(
+        I,
+        4,
+        ir.seq(
+            ir.Let(J, I * 16 + M),
+            ir.Alloc(ACC, (M,), ZERO),
+            ir.For(
+                ir.Var("s"),
+                0,
+                ir.seq(
+                    ir.Let(X, ir.Cast(ir.select(J < 3, load(J, J < 60), 0.0), f32)),
+                    ir.Update(ACC, ACC + X * 2.0),
+                ),
+                stages=2,
+            ),
+            ir.For(ir.Var("s"), 2, ir.seq(ir.Let(X, ZERO), ir.Update(ACC, ACC - X))),
+            ir.If(I < 3, ir.Let(X, ZERO), ir.Let(X, ZERO)),
+            ir.FuncCall(ir.ASSUME, (I < 4,)),
+            ir.Store(T, J, ACC, J < 64),
+        ),
+        "grid",
+    ),
+)
 
 BREACHES = {
     "var-bound-before-use": [
@@ -63,14 +76,17 @@ BREACHES = {
         kernel(ir.For(I, 2, ir.Alloc(ACC, (), ZERO)), ir.Update(ACC, ZERO)),
     ],
     "constant-is-of-its-type": [
-        kernel(ir.store(T, 0, ir.Const(300, ir.u8))), kernel(ir.store(T, 0, ir.Const(-1, ir.u8))),
-        kernel(ir.store(T, 0, ir.Const(0.1, ir.f16))), kernel(ir.store(T, 0, ir.Const(1e39, ir.f32))),
+        kernel(ir.store(T, 0, ir.Const(300, ir.u8))),
+        kernel(ir.store(T, 0, ir.Const(-1, ir.u8))),
+        kernel(ir.store(T, 0, ir.Const(0.1, ir.f16))),
+        kernel(ir.store(T, 0, ir.Const(1e39, ir.f32))),
         kernel(ir.store(T, 0, ir.Const(float("inf"), ir.f8e4m3))),
         kernel(ir.store(T, 0, ir.Const(2.5, ir.i32))),
         kernel(ir.Let(X, ir.Load(T, ir.ZERO, ir.TRUE, 1e300))),
     ],
     "mask-is-boolean": [
-        kernel(ir.store(T, 0, ZERO, ir.ONE)), kernel(ir.Let(X, load(ir.ZERO, ir.ONE))),
+        kernel(ir.store(T, 0, ZERO, ir.ONE)),
+        kernel(ir.Let(X, load(ir.ZERO, ir.ONE))),
         kernel(ir.If(ir.ONE, ir.Comment("x"))),
         kernel(ir.Let(I, ir.Select(ir.ONE, ir.ONE, ir.ZERO))),
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (T, ir.ZERO, ZERO, ir.ONE))),
@@ -91,11 +107,13 @@ BREACHES = {
     ],
     "offset-is-index": [
         kernel(ir.store(T, HELD, ZERO)),
-        kernel(ir.Store(T, ZERO, ZERO)), kernel(ir.Let(X, load(ir.TRUE))),
+        kernel(ir.Store(T, ZERO, ZERO)),
+        kernel(ir.Let(X, load(ir.TRUE))),
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (T, ZERO, ZERO, ir.TRUE))),
     ],
     "tensor-is-parameter": [
-        kernel(ir.store(OTHER, 0, ZERO)), kernel(ir.Let(X, ir.Load(OTHER, ir.ZERO, ir.TRUE))),
+        kernel(ir.store(OTHER, 0, ZERO)),
+        kernel(ir.Let(X, ir.Load(OTHER, ir.ZERO, ir.TRUE))),
         kernel(ir.store(ir.Tensor("t", ("d",), (32,), T.layout), 0, ZERO)),
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (OTHER, ir.ZERO, ZERO, ir.TRUE))),
     ],
@@ -115,7 +133,8 @@ BREACHES = {
         kernel(ir.Let(X, ir.Renamed(KK * COLUMN * ZERO, (KK,), (COLUMN,)))),
     ],
     "lanes-agree": [
-        kernel(ir.store(T, 0, M * ZERO)), kernel(ir.store(T, M, ZERO, M * 4 + N < 9)),
+        kernel(ir.store(T, 0, M * ZERO)),
+        kernel(ir.store(T, M, ZERO, M * 4 + N < 9)),
         kernel(ir.Let(X, M * ZERO), ir.store(T, N, X)),
         kernel(ir.Alloc(ACC, (M,), N * ZERO)),
         kernel(ir.Alloc(ACC, (M,), ZERO), ir.Update(ACC, N * ZERO)),
@@ -128,9 +147,7 @@ BREACHES = {
         kernel(ir.store(T, ir.Lane("m", 12, 0), ZERO)),
         kernel(ir.Alloc(ACC, (ir.Lane("m", 0, 0),), ZERO)),
     ],
-    "origin-is-read": [
-        kernel(ir.Let(X, load(ir.ZERO), "c")), kernel(ir.Let(X, ZERO, "a")),
-    ],
+    "origin-is-read": [kernel(ir.Let(X, load(ir.ZERO), "c")), kernel(ir.Let(X, ZERO, "a"))],
     "side-is-known": [
         kernel(ir.store(T, ir.Lane("m", 16, 1, "m"), ZERO)),
         kernel(ir.Alloc(ACC, (ir.Lane("m", 16, 1, "rows"),), ZERO)),
@@ -138,8 +155,10 @@ BREACHES = {
         kernel(ir.For(I, 4, ir.Comment("x"), "tile", side="m")),
     ],
     "loop-is-simple": [
-        kernel(ir.For(I, -1, ir.Comment("x"))), kernel(ir.For(I, True, ir.Comment("x"))),
-        kernel(ir.For(I, 4, ir.Comment("x"), "spiral")), kernel(ir.For(X, 4, ir.Comment("x"))),
+        kernel(ir.For(I, -1, ir.Comment("x"))),
+        kernel(ir.For(I, True, ir.Comment("x"))),
+        kernel(ir.For(I, 4, ir.Comment("x"), "spiral")),
+        kernel(ir.For(X, 4, ir.Comment("x"))),
         kernel(ir.For(I, 4, ir.Comment("x"), stages=-1)),
     ],
     "one-grid": [
@@ -149,9 +168,13 @@ BREACHES = {
         kernel(ir.For(I, 4, ir.Comment("x"), "grid"), ir.For(J, 4, ir.Comment("x"), "grid")),
     ],
     "names-are-identifiers": [
-        kernel(name="2d"), kernel(name="a" * 161), kernel(ir.Let(ir.Var("in"), ir.ONE)),
-        kernel(ir.For(ir.Var("i.j"), 4, ir.Comment("x"))), kernel(ir.Alloc(ir.Var(""))),
-        kernel(ir.store(T, ir.Lane("m n", 4, 0), ZERO)), kernel(ir.Let(ir.Var("x\n"), ir.ONE)),
+        kernel(name="2d"),
+        kernel(name="a" * 161),
+        kernel(ir.Let(ir.Var("in"), ir.ONE)),
+        kernel(ir.For(ir.Var("i.j"), 4, ir.Comment("x"))),
+        kernel(ir.Alloc(ir.Var(""))),
+        kernel(ir.store(T, ir.Lane("m n", 4, 0), ZERO)),
+        kernel(ir.Let(ir.Var("x\n"), ir.ONE)),
         kernel(params=(ir.Tensor("a-b", ("d",), (64,), T.layout),)),
         kernel(ir.Let(ir.Var("größe"), ir.ONE)),
     ],
@@ -161,13 +184,21 @@ BREACHES = {
     ],
     "ring-is-reserved": [
         kernel(ir.FuncCall(ir.WAIT, (ir.Barrier("landed", 2), ir.ZERO, ir.ZERO))),
-        kernel(ir.Let(ir.Var("x", ir.f32), ir.SlotTile(ir.SmemRing("ring", ir.f32, 2, (16,)), ir.ZERO,
-                                                    ir.ZERO, (ir.ZERO,)))),
+        kernel(
+            ir.Let(
+                ir.Var("x", ir.f32),
+                ir.SlotTile(ir.SmemRing("ring", ir.f32, 2, (16,)), ir.ZERO, ir.ZERO, (ir.ZERO,)),
+            )
+        ),
     ],
     "piece-fits-its-box": [
-        kernel(ir.Shared(ir.SmemRing("ring", ir.f32, 2, (16, 16))),
-               ir.Let(ir.Var("x", ir.f32), ir.SlotTile(ir.SmemRing("ring", ir.f32, 2, (16, 16)), ir.ZERO,
-                                                    ir.ZERO, (ir.ZERO,)))),
+        kernel(
+            ir.Shared(ir.SmemRing("ring", ir.f32, 2, (16, 16))),
+            ir.Let(
+                ir.Var("x", ir.f32),
+                ir.SlotTile(ir.SmemRing("ring", ir.f32, 2, (16, 16)), ir.ZERO, ir.ZERO, (ir.ZERO,)),
+            ),
+        )
     ],
     "expression-holds-no-statement": [
         kernel(ir.Let(I, ir.Add(ir.ONE, ir.Comment("x")))),  # type: ignore[arg-type]
@@ -197,12 +228,15 @@ def test_all_breaches_are_listed_with_statement_and_reason() -> None:
     bad = kernel(ir.For(I, 4, ir.seq(ir.Let(J, K + 1), ir.store(OTHER, J, ZERO, ir.ONE))))
     with pytest.raises(ir.VerifyError) as e:
         verify(bad)
-    assert str(e.value) == """\
+    assert (
+        str(e.value)
+        == """\
 3 broken rules of the IR
   var-bound-before-use: `let j = k + 1`: k is not bound here
   mask-is-boolean: `store(other, j, 0.0, mask=1)`: the condition `1` is index
   tensor-is-parameter: `store(other, j, 0.0, mask=1)`: the store reaches other, which is no \
 parameter of the kernel"""
+    )
 
 
 def test_a_tree_that_is_no_kernel_has_no_parameters_to_check() -> None:

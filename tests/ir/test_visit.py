@@ -11,11 +11,15 @@ from transconv import ir
 A, B, ROW, COL = (ir.Var(n) for n in ("a", "b", "row", "col"))
 T = ir.Tensor("t", ("n",), (16,), ir.Layout.dense(ir.f32, (16,)))
 ACC = ir.Var("acc", ir.f32)
-NEST = ir.For(ROW, 4, ir.seq(
-    ir.Alloc(ACC, (), ir.Const(0.0, ir.f32)),
-    ir.For(COL, 4, ir.Update(ACC, ACC + ir.Load(T, ROW * 4 + COL, ir.TRUE))),
-    ir.If(ROW < 3, ir.Store(T, ROW, ACC), ir.Comment("the last is left")),
-))
+NEST = ir.For(
+    ROW,
+    4,
+    ir.seq(
+        ir.Alloc(ACC, (), ir.Const(0.0, ir.f32)),
+        ir.For(COL, 4, ir.Update(ACC, ACC + ir.Load(T, ROW * 4 + COL, ir.TRUE))),
+        ir.If(ROW < 3, ir.Store(T, ROW, ACC), ir.Comment("the last is left")),
+    ),
+)
 KERNEL = ir.Kernel("rows", (T,), NEST)
 
 

@@ -45,10 +45,10 @@ def out(*shape: int, dtype: Any = np.float32) -> Array:
 @kernel
 def pairwise(group, X1, X2, D):  # type: ignore[no-untyped-def]
     gid = group.work_offset()
-    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
-    x2 = group.load(X2[gid[1]:], shape=(group.shape[1], X2.shape[1]))
-    diff = ((x1[:, None, :] - x2[None, :, :])**2).sum(axis=2)
-    group.store(D[gid[0]:, gid[1]:], np.sqrt(diff))
+    x1 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[1] :], shape=(group.shape[1], X2.shape[1]))
+    diff = ((x1[:, None, :] - x2[None, :, :]) ** 2).sum(axis=2)
+    group.store(D[gid[0] :, gid[1] :], np.sqrt(diff))
 
 
 @kernel
@@ -72,7 +72,7 @@ def narrow_product(group, A, B, C):  # type: ignore[no-untyped-def]
 
 @kernel
 def softmax(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.id()
+    (i,) = group.id()
     x = group.load(X[i], shape=(X.shape[1],))
     e = np.exp(x - x.max())
     group.store(Y[i], e / e.sum())
@@ -80,7 +80,7 @@ def softmax(group, X, Y):  # type: ignore[no-untyped-def]
 
 @kernel
 def largest_of_negatives(group, X, Y, P):  # type: ignore[no-untyped-def]
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=(group.shape[0], 20))
     group.store(Y[i:], x.max(axis=1))
     group.store(P[i:], np.argmax(x, axis=1))
@@ -133,7 +133,7 @@ def inactive_sum(group, X, Z, Y):  # type: ignore[no-untyped-def]
 
 @kernel
 def counted(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     total = 0.0
     last = group.full(shape=group.shape, dtype=np.float32, fill_value=-1.0)
     for k in range(1, X.shape[0], 2):
@@ -146,7 +146,7 @@ def counted(group, X, Y):  # type: ignore[no-untyped-def]
 
 @kernel
 def triangle(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.id()
+    (i,) = group.id()
     first, second = 0.0, 1.0
     for k in range(i + 1):
         first, second = second, first + X[i, k]
@@ -155,16 +155,16 @@ def triangle(group, X, Y):  # type: ignore[no-untyped-def]
 
 @kernel
 def ragged_loop(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.id()
+    (i,) = group.id()
     seen = group.full(shape=(8,), dtype=np.float32, fill_value=7.0)
     for k in range(0, 3):
-        seen = seen + group.load(X[i, k * 4:], shape=(8,))
+        seen = seen + group.load(X[i, k * 4 :], shape=(8,))
     group.store(Y[i], seen)
 
 
 @kernel
 def branches(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.id()
+    (i,) = group.id()
     x = group.load(X[i:], shape=(1,))
     y = x
     if i % 2 == 0 and i != 2:
@@ -203,7 +203,7 @@ def strided(group, X, Y):  # type: ignore[no-untyped-def]
 
 @kernel
 def scaled(group, X, Y, alpha, n, flag):  # type: ignore[no-untyped-def]
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     for factor in (2, n):
         x = x * factor
@@ -220,7 +220,7 @@ def whole_numbers(group, X, Y, Z):  # type: ignore[no-untyped-def]
 @kernel
 def functions(group, X, Y):  # type: ignore[no-untyped-def]
     x = group.load(X, shape=(10,))
-    y = np.tanh(x) + np.maximum(x, 0.25) - np.clip(x, -0.5, 0.5) + abs(x)**0.5 + np.sign(x) * x**3
+    y = np.tanh(x) + np.maximum(x, 0.25) - np.clip(x, -0.5, 0.5) + abs(x) ** 0.5 + np.sign(x) * x**3
     group.store(Y, y + np.floor(x) + np.rint(x * 3.0) + np.log(np.exp(x)))
 
 
@@ -232,8 +232,10 @@ def halves(group, X, Z, Y, S):  # type: ignore[no-untyped-def]
 
 
 def _elements(x: Array, *_: Any) -> dict[int, Any]:
-    return {1: np.array([CANARY, 5, 5, CANARY, CANARY, CANARY, x[0], -1.0]),
-            2: np.array([1, 0, 0, 1, 1, 1, 0, 0])}
+    return {
+        1: np.array([CANARY, 5, 5, CANARY, CANARY, CANARY, x[0], -1.0]),
+        2: np.array([1, 0, 0, 1, 1, 1, 0, 0]),
+    }
 
 
 def _reductions(x: Array, y: Array) -> dict[int, Any]:
@@ -270,7 +272,7 @@ def _ragged(x: Array, y: Array) -> dict[int, Any]:
     for k in range(3):
         part = np.ma.masked_all((len(x), 8))
         n = max(0, min(8, x.shape[1] - k * 4))
-        part[:, :n] = x[:, k * 4:k * 4 + n]
+        part[:, :n] = x[:, k * 4 : k * 4 + n]
         made = made + part
     return {1: np.where(np.ma.getmaskarray(made), y, made.filled(0))}
 
@@ -298,7 +300,7 @@ def _whole(x: Array, y: Array, z: Array) -> dict[int, Any]:
 
 
 def _functions(x: Array, y: Array) -> dict[int, Any]:
-    made = np.tanh(x) + np.maximum(x, 0.25) - np.clip(x, -0.5, 0.5) + abs(x)**0.5 + np.sign(x) * x**3
+    made = np.tanh(x) + np.maximum(x, 0.25) - np.clip(x, -0.5, 0.5) + abs(x) ** 0.5 + np.sign(x) * x**3
     return {1: made + np.floor(x) + np.rint(x * np.float32(3.0)) + x}
 
 
@@ -330,7 +332,7 @@ def _softmax(x: Array, y: Array) -> dict[int, Any]:
 
 @kernel
 def in_place(group, X, Z, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x, z = group.load(X[i:], shape=group.shape), group.load(Z[i:], shape=group.shape)
     y = x
     y += z
@@ -342,7 +344,7 @@ def in_place(group, X, Z, Y):
         y += z
         y -= x
         y /= 2.0
-    group.store(Y[n + i:], y)
+    group.store(Y[n + i :], y)
 
 
 @kernel
@@ -357,7 +359,7 @@ def bounds_that_change(group, X, N, Y):
 
 @kernel
 def stacks(group, X, Z, Y, W):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x, z = (group.load(A[i:], shape=group.shape) for A in (X, Z))  # Z is shorter
     group.store(Y[i:], np.stack((x, z * x, x - z), axis=1))
     group.store(W[:2, i:], np.stack([x, z]))
@@ -384,39 +386,73 @@ def _in_place(x, z, y):
 
 CASES = (
     Case(stacks, Group(13, 8), (floats(13), floats(11, seed=1), out(13, 3), out(4, 13)), _stacks),
-    Case(bounds_that_change, Group(1), (floats(9), np.array([7], np.int32), out(2, 9)),
-         lambda x, n, y: {2: np.where(np.arange(9) < [[3], [4]], x, y)}),
+    Case(
+        bounds_that_change,
+        Group(1),
+        (floats(9), np.array([7], np.int32), out(2, 9)),
+        lambda x, n, y: {2: np.where(np.arange(9) < [[3], [4]], x, y)},
+    ),
     Case(in_place, Group(13, 8), (floats(13), floats(13, seed=1), out(13)), _in_place),
-    Case(pairwise, Group((9, 11), (4, 8)), (floats(9, 5), floats(11, 5), out(9, 11)),
-         lambda a, b, d: {2: np.sqrt(((a[:, None] - b[None])**2).sum(2))}),
-    Case(product, Group((20, 37), (16, 32)), (floats(20, 45), floats(45, 37), out(20, 37)),
-         lambda a, b, c: {2: a @ b}, 1e-4),
-    Case(narrow_product, Group(1), (floats(3, 5), floats(5, 4), out(3, 4)),
-         lambda a, b, c: {2: 2 * (a @ b)}),
+    Case(
+        pairwise,
+        Group((9, 11), (4, 8)),
+        (floats(9, 5), floats(11, 5), out(9, 11)),
+        lambda a, b, d: {2: np.sqrt(((a[:, None] - b[None]) ** 2).sum(2))},
+    ),
+    Case(
+        product,
+        Group((20, 37), (16, 32)),
+        (floats(20, 45), floats(45, 37), out(20, 37)),
+        lambda a, b, c: {2: a @ b},
+        1e-4,
+    ),
+    Case(
+        narrow_product, Group(1), (floats(3, 5), floats(5, 4), out(3, 4)), lambda a, b, c: {2: 2 * (a @ b)}
+    ),
     Case(softmax, Group(3, 1), (floats(3, 20) - 9, out(3, 20)), _softmax),
-    Case(largest_of_negatives, Group(5, 2), (negatives_and_a_nan(), out(5), out(5, dtype=np.int32)),
-         lambda x, y, p: {1: x.max(1), 2: x.argmax(1)}),
-    Case(odd_numbers, Group(8, 4), (BASES, EXPONENTS, out(8), WHOLE, DIVISORS, out(8, dtype=np.int32)),
-         lambda x, z, p, k, d, r: {2: np.power(x, z) + np.sign(x), 5: k % d}),
+    Case(
+        largest_of_negatives,
+        Group(5, 2),
+        (negatives_and_a_nan(), out(5), out(5, dtype=np.int32)),
+        lambda x, y, p: {1: x.max(1), 2: x.argmax(1)},
+    ),
+    Case(
+        odd_numbers,
+        Group(8, 4),
+        (BASES, EXPONENTS, out(8), WHOLE, DIVISORS, out(8, dtype=np.int32)),
+        lambda x, z, p, k, d, r: {2: np.power(x, z) + np.sign(x), 5: k % d},
+    ),
     Case(reductions, Group(1), (floats(6, 10), out(7, 10)), _reductions),
     Case(two_axes, Group(1), (floats(3, 5, 7), out(5)), lambda x, y: {1: x.sum((0, 2))}),
     Case(written_elements, Group(1), (floats(8), out(8), out(8, dtype=np.int32)), _elements),
-    Case(written_out, Group(1), (floats(10), out(16)),
-         lambda x, y: {1: np.concatenate([x + 1, np.zeros(6)])}),
+    Case(
+        written_out,
+        Group(1),
+        (floats(10), out(16)),
+        lambda x, y: {1: np.concatenate([x + 1, np.zeros(6)])},
+    ),
     Case(inactive_sum, Group(1), (floats(16), floats(5, seed=3), out(15)), _inactive),
     Case(counted, Group(10, 8), (floats(6, 10), out(2, 10)), _counted),
     Case(triangle, Group(4, 1), (floats(4, 5), out(4, 1)), _triangle),
     Case(ragged_loop, Group(2, 1), (floats(2, 14), out(2, 8)), _ragged),
     Case(branches, Group(5, 1), (floats(5), out(5)), _branches),
     Case(gathered, Group(1), (floats(6, 3), ints(11), out(11)), _gathered),
-    Case(turned, Group(1), (floats(3, 6), out(6, 3), out(6, 3, 6)),
-         lambda x, y, z: {1: x.T, 2: x.T[:, :, None] - x[None]}),
+    Case(
+        turned,
+        Group(1),
+        (floats(3, 6), out(6, 3), out(6, 3, 6)),
+        lambda x, y, z: {1: x.T, 2: x.T[:, :, None] - x[None]},
+    ),
     Case(outer, Group(1), (floats(5), out(5, 5)), lambda x, y: {1: np.outer(x, x) + np.arange(5)}),
     Case(strided, Group(1), (floats(9, 7), out(5, 4)), _strided),
     Case(scaled, Group(10, 4), (floats(10), out(10), 0.5, 3, True), lambda x, y, *_: {1: x * 3}),
     Case(whole_numbers, Group(1), (ints(7), out(7, dtype=np.int32), out(7)), _whole),
     Case(functions, Group(1), (floats(10), out(10)), _functions),
-    Case(halves, Group(1), (floats(32).astype(np.float16), floats(32), out(32), out(1)),
-         lambda x, z, y, s: {2: np.exp(x.astype(np.float32)) + z, 3: x.astype(np.float32).sum()[None]},
-         2e-2),
+    Case(
+        halves,
+        Group(1),
+        (floats(32).astype(np.float16), floats(32), out(32), out(1)),
+        lambda x, z, y, s: {2: np.exp(x.astype(np.float32)) + z, 3: x.astype(np.float32).sum()[None]},
+        2e-2,
+    ),
 )

@@ -15,7 +15,7 @@ TABLE = np.array([*itertools.product((0, 1), repeat=3)], np.int32)
 
 @kernel
 def truths(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.id()
+    (i,) = group.id()
     a, b, c = X[i, 0] > 0, X[i, 1] > 0, X[i, 2] > 0
     found = group.zeros(shape=(8,), dtype=np.int32)
     if a and b and c:
@@ -43,15 +43,24 @@ def truths(group, X, Y):  # type: ignore[no-untyped-def]
 def _truths(x: Array, y: Array) -> dict[int, Array]:
     rows = []
     for a, b, c in x.astype(bool).tolist():
-        rows.append([a and b and c, a or b or c, 1 if a and (b or not c) else 2 if c and not b else 3,
-                     not (a and b) or c, a and c, a or b, 1 if a and not c else 2 if b or c else 3,
-                     a != b])
+        rows.append(
+            [
+                a and b and c,
+                a or b or c,
+                1 if a and (b or not c) else 2 if c and not b else 3,
+                not (a and b) or c,
+                a and c,
+                a or b,
+                1 if a and not c else 2 if b or c else 3,
+                a != b,
+            ]
+        )
     return {1: np.array(rows, np.int32)}
 
 
 @kernel
 def ranges(group, X, N, Y):  # type: ignore[no-untyped-def]
-    i, = group.id()
+    (i,) = group.id()
     first, last = N[i, 0], N[i, 1]
     found = group.zeros(shape=(8,), dtype=np.float32)
     for k in range(2, 7):
@@ -76,8 +85,18 @@ def ranges(group, X, N, Y):  # type: ignore[no-untyped-def]
 def _ranges(x: Array, n: Array, y: Array) -> dict[int, Array]:
     made = np.zeros((len(n), 8), np.float32)
     for row, (a, b) in zip(made, n.tolist(), strict=True):
-        for at, turns in enumerate((range(2, 7), range(1, 8, 3), range(7, 1, -2), range(5), range(a, b),
-                                    range(a, 9, 2), range(b, a, -1), range(b, -1, -3))):
+        for at, turns in enumerate(
+            (
+                range(2, 7),
+                range(1, 8, 3),
+                range(7, 1, -2),
+                range(5),
+                range(a, b),
+                range(a, 9, 2),
+                range(b, a, -1),
+                range(b, -1, -3),
+            )
+        ):
             for k in turns:
                 row[at] = row[at] * 2 + x[k]
     return {2: made}
@@ -85,7 +104,7 @@ def _ranges(x: Array, n: Array, y: Array) -> dict[int, Array]:
 
 @kernel
 def places_of_extremes(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.id()
+    (i,) = group.id()
     t = group.empty(shape=(4, 6), dtype=np.float32)
     t[1:, 2:] = 0.0  # what is in front of them is inactive
     t[1:, 4] = -np.inf
@@ -107,7 +126,13 @@ def _places(x: Array, y: Array) -> dict[int, Array]:
 
 
 BOUNDS = np.array([(0, 3), (2, 8), (5, 5), (6, 2), (8, 9), (0, 9)], np.int32)
-CASES = (Case(truths, Group(8, 1), (TABLE, out(8, 8, dtype=np.int32)), _truths),
-         Case(ranges, Group(6, 1), (ints(10).astype(np.float32), BOUNDS, out(6, 8)), _ranges),
-         Case(places_of_extremes, Group(3, 1),
-              (np.array([-2, 0, 3], np.float32), out(3, 3, 6, dtype=np.int32)), _places))
+CASES = (
+    Case(truths, Group(8, 1), (TABLE, out(8, 8, dtype=np.int32)), _truths),
+    Case(ranges, Group(6, 1), (ints(10).astype(np.float32), BOUNDS, out(6, 8)), _ranges),
+    Case(
+        places_of_extremes,
+        Group(3, 1),
+        (np.array([-2, 0, 3], np.float32), out(3, 3, 6, dtype=np.int32)),
+        _places,
+    ),
+)

@@ -48,15 +48,16 @@ def my_tile_store_impl(arr, data):
 def my_gemm(group, a, b, acc):
     i, j = group.id()
     K = a.shape[1]
+
     @group.subgroups
     def inner(sg):
-        M, N = 8, 16 # Or from autotuning
-        tile_acc = my_tile_load(acc[i * group.shape[0]:, j * group.shape[1]:], (M, N))
+        M, N = 8, 16  # Or from autotuning
+        tile_acc = my_tile_load(acc[i * group.shape[0] :, j * group.shape[1] :], (M, N))
         for k in range(0, K, TK):
-            tile_a = my_tile_load(a[i * group.shape[0]:, k:], (M, TK))
-            tile_b = my_tile_load(b[k:, j * group.shape[1]:], (TK, N))
+            tile_a = my_tile_load(a[i * group.shape[0] :, k:], (M, TK))
+            tile_b = my_tile_load(b[k:, j * group.shape[1] :], (TK, N))
             my_hw_gemm(tile_a, tile_b, tile_acc)
 
-        my_tile_store(acc[i * group.shape[0]:, j * group.shape[1]:], tile_acc)
+        my_tile_store(acc[i * group.shape[0] :, j * group.shape[1] :], tile_acc)
 
     inner()

@@ -35,13 +35,13 @@ def which_of_sub_group(sg, x):
 
 @kernel.func(which, scope=WorkItem)
 def which_of_item(wi, x):
-    i, = wi.global_id()
+    (i,) = wi.global_id()
     return x * i
 
 
 @kernel
 def overloads(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[0, i:], which(group.load(X[i:], shape=group.shape)))
 
     @group.subgroups
@@ -53,7 +53,7 @@ def overloads(group, X, Y):
 
     @group.workitems
     def inner(wi):
-        k, = wi.global_id()
+        (k,) = wi.global_id()
         if k < X.shape[0]:
             Y[2, k] = which(X[k])
 
@@ -68,7 +68,7 @@ def gate(x, y):
 
 @kernel
 def functions_of_their_own(group, X, Z, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x, z = group.load(X[i:], shape=group.shape), group.load(Z[i:], shape=group.shape)
     group.store(Y[i:], gate(x, z) + gate(z, x))
 
@@ -172,26 +172,26 @@ def products_of_sub_groups(group, A, B, C):
 
 @kernel
 def sums_of_sub_groups(group, X, Y, Z):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     size = 8
 
     @group.subgroups
     def inner(sg):
         me = sg.subgroup_id()
-        x = group.vload(X[i + me * sg.size():], shape=(size,))
+        x = group.vload(X[i + me * sg.size() :], shape=(size,))
         total = x.sum()
         if me > 0:
             total = total * 10.0
-        group.store(Y[(i + me * 8) // 8:], total + group.vzeros(1))
+        group.store(Y[(i + me * 8) // 8 :], total + group.vzeros(1))
         if i + me * 8 < X.shape[0]:
-            group.store(Z[i + me * 8:], group.vload(X[i + me * 8:], 4) * X[i + me * 8])
+            group.store(Z[i + me * 8 :], group.vload(X[i + me * 8 :], 4) * X[i + me * 8])
 
     inner()
 
 
 @kernel
 def added_up(group, X, B, S, T):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     atomic_ref(S)[group.load(B[i:], shape=group.shape)] += x
     atomic_ref(T)[0] += x.sum()
@@ -199,7 +199,7 @@ def added_up(group, X, B, S, T):
 
     @group.workitems
     def inner(item):
-        j, = item.global_id()
+        (j,) = item.global_id()
         if j < X.shape[0]:
             if X[j] > 0:
                 atomic_ref(T)[2] += 1.0
@@ -217,7 +217,7 @@ def added_to_one_place(group, N, T):
 def loops_of_items(group, X, N, Y):
     @group.workitems
     def inner(item):
-        i, = item.global_id()
+        (i,) = item.global_id()
         if i < X.shape[0]:
             total, odd = 0.0, 0
             for k in range(N[i]):
@@ -232,7 +232,7 @@ def loops_of_items(group, X, N, Y):
 
 @kernel
 def filled(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=(8,))
     group.store(Y[0, i:], x.filled(-1.0))
     group.store(Y[1, i:], x[2:7:2].filled(i) + group.ones(3))
@@ -242,7 +242,7 @@ def filled(group, X, Y):
 def rows_of_items(group, X, Y):
     @group.workitems
     def inner(item):
-        i, = item.global_id()
+        (i,) = item.global_id()
         row = X[i] * 2.0
         if i % 2 == 0:
             row = row + 1.0
@@ -270,11 +270,11 @@ def implicit_gemm(group, X, F, Y):
 
 @kernel
 def layouts(group, X, Y, Z):
-    i, = group.id()
+    (i,) = group.id()
     x = group.load(OVERLAPPING(X), shape=(4, 3))
     z = SWIZZLED(Z)
     group.store(Y[i], x)
-    group.store(z[i * 4:, 2:], group.load(SWIZZLED(X)[i * 4:], shape=(4, 6)) + 1.0)
+    group.store(z[i * 4 :, 2:], group.load(SWIZZLED(X)[i * 4 :], shape=(4, 6)) + 1.0)
     moved = create_mapping(lambda a, b: (b + i * 4, a))
     group.store(z, group.full((2, 4), np.float32, 5.0), mapping=moved)
 
@@ -287,6 +287,7 @@ def _overloads(x, y):
 def _gate(x, z, y):
     def gated(a, b):
         return np.where(np.tanh(a) > 0, np.tanh(a) * b, 0)
+
     return {2: gated(x, z) + gated(z, x)}
 
 
@@ -308,9 +309,9 @@ def _of_sub_groups(a, b, c):
 
 def _sums(x, y, z):
     first = (np.arange(48) % 8 < 4) & (np.arange(48) < len(x))
-    made = [x[n:n + 8].sum() * (10 if n // 8 % 3 else 1) for n in range(0, len(x), 8)]
+    made = [x[n : n + 8].sum() * (10 if n // 8 % 3 else 1) for n in range(0, len(x), 8)]
     products = np.pad(x, (0, 3)) * np.repeat(x[::8], 8)
-    return {1: np.array([*made, *y[len(made):]]), 2: np.where(first, products, z)}
+    return {1: np.array([*made, *y[len(made) :]]), 2: np.where(first, products, z)}
 
 
 def _added(x, b, s, t):
@@ -323,8 +324,9 @@ def _added(x, b, s, t):
 
 
 def _loops(x, n, y):
-    made = [sum(x[i, k] for k in range(n[i]) if k != 2) + n[i] * sum(range(i, 0, -2))
-            for i in range(len(x))]
+    made = [
+        sum(x[i, k] for k in range(n[i]) if k != 2) + n[i] * sum(range(i, 0, -2)) for i in range(len(x))
+    ]
     return {2: np.array(made)}
 
 
@@ -332,7 +334,7 @@ def _filled(x, y):
     made = np.pad(x, (0, 5), constant_values=8.0)
     second = y[1].copy()
     for at in (0, 8):
-        second[at:at + 3] = made[at + 2:at + 7:2] + 1
+        second[at : at + 3] = made[at + 2 : at + 7 : 2] + 1
     return {1: np.stack([np.where(np.arange(16) < 11, made, -1), second])}
 
 
@@ -344,7 +346,7 @@ def _rows(x, y):
 
 def _convolved(x, f, y):
     padded = np.pad(x, ((1, 1), (0, 0)))
-    taps = [padded[a:a + OH, b:b + OW] for a in range(KH) for b in range(KW)]
+    taps = [padded[a : a + OH, b : b + OW] for a in range(KH) for b in range(KW)]
     return {2: np.einsum("kyx,kn->nyx", np.stack(taps), f)}
 
 
@@ -366,18 +368,36 @@ CASES = (
     Case(overloads, Group(40, 16, 8), (floats(40), out(3, 40)), _overloads),
     Case(added_to_one_place, Group(1), (ints(5), np.zeros(3, np.float32)), lambda n, t: {1: [5.0, 0, 0]}),
     Case(functions_of_their_own, Group(20, 8), (floats(20), floats(20, seed=4), out(20)), _gate),
-    Case(whole_functions_of_their_own, Group(1),
-         (ints(11), ints(11)[::-1].copy(), out(11, dtype=np.int32)),
-         lambda n, m, y: {2: _mixed(n, m) + _mixed(m, n)}),
+    Case(
+        whole_functions_of_their_own,
+        Group(1),
+        (ints(11), ints(11)[::-1].copy(), out(11, dtype=np.int32)),
+        lambda n, m, y: {2: _mixed(n, m) + _mixed(m, n)},
+    ),
     Case(written_by_functions, Group(1), (floats(8), out(2, 8)), _raised),
     Case(intrinsics, Group(1), (floats(20), floats(20).astype(np.float16), out(2, 20)), _intrinsics, 2e-3),
-    Case(products_by_intrinsics, Group((20, 18), (16, 16)), (floats(20, 33), floats(33, 18), out(20, 18)),
-         lambda a, b, c: {2: a @ b}, 1e-4),
-    Case(products_of_sub_groups, Group((48, 16), (24, 16), 128),
-         (floats(48, 10), floats(10, 16), out(48, 16)), _of_sub_groups, 1e-4),
+    Case(
+        products_by_intrinsics,
+        Group((20, 18), (16, 16)),
+        (floats(20, 33), floats(33, 18), out(20, 18)),
+        lambda a, b, c: {2: a @ b},
+        1e-4,
+    ),
+    Case(
+        products_of_sub_groups,
+        Group((48, 16), (24, 16), 128),
+        (floats(48, 10), floats(10, 16), out(48, 16)),
+        _of_sub_groups,
+        1e-4,
+    ),
     Case(sums_of_sub_groups, Group(48, 24, 8), (floats(45), out(7), out(48)), _sums, 1e-4),
-    Case(added_up, Group(40, 16), (floats(40), ints(40, low=0, high=5), out(5) * 0, out(3) * 0), _added,
-         1e-4),
+    Case(
+        added_up,
+        Group(40, 16),
+        (floats(40), ints(40, low=0, high=5), out(5) * 0, out(3) * 0),
+        _added,
+        1e-4,
+    ),
     Case(loops_of_items, Group(11, 4), (floats(11, 6), ints(11, low=0, high=6), out(11)), _loops, 1e-4),
     Case(filled, Group(16, 8), (floats(11), out(2, 16)), _filled),
     Case(rows_of_items, Group(6, 6), (floats(6, 6), out(6, 6)), _rows),

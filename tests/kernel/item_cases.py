@@ -17,7 +17,7 @@ def pairwise_of_items(group, X1, X2, D):
         i, j = ind.global_id()
 
         if i < X1.shape[0] and j < X2.shape[0]:
-            d = ((X1[i] - X2[j])**2).sum()
+            d = ((X1[i] - X2[j]) ** 2).sum()
             D[i, j] = np.sqrt(d)
 
     inner()
@@ -42,8 +42,8 @@ def pairwise_by_hand(group, X1, X2, D):
 def branches_of_items(group, X, Y, Z):
     @group.workitems
     def inner(item):
-        i, = item.global_id()
-        local, = item.local_id()
+        (i,) = item.global_id()
+        (local,) = item.local_id()
         x = X[i]
         y = x * 2.0
         if x > 0.5:
@@ -79,7 +79,7 @@ def total_of(x, rows):
 
 @kernel
 def with_functions(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     acc = scaled(group.load(X[i:], shape=group.shape), 1)
     for _ in range(2):
         acc = acc + total_of(acc, 3)
@@ -90,7 +90,7 @@ def with_functions(group, X, Y):
 def functions_of_items(group, X, I, Y):  # noqa: E741
     @group.workitems
     def inner(item):
-        i, = item.global_id()
+        (i,) = item.global_id()
         if i < 11:
             Y[I[i], 1] = scaled(X[i], 4).max() + total_of(X[i, 0], 2)
 
@@ -110,7 +110,7 @@ def values_of_one_dimension(group, X, Z, Y):
 
 
 def distances(a, b, d):
-    return {2: np.sqrt(((a[:, None] - b[None])**2).sum(2))}
+    return {2: np.sqrt(((a[:, None] - b[None]) ** 2).sum(2))}
 
 
 def _branches(x, y, z):
@@ -131,8 +131,12 @@ PAIRS = floats(9, 5), floats(11, 5, seed=2), out(9, 11)
 CASES = (
     Case(pairwise_of_items, Group((9, 11), (4, 8)), PAIRS, distances),
     Case(pairwise_by_hand, Group((9, 11), (4, 6)), PAIRS, distances),
-    Case(values_of_one_dimension, Group((9, 9), (8, 8)), (floats(9, 3), floats(9, 5, seed=3), out(9, 9)),
-         lambda x, z, y: {2: x.sum(1)[:, None] * z.max(1)[None]}),
+    Case(
+        values_of_one_dimension,
+        Group((9, 9), (8, 8)),
+        (floats(9, 3), floats(9, 5, seed=3), out(9, 9)),
+        lambda x, z, y: {2: x.sum(1)[:, None] * z.max(1)[None]},
+    ),
     Case(branches_of_items, Group(24, 8), (floats(24), out(24), out(24)), _branches),
     Case(with_functions, Group(10, 8), (floats(10), out(10)), lambda x, y: {1: x * 49 * 3}, 1e-4),
     Case(functions_of_items, Group(11, 4), (floats(11, 3), PLACES, out(12, 2)), _scatter),

@@ -18,22 +18,22 @@ from transconv.kernel import Group, SubGroup, WorkGroup, WorkItem, kernel
 def tensors(group, X1, X2, D):
     gid = group.work_offset()
     dtyp, W, H = np.float32, 4, 3
-    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
-    x2 = group.load(X2[gid[0]:], shape=(group.shape[0], X1.shape[1]))
+    x1 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[0] :], shape=(group.shape[0], X1.shape[1]))
     arr = group.empty(shape=(W, H), dtype=dtyp)
     arr = group.zeros(shape=x1.shape, dtype=dtyp)
     res = np.subtract(x1, x2, out=arr)
-    group.store(D[gid[0]:, gid[1]:], res)
+    group.store(D[gid[0] :, gid[1] :], res)
 
 
 @kernel
 def vectors(group, X1, D, x, y):
     gid = group.work_offset()
     W, H = 4, 3
-    v1 = group.vload(X1[gid[0]:], shape=(W, H))
-    x1 = group.load(X1[gid[0]:], shape=(W, H)).vec();
-    x2 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))[x:x+W,y:y+W].vec()
-    x3 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1])).vec(shape=(W,H))
+    v1 = group.vload(X1[gid[0] :], shape=(W, H))
+    x1 = group.load(X1[gid[0] :], shape=(W, H)).vec()
+    x2 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1]))[x : x + W, y : y + W].vec()
+    x3 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1])).vec(shape=(W, H))
     group.store(D[0], v1 + group.vzeros(shape=(W, H), dtype=np.float32))
     group.store(D[1], x1 * group.vones(shape=(W, H), dtype=np.float32))
     group.store(D[2], x2)
@@ -72,27 +72,32 @@ def free_functions(group, A, B, C):
 def foo(a, b):
     pass
 
+
 @kernel.func(foo, scope=WorkGroup)
 def foo_wg(g, a, b):
-    i,j,k = g.group_id()
+    i, j, k = g.group_id()
     return a + b + i
+
 
 @kernel.func(foo, scope=SubGroup)
 def foo_wg(sg, a, b):
     i = sg.subgroup_id()
     return a - b + i
 
+
 @kernel.func(foo, scope=WorkItem)
 def foo_wg(wi, a, b):
-    i,j,k = wi.global_id()
+    i, j, k = wi.global_id()
     return a * b + i + k
+
 
 @kernel
 def bar(group, A, B, C):
     # Index objects are passed implicitly
     n, _, _ = group.id()
     c1 = foo(group.load(A[0], shape=(4,)), group.load(B[0], shape=(4,)))
-    group.store(C[0, n * 4:], c1)
+    group.store(C[0, n * 4 :], c1)
+
     @group.subgroups
     def inner1(sg):
         at = (n * 2 + sg.subgroup_id()) * 2
@@ -127,6 +132,7 @@ def is_int8(a):
 def my_intrinsic_impl(a, b):
     # Can query 'a' and 'b' types here
     if is_fp16(a) and is_int8(b):
+
         def func(builder, a, b):
             # Use low level MLIR python builder API here, LLVM, SPIR-V or similar
             c = builder.create(spirv.call)("multiply", a, b)
@@ -167,20 +173,41 @@ def _scopes(y):
 
 def _overloads(a, b, c):
     i = np.arange(8)
-    return {2: np.stack([np.tile(a[0, :4] + b[0, :4], 2) + i // 4, a[1] - b[1] + i // 2 % 2,
-                         a[2] * b[2] + i // 2 + i % 2])}
+    return {
+        2: np.stack(
+            [
+                np.tile(a[0, :4] + b[0, :4], 2) + i // 4,
+                a[1] - b[1] + i // 2 % 2,
+                a[2] * b[2] + i // 2 + i % 2,
+            ]
+        )
+    }
 
 
 SMALL = (np.arange(6) - 3).astype(np.int8)
 CASES = (
-    Case(tensors, Group((5, 1), (2, 1)), (floats(5, 7), floats(5, 7, seed=1), out(5, 7)),
-         lambda a, b, d: {2: a - b}),
+    Case(
+        tensors,
+        Group((5, 1), (2, 1)),
+        (floats(5, 7), floats(5, 7, seed=1), out(5, 7)),
+        lambda a, b, d: {2: a - b},
+    ),
     Case(vectors, Group(6, 6), (floats(5, 7), out(4, 6, 6), 2, 1), _vectors),
     Case(scopes, Group((2, 2, 3), (2, 2, 3), 4), (out(2, 12),), _scopes),
     Case(free_functions, Group(1), (floats(5), floats(5, seed=2), out(5)), lambda a, b, c: {2: a + b}),
     Case(bar, Group((4, 1, 2), (2, 1, 2), 2), (floats(3, 8), floats(3, 8, seed=2), out(3, 8)), _overloads),
-    Case(calls_an_intrinsic, Group(1), (floats(6).astype(np.float16), SMALL, out(6)),
-         lambda a, b, c: {2: a * b}, 1e-3),
-    Case(my_kernel, Group((20, 30), (8, 16), 128),
-         (floats(20, 9), floats(9, 30), out(20, 30) * 0, device_lib), lambda a, b, c, _: {2: a @ b}, 1e-4),
+    Case(
+        calls_an_intrinsic,
+        Group(1),
+        (floats(6).astype(np.float16), SMALL, out(6)),
+        lambda a, b, c: {2: a * b},
+        1e-3,
+    ),
+    Case(
+        my_kernel,
+        Group((20, 30), (8, 16), 128),
+        (floats(20, 9), floats(9, 30), out(20, 30) * 0, device_lib),
+        lambda a, b, c, _: {2: a @ b},
+        1e-4,
+    ),
 )

@@ -22,7 +22,7 @@ from transconv.kernel.source import dtype_of
 
 @kernel
 def doubled(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2.0)
 
 
@@ -57,8 +57,9 @@ def test_an_array_that_may_not_be_written() -> None:
         doubled.lower(Group(4), x, out(4), target="sm_90")
 
 
-@pytest.mark.parametrize("name", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64",
-                                  "bool"])
+@pytest.mark.parametrize(
+    "name", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+)
 def test_tiles_of_every_type(name: str) -> None:
     """``zeros ones full`` are of the type that is asked for, and active; ``empty`` writes nothing."""
     kind = dtype_of(name)
@@ -84,9 +85,10 @@ def test_tiles_of_every_type(name: str) -> None:
 
 def test_a_kernel_for_each_value_of_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes compile nothing anew, values of constants do, and work without elements launches nothing."""
+
     @kernel
     def scaled(group, X, Y, n: Constant):
-        i, = group.work_offset()
+        (i,) = group.work_offset()
         group.store(Y[i:], group.load(X[i:], shape=group.shape) * n)
 
     from transconv.kernel.launch.arguments import tensors_of

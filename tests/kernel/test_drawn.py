@@ -92,9 +92,20 @@ def test_a_branch_around_an_addition_of_one_thread_is_right(tmp_path: Path) -> N
     trial, target = KernelTrial.parse(FAILED_ONCE[-1]), Target.parse("sm_90")
     low = loaded(trial.kernel(), tmp_path).lower(trial.launch, *trial.made().values(), target=target)
     assert low.kernel.sizes is not None
-    job = CompileJob(low.source, low.kernel.name, tuple((t.dtype.name, ()) for t in low.kernel.params),
-              target.name, target.backend, target.arch, target.warp_size, 1, low.num_stages, ("sass",),
-              sizes=len(low.kernel.sizes.names), fuse=False)
+    job = CompileJob(
+        low.source,
+        low.kernel.name,
+        tuple((t.dtype.name, ()) for t in low.kernel.params),
+        target.name,
+        target.backend,
+        target.arch,
+        target.warp_size,
+        1,
+        low.num_stages,
+        ("sass",),
+        sizes=len(low.kernel.sizes.names),
+        fuse=False,
+    )
     (found,) = compile_offline([job])
     assert isinstance(found, Resources) and "BRA.U" in found.texts["sass"] and not found.flaw
 
@@ -124,18 +135,44 @@ def test_everything_is_drawn() -> None:
         seen.setdefault(name, set()).add(word)
     assert all(len(words) > 1 for words in seen.values()), seen
     whole = "\n".join(str(t) for t in trials)
-    for said in ("vload", "argmax", "argmin", ".mask", "group.empty", "out=", "mixed(", " @ ", "f16",
-                 "bool", "i8", "u8", "i64", "~ ", "fill=", "else:", "[None]", "[:, None]",
-                 "global_id", ">>>> ",
-                 "axis=(0, 2)", ".T",
-                 "subgroups", "scoped(", "own(", "atomic_ref(W)", "mapping=create_mapping"):
+    for said in (
+        "vload",
+        "argmax",
+        "argmin",
+        ".mask",
+        "group.empty",
+        "out=",
+        "mixed(",
+        " @ ",
+        "f16",
+        "bool",
+        "i8",
+        "u8",
+        "i64",
+        "~ ",
+        "fill=",
+        "else:",
+        "[None]",
+        "[:, None]",
+        "global_id",
+        ">>>> ",
+        "axis=(0, 2)",
+        ".T",
+        "subgroups",
+        "scoped(",
+        "own(",
+        "atomic_ref(W)",
+        "mapping=create_mapping",
+    ):
         assert said in whole, said
 
 
 def test_numpy_knows_no_rows_of_kernels() -> None:
     """What the simulator and compiled kernels both do wrong is found."""
-    line = ("kernel work=5 group=4 seed=1 N=i8[5]~ P=i8[5]! ;; i, = group.work_offset() ;; "
-            "x = group.load(N[i:], shape=group.shape) ;; group.store(P[i:], np.maximum(x, -x))")
+    line = (
+        "kernel work=5 group=4 seed=1 N=i8[5]~ P=i8[5]! ;; i, = group.work_offset() ;; "
+        "x = group.load(N[i:], shape=group.shape) ;; group.store(P[i:], np.maximum(x, -x))"
+    )
     row, least = FUNCTIONS["maximum"], FUNCTIONS["minimum"]
     held = row.numpy, row.expression
     assert work(line=line)["status"] == "passed"
@@ -159,17 +196,27 @@ def test_groups_of_any_shape_say_the_same() -> None:
 def test_lines_read_back() -> None:
     for trial in (draw_trial("u", n) for n in range(40)):
         assert KernelTrial.parse(str(trial)) == trial
-    for line, said in (("kernel work=3 ;; x", "expected kernel work= group= seed="),
-                       ("kernel work=3 X=f99[3] ;; x", "X=f99")):
+    for line, said in (
+        ("kernel work=3 ;; x", "expected kernel work= group= seed="),
+        ("kernel work=3 X=f99[3] ;; x", "X=f99"),
+    ):
         with pytest.raises(ProblemError, match=said):
             KernelTrial.parse(line)
 
 
 def test_a_trial_is_the_same_in_another_process() -> None:
-    code = ("from transconv.kernel.trials.draw import draw_trial;"
-            "print([str(draw_trial('tests', n)) for n in range(6)])")
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
-                          check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout
+    code = (
+        "from transconv.kernel.trials.draw import draw_trial;"
+        "print([str(draw_trial('tests', n)) for n in range(6)])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    ).stdout
     assert told.strip() == str([str(draw_trial("tests", n)) for n in range(6)])
 
 
@@ -181,15 +228,17 @@ def plant(bug: Bug, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(owner, names[-1], bug.made(getattr(owner, names[-1])))
 
 
-@pytest.mark.parametrize("bug", [b if b.quick else pytest.param(b, marks=pytest.mark.slow) for b in BUGS],
-                         ids=lambda b: b.what)
+@pytest.mark.parametrize(
+    "bug", [b if b.quick else pytest.param(b, marks=pytest.mark.slow) for b in BUGS], ids=lambda b: b.what
+)
 def test_planted_bugs_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(bug, monkeypatch)
     assert any(work("plant", n)["status"] == "failed" for n in range(bug.first, bug.first + 200))
 
 
-def test_a_failure_becomes_a_short_program(monkeypatch: pytest.MonkeyPatch,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_becomes_a_short_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The program shows the difference, and its line repeats it."""
     plant(next(b for b in BUGS if b.what.startswith("what is assigned")), monkeypatch)
     begin = KernelTrial.parse(
@@ -197,7 +246,8 @@ def test_a_failure_becomes_a_short_program(monkeypatch: pytest.MonkeyPatch,
         "i, j = group.work_offset() ;; R, C = group.shape ;; v0 = group.load(X[i:, j:], shape=(R, C)) ;; "
         "v1 = group.load(K[i:, j:], shape=(R, C)).astype(np.float32) ;; v2 = v0 * 0.5 + v1 ;; "
         "for k in range(3): ;; > v2 = v2 + v0 ;; v3 = v0.copy() ;; v3[:, 0] = -2.0 ;; if i > 0: ;; "
-        "> v2 = v2 * 2.0 ;; group.store(Y[0, i:, j:], v2) ;; group.store(Y[1, i:, j:], v3)")
+        "> v2 = v2 * 2.0 ;; group.store(Y[0, i:, j:], v2) ;; group.store(Y[1, i:, j:], v3)"
+    )
     kind = kind_of(work(line=str(begin)))
     assert kind == "failed"
 
@@ -232,8 +282,11 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_launchers_stay_in_the_cache(tmp_path: Path) -> None:
     """Compiled kernels leave it, but for those that may still be written."""
-    for name, file, old in (("a", "drawn.cubin", True), ("b", "launcher.so", True),
-                            ("c", "new.cubin", False)):
+    for name, file, old in (
+        ("a", "drawn.cubin", True),
+        ("b", "launcher.so", True),
+        ("c", "new.cubin", False),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("")
         if old:
@@ -245,8 +298,10 @@ def test_launchers_stay_in_the_cache(tmp_path: Path) -> None:
 def test_a_file_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each runs in two interpreters."""
     path = tmp_path / "some.txt"
-    path.write_text("# why\nkernel work=5 group=4 seed=1 X=f32[5] Y=f32[5]! ;; "
-                    "i, = group.work_offset() ;; "
-                    "group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2.0)\n")
+    path.write_text(
+        "# why\nkernel work=5 group=4 seed=1 X=f32[5] Y=f32[5]! ;; "
+        "i, = group.work_offset() ;; "
+        "group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2.0)\n"
+    )
     assert main(["fuzz", "--file", str(path), "--interpreter", "--share", "0", "--jobs", "1"]) == 0
     assert "2 passed" in capsys.readouterr().out

@@ -24,8 +24,13 @@ def copies(case: Case) -> list[Any]:
 def check(case: Case, got: list[Any]) -> None:
     wanted = case.expected(*copies(case))
     for at, value in wanted.items():
-        np.testing.assert_allclose(np.asarray(got[at], np.float64), np.asarray(value, np.float64),
-                                   rtol=case.within, atol=case.within, err_msg=f"argument {at}")
+        np.testing.assert_allclose(
+            np.asarray(got[at], np.float64),
+            np.asarray(value, np.float64),
+            rtol=case.within,
+            atol=case.within,
+            err_msg=f"argument {at}",
+        )
     for at, before in enumerate(case.arguments):
         if at not in wanted and isinstance(before, np.ndarray):
             np.testing.assert_array_equal(got[at], before, err_msg=f"argument {at} was written")
@@ -61,8 +66,11 @@ def test_as_written_and_after_all_passes(case: Case) -> None:
 def test_numbers_of_numpy_are_those_of_python(simulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     x = cases.floats(10)
-    for alpha, n, flag in ((np.float32(0.5), np.int64(3), np.bool_(True)),
-                           (np.float64(2), np.uint8(1), True), (0.25, np.int32(-1), np.bool_(False))):
+    for alpha, n, flag in (
+        (np.float32(0.5), np.int64(3), np.bool_(True)),
+        (np.float64(2), np.uint8(1), True),
+        (0.25, np.int32(-1), np.bool_(False)),
+    ):
         y = np.zeros(10, np.float32)
         run = cases.scaled.simulate if simulated else cases.scaled
         run(Group(10, 4), x, y, alpha, n, flag)

@@ -36,14 +36,16 @@ def priced(price: torch.Tensor, strike: torch.Tensor, years: torch.Tensor) -> tu
 def gathered(points: torch.Tensor, centres: torch.Tensor, steps: int) -> tuple[torch.Tensor, ...]:
     for _ in range(steps):
         near = torch.cdist(points, centres).argmin(1)
-        centres = torch.stack([points[near == n].sum(0) / max(1, int((near == n).sum()))
-                               for n in range(len(centres))])
+        centres = torch.stack(
+            [points[near == n].sum(0) / max(1, int((near == n).sum())) for n in range(len(centres))]
+        )
     return centres, near
 
 
-def weighed(a: torch.Tensor, wa: torch.Tensor, b: torch.Tensor, wb: torch.Tensor,
-            radii: torch.Tensor) -> torch.Tensor:
-    apart = ((a[:, None] - b[None])**2).sum(2)
+def weighed(
+    a: torch.Tensor, wa: torch.Tensor, b: torch.Tensor, wb: torch.Tensor, radii: torch.Tensor
+) -> torch.Tensor:
+    apart = ((a[:, None] - b[None]) ** 2).sum(2)
     return torch.stack([(wa[:, None] * wb[None] * (apart <= r)).sum() for r in radii])
 
 
@@ -53,8 +55,9 @@ def moved(cosines: torch.Tensor, angles: torch.Tensor, energies: torch.Tensor) -
     return torch.stack([e, e * s * f.sin(), e * s * f.cos(), e * c], 2)
 
 
-def voted(known: torch.Tensor, classes: torch.Tensor, points: torch.Tensor, k: int,
-          kinds: int) -> torch.Tensor:
+def voted(
+    known: torch.Tensor, classes: torch.Tensor, points: torch.Tensor, k: int, kinds: int
+) -> torch.Tensor:
     near = torch.cdist(points, known).topk(k, largest=False).indices
     return torch.stack([torch.bincount(row, minlength=kinds).argmax() for row in classes[near]])
 
@@ -91,21 +94,29 @@ def clusters(x: torch.Tensor, radius: float, least: int) -> torch.Tensor:
 # The example, its arguments, and the same in torch.
 EXAMPLES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "softmax": ((drawn(3, 50),), lambda x: x.softmax(1)),
-    "layer_norm": ((drawn(3, 50), drawn(50), drawn(50)),
-                   lambda x, a, b: functional.layer_norm(x, (50,), a, b)),
+    "layer_norm": (
+        (drawn(3, 50), drawn(50), drawn(50)),
+        lambda x, a, b: functional.layer_norm(x, (50,), a, b),
+    ),
     "gemm": ((drawn(21, 45), drawn(45, 37)), torch.matmul),
     "convolution": ((drawn(2, 7, 20, 5), drawn(3, 2, 5, 18), 2), convolved),
-    "pairwise_distance": ((drawn(9, 3), drawn(20, 3)),
-                          lambda a, b: torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")),
-    "histogram": ((torch.arange(300, dtype=torch.int32)**2 % 23, 21),
-                  lambda x, bins: torch.bincount(x, minlength=bins)[:bins].int()),
+    "pairwise_distance": (
+        (drawn(9, 3), drawn(20, 3)),
+        lambda a, b: torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist"),
+    ),
+    "histogram": (
+        (torch.arange(300, dtype=torch.int32) ** 2 % 23, 21),
+        lambda x, bins: torch.bincount(x, minlength=bins)[:bins].int(),
+    ),
     "scan": ((drawn(2, 75),), lambda x: x.cumsum(1)),
     "top_k": ((drawn(6, 20), 3), lambda x, k: torch.topk(x, k)),
     "black_scholes": (tuple(drawn(70).abs() + n for n in (9.0, 8.0, 0.5)), priced),
     "l2_norm": ((drawn(40, 7),), lambda x: x.norm(dim=1)),
     "k_means": ((drawn(50, 3), drawn(50, 3)[:5], 2), gathered),
-    "gpairs": ((drawn(20, 3), drawn(20), -drawn(35, 3), drawn(35), torch.tensor([0.1, 0.5, 2.0])),
-               weighed),
+    "gpairs": (
+        (drawn(20, 3), drawn(20), -drawn(35, 3), drawn(35), torch.tensor([0.1, 0.5, 2.0])),
+        weighed,
+    ),
     "rambo": ((drawn(9, 20).sigmoid(), drawn(9, 20).cos().abs(), drawn(9, 20).sigmoid()), moved),
     "nearest_neighbours": ((drawn(30, 4), torch.arange(30) % 3, -drawn(11, 4), 5, 3), voted),
     "implicit_gemm": ((drawn(7, 9, 3), drawn(3, 2, 3, 18)), correlated),
@@ -113,13 +124,21 @@ EXAMPLES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "softplus": ((drawn(300),), functional.softplus),
     "silu": ((drawn(300),), functional.silu),
     "row_sums": ((drawn(9, 50),), lambda x: x.sum(1)),
-    "attention": ((drawn(2, 20, 24), drawn(2, 75, 24), drawn(2, 75, 20)),
-                  functional.scaled_dot_product_attention),
+    "attention": (
+        (drawn(2, 20, 24), drawn(2, 75, 24), drawn(2, 75, 20)),
+        functional.scaled_dot_product_attention,
+    ),
     "vector_add": ((drawn(2100), -drawn(2100)), torch.add),
     "dropout": ((drawn(2100), 0.25, 5), dropped),
     "layer_norm_backward": ((drawn(21, 50), -drawn(21, 50), drawn(50)), norm_gradients),
-    "grouped_gemm": ((drawn(200, 70), drawn(2, 70, 140), *torch.tensor(
-        [[0, 0, 150], [0, 128, 150], [1, 150, 200]], dtype=torch.int32).T.contiguous()), each_expert),
+    "grouped_gemm": (
+        (
+            drawn(200, 70),
+            drawn(2, 70, 140),
+            *torch.tensor([[0, 0, 150], [0, 128, 150], [1, 150, 200]], dtype=torch.int32).T.contiguous(),
+        ),
+        each_expert,
+    ),
     "dbscan": ((drawn(100, 2), 0.4, 6), clusters),
 }
 
@@ -136,8 +155,10 @@ def example(name: str) -> Callable[..., Any]:
 
 def check(name: str, device: str = "cpu") -> None:
     arguments, meaning = EXAMPLES[name]
-    got, wanted = (f(*(a.to(device) if torch.is_tensor(a) else a for a in arguments))
-                   for f in (example(name), meaning))
+    got, wanted = (
+        f(*(a.to(device) if torch.is_tensor(a) else a for a in arguments))
+        for f in (example(name), meaning)
+    )
     for a, b in zip(*((x,) if torch.is_tensor(x) else x for x in (got, wanted)), strict=True):
         torch.testing.assert_close(a, b.to(a.dtype), atol=1e-5, rtol=1e-5)
 
@@ -159,5 +180,5 @@ def test_examples_are_short() -> None:
     assert [f.stem for f in files] == sorted(EXAMPLES)
     for file in files:
         text = file.read_text("utf-8")
-        kernel = text[text.index("@kernel"):].split("\n\n\n")[0]
+        kernel = text[text.index("@kernel") :].split("\n\n\n")[0]
         assert len(kernel.splitlines()) <= 25, file.name

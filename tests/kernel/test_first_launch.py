@@ -24,7 +24,8 @@ from transconv.runtime import Plan, check_records, first_run_check
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")]
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +41,9 @@ def always(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 
 def again(of: KernelFunction) -> KernelFunction:
     """The kernel, which nobody has launched."""
-    return KernelFunction(of.python, of.precision, of.work_shape, of.group_shape, of.tuned,
-                          of.asked_results)
+    return KernelFunction(
+        of.python, of.precision, of.work_shape, of.group_shape, of.tuned, of.asked_results
+    )
 
 
 def corrupted(monkeypatch: pytest.MonkeyPatch, only=lambda step: True) -> list[int]:
@@ -83,13 +85,13 @@ def test_right_results(case: Case, caplog: pytest.LogCaptureFixture) -> None:
 
 @kernel
 def doubled(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2.0)
 
 
 @kernel
 def in_place(group, X):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(X[i:], group.load(X[i:], shape=group.shape) + 1.0)
 
 
@@ -114,8 +116,9 @@ def test_a_wrong_kernel_in_place_leaves_its_array(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(x, before)
 
 
-def test_other_warps_that_are_right(monkeypatch: pytest.MonkeyPatch,
-                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_other_warps_that_are_right(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     of, x = again(doubled), torch.randn(70)
     warps = corrupted(monkeypatch, lambda step: step.schedule.warps == 1)
     for _ in range(2):
@@ -124,8 +127,10 @@ def test_other_warps_that_are_right(monkeypatch: pytest.MonkeyPatch,
         assert torch.equal(y, x * 2)
     assert warps == [1], "the second call knows"
     assert "instead    of 1 warps: Y[69]" in of.explain(Group(70, 32), x, y, target="interpreter")
-    assert any(re.search(r"rejected: kernel doubled .* with schedule .* warps=1: Y\[69\]", r.getMessage())
-               for r in caplog.records)
+    assert any(
+        re.search(r"rejected: kernel doubled .* with schedule .* warps=1: Y\[69\]", r.getMessage())
+        for r in caplog.records
+    )
 
 
 @pytest.mark.parametrize(("policy", "compared"), [("never", False), ("check", False), ("always", True)])
@@ -144,29 +149,41 @@ def test_the_knob(policy: str, compared: bool, monkeypatch: pytest.MonkeyPatch) 
 
 @kernel
 def speaking(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2.0)
     if X.shape[0] == 0:
         print("empty")
 
 
-@pytest.mark.parametrize("why", [
-    "arrays share memory", "the simulator takes more than 0 ms", "it speaks in the simulator",
-    "no memory for copies", "has no result: S7"])
-def test_what_is_not_compared(why: str, monkeypatch: pytest.MonkeyPatch,
-                              caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "why",
+    [
+        "arrays share memory",
+        "the simulator takes more than 0 ms",
+        "it speaks in the simulator",
+        "no memory for copies",
+        "has no result: S7",
+    ],
+)
+def test_what_is_not_compared(
+    why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is launched, and nothing is recorded: a later process may compare it."""
     of, x = again(speaking if "speaks" in why else doubled), torch.randn(40)
     y = torch.zeros(40)
     if "0 ms" in why:
         monkeypatch.setattr(execution, "LONGEST_S", 0.0)
     if "memory for" in why:
+
         def full(tensor):
             raise torch.OutOfMemoryError
+
         monkeypatch.setattr(execution, "_copied", full)
     if "S7" in why:
+
         def planted(*_):
             raise KeyError("S7")
+
         monkeypatch.setattr(execution.GroupSamples, "run", planted)
         why = "has no result: 'S7'"
     with caplog.at_level(logging.INFO, "transconv.trust"):
@@ -196,8 +213,13 @@ def test_places_are_those_of_numpy() -> None:
             for n in want.shape:
                 a, b = sorted(int(x) for x in rng.integers(-n - 2, n + 3, 2))
                 index += [None] * int(rng.random() < 0.2)
-                index.append([slice(a, b, int(rng.choice((1, 2, -1)))), slice(None),
-                              int(rng.integers(-n, n)) if n else slice(0, 5)][rng.integers(3)])
+                index.append(
+                    [
+                        slice(a, b, int(rng.choice((1, 2, -1)))),
+                        slice(None),
+                        int(rng.integers(-n, n)) if n else slice(0, 5),
+                    ][rng.integers(3)]
+                )
             index = (*index, ...) if rng.random() < 0.5 else (..., *index)
             want, got = want[index], got[index]
             np.testing.assert_array_equal(np.asarray(got), want)
@@ -215,8 +237,9 @@ def test_long_arrays_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     from transconv.kernel.simulator.execution import DeviceElements
 
     read, seen = DeviceElements.read, []
-    monkeypatch.setattr(DeviceElements, "read", lambda self, places: seen.append(places.size) or read(
-        self, places))
+    monkeypatch.setattr(
+        DeviceElements, "read", lambda self, places: seen.append(places.size) or read(self, places)
+    )
     x, y = torch.randn(64 * 1024), torch.zeros(64 * 1024)
     again(doubled)(Group(64 * 1024, 4096), x, y)
     assert torch.equal(y, x * 2) and check_records.proved()

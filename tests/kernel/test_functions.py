@@ -40,8 +40,10 @@ def planted(group, X, Y):
 def test_a_planted_wrong_intrinsic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     x, y = np.array([0.5, -3.0, 1.5, 4.0], np.float32), out(4)
-    said = (r"planted: Y\[2\] is 3.125, and 3 in the simulator \(2 of 4 elements differ\); "
-            r"it has functions of a chip: doubled_f32")
+    said = (
+        r"planted: Y\[2\] is 3.125, and 3 in the simulator \(2 of 4 elements differ\); "
+        r"it has functions of a chip: doubled_f32"
+    )
     with pytest.raises(KernelError, match=said):
         planted.check(Group(1), x, y)
     assert (y == -77).all()  # copies alone were written
@@ -61,8 +63,10 @@ def text_of(case_name: str, target: str = "sm_90") -> str:
 
 def test_what_an_intrinsic_becomes() -> None:
     text = text_of("intrinsics")
-    assert ("    return tl.inline_asm_elementwise('ex2.approx.ftz.f32 $0, $1;', '=f,f', [x0],\n"
-            in text and "fast_exp2_f32(x_tile)" in text)
+    assert (
+        "    return tl.inline_asm_elementwise('ex2.approx.ftz.f32 $0, $1;', '=f,f', [x0],\n" in text
+        and "fast_exp2_f32(x_tile)" in text
+    )
     assert "    return tl.math.fma(x0, x1, 1.0)\n" in text
     assert "inline_asm" not in text_of("intrinsics", "interpreter")
     assert "acc = tl.dot(a_tile, b_tile, acc" in text_of("products_by_intrinsics")
@@ -88,7 +92,7 @@ def with_queries(x, y, n, Z):
 
 @kernel
 def queries(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     group.store(Y[i:], queried(x.astype(np.float16), i, 3, X[::2]).astype(np.float32))
 
@@ -115,8 +119,10 @@ def test_a_body_of_another_scope() -> None:
 
         inner()
 
-    for attempt in (lambda: calls.lower(Group(4), floats(4), target="sm_90"),
-                    lambda: calls.simulate(Group(4), floats(4))):
+    for attempt in (
+        lambda: calls.lower(Group(4), floats(4), target="sm_90"),
+        lambda: calls.simulate(Group(4), floats(4)),
+    ):
         with pytest.raises(ScopeError) as caught:
             attempt()
         said = "which has no body for work-items; allowed: for sub-groups at test_functions.py:"
@@ -145,6 +151,7 @@ def test_layouts() -> None:
 
 def test_operations_of_a_library() -> None:
     """``create`` takes functions whose first parameter is a builder: ours, and those of a library."""
+
     def product(builder, x, y):
         return builder.create(Builder.dot)(x, y)
 
@@ -224,9 +231,11 @@ def erf(group, X, Y):
     group.store(Y, group.load(X, shape=X.shape) * 2.0)
 
 
-@pytest.mark.parametrize(("named", "meant"), [
-    (divided, lambda x: x // np.float32(7)), (tl, np.floor), (erf, lambda x: x * 2)],
-    ids=["divided", "tl", "erf"])
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [(divided, lambda x: x // np.float32(7)), (tl, np.floor), (erf, lambda x: x * 2)],
+    ids=["divided", "tl", "erf"],
+)
 def test_a_kernel_may_have_a_name_that_its_module_defines(named, meant) -> None:
     x, y = floats(32) * 50, out(32)
     named(Group(32, 32), x, y)

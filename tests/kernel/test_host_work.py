@@ -19,7 +19,7 @@ from transconv.target import TARGETS
 
 @kernel
 def scaled(group: Any, X: Any, Y: Any, alpha: float) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * alpha)
 
 
@@ -35,17 +35,21 @@ def test_a_known_call(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = tensors_of(asked.given)
     made, values = scaled._launches.of(asked, arguments, TARGETS["sm_90"])
     made.step.triton.kept[0, True] = KernelStart(
-        lambda *given: started.append(given[13:]), SimpleNamespace(function="f", packed_metadata="m"),
-        sizes=len(values))
-    there: Any = SimpleNamespace(kinds=arguments.kinds, tensors=arguments.tensors,
-                            device=SimpleNamespace(type="cuda", index=0))
+        lambda *given: started.append(given[13:]),
+        SimpleNamespace(function="f", packed_metadata="m"),
+        sizes=len(values),
+    )
+    there: Any = SimpleNamespace(
+        kinds=arguments.kinds, tensors=arguments.tensors, device=SimpleNamespace(type="cuda", index=0)
+    )
     scaled._launches.remember(signature(args), made.launch(True, values), args, asked, there)
     ours, native = list[str](), list[str]()
 
     def profile(frame: FrameType, event: str, found: Any) -> None:
         code = frame.f_code
-        if event == "call" and (frame.f_globals.get("__name__", "").startswith("transconv")
-                                or code.co_filename == "<string>"):
+        if event == "call" and (
+            frame.f_globals.get("__name__", "").startswith("transconv") or code.co_filename == "<string>"
+        ):
             ours.append(code.co_name)
         elif event == "c_call":
             native.append(found.__name__)

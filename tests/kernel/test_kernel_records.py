@@ -21,7 +21,8 @@ from transconv.runtime import plan_cache
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")]
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"),
+]
 
 TEXT = '''"""A module with kernels."""
 
@@ -97,8 +98,9 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that were read and lowered."""
     real, names = decorator.lowered, []
-    monkeypatch.setattr(decorator, "lowered", lambda source, *rest: names.append(source.name) or real(
-        source, *rest))
+    monkeypatch.setattr(
+        decorator, "lowered", lambda source, *rest: names.append(source.name) or real(source, *rest)
+    )
     return names
 
 
@@ -111,6 +113,7 @@ def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TEXT, lent
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
         import linecache
+
         linecache.checkcache(str(path))
         linecache.cache.pop(str(path), None)
         spec.loader.exec_module(module)
@@ -124,8 +127,9 @@ def result(module, n: int = 50, group: Group | None = None, dtype=torch.float32,
     return y
 
 
-def test_the_same_function_is_read_from_disk(cache: Path, lowered: list[str],
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_function_is_read_from_disk(
+    cache: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(3):
         module = loaded(cache, monkeypatch)
         for n in (50, 70, 64):  # 64 has a divisor
@@ -154,8 +158,9 @@ EDITS = {
 
 
 @pytest.mark.parametrize("what", EDITS)
-def test_what_reading_depends_on(what: str, cache: Path, lowered: list[str],
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_reading_depends_on(
+    what: str, cache: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The record is not taken, and the result is that of a process without records."""
     result(loaded(cache, monkeypatch))
     old, new = EDITS[what]
@@ -168,8 +173,9 @@ def test_what_reading_depends_on(what: str, cache: Path, lowered: list[str],
     assert torch.equal(got, result(loaded(cache, monkeypatch, text, lent)))
 
 
-def test_what_is_around_may_change(cache: Path, lowered: list[str],
-                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_around_may_change(
+    cache: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names that nothing of the kernel uses, lines behind it, and functions of its own module."""
     result(loaded(cache, monkeypatch))
     text = TEXT.replace("import math", "import math; OTHER = object()") + "\nZ = 1\n"
@@ -182,8 +188,12 @@ def test_what_a_call_says(cache: Path, lowered: list[str], monkeypatch: pytest.M
     first = loaded(cache, monkeypatch)
     result(first)
     again = loaded(cache, monkeypatch)
-    for group in (Group(50, 16, 8), Group(50, 32), Group(50, 16, warps_hint=2),
-                  Group(50, 16, stages_hint=2)):
+    for group in (
+        Group(50, 16, 8),
+        Group(50, 32),
+        Group(50, 16, warps_hint=2),
+        Group(50, 16, stages_hint=2),
+    ):
         result(again, group=group)
     result(again, dtype=torch.float64)
     result(again, of=type(again.computed)(again.computed.python, "tf32"))
@@ -200,6 +210,7 @@ def test_sizes_of_subgroups_have_kernels_of_their_own() -> None:
         @group.subgroups
         def each(part):
             Y[part.subgroup_id()] = part.size()
+
         each()
 
     for size in (8, 16, 32):
@@ -209,11 +220,13 @@ def test_sizes_of_subgroups_have_kernels_of_their_own() -> None:
         np.testing.assert_array_equal(got, want)
 
 
-def test_what_no_text_tells_is_not_kept(cache: Path, lowered: list[str],
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_text_tells_is_not_kept(
+    cache: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The user's objects, and intrinsics, which decide by any Python."""
     text = TEXT.replace("SIZES.scale", "SIZES.get()").replace(
-        "    scale: float = 2.0", "    scale: float = 2.0\n    get = staticmethod(lambda: 2.0)")
+        "    scale: float = 2.0", "    scale: float = 2.0\n    get = staticmethod(lambda: 2.0)"
+    )
     for said in (text, TEXT + "\n@kernel.intrinsic(own)\ndef none(x):\n    return None\n"):
         module = loaded(cache, monkeypatch, said)
         try:
@@ -236,10 +249,13 @@ def test_a_packed_cache_has_them(cache: Path, lowered: list[str], monkeypatch: p
     assert not compared.wrong and len(compared.left) == 1, "a kernel is lowered where it is called"
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("fixed", [99]), ("fixed", [0, 1]), ("plain", "x"), ("stored", ["a b"]), ("stored", None)])
-def test_damaged_records_are_not_taken(field: str, value, cache: Path, lowered: list[str],
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("fixed", [99]), ("fixed", [0, 1]), ("plain", "x"), ("stored", ["a b"]), ("stored", None)],
+)
+def test_damaged_records_are_not_taken(
+    field: str, value, cache: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     result(loaded(cache, monkeypatch))
     for name, content in [*plan_cache.DRAWER.items()]:
         plan_cache.DRAWER.put(name, content | {"kernel": content["kernel"] | {field: value}})
@@ -251,7 +267,9 @@ def test_damaged_records_are_not_taken(field: str, value, cache: Path, lowered: 
 def test_another_process(cache: Path) -> None:
     """With another order of sets."""
     (cache / "lent.py").write_text(LENT)
-    (cache / "kernels_on_disk.py").write_text(TEXT + f'''
+    (cache / "kernels_on_disk.py").write_text(
+        TEXT
+        + f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import torch
@@ -259,8 +277,17 @@ from transconv.kernel import decorator
 real = decorator.lowered
 decorator.lowered = lambda *given: print("lowered") or real(*given)
 computed(Group(50, 16), torch.arange(50.), torch.zeros(50), 1.0)
-''')
-    said = [subprocess.run([sys.executable, "kernels_on_disk.py"], cwd=cache, text=True, check=True,
-                           capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
-            for seed in "12"]
+"""
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "kernels_on_disk.py"],
+            cwd=cache,
+            text=True,
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in "12"
+    ]
     assert said == ["lowered\n", ""]

@@ -38,8 +38,16 @@ def drawn(rng: random.Random, lanes: Sequence[Expr] = (ROW, COL)) -> Expr:
     """A condition of an element: an upper or a lower bound, or an alternative."""
     x, y = rng.choice(lanes), rng.choice([*lanes, N, as_expr(1)])
     sum_ = rng.choice([x, x + y, x * 2 + y, x + N, x * 2, N * 2 + x])
-    made: Expr = rng.choice([sum_ < rng.randint(1, 7), sum_ < N, as_expr(rng.randint(0, 3)) <= sum_,
-                             (x < 2) | (y < N), as_expr(5) < x - y, N < 3])
+    made: Expr = rng.choice(
+        [
+            sum_ < rng.randint(1, 7),
+            sum_ < N,
+            as_expr(rng.randint(0, 3)) <= sum_,
+            (x < 2) | (y < N),
+            as_expr(5) < x - y,
+            N < 3,
+        ]
+    )
     return made
 
 
@@ -98,15 +106,21 @@ def test_whether_an_element_is_active_along_lanes() -> None:
         answered += 1
         assert not any(mentions(p, lanes, {}) for p in found)
         for (row, col), n in itertools.product(ELEMENTS, (0, 3)):
-            places = [(r, c) for r, c in ELEMENTS
-                      if (ROW in lanes or r == row) and (COL in lanes or c == col)]
+            places = [
+                (r, c) for r, c in ELEMENTS if (ROW in lanes or r == row) and (COL in lanes or c == col)
+            ]
             active = any(all(true(p, r, c, n) for p in mask) for r, c in places)
             assert true(all_of(found) if found else TRUE, row, col, n) == active, (mask, lanes)
     assert answered > 20
     for part in (ROW < N, ROW + COL < 3, ROW * 2 + N < 7, COL * 3 + 1 < N, HELD * 2 + ROW < 4):
         assert at_first([part], [ROW], {}) == (substitute(part, {ROW: as_expr(0)}),)
-    for part in (as_expr(1) <= ROW, as_expr(3) < ROW + COL, N - ROW < 3, ROW * -1 < N,
-                 (ROW < 2) | (COL < 1)):
+    for part in (
+        as_expr(1) <= ROW,
+        as_expr(3) < ROW + COL,
+        N - ROW < 3,
+        ROW * -1 < N,
+        (ROW < 2) | (COL < 1),
+    ):
         assert at_first([part], [ROW], {}) is None
     assert at_first([ROW < HELD], [ROW], {HELD: (COL,)}) is None  # it is another number in each column
     assert at_first([ROW < N, FALSE], [ROW], {}) == (FALSE,) and at_first([], [ROW], {}) == ()

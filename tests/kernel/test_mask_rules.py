@@ -19,16 +19,48 @@ CANARY = -77.0
 
 # Expressions that mean the same in numpy.ma. x and z: tiles of one shape, loaded from two arrays.
 ALIKE = (
-    "x", "-x", "x + z", "x * 2.0 - z", "x / z", "abs(x)", "np.exp(x)", "np.maximum(x, z)", "x[:1] + z",
-    "x[:, :1] * z", "x[:, None] - z[None]", "x.T", "np.where(x.mask, 1.0, 0.0)",
+    "x",
+    "-x",
+    "x + z",
+    "x * 2.0 - z",
+    "x / z",
+    "abs(x)",
+    "np.exp(x)",
+    "np.maximum(x, z)",
+    "x[:1] + z",
+    "x[:, :1] * z",
+    "x[:, None] - z[None]",
+    "x.T",
+    "np.where(x.mask, 1.0, 0.0)",
     "np.where((x + z).mask, 1.0, 0.0)",
-    "x.sum(axis=0)", "x.sum(axis=1)", "x.sum(axis=1, keepdims=True) + z", "x.max(axis=0)", "x.max(axis=1)",
-    "np.min(x, axis=1)", "x.prod(axis=0)", "x.mean(axis=1)", "(x < -4.0).any(axis=1)",
-    "(x < -4.0).all(axis=0)", "np.dot(x, z.T)", "np.dot(x.T, z)", "x.max(keepdims=True)",
-    "(x + z).sum(axis=0, keepdims=True)", "np.minimum(x, z)", "x**2", "np.sqrt(-x)", "x.T + z.T",
-    "np.clip(x, -5.0, -2.0)", "x[0] - z", "x.min(axis=0) + z", "x.mean(axis=0)", "x.prod(axis=1)",
-    "(x + z).max(axis=1)", "x.sum(axis=(0, 1), keepdims=True)", "(x[:, None] * z[None]).sum(axis=(0, 2))",
-    "np.where(x.max(axis=1, keepdims=True).mask, 1.0, 0.0)", "x.copy()",
+    "x.sum(axis=0)",
+    "x.sum(axis=1)",
+    "x.sum(axis=1, keepdims=True) + z",
+    "x.max(axis=0)",
+    "x.max(axis=1)",
+    "np.min(x, axis=1)",
+    "x.prod(axis=0)",
+    "x.mean(axis=1)",
+    "(x < -4.0).any(axis=1)",
+    "(x < -4.0).all(axis=0)",
+    "np.dot(x, z.T)",
+    "np.dot(x.T, z)",
+    "x.max(keepdims=True)",
+    "(x + z).sum(axis=0, keepdims=True)",
+    "np.minimum(x, z)",
+    "x**2",
+    "np.sqrt(-x)",
+    "x.T + z.T",
+    "np.clip(x, -5.0, -2.0)",
+    "x[0] - z",
+    "x.min(axis=0) + z",
+    "x.mean(axis=0)",
+    "x.prod(axis=1)",
+    "(x + z).max(axis=1)",
+    "x.sum(axis=(0, 1), keepdims=True)",
+    "(x[:, None] * z[None]).sum(axis=(0, 2))",
+    "np.where(x.max(axis=1, keepdims=True).mask, 1.0, 0.0)",
+    "x.copy()",
 )
 # Assignments that mean the same there; the value of t behind them counts.
 WRITTEN = (
@@ -43,13 +75,19 @@ WRITTEN = (
 )
 # Where kernels differ: functions are active by their operands alone, and no element becomes inactive.
 OTHER = (
-    ("np.where(x < -4.0, x, z)", lambda x, z: np.ma.array(np.where(x.data < -4.0, x.data, z.data),
-                                                          mask=x.mask | z.mask)),
+    (
+        "np.where(x < -4.0, x, z)",
+        lambda x, z: np.ma.array(np.where(x.data < -4.0, x.data, z.data), mask=x.mask | z.mask),
+    ),
     ("np.log(x - x)", lambda x, z: np.ma.array(np.where(x.mask, 0, -np.inf), mask=x.mask)),
-    ("np.where(x.argmax(axis=1, keepdims=True) >= 0, 1.0, 0.0)", lambda x, z: np.ma.array(
-        np.ones((len(x), 1)), mask=x.mask.all(axis=1, keepdims=True))),
-    ("x.argmin(axis=0)", lambda x, z: np.ma.array(np.where(x.mask, np.inf, x.data).argmin(axis=0),
-                                                  mask=x.mask.all(axis=0))),
+    (
+        "np.where(x.argmax(axis=1, keepdims=True) >= 0, 1.0, 0.0)",
+        lambda x, z: np.ma.array(np.ones((len(x), 1)), mask=x.mask.all(axis=1, keepdims=True)),
+    ),
+    (
+        "x.argmin(axis=0)",
+        lambda x, z: np.ma.array(np.where(x.mask, np.inf, x.data).argmin(axis=0), mask=x.mask.all(axis=0)),
+    ),
     ("written(x, z)", lambda x, z: np.ma.array(np.where(z.mask, x.data, z.data), mask=x.mask & z.mask)),
 )
 
@@ -58,8 +96,11 @@ def source() -> str:
     """A kernel of all rows: each stores its value to an array of its own."""
     lines = ["from transconv.kernel import kernel", "import numpy as np", "", "@kernel"]
     names = [f"Y{n}" for n in range(len(ALIKE) + len(WRITTEN) + len(OTHER))]
-    lines += [f"def rules(group, X, Z, ROWS, COLS, {', '.join(names)}):", "    SHAPE = (ROWS, COLS)",
-              "    x, z = group.load(X, shape=SHAPE), group.load(Z, shape=SHAPE)"]
+    lines += [
+        f"def rules(group, X, Z, ROWS, COLS, {', '.join(names)}):",
+        "    SHAPE = (ROWS, COLS)",
+        "    x, z = group.load(X, shape=SHAPE), group.load(Z, shape=SHAPE)",
+    ]
     stored = iter(names)
     for text in ALIKE:
         text = text.replace("x[:1]", "x[0][None]").replace("x[:, :1]", "x[:, 0][:, None]")
@@ -101,11 +142,17 @@ def tile(array: Any, shape: tuple[int, int]) -> Any:
 def expected(x: Any, z: Any, array: Any) -> list[Any]:
     """The value of each row in numpy.ma."""
     shape = x.shape
+
     def full(shape: Any, dtype: Any, fill_value: float = 0.0) -> Any:
         return np.ma.array(np.full(shape, fill_value, dtype), mask=np.zeros(shape, bool))
+
     group = SimpleNamespace(
         empty=lambda shape, dtype: np.ma.array(np.zeros(shape, dtype), mask=np.ones(shape, bool)),
-        zeros=full, full=full, ones=lambda shape, dtype: full(shape, dtype, 1.0), load=tile)
+        zeros=full,
+        full=full,
+        ones=lambda shape, dtype: full(shape, dtype, 1.0),
+        load=tile,
+    )
     found = [eval(text, {"np": np.ma, "x": x, "z": z}) for text in ALIKE]
     for statements in WRITTEN:
         names = {"np": np, "x": x, "z": z, "group": group, "SHAPE": shape, "X": array}
@@ -118,8 +165,10 @@ def arguments(seed: int) -> tuple[Any, ...]:
     """Two arrays of negative numbers, and the shape of the tiles."""
     draw = np.random.default_rng(seed)
     rows, cols = (int(n) for n in draw.integers(1, 10, 2))
-    sizes = [[int(draw.choice([0, n - 1, n, n + 3, draw.integers(0, n + 1)])) for n in (rows, cols)]
-             for _ in "xz"]
+    sizes = [
+        [int(draw.choice([0, n - 1, n, n + 3, draw.integers(0, n + 1)])) for n in (rows, cols)]
+        for _ in "xz"
+    ]
     x, z = (draw.uniform(-9, -1, size).astype(np.float32) for size in sizes)
     return x, z, rows, cols
 
@@ -133,8 +182,9 @@ def check(given: tuple[Any, ...], run: Any) -> None:
     texts = [*ALIKE, *("; ".join(s) for s in WRITTEN), *(t for t, _ in OTHER)]
     for text, want, got in zip(texts, wanted, outs, strict=True):
         filled = np.where(np.ma.getmaskarray(want), CANARY, np.ma.getdata(want)).astype(np.float32)
-        np.testing.assert_allclose(got, filled, 2e-5,
-                                   err_msg=f"{text} of {x.shape}, {z.shape} in {rows, cols}")
+        np.testing.assert_allclose(
+            got, filled, 2e-5, err_msg=f"{text} of {x.shape}, {z.shape} in {rows, cols}"
+        )
 
 
 SEEDS = (*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 24)))

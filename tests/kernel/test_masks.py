@@ -143,9 +143,18 @@ RULES: tuple[tuple[KernelFunction, Callable[..., Masked]], ...] = (
     (column_maxima, lambda x, z, *_: (-abs(x) - 2.0).max(axis=0)[None]),
     (mean_of_all, lambda x, z, *_: np.ma.mean(x, keepdims=True)),
     (products, lambda x, z, *_: np.ma.dot(x, z.T)),
-    (selected, lambda x, z, *_: np.ma.array(np.where(x.filled(0) > 0, x.filled(0), z.filled(0)),
-                                            mask=np.ma.getmaskarray(x) | np.ma.getmaskarray(z))),
-    (assigned, _assigned), (written_over, _over), (carried, _carried), (data_masks, _data))
+    (
+        selected,
+        lambda x, z, *_: np.ma.array(
+            np.where(x.filled(0) > 0, x.filled(0), z.filled(0)),
+            mask=np.ma.getmaskarray(x) | np.ma.getmaskarray(z),
+        ),
+    ),
+    (assigned, _assigned),
+    (written_over, _over),
+    (carried, _carried),
+    (data_masks, _data),
+)
 
 
 @pytest.mark.parametrize(("function", "meaning"), RULES, ids=lambda v: getattr(v, "__name__", ""))
@@ -161,8 +170,13 @@ def test_a_rule(function: KernelFunction, meaning: Callable[..., Masked]) -> Non
         run(low.kernel.at(low.kernel.sizes.like) if low.kernel.sizes else low.kernel, given)
         mask = np.ma.getmaskarray(wanted)
         np.testing.assert_array_equal(m, mask, err_msg=f"the mask for {shape} and {SHAPES[at - 1]}")
-        np.testing.assert_allclose(y, np.where(mask, CANARY, wanted.filled(0)), rtol=1e-5, atol=1e-5,
-                                   err_msg=f"{shape} and {SHAPES[at - 1]}")
+        np.testing.assert_allclose(
+            y,
+            np.where(mask, CANARY, wanted.filled(0)),
+            rtol=1e-5,
+            atol=1e-5,
+            err_msg=f"{shape} and {SHAPES[at - 1]}",
+        )
 
 
 def test_masks_that_always_hold_are_not_in_the_text() -> None:
@@ -177,6 +191,6 @@ def test_masks_that_always_hold_are_not_in_the_text() -> None:
 
 @kernel
 def whole_rows(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))
     group.store(Y[i:], x.max(axis=1) + x.sum(axis=1))

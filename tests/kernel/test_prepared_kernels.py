@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 
 @kernel(work_shape=N, results="Y")
 def tripled(group: Any, X: Buffer[N], Y: Buffer[N]) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * 3)
 
 
@@ -59,8 +59,10 @@ def test_a_process_finds_the_plan_that_the_call_left_on_disk(monkeypatch: pytest
     assert again == question and read_workload("conv", "", "") is None
     compiled: list[str] = []
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
-    monkeypatch.setattr("transconv.backend_triton.launch.triton_kernel.TritonKernel.compile",
-                        lambda self, *_: compiled.append(self.source))
+    monkeypatch.setattr(
+        "transconv.backend_triton.launch.triton_kernel.TritonKernel.compile",
+        lambda self, *_: compiled.append(self.source),
+    )
     assert not is_ready(question)
     asked = tripled.asked((x,), {})
     made, _ = tripled._launches.of(asked, tensors_of(asked.given), target)

@@ -42,7 +42,7 @@ def of_items(group, X1, X2, D):
 
         if i < X1.shape[0] and j < X2.shape[0]:
             # using high-level array api to calculate distance
-            d = ((X1[i] - X2[j])**2).sum()
+            d = ((X1[i] - X2[j]) ** 2).sum()
             D[i, j] = np.sqrt(d)
 
     inner()
@@ -50,26 +50,26 @@ def of_items(group, X1, X2, D):
 
 @kernel
 def of_groups(group, X1, X2, D):
-    gid = group.work_offset() # global offset to current WG (i.e. group_size * group_id)
+    gid = group.work_offset()  # global offset to current WG (i.e. group_size * group_id)
 
     # Create tensor of specified shape, but with boundary checks of X1 and X2
-    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
-    x2 = group.load(X2[gid[0]:], shape=(group.shape[0], X2.shape[1]))
+    x1 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[0] :], shape=(group.shape[0], X2.shape[1]))
 
     # calculating pairwise distance with numpy-style broadcasting
-    diff = ((x1[None, :, :] - x2[:, None, :])**2).sum(axis=2)
+    diff = ((x1[None, :, :] - x2[:, None, :]) ** 2).sum(axis=2)
 
     # store result to D, but with boundary checks
-    group.store(D[gid[0]:, gid[1]:], np.sqrt(diff))
+    group.store(D[gid[0] :, gid[1] :], np.sqrt(diff))
 
 
 @kernel
 def of_other_groups(group, X1, X2, D):
     gid = group.work_offset()
-    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
-    x2 = group.load(X2[gid[1]:], shape=(group.shape[1], X2.shape[1]))
-    diff = ((x1[:, None, :] - x2[None, :, :])**2).sum(axis=2)
-    group.store(D[gid[0]:, gid[1]:], np.sqrt(diff))
+    x1 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[1] :], shape=(group.shape[1], X2.shape[1]))
+    diff = ((x1[:, None, :] - x2[None, :, :]) ** 2).sum(axis=2)
+    group.store(D[gid[0] :, gid[1] :], np.sqrt(diff))
 
 
 def distances(function: KernelFunction, group: Group, x1, x2):
@@ -80,7 +80,7 @@ def distances(function: KernelFunction, group: Group, x1, x2):
 
 def test_the_pairwise_distances_have_the_same_bits() -> None:
     x1, x2 = floats(9, 21), floats(14, 21, seed=1)
-    wanted = np.sqrt(((x1[:, None] - x2[None])**2).sum(2))
+    wanted = np.sqrt(((x1[:, None] - x2[None]) ** 2).sum(2))
     group = Group((9, 14), (4, 8))
     first = distances(by_hand, group, x1, x2)
     np.testing.assert_allclose(first, wanted, 1e-5)

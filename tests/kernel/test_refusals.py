@@ -27,8 +27,12 @@ def message(function: KernelFunction) -> str:
 
 def test_every_message(request: pytest.FixtureRequest) -> None:
     """Each begins with the file and the line, and says what was found."""
-    made = [message(f) for programs in (wrong_programs, wrong_scopes, wrong_functions)
-            for f in vars(programs).values() if isinstance(f, KernelFunction)]
+    made = [
+        message(f)
+        for programs in (wrong_programs, wrong_scopes, wrong_functions)
+        for f in vars(programs).values()
+        if isinstance(f, KernelFunction)
+    ]
     text = "\n".join(made)
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(text)
@@ -43,27 +47,32 @@ def copied(group: Any, A: Any, B: Any) -> None:
     group.store(B, group.load(A))
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda: copied(X, X), "expected a Group first: copied(Group(work_shape=...), ...)"),
-    (lambda: copied(Group(1), X), "expected copied(group, A, B)"),
-    (lambda: copied(Group(1), X, C=X), "expected copied(group, A, B)"),
-    (lambda: copied(Group(1), 1, 2), "without an array"),
-    (lambda: copied(Group(1), X, "text"), "B is 'text' (str); expected a torch tensor"),
-    (lambda: copied(Group(1), X, np.zeros((8, 16), np.complex64)), "elements of type complex64"),
-    (lambda: copied(Group(1), X, np.broadcast_to(X[0], (8, 16))),
-     "B is a read-only array; expected one that may be written, as B.copy()"),
-    (lambda: copied(Group(1), X, torch.zeros(8, 16).to_sparse()), "B is of layout torch.sparse_coo"),
-    (lambda: copied(Group(1), X, torch.zeros(16).expand(8, 16)), "several of whose elements are one"),
-    (lambda: Group((8, 16), 4), "group_shape_hint=(4,) has 1 dimensions; work_shape=(8, 16) has 2"),
-    (lambda: Group(-1), "whole numbers from 0 on"),
-    (lambda: Group(2.5), "work_shape=2.5; expected 1 to 6 whole numbers from 0 on"),
-    (lambda: Group(4, "8"), "group_shape_hint='8'; expected 1 to 6 whole numbers from 1 on"),
-    (lambda: symbols(["H", "W"]), "symbols(['H', 'W']); expected names such as 'H W'"),
-    (lambda: index_map(3, lambda i: i), "expected sizes from 1 on, and a function"),
-    (lambda: Group(4, subgroup_size_hint=3), "expected a power of two"),
-    (lambda: kernel(precision="bf16")(copied.python), "expected one of ieee tf32 tf32x3"),
-    (lambda: kernel(lambda group, A: A).lower(Group(1), X, target="sm_90"), "defined by def"),
-])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: copied(X, X), "expected a Group first: copied(Group(work_shape=...), ...)"),
+        (lambda: copied(Group(1), X), "expected copied(group, A, B)"),
+        (lambda: copied(Group(1), X, C=X), "expected copied(group, A, B)"),
+        (lambda: copied(Group(1), 1, 2), "without an array"),
+        (lambda: copied(Group(1), X, "text"), "B is 'text' (str); expected a torch tensor"),
+        (lambda: copied(Group(1), X, np.zeros((8, 16), np.complex64)), "elements of type complex64"),
+        (
+            lambda: copied(Group(1), X, np.broadcast_to(X[0], (8, 16))),
+            "B is a read-only array; expected one that may be written, as B.copy()",
+        ),
+        (lambda: copied(Group(1), X, torch.zeros(8, 16).to_sparse()), "B is of layout torch.sparse_coo"),
+        (lambda: copied(Group(1), X, torch.zeros(16).expand(8, 16)), "several of whose elements are one"),
+        (lambda: Group((8, 16), 4), "group_shape_hint=(4,) has 1 dimensions; work_shape=(8, 16) has 2"),
+        (lambda: Group(-1), "whole numbers from 0 on"),
+        (lambda: Group(2.5), "work_shape=2.5; expected 1 to 6 whole numbers from 0 on"),
+        (lambda: Group(4, "8"), "group_shape_hint='8'; expected 1 to 6 whole numbers from 1 on"),
+        (lambda: symbols(["H", "W"]), "symbols(['H', 'W']); expected names such as 'H W'"),
+        (lambda: index_map(3, lambda i: i), "expected sizes from 1 on, and a function"),
+        (lambda: Group(4, subgroup_size_hint=3), "expected a power of two"),
+        (lambda: kernel(precision="bf16")(copied.python), "expected one of ieee tf32 tf32x3"),
+        (lambda: kernel(lambda group, A: A).lower(Group(1), X, target="sm_90"), "defined by def"),
+    ],
+)
 def test_a_wrong_call(call: Any, said: str) -> None:
     with pytest.raises(KernelError) as caught:
         call()

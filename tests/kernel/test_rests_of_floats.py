@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 @kernel
 def divided(group, X, Y, R, Q):  # type: ignore[no-untyped-def]
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     y = group.load(Y[i:], shape=group.shape)
     group.store(R[i:], x % y)

@@ -17,22 +17,24 @@ from transconv.kernel import Buffer, Group, kernel, uniform
 from transconv.kernel.decorator import KernelLaunches
 from transconv.kernel.sizes import C, M, N
 
-interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1",
-                                 reason="needs Triton's interpreter")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
+)
 
 
 @kernel(work_shape=(M, N), group_shape=(8, 16), results={"D": None, "near": np.int32})
-def distances(group, X: Buffer[M, C], Z: Buffer[N, C], D: Buffer[M, N], near: Buffer[M, (N + 15) // 16],
-              scale=2.0):
+def distances(
+    group, X: Buffer[M, C], Z: Buffer[N, C], D: Buffer[M, N], near: Buffer[M, (N + 15) // 16], scale=2.0
+):
     (i, j), (_, g), (m, n) = group.work_offset(), group.id(), group.shape
     x, z = group.load(X[i:], shape=(m, X.shape[1])), group.load(Z[j:], shape=(n, Z.shape[1]))
-    apart = np.sqrt(((x[:, None] - z[None])**2).sum(axis=2))
+    apart = np.sqrt(((x[:, None] - z[None]) ** 2).sum(axis=2))
     group.store(D[i:, j:], apart * scale)
     group.store(near[i:, g], j + apart.argmin(axis=1))
 
 
 X, Z = floats(19, 3), floats(21, 3, seed=1)
-APART = np.sqrt(((X[:, None] - Z[None])**2).sum(2))
+APART = np.sqrt(((X[:, None] - Z[None]) ** 2).sum(2))
 NEAR = np.stack([APART[:, :16].argmin(1), 16 + APART[:, 16:].argmin(1)], 1)
 
 
@@ -71,7 +73,7 @@ def test_a_call_with_results_returns_nothing() -> None:
 def test_like_the_first_array() -> None:
     @kernel(results="Y")
     def doubled(group, X, Y):
-        i, = group.work_offset()
+        (i,) = group.work_offset()
         group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2)
 
     x = torch.arange(9, dtype=torch.float16)
@@ -100,17 +102,23 @@ def test_a_known_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert a is x and b is z and d is found[0] and near is found[1] and scale == 2.0
 
 
-@pytest.mark.parametrize(("arguments", "words", "said"), [
-    ((X,), {}, r"distances\(group, _\); expected distances\(group, X, Z, scale\), or with D near too"),
-    ((X, Z), {"D": APART}, "or with D near too"),
-    ((2.0, 3.0), {}, "X is no array")])
+@pytest.mark.parametrize(
+    ("arguments", "words", "said"),
+    [
+        ((X,), {}, r"distances\(group, _\); expected distances\(group, X, Z, scale\), or with D near too"),
+        ((X, Z), {"D": APART}, "or with D near too"),
+        ((2.0, 3.0), {}, "X is no array"),
+    ],
+)
 def test_wrong_calls(arguments, words, said) -> None:
     with pytest.raises(KernelError, match=said):
         distances(*arguments, **words)
 
 
-@pytest.mark.parametrize(("results", "said"), [
-    ("Q", "has the result Q; expected some of X Y"), ({"Y": "float3"}, "found the type 'float3'")])
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [("Q", "has the result Q; expected some of X Y"), ({"Y": "float3"}, "found the type 'float3'")],
+)
 def test_wrong_results(results, said) -> None:
     @kernel(results=results)
     def wrong(group, X, Y):
@@ -122,7 +130,7 @@ def test_wrong_results(results, said) -> None:
 
 @kernel
 def noise(group, Y, seed):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], uniform(i + np.arange(group.shape[0]), seed))
 
 

@@ -34,7 +34,7 @@ def added(x, y):
 
 @kernel
 def sums(group, A, B, C, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     a, b = group.load(A[i:], shape=group.shape), group.load(B[i:], shape=group.shape)
     c = group.load(C[i:], shape=group.shape)
     product = a * b
@@ -46,7 +46,7 @@ def sums(group, A, B, C, Y):
     group.store(Y[5, i:], product - product)
     group.store(Y[6, i:], c + squared(a))
     group.store(Y[7, i:], added(c, a * b))
-    group.store(Y[8, i:], c + (a - b)**3)
+    group.store(Y[8, i:], c + (a - b) ** 3)
     total = c
     for _ in range(3):
         total += a * b
@@ -59,9 +59,20 @@ def expected(a, b, c, y):
     total = c
     for _ in range(3):
         total = multiply_add(a, b, total) - p
-    return np.stack([
-        multiply_add(a, b, c), multiply_add(a, b, -c), multiply_add(-a, b, c), multiply_add(c, c, p),
-        c + p, p - p, c + a * a, c + p, multiply_add(cube, a - b, c), total])
+    return np.stack(
+        [
+            multiply_add(a, b, c),
+            multiply_add(a, b, -c),
+            multiply_add(-a, b, c),
+            multiply_add(c, c, p),
+            c + p,
+            p - p,
+            c + a * a,
+            c + p,
+            multiply_add(cube, a - b, c),
+            total,
+        ]
+    )
 
 
 @kernel.func
@@ -71,11 +82,11 @@ def rows(group, X, i):
 
 @kernel
 def reduced(group, A, B, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[0, i:], (rows(group, A, i) * rows(group, B, i)).sum(axis=1))
     product = rows(group, A, i) * rows(group, B, i)
     group.store(Y[1, i:], product.sum(axis=1))
-    group.store(Y[2, i:], np.sum((rows(group, A, i) - rows(group, B, i))**2, axis=1))
+    group.store(Y[2, i:], np.sum((rows(group, A, i) - rows(group, B, i)) ** 2, axis=1))
     x = group.load(A[i:, :2], shape=(8, 3))  # of three columns one is inactive
     group.store(Y[3, i:], (x * rows(group, B, i)).sum(axis=1))
 
@@ -90,8 +101,10 @@ def reduced_in_order(a, b, y):
 NUMBERS = tuple(floats(N, seed=seed) for seed in range(3))
 CASES = (
     (Case(sums, Group(N, 64), (*NUMBERS, out(10, N)), None), expected),
-    (Case(reduced, Group(20, 8), (floats(20, 3), floats(20, 3, seed=1), out(4, 20)), None),
-     reduced_in_order),
+    (
+        Case(reduced, Group(20, 8), (floats(20, 3), floats(20, 3, seed=1), out(4, 20)), None),
+        reduced_in_order,
+    ),
 )
 each = pytest.mark.parametrize(("case", "wanted"), CASES, ids=lambda c: getattr(c, "name", ""))
 
@@ -119,9 +132,10 @@ def test_the_bits_of_tritons_interpreter(case, wanted) -> None:
 
 def test_the_compiler_fuses_nothing_else() -> None:
     """None of the products that have names is fused in the machine code."""
+
     @kernel
     def rounded(group, A, B, Y):
-        i, = group.work_offset()
+        (i,) = group.work_offset()
         a, b = group.load(A[i:], shape=group.shape), group.load(B[i:], shape=group.shape)
         product = a * b
         group.store(Y[i:], b + product)
@@ -159,7 +173,7 @@ def test_one_rounding() -> None:
     """Beside fractions, also where a sum in float64 is rounded to a number between two of float32."""
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal(2000).astype(np.float32) for _ in range(2))
-    z = (x * y * 2.0**rng.integers(-30, 30, 2000)).astype(np.float32)
+    z = (x * y * 2.0 ** rng.integers(-30, 30, 2000)).astype(np.float32)
     x[0] = y[0] = 1 + 2**-12
     z[0] = 2.0**-60
     for a, b, c, got in zip(x, y, z, multiply_add(x, y, z), strict=True):
@@ -171,13 +185,13 @@ def test_one_rounding() -> None:
 
 @kernel
 def numbers(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     group.store(Y[0, i:], x * 1e-7)
     group.store(Y[1, i:], np.where(x > 0.1, 1e-7, x))
     group.store(Y[2, i:], np.where(x > 1, 0.1, 0.2))
     group.store(Y[3, i:], np.maximum(x, 1.2345e-5))
-    group.store(Y[4, i:], group.load(X[i + 3:], shape=group.shape, fill=0.1))
+    group.store(Y[4, i:], group.load(X[i + 3 :], shape=group.shape, fill=0.1))
     group.store(Y[5, i:], x + (x < 0.3) * 0.1)
 
 
@@ -197,10 +211,16 @@ def numbers_beside_tiles(dtype, device="cpu"):
 
     wide, alone = torch.float64 if kind is torch.float64 else torch.float32, torch.tensor([0.1, 0.2])
     outside = torch.cat([x[3:], typed(0.1).repeat(3)])
-    return found.cpu(), torch.stack([
-        (x.to(wide) * typed(1e-7).to(wide)).to(kind), torch.where(x > typed(0.1), typed(1e-7), x),
-        torch.where(x > 1, *alone).to(kind), torch.maximum(x, typed(1.2345e-5)), outside,
-        (x.to(wide) + (x < typed(0.3)).to(wide) * alone[0].to(wide)).to(kind)])
+    return found.cpu(), torch.stack(
+        [
+            (x.to(wide) * typed(1e-7).to(wide)).to(kind),
+            torch.where(x > typed(0.1), typed(1e-7), x),
+            torch.where(x > 1, *alone).to(kind),
+            torch.maximum(x, typed(1.2345e-5)),
+            outside,
+            (x.to(wide) + (x < typed(0.3)).to(wide) * alone[0].to(wide)).to(kind),
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", SHORT_AND_WIDE)

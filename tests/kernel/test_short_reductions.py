@@ -19,7 +19,7 @@ def distances(group, X, Z, Y):
     i, j = group.work_offset()
     x = group.load(X[i:], shape=(4, X.shape[1]))
     z = group.load(Z[j:], shape=(8, X.shape[1]))
-    group.store(Y[i:, j:], ((x[:, None] - z[None])**2).sum(axis=2))
+    group.store(Y[i:, j:], ((x[:, None] - z[None]) ** 2).sum(axis=2))
 
 
 @kernel
@@ -40,7 +40,7 @@ def read_again(group, X, Z, Y):
 
 @kernel
 def rows(group, X, Y):
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))
     group.store(Y[i:], (x * x).sum(axis=1))
 
@@ -64,28 +64,64 @@ def products(x, z):
 
 
 def apart(x, z):
-    return ((x[:, None] - z[None])**2).sum(2)
+    return ((x[:, None] - z[None]) ** 2).sum(2)
 
 
 def ends(x, z):
-    return {2: np.stack([np.maximum(x[:, None], z[None]).max(2), (x[:, None] * z[None]).min(2),
-                         (x[:, None] + z[None] > 0.5).any(2), (x[:, None] * z[None]).prod(2)])}
+    return {
+        2: np.stack(
+            [
+                np.maximum(x[:, None], z[None]).max(2),
+                (x[:, None] * z[None]).min(2),
+                (x[:, None] + z[None] > 0.5).any(2),
+                (x[:, None] * z[None]).prod(2),
+            ]
+        )
+    }
 
 
 X, Z = floats(7, 3), floats(13, 3, seed=1)
 # The case, and how many reductions are left.
 CASES = (
     (Case(distances, Group((7, 13), (4, 8)), (X, Z, out(7, 13)), lambda x, z, y: {2: apart(x, z)}), 0),
-    (Case(distances, Group((7, 13), (4, 8)), (floats(7, 15), floats(13, 15), out(7, 13)),
-          lambda x, z, y: {2: apart(x, z)}), 0),
-    (Case(distances, Group((7, 13), (4, 8)), (floats(7, 17), floats(13, 17), out(7, 13)),
-          lambda x, z, y: {2: apart(x, z)}), 1),
-    (Case(extremes, Group(1), (floats(4, 5), floats(4, 5, seed=1), out(4, 4, 4)),
-          lambda x, z, y: ends(x, z)), 0),
+    (
+        Case(
+            distances,
+            Group((7, 13), (4, 8)),
+            (floats(7, 15), floats(13, 15), out(7, 13)),
+            lambda x, z, y: {2: apart(x, z)},
+        ),
+        0,
+    ),
+    (
+        Case(
+            distances,
+            Group((7, 13), (4, 8)),
+            (floats(7, 17), floats(13, 17), out(7, 13)),
+            lambda x, z, y: {2: apart(x, z)},
+        ),
+        1,
+    ),
+    (
+        Case(
+            extremes,
+            Group(1),
+            (floats(4, 5), floats(4, 5, seed=1), out(4, 4, 4)),
+            lambda x, z, y: ends(x, z),
+        ),
+        0,
+    ),
     (Case(rows, Group(7, 4), (X, out(7)), lambda x, y: {1: (x * x).sum(1)}), 0),
     (Case(rows, Group(7, 4), (floats(7, 9), out(7)), lambda x, y: {1: (x * x).sum(1)}), 1),
-    (Case(read_again, Group(1), (X[:4], Z[:8], out(4, 8)), lambda x, z, y: {
-        2: ((d := x[:, None] - z[None]) * d.sum(2, keepdims=True)).sum(2)}), 2),
+    (
+        Case(
+            read_again,
+            Group(1),
+            (X[:4], Z[:8], out(4, 8)),
+            lambda x, z, y: {2: ((d := x[:, None] - z[None]) * d.sum(2, keepdims=True)).sum(2)},
+        ),
+        2,
+    ),
     (Case(changing, Group(1), (X[:4], Z[:8], out(4, 8)), lambda x, z, y: products(x, z)), 1),
 )
 

@@ -20,8 +20,9 @@ from transconv.kernel.simulator.execution import simulate
 from transconv.kernel.simulator.group import SimulatedGroup
 
 
-@pytest.mark.parametrize("case", [*CASES, *item_cases.CASES, *function_cases.CASES,
-                                  *control_cases.CASES], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [*CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES], ids=lambda c: c.name
+)
 def test_cases(case: Case) -> None:
     given = copies(case)
     case.kernel.simulate(case.group, *given)
@@ -63,7 +64,7 @@ def rotated(group: Any, X: Any, Y: Any) -> None:
         t[i] = 0.0
 
     inner()
-    group.store(Y[group.work_offset()[0] + 1:], group.load(X)[:1])
+    group.store(Y[group.work_offset()[0] + 1 :], group.load(X)[:1])
 
 
 def test_items_run_to_barriers_in_their_order() -> None:
@@ -77,7 +78,8 @@ def test_subgroups() -> None:
         @group.subgroups
         def inner(sub: Any) -> None:
             n, size = sub.subgroup_id(), sub.size()
-            group.store(Y[group.work_offset()[0] + n * size:], group.vfull((size,), np.int32, n))
+            group.store(Y[group.work_offset()[0] + n * size :], group.vfull((size,), np.int32, n))
+
         inner()
 
     y = np.full(14, -1, np.int32)
@@ -88,8 +90,9 @@ def test_subgroups() -> None:
 def races(group: Any, X: Any) -> None:
     @group.workitems
     def inner(item: Any) -> None:
-        i, = item.local_id()
+        (i,) = item.local_id()
         X[(i + 1) % 4] = X[i] + 1.0
+
     inner()
 
 
@@ -98,7 +101,7 @@ def between_groups(group: Any, X: Any) -> None:
 
 
 def reads_of_others(group: Any, X: Any) -> None:
-    i, = group.id()
+    (i,) = group.id()
     x = group.load(X[i:], shape=(2,))
     group.store(X[i:], x[:1])
 
@@ -109,6 +112,7 @@ def on_tiles(group: Any, X: Any) -> None:
     @group.workitems
     def inner(item: Any) -> None:
         t[0] = 1.0
+
     inner()
 
 
@@ -117,6 +121,7 @@ def some_wait(group: Any, X: Any) -> None:
     def inner(item: Any) -> None:
         if item.local_id()[0] != 2:
             group.barrier()
+
     inner()
 
 
@@ -125,6 +130,7 @@ def first_ends(group: Any, X: Any) -> None:
     def inner(item: Any) -> None:
         if item.local_id()[0]:
             group.barrier()
+
     inner()
 
 
@@ -135,23 +141,51 @@ def elsewhere(group: Any, X: Any) -> None:
             group.barrier()
         else:
             group.barrier()
+
     inner()
 
 
-@pytest.mark.parametrize(("function", "group", "said"), [
-    (races, FOUR, "L4: found a race: an element of X is read by work-item (1,) here, and written by "
-     "work-item (0,) at L4"),
-    (between_groups, Group(2, 1), "L1: found a race: an element of X is written by group (1,) here, and "
-     "written by group (0,) at L1"),
-    (reads_of_others, Group(2, 1), "L3: found a race: an element of X is written by group (1,) here, and "
-     "read by group (0,) at L2"),
-    (on_tiles, FOUR, "L5: found a race: an element of a tile of shape (4,) is written by work-item (1,)"),
-    (some_wait, Group(4, 4), "L4: found a barrier that not all items reach: work-item (0,) waits at L4, "
-     "work-item (2,) has ended"),
-    (first_ends, Group(4, 4), "L4: found a barrier that not all items reach: work-item (0,) has ended, "
-     "work-item (1,) waits at L4"),
-    (elsewhere, Group(4, 4), "work-item (0,) waits at L4, work-item (3,) waits at L6"),
-])
+@pytest.mark.parametrize(
+    ("function", "group", "said"),
+    [
+        (
+            races,
+            FOUR,
+            "L4: found a race: an element of X is read by work-item (1,) here, and written by "
+            "work-item (0,) at L4",
+        ),
+        (
+            between_groups,
+            Group(2, 1),
+            "L1: found a race: an element of X is written by group (1,) here, and "
+            "written by group (0,) at L1",
+        ),
+        (
+            reads_of_others,
+            Group(2, 1),
+            "L3: found a race: an element of X is written by group (1,) here, and "
+            "read by group (0,) at L2",
+        ),
+        (
+            on_tiles,
+            FOUR,
+            "L5: found a race: an element of a tile of shape (4,) is written by work-item (1,)",
+        ),
+        (
+            some_wait,
+            Group(4, 4),
+            "L4: found a barrier that not all items reach: work-item (0,) waits at L4, "
+            "work-item (2,) has ended",
+        ),
+        (
+            first_ends,
+            Group(4, 4),
+            "L4: found a barrier that not all items reach: work-item (0,) has ended, "
+            "work-item (1,) waits at L4",
+        ),
+        (elsewhere, Group(4, 4), "work-item (0,) waits at L4, work-item (3,) waits at L6"),
+    ],
+)
 def test_races_and_barriers(function: Any, group: Group, said: str) -> None:
     assert said in refusal(function, group)
 
@@ -160,10 +194,11 @@ def test_a_barrier_orders_what_would_race() -> None:
     def kernel(group: Any, X: Any) -> None:
         @group.workitems
         def inner(item: Any) -> None:
-            i, = item.local_id()
+            (i,) = item.local_id()
             before = X[i]
             item.barrier()
             X[(i + 1) % 4] = before + 1.0
+
         inner()
 
     x = np.arange(4, dtype=np.float32)
@@ -185,6 +220,7 @@ def allocates(group: Any, X: Any) -> None:
     @group.workitems
     def inner(item: Any) -> None:
         group.zeros(shape=(4,))
+
     inner()
 
 
@@ -201,14 +237,17 @@ def mismatched(group: Any, X: Any) -> None:
     group.load(X) + group.load(X[1:])
 
 
-@pytest.mark.parametrize(("function", "said"), [
-    (vector_changes, "L2: found an assignment to elements of a vector"),
-    (mask_changes, "L2: found an assignment to elements of a vector"),
-    (allocates, "L3: found group.zeros by work-item (0,); allowed: tiles at the scope of the group"),
-    (decides, "L1: found a decision by an inactive element"),
-    (vector_out, "L1: found out= of another kind"),
-    (mismatched, "L1: found the shapes"),
-])
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (vector_changes, "L2: found an assignment to elements of a vector"),
+        (mask_changes, "L2: found an assignment to elements of a vector"),
+        (allocates, "L3: found group.zeros by work-item (0,); allowed: tiles at the scope of the group"),
+        (decides, "L1: found a decision by an inactive element"),
+        (vector_out, "L1: found out= of another kind"),
+        (mismatched, "L1: found the shapes"),
+    ],
+)
 def test_refusals(function: Any, said: str) -> None:
     assert said in refusal(function)
 
@@ -244,11 +283,13 @@ def test_a_breakpoint_stops_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> No
         def inner(item: Any) -> None:
             group.barrier()
             breakpoint()
+
         inner()
 
     seen = []
-    monkeypatch.setattr(sys, "breakpointhook",
-                        lambda: seen.append(sys._getframe(1).f_locals["item"].local_id()))
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: seen.append(sys._getframe(1).f_locals["item"].local_id())
+    )
     run(kernel, Group(3, 3), X=np.zeros(3, np.float32))
     assert seen == [(0,), (1,), (2,)]
 
@@ -261,14 +302,16 @@ def test_errors_of_python_stay() -> None:
             if item.local_id() == (2,):
                 raise LookupError("mine")
             group.barrier()
+
         inner()
 
     with pytest.raises(LookupError, match="mine"):
         run(kernel, Group(4, 4), X=np.zeros(3, np.float32))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8,
-                                   torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, torch.bool]
+)
 def test_tensors_of_torch(dtype: torch.dtype) -> None:
     def kernel(group: Any, X: Any, Y: Any) -> None:
         x = group.load(X, shape=(8,))

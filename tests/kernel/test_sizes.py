@@ -34,13 +34,14 @@ def parts(group: Any, A: Any, B: Any, C: Any, alpha: Any, n: Any) -> None:
     acc = group.zeros(shape=group.shape, dtype=np.float32)
     for k in range(0, A.shape[1], 16):
         acc += group.load(A[i:, k:], shape=(group.shape[0], 16)) @ group.load(
-            B[k:, j:], shape=(16, group.shape[1]))
+            B[k:, j:], shape=(16, group.shape[1])
+        )
     group.store(C[i:, j:], acc * alpha + n)
 
 
 @kernel
 def row_sums(group: Any, X: Any, Y: Any) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     s = group.zeros(shape=group.shape, dtype=np.float32)
     for k in range(0, X.shape[1], 8):
         s += group.load(X[i:, k:], shape=(group.shape[0], 8)).sum(axis=1)
@@ -117,7 +118,7 @@ def test_what_a_branch_depends_on_is_required() -> None:
 
 @kernel
 def same(group: Any, X: Any, Y: Any) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) + 1.0)
 
 
@@ -157,7 +158,7 @@ def _copied(group: Any, X: Any, Y: Any) -> None:
 
 @kernel
 def shifted(group: Any, X: Any, Y: Any, n: Any, times: Constant) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * times + n)
 
 
@@ -212,7 +213,8 @@ def test_a_known_call_is_started_directly(monkeypatch: pytest.MonkeyPatch) -> No
     def entry(*aligned: bool) -> Any:
         for a in aligned:
             made.step.triton.kept[0, a] = KernelStart(
-                lambda *given, a=a: started.append((a, *given[13:])), KERNEL, sizes=len(values))
+                lambda *given, a=a: started.append((a, *given[13:])), KERNEL, sizes=len(values)
+            )
         found = Launch(made.plan, True).at(values)
         return found.guarded(0, ("", *arguments.kinds), {"X": 64, "Y": 64})
 
@@ -235,8 +237,15 @@ def test_the_signature_of_a_call() -> None:
     x, group = torch.zeros(4, 6), Group(4)
     of = signature((group, x, 1, 2.0))
     assert of == signature((Group(4), torch.ones(4, 6), 1, 3.0))
-    others = [(Group(5), x, 1, 2.0), (group, x.T, 1, 2.0), (group, x.double(), 1, 2.0),
-              (group, x[:, :5], 1, 2.0), (group, x, 2, 2.0), (group, x, True, 2.0), (group, x, 1, 2)]
+    others = [
+        (Group(5), x, 1, 2.0),
+        (group, x.T, 1, 2.0),
+        (group, x.double(), 1, 2.0),
+        (group, x[:, :5], 1, 2.0),
+        (group, x, 2, 2.0),
+        (group, x, True, 2.0),
+        (group, x, 1, 2),
+    ]
     assert all(signature(other) != of for other in others)
     assert signature((group, x.numpy())) is None and signature((group, torch.nn.Parameter(x))) is not None
 
@@ -245,11 +254,25 @@ def test_numbers_become_arguments() -> None:
     numbers = [Number(f"n{i}", f"n{i}", n) for i, n in enumerate((12, 1, 64, 12, 640, 0))]
     made = sizing(numbers, fixed={4})
     assert made.names == ("n0", "n2_by64") and [str(e) for e in made.exprs] == [
-        "n0", "1", "(n2_by64 * 64)", "n0", "640", "0"]
+        "n0",
+        "1",
+        "(n2_by64 * 64)",
+        "n0",
+        "640",
+        "0",
+    ]
     assert made.fits((13, 1, 192, 13, 640, 0)) and made.values((13, 1, 192, 13, 640, 0)) == {
-        "n0": 13, "n2_by64": 3}
-    for other in ((13, 1, 192, 12, 640, 0), (13, 2, 192, 13, 640, 0), (13, 1, 128, 13, 640, 0),
-                  (24, 1, 192, 24, 640, 0), (13, 1, 192, 13, 641, 0), (1, 1, 192, 1, 640, 0)):
+        "n0": 13,
+        "n2_by64": 3,
+    }
+    for other in (
+        (13, 1, 192, 12, 640, 0),
+        (13, 2, 192, 13, 640, 0),
+        (13, 1, 128, 13, 640, 0),
+        (24, 1, 192, 24, 640, 0),
+        (13, 1, 192, 13, 641, 0),
+        (1, 1, 192, 1, 640, 0),
+    ):
         assert not made.fits(other)
     assert made.places(["n0"]) == {0, 3} and made.told == ("n0 = n3 = n0", "n2 = n2_by64 * 64")
     assert sizing(numbers, plain={2}).fits((12, 1, 65, 12, 640, 0)) is True
@@ -257,8 +280,10 @@ def test_numbers_become_arguments() -> None:
 
 def test_kernels_of_one_text_and_several_types_have_their_own_records() -> None:
     """The text does not say the types of the arrays: a process may not load one for another."""
-    lows = [same.lower(Group(24, 8), *(torch.empty(24, dtype=t, device="meta") for _ in "XY"),
-                       target="sm_90") for t in (torch.bfloat16, torch.float16, torch.float32)]
+    lows = [
+        same.lower(Group(24, 8), *(torch.empty(24, dtype=t, device="meta") for _ in "XY"), target="sm_90")
+        for t in (torch.bfloat16, torch.float16, torch.float32)
+    ]
     assert lows[1].source == lows[2].source
     workload = kernel_plan.KernelWorkload("same", "", "ieee", ())
     assert len({kernel_plan.compiled(low, TARGETS["sm_90"], workload).step.digest for low in lows}) == 3

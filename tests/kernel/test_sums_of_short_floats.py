@@ -17,7 +17,7 @@ ROWS, MANY = 4, 4096
 
 @kernel
 def reduced(group, X, Y):  # type: ignore[no-untyped-def]
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))
     group.store(Y[0, i:], x.sum(axis=1))
     group.store(Y[1, i:], x.mean(axis=1))
@@ -27,7 +27,7 @@ def reduced(group, X, Y):  # type: ignore[no-untyped-def]
 
 @kernel
 def multiplied(group, A, B, C):  # type: ignore[no-untyped-def]
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     a = group.load(A[i:], shape=(group.shape[0], A.shape[1]))
     b = group.load(B, shape=(A.shape[1], 16))
     group.store(C[i:], a @ b)
@@ -43,7 +43,8 @@ def all_of_it(group, X, Y):  # type: ignore[no-untyped-def]
 def given(rows: int, kind: str) -> np.ndarray[Any, Any]:
     ones = np.ones((rows, MANY), np.float32)
     return {"ones": ones, "small": ones * 0.1, "steps": np.tile(np.arange(MANY) % 7 / 8, (rows, 1))}[
-        kind].astype(np.float16)
+        kind
+    ].astype(np.float16)
 
 
 def ways(function: Any, group: Group, *arguments: np.ndarray[Any, Any]) -> list[list[Any]]:
@@ -61,8 +62,14 @@ def test_reductions_are_rounded_once(kind: str) -> None:
     """Sums of 16 bits stop at 2048 where 1 is added to them one by one."""
     x = given(ROWS, kind)
     wide = x.astype(np.float64)
-    want = np.stack([wide.sum(1), wide.mean(1), (wide * 0.5).sum(1),
-                     np.sqrt(wide).astype(np.float16).astype(np.float64).sum(1)])
+    want = np.stack(
+        [
+            wide.sum(1),
+            wide.mean(1),
+            (wide * 0.5).sum(1),
+            np.sqrt(wide).astype(np.float16).astype(np.float64).sum(1),
+        ]
+    )
     for found in ways(reduced, Group(ROWS, 2), x, np.zeros((4, ROWS), np.float16)):
         np.testing.assert_allclose(found[1].astype(np.float64), want, rtol=2.0**-10)
     for found in ways(reduced, Group(ROWS, 2), x, np.zeros((4, ROWS), np.float32)):
@@ -87,6 +94,4 @@ def test_means_of_what_adds_up_beyond_16_bits() -> None:
 def test_all_of_a_tile(value: float, sums: float) -> None:
     x = np.full((64, 64), value, np.float16)
     for found in ways(all_of_it, Group(1), x, np.zeros(2, np.float32)):
-        assert found[1][0] == sums and found[1][1] == np.float32((value - 1.0)**4096)
-
-
+        assert found[1][0] == sums and found[1][1] == np.float32((value - 1.0) ** 4096)

@@ -80,12 +80,17 @@ def test_what_is_found_is_kept_for_calls_of_this_kind() -> None:
     assert "warps      2 (as hinted)" in new.explain(Group((12, 20), (4, 32), warps_hint=2), *given(), 2)
 
 
-@pytest.mark.parametrize("content", [
-    {}, {"warps": 3, "stages": None, "numbers": {}, "us": 1, "before_us": 1, "tried": 1},
-    {"warps": 4, "stages": 99, "numbers": {}, "us": 1, "before_us": 1, "tried": 1},
-    {"warps": 4, "stages": 2, "numbers": {"ROWS": 1 << 30}, "us": 1, "before_us": 1, "tried": 1},
-    {"warps": 4, "stages": 2, "numbers": {"COLS": 8}, "us": 1, "before_us": 1, "tried": 1},
-    {"warps": [4], "stages": 2, "numbers": None, "us": "x", "before_us": 1, "tried": 1}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"warps": 3, "stages": None, "numbers": {}, "us": 1, "before_us": 1, "tried": 1},
+        {"warps": 4, "stages": 99, "numbers": {}, "us": 1, "before_us": 1, "tried": 1},
+        {"warps": 4, "stages": 2, "numbers": {"ROWS": 1 << 30}, "us": 1, "before_us": 1, "tried": 1},
+        {"warps": 4, "stages": 2, "numbers": {"COLS": 8}, "us": 1, "before_us": 1, "tried": 1},
+        {"warps": [4], "stages": 2, "numbers": None, "us": "x", "before_us": 1, "tried": 1},
+    ],
+)
 def test_records_that_say_what_is_not_offered_are_ignored(content: dict[str, Any]) -> None:
     tuned_choices.DRAWER.put("name", content)
     assert tuned_choices.recorded("name", declared.tunables) is None
@@ -96,22 +101,25 @@ def test_the_verb_tunes_and_sets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*call, "--set", "ROWS=2", "--tune", "9", "--trials", "1"]) == 0
     told = capsys.readouterr().out
     assert "1 tried" in told and "tunable    ROWS = 2" in told and "group      2 x 128" in told
-    for words, said in (("--set ROWS", "expected a name and a whole number"),
-                        ("--set COLS=2", "has no tunable number COLS; it has: ROWS"),
-                        ("--warps 2", "--shape, --warps and --stages need --group")):
+    for words, said in (
+        ("--set ROWS", "expected a name and a whole number"),
+        ("--set COLS=2", "has no tunable number COLS; it has: ROWS"),
+        ("--warps 2", "--shape, --warps and --stages need --group"),
+    ):
         assert main([*call, *words.split(), "--target", "sm_90"]) != 0
         assert said in capsys.readouterr().err
 
 
 @kernel
 def summed(group: Any, X: Any, Y: Any) -> None:
-    i, = group.work_offset()
+    (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) + 1)
 
 
 @pytest.mark.parametrize("size", [1024, 2048])
 def test_other_warps_where_those_of_the_compiler_are_miscompiled(
-        size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call that says its warps is refused; others find what is compiled right, and keep it."""
     tried: list[int] = []
     wrong: set[int] = set()

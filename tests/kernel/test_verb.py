@@ -38,12 +38,16 @@ def test_the_verb_shows_a_stage_and_compiles(capsys: pytest.CaptureFixture[str])
     assert " until X_d0 grid:" in told and "registers" in told and "LDG.128" in told
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["missing.py:f", *CALL], "names no file"), ([f"{EXAMPLE}:f", *CALL], "it has: softmax"),
-    ([f"{EXAMPLE}:softmax", "--group", "a"], "--group 'a'; expected sizes"),
-    ([f"{EXAMPLE}:softmax", "--group", "1", "--args", "f99[3]"], "unknown type"),
-    ([f"{EXAMPLE}:softmax", "--group", "1", "--args", "X"], "is no argument"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing.py:f", *CALL], "names no file"),
+        ([f"{EXAMPLE}:f", *CALL], "it has: softmax"),
+        ([f"{EXAMPLE}:softmax", "--group", "a"], "--group 'a'; expected sizes"),
+        ([f"{EXAMPLE}:softmax", "--group", "1", "--args", "f99[3]"], "unknown type"),
+        ([f"{EXAMPLE}:softmax", "--group", "1", "--args", "X"], "is no argument"),
+    ],
+)
 def test_a_wrong_command(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernel", *words]) == 2
     told = capsys.readouterr().err

@@ -17,22 +17,119 @@ from transconv.kernel import Group, KernelError, KernelFunction
 from transconv.kernel.trials.trial import loaded
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TWO = ("x + y", "x - y", "x * y", "x // y", "x % y", "x << y", "x >> y", "x & y", "x | y", "x ^ y",
-       "x < y", "x <= y", "x > y", "x >= y", "x == y", "x != y", "np.maximum(x, y)", "np.minimum(x, y)",
-       "np.where(x > y, x - y, -x)", "np.clip(x, y, 5)", "np.clip(x, 3, y)", "(x > y) * x - y",
-       "np.floor_divide(x, y)", "np.remainder(x, y)", "np.logical_xor(x > 3, y > 1)", "~(x > y)",
-       "x.astype(np.int32) // y", "x.astype(np.int32) % y", "x.astype(np.int32) - y")
-ONE = ("-x", "+x", "~x", "abs(x)", "np.sign(x)", "np.square(x)", "1 - x", "x + True", "np.fabs(x)",
-       "np.isnan(x)", "x.astype(np.int8)", "x.astype(np.uint8)", "x.astype(np.int32).astype(np.uint8)",
-       "-(x - 3)", "x - (-x)", "np.negative(x)", "np.invert(x)", "np.full_like(x, 3) - x",
-       "np.where(x < x, x, -1).astype(np.uint8) + 1", "np.where(x < x, x, 100).astype(np.int8) - 5")
-HELD = ("x + {}", "x - {}", "{} - x", "x * {}", "x // {}", "{} // x", "x % {}", "{} % x", "x << {}",
-        "x >> {}", "{} << x", "{} >> x", "x & {}", "{} | x", "x ^ {}", "np.maximum(x, {})",
-        "np.minimum({}, x)", "np.full_like(x, {})")
-ANY = ("x < {}", "x <= {}", "x > {}", "x >= {}", "x == {}", "x != {}", "{} < x", "np.where(x > y, x, {})",
-       "np.where(x > y, {}, x)")
-NUMBERS = (-300, -129, -128, -127, -17, -3, -2, -1, 0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 100, 127, 128, 129,
-           200, 255, 256, 300, 1000)
+TWO = (
+    "x + y",
+    "x - y",
+    "x * y",
+    "x // y",
+    "x % y",
+    "x << y",
+    "x >> y",
+    "x & y",
+    "x | y",
+    "x ^ y",
+    "x < y",
+    "x <= y",
+    "x > y",
+    "x >= y",
+    "x == y",
+    "x != y",
+    "np.maximum(x, y)",
+    "np.minimum(x, y)",
+    "np.where(x > y, x - y, -x)",
+    "np.clip(x, y, 5)",
+    "np.clip(x, 3, y)",
+    "(x > y) * x - y",
+    "np.floor_divide(x, y)",
+    "np.remainder(x, y)",
+    "np.logical_xor(x > 3, y > 1)",
+    "~(x > y)",
+    "x.astype(np.int32) // y",
+    "x.astype(np.int32) % y",
+    "x.astype(np.int32) - y",
+)
+ONE = (
+    "-x",
+    "+x",
+    "~x",
+    "abs(x)",
+    "np.sign(x)",
+    "np.square(x)",
+    "1 - x",
+    "x + True",
+    "np.fabs(x)",
+    "np.isnan(x)",
+    "x.astype(np.int8)",
+    "x.astype(np.uint8)",
+    "x.astype(np.int32).astype(np.uint8)",
+    "-(x - 3)",
+    "x - (-x)",
+    "np.negative(x)",
+    "np.invert(x)",
+    "np.full_like(x, 3) - x",
+    "np.where(x < x, x, -1).astype(np.uint8) + 1",
+    "np.where(x < x, x, 100).astype(np.int8) - 5",
+)
+HELD = (
+    "x + {}",
+    "x - {}",
+    "{} - x",
+    "x * {}",
+    "x // {}",
+    "{} // x",
+    "x % {}",
+    "{} % x",
+    "x << {}",
+    "x >> {}",
+    "{} << x",
+    "{} >> x",
+    "x & {}",
+    "{} | x",
+    "x ^ {}",
+    "np.maximum(x, {})",
+    "np.minimum({}, x)",
+    "np.full_like(x, {})",
+)
+ANY = (
+    "x < {}",
+    "x <= {}",
+    "x > {}",
+    "x >= {}",
+    "x == {}",
+    "x != {}",
+    "{} < x",
+    "np.where(x > y, x, {})",
+    "np.where(x > y, {}, x)",
+)
+NUMBERS = (
+    -300,
+    -129,
+    -128,
+    -127,
+    -17,
+    -3,
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    8,
+    9,
+    15,
+    16,
+    100,
+    127,
+    128,
+    129,
+    200,
+    255,
+    256,
+    300,
+    1000,
+)
 POWERS = ("x ** 0", "x ** 1", "x ** 2", "x ** 3", "x ** 9", "x ** 100")
 TYPES = (np.int8, np.uint8)
 PART = 40  # expressions of one kernel
@@ -60,12 +157,13 @@ def texts(dtype: Any, numbers: Sequence[int]) -> list[str]:
 
 def source(expressions: Sequence[str]) -> str:
     stores = (f"    group.store(O[{n}, i:], {e})\n" for n, e in enumerate(expressions))
-    return ("import numpy as np\nfrom transconv.kernel import kernel\n"
-            "@kernel\ndef drawn(group, X, Y, O):\n"
-            "    i, = group.work_offset()\n"
-            "    x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))\n"
-            "    y = group.load(Y[i:], shape=(group.shape[0], X.shape[1]))\n"
-            + "".join(stores))
+    return (
+        "import numpy as np\nfrom transconv.kernel import kernel\n"
+        "@kernel\ndef drawn(group, X, Y, O):\n"
+        "    i, = group.work_offset()\n"
+        "    x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))\n"
+        "    y = group.load(Y[i:], shape=(group.shape[0], X.shape[1]))\n" + "".join(stores)
+    )
 
 
 def pairs(dtype: Any) -> tuple[Array, Array]:
@@ -73,8 +171,9 @@ def pairs(dtype: Any) -> tuple[Array, Array]:
     return np.repeat(every[:, None], len(every), 1), np.repeat(every[None], len(every), 0)
 
 
-def answers(kernel: KernelFunction, x: Array, y: Array, count: int,
-            ways: str) -> Iterator[tuple[str, Array]]:
+def answers(
+    kernel: KernelFunction, x: Array, y: Array, count: int, ways: str
+) -> Iterator[tuple[str, Array]]:
     """What engines say."""
     group = Group(len(x), 2 if "device" in ways else len(x))
 
@@ -107,12 +206,14 @@ def answers(kernel: KernelFunction, x: Array, y: Array, count: int,
 
 def answered(expressions: Sequence[str], x: Array, y: Array) -> list[str]:
     """Those that NumPy answers: some of its releases refuse -1 beside unsigned numbers in ``where``."""
+
     def can(e: str) -> bool:
         try:
             eval(e, {"np": np, "x": x, "y": y})
         except OverflowError:
             return False
         return True
+
     with np.errstate(all="ignore"):
         return [e for e in expressions if can(e)]
 
@@ -123,15 +224,18 @@ def wrong(expressions: Sequence[str], x: Array, y: Array, folder: Path, ways: st
     expressions = answered(expressions, x, y)
     assert expressions
     for at in range(0, len(expressions), PART):
-        part = expressions[at:at + PART]
+        part = expressions[at : at + PART]
         with np.errstate(all="ignore"):
             wanted = [np.asarray(eval(e, {"np": np, "x": x, "y": y})).astype(np.int64) for e in part]
             kernel = loaded(source(part), folder)
             for way, got in answers(kernel, x, y, len(part), ways):
                 for e, want, have in zip(part, wanted, got, strict=True):
                     bad = np.argwhere(have != want)
-                    found += [f"{way}: {e} of {x[tuple(b)]} {y[tuple(b)]} is {have[tuple(b)]}, in NumPy "
-                              f"{want[tuple(b)]}; {len(bad)} differ" for b in bad[:1]]
+                    found += [
+                        f"{way}: {e} of {x[tuple(b)]} {y[tuple(b)]} is {have[tuple(b)]}, in NumPy "
+                        f"{want[tuple(b)]}; {len(bad)} differ"
+                        for b in bad[:1]
+                    ]
     return found
 
 
@@ -143,18 +247,34 @@ def test_all_pairs_of_8_bits(dtype: Any, tmp_path: Path, monkeypatch: pytest.Mon
 
 def quick(dtype: Any) -> list[str]:
     """An expression of each kind."""
-    every = [*TWO, *ONE, "x % 16", "x // 16", "x % 3", "x // 3", "x < 300", "x > -1", "x == 300",
-             "np.clip(x, -5, 300)", "np.minimum(x, 5) * 100 // 3", "np.where(x > y, x, -1)",
-             "np.where(x > y, np.full_like(x, 100), 99) * 3 // 2", "x ** 9", "x << 9", "x >> 9",
-             "100 // x"]
+    every = [
+        *TWO,
+        *ONE,
+        "x % 16",
+        "x // 16",
+        "x % 3",
+        "x // 3",
+        "x < 300",
+        "x > -1",
+        "x == 300",
+        "np.clip(x, -5, 300)",
+        "np.minimum(x, 5) * 100 // 3",
+        "np.where(x > y, x, -1)",
+        "np.where(x > y, np.full_like(x, 100), 99) * 3 // 2",
+        "x ** 9",
+        "x << 9",
+        "x >> 9",
+        "100 // x",
+    ]
     every += [] if dtype is np.uint8 else ["x // -3", "x % -3", "x // -1", "x % -128", "-100 // x"]
     return every
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES)
-def test_all_pairs_of_8_bits_with_numbers(dtype: Any, tmp_path: Path,
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pairs_of_8_bits_with_numbers(
+    dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     x, y = pairs(dtype)
     assert not wrong(texts(dtype, NUMBERS), x, y, tmp_path, "triton ir")
@@ -172,16 +292,30 @@ def test_the_ends_of_wider_types(dtype: Any, tmp_path: Path, monkeypatch: pytest
 def at_the_ends(dtype: Any) -> tuple[list[str], list[str], Array, Array]:
     """Quotients, other expressions, and pairs of numbers near the ends and 0."""
     low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    held = np.array([low, low + 1, low // 3, -17, -3, -2, -1, 0, 1, 2, 3, 16, high // 3, high - 1, high],
-                    dtype)
+    held = np.array(
+        [low, low + 1, low // 3, -17, -3, -2, -1, 0, 1, 2, 3, 16, high // 3, high - 1, high], dtype
+    )
     x, y = np.repeat(held[:, None], len(held), 1), np.repeat(held[None], len(held), 0)
     forms = ("x // {}", "x % {}", "{} // x", "x + {}", "x * {}", "np.clip(x, -5, {})")
-    numbers = (low, -2**24, -3, -1, 0, 3, 16, high)
-    divided = ["x // y", "x % y", "np.maximum(x, -5) % 16", "np.maximum(x, -5) // 16",
-               *with_numbers(forms[:3], numbers)]
+    numbers = (low, -(2**24), -3, -1, 0, 3, 16, high)
+    divided = [
+        "x // y",
+        "x % y",
+        "np.maximum(x, -5) % 16",
+        "np.maximum(x, -5) // 16",
+        *with_numbers(forms[:3], numbers),
+    ]
     compared = (low, high, -3, 2**62) if dtype is np.int64 else (low - 1, high + 1, 2**40)
-    every = [*TWO[:26], "-x", "abs(x)", "x ** 5", "x << 40", "x >> 40", *with_numbers(forms[3:], numbers),
-             *with_numbers(ANY[:7], compared)]
+    every = [
+        *TWO[:26],
+        "-x",
+        "abs(x)",
+        "x ** 5",
+        "x << 40",
+        "x >> 40",
+        *with_numbers(forms[3:], numbers),
+        *with_numbers(ANY[:7], compared),
+    ]
     return divided, every, x, y
 
 
@@ -208,13 +342,19 @@ def test_numbers_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     x = np.arange(256, dtype=np.uint8)
 
     def made(line: str) -> KernelFunction:
-        return loaded("import numpy as np\nfrom transconv.kernel import kernel\n"
-                      "@kernel\ndef drawn(group, X, O, n):\n"
-                      "    i, = group.work_offset()\n    x = group.load(X[i:], shape=group.shape)\n"
-                      f"    group.store(O[i:], {line})\n", tmp_path)
+        return loaded(
+            "import numpy as np\nfrom transconv.kernel import kernel\n"
+            "@kernel\ndef drawn(group, X, O, n):\n"
+            "    i, = group.work_offset()\n    x = group.load(X[i:], shape=group.shape)\n"
+            f"    group.store(O[i:], {line})\n",
+            tmp_path,
+        )
 
-    for line, want in (("x < i * 3", x < np.arange(256) // 64 * 64 * 3), ("x > i - 300", x > -1),
-                       ("x < n", x < 300)):
+    for line, want in (
+        ("x < i * 3", x < np.arange(256) // 64 * 64 * 3),
+        ("x > i - 300", x > -1),
+        ("x < n", x < 300),
+    ):
         out, simulated = np.zeros(256, np.int32), np.zeros(256, np.int32)
         made(line)(Group(256, 64), x, out, 300)
         made(line).simulate(Group(256, 64), x, simulated, 300)
@@ -230,14 +370,23 @@ def test_numbers_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             made(line).simulate(Group(256, 64), x, out, 300)
 
 
-@pytest.mark.parametrize("line", [
-    "x[...] = 300", "x = group.full(shape=(4,), dtype=np.uint8, fill_value=-1)",
-    "x = np.full_like(x, 256)", "Y[0] = 256", "x = x.filled(-1)"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x[...] = 300",
+        "x = group.full(shape=(4,), dtype=np.uint8, fill_value=-1)",
+        "x = np.full_like(x, 256)",
+        "Y[0] = 256",
+        "x = x.filled(-1)",
+    ],
+)
 def test_numbers_that_are_stored(line: str, tmp_path: Path) -> None:
-    kernel = loaded("import numpy as np\nfrom transconv.kernel import kernel\n"
-                    "@kernel\ndef drawn(group, X, Y):\n"
-                    f"    x = group.load(X, shape=(4,))\n    {line}\n    group.store(Y, x)\n",
-                    tmp_path)
+    kernel = loaded(
+        "import numpy as np\nfrom transconv.kernel import kernel\n"
+        "@kernel\ndef drawn(group, X, Y):\n"
+        f"    x = group.load(X, shape=(4,))\n    {line}\n    group.store(Y, x)\n",
+        tmp_path,
+    )
     x, y = np.arange(4, dtype=np.uint8), np.zeros(4, np.uint8)
     for call in (kernel.simulate, kernel.lower):
         with pytest.raises(KernelError, match="beside values of uint8, which are 0 to 255"):
@@ -250,9 +399,12 @@ def test_reductions(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     ops = ("max", "min", "argmax", "argmin", "sum", "prod", "any", "all")
     stores = "".join(f"    group.store(Y[{n}], x.{op}(axis=1))\n" for n, op in enumerate(ops))
-    kernel = loaded("import numpy as np\nfrom transconv.kernel import kernel\n"
-                    "@kernel\ndef drawn(group, X, Y):\n"
-                    f"    x = group.load(X, shape=(6, 16))\n{stores}", tmp_path)
+    kernel = loaded(
+        "import numpy as np\nfrom transconv.kernel import kernel\n"
+        "@kernel\ndef drawn(group, X, Y):\n"
+        f"    x = group.load(X, shape=(6, 16))\n{stores}",
+        tmp_path,
+    )
     ends = np.iinfo(dtype)
     x = np.random.default_rng(3).integers(ends.min, ends.max, (6, 11), dtype, True)
     x[0], x[1], x[2, 3], x[3, 4] = ends.min, ends.max, ends.max, ends.min

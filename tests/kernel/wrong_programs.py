@@ -49,6 +49,7 @@ def try_statement(group, X, Y):
 @kernel
 def import_inside(group, X, Y):
     import math
+
     group.store(Y, math.pi)
 
 
@@ -93,7 +94,7 @@ def comprehension(group, X, Y):
 
 @kernel
 def formatted_text(group, X, Y):
-    x = f'{X}'
+    x = f"{X}"
 
 
 @kernel
@@ -221,7 +222,7 @@ def product_of_vectors(group, X, Y):
 @kernel
 def slice_of_a_tile(group, X, Y):
     x = group.load(X)
-    y = x[group.id()[0]:]
+    y = x[group.id()[0] :]
 
 
 @kernel
@@ -407,7 +408,7 @@ def a_number_beyond_the_type(group, X, Y):
 @kernel
 def a_start_before_the_array(group, X, Y):
     i, j = group.work_offset()
-    group.store(Y[i:, j:], group.load(X[i - 1:, j:], shape=group.shape))
+    group.store(Y[i:, j:], group.load(X[i - 1 :, j:], shape=group.shape))
 
 
 @kernel

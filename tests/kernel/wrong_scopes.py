@@ -43,7 +43,9 @@ def sub_groups(group, X, Y):
     @group.subgroups
     def inner(sg):
         @group.workitems
-        def innermost(item): pass
+        def innermost(item):
+            pass
+
     inner()
 
 
@@ -100,7 +102,8 @@ def an_element_of_items(group, X, Y):
     @group.workitems
     def inner(item):
         i, j = item.global_id()
-        row = X[i]; row[0] = 1.0
+        row = X[i]
+        row[0] = 1.0
         Y[i, j] = row[0]
 
     inner()
@@ -118,7 +121,7 @@ def unknown_place_of_an_item(group, X, Y):
 @kernel
 def neighbours_in_place(group, X, Y):
     i, j = group.work_offset()
-    y = group.load(Y[i:, j + 1:], shape=group.shape)
+    y = group.load(Y[i:, j + 1 :], shape=group.shape)
     group.store(Y[i:, j:], y)
 
 

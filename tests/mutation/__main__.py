@@ -39,8 +39,19 @@ OFTEN = (
 )
 TIMES = 5
 RESULTS = Path(os.environ.get("MUTATION_RESULTS", ROOT / "bench" / "results" / "mutation.csv"))
-COLUMNS = ("commit", "file", "line", "operator", "before", "after", "verdict", "test", "tests", "seconds",
-           "why")
+COLUMNS = (
+    "commit",
+    "file",
+    "line",
+    "operator",
+    "before",
+    "after",
+    "verdict",
+    "test",
+    "tests",
+    "seconds",
+    "why",
+)
 KILLED = ("killed", "timeout")
 
 
@@ -54,10 +65,16 @@ def source(file: str) -> Source:
 
 def files(rooms: Sequence[str]) -> dict[str, int]:
     """Files that may be drawn, with their weights."""
-    found = [p.relative_to(PLANTED).as_posix() for room in rooms
-             for p in (PLANTED / "transconv" / room).rglob("*.py")]
-    return {name: len((PLANTED / name).read_text().splitlines()) * (
-        TIMES if name.removeprefix("transconv/") in OFTEN else 1) for name in sorted(found)}
+    found = [
+        p.relative_to(PLANTED).as_posix()
+        for room in rooms
+        for p in (PLANTED / "transconv" / room).rglob("*.py")
+    ]
+    return {
+        name: len((PLANTED / name).read_text().splitlines())
+        * (TIMES if name.removeprefix("transconv/") in OFTEN else 1)
+        for name in sorted(found)
+    }
 
 
 def drawn(seed: int, n: int, rooms: Sequence[str] = ROOMS) -> Iterator[Mutant]:
@@ -113,10 +130,19 @@ def row_key(row: dict[str, str]) -> tuple[str, ...]:
 def judge(trials: Trials, mutant: Mutant, why: str = "") -> None:
     """Tries a mutant, and writes its row in the place of an older one."""
     outcome = trials.outcome(mutant)
-    row = {"commit": os.environ.get("MUTATION_COMMIT", ""), "file": mutant.file, "line": str(mutant.line),
-           "operator": mutant.operator, "before": mutant.before, "after": mutant.after,
-           "verdict": outcome.verdict, "test": outcome.test, "tests": str(outcome.tests),
-           "seconds": str(outcome.seconds), "why": why if outcome.verdict not in KILLED else ""}
+    row = {
+        "commit": os.environ.get("MUTATION_COMMIT", ""),
+        "file": mutant.file,
+        "line": str(mutant.line),
+        "operator": mutant.operator,
+        "before": mutant.before,
+        "after": mutant.after,
+        "verdict": outcome.verdict,
+        "test": outcome.test,
+        "tests": str(outcome.tests),
+        "seconds": str(outcome.seconds),
+        "why": why if outcome.verdict not in KILLED else "",
+    }
     kept = rows()
     old = next((i for i, r in enumerate(kept) if row_key(r) == mutant.key), None)
     if old is None:
@@ -124,8 +150,12 @@ def judge(trials: Trials, mutant: Mutant, why: str = "") -> None:
     else:
         kept[old] = row
     write(kept)
-    print(f"{outcome.verdict} {mutant.file}:{mutant.line} {outcome.seconds} s, {outcome.tests} tests "
-          f"{outcome.test}\n    {mutant.before}\n    {mutant.after}", file=sys.__stderr__, flush=True)
+    print(
+        f"{outcome.verdict} {mutant.file}:{mutant.line} {outcome.seconds} s, {outcome.tests} tests "
+        f"{outcome.test}\n    {mutant.before}\n    {mutant.after}",
+        file=sys.__stderr__,
+        flush=True,
+    )
 
 
 def summary() -> str:
@@ -139,8 +169,10 @@ def summary() -> str:
         killed = sum(counts[word] for word in KILLED)
         real = counts.total() - counts["equivalent"]
         score = f"{100 * killed / max(real, 1):.1f}%"
-        lines.append(f"| {room} | {counts.total()} | {counts['equivalent']} | {killed} | {real - killed} "
-                     f"| {score} |")
+        lines.append(
+            f"| {room} | {counts.total()} | {counts['equivalent']} | {killed} | {real - killed} "
+            f"| {score} |"
+        )
     return "\n".join(lines)
 
 
@@ -165,8 +197,9 @@ def try_again(trials: Trials, parts: Sequence[str]) -> None:
 def serve(options: argparse.Namespace) -> int:
     """In the copy of the project: collects all tests, and tries mutants."""
     if options.again is None:
-        trials = Trials(lambda trials: try_drawn(trials, options.n, options.seed, options.rooms),
-                        options.budget)
+        trials = Trials(
+            lambda trials: try_drawn(trials, options.n, options.seed, options.rooms), options.budget
+        )
     else:
         trials = Trials(lambda trials: try_again(trials, options.again), options.budget)
     tests = sorted({test.partition("::")[0] for test in trials.covering.seconds})
@@ -177,14 +210,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--n", type=int, default=100, help="how many mutants of the seed (100)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=ROOMS, metavar="ROOM",
-                        help="draw from these alone (those that decide numbers)")
-    parser.add_argument("--budget", type=float, default=40, metavar="SECONDS",
-                        help="how long the tests of one mutant may take (40)")
-    parser.add_argument("--again", metavar="FILE", nargs="*",
-                        help="the survivors of files with one of these in their path; all if none is said")
-    parser.add_argument("--no-record", dest="record", action="store_false",
-                        help="only tests that were recorded before")
+    parser.add_argument(
+        "--rooms",
+        nargs="+",
+        choices=ROOMS,
+        default=ROOMS,
+        metavar="ROOM",
+        help="draw from these alone (those that decide numbers)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=40,
+        metavar="SECONDS",
+        help="how long the tests of one mutant may take (40)",
+    )
+    parser.add_argument(
+        "--again",
+        metavar="FILE",
+        nargs="*",
+        help="the survivors of files with one of these in their path; all if none is said",
+    )
+    parser.add_argument(
+        "--no-record", dest="record", action="store_false", help="only tests that were recorded before"
+    )
     parser.add_argument("--summary", action="store_true", help="only the score of what was tried")
     options = parser.parse_args()
     if options.summary:
@@ -195,14 +244,21 @@ def main() -> int:
     if options.record:
         record_all([])
     copy_project(PLANTED)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True,
-                            capture_output=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, capture_output=True
+    )
     path = os.pathsep.join([str(PLANTED), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "MUTATION": str(FOLDER), "MUTATION_RESULTS": str(RESULTS),
-                   "MUTATION_COMMIT": commit.stdout.strip(), "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": path}
-    code = subprocess.run([sys.executable, "-m", "tests.mutation", *sys.argv[1:]], cwd=PLANTED,
-                          env=environment).returncode
+    environment = {
+        **os.environ,
+        "MUTATION": str(FOLDER),
+        "MUTATION_RESULTS": str(RESULTS),
+        "MUTATION_COMMIT": commit.stdout.strip(),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": path,
+    }
+    code = subprocess.run(
+        [sys.executable, "-m", "tests.mutation", *sys.argv[1:]], cwd=PLANTED, env=environment
+    ).returncode
     print(summary())
     return code
 

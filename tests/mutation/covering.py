@@ -35,20 +35,55 @@ FOLDER = Path(os.environ.get("MUTATION", ROOT / "build" / "mutation"))
 TREE = FOLDER / "tree"  # where tests are recorded
 PLANTED = FOLDER / "planted"  # where mutants are tried
 # Tests of other things than numbers and kernels, or of several processes.
-NOT_RUN = ("tests/docs", "tests/bench", "tests/report", "tests/gpu", "tests/distributed",
-           "tests/test_release.py", "tests/docs/test_readme.py", "tests/verify/test_mutants.py",
-           "tests/mutation")
-ROOMS = ("ir", "simplify", "compute", "conv", "schedule", "selection", "passes", "backend_triton", "graph",
-         "kernel", "functional", "torch_ops", "runtime", "calls", "support", "verify")
-SELECTED = ("-q", "-m", "not gpu and not slow", "-p", "no:cacheprovider",
-            *(f"--ignore={path}" for path in NOT_RUN))
+NOT_RUN = (
+    "tests/docs",
+    "tests/bench",
+    "tests/report",
+    "tests/gpu",
+    "tests/distributed",
+    "tests/test_release.py",
+    "tests/docs/test_readme.py",
+    "tests/verify/test_mutants.py",
+    "tests/mutation",
+)
+ROOMS = (
+    "ir",
+    "simplify",
+    "compute",
+    "conv",
+    "schedule",
+    "selection",
+    "passes",
+    "backend_triton",
+    "graph",
+    "kernel",
+    "functional",
+    "torch_ops",
+    "runtime",
+    "calls",
+    "support",
+    "verify",
+)
+SELECTED = (
+    "-q",
+    "-m",
+    "not gpu and not slow",
+    "-p",
+    "no:cacheprovider",
+    *(f"--ignore={path}" for path in NOT_RUN),
+)
 CASES = 5
 
 
 def copy_project(to: Path) -> None:
     """The files of the project, without those that git ignores."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
-                            capture_output=True, text=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
     wanted = {name for name in listed if (ROOT / name).is_file()}
     for old in to.rglob("*"):
         name = str(old.relative_to(to))
@@ -132,8 +167,11 @@ class Recorder:
         cases = defaultdict(list)
         for item in items:
             cases[item.nodeid.partition("[")[0]].append(item)
-        items[:] = [each[i] for each in cases.values()
-                    for i in sorted({k * (len(each) - 1) // (CASES - 1) for k in range(CASES)})]
+        items[:] = [
+            each[i]
+            for each in cases.values()
+            for i in sorted({k * (len(each) - 1) // (CASES - 1) for k in range(CASES)})
+        ]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -159,13 +197,21 @@ def record(name: str, tests: Sequence[str]) -> None:
     save(name, recorder.seconds, recorder.ran, Marked.places)
 
 
-def save(name: str, seconds: dict[str, float], ran: dict[str, np.ndarray[Any, Any]],
-         places: list[tuple[str, int]]) -> None:
+def save(
+    name: str,
+    seconds: dict[str, float],
+    ran: dict[str, np.ndarray[Any, Any]],
+    places: list[tuple[str, int]],
+) -> None:
     """``ran``: of each test the numbers of the places that it executes."""
-    np.savez_compressed(FOLDER / f"{name}.npz", ran=np.concatenate([np.zeros(0, np.int32), *ran.values()]),
-                        counts=[len(each) for each in ran.values()])
-    (FOLDER / f"{name}.json").write_text(json.dumps(
-        {"seconds": seconds, "tests": [*ran], "places": places}))
+    np.savez_compressed(
+        FOLDER / f"{name}.npz",
+        ran=np.concatenate([np.zeros(0, np.int32), *ran.values()]),
+        counts=[len(each) for each in ran.values()],
+    )
+    (FOLDER / f"{name}.json").write_text(
+        json.dumps({"seconds": seconds, "tests": [*ran], "places": places})
+    )
 
 
 def groups(tree: Path) -> dict[str, list[str]]:
@@ -182,15 +228,22 @@ def record_all(wanted: Sequence[str]) -> None:
     """All folders of tests that were not recorded yet; or the folders and files that are named, again."""
     copy_project(TREE)
     if not (FOLDER / "sources").exists():
-        shutil.copytree(TREE / "transconv", FOLDER / "sources" / "transconv",
-                        ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            TREE / "transconv",
+            FOLDER / "sources" / "transconv",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     each = groups(TREE)
     asked = {name.replace("/", "-"): each.get(name, [name]) for name in wanted} or {
-        name: tests for name, tests in each.items() if not (FOLDER / f"{name}.json").exists()}
+        name: tests for name, tests in each.items() if not (FOLDER / f"{name}.json").exists()
+    }
     for name, tests in asked.items():
         path = os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        subprocess.run([sys.executable, "-m", "tests.mutation.covering", "--one", name, *tests],
-                       cwd=TREE, env={**os.environ, "PYTHONPATH": path, "MUTATION": str(FOLDER)})
+        subprocess.run(
+            [sys.executable, "-m", "tests.mutation.covering", "--one", name, *tests],
+            cwd=TREE,
+            env={**os.environ, "PYTHONPATH": path, "MUTATION": str(FOLDER)},
+        )
 
 
 # -- looking up ---------------------------------------------------------------------------------------
@@ -265,8 +318,11 @@ class Covering:
     def tests_of_starters(self, file: str) -> set[str]:
         """The tests of files that name the module of this file as a word."""
         word = re.compile(rf"\b{Path(file).stem}\b")
-        others = (path.relative_to(PLANTED).as_posix() for path in (PLANTED / "transconv").rglob("*.py")
-                  if word.search(path.read_text()))
+        others = (
+            path.relative_to(PLANTED).as_posix()
+            for path in (PLANTED / "transconv").rglob("*.py")
+            if word.search(path.read_text())
+        )
         return set[str]().union(*(tests for name in others for tests in self.lines(name).values()))
 
     def taken(self, test: str) -> float:
@@ -313,7 +369,8 @@ class Places:
     def recorded(self, line: int) -> list[int]:
         """The lines of the innermost statement; where it is new, of the one before it."""
         return [self.old[n] for n in self.statement(line) if n in self.old] or [
-            self.old[n] for n in range(line, 0, -1) if n in self.old][:1]
+            self.old[n] for n in range(line, 0, -1) if n in self.old
+        ][:1]
 
     def statement(self, line: int) -> range:
         """Of a statement with others inside, the lines before these."""

@@ -62,10 +62,13 @@ def changed_string(node: cst.SimpleString) -> Iterator[cst.CSTNode]:
 
 def argument_gone(node: cst.Call) -> Iterator[cst.CSTNode]:
     """A named argument, or the last of several."""
-    kept = [i for i, a in enumerate(node.args) if not _is_said(a) and (
-        a.keyword or len(node.args) > 1 == len(node.args) - i)]
+    kept = [
+        i
+        for i, a in enumerate(node.args)
+        if not _is_said(a) and (a.keyword or len(node.args) > 1 == len(node.args) - i)
+    ]
     for i in kept:
-        yield node.with_changes(args=[*node.args[:i], *node.args[i + 1:]])
+        yield node.with_changes(args=[*node.args[:i], *node.args[i + 1 :]])
 
 
 # -- ours -------------------------------------------------------------------------------------------
@@ -78,8 +81,10 @@ def operand_gone(node: cst.BinaryOperation | cst.BooleanOperation) -> Iterator[c
 
 
 def operands_swapped(node: cst.BinaryOperation) -> Iterator[cst.CSTNode]:
-    if isinstance(node.operator, (cst.Subtract, cst.Divide, cst.FloorDivide, cst.Modulo, cst.Power,
-                                  cst.LeftShift, cst.RightShift)):
+    if isinstance(
+        node.operator,
+        (cst.Subtract, cst.Divide, cst.FloorDivide, cst.Modulo, cst.Power, cst.LeftShift, cst.RightShift),
+    ):
         yield node.with_changes(left=_closed(node.right), right=_closed(node.left))
 
 
@@ -89,8 +94,9 @@ def arguments_swapped(node: cst.Call) -> Iterator[cst.CSTNode]:
         first, second, *rest = node.args
         if matchers.matches(node.func, matchers.Name("isinstance")):
             return
-        yield node.with_changes(args=[first.with_changes(value=second.value),
-                                      second.with_changes(value=first.value), *rest])
+        yield node.with_changes(
+            args=[first.with_changes(value=second.value), second.with_changes(value=first.value), *rest]
+        )
 
 
 def brackets_gone(node: cst.BinaryOperation | cst.Comparison) -> Iterator[cst.CSTNode]:
@@ -106,14 +112,22 @@ def element_gone(node: cst.Tuple | cst.List | cst.Set) -> Iterator[cst.CSTNode]:
     """Of a result, a key, a list."""
     if len(node.elements) > 1:
         for i in range(len(node.elements)):
-            left = [*node.elements[:i], *node.elements[i + 1:]]
+            left = [*node.elements[:i], *node.elements[i + 1 :]]
             if len(left) == 1 and isinstance(node, cst.Tuple):
                 left = [left[0].with_changes(comma=cst.Comma())]
             yield node.with_changes(elements=left)
 
 
-OTHERS = {"min": "max", "minimum": "maximum", "any": "all", "floor": "ceil", "amin": "amax",
-          "argmin": "argmax", "zeros": "ones", "zeros_like": "ones_like"}
+OTHERS = {
+    "min": "max",
+    "minimum": "maximum",
+    "any": "all",
+    "floor": "ceil",
+    "amin": "amax",
+    "argmin": "argmax",
+    "zeros": "ones",
+    "zeros_like": "ones_like",
+}
 OTHERS |= {b: a for a, b in OTHERS.items()}
 
 
@@ -138,8 +152,9 @@ def condition_changed(node: cst.If | cst.While | cst.CompIf | cst.IfExp) -> Iter
 def statement_gone(node: cst.SimpleStatementLine) -> Iterator[cst.CSTNode]:
     """A call for its effect, or an update."""
     for small in node.body:
-        if isinstance(small, cst.AugAssign) or (isinstance(small, cst.Expr) and isinstance(
-                small.value, cst.Call) and not _is_said(small)):
+        if isinstance(small, cst.AugAssign) or (
+            isinstance(small, cst.Expr) and isinstance(small.value, cst.Call) and not _is_said(small)
+        ):
             yield node.with_changes(body=[cst.Pass()])
 
 
@@ -152,8 +167,11 @@ def constant_result(node: cst.Return) -> Iterator[cst.CSTNode]:
 
 
 def _closed(node: cst.BaseExpression) -> cst.BaseExpression:
-    return node if node.lpar or isinstance(node, (cst.Name, cst.Call, cst.Attribute, cst.Subscript)) \
+    return (
+        node
+        if node.lpar or isinstance(node, (cst.Name, cst.Call, cst.Attribute, cst.Subscript))
         else node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    )
 
 
 def _bracketed(part: cst.BaseExpression, whole: cst.BaseExpression) -> cst.BaseExpression:
@@ -195,8 +213,11 @@ class _Finder(cst.CSTVisitor):
         self.targets: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, UNCHANGED) or _is_said(node) or (isinstance(node, cst.Tuple) and any(
-                node is target for target in self.targets)):
+        if (
+            isinstance(node, UNCHANGED)
+            or _is_said(node)
+            or (isinstance(node, cst.Tuple) and any(node is target for target in self.targets))
+        ):
             return False
         if isinstance(node, (cst.AssignTarget, cst.For, cst.CompFor)):
             self.targets.append(node.target)
@@ -245,8 +266,14 @@ class Source:
         old, new = self.text.splitlines(), text.splitlines()
         first = _same(old, new)
         last = _same(old[:first:-1], new[:first:-1])
-        return Mutant(self.file, first + 1, site.operator, _line(old[first:len(old) - last]),
-                      _line(new[first:len(new) - last]), text)
+        return Mutant(
+            self.file,
+            first + 1,
+            site.operator,
+            _line(old[first : len(old) - last]),
+            _line(new[first : len(new) - last]),
+            text,
+        )
 
 
 def _same(a: list[str], b: list[str]) -> int:

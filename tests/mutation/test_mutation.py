@@ -46,15 +46,16 @@ def test_what_is_changed() -> None:
     assert found.keys() <= WEIGHTS.keys()
     assert found["brackets dropped"] == {"c = a - b - 1"}
     assert "c = a + (b - 1)" in found["mutmut: other operator"]
-    assert "if a >= LIMITS[\"most\"] and not far:" in found["mutmut: other operator"]
+    assert 'if a >= LIMITS["most"] and not far:' in found["mutmut: other operator"]
     assert {"c = a", "c = (b - 1)"} <= found["operand dropped"]
     assert "if not far:" in found["operand dropped"]
     assert "c = (b - 1) - a" in found["operands swapped"]
     assert found["min for max"] == {"return min(c, 1), min(b, 5)", "return max(c, 1), max(b, 5)"}
     assert {"return max(c, 1),", "return min(b, 5),"} <= {
-        line.replace(", ,", ",").rstrip() for line in found["element dropped"]}
+        line.replace(", ,", ",").rstrip() for line in found["element dropped"]
+    }
     assert "return [x // 2 for x in a if True]" in found["condition changed"]
-    assert "LIMITS = {\"least\": 1, \"most\": 10}" in found["mutmut: other number"]
+    assert 'LIMITS = {"least": 1, "most": 10}' in found["mutmut: other number"]
 
 
 def test_what_people_read_stays() -> None:
@@ -102,7 +103,13 @@ def test_cheap_tests_of_different_functions_come_first() -> None:
     covering.usual = {"f::a": 0.3}
     covering.size = dict.fromkeys(covering.seconds, 3)
     assert covering.ordered([*covering.seconds, "f::a[0]"]) == [
-        "f::a[1]", "f::b", "f::a[2]", "f::a[3]", "f::c", "f::a[0]"]
+        "f::a[1]",
+        "f::b",
+        "f::a[2]",
+        "f::a[3]",
+        "f::c",
+        "f::a[0]",
+    ]
 
 
 def test_files_that_are_drawn_often_exist() -> None:

@@ -106,7 +106,8 @@ class Trials:
         """Whether what the tests of the mutant's room execute was recorded."""
         room = mutant.file.split("/")[1]
         return not (PLANTED / "tests" / room).is_dir() or any(
-            test.startswith(f"tests/{room}/") for test in self.covering.size)
+            test.startswith(f"tests/{room}/") for test in self.covering.size
+        )
 
     def outcome(self, mutant: Mutant) -> Outcome:
         begun = time.perf_counter()
@@ -117,7 +118,8 @@ class Trials:
             found = self._code(mutant)
             if found is not None:
                 verdict, test, count = self._tried(
-                    self._chosen(tests), functools.partial(self._forked, found))
+                    self._chosen(tests), functools.partial(self._forked, found)
+                )
             if found is None or (early and verdict == "survived"):
                 chosen = self._chosen(tests, FRESH_FILES)
                 verdict, test, more = self._tried(chosen, _fresh)
@@ -138,16 +140,18 @@ class Trials:
                 total += cost
         return chosen
 
-    def _tried(self, tests: list[str],
-               run: Callable[[list[str]], tuple[str, str]]) -> tuple[str, str, int]:
+    def _tried(
+        self, tests: list[str], run: Callable[[list[str]], tuple[str, str]]
+    ) -> tuple[str, str, int]:
         verdict, test = run(tests) if tests else ("survived", "")
         return verdict, test, len(tests)
 
     def _code(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]] | None:
         """Functions and what they execute; None where the change is outside of functions."""
         path = str(PLANTED / mutant.file)
-        old, new = (compile(text, path, "exec", dont_inherit=True)
-                    for text in (_original(mutant), mutant.text))
+        old, new = (
+            compile(text, path, "exec", dont_inherit=True) for text in (_original(mutant), mutant.text)
+        )
         try:
             pairs = list(changed_code(old, new))
         except ValueError:
@@ -171,8 +175,9 @@ class Trials:
             return "timeout", ""
         return ("killed", said) if said else ("survived", "")
 
-    def _child(self, code: list[tuple[FunctionType, CodeType]], tests: list[str], folder: str,
-               write: int) -> None:
+    def _child(
+        self, code: list[tuple[FunctionType, CodeType]], tests: list[str], folder: str, write: int
+    ) -> None:
         """Never returns. Says ``+`` when all pass, else the test that fails; a crash says nothing."""
         now = "?"
         try:
@@ -223,8 +228,12 @@ def _waited(child: int, read: int) -> str | None:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    return {"TMPDIR": folder, "TRANSCONV_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1",
-            "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis"}
+    return {
+        "TMPDIR": folder,
+        "TRANSCONV_CACHE": f"{folder}/cache",
+        "OMP_NUM_THREADS": "1",
+        "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis",
+    }
 
 
 def _fresh(tests: list[str]) -> tuple[str, str]:
@@ -236,9 +245,24 @@ def _fresh(tests: list[str]) -> tuple[str, str]:
         for name in ("TRANSCONV_CACHE", "PYTEST_CURRENT_TEST"):
             environment.pop(name, None)
         ran = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-x", "--no-header", "--tb=no", "-rfE", *SELECTED,
-             f"@{listed}"], cwd=PLANTED, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True)
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-x",
+                "--no-header",
+                "--tb=no",
+                "-rfE",
+                *SELECTED,
+                f"@{listed}",
+            ],
+            cwd=PLANTED,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         try:
             out, _ = ran.communicate(timeout=WAIT_S)
         except subprocess.TimeoutExpired:

@@ -19,19 +19,24 @@ from transconv.verify.computation import after_every_pass
 def test_the_division_is_that_of_steps_given_out_one_by_one() -> None:
     rng = random.Random(7)
     sizes = [(1, 1, 1), (72, 98, 132), (4, 4, 16), (3, 5, 15), (5, 3, 5), (1, 7, 132)]
-    for tiles, steps, programs in sizes + [(rng.randint(1, 12), rng.randint(1, 12), rng.randint(1, 16))
-                                           for _ in range(300)]:
+    for tiles, steps, programs in sizes + [
+        (rng.randint(1, 12), rng.randint(1, 12), rng.randint(1, 16)) for _ in range(300)
+    ]:
         dealt = Deal(tiles, steps, programs)
         units = [(tile, step) for tile in range(tiles) for step in range(steps)]
         size = next(n for n in range(1, len(units) + 1) if n * programs >= len(units))
-        shares = [units[i:i + size] for i in range(0, len(units), size)]
+        shares = [units[i : i + size] for i in range(0, len(units), size)]
         assert (dealt.chunk, dealt.shares) == (size, len(shares)) and len(shares) <= programs
-        of_tile = [[p for p, share in enumerate(shares) if any(t == tile for t, _ in share)]
-                   for tile in range(tiles)]
+        of_tile = [
+            [p for p, share in enumerate(shares) if any(t == tile for t, _ in share)]
+            for tile in range(tiles)
+        ]
         assert [(dealt.first_of(t), dealt.last_of(t)) for t in range(tiles)] == [
-            (p[0], p[-1]) for p in of_tile]
+            (p[0], p[-1]) for p in of_tile
+        ]
         assert [value_at(as_expr(dealt.more(as_expr(t))), {}) for t in range(tiles)] == [
-            len(p) - 1 for p in of_tile]
+            len(p) - 1 for p in of_tile
+        ]
         assert dealt.parts == max(map(len, of_tile)) and dealt.fewest == min(map(len, of_tile))
         assert dealt.segments == max(len({t for t, _ in share}) for share in shares)
 
@@ -51,12 +56,18 @@ def drawn(seed: int) -> tuple[Compute, Plan]:
     """A product and its kernels: ragged tiles, tiles of several programs or of one, several batches."""
     rng = random.Random(seed)
     while True:
-        sizes = {"b": rng.choice([1, 1, 2, 3]), "m": rng.choice([64, 100, 128]),
-                 "n": rng.choice([16, 32, 24]), "k": rng.choice([16, 32, 64, 80, 40])}
+        sizes = {
+            "b": rng.choice([1, 1, 2, 3]),
+            "m": rng.choice([64, 100, 128]),
+            "n": rng.choice([16, 32, 24]),
+            "k": rng.choice([16, 32, 64, 80, 40]),
+        }
         a, b, m = rng.choice(["box", "gather"]), rng.choice(["box", "gather"]), rng.choice([64, 64, 128])
         made, programs = parse(PRODUCT.format(**sizes)), rng.choice([2, 3, 4, 5, 7, 11, 16])
-        schedule = Schedule.parse(f"b:1 m:{m} n:16 k:16 | mma | a={a} b={b} via=gluon reduce=stream "
-                                  f"group_m=1 programs={programs}")
+        schedule = Schedule.parse(
+            f"b:1 m:{m} n:16 k:16 | mma | a={a} b={b} via=gluon reduce=stream "
+            f"group_m=1 programs={programs}"
+        )
         if why_not(schedule, made, SM90) is None:
             return made, build_compute(made, SM90, schedule)
 

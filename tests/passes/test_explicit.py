@@ -50,8 +50,11 @@ CASES = [
     ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} split_k=3 programs=2"),
     ("g2mb2ic32ih7oc48oh7kh3ph2dh1", FWD, f"mb:2 oh:8 ow:4 oc:16 ic:16 | {CONSUMERS} programs=2"),
     ("mb2ic64ih8oc32oh8kh3ph1", BWD_W, f"ic:64 oc:16 oh:4 ow:4 | {CONSUMERS} programs=5"),
-    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
-     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {CONSUMERS} swap=1 split_k=2 programs=2"),
+    (
+        "mb2ic16ih8oc64oh8kh3ph1",
+        BWD_W,
+        f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {CONSUMERS} swap=1 split_k=2 programs=2",
+    ),
     ("mb2ic32ih8oc40oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=4 c=box"),
     ("mb3ic32ih8oc24oh8kh3ph1", FWD, f"oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7"),
     ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1"),
@@ -68,33 +71,65 @@ CASES = [
 TURNED = [
     ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"mb:1 oh:8 ow:8 oc:16 ic:16 | {ROLE} c=box stages=3", []),
     ("mb2ic32ih8oc16oh8kh3ph1", BWD_D, f"mb:1 ih:8 iw:8 ic:16 oc:16 | {ROLE} stages=3", ["wei"]),
-    ("mb2ic64ih8oc24oh8kh3ph1", BWD_D, f"ih:4 iw:4 ic:64 oc:32 | {ROLE} c=box swap=1 stages=2 programs=3",
-     ["wei"]),
+    (
+        "mb2ic64ih8oc24oh8kh3ph1",
+        BWD_D,
+        f"ih:4 iw:4 ic:64 oc:32 | {ROLE} c=box swap=1 stages=2 programs=3",
+        ["wei"],
+    ),
     ("mb2ic16ih8oc32oh4kh3sh2ph1", BWD_D, f"mb:2 qh:8 qw:4 oc:16 ic:16 | {ROLE} c=box", ["wei"]),
     ("mb2ic64ih8oc32oh8kh3ph1", BWD_W, f"ic:64 oc:32 oh:4 ow:4 | {ROLE}", ["src", "dst"]),
-    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:8 | {ROLE} swap=1 split_k=2 programs=3",
-     ["src", "dst"]),
-    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=2",
-     ["src", "dst"]),
-    ("g2mb2ic64ih8oc128oh8kh3ph1", BWD_W, f"kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 programs=5",
-     ["src", "dst"]),
-    ("mb2ic32ih8oc64oh8kh3ph1", BWD_W, f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1",
-     ["src", "dst"]),
+    (
+        "mb2ic16ih8oc64oh8kh3ph1",
+        BWD_W,
+        f"ic:16 oc:64 oh:4 ow:8 | {ROLE} swap=1 split_k=2 programs=3",
+        ["src", "dst"],
+    ),
+    (
+        "mb2ic16ih8oc64oh8kh3ph1",
+        BWD_W,
+        f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 split_k=2",
+        ["src", "dst"],
+    ),
+    (
+        "g2mb2ic64ih8oc128oh8kh3ph1",
+        BWD_W,
+        f"kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} swap=1 programs=5",
+        ["src", "dst"],
+    ),
+    (
+        "mb2ic32ih8oc64oh8kh3ph1",
+        BWD_W,
+        f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} programs=7 swap=1",
+        ["src", "dst"],
+    ),
     ("mb2ic32ih8oc32oh4kh3sh2ph1", BWD_W, f"kh.kw.ic:64 oc:32 oh:4 ow:4 | {ROLE}", ["src", "dst"]),
 ]
 
 # Two transposers in turns: several tiles of an odd number of steps, two slots, one step a tile.
 TWO = [
     ("mb3ic16ih4oc64oh4kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 programs=2"),
-    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
-     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 stages=3"),
-    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
-     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 split_k=3 stages=2"),
-    ("mb2ic64ih8oc24oh8kh3ph1", BWD_D,
-     f"ih:4 iw:4 ic:64 oc:32 | {ROLE} transposers=2 c=box swap=1 stages=5 programs=3"),
+    (
+        "mb2ic16ih8oc64oh8kh3ph1",
+        BWD_W,
+        f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 stages=3",
+    ),
+    (
+        "mb2ic16ih8oc64oh8kh3ph1",
+        BWD_W,
+        f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 split_k=3 stages=2",
+    ),
+    (
+        "mb2ic64ih8oc24oh8kh3ph1",
+        BWD_D,
+        f"ih:4 iw:4 ic:64 oc:32 | {ROLE} transposers=2 c=box swap=1 stages=5 programs=3",
+    ),
     ("mb2ic32ih8oc16oh8kh1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {ROLE} transposers=2 programs=1"),
-    ("mb2ic32ih8oc64oh8kh3ph1", BWD_W,
-     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} transposers=2 programs=7 swap=1"),
+    (
+        "mb2ic32ih8oc64oh8kh3ph1",
+        BWD_W,
+        f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} transposers=2 programs=7 swap=1",
+    ),
 ]
 
 
@@ -103,8 +138,9 @@ def kernels(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:
     return [pipeline.lower(compute, chosen, SM90, "conv", "ieee")[-1][1] for compute, chosen in steps]
 
 
-def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
-           values: dict[str, np.ndarray]) -> np.ndarray:
+def answer(
+    p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int, values: dict[str, np.ndarray]
+) -> np.ndarray:
     layouts = {n: getattr(p, n).layout for n in ("src", "wei", "dst")}
     c = prop.result
     buffers = {n: pack(v, layouts[n]) for n, v in values.items()}
@@ -119,17 +155,22 @@ def answer(p: ConvProblem, prop: Prop, launches: list[ir.Kernel], seed: int,
 
 
 @pytest.mark.every(5)
-@pytest.mark.parametrize(("text", "prop", "schedule"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in
-                                                                  enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in enumerate(CASES)]
+)
 def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, schedule: str) -> None:
     right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("text", "prop", "schedule", "transposed"), TURNED,
-                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(TURNED)])
-def test_what_lies_across_the_sum_is_transposed(text: str, prop: Prop, schedule: str,
-                                            transposed: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "transposed"),
+    TURNED,
+    ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(TURNED)],
+)
+def test_what_lies_across_the_sum_is_transposed(
+    text: str, prop: Prop, schedule: str, transposed: list[str]
+) -> None:
     launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, schedule)
     rings = [s.what.name for s in ir.find(launches[0], ir.Shared)]
     assert [r for r in rings if r.endswith("_transposed")] == [f"{t}_transposed" for t in transposed]
@@ -147,9 +188,14 @@ def test_two_transposers_take_turns(text: str, prop: Prop, schedule: str) -> Non
 def test_two_transposers_are_refused_in_words() -> None:
     (text, prop, plain, _), p16 = TURNED[4], ConvProblem.parse("mb2ic64ih8oc32oh8kh3ph1 dt=f16 tag=axb")
     schedule = Schedule.parse(f"{plain} transposers=2")
-    for p, given, reason in ((p16, schedule, "transposes no operands in shared memory"),
-                             (ConvProblem.parse(f"{text} dt=f32 tag=axb"), replace(schedule, warps=8),
-                              "two groups beside 8 warps leave too few registers")):
+    for p, given, reason in (
+        (p16, schedule, "transposes no operands in shared memory"),
+        (
+            ConvProblem.parse(f"{text} dt=f32 tag=axb"),
+            replace(schedule, warps=8),
+            "two groups beside 8 warps leave too few registers",
+        ),
+    ):
         assert reason in str(why_not(given, next(iter(computes(p, prop))), SM90))
 
 
@@ -182,13 +228,16 @@ class _Without(ir.Mutator):
         return None if at.func.name == self.name and about == self.barrier else at
 
 
-@pytest.mark.parametrize(("name", "barrier", "said"), [
-    ("fence", "", "is multiplied before it is fenced"),
-    ("wait", "taken", "is written"),
-    ("wait", "landed", "is used"),
-    ("wait", "transposed", "is used and nothing is in it"),
-    ("arrive", "transposed", "the roles wait for one another"),
-])
+@pytest.mark.parametrize(
+    ("name", "barrier", "said"),
+    [
+        ("fence", "", "is multiplied before it is fenced"),
+        ("wait", "taken", "is written"),
+        ("wait", "landed", "is used"),
+        ("wait", "transposed", "is used and nothing is in it"),
+        ("arrive", "transposed", "the roles wait for one another"),
+    ],
+)
 def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said: str) -> None:
     text, prop, schedule, _ = TURNED[4]
     p = ConvProblem.parse(f"{text} dt=f32 tag=axb")
@@ -226,12 +275,15 @@ def test_a_phase_that_nobody_watched_is_not_waited_for_by_parity() -> None:
             answer(p, prop, broken, seed, drawn(p, prop))
 
 
-@pytest.mark.parametrize(("math", "k", "said"), [
-    ("ieee", 32, "multiplies f32 as tf32 alone, not ieee"),
-    ("tf32x3", 32, "multiplies f32 as tf32 alone, not tf32x3"),
-    ("tf32", 64, "is transposed in rows of 128 bytes"),
-    ("tf32", 32, ""),
-])
+@pytest.mark.parametrize(
+    ("math", "k", "said"),
+    [
+        ("ieee", 32, "multiplies f32 as tf32 alone, not ieee"),
+        ("tf32x3", 32, "multiplies f32 as tf32 alone, not tf32x3"),
+        ("tf32", 64, "is transposed in rows of 128 bytes"),
+        ("tf32", 32, ""),
+    ],
+)
 def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None:
     p = ConvProblem.parse(f"mb8ic64ih8oc64oh8kh3ph1 dt=f32 tag=axb math={math}")
     schedule = Schedule.parse(f"ic:64 oc:64 mb:{k // 16} oh:4 ow:4 | {ROLE} stages=2")
@@ -240,8 +292,10 @@ def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None
     assert (said in reason) if said and reason else reason is None and not said
 
 
-@pytest.mark.parametrize(("words", "math"), [(ROLE, "tf32"), ("a=box b=box", "tf32"),
-                                             ("a=box b=box", "ieee"), ("a=gather b=box", "tf32")])
+@pytest.mark.parametrize(
+    ("words", "math"),
+    [(ROLE, "tf32"), ("a=box b=box", "tf32"), ("a=box b=box", "ieee"), ("a=gather b=box", "tf32")],
+)
 @pytest.mark.parametrize("fine", ["src", "wei"])
 def test_boxes_of_f32_are_rounded_to_what_is_multiplied(words: str, math: str, fine: str) -> None:
     """1 + 3*2^-12 is not a tf32 number; 1 + 2^-10 is the nearest, cut off it would be 1."""
@@ -249,8 +303,10 @@ def test_boxes_of_f32_are_rounded_to_what_is_multiplied(words: str, math: str, f
     rng = np.random.default_rng(0)
     values = {n: integers(rng, shapes(p)[n], 1) for n in FWD.operands}
     rounded = math == "tf32" and not (fine == "src" and "a=gather" in words)
-    near = {n: v * (1 + 2.0**-10 if rounded else 1 + 3 * 2.0**-12) if n == fine else v
-            for n, v in values.items()}
+    near = {
+        n: v * (1 + 2.0**-10 if rounded else 1 + 3 * 2.0**-12) if n == fine else v
+        for n, v in values.items()
+    }
     values[fine] = values[fine] * (1 + 3 * 2.0**-12)
     launches = kernels(p, FWD, f"mb:1 oh:8 ow:8 oc:64 ic:16 | {words} swap=1")
     expected = convolve(p, FWD, near["src"], near["wei"])
@@ -268,8 +324,9 @@ def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
     assert not ir.find(short, ir.If) and ir.find(long, ir.If)
 
 
-@pytest.mark.parametrize(("words", "epilogue"), [(f"{STREAM} programs=7", ""),
-                                                 (f"{ROLE} programs=3 behind=box", "res")])
+@pytest.mark.parametrize(
+    ("words", "epilogue"), [(f"{STREAM} programs=7", ""), (f"{ROLE} programs=3 behind=box", "res")]
+)
 def test_who_fetches_knows_no_lanes(words: str, epilogue: str) -> None:
     """Also where names over lanes have left the loop over the tiles of a program, unsimplified: the
     producer's warp copies whole boxes and needs no lanes."""
@@ -299,7 +356,10 @@ def test_consumers_take_turns_at_the_tiles_of_a_program() -> None:
     evens, odds, fetches = ir.find(kernel, ir.Role)
     loops = [next(x for x in ir.find(r, ir.For) if x.kind == "dealt") for r in (evens, odds, fetches)]
     assert [(str(x.start), x.programs) for x in loops] == [
-        ("program", 6), ("(program + 3)", 6), ("program", 3)]
+        ("program", 6),
+        ("(program + 3)", 6),
+        ("program", 3),
+    ]
     assert ir.find(evens, ir.Put)[0].piece.buffer is not ir.find(odds, ir.Put)[0].piece.buffer
 
 
@@ -316,10 +376,13 @@ def without(kernel: ir.Kernel, name: str, barrier: str) -> ir.Kernel:
     return made
 
 
-@pytest.mark.parametrize(("name", "fault"), [
-    ("wait", "before its copy has landed|nothing is in it|while it is still being read"),
-    ("arrive", "role odds waits for phase 0 of baton"),
-])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("wait", "before its copy has landed|nothing is in it|while it is still being read"),
+        ("arrive", "role odds waits for phase 0 of baton"),
+    ],
+)
 def test_without_the_baton_a_consumer_is_a_round_early_or_waits_for_ever(name: str, fault: str) -> None:
     """Nine steps a tile and three slots: the second consumer begins at phase 3, which a new barrier takes
     for the one before the first."""
@@ -336,9 +399,11 @@ def test_every_barrier_is_made_and_no_slot_that_it_does_not_have() -> None:
     (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:16 ic:16 | {CONSUMERS} c=box stages=5 programs=3")
     lines = emit(kernel).splitlines()
     loop = lines.index("    for slot in gl.static_range(5):")
-    assert [x.strip() for x in lines[loop + 1:loop + 4]] == [
-        "mbarrier.init(landed.index(slot), count=1)", "mbarrier.init(free.index(slot), count=1)",
-        "mbarrier.init(baton.index(0), count=1)"]
+    assert [x.strip() for x in lines[loop + 1 : loop + 4]] == [
+        "mbarrier.init(landed.index(slot), count=1)",
+        "mbarrier.init(free.index(slot), count=1)",
+        "mbarrier.init(baton.index(0), count=1)",
+    ]
     assert lines[loop + 3].startswith("    mbarrier")
     assert sum("mbarrier.init" in x for x in lines) == 3
 
@@ -368,40 +433,53 @@ def test_what_is_kept_is_fetched_once() -> None:
 
 def test_what_is_kept_has_its_names_without_the_passes_that_shorten() -> None:
     p = ConvProblem.parse("mb1ic32id4ih3iw32oc32od2oh3ow32kd3kh1kw1dd0dh1dw0 dt=f16 tag=ndhwc")
-    schedule = Schedule.parse(f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 consumers=2 keep=b "
-                              "stages=4")
+    schedule = Schedule.parse(
+        f"ic:16 oc:64 oh.ow:32 | {ROLE} swap=1 programs=5 consumers=2 keep=b stages=4"
+    )
     (compute,) = computes(p, BWD_W)
     switches = {"lets": False, "unroll": True, "widen": False}
     kernel = pipeline.lower(compute, schedule, SM90, "conv", "ieee", switches)[-1][1]
     verify(kernel, "explicit")
     values = {n: integers(np.random.default_rng(0), shapes(p)[n], 2) for n in ("src", "dst")}
-    assert np.array_equal(answer(p, BWD_W, [kernel], 0, values),
-                          convolve(p, BWD_W, values["src"], values["dst"]))
+    assert np.array_equal(
+        answer(p, BWD_W, [kernel], 0, values), convolve(p, BWD_W, values["src"], values["dst"])
+    )
 
 
-@pytest.mark.parametrize(("prop", "dtype", "schedule", "reason"), [
-    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=b", "only a persistent explicit kernel"),
-    (FWD, "f16", "oh:8 ow:8 oc:32 ic:16 | a=box b=box programs=2 keep=b", "only a persistent explicit"),
-    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {KEPT} split_k=3", "part of a split sum"),
-    (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=a programs=2", "multiply 5 different pieces"),
-    (FWD, "f16", f"oh:8 ow:8 oc:16 ic:16 | {KEPT}", "multiply 2 different pieces"),
-    (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "transposes operands"),
-])
+@pytest.mark.parametrize(
+    ("prop", "dtype", "schedule", "reason"),
+    [
+        (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=b", "only a persistent explicit kernel"),
+        (
+            FWD,
+            "f16",
+            "oh:8 ow:8 oc:32 ic:16 | a=box b=box programs=2 keep=b",
+            "only a persistent explicit",
+        ),
+        (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {KEPT} split_k=3", "part of a split sum"),
+        (FWD, "f16", f"oh:8 ow:8 oc:32 ic:16 | {ROLE} keep=a programs=2", "multiply 5 different pieces"),
+        (FWD, "f16", f"oh:8 ow:8 oc:16 ic:16 | {KEPT}", "multiply 2 different pieces"),
+        (BWD_D, "f32", f"ih:8 iw:8 oc:32 ic:16 | {KEPT}", "transposes operands"),
+    ],
+)
 def test_why_nothing_is_kept(prop: Prop, dtype: str, schedule: str, reason: str) -> None:
     (compute,) = computes(ConvProblem.parse(f"mb5ic16ih8oc24oh8kh3ph1 dt={dtype} tag=axb"), prop)
     told = why_not(Schedule.parse(schedule), compute, SM90)
     assert told is not None and reason in told
 
 
-@pytest.mark.parametrize(("words", "reason"), [
-    ("consumers=2 via=tl", "only kernels with via=gluon"),
-    (f"{ROLE} consumers=3 programs=3", "by one consumer, or by two in turns"),
-    (f"{CONSUMERS} programs=3 warps=8", "warp group has 4 warps"),
-    (f"{CONSUMERS}", "fewer than the 10 tiles"),
-    (f"{CONSUMERS} programs=10", "fewer than the 10 tiles"),
-    (f"{CONSUMERS} programs=3 split_k=4", "sums of different lengths"),
-    (f"{STREAM} consumers=2 programs=3", "too few to alternate"),
-])
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("consumers=2 via=tl", "only kernels with via=gluon"),
+        (f"{ROLE} consumers=3 programs=3", "by one consumer, or by two in turns"),
+        (f"{CONSUMERS} programs=3 warps=8", "warp group has 4 warps"),
+        (f"{CONSUMERS}", "fewer than the 10 tiles"),
+        (f"{CONSUMERS} programs=10", "fewer than the 10 tiles"),
+        (f"{CONSUMERS} programs=3 split_k=4", "sums of different lengths"),
+        (f"{STREAM} consumers=2 programs=3", "too few to alternate"),
+    ],
+)
 def test_why_consumers_cannot_take_turns(words: str, reason: str) -> None:
     p = ConvProblem.parse("mb5ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
     (compute,) = computes(p, FWD)

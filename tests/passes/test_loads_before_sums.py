@@ -15,8 +15,10 @@ from transconv.schedule import Schedule
 from transconv.verify.computation import after_every_pass
 
 GLUON = "mma | a=box b=box via=gluon behind=box c=box"
-BEHIND = ("    read   r = R[n, o, h, w]\n    read   q = Q[]\n    read   b = B[o]\n    let    i = 1.0 / q\n"
-          "    let    y = (s + f32(r) + f32(b))*i\n")
+BEHIND = (
+    "    read   r = R[n, o, h, w]\n    read   q = Q[]\n    read   b = B[o]\n    let    i = 1.0 / q\n"
+    "    let    y = (s + f32(r) + f32(b))*i\n"
+)
 FOLLOWS = BEHIND.replace("read   b", "let    z = s*q\n    read   b").replace("*i", "*i + z")
 
 

@@ -29,44 +29,71 @@ from transconv.verify.computation import ComputationCase, after_every_pass
 
 GLUON = "mma | a=box b=box via=gluon behind=box"
 RESIDUAL = "    read   r = R[n, o, h, w]\n    let    y = s + f32(r)\n"
-GATED = ("    read   r = R[n, o, h, w]\n    read   g = G[n, o, h, w]\n    read   b = B[o]\n"
-         "    let    y = where(f32(g) > 0.0, s + f32(r) + f32(b), 0.0)\n")
-MASKED = ("    read   r = R[n, o, h, w]\n    read   g = G[n, o, h, w]\n"
-          "    let    y = where(g, s + f32(r), 0.0)\n")
+GATED = (
+    "    read   r = R[n, o, h, w]\n    read   g = G[n, o, h, w]\n    read   b = B[o]\n"
+    "    let    y = where(f32(g) > 0.0, s + f32(r) + f32(b), 0.0)\n"
+)
+MASKED = (
+    "    read   r = R[n, o, h, w]\n    read   g = G[n, o, h, w]\n"
+    "    let    y = where(g, s + f32(r), 0.0)\n"
+)
 
 
-def layer(n: int, c: int, o: int, h: int, w: int, behind: str = RESIDUAL, order: str = "acdb",
-          types: str = "f16 f16 f16", kernel: int = 3) -> str:
+def layer(
+    n: int,
+    c: int,
+    o: int,
+    h: int,
+    w: int,
+    behind: str = RESIDUAL,
+    order: str = "acdb",
+    types: str = "f16 f16 f16",
+    kernel: int = 3,
+) -> str:
     """A convolution with what follows its sum; ``types``: those of R, G and Y."""
     of_r, of_g, of_y = types.split()
     shape = f"[n={n}, o={o}, h={h}, w={w}] {order}"
-    read = [f"    tensor {name} {dtype} {shape}\n" for name, dtype in (("R", of_r), ("G", of_g))
-            if f"{name}[" in behind]
+    read = [
+        f"    tensor {name} {dtype} {shape}\n"
+        for name, dtype in (("R", of_r), ("G", of_g))
+        if f"{name}[" in behind
+    ]
     vector = f"    tensor B f16 [o={o}]\n" if "B[" in behind else ""
     pad = kernel // 2
-    return (f"compute conv\n    tensor X f16 [n={n}, c={c}, h={h}, w={w}] acdb\n"
-            f"    tensor W f16 [o={o}, c={c}, kh={kernel}, kw={kernel}] acdb\n{''.join(read)}{vector}"
-            f"    tensor Y {of_y} {shape}\n"
-            f"    axes   n={n} h={h} w={w} o={o} | kh={kernel} kw={kernel} c={c}\n"
-            f"    read   x = X[n, c, h + kh - {pad}, w + kw - {pad}]\n    read   k = W[o, c, kh, kw]\n"
-            f"    let    s = sum(x*k; kh kw c)\n{behind}    store  Y[n, o, h, w] = y\n")
+    return (
+        f"compute conv\n    tensor X f16 [n={n}, c={c}, h={h}, w={w}] acdb\n"
+        f"    tensor W f16 [o={o}, c={c}, kh={kernel}, kw={kernel}] acdb\n{''.join(read)}{vector}"
+        f"    tensor Y {of_y} {shape}\n"
+        f"    axes   n={n} h={h} w={w} o={o} | kh={kernel} kw={kernel} c={c}\n"
+        f"    read   x = X[n, c, h + kh - {pad}, w + kw - {pad}]\n    read   k = W[o, c, kh, kw]\n"
+        f"    let    s = sum(x*k; kh kw c)\n{behind}    store  Y[n, o, h, w] = y\n"
+    )
 
 
 CASES = {
     "one tile": (layer(2, 16, 64, 8, 8), f"h:4 w:8 o:64 c:16 | {GLUON} c=box swap=1 stages=2"),
     "persistent": (layer(2, 16, 72, 7, 9), f"h:4 w:8 o:64 c:16 | {GLUON} c=box swap=1 programs=3"),
-    "in turns": (layer(3, 16, 72, 9, 9, GATED),
-                 f"h:4 w:8 o:64 c:16 | {GLUON} c=box swap=1 programs=2 consumers=2"),
-    "one step": (layer(3, 16, 40, 9, 9, GATED, kernel=1),
-                 f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=3 consumers=2 stages=4"),
-    "another type": (layer(3, 16, 40, 9, 9, types="f32 f16 f16"),
-                     f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=4"),
-    "stored apart": (layer(3, 16, 40, 9, 9, GATED),
-                     f"h:8 w:8 o:16 c:16 | {GLUON} programs=5 consumers=2"),
-    "truth values": (layer(3, 16, 48, 9, 9, MASKED, types="f16 boolean f16"),
-                     f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=5 consumers=2"),
-    "positions innermost": (layer(2, 16, 64, 8, 16, order="abcd"),
-                            f"h:4 w:16 o:64 c:16 | {GLUON} c=box programs=3"),
+    "in turns": (
+        layer(3, 16, 72, 9, 9, GATED),
+        f"h:4 w:8 o:64 c:16 | {GLUON} c=box swap=1 programs=2 consumers=2",
+    ),
+    "one step": (
+        layer(3, 16, 40, 9, 9, GATED, kernel=1),
+        f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=3 consumers=2 stages=4",
+    ),
+    "another type": (
+        layer(3, 16, 40, 9, 9, types="f32 f16 f16"),
+        f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=4",
+    ),
+    "stored apart": (layer(3, 16, 40, 9, 9, GATED), f"h:8 w:8 o:16 c:16 | {GLUON} programs=5 consumers=2"),
+    "truth values": (
+        layer(3, 16, 48, 9, 9, MASKED, types="f16 boolean f16"),
+        f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=5 consumers=2",
+    ),
+    "positions innermost": (
+        layer(2, 16, 64, 8, 16, order="abcd"),
+        f"h:4 w:16 o:64 c:16 | {GLUON} c=box programs=3",
+    ),
 }
 
 
@@ -89,8 +116,9 @@ def of_any_size(text: str) -> str:
 
 def test_truth_values_are_moved_as_bytes() -> None:
     made = kernel(*CASES["truth values"])
-    ((gate, extents),) = {(f.tensor, f.piece.buffer.extents) for f in ir.find(made, ir.Fetch)
-                          if f.tensor.name == "G"}
+    ((gate, extents),) = {
+        (f.tensor, f.piece.buffer.extents) for f in ir.find(made, ir.Fetch) if f.tensor.name == "G"
+    }
     assert ".load(sums) != 0" in gluon.emit(made)
     for describe in (bound_start.describe_explicit, bound_start.describe):
         made_of = torch.empty(3 * 9 * 9 * 48, dtype=torch.bool, device="meta")
@@ -109,17 +137,24 @@ def test_stride_phases_in_one_launch() -> None:
     """The gradient of the input, to which another is added: consumers go on taking turns."""
     problem = ConvProblem.parse("mb14ic16ih8oc32oh4kh3sh2ph1 dt=f16 tag=axb")
     schedule = Schedule.parse(f"mb:4 qh:4 qw:4 ic:16 oc:16 | {GLUON} c=box programs=2 consumers=2")
-    made = [pipeline.lower(_with_another(c), schedule, SM90, "conv", "ieee")[-1][1]
-            for c in computes(problem, Prop.BWD_D)]
+    made = [
+        pipeline.lower(_with_another(c), schedule, SM90, "conv", "ieee")[-1][1]
+        for c in computes(problem, Prop.BWD_D)
+    ]
     whole = together(made)
     assert whole is not None and len(made) == 4
     draw, span = np.random.default_rng(0), problem.src.layout.span
-    given = {"wei": draw.integers(-2, 3, problem.wei.layout.span), "R": draw.integers(-9, 9, span),
-             "dst": draw.integers(-2, 3, problem.dst.layout.span)}
+    given = {
+        "wei": draw.integers(-2, 3, problem.wei.layout.span),
+        "R": draw.integers(-9, 9, span),
+        "dst": draw.integers(-2, 3, problem.dst.layout.span),
+    }
     answers = []
     for factor in (1, 0):
-        memory = Memory({n: (x * (factor if n == "R" else 1)).astype(np.float16) for n, x in given.items()}
-                        | {"src": np.full(span, np.nan, np.float16)})
+        memory = Memory(
+            {n: (x * (factor if n == "R" else 1)).astype(np.float16) for n, x in given.items()}
+            | {"src": np.full(span, np.nan, np.float16)}
+        )
         run(whole, memory, seed=1)
         answers.append(memory.buffers["src"].astype(np.float64))
     assert (answers[0] - answers[1] == given["R"]).all() and np.abs(answers[1]).max() > 9
@@ -146,7 +181,11 @@ def test_every_pass_gives_the_answer(name: str) -> None:
 
 def test_the_result_takes_the_place_of_the_first_that_is_alike() -> None:
     assert fetched(kernel(*CASES["in turns"])) == {
-        "X": "X_ring", "W": "W_ring", "R": "Y_tile", "G": "G_tile"}
+        "X": "X_ring",
+        "W": "W_ring",
+        "R": "Y_tile",
+        "G": "G_tile",
+    }
     assert fetched(kernel(*CASES["another type"]))["R"] == "R_tile"
     assert fetched(kernel(*CASES["stored apart"]))["R"] == "R_tile"
 
@@ -170,9 +209,15 @@ class Without(ir.Mutator):
         return None if at.func.name == self.func and named == self.barrier else at
 
 
-@pytest.mark.parametrize(("name", "func", "barrier", "says"), [
-    ("one step", "wait", "emptied", "is written"), ("one step", "wait", "brought", "is used|is written"),
-    ("one step", "send_wait", "", "is written"), ("one step", "fence", "", "fenced")])
+@pytest.mark.parametrize(
+    ("name", "func", "barrier", "says"),
+    [
+        ("one step", "wait", "emptied", "is written"),
+        ("one step", "wait", "brought", "is used|is written"),
+        ("one step", "send_wait", "", "is written"),
+        ("one step", "fence", "", "fenced"),
+    ],
+)
 def test_the_interpreter_finds_what_is_missing(name: str, func: str, barrier: str, says: str) -> None:
     text, schedule = CASES[name]
     made = Without(func, barrier).mutate(kernel(text, schedule))
@@ -186,20 +231,27 @@ def reason(text: str, schedule: str) -> str:
     return why_not(Schedule.parse(schedule), parse(text), SM90) or ""
 
 
-@pytest.mark.parametrize(("behind", "change", "says"), [
-    (RESIDUAL, "split_k=3 c=gather", "no tile has its whole sum"),
-    (RESIDUAL, "via=tl", "only explicit kernels"),
-    ("    let    y = max(s, 0.0)\n", "", "nothing is read behind the sum"),
-    ("    read   b = B[o]\n    let    y = s + f32(b)\n", "", "no dimension moves along block h:4"),
-    (RESIDUAL.replace("let", "read   q = R[n, o, h, w]\n    let").replace("(r)", "(r*q)"), "",
-     "R is read or stored elsewhere, too"),
-    (RESIDUAL.replace("h, w", "h, -w + 7"), "", "a box steps by 1"),
-    (RESIDUAL.replace("h, w]", "h + 1, w] else 1"), "", "a box is 0 outside of R, 1 is asked for"),
-])
+@pytest.mark.parametrize(
+    ("behind", "change", "says"),
+    [
+        (RESIDUAL, "split_k=3 c=gather", "no tile has its whole sum"),
+        (RESIDUAL, "via=tl", "only explicit kernels"),
+        ("    let    y = max(s, 0.0)\n", "", "nothing is read behind the sum"),
+        ("    read   b = B[o]\n    let    y = s + f32(b)\n", "", "no dimension moves along block h:4"),
+        (
+            RESIDUAL.replace("let", "read   q = R[n, o, h, w]\n    let").replace("(r)", "(r*q)"),
+            "",
+            "R is read or stored elsewhere, too",
+        ),
+        (RESIDUAL.replace("h, w", "h, -w + 7"), "", "a box steps by 1"),
+        (RESIDUAL.replace("h, w]", "h + 1, w] else 1"), "", "a box is 0 outside of R, 1 is asked for"),
+    ],
+)
 def test_why_not(behind: str, change: str, says: str) -> None:
     schedule = Schedule.parse(f"h:4 w:8 o:64 c:16 | {GLUON} c=box swap=1")
-    changed = schedule.with_words(**{w.split("=")[0]: Schedule.parse(w).word(w.split("=")[0])
-                                     for w in change.split()})
+    changed = schedule.with_words(
+        **{w.split("=")[0]: Schedule.parse(w).word(w.split("=")[0]) for w in change.split()}
+    )
     assert says in (why_not(changed, parse(layer(2, 16, 64, 8, 8, behind)), SM90) or "")
 
 
@@ -216,7 +268,10 @@ def test_a_vector_is_told_apart() -> None:
     compute = parse(CASES["in turns"][0])
     told = told_behind(Schedule.parse(CASES["in turns"][1]), compute)
     assert {v.tensor.name: x if isinstance(x, str) else x.extents for v, x in told.items()} == {
-        "R": (1, 4, 8, 64), "G": (1, 4, 8, 64), "B": "B: no dimension moves along block h:4"}
+        "R": (1, 4, 8, 64),
+        "G": (1, 4, 8, 64),
+        "B": "B: no dimension moves along block h:4",
+    }
 
 
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h200_behind.csv"
@@ -234,8 +289,15 @@ def measured() -> dict[tuple[str, str], tuple[Compute, dict[str, tuple[float, Sc
                 c, *wide = map(int, features.split("-"))
                 out = wide[0] if wide else c
                 h, resnet = int(size), network == "resnet"
-                text = layer(64 if resnet else 1, c, out, h, h, GATED if resnet else RESIDUAL,
-                             kernel=1 if resnet else 3)
+                text = layer(
+                    64 if resnet else 1,
+                    c,
+                    out,
+                    h,
+                    h,
+                    GATED if resnet else RESIDUAL,
+                    kernel=1 if resnet else 3,
+                )
                 seen = found.setdefault((row["layer"], tile), (parse(text), {}))
                 seen[1][way] = float(row["us"]), Schedule.parse(row["schedule"])
     return found

@@ -59,17 +59,28 @@ class _Hasty(ir.Mutator):
 def test_a_part_that_is_read_too_early_is_reported() -> None:
     p = problem("mb1ic128ih8oc64oh8kh3ph1")
     (kernel,) = kernels(p, FWD, f"oh:8 ow:8 oc:64 ic:128 | {ROLE} stages=3")
-    buffers = {n: np.zeros(t.layout.span, t.dtype.numpy) for n in ("src", "wei", "dst")
-               for t in (getattr(p, n),)}
+    buffers = {
+        n: np.zeros(t.layout.span, t.dtype.numpy) for n in ("src", "wei", "dst") for t in (getattr(p, n),)
+    }
     run(kernel, Memory(dict(buffers)), seed=0)
     with pytest.raises(InterpError, match="is read while products are still being added to it"):
         run(_Hasty().mutate(kernel), Memory(dict(buffers)), seed=0)
 
 
-@pytest.mark.parametrize(("schedule", "said"), [
-    ("ow:128 oc:128 ic:128 | {} c=box swap=1 stages=4 warps=4", "are held three times, 4 warps hold 8192"),
-    ("oh:2 ow:128 oc:128 ic:64 | {} swap=1 stages=4 warps=8", "8 warps hold 16384 so, the tile has 32768"),
-    ("ow:64 oc:64 ic:256 | {} stages=2 warps=4", "move to f32 after 128 products .* a step has 256")])
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (
+            "ow:128 oc:128 ic:128 | {} c=box swap=1 stages=4 warps=4",
+            "are held three times, 4 warps hold 8192",
+        ),
+        (
+            "oh:2 ow:128 oc:128 ic:64 | {} swap=1 stages=4 warps=8",
+            "8 warps hold 16384 so, the tile has 32768",
+        ),
+        ("ow:64 oc:64 ic:256 | {} stages=2 warps=4", "move to f32 after 128 products .* a step has 256"),
+    ],
+)
 def test_tiles_that_no_thread_holds(schedule: str, said: str) -> None:
     p = ConvProblem.parse("mb1ic512ih128oc512oh128kh1 dt=f8e4m3:f8e4m3:bf16 tag=nhwc math=ieee")
     (step,) = compiler.plan(p, FWD, SM90).steps
@@ -84,12 +95,16 @@ def _raise(reason: str) -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("schedule", [
-    "ow:128 oc:128 ic:128 | mma | a=box b=box | c=box swap=1 programs=132 stages=6 warps=8 via=gluon",
-    "ow:128 oc:128 ic:64 | mma | a=box b=box | "
-    "swap=1 split_k=2 programs=132 stages=6 warps=8 via=gluon",
-    "ow:64 oc:128 ic:128 | mma | a=box b=box | "
-    "c=box programs=132 consumers=2 stages=6 warps=4 via=gluon"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "ow:128 oc:128 ic:128 | mma | a=box b=box | c=box swap=1 programs=132 stages=6 warps=8 via=gluon",
+        "ow:128 oc:128 ic:64 | mma | a=box b=box | "
+        "swap=1 split_k=2 programs=132 stages=6 warps=8 via=gluon",
+        "ow:64 oc:128 ic:128 | mma | a=box b=box | "
+        "c=box programs=132 consumers=2 stages=6 warps=4 via=gluon",
+    ],
+)
 def test_products_run_beside_the_additions(schedule: str) -> None:
     p = ConvProblem.parse("mb1ic512ih128oc512oh128kh3ph1 dt=f8e4m3:f8e4m3:bf16 tag=nhwc math=ieee")
     job = jobs_of(p, FWD, SM90, Schedule.parse(schedule), Epilogue.parse("mul:f32:common"))[0]

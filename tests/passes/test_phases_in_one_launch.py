@@ -30,13 +30,17 @@ CASES = [
     ("mb5ic16ih16oc32oh8kh3sh2ph1", f"qh:8 qw:8 ic:16 oc:16 | {ROLE} c=box programs=3"),  # whole images
     (EVEN, f"{BLOCKS} programs=2 stages=3"),
     (ODD, f"{BLOCKS.replace(' c=box', '')} programs=3 stages=2"),
-    ("mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
-     f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1"),
+    (
+        "mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
+        f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1",
+    ),
     (EVEN, f"{BLOCKS} programs=3 consumers=2"),
     (EVEN, f"{BLOCKS} programs=5 consumers=2 stages=2"),
     (ODD, f"{BLOCKS.replace(' c=box', '')} programs=3 consumers=2 stages=5"),
-    ("mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
-     f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1 consumers=2"),
+    (
+        "mb2ic16ih8iw32oc16oh4ow16kh5kw5sh2sw2ph2pw2",
+        f"mb:2 qh:4 qw:8 ic:16 oc:16 | {ROLE} c=box programs=1 consumers=2",
+    ),
     ("mb9ic16ih16oc32oh4kh5sh4ph1", f"mb:4 qh:4 qw:4 ic:16 oc:16 | {ROLE} programs=2"),
 ]
 
@@ -68,19 +72,25 @@ def test_programs_take_turns() -> None:
     dealt = [x for x in ir.find(ir.find(step.kernel, ir.Role)[0], ir.For) if x.kind == "dealt"]
     assert [loop.stop for loop in dealt] == [4] * 4
     assert [str(loop.start) for loop in dealt] == [
-        "program", "((program + 2) % 3)", "((program + 1) % 3)", "program"]
+        "program",
+        "((program + 2) % 3)",
+        "((program + 1) % 3)",
+        "program",
+    ]
 
 
 TILES = [  # of a few features, of groups, with a copy of the weight
     ("mb2?ic3ih9?iw12?oc16oh5ow6kh7kw7sh2sw2ph3pw3", "mb.qh.qw:16 ic:16 oc:16 | mma | stages=2 warps=4"),
     ("g16mb2?ic16ih10?oc16oh5kh3sh2ph1", "mb.qh.qw:8 g:16 | fma | warps=4"),
-    ("g16mb1?ic16ih10?oc16oh4kh4sh2", "mb.qh.qw:8 g:16 | fma | pack=b")]
+    ("g16mb1?ic16ih10?oc16oh4kh4sh2", "mb.qh.qw:8 g:16 | fma | pack=b"),
+]
 NINE = "g16mb1?ic16ih10?oc16oh3kh4sh3", TILES[2][1]
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("text", "schedule"), [*TILES, NINE],
-                         ids=["few", "groups", "copied", "nine phases"])
+@pytest.mark.parametrize(
+    ("text", "schedule"), [*TILES, NINE], ids=["few", "groups", "copied", "nine phases"]
+)
 def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the least sizes, of one tile and of several, some phases with a row less: in the IR's
     interpreter, and in Triton's."""
@@ -88,8 +98,10 @@ def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest
     plain, names = marked(f"{text} dt=f16 tag=axb")
     like = ConvProblem.parse(plain)
     work = ConvWorkload(like, BWD_D, Epilogue(), names)
-    plan, run = (runtime_compiler.build(work, t, Schedule.parse(schedule), None, False, CompiledDirection)
-                 for t in (SM90, executable(SM90, "cpu")))
+    plan, run = (
+        runtime_compiler.build(work, t, Schedule.parse(schedule), None, False, CompiledDirection)
+        for t in (SM90, executable(SM90, "cpu"))
+    )
     assert [s.does for s in plan.steps].count("compute") == 1
     kernel, stride = plan.steps[-1].kernel, like.stride[0]
     assert ir.Kernel.parse(str(kernel)) is kernel
@@ -140,17 +152,30 @@ def names_of(work: ConvWorkload) -> tuple[str, ...]:
 
 def launched(plan: CompiledDirection, p: ConvProblem, values: dict[str, np.ndarray]) -> np.ndarray:
     """The result of a plan in Triton's interpreter."""
-    given = {n: torch.from_numpy(v).half().contiguous(memory_format=torch.channels_last)
-             for n, v in values.items()}
+    given = {
+        n: torch.from_numpy(v).half().contiguous(memory_format=torch.channels_last)
+        for n, v in values.items()
+    }
     src = torch.full(shapes(p)["src"], torch.nan, dtype=torch.half).contiguous(
-        memory_format=torch.channels_last)
+        memory_format=torch.channels_last
+    )
     plan.launch(src=src, **given)
     return np.asarray(src.float().numpy())
 
 
 def test_the_page_shows_the_one_launch(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["show", f"{EVEN} dt=f16 tag=axb", "--prop", "bwd_d", "--target", "sm_90", "--config",
-             CASES[0][1], "--stage", "together"]
+    words = [
+        "show",
+        f"{EVEN} dt=f16 tag=axb",
+        "--prop",
+        "bwd_d",
+        "--target",
+        "sm_90",
+        "--config",
+        CASES[0][1],
+        "--stage",
+        "together",
+    ]
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "together: all stride phases in one launch" in told and told.count("dealt programs=3") == 8
@@ -163,10 +188,14 @@ def test_longest_sums_first() -> None:
     assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
 
 
-@pytest.mark.parametrize(("text", "schedule"), [
-    (EVEN, BLOCKS),  # a program for every tile
-    (EVEN, "mb.qh.qw:64 ic:16 oc:16 | mma | programs=3"),  # not explicit
-], ids=["not dealt", "not explicit"])
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        (EVEN, BLOCKS),  # a program for every tile
+        (EVEN, "mb.qh.qw:64 ic:16 oc:16 | mma | programs=3"),  # not explicit
+    ],
+    ids=["not dealt", "not explicit"],
+)
 def test_what_stays_apart(text: str, schedule: str) -> None:
     assert len(compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps) == 4
 
@@ -196,9 +225,11 @@ def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("share", "words"), [
-    ("%2", "c=box programs=3"), ("", "programs=3"), ("%2", "c=box programs=2 consumers=2")],
-    ids=["boxes", "any", "in turns"])
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [("%2", "c=box programs=3"), ("", "programs=3"), ("%2", "c=box programs=2 consumers=2")],
+    ids=["boxes", "any", "in turns"],
+)
 def test_sizes_are_arguments_of_one_launch(share: str, words: str) -> None:
     """Also of sizes with fewer tiles than programs. Where a plane may lack its last row (``any``), the
     phases' boxes differ, and results are stored without them."""
@@ -220,4 +251,5 @@ def test_sizes_are_arguments_of_one_launch(share: str, words: str) -> None:
     refused = plan.required.sizes.why_not({"MB": 1, "IH": 3, "IW": 4})
     assert refused == ("(IH % 2) == 0 does not hold for IH=3" if share else "")
     assert isinstance(step.kernel.sizes, ir.Sizes) and not any(
-        "min(" in str(c) for c in step.kernel.sizes.where), "tiles are counted, not programs"
+        "min(" in str(c) for c in step.kernel.sizes.where
+    ), "tiles are counted, not programs"

@@ -24,11 +24,15 @@ from transconv.schedule.schedule import Schedule
 from transconv.simplify import one_value
 
 
-@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck),
-          report_multiple_bugs=False, phases=PHASES)
+@settings(
+    max_examples=16,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    phases=PHASES,
+)
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
-def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop,
-                                      seed: int) -> None:
+def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop, seed: int) -> None:
     first = computes(p, prop)[0]
     schedule = small_schedules(first, data.draw) if all(x.size for x in first.axes) else None
     switches = {s.name: data.draw(st.booleans()) for s in PIPELINE if s.optional}
@@ -62,15 +66,24 @@ OTHER = {"acc": "zq_acc", "a": "zq_a", "b": "zq_b", "bia_value": "zq_bia_value_z
 EXPLICIT = "mma | a=box b=box via=gluon"
 
 
-@pytest.mark.parametrize("text", [
-    "mb.oh.ow:32 oc:16 ic:16 | mma", "mb.oh.ow:32 oc:16 ic:16 | mma | swap=1 split_k=3 reduce=partials",
-    "oh.ow:16 oc:16 ic:16 | fma | late=1", f"oh:8 ow:8 oc:16 ic:16 | {EXPLICIT} keep=b programs=2",
-    f"oh:8 ow:8 oc:16 ic:16 | {EXPLICIT} reduce=stream programs=3 group_m=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb.oh.ow:32 oc:16 ic:16 | mma",
+        "mb.oh.ow:32 oc:16 ic:16 | mma | swap=1 split_k=3 reduce=partials",
+        "oh.ow:16 oc:16 ic:16 | fma | late=1",
+        f"oh:8 ow:8 oc:16 ic:16 | {EXPLICIT} keep=b programs=2",
+        f"oh:8 ow:8 oc:16 ic:16 | {EXPLICIT} reduce=stream programs=3 group_m=1",
+    ],
+)
 def test_names_mean_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the first two passes call sums, operands and lanes, the kernel is the same."""
-    p = ConvProblem.parse("mb4ic32ih8oc32oh8kh3ph1 dt=f32 tag=axb" if "gluon" not in text else
-                          "mb4ic32ih8oc16oh8kh3ph1 dt=bf16 tag=axb")
-    compute, = computes(p, Prop.FWD, Epilogue.parse("bias+relu"))
+    p = ConvProblem.parse(
+        "mb4ic32ih8oc32oh8kh3ph1 dt=f32 tag=axb"
+        if "gluon" not in text
+        else "mb4ic32ih8oc16oh8kh3ph1 dt=bf16 tag=axb"
+    )
+    (compute,) = computes(p, Prop.FWD, Epilogue.parse("bias+relu"))
 
     def lowered() -> list[str]:
         return [str(k) for _, k in lower(compute, Schedule.parse(text), SM90, "conv")]

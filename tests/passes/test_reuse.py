@@ -31,26 +31,44 @@ def test_loops_beside_one_another_share_names_and_not_what_they_mean(at: ir.Expr
     verify(kernel)
     made = reuse(kernel)
     verify(made)
-    found = [run(kernel, {"src": np.arange(16, dtype=np.float32), "dst": np.zeros(16, np.float32)})
-             .buffers["dst"] for kernel in (kernel, made)]
+    found = [
+        run(kernel, {"src": np.arange(16, dtype=np.float32), "dst": np.zeros(16, np.float32)}).buffers[
+            "dst"
+        ]
+        for kernel in (kernel, made)
+    ]
     assert made is not kernel
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize(("first", "second", "loads", "selects"), [
-    ((1,), (2, 1), 1, 1), ((1,), (1, 0), 1, 0), ((2,), (1,), 2, 0)], ids=["stronger", "equal", "weaker"])
+@pytest.mark.parametrize(
+    ("first", "second", "loads", "selects"),
+    [((1,), (2, 1), 1, 1), ((1,), (1, 0), 1, 0), ((2,), (1,), 2, 0)],
+    ids=["stronger", "equal", "weaker"],
+)
 def test_an_element_is_loaded_once_under_the_weakest_mask(
-        first: tuple[int, ...], second: tuple[int, ...], loads: int, selects: int) -> None:
+    first: tuple[int, ...], second: tuple[int, ...], loads: int, selects: int
+) -> None:
     """And selected by what a later mask says beyond it. ``first``: how far a row must reach behind it."""
     n, y, z = Var("N"), Var("y", f32), Var("z", f32)
     one, two = (ir.Load(src, i, ir.all_of([i + far < n for far in mask])) for mask in (first, second))
-    body = ir.For(program, 16, ir.seq(ir.Let(i, program + 0), ir.Let(y, one), ir.Let(z, two),
-                                      ir.store(dst, program, y * 100 + z)), "grid")
+    body = ir.For(
+        program,
+        16,
+        ir.seq(
+            ir.Let(i, program + 0), ir.Let(y, one), ir.Let(z, two), ir.store(dst, program, y * 100 + z)
+        ),
+        "grid",
+    )
     kernel = ir.Kernel("k", (src, dst), body, sizes=ir.Sizes((ir.Size("N", 9, 1, 16),)))
     made = reuse(kernel)
     assert (len(ir.find(made, ir.Load)), len(ir.find(made, ir.Select))) == (loads, selects)
     for size in (1, 2, 9):
-        found = [run(k.at({"N": size}), {"src": np.arange(1, 17, dtype=np.float32),
-                                         "dst": np.zeros(16, np.float32)}).buffers["dst"]
-                 for k in (kernel, made)]
+        found = [
+            run(
+                k.at({"N": size}),
+                {"src": np.arange(1, 17, dtype=np.float32), "dst": np.zeros(16, np.float32)},
+            ).buffers["dst"]
+            for k in (kernel, made)
+        ]
         np.testing.assert_array_equal(*found)

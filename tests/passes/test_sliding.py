@@ -59,8 +59,11 @@ CASES = [
     ("g6mb3ic6iw11oc12ow5kw4sw2pw1dw1", FWD, "mb:2 ow:3 oc:2 kw:4 | fma | regs=kw.oc.ow stages=1"),
     ("g4mb2ic4ih10oc4oh5kh3sh2ph1", BWD_D, "mb.qh:4 qw:5 g:4 | fma | regs=qw stages=1"),
     ("mb2ic4ih6oc3oh6kh3ph1", BWD_W, "ic:4 kw:3 oc:2 mb.oh:4 | fma | regs=kw late=1 swap=1 stages=1"),
-    ("g3mb1ic3id5ih4iw6oc3od5oh4ow6kd3kh3kw3pd1ph1pw1", BWD_W,
-     "kh:3 kw:2 mb.od.oh:8 ow:5 | fma | regs=kw.kh.ow late=1 stages=1"),
+    (
+        "g3mb1ic3id5ih4iw6oc3od5oh4ow6kd3kh3kw3pd1ph1pw1",
+        BWD_W,
+        "kh:3 kw:2 mb.od.oh:8 ow:5 | fma | regs=kw.kh.ow late=1 stages=1",
+    ),
 ]
 
 
@@ -76,8 +79,7 @@ def test_passes_can_be_left_out(text: str, prop: Prop, schedule: str, off: str) 
     check(text, prop, schedule, {off: False}, [len(PIPELINE)])
 
 
-def check(text: str, prop: Prop, schedule: str, switches: dict[str, bool],
-          stages: Iterable[int]) -> None:
+def check(text: str, prop: Prop, schedule: str, switches: dict[str, bool], stages: Iterable[int]) -> None:
     """The interpreter gives the reference's answer after some stages; what a pass has left as it was is
     not run again."""
     p = ConvProblem.parse(f"{text} dt=f32" + (" tag=axb" if "tag" not in text else ""))
@@ -145,8 +147,10 @@ def test_narrow_operands_are_loaded_along_all_lanes() -> None:
     assert {len(s.lanes) for s in spread} == {3}
     assert not find(lowered(f"{P} tag=axb", FWD, FIRST), Spread)
     over = Schedule.parse(f"{FIRST} pack=b")
-    assert compiler.plan_steps(ConvProblem.parse(f"{P} tag=axb"), FWD, SM90, over,
-                               Epilogue())[0][0].does == "pack"
+    assert (
+        compiler.plan_steps(ConvProblem.parse(f"{P} tag=axb"), FWD, SM90, over, Epilogue())[0][0].does
+        == "pack"
+    )
 
 
 def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
@@ -157,38 +161,50 @@ def test_a_filter_of_one_channel_is_packed_in_rows_of_output_channels() -> None:
     assert rows_of_features(copy_of(tensor, 0), 0)
 
 
-@pytest.mark.parametrize(("prop", "schedule", "reason"), [
-    (FWD, "ow:4 g:8 | fma | regs=oh", "there is no block of oh alone"),
-    (FWD, "oh.ow:4 g:8 | fma | regs=ow", "there is no block of ow alone"),
-    (FWD, "ow:4 g:8 | fma | regs=ow.ow", "names an axis twice"),
-    (FWD, "ow:16 g:8 | fma | regs=ow", "more positions than there are, 5"),
-    (FWD, "oh:5 ow:5 g:8 kh:3 kw:2 | fma | regs=oh.ow.kh.kw.g", "1200 positions to unroll"),
-    (FWD, "ow:5 | fma", "an extent is a power of two"),
-    (FWD, "g:8 | fma | late=1", "only sums over lanes of a tile"),
-    (BWD_W, "g:8 ow:4 | fma | regs=ow late=1", "only sums over lanes of a tile"),
-    (BWD_W, "g:8 oh.ow:4 | fma | late=2", "late=2"),
-])
+@pytest.mark.parametrize(
+    ("prop", "schedule", "reason"),
+    [
+        (FWD, "ow:4 g:8 | fma | regs=oh", "there is no block of oh alone"),
+        (FWD, "oh.ow:4 g:8 | fma | regs=ow", "there is no block of ow alone"),
+        (FWD, "ow:4 g:8 | fma | regs=ow.ow", "names an axis twice"),
+        (FWD, "ow:16 g:8 | fma | regs=ow", "more positions than there are, 5"),
+        (FWD, "oh:5 ow:5 g:8 kh:3 kw:2 | fma | regs=oh.ow.kh.kw.g", "1200 positions to unroll"),
+        (FWD, "ow:5 | fma", "an extent is a power of two"),
+        (FWD, "g:8 | fma | late=1", "only sums over lanes of a tile"),
+        (BWD_W, "g:8 ow:4 | fma | regs=ow late=1", "only sums over lanes of a tile"),
+        (BWD_W, "g:8 oh.ow:4 | fma | late=2", "late=2"),
+    ],
+)
 def test_refusals(prop: Prop, schedule: str, reason: str) -> None:
     assert reason in str(why_not(Schedule.parse(schedule), made_of(f"{P} tag=axb", prop), SM90))
 
 
-@pytest.mark.parametrize(("text", "schedule", "loads"), [
-    # Schedules that the fuzzer found to take LLVM minutes.
-    ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 512),
-    ("mb1ic32ih11oc16oh6kh3sh2ph1", "oh.ow:16 oc:16 kh.kw:16 ic:2 | fma | unroll=1 regs=oc.ic", 544),
-    # Fewer at a time, steps that are no part of it, and pixels that taps share.
-    ("mb4ic8ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:8 | fma | unroll=1 regs=ic", 0),
-    ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | regs=ic", 0),
-    ("mb4ic16ih12oc16oh5kh9 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 0),
-    ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 split_k=4 regs=ic", 0),
-    ("g256mb8ic256ih14oc256oh14kh5ph2 tag=axb",
-     "mb.oh:2 ow:14 kw:5 g:256 | fma | pack=b unroll=1 regs=ow.kw", 0),
-])
+@pytest.mark.parametrize(
+    ("text", "schedule", "loads"),
+    [
+        # Schedules that the fuzzer found to take LLVM minutes.
+        ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 512),
+        ("mb1ic32ih11oc16oh6kh3sh2ph1", "oh.ow:16 oc:16 kh.kw:16 ic:2 | fma | unroll=1 regs=oc.ic", 544),
+        # Fewer at a time, steps that are no part of it, and pixels that taps share.
+        ("mb4ic8ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:8 | fma | unroll=1 regs=ic", 0),
+        ("mb4ic16ih11oc16oh5kh4sh2 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | regs=ic", 0),
+        ("mb4ic16ih12oc16oh5kh9 tag=axb", "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 regs=ic", 0),
+        (
+            "mb4ic16ih11oc16oh5kh4sh2 tag=axb",
+            "mb.oh.ow:32 oc:16 ic:16 | fma | unroll=1 split_k=4 regs=ic",
+            0,
+        ),
+        (
+            "g256mb8ic256ih14oc256oh14kh5ph2 tag=axb",
+            "mb.oh:2 ow:14 kw:5 g:256 | fma | pack=b unroll=1 regs=ow.kw",
+            0,
+        ),
+    ],
+)
 def test_how_many_loads_are_written_out(text: str, schedule: str, loads: int) -> None:
     reason = why_not(Schedule.parse(schedule), made_of(text, FWD), SM90)
     regs = Schedule.parse(schedule).regs
-    assert reason == (f"regs={regs} unroll=1: {loads} loads to write out, at most 256"
-                      if loads else None)
+    assert reason == (f"regs={regs} unroll=1: {loads} loads to write out, at most 256" if loads else None)
 
 
 def test_the_matrix_unit_has_no_registers_to_give() -> None:
@@ -208,11 +224,14 @@ def test_text_form() -> None:
 
 # -- the choice -----------------------------------------------------------------------------------
 
+
 def test_counted_instructions_are_those_of_the_machine_code() -> None:
     """FFMA per product, 1.5 conversions per element: 784 instructions were counted for a step of 448
     products a thread, 844 where pixels are summed. The time is theirs within a third."""
-    ways = {(FWD, "mb.oh:32 ow:8 kw:7 g:32 | fma | pack=b regs=ow.kw stages=1"): 773,
-            (BWD_W, "kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=132 stages=1"): 844}
+    ways = {
+        (FWD, "mb.oh:32 ow:8 kw:7 g:32 | fma | pack=b regs=ow.kw stages=1"): 773,
+        (BWD_W, "kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=132 stages=1"): 844,
+    }
     for (prop, text), instructions in ways.items():
         schedule = Schedule.parse(text)
         compute = over_copies(made_of(LARGE, prop), schedule.pack)
@@ -223,22 +242,31 @@ def test_counted_instructions_are_those_of_the_machine_code() -> None:
 
 
 @pytest.mark.parametrize("prop", list(Prop))
-@pytest.mark.parametrize("shape", [
-    "g96mb128ic96ih56oc96oh56kh7ph3", "g384mb128ic384ih14oc384oh14kh3ph1",
-    "g480mb128ic480ih14oc480oh14kh5ph2", "g128mb32ic128ih56oc128oh56kh31ph15"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "g96mb128ic96ih56oc96oh56kh7ph3",
+        "g384mb128ic384ih14oc384oh14kh3ph1",
+        "g480mb128ic480ih14oc480oh14kh5ph2",
+        "g128mb32ic128ih56oc128oh56kh31ph15",
+    ],
+)
 def test_depthwise_slides_in_registers(shape: str, prop: Prop) -> None:
     schedule = heuristics.default(made_of(f"{shape} dt=bf16 tag=nhwc", prop), SM90)
     assert schedule.regs and schedule.unit == "fma", str(schedule)
     assert schedule.late or prop is not BWD_W, str(schedule)
 
 
-@pytest.mark.parametrize(("tag", "prop", "asked", "chosen"), [
-    ("nchw", FWD, {"a.b", "a.b.c"}, "a.b.c"),
-    ("nchw", BWD_W, {"a.b"}, "a.b"),
-    ("nhwc:ohwi:nchw", FWD, {"", "b", "b.c"}, "b.c"),  # a gradient that comes with channels apart, say
-    ("nhwc:ohwi:nchw", Prop.BWD_D, {"a.b"}, "a.b"),
-    ("nhwc:ohwi:nchw", BWD_W, {"", "b"}, "b"),
-])
+@pytest.mark.parametrize(
+    ("tag", "prop", "asked", "chosen"),
+    [
+        ("nchw", FWD, {"a.b", "a.b.c"}, "a.b.c"),
+        ("nchw", BWD_W, {"a.b"}, "a.b"),
+        ("nhwc:ohwi:nchw", FWD, {"", "b", "b.c"}, "b.c"),  # a gradient that comes with channels apart, say
+        ("nhwc:ohwi:nchw", Prop.BWD_D, {"a.b"}, "a.b"),
+        ("nhwc:ohwi:nchw", BWD_W, {"", "b"}, "b"),
+    ],
+)
 def test_channels_first(tag: str, prop: Prop, asked: set[str], chosen: str) -> None:
     """Neighbours in memory are pixels, over which lanes cannot slide: they are copied first. So is a
     result, where lanes that run along channels would store each of its elements alone."""
@@ -250,8 +278,11 @@ def test_channels_first(tag: str, prop: Prop, asked: set[str], chosen: str) -> N
 
 def test_what_does_not_slide() -> None:
     assert not list(sliding(made_of("mb8ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc", FWD), SM90))
-    assert all(why_not(c, made_of(LARGE, FWD), SM90) is None or "registers" in str(
-        why_not(c, made_of(LARGE, FWD), SM90)) for c in sliding(made_of(LARGE, FWD), SM90))
+    assert all(
+        why_not(c, made_of(LARGE, FWD), SM90) is None
+        or "registers" in str(why_not(c, made_of(LARGE, FWD), SM90))
+        for c in sliding(made_of(LARGE, FWD), SM90)
+    )
 
 
 def test_barriers_at_every_step_cost() -> None:
@@ -277,11 +308,13 @@ def test_more_channels_stay_on_the_matrix_unit(text: str) -> None:
 
 # -- types of 8 bits ---------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("types", ["f8e4m3:f8e4m3:bf16", "i8"])
 def test_tiles_of_8_bits_are_those_of_16_bits(types: str) -> None:
     """Sums need as many registers: no thread has more than 8 elements along g, nor more than 72 sums."""
-    wide, small = ({str(s) for s in sliding(made_of(LARGE.replace("bf16", t), FWD), SM90)}
-                   for t in ("bf16", types))
+    wide, small = (
+        {str(s) for s in sliding(made_of(LARGE.replace("bf16", t), FWD), SM90)} for t in ("bf16", types)
+    )
     held = {s for s in small if s in wide}
     assert held and all("ow:14" in s for s in small - wide)
     assert not any("ow:14" in s and "mb.oh:32 ow:14 kw:7 g:32" in s for s in small)
@@ -291,8 +324,7 @@ def test_rows_of_bytes_that_begin_anywhere_are_not_copied() -> None:
     """The copy of 54 channels stores one or two bytes at a time, which takes longer than the rest."""
     compute = made_of("g54mb8ic54id16ih56iw56oc54od16oh56ow56kd3kh3kw3pd1ph1pw1 dt=i8 tag=ndhwc", FWD)
     assert heuristics.default(compute, SM90).pack == "b"
-    rows = {c.a.tensor.name: cost_of_copies.copying(c, SM90)
-            for c in copies(compute, "a.b", unit="fma")}
+    rows = {c.a.tensor.name: cost_of_copies.copying(c, SM90) for c in copies(compute, "a.b", unit="fma")}
     aligned = made_of("g64mb8ic64id16ih56iw56oc64od16oh56ow56kd3kh3kw3pd1ph1pw1 dt=i8 tag=ncdhw", FWD)
     [other] = [cost_of_copies.copying(c, SM90) for c in copies(aligned, "a", unit="fma")]
     assert rows["src"] > 2 * other

@@ -15,10 +15,14 @@ from transconv.schedule.schedule import Schedule
 
 # Stride phases whose taps lie beyond the filter: kw is never 0.
 DEAD = [
-    ("g4mb2ic12id8ih8iw2oc12od2oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
-     "g.rd.rw:2 rh.ic:16 td.oc:8 | fma | order=th.td.oc.tw programs=2 late=1 stages=1"),
-    ("g2mb2ic4id6ih4iw2oc2od2oh2ow2kd7kh4kw2sd2sh3sw4pd3ph1pw2",
-     "g.rd.rh:8 rw:1 mb:1 qd.qh:8 th.oc:4 | fma | split_k=3 programs=5 regs=rw stages=4 warps=1"),
+    (
+        "g4mb2ic12id8ih8iw2oc12od2oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
+        "g.rd.rw:2 rh.ic:16 td.oc:8 | fma | order=th.td.oc.tw programs=2 late=1 stages=1",
+    ),
+    (
+        "g2mb2ic4id6ih4iw2oc2od2oh2ow2kd7kh4kw2sd2sh3sw4pd3ph1pw2",
+        "g.rd.rh:8 rw:1 mb:1 qd.qh:8 th.oc:4 | fma | split_k=3 programs=5 regs=rw stages=4 warps=1",
+    ),
 ]
 
 
@@ -55,9 +59,18 @@ def dot(to: Var, left: Var, right: Var) -> ir.Stmt:
     return ir.FuncCall(ir.dot("ieee"), (to, ir.Spread(left, ()), ir.Spread(right, ())))
 
 
-@pytest.mark.parametrize("update", [
-    added(acc, a), added(acc, a * b), added(acc, ir.Cast(b, f32) * ir.Cast(a, f32)),
-    added(acc, ir.Reduce("sum", a * b, ir.Lane("k", 4, 2))), dot(acc, a, b), dot(acc, b, a)], ids=str)
+@pytest.mark.parametrize(
+    "update",
+    [
+        added(acc, a),
+        added(acc, a * b),
+        added(acc, ir.Cast(b, f32) * ir.Cast(a, f32)),
+        added(acc, ir.Reduce("sum", a * b, ir.Lane("k", 4, 2))),
+        dot(acc, a, b),
+        dot(acc, b, a),
+    ],
+    ids=str,
+)
 def test_a_product_with_nothing_is_nothing(update: ir.Stmt) -> None:
     made = drop_dead_sums(summed(update))
     assert not ir.find(made, ir.For) and len(ir.find(made, ir.Store)) == 1
@@ -67,9 +80,17 @@ def test_a_product_with_nothing_is_nothing(update: ir.Stmt) -> None:
     assert [s.var for s in ir.find(drop_dead_sums(beside), ir.Let)] == [b]
 
 
-@pytest.mark.parametrize("update", [
-    added(acc, b), added(acc, a + b), dot(acc, b, b), ir.Update(acc, a * b),
-    added(acc, ir.Reduce("max", a, ir.Lane("k", 4, 2)))], ids=str)
+@pytest.mark.parametrize(
+    "update",
+    [
+        added(acc, b),
+        added(acc, a + b),
+        dot(acc, b, b),
+        ir.Update(acc, a * b),
+        added(acc, ir.Reduce("max", a, ir.Lane("k", 4, 2))),
+    ],
+    ids=str,
+)
 def test_everything_else_stays(update: ir.Stmt) -> None:
     made = drop_dead_sums(summed(update))
     assert update in ir.find(made, ir.Update) + ir.find(made, ir.FuncCall) and ir.find(made, ir.For)

@@ -30,7 +30,8 @@ KERNELS = (  # a loop of steps, one text without a loop, copies, volumes, sums o
     (PLANE, Prop.BWD_D, f"mb.ih:4 iw:4 kh:3 kw:3 g:8 | {WORDS} regs=iw.kh.kw stages=1 warps=4"),
     (WIDE, Prop.FWD, f"mb.oh:4 ow:5 kw:7 g:8 | {WORDS} pack=b regs=ow.kw stages=1 warps=4"),
     (VOLUME, Prop.BWD_D, f"mb.id.ih:4 iw:4 kw:3 g:8 | {WORDS} regs=iw.kw stages=1 warps=4"),
-    (PLANE, Prop.BWD_W, f"mb.oh:8 ow:4 kw:3 g:8 | {WORDS} split_k=2 regs=ow.kw late=1 stages=1 warps=4"))
+    (PLANE, Prop.BWD_W, f"mb.oh:8 ow:4 kw:3 g:8 | {WORDS} split_k=2 regs=ow.kw late=1 stages=1 warps=4"),
+)
 
 
 @cache
@@ -45,7 +46,7 @@ def built(text: str, prop: Prop, words: str) -> tuple[Compute, Plan]:
 def test_no_mask_of_a_tile_is_left_inside(text: str, prop: Prop, words: str) -> None:
     _, plan = built(text, prop, words)
     kernel = next(s.kernel for s in plan.steps if find(s.kernel, If))
-    branch, = find(kernel, If)
+    (branch,) = find(kernel, If)
     assert isinstance(branch.cond, Var) and branch.other is not None
 
     def of_width(part: Stmt) -> int:

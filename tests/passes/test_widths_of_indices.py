@@ -30,8 +30,19 @@ def drawn(rng: random.Random) -> ir.Kernel:
             return rng.choice([*names, M, ir.as_expr(rng.choice([0, 1, 3, 4096]))])
         a, b = index_of(names, depth - 1), index_of(names, depth - 1)
         n = rng.choice([2, 5, 64, 2**15, 2**16, 2**31 - 1])
-        made: Expr = rng.choice([a + b, a - b, a * n, a * b, a // n, a % n, ir.minimum(a, b),
-                                 ir.maximum(a, b), ir.Select(a < b, a, b + n)])
+        made: Expr = rng.choice(
+            [
+                a + b,
+                a - b,
+                a * n,
+                a * b,
+                a // n,
+                a % n,
+                ir.minimum(a, b),
+                ir.maximum(a, b),
+                ir.Select(a < b, a, b + n),
+            ]
+        )
         return made
 
     def mask(names: list[Expr]) -> Expr:
@@ -39,9 +50,11 @@ def drawn(rng: random.Random) -> ir.Kernel:
 
     n = rng.choice([64, 2**31, 2**33])
     names: list[Expr] = [*loops]
-    body = ir.seq(Let(t, index_of(names, rng.choice([1, 2, 3]))),
-                  Let(x, Load(TABLE, index_of([*names, t], 2) + M, mask([*names, t]))),
-                  Store(OUT, index_of([*names, t, t], 2) + M, x, mask([*names, t])))
+    body = ir.seq(
+        Let(t, index_of(names, rng.choice([1, 2, 3]))),
+        Let(x, Load(TABLE, index_of([*names, t], 2) + M, mask([*names, t]))),
+        Store(OUT, index_of([*names, t, t], 2) + M, x, mask([*names, t])),
+    )
     for var, size in zip(loops, sizes, strict=True):
         body = For(var, size, body, kind="grid" if var is loops[-1] else "serial")
     return ir.Kernel("drawn", (TABLE, OUT), body)
@@ -94,18 +107,26 @@ def test_no_index_of_32_bits_runs_over_and_all_mean_the_same(seed: int) -> None:
             after = [*indices(made, at, place)]
             assert [v for kind, _, v in after if kind != "part"] == before
             for kind, e, v in after:
-                assert kind != "part" or -2**31 <= v < 2**31, f"{e} is {v} at {at}:\n{made}"
+                assert kind != "part" or -(2**31) <= v < 2**31, f"{e} is {v} at {at}:\n{made}"
 
 
-@pytest.mark.parametrize(("offset", "size", "wide"), [
-    (Var("i") * 65536 + 65535, 32768, False), (Var("i") * 65536 + 65536, 32768, True),
-    (Var("i"), 2**31 - 1, False),
-    (Var("i") * -65536, 32769, False),
-    (Var("i") * -65536 - 1, 32769, True), (Var("i") - 2**31, 2**31 - 1, True),
-    (Var("i") * 65536 - Var("i") * 65535, 32768, False),
-    (Var("i") * 65536 - Var("i") * 65535, 32769, True),
-    (Var("i") * 65536 // 65536, 32769, True), (M + Var("i") * 32, 2**26, False),
-    (M + Var("i") * 32 + 1, 2**26, True)], ids=str)
+@pytest.mark.parametrize(
+    ("offset", "size", "wide"),
+    [
+        (Var("i") * 65536 + 65535, 32768, False),
+        (Var("i") * 65536 + 65536, 32768, True),
+        (Var("i"), 2**31 - 1, False),
+        (Var("i") * -65536, 32769, False),
+        (Var("i") * -65536 - 1, 32769, True),
+        (Var("i") - 2**31, 2**31 - 1, True),
+        (Var("i") * 65536 - Var("i") * 65535, 32768, False),
+        (Var("i") * 65536 - Var("i") * 65535, 32769, True),
+        (Var("i") * 65536 // 65536, 32769, True),
+        (M + Var("i") * 32, 2**26, False),
+        (M + Var("i") * 32 + 1, 2**26, True),
+    ],
+    ids=str,
+)
 def test_what_just_fits_stays(offset: Expr, size: int, wide: bool) -> None:
     body = For(Var("i"), size, Store(OUT, offset, ONE, ir.TRUE), kind="grid")
     made = narrow(ir.Kernel("edge", (OUT,), body))

@@ -32,18 +32,52 @@ class Shot:
 
 
 SHOTS = (
-    Shot("roles", (*STRIDED, "--target", "sm_90", "--prop", "fwd", "--no-compile"),
-         (("s1-1-views", "s1-1-schedule", 900), ("s1-1-grid", "s1-1-stages", 1200))),
-    Shot("phases", (*STRIDED, "--target", "sm_90", "--prop", "bwd_d", "--no-compile"),
-         (("s1-1-views", "s1-1-schedule", 1344),)),
-    Shot("depthwise", ("g96mb32ic96ih28oc96oh28kh3ph1", "dt=bf16", "tag=nhwc", "--target", "sm_90",
-                       "--prop", "fwd", "--no-compile"), (("content", "s1-1-grid", 1300),), dark=True),
-    Shot("split", ("mb128ic256ih14oc256oh14kh3ph1", "dt=bf16", "tag=nhwc", "--target", "sm_90", "--prop",
-                   "bwd_w", "--no-compile", "--times", MEASURED),
-         (("s1-1-views", "s1-1-schedule", 672), ("s1-1-grid", "s1-1-stages", 850),
-          ("s1-1-time", "", 480))),
-    Shot("gfx942", (*STRIDED, "--target", "gfx942", "--prop", "fwd"),
-         (("s1-1-stages", "s1-1-code", 760), ("s1-1-code", "s1-1-time", 800))),
+    Shot(
+        "roles",
+        (*STRIDED, "--target", "sm_90", "--prop", "fwd", "--no-compile"),
+        (("s1-1-views", "s1-1-schedule", 900), ("s1-1-grid", "s1-1-stages", 1200)),
+    ),
+    Shot(
+        "phases",
+        (*STRIDED, "--target", "sm_90", "--prop", "bwd_d", "--no-compile"),
+        (("s1-1-views", "s1-1-schedule", 1344),),
+    ),
+    Shot(
+        "depthwise",
+        (
+            "g96mb32ic96ih28oc96oh28kh3ph1",
+            "dt=bf16",
+            "tag=nhwc",
+            "--target",
+            "sm_90",
+            "--prop",
+            "fwd",
+            "--no-compile",
+        ),
+        (("content", "s1-1-grid", 1300),),
+        dark=True,
+    ),
+    Shot(
+        "split",
+        (
+            "mb128ic256ih14oc256oh14kh3ph1",
+            "dt=bf16",
+            "tag=nhwc",
+            "--target",
+            "sm_90",
+            "--prop",
+            "bwd_w",
+            "--no-compile",
+            "--times",
+            MEASURED,
+        ),
+        (("s1-1-views", "s1-1-schedule", 672), ("s1-1-grid", "s1-1-stages", 850), ("s1-1-time", "", 480)),
+    ),
+    Shot(
+        "gfx942",
+        (*STRIDED, "--target", "gfx942", "--prop", "fwd"),
+        (("s1-1-stages", "s1-1-code", 760), ("s1-1-code", "s1-1-time", 800)),
+    ),
 )
 # Of a stage and of machine code something is to be seen.
 OPEN = """
@@ -71,8 +105,9 @@ def shoot(driver: Any, shot: Shot, page: Path, to: Path) -> None:
     for begin, end, most in shot.pieces:
         top, height = driver.execute_script(BETWEEN, begin, end)
         clip = {"x": 0, "y": top, "width": shot.width, "height": min(most, height), "scale": 1}
-        found = driver.execute_cdp_cmd("Page.captureScreenshot",
-                                       {"captureBeyondViewport": True, "clip": clip})
+        found = driver.execute_cdp_cmd(
+            "Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip}
+        )
         made.append(Image.open(io.BytesIO(base64.b64decode(found["data"]))).convert("RGB"))
     whole = Image.new("RGB", (shot.width, sum(i.height for i in made)), made[0].getpixel((2, 2)))
     at = 0

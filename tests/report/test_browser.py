@@ -50,8 +50,9 @@ def colour(driver: Any) -> str:
 
 def test_it_opens_soon_and_says_nothing_to_the_console(driver: Any) -> None:
     assert driver.get_log("browser") == []
-    spent = driver.execute_script("const t = performance.getEntriesByType('navigation')[0];"
-                                  "return t.domInteractive - t.startTime")
+    spent = driver.execute_script(
+        "const t = performance.getEntriesByType('navigation')[0];return t.domInteractive - t.startTime"
+    )
     assert 0 < spent < 1000
     asked = driver.execute_script("return performance.getEntriesByType('resource').map(r => r.name)")
     assert [name for name in asked if not name.startswith("data:")] == []

@@ -37,8 +37,9 @@ def places(plane: Plane, *states: int) -> set[tuple[int, int]]:
 def test_a_strided_window_reads_what_the_relation_says() -> None:
     source, weights, result = planes_of(computes(STRIDED, Prop.FWD)[0], "mb.oh.ow:16 oc:32 ic:16 | mma")
     tile = [divmod(i, 6) for i in range(16)]
-    asked = {(oh * 2 + kh - 1, ow * 2 + kw - 1)
-             for oh, ow in tile for kh, kw in product(range(3), repeat=2)}
+    asked = {
+        (oh * 2 + kh - 1, ow * 2 + kw - 1) for oh, ow in tile for kh, kw in product(range(3), repeat=2)
+    }
     first = {(oh * 2 - 1, ow * 2 - 1) for oh, ow in tile}
     inside = {(y, x) for y, x in asked if 0 <= y < 12 and 0 <= x < 12}
     assert source.dims == ("ih", "iw") and source.phases == (2, 2)
@@ -63,21 +64,33 @@ def test_phases_of_a_data_gradient_share_the_result() -> None:
 
 
 def test_maps_and_reductions_have_planes() -> None:
-    reads, stores = planes_of(parse("compute pool\n tensor x f16 [n=2, c=8, h=9, w=9]\n"
-                                 " axes n=2 c=8 oh=5 ow=5 | kh=3 kw=3\n"
-                                 " read a = x[n, c, oh*2 + kh - 1, ow*2 + kw - 1] else -inf\n"
-                                 " let m = max(a; kh kw)\n store y[n, c, oh, ow] = m"), "ow:4 kw:3 | fma")
+    reads, stores = planes_of(
+        parse(
+            "compute pool\n tensor x f16 [n=2, c=8, h=9, w=9]\n"
+            " axes n=2 c=8 oh=5 ow=5 | kh=3 kw=3\n"
+            " read a = x[n, c, oh*2 + kh - 1, ow*2 + kw - 1] else -inf\n"
+            " let m = max(a; kh kw)\n store y[n, c, oh, ow] = m"
+        ),
+        "ow:4 kw:3 | fma",
+    )
     assert reads.dims == ("h", "w") and reads.fill == float("-inf") and reads.outside == 9 + 2
     assert (reads.touched, stores.touched, reads.needed) == (2 * 8, 4, 2 * 3)
-    gathered = parse("compute rows\n tensor I i64 [3]\n tensor X f32 [4, 20]\n axes n=3 k=20\n"
-                     " read i = I[n]\n read x = X[i, k]\n store Y[n, k] = x")
+    gathered = parse(
+        "compute rows\n tensor I i64 [3]\n tensor X f32 [4, 20]\n axes n=3 k=20\n"
+        " read i = I[n]\n read x = X[i, k]\n store Y[n, k] = x"
+    )
     texts = [r.text for p in planes_of(gathered, "k:8 | fma") for r in p.ranges]
     assert any("decided by an index tensor" in t for t in texts)
 
 
 def test_large_planes_are_scaled_and_say_so() -> None:
-    left, *_ = planes_of(parse("compute product\n axes m=512 n=256 | k=128\n read a = A[m, k]\n"
-                            " read b = B[k, n]\n store C[m, n] = sum(a*b; k)"), "m:128 n:64 k:64 | mma")
+    left, *_ = planes_of(
+        parse(
+            "compute product\n axes m=512 n=256 | k=128\n read a = A[m, k]\n"
+            " read b = B[k, n]\n store C[m, n] = sum(a*b; k)"
+        ),
+        "m:128 n:64 k:64 | mma",
+    )
     assert left.scale == 9 and left.touched == 128 * 128
     assert "A cell stands for 9 x 9 elements" in planes.said(left)
     assert (places(left, FIRST) - {(y, x) for y in range(15) for x in range(8)}) == set()
@@ -95,8 +108,9 @@ def test_a_grid_knows_tiles_waves_and_steps() -> None:
 
 
 def test_roles_take_turns_as_their_barriers_say() -> None:
-    schedule = Schedule.parse("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | "
-                              "c=box stages=3 warps=4 via=gluon")
+    schedule = Schedule.parse(
+        "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box stages=3 warps=4 via=gluon"
+    )
     problem = ConvProblem.parse("mb2ic128ih16oc64oh16kh3ph1 dt=bf16 tag=nhwc")
     compute = computes(problem, Prop.FWD)[0]
     whole = Scheduled(compute, schedule, SM90)
@@ -123,7 +137,12 @@ def test_kernels_without_roles_have_no_timeline() -> None:
 
 def test_templates_are_in_the_package() -> None:
     folder = Path(grid.__file__).parent / "templates"
-    assert {p.name for p in folder.iterdir()} == {"page.html.j2", "parts.html.j2", "style.css",
-                                                  "script.js", "tables.html.j2"}
+    assert {p.name for p in folder.iterdir()} == {
+        "page.html.j2",
+        "parts.html.j2",
+        "style.css",
+        "script.js",
+        "tables.html.j2",
+    }
     said = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert all(f'"*/templates/**/*.{end}"' in said for end in ("j2", "css", "js"))

@@ -17,8 +17,9 @@ from transconv.passes import stages
 from transconv.report import LARGEST
 
 DENSE = ("mb32ic64ih56oc128oh28kh3sh2ph1", "dt=bf16", "tag=nhwc")
-ROLES = ("mb:8 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs=98 stages=6 warps=4 "
-         "via=gluon")
+ROLES = (
+    "mb:8 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs=98 stages=6 warps=4 via=gluon"
+)
 PLAIN = "mb.oh.ow:32 oc:32 ic:16 | mma | stages=2 warps=4"
 SMALL = "mb2ic16ih9oc32oh5kh3sh2ph1"
 VOID = {"meta", "link", "br", "input", "hr"}
@@ -60,8 +61,17 @@ def made(tmp_path: Path, *words: str, name: str = "page.html") -> str:
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return made(tmp_path_factory.mktemp("report"), *DENSE, "--target", "sm_90", "--no-compile",
-                "--prop", "fwd", "--schedule", ROLES)
+    return made(
+        tmp_path_factory.mktemp("report"),
+        *DENSE,
+        "--target",
+        "sm_90",
+        "--no-compile",
+        "--prop",
+        "fwd",
+        "--schedule",
+        ROLES,
+    )
 
 
 def visible(page: str) -> str:
@@ -96,12 +106,13 @@ def test_it_tells_schedule_refusals_and_requirements(dense: str) -> None:
 
 
 def test_every_stage_is_there_with_what_it_changed(dense: str) -> None:
-    first = dense[dense.index("s1-1-stages"):dense.index("s1-1-code")]
+    first = dense[dense.index("s1-1-stages") : dense.index("s1-1-code")]
     assert re.findall(r"<b>(\w+)</b>", first) == [s.name for s in stages()]
     assert "unchanged" in first and 'class="came"' in first and 'class="gone"' in first
     added = re.search(r"gridwise</b>.*?\+(\d+)</span>", first)
-    assert added and int(added.group(1)) == re.split("<b>(?=gridwise)|<b>(?=blockwise)",
-                                                     first)[1].count('class="came"')
+    assert added and int(added.group(1)) == re.split("<b>(?=gridwise)|<b>(?=blockwise)", first)[1].count(
+        'class="came"'
+    )
 
 
 def test_roles_have_a_timeline(dense: str) -> None:
@@ -113,8 +124,9 @@ def test_roles_have_a_timeline(dense: str) -> None:
 
 def test_it_is_small_and_the_same_every_time(dense: str, tmp_path: Path) -> None:
     assert len(dense.encode()) < LARGEST == 3_000_000
-    again = made(tmp_path, *DENSE, "--target", "sm_90", "--no-compile", "--prop", "fwd",
-                 "--schedule", ROLES)
+    again = made(
+        tmp_path, *DENSE, "--target", "sm_90", "--no-compile", "--prop", "fwd", "--schedule", ROLES
+    )
     assert again == dense
 
 
@@ -129,8 +141,17 @@ def test_long_texts_are_cut_and_the_page_says_so(tmp_path: Path, monkeypatch: py
 
 def test_names_are_escaped(tmp_path: Path) -> None:
     name = "<b>x</script><script>alert(1)</script>&lt;'onload="
-    text = made(tmp_path, f'{SMALL}n"{name}"', "--target", "sm_90", "--no-compile", "--prop", "fwd",
-                "--schedule", PLAIN)
+    text = made(
+        tmp_path,
+        f'{SMALL}n"{name}"',
+        "--target",
+        "sm_90",
+        "--no-compile",
+        "--prop",
+        "fwd",
+        "--schedule",
+        PLAIN,
+    )
     found = Structure(text)
     assert found.tags.count("script") == 1 and not {"b>x", "alert"} & {*found.tags}
     assert str(escape(name)) in text and name not in text and "<b>x" not in text
@@ -141,23 +162,33 @@ def test_a_computation_gets_a_page_too(tmp_path: Path) -> None:
     said = visible(text)
     assert "h = oh*2 + kh - 1" in said and "Where the mask is false -inf is read" in said
     assert "h mod 2 = 1, w mod 2 = 0" in said
-    norm = ("compute norm\n axes n=64 | k=300\n read x = X[n, k]\n let s = sum(x; k)\n"
-            " let d = x - s / 300\n let v = sum(d*d; k)\n store Y[n, k] = d * rsqrt(v)")
+    norm = (
+        "compute norm\n axes n=64 | k=300\n read x = X[n, k]\n let s = sum(x; k)\n"
+        " let d = x - s / 300\n let v = sum(d*d; k)\n store Y[n, k] = d * rsqrt(v)"
+    )
     assert "stores <code>Y</code>" in made(tmp_path, norm, "--target", "sm_90", "--no-compile")
 
 
-@pytest.mark.parametrize("words", [
-    ("mb0ic16ih9oc32oh9kh3ph1", "--schedule", PLAIN), ("mb1ic16iw9oc32ow5kw3sw2pw1", "--prop", "bwd_d"),
-    ("compute one\n axes n=1\n read x = X[0]\n store Y[n] = 2*x + 1",),
-    ("compute rows\n tensor I i64 [3]\n tensor X f32 [4, 2]\n axes n=3 k=2\n read i = I[n]\n"
-     " read x = X[i, k] else -1\n store Y[n, k] = x",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mb0ic16ih9oc32oh9kh3ph1", "--schedule", PLAIN),
+        ("mb1ic16iw9oc32ow5kw3sw2pw1", "--prop", "bwd_d"),
+        ("compute one\n axes n=1\n read x = X[0]\n store Y[n] = 2*x + 1",),
+        (
+            "compute rows\n tensor I i64 [3]\n tensor X f32 [4, 2]\n axes n=3 k=2\n read i = I[n]\n"
+            " read x = X[i, k] else -1\n store Y[n, k] = x",
+        ),
+    ],
+)
 def test_small_and_empty_ones_have_a_page(tmp_path: Path, words: tuple[str, ...]) -> None:
     Structure(made(tmp_path, *words, "--target", "gfx942", "--no-compile"))
 
 
 def test_machine_code_is_marked_and_counted(tmp_path: Path) -> None:
-    said = made(tmp_path, SMALL, "dt=f16", "tag=nhwc", "--target", "sm_80", "--prop", "fwd",
-                "--schedule", PLAIN)
+    said = made(
+        tmp_path, SMALL, "dt=f16", "tag=nhwc", "--target", "sm_80", "--prop", "fwd", "--schedule", PLAIN
+    )
     assert "<h5>SASS</h5>" in said and "PTX<span" in said
     marked = re.findall(r'class="l matrix">([^<]*)<', said)
     assert any("HMMA" in line for line in marked) and any("mma.sync" in line for line in marked)
@@ -165,9 +196,17 @@ def test_machine_code_is_marked_and_counted(tmp_path: Path) -> None:
 
 
 def rows(path: Path, *changed: dict[str, str]) -> Path:
-    plain = {"problem": SMALL + " dt=f16 tag=nhwc", "prop": "fwd", "ours_us": "5", "cudnn_cl_us": "7.5",
-             "cudnn_nchw_us": "10", "verdict": "right", "device": "NVIDIA_H200", "epilogue": "",
-             "config": PLAIN}
+    plain = {
+        "problem": SMALL + " dt=f16 tag=nhwc",
+        "prop": "fwd",
+        "ours_us": "5",
+        "cudnn_cl_us": "7.5",
+        "cudnn_nchw_us": "10",
+        "verdict": "right",
+        "device": "NVIDIA_H200",
+        "epilogue": "",
+        "config": PLAIN,
+    }
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, plain)
         writer.writeheader()
@@ -176,8 +215,12 @@ def rows(path: Path, *changed: dict[str, str]) -> Path:
 
 
 def test_a_table_of_times_is_shown_beside_the_estimate(tmp_path: Path) -> None:
-    table = rows(tmp_path / "times.csv", {}, {"problem": "mb1ic16ih8oc16oh8kh3ph1 dt=f16", "ours_us": "9"},
-                 {"problem": "mb1ic16ih4oc16oh4kh3ph1 dt=f16"})
+    table = rows(
+        tmp_path / "times.csv",
+        {},
+        {"problem": "mb1ic16ih8oc16oh8kh3ph1 dt=f16", "ours_us": "9"},
+        {"problem": "mb1ic16ih4oc16oh4kh3ph1 dt=f16"},
+    )
     text = made(tmp_path, str(table), "--target", "sm_90", "--no-compile", "--limit", "2")
     said = visible(text)
     assert "The first 2 problems are shown; 1 more are left out (--limit)." in said
@@ -187,8 +230,19 @@ def test_a_table_of_times_is_shown_beside_the_estimate(tmp_path: Path) -> None:
     other = made(tmp_path, str(table), "--target", "gfx942", "--no-compile", "--limit", "1")
     assert "are of NVIDIA_H200, not of gfx942" in visible(other) and "point ours" not in other
     assert one_page_of_two(tmp_path, table)
-    one = made(tmp_path, SMALL, "dt=f16", "tag=nhwc", "--times", str(table), "--target", "sm_90",
-               "--no-compile", "--prop", "fwd")
+    one = made(
+        tmp_path,
+        SMALL,
+        "dt=f16",
+        "tag=nhwc",
+        "--times",
+        str(table),
+        "--target",
+        "sm_90",
+        "--no-compile",
+        "--prop",
+        "fwd",
+    )
     assert one.count('class="point ours"') == 1
 
 
@@ -201,21 +255,28 @@ def one_page_of_two(tmp_path: Path, table: Path) -> bool:
     return "1 problems are left out, for the size of the page." in text and len(text.encode()) <= 60_000
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["mb1ic2", "-o", "{}"], "ProblemError"),
-    (["nothing/there.txt", "-o", "{}"], "no such file: nothing/there.txt"),
-    ([SMALL, "-o", "{}", "--schedule", "oc:3 | mma"], "ScheduleError"),
-    ([SMALL, "-o", "{}", "--target", "sm_1"], "target 'sm_1' is unknown; expected one of"),
-    ([SMALL, "-o", "/proc/x/y.html"], "cannot be written"),
-    ([SMALL], "required: -o/--out"),
-    ([SMALL, "-o", "{}", "--times", "nowhere.csv"], "'nowhere.csv' is no file; expected a CSV file"),
-    ([SMALL, "-o", "{}", "--limit", "0"], "no whole number from 1 to 50"),
-    (["{table}", "-o", "{}"], "has no column 'problem'; expected a CSV file of `bench time`"),
-    (["bench/results/h200_layers_bf16_nhwc.csv", "-o", "{}", "--dtype", "f16"], "the rows have their own"),
-    (["bench/computes/matmul.txt", "-o", "{}", "--dtype", "f16"], "is given as text"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mb1ic2", "-o", "{}"], "ProblemError"),
+        (["nothing/there.txt", "-o", "{}"], "no such file: nothing/there.txt"),
+        ([SMALL, "-o", "{}", "--schedule", "oc:3 | mma"], "ScheduleError"),
+        ([SMALL, "-o", "{}", "--target", "sm_1"], "target 'sm_1' is unknown; expected one of"),
+        ([SMALL, "-o", "/proc/x/y.html"], "cannot be written"),
+        ([SMALL], "required: -o/--out"),
+        ([SMALL, "-o", "{}", "--times", "nowhere.csv"], "'nowhere.csv' is no file; expected a CSV file"),
+        ([SMALL, "-o", "{}", "--limit", "0"], "no whole number from 1 to 50"),
+        (["{table}", "-o", "{}"], "has no column 'problem'; expected a CSV file of `bench time`"),
+        (
+            ["bench/results/h200_layers_bf16_nhwc.csv", "-o", "{}", "--dtype", "f16"],
+            "the rows have their own",
+        ),
+        (["bench/computes/matmul.txt", "-o", "{}", "--dtype", "f16"], "is given as text"),
+    ],
+)
 def test_bad_words_are_one_line_and_nothing_is_written(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     out, table = tmp_path / "page.html", tmp_path / "table.csv"
     out.write_text("before")
     table.write_text("a,b\n1,2\n")
@@ -231,6 +292,9 @@ def test_bad_words_are_one_line_and_nothing_is_written(
 
 def test_only_the_command_line_and_graphs_know_pages() -> None:
     package = Path(room.__file__).parent.parent
-    users = {p.relative_to(package).parts[0] for p in package.rglob("*.py")
-             if "transconv.report" in p.read_text(encoding="utf-8")}
+    users = {
+        p.relative_to(package).parts[0]
+        for p in package.rglob("*.py")
+        if "transconv.report" in p.read_text(encoding="utf-8")
+    }
     assert users == {"report", "cli", "graph"}

@@ -14,7 +14,8 @@ def test_cells() -> None:
         ],
         ["said"],
     )
-    assert "<td>&lt;b&gt;</td><td class=\"n\">12.35</td>" in page and "a &lt;model&gt;" in page
-    assert "<td>c</td><td class=\"n\">-</td>" in page and "<p>two of them</p>" in page
+    assert '<td>&lt;b&gt;</td><td class="n">12.35</td>' in page and "a &lt;model&gt;" in page
+    assert '<td>c</td><td class="n">-</td>' in page and "<p>two of them</p>" in page
     assert page.count("<table>") == 1 and "http" not in page.replace("http-equiv", "").replace(
-        "http://www.w3.org", "")
+        "http://www.w3.org", ""
+    )

@@ -29,8 +29,9 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CompiledDirection:
     return compiler.plan(workload, TARGETS["interpreter"], None, False, CompiledDirection)
 
 
-def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: CompiledDirection,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_any_size_is_checked_at_a_small_one(
+    plan: CompiledDirection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, start = [], TritonKernel.run
     monkeypatch.setattr(TritonKernel, "run", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
     assert not first_run_check.is_trusted(plan)

@@ -50,8 +50,12 @@ def _shifted(t: Tensor) -> Tensor:
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "size": _larger, "strides": _strided, "type": lambda t: t.half(), "place": _shifted,
-    "device": lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")}
+    "size": _larger,
+    "strides": _strided,
+    "type": lambda t: t.half(),
+    "place": _shifted,
+    "device": lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"),
+}
 
 
 class Asked(dict[Hashable, Any]):
@@ -88,8 +92,12 @@ def _fused(x: Tensor, w: Tensor, b: Tensor, res: Tensor) -> None:
 
 REQUEST: Any = request(*NUMBERS)
 PARAMS: Any = (1, 2)
-CALLS = {"forward": (_forward, 2), "biased": (_forward, 3), "backward": (_backward, 3),
-         "fused": (_fused, 4)}
+CALLS = {
+    "forward": (_forward, 2),
+    "biased": (_forward, 3),
+    "backward": (_backward, 3),
+    "fused": (_fused, 4),
+}
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -101,7 +109,7 @@ def test_tensors(name: str, what: str, asked: list[Hashable]) -> None:
     call(*given)
     call(*like)
     for n, t in enumerate(given):
-        call(*given[:n], CHANGES[what](t), *given[n + 1:])
+        call(*given[:n], CHANGES[what](t), *given[n + 1 :])
     same, again, *others = asked
     assert same == again and same not in others and len(others) == count
 
@@ -138,7 +146,7 @@ def test_numbers_and_what_is_wanted(asked: list[Hashable]) -> None:
 @pytest.mark.parametrize("at", range(len(NUMBERS)))
 def test_requests(at: int) -> None:
     other = ("conv3d", 3, (2, 1), (1, 0), (1, 2), True, (0, 1), 2)[at]
-    changed: Any = (*NUMBERS[:at], other, *NUMBERS[at + 1:])
+    changed: Any = (*NUMBERS[:at], other, *NUMBERS[at + 1 :])
     assert request(*NUMBERS) is request(*NUMBERS) is not request(*changed)
 
 
@@ -151,20 +159,38 @@ def _entered(monkeypatch: pytest.MonkeyPatch, aligned: bool, now: dict[str, Any]
     for name in ("modes", "function_modes", "grad_enabled", "_deterministic", "_cudnn_deterministic"):
         monkeypatch.setattr(guard, name, lambda name=name: now[name])
     monkeypatch.setattr(guard, "current_device", lambda: now["current_device"])
-    conditions = (*(guard.Condition(c.text, {n: getattr(guard, n) for n in c.known}) for c in (
-        guard.NO_MODES, guard.NO_FUNCTION_MODES, guard.NO_GRADIENTS)),
-        guard.deterministic(True, cudnn=True))
+    conditions = (
+        *(
+            guard.Condition(c.text, {n: getattr(guard, n) for n in c.known})
+            for c in (guard.NO_MODES, guard.NO_FUNCTION_MODES, guard.NO_GRADIENTS)
+        ),
+        guard.deterministic(True, cudnn=True),
+    )
     found = guard.CallGuard(lambda x, w: now["check"], conditions, aligned, 1)
-    return guard.written("call(x, w)", [found.tests(["x", "w"], ["w"]), "return True"], "return False",
-                         found.known())
+    return guard.written(
+        "call(x, w)", [found.tests(["x", "w"], ["w"]), "return True"], "return False", found.known()
+    )
 
 
 @pytest.mark.parametrize("aligned", [True, False])
 def test_entries(aligned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    now: dict[str, Any] = {"modes": 0, "function_modes": False, "grad_enabled": False, "current_device": 1,
-                           "_deterministic": False, "_cudnn_deterministic": True, "check": True}
-    other = {"modes": 1, "function_modes": True, "grad_enabled": True, "_cudnn_deterministic": False,
-             "current_device": 0, "check": False}
+    now: dict[str, Any] = {
+        "modes": 0,
+        "function_modes": False,
+        "grad_enabled": False,
+        "current_device": 1,
+        "_deterministic": False,
+        "_cudnn_deterministic": True,
+        "check": True,
+    }
+    other = {
+        "modes": 1,
+        "function_modes": True,
+        "grad_enabled": True,
+        "_cudnn_deterministic": False,
+        "current_device": 0,
+        "check": False,
+    }
     call = _entered(monkeypatch, aligned, now)
     even, odd = torch.empty(64), torch.empty(64)[1:]
     right, wrong = (even, odd) if aligned else (odd, even)
@@ -184,6 +210,7 @@ def test_entries(aligned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_entries_ask_for_the_switches_that_kernels_obey() -> None:
     """All of them where torch computes."""
+
     def asked(obeyed: frozenset[str] | None, dtype: torch.dtype = torch.float32) -> set[str]:
         route: Any = SimpleNamespace(compiled=None if obeyed is None else SimpleNamespace(obeys=obeyed))
         flags = lower_call.Flags("ieee", True)
@@ -193,10 +220,14 @@ def test_entries_ask_for_the_switches_that_kernels_obey() -> None:
     assert asked(None) == bits | precision and asked(None, torch.float16) == bits
     assert asked(frozenset()) == set() and asked(frozenset({"deterministic"})) == bits
     assert asked(frozenset({"precision"})) == precision
-    assert {n for c in call_entries.switches(lower_call.Flags("ieee", True), torch.float32)
-            for n in c.known} == bits | precision
-    told = [call_entries.switches(lower_call.Flags(math, det), torch.float32)
-            for math in ("ieee", "tf32") for det in (False, True)]
+    assert {
+        n for c in call_entries.switches(lower_call.Flags("ieee", True), torch.float32) for n in c.known
+    } == bits | precision
+    told = [
+        call_entries.switches(lower_call.Flags(math, det), torch.float32)
+        for math in ("ieee", "tf32")
+        for det in (False, True)
+    ]
     assert len({tuple(c.text for c in one) for one in told}) == 4
 
 
@@ -222,14 +253,20 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning.plan_cache, "keep", lambda plan: None)
     monkeypatch.setattr(planning, "build", lambda *given: made.append(given) or Kind())
     base = {"workload": FWD, "target": SM90, "schedule": None, "deterministic": False, "kind": Kind}
-    changes = [{}, {"workload": replace(FWD, prop=Prop.BWD_D)}, {"target": TARGETS["sm_80"]},
-               {"workload": replace(FWD, epilogue=Epilogue.parse("bias+relu"))},
-               {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f32))},
-               {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f16))},
-               {"workload": replace(FWD, problem=WIDE)},
-               {"workload": replace(FWD, problem=replace(WIDE, math="ieee"))},
-               {"target": replace(SM90, features=SM90.features - {"box"})},
-               {"schedule": Schedule.parse("mb:4 | fma")}, {"kind": Other}, {"deterministic": True}]
+    changes = [
+        {},
+        {"workload": replace(FWD, prop=Prop.BWD_D)},
+        {"target": TARGETS["sm_80"]},
+        {"workload": replace(FWD, epilogue=Epilogue.parse("bias+relu"))},
+        {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f32))},
+        {"workload": replace(FWD, epilogue=Epilogue.parse("bias", f16))},
+        {"workload": replace(FWD, problem=WIDE)},
+        {"workload": replace(FWD, problem=replace(WIDE, math="ieee"))},
+        {"target": replace(SM90, features=SM90.features - {"box"})},
+        {"schedule": Schedule.parse("mb:4 | fma")},
+        {"kind": Other},
+        {"deterministic": True},
+    ]
     for _ in range(2):
         for change in changes:
             runtime.plan(**{**base, **change})  # type: ignore[arg-type]
@@ -254,10 +291,14 @@ def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     compute, schedule = FWD.computations[0], Schedule.parse("mb.oh.ow:32 oc:16 ic:16 | mma")
     behind = replace(FWD, epilogue=Epilogue.parse("bias+relu")).computations[0]
     larger = replace(FWD, problem=FWD.problem.with_layout("nhwc"))
-    given = [(FWD, compute, schedule, SM90), (larger, compute, schedule, SM90),
-             (FWD, behind, schedule, SM90), (FWD, compute, replace(schedule, group_m=2), SM90),
-             (FWD, compute, schedule, TARGETS["sm_80"]),
-             (FWD, replace(compute, name="fwd_1"), schedule, SM90)]
+    given = [
+        (FWD, compute, schedule, SM90),
+        (larger, compute, schedule, SM90),
+        (FWD, behind, schedule, SM90),
+        (FWD, compute, replace(schedule, group_m=2), SM90),
+        (FWD, compute, schedule, TARGETS["sm_80"]),
+        (FWD, replace(compute, name="fwd_1"), schedule, SM90),
+    ]
     assert len({steps.kernel_name(*words) for words in given}) == len(given)
     with monkeypatch.context() as patch:
         patch.setattr(type(FWD), "shape_text", "ic\u00b2-8_x")
@@ -278,12 +319,17 @@ ROW = TuningRecord("a problem", "fwd", "", "sm_90x132", "n:64 | fma", 1.0, 1, 1,
 
 def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = FWD.computations[0]
-    given = [(8, compute, SM90, FWD), (7, compute, SM90, FWD),
-             (8, replace(compute, math="ieee"), SM90, FWD),
-             (8, compute, SM90, replace(FWD, prop=Prop.BWD_D)),
-             (8, compute, SM90, replace(FWD, problem=FWD.problem.with_layout("nhwc"))),
-             *((8, compute, other, FWD) for other in (
-                 replace(SM90, sms=SM90.sms + 1), replace(SM90, features=SM90.features - {"box"})))]
+    given = [
+        (8, compute, SM90, FWD),
+        (7, compute, SM90, FWD),
+        (8, replace(compute, math="ieee"), SM90, FWD),
+        (8, compute, SM90, replace(FWD, prop=Prop.BWD_D)),
+        (8, compute, SM90, replace(FWD, problem=FWD.problem.with_layout("nhwc"))),
+        *(
+            (8, compute, other, FWD)
+            for other in (replace(SM90, sms=SM90.sms + 1), replace(SM90, features=SM90.features - {"box"}))
+        ),
+    ]
     keys = [candidates._key(*words) for words in given]
     twin = FWD.innermost()
     assert twin is not None and twin.group("sm_90x132") != FWD.group("sm_90x132")
@@ -294,8 +340,11 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
     rows_of = candidates.tuning_db.rows_of
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(candidates.tuning_db, "rows_of", lambda name, group=group: (
-                [ROW] if name == group else rows_of(name)))
+            patch.setattr(
+                candidates.tuning_db,
+                "rows_of",
+                lambda name, group=group: [ROW] if name == group else rows_of(name),
+            )
             keys.append(candidates._key(*given[0]))
     assert keys.pop(3) == keys[0]  # neither workload has tuned rows, and the computation is one
     assert len(set(keys)) == len(keys) == 10
@@ -319,8 +368,11 @@ def test_shortlists_where_rows_were_tuned(monkeypatch: pytest.MonkeyPatch) -> No
     """Rows are chosen by what the computation is called, what stands behind it and which axes it lacks."""
     compute = FWD.computations[0]
     given: list[tuple[Any, Any]] = [
-        (compute, FWD), (replace(compute, name="fwd_1"), FWD), (compute, Differing(FWD, kind="residual")),
-        (compute, Differing(FWD, lacks=frozenset({"ow"})))]
+        (compute, FWD),
+        (replace(compute, name="fwd_1"), FWD),
+        (compute, Differing(FWD, kind="residual")),
+        (compute, Differing(FWD, lacks=frozenset({"ow"}))),
+    ]
 
     def keys() -> set[str]:
         return {candidates._key(8, c, SM90, w) for c, w in given}
@@ -340,8 +392,11 @@ def test_plans_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     users_rows = candidates.tuning_db.users_rows
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(candidates.tuning_db, "users_rows", lambda name, group=group: (
-                [ROW] if name == group else users_rows(name)))
+            patch.setattr(
+                candidates.tuning_db,
+                "users_rows",
+                lambda name, group=group: [ROW] if name == group else users_rows(name),
+            )
             keys.append(plan_cache.key(FWD, SM90, False))
     for name, value in (("triton_version", lambda: "0.0"), ("files_digest", lambda: "other files")):
         with monkeypatch.context() as patch:

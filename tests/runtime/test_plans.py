@@ -28,28 +28,44 @@ from transconv.target.records import TARGETS
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 # What a kernel for the chip is in Triton's interpreter: its 16-bit operands need casts.
-CHIP = replace(TARGETS["sm_90"], name="sm_90-interpreted", upcast16=True,
-               features=TARGETS["sm_90"].features - {"wgmma"},
-               precisions=TARGETS["interpreter"].precisions)
+CHIP = replace(
+    TARGETS["sm_90"],
+    name="sm_90-interpreted",
+    upcast16=True,
+    features=TARGETS["sm_90"].features - {"wgmma"},
+    precisions=TARGETS["interpreter"].precisions,
+)
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.mark.parametrize(("text", "prop", "schedule", "obeyed"), [
-    ("mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, {"precision"}),
-    ("mb2ic32ih8oc32oh8kh3ph1 dt=f32 math=ieee", BWD_W, None, {"precision"}),
-    ("mb2ic32ih8oc32oh8kh3ph1 dt=bf16", FWD, None, set()),
-    ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, set()),
-    ("g32mb8ic64ih28oc64oh28kh3ph1 dt=f32", BWD_D, "fma", {"precision"}),
-    ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", BWD_W, None, set()),
-    ("mb4ic16ih16oc16oh16kh3ph1 dt=bf16:f32:bf16", BWD_W,
-     "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic", {"deterministic"}),
-    ("mb4ic16ih16oc16oh16kh3ph1 dt=f32", BWD_W, "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic",
-     {"deterministic", "precision"}),
-])
-def test_which_of_torchs_switches_matter(text: str, prop: Prop, schedule: str | None,
-                                         obeyed: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "obeyed"),
+    [
+        ("mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, {"precision"}),
+        ("mb2ic32ih8oc32oh8kh3ph1 dt=f32 math=ieee", BWD_W, None, {"precision"}),
+        ("mb2ic32ih8oc32oh8kh3ph1 dt=bf16", FWD, None, set()),
+        ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", FWD, None, set()),
+        ("g32mb8ic64ih28oc64oh28kh3ph1 dt=f32", BWD_D, "fma", {"precision"}),
+        ("g32mb2ic32ih8oc32oh8kh3ph1 dt=f32", BWD_W, None, set()),
+        (
+            "mb4ic16ih16oc16oh16kh3ph1 dt=bf16:f32:bf16",
+            BWD_W,
+            "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic",
+            {"deterministic"},
+        ),
+        (
+            "mb4ic16ih16oc16oh16kh3ph1 dt=f32",
+            BWD_W,
+            "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic",
+            {"deterministic", "precision"},
+        ),
+    ],
+)
+def test_which_of_torchs_switches_matter(
+    text: str, prop: Prop, schedule: str | None, obeyed: set[str]
+) -> None:
     made = compiler.plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], schedule)
     assert made.obeys == obeyed
     if "precision" not in obeyed and "f32" in text:  # the other switch has no other kernel to offer
@@ -62,8 +78,7 @@ def tensors_of(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
     """Contiguous operands of small whole numbers, and a result of NaN."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.bfloat16 if p.src.dtype.name == "bf16" else torch.float16
-    made = {n: torch.randint(-2, 3, s, generator=generator).to(dtype)
-            for n, s in shapes(p).items()}
+    made = {n: torch.randint(-2, 3, s, generator=generator).to(dtype) for n, s in shapes(p).items()}
     made[prop.result].fill_(float("nan"))
     return made
 
@@ -105,8 +120,9 @@ PACKED = [
 
 @pytest.mark.every(4)
 @interpreted
-@pytest.mark.parametrize(("text", "prop", "schedule"), PACKED,
-                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(PACKED)])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule"), PACKED, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(PACKED)]
+)
 def test_emitted_kernels_over_copies(text: str, prop: Prop, schedule: str) -> None:
     compiled = plan(text, prop, schedule)
     t = tensors_of(compiled.problem, prop)
@@ -116,8 +132,9 @@ def test_emitted_kernels_over_copies(text: str, prop: Prop, schedule: str) -> No
 
 @interpreted
 def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
-    compiled = plan("mb2ic32ih8oc64oh8kh3ph1 dt=f32", FWD,
-                    f"mb:2 oh:4 ow:8 oc:64 ic:16 | {BOXED} c=box pack=a.b.c")
+    compiled = plan(
+        "mb2ic32ih8oc64oh8kh3ph1 dt=f32", FWD, f"mb:2 oh:4 ow:8 oc:64 ic:16 | {BOXED} c=box pack=a.b.c"
+    )
     named = {s.compute.name: s for s in compiled.steps}
     src = torch.randn(2, 32, 8, 8, generator=torch.Generator().manual_seed(0))
     src[0, 0, 0, :4] = torch.tensor([float("nan"), float("inf"), 3.4028235e38, 1 + 2**-11])
@@ -147,18 +164,22 @@ GATHERED = [
 @interpreted
 @pytest.mark.parametrize("math", ["tf32", "ieee"])
 @pytest.mark.parametrize("fine", [0, 1])
-@pytest.mark.parametrize(("text", "prop", "schedule"), GATHERED,
-                         ids=[f"{i}-{c[1]}" for i, c in enumerate(GATHERED)])
-def test_gathered_operands_are_rounded_to_what_is_multiplied(text: str, prop: Prop, schedule: str,
-                                                             fine: int, math: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule"), GATHERED, ids=[f"{i}-{c[1]}" for i, c in enumerate(GATHERED)]
+)
+def test_gathered_operands_are_rounded_to_what_is_multiplied(
+    text: str, prop: Prop, schedule: str, fine: int, math: str
+) -> None:
     """1 + 3*2^-12 is not a tf32 number; 1 + 2^-10 is the nearest, cut off it would be 1."""
     p = ConvProblem.parse(f"{text} tag=axb math={math}")
     if math == "ieee":
         schedule = schedule.partition(" | pack")[0]
     chip = replace(CHIP, upcast16=False, precisions=TARGETS["sm_90"].precisions)
     made = compiler.build(p, prop, chip, Schedule.parse(schedule), Epilogue())
-    t = {n: x.float().to(memory_format=torch.channels_last)
-         for n, x in tensors_of(made.problem, prop).items()}
+    t = {
+        n: x.float().to(memory_format=torch.channels_last)
+        for n, x in tensors_of(made.problem, prop).items()
+    }
     name = prop.operands[fine]
     whole = t[name]
     t[name] = whole * (1 + 3 * 2.0**-12)
@@ -171,8 +192,10 @@ def test_gathered_operands_are_rounded_to_what_is_multiplied(text: str, prop: Pr
 def test_a_bias_of_another_type_gets_another_plan() -> None:
     p = ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=bf16")
     biases = {None: "bf16", f32: "f32", bf16: "bf16"}
-    made = {bia: compiler.plan(p, FWD, TARGETS["sm_90"], epilogue=Epilogue.parse("bias", bia))
-            for bia in (*biases, *biases)}
+    made = {
+        bia: compiler.plan(p, FWD, TARGETS["sm_90"], epilogue=Epilogue.parse("bias", bia))
+        for bia in (*biases, *biases)
+    }
     for bia, name in biases.items():
         seen = next(t for s in made[bia].steps for t in s.kernel.params if t.name == "bia")
         assert seen.dtype.name == name
@@ -192,21 +215,23 @@ def test_where_operands_are_rounded() -> None:
     beside = chosen("mb64ic672ih1oc168oh1kh1 tag=axb")
     assert beside.schedule.a == "gather" and not beside.schedule.pack
     assert "a_near = nearest_tf32(a)" in beside.steps[0].source
-    for text, chip in ((f"{first} math=ieee", "sm_90"), (f"{first} dt=bf16", "sm_90"),
-                       (first, "gfx90a")):
+    for text, chip in ((f"{first} math=ieee", "sm_90"), (f"{first} dt=bf16", "sm_90"), (first, "gfx90a")):
         made = chosen(text, chip)
         assert not made.schedule.pack and "nearest_tf32" not in made.source, (text, chip)
     assert not chosen(first, "sm_80").schedule.pack  # its unit reads registers anyway
     assert "nearest_tf32" in chosen(first, "sm_80").source
 
 
-@pytest.mark.parametrize(("words", "math", "said"), [
-    ("mma | pack=a.b", "tf32", ""),
-    ("mma | pack=a.b", "ieee", "already has ic innermost"),
-    ("fma | pack=a.b", "tf32", "already has ic innermost"),
-    (f"{BOXED} pack=b", "tf32", "already has ic innermost"),
-    ("mma | pack=c", "tf32", "already has oc innermost"),
-])
+@pytest.mark.parametrize(
+    ("words", "math", "said"),
+    [
+        ("mma | pack=a.b", "tf32", ""),
+        ("mma | pack=a.b", "ieee", "already has ic innermost"),
+        ("fma | pack=a.b", "tf32", "already has ic innermost"),
+        (f"{BOXED} pack=b", "tf32", "already has ic innermost"),
+        ("mma | pack=c", "tf32", "already has oc innermost"),
+    ],
+)
 def test_a_copy_that_lies_as_the_original_is_for_rounding(words: str, math: str, said: str) -> None:
     p = ConvProblem.parse(f"mb2ic32ih8oc64oh8kh3ph1 tag=axb math={math}")
     schedule = Schedule.parse(f"mb:2 oh:4 ow:8 oc:64 ic:16 | {words}")
@@ -222,17 +247,21 @@ def test_copies_round_for_the_matrix_unit_alone(unit: str, rounded: bool) -> Non
     pack = "pack" if rounded else "pack_exact"
     assert [s.compute.name for s in made.steps] == [f"{pack}_src", f"{pack}_wei", "fwd", "unpack_dst"]
     assert [" = nearest_tf32(" in s.source for s in made.steps] == [rounded, rounded, False, False]
-    other = compiler.plan(replace(p, math="ieee"), FWD, TARGETS["sm_90"],
-                          f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c")
-    same = [a.triton.function == b.triton.function for a, b in zip(made.steps, other.steps,
-                                                                       strict=True)]
+    other = compiler.plan(
+        replace(p, math="ieee"), FWD, TARGETS["sm_90"], f"mb:2 oh:8 oc:16 ic:16 | {unit} | pack=a.b.c"
+    )
+    same = [a.triton.function == b.triton.function for a, b in zip(made.steps, other.steps, strict=True)]
     assert same[0] == same[1] == (not rounded)  # two kernels have two names
 
 
 @interpreted
 def test_the_epilogue_stays_with_the_sum() -> None:
-    compiled = plan("mb2ic32ih8oc32oh8kh3ph1", FWD,
-                    f"mb:2 oh:4 ow:8 oc:64 ic:32 | {BOXED} c=box pack=a.b.c", "bias+relu")
+    compiled = plan(
+        "mb2ic32ih8oc32oh8kh3ph1",
+        FWD,
+        f"mb:2 oh:4 ow:8 oc:64 ic:32 | {BOXED} c=box pack=a.b.c",
+        "bias+relu",
+    )
     t = tensors_of(compiled.problem, FWD)
     bias = torch.arange(-16.0, 16.0).half()
     compiled.launch(**t, bia=bias)
@@ -242,25 +271,29 @@ def test_the_epilogue_stays_with_the_sum() -> None:
 
 # -- tensors that do not fit -----------------------------------------------------------------------
 
+
 @interpreted
-@pytest.mark.parametrize(("name", "change", "said"), [
-    ("src", lambda t: t.to(memory_format=torch.channels_last), "strides (2048, 64, 8, 1), got"),
-    ("src", lambda t: t.bfloat16(), "torch.float16, got torch.bfloat16"),
-    ("wei", lambda t: t[:, :, :2], "shape (32, 32, 3, 3) and strides (288, 9, 3, 1), got"),
-    ("wei", lambda t: t.flatten()[:-1], "got shape (9215,)"),
-    ("dst", lambda t: t[:1].expand(t.shape), "strides (2048, 64, 8, 1), got"),
-    ("dst", lambda t: t.to("meta"), "cpu, where src is, got meta"),
-    ("bia", lambda t: t.float(), "torch.float16, got torch.float32"),
-    ("bia", lambda t: t.repeat(2)[::2], "shape (32,) and strides (1,), got"),
-    ("bia", lambda t: None, "expected a tensor, got NoneType"),
-    ("res", lambda t: t.to(memory_format=torch.channels_last), "strides (2048, 64, 8, 1), got"),
-    ("src", lambda t: torch._neg_view(t), "negated view"),
-    ("src", lambda t: t.numpy(), "expected a tensor, got ndarray"),
-])
-@pytest.mark.parametrize("config", ["mb.oh.ow:16 oc:32 ic:32 | mma",
-                                    "mb.oh.ow:16 oc:32 ic:32 | mma | pack=a"])
-def test_a_launch_refuses_tensors_that_do_not_fit(name: str, change: Any, said: str,
-                                                  config: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("src", lambda t: t.to(memory_format=torch.channels_last), "strides (2048, 64, 8, 1), got"),
+        ("src", lambda t: t.bfloat16(), "torch.float16, got torch.bfloat16"),
+        ("wei", lambda t: t[:, :, :2], "shape (32, 32, 3, 3) and strides (288, 9, 3, 1), got"),
+        ("wei", lambda t: t.flatten()[:-1], "got shape (9215,)"),
+        ("dst", lambda t: t[:1].expand(t.shape), "strides (2048, 64, 8, 1), got"),
+        ("dst", lambda t: t.to("meta"), "cpu, where src is, got meta"),
+        ("bia", lambda t: t.float(), "torch.float16, got torch.float32"),
+        ("bia", lambda t: t.repeat(2)[::2], "shape (32,) and strides (1,), got"),
+        ("bia", lambda t: None, "expected a tensor, got NoneType"),
+        ("res", lambda t: t.to(memory_format=torch.channels_last), "strides (2048, 64, 8, 1), got"),
+        ("src", lambda t: torch._neg_view(t), "negated view"),
+        ("src", lambda t: t.numpy(), "expected a tensor, got ndarray"),
+    ],
+)
+@pytest.mark.parametrize(
+    "config", ["mb.oh.ow:16 oc:32 ic:32 | mma", "mb.oh.ow:16 oc:32 ic:32 | mma | pack=a"]
+)
+def test_a_launch_refuses_tensors_that_do_not_fit(name: str, change: Any, said: str, config: str) -> None:
     compiled = plan("mb2ic32ih8oc32oh8kh3ph1", FWD, config, "bias+res")
     t = tensors_of(compiled.problem, FWD)
     t |= {"bia": torch.zeros(32).half(), "res": torch.zeros(2, 32, 8, 8).half()}
@@ -281,19 +314,28 @@ def test_what_fits_a_plan_in_other_words() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(("tags", "prop", "pack"), [
-    ("axb:axb:nChw16c", FWD, ""), ("axb:axb:nChw16c", FWD, " | pack=c"), ("nChw16c:axb:axb", BWD_D, ""),
-    ("axb:OIhw8i16o2i:axb", BWD_W, ""), ("axb:axb:5n@5000,2c@1600,3h@400,3w@100,16c@2+7", FWD, "")])
+@pytest.mark.parametrize(
+    ("tags", "prop", "pack"),
+    [
+        ("axb:axb:nChw16c", FWD, ""),
+        ("axb:axb:nChw16c", FWD, " | pack=c"),
+        ("nChw16c:axb:axb", BWD_D, ""),
+        ("axb:OIhw8i16o2i:axb", BWD_W, ""),
+        ("axb:axb:5n@5000,2c@1600,3h@400,3w@100,16c@2+7", FWD, ""),
+    ],
+)
 def test_padding_of_a_blocked_result_is_zero(tags: str, prop: Prop, pack: str) -> None:
     p = ConvProblem.parse(f"mb5ic19ih3oc17oh3kh3ph1 dt=f16 tag={tags}")
-    made = compiler.build(p, prop, CHIP, None if not pack else Schedule.parse(
-        f"mb.oh.ow:16 oc:16 ic:16 | mma{pack}"))
+    made = compiler.build(
+        p, prop, CHIP, None if not pack else Schedule.parse(f"mb.oh.ow:16 oc:16 ic:16 | mma{pack}")
+    )
     result = getattr(p, prop.result).layout
     memory = {n: torch.ones(spec.layout.span).half() for n, spec in p.specs.items()}
     memory[prop.result].fill_(float("nan"))
     made.launch(**memory)
-    blocks = memory[prop.result].as_strided([b.size for b in result.blocks],
-                                            [b.stride for b in result.blocks], result.offset)
+    blocks = memory[prop.result].as_strided(
+        [b.size for b in result.blocks], [b.stride for b in result.blocks], result.offset
+    )
     assert not blocks.isnan().any()
     cleared = torch.zeros(blocks.shape, dtype=torch.bool)
     for box in result.padding(p.shapes[prop.result]):
@@ -314,20 +356,26 @@ def test_a_launch_says_where_kernels_run(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # -- starting without asking ----------------------------------------------------------------------
 
+
 def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel gets the tensors that it names, workspaces included, on the current stream."""
     compiled = plan("mb2ic16ih4oc16oh4kh3ph1", FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b.c")
     assert compiled.starter(0, True) is None  # nothing was launched yet
     calls: list[tuple[str, list[int]]] = []
     for step in compiled.steps:
+
         def start(*given: Any, name: str = step.compute.name) -> None:
             assert given[3] == 7
             calls.append((name, [*given[13:]]))
+
         kernel = SimpleNamespace(function="f", packed_metadata="p")
         step.triton.kept[0, True] = KernelStart(start, kernel)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(torch_internals, "quickest", lambda: lambda shape, strides, dtype:
-                        torch.empty_strided(shape, strides, dtype=dtype))
+    monkeypatch.setattr(
+        torch_internals,
+        "quickest",
+        lambda: lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype),
+    )
     t = tensors_of(compiled.problem, FWD)
     assert compiled.starter(0, False) is None and compiled.starter(0, True, ("src", "dst")) is None
     begin = compiled.starter(0, True, ("dst", "src", "wei"))
@@ -341,7 +389,8 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = compiled.starter(0, True, ("dst", "src", "wei"), spaces=True)
     handed = [torch.empty(shape, dtype=dtype) for shape, dtype in compiled.spaces()]
     assert begin is not None and [h.numel() for h in handed] == [
-        s.layout.span for s in compiled.workspaces.values()]
+        s.layout.span for s in compiled.workspaces.values()
+    ]
     calls.clear()
     begin(t["dst"], t["src"], t["wei"], *handed)
     used = {p for _, pointers in calls for p in pointers}
@@ -350,10 +399,12 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- who is to blame ------------------------------------------------------------------------------
 
+
 @interpreted
 @pytest.mark.parametrize("planted", ["pack_src", "unpack_dst", "conv_fwd"])
 def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
-        planted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    planted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     check_records.forget()
@@ -364,8 +415,9 @@ def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
         return source.replace("tl.load(", "1.0 + tl.load(") if f"def {planted}" in source else source
 
     monkeypatch.setattr(steps, "emit", emit)
-    compiled = replace_fixed(plan("mb2ic16ih4oc16oh4kh3ph1", FWD,
-                                  "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b.c"))
+    compiled = replace_fixed(
+        plan("mb2ic16ih4oc16oh4kh3ph1", FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | pack=a.b.c")
+    )
     asked = []
     monkeypatch.setattr(runtime.compiler, "replan", lambda wrong: asked.append(wrong) or _raise())
     with pytest.raises(LookupError):

@@ -114,7 +114,8 @@ def test_background_refuses_until_a_process_has_compiled(there: set[str], proces
 
 
 def test_a_process_waits_for_another_ones_start_unless_it_is_hurried(
-        there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    there: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the first launch of a kernel that was compiled in the background waits for a C compiler."""
     seen = []
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
@@ -167,8 +168,9 @@ def test_one_job_for_many_threads(there: set[str], processes: Processes) -> None
     assert reasons == ["compiling"] * 4 and len(processes.jobs) == 1
 
 
-def test_a_failure_is_logged_and_remembered(there: set[str], processes: Processes,
-                                            caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_and_remembered(
+    there: set[str], processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
     refused("background")
     with caplog.at_level(logging.WARNING, "transconv.ready"):
         processes.answer(reason="ptxas died", log="")
@@ -180,14 +182,17 @@ def test_a_failure_is_logged_and_remembered(there: set[str], processes: Processe
 def test_a_kernel_that_does_not_compile_is_wrong(there: set[str], processes: Processes) -> None:
     digest = asked("now").steps[0].digest
     refused("background")
-    processes.answer(kernels=1, wrong=[{"kernel": digest, "function": "f", "schedule": "s",
-                                        "reason": "spilt", "keep": False}])
+    processes.answer(
+        kernels=1,
+        wrong=[{"kernel": digest, "function": "f", "schedule": "s", "reason": "spilt", "keep": False}],
+    )
     compiler.forget()
     assert check_records.is_wrong(digest) and asked("now").steps[0].digest != digest
 
 
-def test_where_nothing_is_kept_the_caller_compiles(there: set[str], processes: Processes,
-                                                   caplog: pytest.LogCaptureFixture) -> None:
+def test_where_nothing_is_kept_the_caller_compiles(
+    there: set[str], processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
     refused("background")
     processes.answer(kernels=1)
     assert asked("background").steps and asked("background").steps
@@ -222,19 +227,22 @@ def test_a_kept_plan_is_the_plan(there: set[str], monkeypatch: pytest.MonkeyPatc
         assert second.steps[0].kernel is first.steps[0].kernel, "the passes run for those who ask"
 
 
-@pytest.mark.parametrize("change", [
-    {"digest": "0" * 32}, {"source": "import os"}, {"schedule": "nonsense"}, {"boxes": 3}, {"zero": {}}])
+@pytest.mark.parametrize(
+    "change",
+    [{"digest": "0" * 32}, {"source": "import os"}, {"schedule": "nonsense"}, {"boxes": 3}, {"zero": {}}],
+)
 def test_a_kept_plan_that_makes_no_sense_is_made_again(there: set[str], change: dict[str, Any]) -> None:
     first = asked("now")
-    (name, content), = plan_cache.DRAWER.items()
+    ((name, content),) = plan_cache.DRAWER.items()
     content["steps"][0] |= change
     plan_cache.DRAWER.put(name, content)
     compiler.forget()
     assert asked("now").source == first.source
 
 
-def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(
+    there: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a record says of sizes is the expressions and requirements of the kernel. One that is cut off,
     is another kernel's or names sizes that nobody knows is none."""
     text = """
@@ -247,24 +255,36 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
     workload = Alone(parse(text))
     told = (workload, SM90, None, False, Plan)
     first = runtime.compiler.plan(*told)
-    (name, content), = plan_cache.DRAWER.items()
+    ((name, content),) = plan_cache.DRAWER.items()
     forget = compiler.forget
     forget()
     with monkeypatch.context() as m:
         m.setattr("transconv.runtime.compiler.lower", None)
         second = runtime.compiler.plan(*told)
-    for of in (lambda p: p.required.sizes, lambda p: p.steps[0].triton.requires,
-               lambda p: p.steps[0].triton.programs, lambda p: p.steps[0].triton.boxes):
+    for of in (
+        lambda p: p.required.sizes,
+        lambda p: p.steps[0].triton.requires,
+        lambda p: p.steps[0].triton.programs,
+        lambda p: p.steps[0].triton.boxes,
+    ):
         assert of(first) == of(second)
     with monkeypatch.context() as m:  # nothing is proved or counted again
         m.setattr("transconv.backend_triton.launch.triton_kernel.facts_of", None)
         m.setattr("transconv.runtime.plans.AtSizes", None)
         forget()
         assert runtime.compiler.plan(*told).formulas() == first.formulas()
-    for change in ({"sizes": None}, {"sizes": ""}, {"sizes": "Q=8 in 1..9"}, {"where": None},
-                   {"where": ["Q <= 4"]}, {"sizes": 7}, {"programs": "N*M"}, {"programs": ""},
-                   {"programs": None},
-                   {"sizes": "N=8 in 1..4096, K=300 in 1..8192, K % 4 =="}):
+    for change in (
+        {"sizes": None},
+        {"sizes": ""},
+        {"sizes": "Q=8 in 1..9"},
+        {"where": None},
+        {"where": ["Q <= 4"]},
+        {"sizes": 7},
+        {"programs": "N*M"},
+        {"programs": ""},
+        {"programs": None},
+        {"sizes": "N=8 in 1..4096, K=300 in 1..8192, K % 4 =="},
+    ):
         broken = {**content, "steps": [{**content["steps"][0], **change}, *content["steps"][1:]]}
         plan_cache.DRAWER.put(name, broken)
         forget()
@@ -275,8 +295,9 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
 
 @pytest.mark.parametrize("prop", Prop)
 @pytest.mark.parametrize("padding", ["", "ph1"])
-def test_numbers_of_sizes_that_may_be_negative_are_read_back(there: set[str], prop: Prop, padding: str,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_sizes_that_may_be_negative_are_read_back(
+    there: set[str], prop: Prop, padding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without padding, a small image has no position of the result; their number is rounded up all the
     same, by a choice between two quotients."""
     side = 8 if padding else 6
@@ -292,8 +313,9 @@ def test_numbers_of_sizes_that_may_be_negative_are_read_back(there: set[str], pr
 
 
 @pytest.mark.parametrize("name", ["TRANSCONV_VERIFY", "TRANSCONV_DUMP", "TRANSCONV_DEBUG"])
-def test_who_wants_to_see_the_passes_sees_them(there: set[str], monkeypatch: pytest.MonkeyPatch,
-                                               tmp_path: Path, name: str) -> None:
+def test_who_wants_to_see_the_passes_sees_them(
+    there: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
     monkeypatch.setenv(name, {"TRANSCONV_DUMP": str(tmp_path), "TRANSCONV_DEBUG": "2"}.get(name, "1"))
     asked("now")
     assert not list(plan_cache.DRAWER.items())
@@ -312,8 +334,9 @@ def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest
     assert runtime.ready(
         question.workload, question.target, None, False, CompiledDirection, False, "now"
     ).source
-    assert done == [s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu",
-                                                    aligned=False).steps]
+    assert done == [
+        s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu", aligned=False).steps
+    ]
 
 
 def test_a_batch_is_answered_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,13 +349,17 @@ def test_a_batch_is_answered_as_far_as_there_is_room(monkeypatch: pytest.MonkeyP
             raise Unsupported("schedule", "no schedule is legal")
         return SimpleNamespace(digests=digests, steps=[*digests], schedule="")
 
-    for name, value in (("_request", lambda job: (None, SM90)), ("pretend", lambda *_: None),
-                        ("_compile", lambda *_: None)):
+    for name, value in (
+        ("_request", lambda job: (None, SM90)),
+        ("pretend", lambda *_: None),
+        ("_compile", lambda *_: None),
+    ):
         monkeypatch.setattr(compile_child, name, value)
     monkeypatch.setattr(compiler_, "plan", plan)
     job = {"deterministic": False, "aligned": True}
-    first, refused, second, large, last, more = compile_child.answer(
-        {"batch": [job] * 6, "most": 4})["each"]
+    first, refused, second, large, last, more = compile_child.answer({"batch": [job] * 6, "most": 4})[
+        "each"
+    ]
     assert [a.get("kernels") for a in (first, second, last)] == [2, 2, 1] and not made
     assert large["left"] and more == {"left": True} and "no schedule" in refused["reason"]
 
@@ -343,8 +370,11 @@ def test_a_batch_whose_process_died_is_asked_one_by_one(monkeypatch: pytest.Monk
     class AtOnce(Processes):
         def submit(self, job, done) -> None:  # type: ignore[no-untyped-def]
             asked.append(job.get("most", job.get("direction")))
-            done({"died": True, "reason": "killed"} if "batch" in job or job["direction"] == "bwd_w"
-                 else {"kernels": 1})
+            done(
+                {"died": True, "reason": "killed"}
+                if "batch" in job or job["direction"] == "bwd_w"
+                else {"kernels": 1}
+            )
 
     several = Batch(tuple(compiler.question(PROBLEM, prop, SM90) for prop in Prop), most=6)
     alone = Batch(tuple(compiler.question(PROBLEM, Prop.FWD, SM90, e) for e in ("relu",)), each=9)
@@ -400,9 +430,16 @@ def test_a_program_ends_while_processes_work(tmp_path: Path) -> None:
         "import atexit; atexit.register(pool.close)\n"
         "pool.submit({}, print)\n"
         "while not any(c.process for c in pool.children): pass\n"
-        "print(*[c.process.pid for c in pool.children if c.process])\n")
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30,
-                         env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+        "print(*[c.process.pid for c in pool.children if c.process])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
     lines = ran.stdout.split()
     assert lines[0] == "begun" and lines.count("begun") == 1 and not ran.stderr
     assert not Path(f"/proc/{lines[1]}").exists()
@@ -450,8 +487,11 @@ def test_what_is_compiled_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_plan_is_there_when_all_of_its_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
     question: Any = SimpleNamespace(aligned=True)
     for ready in ((True,), (True, True), (True, False), (False, True), (False,)):
-        plan = SimpleNamespace(steps=[SimpleNamespace(triton=SimpleNamespace(
-            is_ready=lambda _, one=one: one)) for one in ready])
+        plan = SimpleNamespace(
+            steps=[
+                SimpleNamespace(triton=SimpleNamespace(is_ready=lambda _, one=one: one)) for one in ready
+            ]
+        )
         monkeypatch.setattr(async_compile, "planned", lambda *_, plan=plan: plan)
         assert async_compile.there(question, CompiledDirection) is (plan if all(ready) else None)
     monkeypatch.setattr(async_compile, "planned", lambda *_: None)
@@ -478,5 +518,8 @@ def test_where_two_records_differ_is_told() -> None:
     one = {"a": 1, "b": {"c": [1, 2], "d": 3}, "e": [1]}
     other = {"a": 1, "b": {"c": [1, 5], "d": 4}, "e": [1, 2]}
     assert [line.partition(" is ")[0] for line in recompilation._apart("", one, other)] == [
-        "b.c[1]", "b.d", "e"]
+        "b.c[1]",
+        "b.d",
+        "e",
+    ]
     assert not [*recompilation._apart("", one, dict(one))]

@@ -51,8 +51,11 @@ def test_the_estimate_chooses(layer: LayerRegistry) -> None:
     for sizes in SIZES:
         chosen = layer.choose(sizes, "now")
         there = {q: k.plan for q, k in layer.there.items() if not k.plan.required.sizes.why_not(at(sizes))}
-        exact = {q: sum(estimate(s.schedule, s.compute.at(**at(sizes)), SM90) for s in plan.steps)
-                 * (TUNED if plan.tuned else 1) for q, plan in there.items()}
+        exact = {
+            q: sum(estimate(s.schedule, s.compute.at(**at(sizes)), SM90) for s in plan.steps)
+            * (TUNED if plan.tuned else 1)
+            for q, plan in there.items()
+        }
         assert chosen.us == pytest.approx(exact[chosen.question]) == pytest.approx(min(exact.values()))
         assert chosen.of == len({p.schedule for p in there.values()})
         assert "for any size of this layer" in chosen.why
@@ -93,8 +96,9 @@ def test_a_start_has_nothing_left_to_decide(
     started: list[tuple[object, ...]] = []
     kernel = SimpleNamespace(function="f", packed_metadata="p")
     monkeypatch.setattr(bound_start, "entry", lambda *_: (lambda *args: started.append(args), None))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: f"stream {device}",
-                        raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda device: f"stream {device}", raising=False
+    )
     monkeypatch.setitem(step.triton.kept, (0, True), step.triton.starting(kernel))
     run = held.starter(0, True)
     assert run is not None
@@ -103,8 +107,26 @@ def test_a_start_has_nothing_left_to_decide(
     run(*(SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)))
     ((grid, *rest),) = started
     assert grid == 3 * -(-20 * 30 // 32) * (64 // 16) and str(step.schedule).startswith("oh.ow:32 oc:16")
-    assert rest == [1, 1, "stream 0", "f", False, False, None, None, "p", None, None, None,
-                    16, 32, 48, 3, 20, 30]
+    assert rest == [
+        1,
+        1,
+        "stream 0",
+        "f",
+        False,
+        False,
+        None,
+        None,
+        "p",
+        None,
+        None,
+        None,
+        16,
+        32,
+        48,
+        3,
+        20,
+        30,
+    ]
 
 
 @pytest.mark.parametrize("prop", Prop)
@@ -133,18 +155,29 @@ def test_what_there_is_no_room_for_is_not_waited_for(mode: str, monkeypatch: pyt
 
 
 def test_a_text_for_any_size_is_read_back() -> None:
-    for text in ("mb2g2ic16ih9oc32oh9kh3ph1 dt=f16", "mb1ic3iw9oc3ow9kw1",
-                 "mb4ic3id4ih5iw6oc3od4oh5ow6kd1kh1kw1"):
+    for text in (
+        "mb2g2ic16ih9oc32oh9kh3ph1 dt=f16",
+        "mb1ic3iw9oc3ow9kw1",
+        "mb4ic3id4ih5iw6oc3od4oh5ow6kd1kh1kw1",
+    ):
         problem = ConvProblem.parse(text)
         workload = ConvWorkload(problem, Prop.FWD, Epilogue.parse("bias"), every(problem))
         assert workload.like(workload.text) == workload, spelled(problem, workload.open)
         assert workload.text.count("?") >= 2
-        assert {*workload.tensors[:3]} == {t for c in workload.computations for t in c.tensors
-                                           if t is not workload.tensors[3]}
+        assert {*workload.tensors[:3]} == {
+            t for c in workload.computations for t in c.tensors if t is not workload.tensors[3]
+        }
 
 
-@pytest.mark.parametrize("text", ["mb8ic64ih56oc64oh56kh1", "mb8ic64ih56oc64oh56kh3ph1",
-                                  "mb1ic16id8oc16od8kd1", "mb8ic64iw4096oc64ow4096kw1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb8ic64ih56oc64oh56kh1",
+        "mb8ic64ih56oc64oh56kh3ph1",
+        "mb1ic16id8oc16od8kd1",
+        "mb8ic64iw4096oc64ow4096kw1",
+    ],
+)
 def test_sizes_of_other_multiples_are_other_questions(text: str) -> None:
     """Also where the sides of the example are alike: plans lie on disk by their text."""
     problem = ConvProblem.parse(f"{text} dt=bf16")
@@ -198,15 +231,18 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
     def chosen(text: str) -> list[CompiledDirection]:
         row = tuning_db.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
         monkeypatch.setattr(
-            tuning_db, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
+            tuning_db, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else []
+        )
         monkeypatch.setattr(choice, "surprise", lambda *_: 1.9)
         made = LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
         return [
             compiler.build(q.workload, SM90, None, None, False, CompiledDirection) for q in made.questions
         ]
 
-    middle, small = chosen("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box via=gluon programs=132 "
-                           "swap=1 stages=4 warps=4")
+    middle, small = chosen(
+        "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box via=gluon programs=132 "
+        "swap=1 stages=4 warps=4"
+    )
     words = "mma | a=box b=box | c=box swap=1 stages=4 warps=4"
     assert str(middle.schedule) == f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words}"
     assert middle.why.startswith("like the schedule tuned for mb8ic64ih56oc64oh56kh3ph1")
@@ -219,12 +255,17 @@ def test_other_proportions_have_plans_where_tiles_have_rows(monkeypatch: pytest.
     """One of weight gradients, which have two kernels, but for those of three sides, which divide their
     sum alike; none without a window. A stride needs plans for its multiples only where boxes take no
     steps."""
+
     def sides(text: str, prop: Prop = Prop.FWD) -> list[str]:
         made = LayerRegistry(
             ConvProblem.parse(f"{text} dt=bf16 tag=nhwc"), prop, SM90, Epilogue(), True, False
         )
-        return [s for q in made.questions for s in re.findall(r"i[dhw][\d?%]+(?=i|oc)", q.workload.text)
-                if s not in ("ih56?", "ih14?", "ih224?")]
+        return [
+            s
+            for q in made.questions
+            for s in re.findall(r"i[dhw][\d?%]+(?=i|oc)", q.workload.text)
+            if s not in ("ih56?", "ih14?", "ih224?")
+        ]
 
     others = ["ih400?", "iw100?", "ih24?", "iw200?", "ih96?"]
     assert sides("mb8ic64ih56oc64oh56kh3ph1") == others == sides("mb8ic64ih56oc64oh56kh3ph1", Prop.BWD_D)
@@ -239,7 +280,8 @@ def test_other_proportions_have_plans_where_tiles_have_rows(monkeypatch: pytest.
 
 
 def test_a_tuned_schedule_is_taken_where_estimates_are_nearly_equal(
-        layer: LayerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer: LayerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was measured to be fast is, by an estimate that is less than a twentieth above another."""
     layer.choose((8, 56, 56), "now")
     made = [*layer.there.values()]

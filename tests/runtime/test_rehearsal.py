@@ -55,8 +55,9 @@ def unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def plan_of(prop: Prop = Prop.FWD, epilogue: str = "bias", sized: bool = False) -> CompiledDirection:
-    workload = ConvWorkload(PROBLEM, prop, Epilogue.parse(epilogue),
-                            every(PROBLEM) if sized else frozenset())
+    workload = ConvWorkload(
+        PROBLEM, prop, Epilogue.parse(epilogue), every(PROBLEM) if sized else frozenset()
+    )
     return runtime.plan(workload, TARGET, None, False, CompiledDirection)
 
 
@@ -81,8 +82,9 @@ def test_a_task_that_fails_has_ended_too(thread: RehearsalThread) -> None:
     assert ended.is_set()
 
 
-def test_it_ends_without_work_and_begins_again(thread: RehearsalThread,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_without_work_and_begins_again(
+    thread: RehearsalThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rehearsal_thread, "IDLE_S", 0.0)
     seen: list[int] = []
     for n in range(2):
@@ -131,8 +133,12 @@ def test_on_a_gpu_it_works_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatc
 
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(rehearsal_thread, "_call", lambda name, *_: told.append(name))
-    for name, made in (("device", entered), ("stream", entered), ("mem_get_info", lambda _: (8, 8)),
-                       ("ExternalStream", lambda at, device: f"a stream of {device}")):
+    for name, made in (
+        ("device", entered),
+        ("stream", entered),
+        ("mem_get_info", lambda _: (8, 8)),
+        ("ExternalStream", lambda at, device: f"a stream of {device}"),
+    ):
         monkeypatch.setattr(torch.cuda, name, made)
     rehearsal_thread._stream.cache_clear()
     for _ in range(2):
@@ -163,8 +169,9 @@ def test_what_was_right_needs_no_check_at_its_first_call(unknown: None, prop: Pr
 
 
 @pytest.mark.parametrize("wrong", ["result", "error"])
-def test_what_was_wrong_is_left_to_the_first_call(unknown: None, wrong: str,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_wrong_is_left_to_the_first_call(
+    unknown: None, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own data decide, as they are what a program computes with."""
     plan = plan_of()
     with monkeypatch.context() as patch:
@@ -215,8 +222,10 @@ compute taken
     assert not first_run_check.rehearse(plan, CPU, True)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "int8",
-                                   "uint8", "int32", "bool"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "int8", "uint8", "int32", "bool"],
+)
 def test_operands_vary_and_begin_where_they_are_asked_to(dtype: str) -> None:
     from transconv.ir import DTYPES, Layout, Tensor
 
@@ -235,8 +244,13 @@ def test_operands_vary_and_begin_where_they_are_asked_to(dtype: str) -> None:
 
 def test_operands_that_are_copied_lie_as_they_do() -> None:
     memory = torch.arange(64.0)
-    for t in (memory, memory[3:].as_strided((2, 3), (5, 1)), memory.as_strided((2, 3), (0, 2), 1),
-              memory[:0], torch.tensor(2)):
+    for t in (
+        memory,
+        memory[3:].as_strided((2, 3), (5, 1)),
+        memory.as_strided((2, 3), (0, 2), 1),
+        memory[:0],
+        torch.tensor(2),
+    ):
         made = rehearsal_thread.copied(t)
         assert made.stride() == t.stride() and made.data_ptr() % 16 == t.data_ptr() % 16
         assert torch.equal(made, t) and made.untyped_storage()._cdata != t.untyped_storage()._cdata

@@ -34,23 +34,54 @@ POINTWISE = "mb2?ic16ih6?oc32oh6kh1 dt=f16 tag=nhwc"
 DEPTHWISE = "g16mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc"
 LAYERS = (  # a fused block, a window, a stride, a sum that ends at a size
     (POINTWISE, Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4"),
-    ("mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
-     "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4"),
-    ("mb2?ic16ih6?oc16oh6kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_D,
-     "ih:4 iw:8 ic:16 oc:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
-    ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
-     "oh:4 ow:8 oc:16 ic:16 | mma | a=gather b=box | c=box stages=2 warps=4"),
+    (
+        "mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4",
+    ),
+    (
+        "mb2?ic16ih6?oc16oh6kh3ph1 dt=bf16 tag=nhwc",
+        Prop.BWD_D,
+        "ih:4 iw:8 ic:16 oc:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
+    ),
+    (
+        "mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "oh:4 ow:8 oc:16 ic:16 | mma | a=gather b=box | c=box stages=2 warps=4",
+    ),
     (POINTWISE, Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:16 | mma | a=box b=box | c=box stages=2 warps=4"),
-    (POINTWISE, Prop.FWD,
-     "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box programs=3 stages=2 warps=4"),
-    (DEPTHWISE, Prop.FWD,
-     "mb.oh:8 ow:4 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kw stages=1 warps=4"),
-    (DEPTHWISE, Prop.BWD_W, "mb.oh:8 ow:4 kh:3 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kh.kw late=1 "
-     "stages=1 warps=4"),
-    ("mb2?ic16ih8?%2oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
-     "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4"))
-NAMES = ("pointwise", "window", "gradient", "strided", "weight", "persistent", "registers", "kept sums",
-         "planes")
+    (
+        POINTWISE,
+        Prop.FWD,
+        "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | c=box programs=3 stages=2 warps=4",
+    ),
+    (
+        DEPTHWISE,
+        Prop.FWD,
+        "mb.oh:8 ow:4 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kw stages=1 warps=4",
+    ),
+    (
+        DEPTHWISE,
+        Prop.BWD_W,
+        "mb.oh:8 ow:4 kh:3 kw:3 g:16 | fma | a=gather b=gather | regs=ow.kh.kw late=1 stages=1 warps=4",
+    ),
+    (
+        "mb2?ic16ih8?%2oc16oh4kh3sh2ph1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4",
+    ),
+)
+NAMES = (
+    "pointwise",
+    "window",
+    "gradient",
+    "strided",
+    "weight",
+    "persistent",
+    "registers",
+    "kept sums",
+    "planes",
+)
 
 
 def layer(text: str, prop: Prop) -> Compute:
@@ -68,8 +99,13 @@ def built(at: int, target: Target = SM90) -> tuple[Compute, Plan]:
 
 def read_back(compute: Compute, step: Any) -> Any:
     """A step, as a record of its plan has it."""
-    return plan_cache._read(plan_cache._step(step), SM90, lambda: pytest.fail("lowered"), 0,
-                      {t.name: t for t in compute.tensors})
+    return plan_cache._read(
+        plan_cache._step(step),
+        SM90,
+        lambda: pytest.fail("lowered"),
+        0,
+        {t.name: t for t in compute.tensors},
+    )
 
 
 @pytest.mark.every(2)
@@ -134,14 +170,27 @@ def test_planes_of_an_odd_size_are_refused() -> None:
 STRIDED = "mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc"
 STEPPED = (  # a step of 2, of 3 with a dilation, along one of two dimensions, in three dimensions, a sum
     (STRIDED, Prop.FWD, "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4"),
-    ("mb2?ic16ih19?oc16oh5kh3sh3ph1dh1 dt=f16 tag=nhwc", Prop.FWD,
-     "mb:2 oh:2 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
-    ("mb2?ic16ih7?iw7?oc16oh7ow4kh3kw3sw2ph1pw1 dt=bf16 tag=nhwc", Prop.FWD,
-     "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
-    ("mb2?ic16id5?ih5?iw5?oc16od3oh3ow3kd3kh3kw3sd2sh2sw2pd1ph1pw1 dt=bf16 tag=axb", Prop.FWD,
-     "od:2 oh:2 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
-    ("mb2?ic64ih9?oc64oh5kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
-     "oh:4 ow:16 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs=3 stages=2 warps=4 via=gluon"))
+    (
+        "mb2?ic16ih19?oc16oh5kh3sh3ph1dh1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "mb:2 oh:2 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
+    ),
+    (
+        "mb2?ic16ih7?iw7?oc16oh7ow4kh3kw3sw2ph1pw1 dt=bf16 tag=nhwc",
+        Prop.FWD,
+        "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
+    ),
+    (
+        "mb2?ic16id5?ih5?iw5?oc16od3oh3ow3kd3kh3kw3sd2sh2sw2pd1ph1pw1 dt=bf16 tag=axb",
+        Prop.FWD,
+        "od:2 oh:2 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
+    ),
+    (
+        "mb2?ic64ih9?oc64oh5kh3sh2ph1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "oh:4 ow:16 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs=3 stages=2 warps=4 via=gluon",
+    ),
+)
 
 
 @pytest.mark.skipif(not is_direct(), reason="this release of Triton has no such descriptors")
@@ -175,8 +224,9 @@ def test_a_box_that_forgets_its_step_is_found_out() -> None:
 
 
 @pytest.mark.skipif(not is_direct(), reason="as above")
-def test_stepped_boxes_are_read_back_and_lie_on_disk(monkeypatch: pytest.MonkeyPatch,
-                                                     tmp_path: Path) -> None:
+def test_stepped_boxes_are_read_back_and_lie_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     compute, plan = stepped()
     for stage, kernel in transconv.lower(compute, STEPPED[0][2], "sm_90"):
@@ -222,8 +272,20 @@ def test_the_driver_gets_steps_and_what_they_reach(monkeypatch: pytest.MonkeyPat
     made = Map()
     lying = (3, 7, 9, 64), (7 * 9 * 64, 9 * 64, 64, 1)
     bound_start._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
-    assert asked == [id(made) + 128, 10, 4, 4096, [64, 9, 7, 3], [128, 1152, 8064], [64, 16, 8, 1],
-                     [1, 2, 2, 1], 0, 3, 2, 0]
+    assert asked == [
+        id(made) + 128,
+        10,
+        4,
+        4096,
+        [64, 9, 7, 3],
+        [128, 1152, 8064],
+        [64, 16, 8, 1],
+        [1, 2, 2, 1],
+        0,
+        3,
+        2,
+        0,
+    ]
     with pytest.raises(bound_start.NotEncoded, match="returned 1 for a tensor of"):
         bound_start._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
 
@@ -235,6 +297,7 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
     def encoding(meta: Any, box: Any) -> Any:
         def encode(address: int, lying: Any) -> list[Any]:
             raise bound_start.NotEncoded("the driver said 1")
+
         return encode
 
     monkeypatch.setattr(bound_start, "encoding", encoding)
@@ -249,10 +312,14 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
 MERGED = "g8mb2?ic32ih6?oc32oh6kh3ph1 dt=f16 tag=nhwc"
 
 
-@pytest.mark.parametrize(("prop", "schedule"), [
-    (Prop.FWD, "oh:4 ow:8 oc:32 ic:32 | mma | a=box b=gather | c=box merge=8 swap=1 stages=2 warps=4"),
-    (Prop.BWD_D, "mb.ih.iw:32 ic:16 oc:16 | mma | a=gather b=gather | merge=4 stages=2 warps=4"),
-    (Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:32 | mma | a=gather b=gather | merge=4 stages=2 warps=4")])
+@pytest.mark.parametrize(
+    ("prop", "schedule"),
+    [
+        (Prop.FWD, "oh:4 ow:8 oc:32 ic:32 | mma | a=box b=gather | c=box merge=8 swap=1 stages=2 warps=4"),
+        (Prop.BWD_D, "mb.ih.iw:32 ic:16 oc:16 | mma | a=gather b=gather | merge=4 stages=2 warps=4"),
+        (Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:32 | mma | a=gather b=gather | merge=4 stages=2 warps=4"),
+    ],
+)
 def test_groups_are_merged(prop: Prop, schedule: str) -> None:
     compute = layer(MERGED, prop)
     kernel = build_compute(compute, SM90, Schedule.parse(schedule)).steps[0].kernel
@@ -276,8 +343,10 @@ def test_estimates_count_what_is_added_behind_a_sum() -> None:
     """A residual has as many bytes as the result."""
     text, names = marked("mb8?ic64ih56?oc256oh56kh1 dt=bf16 tag=nhwc")
     (compute,) = any_size(ConvProblem.parse(text), Prop.FWD, names, Epilogue.parse("add:bf16:per_tensor"))
-    schedule = Schedule.parse("mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box | c=box behind=box swap=1 "
-                              "programs=132 stages=6 warps=4 via=gluon")
+    schedule = Schedule.parse(
+        "mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box | c=box behind=box swap=1 "
+        "programs=132 stages=6 warps=4 via=gluon"
+    )
     found = AtSizes(schedule, compute, SM90)
     for drawn in ({"MB": 8, "IH": 56, "IW": 56}, {"MB": 3, "IH": 99, "IW": 170}):
         counts = [value_at(c, drawn) for c in found.counts]
@@ -298,19 +367,37 @@ def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
         assert not judged.problem, f"elements differ: {judged.problem}"
 
 
-@pytest.mark.parametrize(("text", "prop", "schedule", "reason"), [
-    ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
-     "mb:1 oh:256 ow:1 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
-     "the box reaches 512 along src_2, at most 256"),
-    ("mb2?ic16ih19?oc16oh2kh3sh9ph1 dt=f16 tag=nhwc", Prop.FWD, LAYERS[1][2],
-     "src_2 as oh*9 + kh - 1, a box steps by 1 and IH is no multiple of 9"),
-    ("mb2?ic20ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.FWD, LAYERS[0][2],
-     "which is not a multiple of 16 bytes"),
-    ("mb2?ic16ih6?oc16oh6kh1 dt=f16 tag=nchw", Prop.FWD, LAYERS[1][2], "not a multiple of 16 bytes"),
-    (POINTWISE, Prop.BWD_W, LAYERS[4][2].replace("c=box", "split_k=4"), "boxes have no mask"),
-    ("mb2?ic64ih6?oc64oh6kh3ph1 dt=f16 tag=nhwc", Prop.BWD_W,
-     "ic:64 oc:64 oh:2 ow:8 | mma | a=box b=box | split_k=2 programs=9 stages=2 warps=4 via=gluon",
-     "parts that may be empty")])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "reason"),
+    [
+        (
+            "mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc",
+            Prop.FWD,
+            "mb:1 oh:256 ow:1 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
+            "the box reaches 512 along src_2, at most 256",
+        ),
+        (
+            "mb2?ic16ih19?oc16oh2kh3sh9ph1 dt=f16 tag=nhwc",
+            Prop.FWD,
+            LAYERS[1][2],
+            "src_2 as oh*9 + kh - 1, a box steps by 1 and IH is no multiple of 9",
+        ),
+        (
+            "mb2?ic20ih6?oc16oh6kh1 dt=f16 tag=nhwc",
+            Prop.FWD,
+            LAYERS[0][2],
+            "which is not a multiple of 16 bytes",
+        ),
+        ("mb2?ic16ih6?oc16oh6kh1 dt=f16 tag=nchw", Prop.FWD, LAYERS[1][2], "not a multiple of 16 bytes"),
+        (POINTWISE, Prop.BWD_W, LAYERS[4][2].replace("c=box", "split_k=4"), "boxes have no mask"),
+        (
+            "mb2?ic64ih6?oc64oh6kh3ph1 dt=f16 tag=nhwc",
+            Prop.BWD_W,
+            "ic:64 oc:64 oh:2 ow:8 | mma | a=box b=box | split_k=2 programs=9 stages=2 warps=4 via=gluon",
+            "parts that may be empty",
+        ),
+    ],
+)
 def test_what_has_no_descriptor_is_refused(text: str, prop: Prop, schedule: str, reason: str) -> None:
     assert reason in (why_not(Schedule.parse(schedule), layer(text, prop), SM90) or "legal")
 
@@ -355,6 +442,7 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
         def encode(address: int, lying: Any) -> list[Any]:
             described.append(lying[0])
             return [lying[0], meta]
+
         return encode
 
     monkeypatch.setattr(bound_start, "encoding", encoding)

@@ -38,28 +38,63 @@ SM90 = Target.parse("sm_90")
 LINE = "mb2?ic16iw9?oc16ow9kw3pw1 dt=f16 tag=ncw"
 LONG = "mb2?ic64iw9?oc64ow9kw3pw1 dt=f16 tag=ncw"
 LAYERS = {
-    "operands": (LINE, Prop.FWD,
-                 "ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4"),
-    "result": (LINE, Prop.FWD,
-               "ow:16 oc:16 ic:16 | mma | a=box b=box | c=box pack=a.b.c swap=1 stages=2 warps=4"),
-    "gradient": (LONG, Prop.BWD_D, "iw:64 ic:64 oc:32 | mma | a=box b=box | pack=a.b swap=1 programs=3 "
-                 "stages=2 warps=4 via=gluon"),
-    "weight": (LONG.replace("mb2", "mb4"), Prop.BWD_W, "kw.ic:64 oc:64 ow:16 | mma | a=box b=box | "
-               "pack=a.b.c swap=1 split_k=3 stages=2 warps=4 via=gluon"),
-    "padded": ("mb2?ic12iw9?oc20ow9kw3pw1 dt=f16 tag=ncw", Prop.FWD,
-               "ow:16 oc:16 ic:16 | mma | a=box b=gather | c=box pack=a.c swap=1 stages=2 warps=4"),
-    "fused": ("mb2?ic16iw9?oc12ow9kw1 dt=f16 tag=ncw", Prop.FWD,
-              "mb.ow:16 oc:16 ic:16 | mma | a=box b=box | c=box pack=a.c swap=1 stages=2 warps=4"),
-    "planes": ("mb2?ic16iw9?oc16ow5kw1sw2pw0 dt=f16 tag=ncw", Prop.FWD,
-               "ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a swap=1 stages=2 warps=4"),
-    "turned": ("mb2?ic16ih5?iw6?oc16oh5ow6kh1kw1 dt=f16", Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | "
-               "a=box b=box | pack=a swap=1 programs=3 stages=2 warps=4"),
-    "image": ("mb2?ic16ih5?iw6?oc16oh5ow6kh3kw3ph1pw1 dt=f16 tag=nchw", Prop.FWD,
-              "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4"),
-    "rounded": ("mb2?ic16iw9?oc16ow9kw3pw1 dt=f32 tag=nwc math=tf32", Prop.FWD,
-                "mb.ow:16 oc:16 ic:16 | mma | a=gather b=gather | pack=a.b stages=2 warps=4"),
-    "bytes": ("mb2?ic32iw9?oc32ow9kw3pw1 dt=f8e4m3:f8e4m3:f32 tag=ncw", Prop.FWD,
-              "ow:16 oc:16 ic:32 | mma | a=gather b=gather | pack=a.b.f16 stages=2 warps=4")}
+    "operands": (
+        LINE,
+        Prop.FWD,
+        "ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4",
+    ),
+    "result": (
+        LINE,
+        Prop.FWD,
+        "ow:16 oc:16 ic:16 | mma | a=box b=box | c=box pack=a.b.c swap=1 stages=2 warps=4",
+    ),
+    "gradient": (
+        LONG,
+        Prop.BWD_D,
+        "iw:64 ic:64 oc:32 | mma | a=box b=box | pack=a.b swap=1 programs=3 stages=2 warps=4 via=gluon",
+    ),
+    "weight": (
+        LONG.replace("mb2", "mb4"),
+        Prop.BWD_W,
+        "kw.ic:64 oc:64 ow:16 | mma | a=box b=box | "
+        "pack=a.b.c swap=1 split_k=3 stages=2 warps=4 via=gluon",
+    ),
+    "padded": (
+        "mb2?ic12iw9?oc20ow9kw3pw1 dt=f16 tag=ncw",
+        Prop.FWD,
+        "ow:16 oc:16 ic:16 | mma | a=box b=gather | c=box pack=a.c swap=1 stages=2 warps=4",
+    ),
+    "fused": (
+        "mb2?ic16iw9?oc12ow9kw1 dt=f16 tag=ncw",
+        Prop.FWD,
+        "mb.ow:16 oc:16 ic:16 | mma | a=box b=box | c=box pack=a.c swap=1 stages=2 warps=4",
+    ),
+    "planes": (
+        "mb2?ic16iw9?oc16ow5kw1sw2pw0 dt=f16 tag=ncw",
+        Prop.FWD,
+        "ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a swap=1 stages=2 warps=4",
+    ),
+    "turned": (
+        "mb2?ic16ih5?iw6?oc16oh5ow6kh1kw1 dt=f16",
+        Prop.FWD,
+        "mb.oh.ow:32 oc:16 ic:16 | mma | a=box b=box | pack=a swap=1 programs=3 stages=2 warps=4",
+    ),
+    "image": (
+        "mb2?ic16ih5?iw6?oc16oh5ow6kh3kw3ph1pw1 dt=f16 tag=nchw",
+        Prop.FWD,
+        "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4",
+    ),
+    "rounded": (
+        "mb2?ic16iw9?oc16ow9kw3pw1 dt=f32 tag=nwc math=tf32",
+        Prop.FWD,
+        "mb.ow:16 oc:16 ic:16 | mma | a=gather b=gather | pack=a.b stages=2 warps=4",
+    ),
+    "bytes": (
+        "mb2?ic32iw9?oc32ow9kw3pw1 dt=f8e4m3:f8e4m3:f32 tag=ncw",
+        Prop.FWD,
+        "ow:16 oc:16 ic:32 | mma | a=gather b=gather | pack=a.b.f16 stages=2 warps=4",
+    ),
+}
 INTERPRETED = [n for n, (_, _, words) in LAYERS.items() if "gluon" not in words]
 MATRICES = """compute product
     sizes  M=8 in 1..64, N=16 in 1..64, K=12 in 1..64
@@ -69,6 +104,7 @@ MATRICES = """compute product
     read a = A[m, k]
     read b = B[n, k]
     store C[m, n] = sum(f32(a)*f32(b); k)"""
+
 
 def layer(text: str, prop: Prop) -> tuple[Compute, ...]:
     plain, names = marked(text)
@@ -93,8 +129,9 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     for n, drawn in enumerate(sizes.drawn(compute, 4)):
         case = ComputationCase(compute.at(**drawn))
         if n < 3:
-            judged = case.interpreted(*(s.kernel.at(drawn) if s.kernel.sizes else s.kernel
-                                        for s in plan.steps))
+            judged = case.interpreted(
+                *(s.kernel.at(drawn) if s.kernel.sizes else s.kernel for s in plan.steps)
+            )
         elif name in INTERPRETED:
             judged = case.launched(built(name, executable(SM90, "cpu"))[1], "cpu")
         assert not judged.problem, (drawn, judged.problem)
@@ -124,7 +161,7 @@ def test_a_copy_has_the_places_of_the_copy_for_given_sizes() -> None:
 def test_workspaces_are_as_long_as_the_sizes_say() -> None:
     plan = built("padded")[1]
     names = [*plan.workspaces]
-    rooms = dict(zip(names, (room for room, in plan.numbers(3, 40)[-1]), strict=True))
+    rooms = dict(zip(names, (room for (room,) in plan.numbers(3, 40)[-1]), strict=True))
     assert rooms == {"src_packed": 3 * 40 * 16, "dst_packed": 3 * 40 * 24}
 
 
@@ -172,7 +209,8 @@ def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     again = plan_cache.find(workload, SM90, False, Plan, lambda: pytest.fail("made again"))
     assert again is not None and again.numbers(3, 50) == plan.numbers(3, 50)
     assert {n: t.extents for n, t in again.workspaces.items()} == {
-        n: t.extents for n, t in plan.workspaces.items()}
+        n: t.extents for n, t in plan.workspaces.items()
+    }
     assert again.formulas()[0].us == plan.formulas()[0].us
 
 
@@ -187,15 +225,15 @@ def test_only_copies_of_given_sizes_are_made_once() -> None:
 
 def test_the_estimate_counts_the_elements_that_are_copied() -> None:
     (compute,) = layer("mb8?ic64iw4096?oc64ow4096kw3pw1 dt=bf16 tag=ncw", Prop.FWD)
-    schedule = Schedule.parse(
-        "ow:128 oc:64 ic:64 | mma | a=box b=box | pack=a.b swap=1 stages=4 warps=4")
+    schedule = Schedule.parse("ow:128 oc:64 ic:64 | mma | a=box b=box | pack=a.b swap=1 stages=4 warps=4")
     at = AtSizes(schedule, compute, SM90)
     for drawn in ({"MB": 8, "IW": 4096}, {"MB": 3, "IW": 20000}):
         us = at.us(*(value_at(n, drawn) for n in at.counts))
         exact = estimate(schedule, compute.at(**drawn), SM90)
         assert us == pytest.approx(exact, rel=0.02), drawn
     assert estimate(schedule, compute, SM90) == pytest.approx(
-        estimate(schedule, compute.at(MB=8, IW=4096), SM90), rel=0.02)
+        estimate(schedule, compute.at(MB=8, IW=4096), SM90), rel=0.02
+    )
 
 
 @pytest.mark.parametrize("prop", [Prop.FWD, pytest.param(Prop.BWD_W, marks=pytest.mark.slow)])
@@ -217,10 +255,13 @@ def test_kernels_of_a_layer_share_copies(prop: Prop) -> None:
 
 def test_a_copy_requires_what_concerns_its_tensor_alone() -> None:
     """Not what divides a size, nor that the other tensor has elements: kernels that need it share it."""
-    for text, least in (("mb2?ic16iw9?%8oc16ow9kw3pw1 dt=f16 tag=ncw", {"src": 1, "dst": 1}),
-                        ("mb2?ic16iw9?oc16ow5kw5 dt=f16 tag=ncw", {"src": 1, "dst": 5})):
-        (compute,) = layer(text.replace("iw9", "iw16").replace("ow9", "ow16").replace("ow5", "ow12"),
-                           Prop.BWD_W)
+    for text, least in (
+        ("mb2?ic16iw9?%8oc16ow9kw3pw1 dt=f16 tag=ncw", {"src": 1, "dst": 1}),
+        ("mb2?ic16iw9?oc16ow5kw5 dt=f16 tag=ncw", {"src": 1, "dst": 5}),
+    ):
+        (compute,) = layer(
+            text.replace("iw9", "iw16").replace("ow9", "ow16").replace("ow5", "ow12"), Prop.BWD_W
+        )
         schedule = Schedule.parse("ic:16 oc:16 ow:16 | mma | a=box b=box | pack=a.b stages=2 warps=4")
         for copy in Scheduled(compute, schedule, SM90).copies:
             assert copy.named is not None and not any(find(c, Mod) for c in copy.named.where)
@@ -238,10 +279,12 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
     """As long as its sizes say, and hands them to the kernels that take them: not to the weight's copy."""
     plan = built("operands")[1]
     begun: list[tuple[int, ...]] = []
-    monkeypatch.setattr(KernelStart, "__call__", lambda self, sizes, at, given, stream: begun.append(
-        (*sizes, *given)))
-    monkeypatch.setattr(TritonKernel, "begun", lambda self, *_: KernelStart(
-        None, None, sizes=len(self.names)))  # as where Triton starts kernels
+    monkeypatch.setattr(
+        KernelStart, "__call__", lambda self, sizes, at, given, stream: begun.append((*sizes, *given))
+    )
+    monkeypatch.setattr(
+        TritonKernel, "begun", lambda self, *_: KernelStart(None, None, sizes=len(self.names))
+    )  # as where Triton starts kernels
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: device, raising=False)
     monkeypatch.setattr(plans.torch_internals, "quickest", lambda: lambda shape, stride, dtype: shape[0])
     start = plan.starter_at(0, True, ("src", "wei", "dst"))
@@ -261,8 +304,10 @@ def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:
     odd, even = (computes(ConvProblem.parse(text.format(n)), Prop.FWD)[0] for n in (4097, 4096))
     stored = [count(schedule, c, SM90).stored.alone for c in (odd, even)]
     assert stored == [True, False]
-    marks = (text.format("4096?").replace("ow4096?", "ow4096").replace("mb8", "mb8?"),
-             text.format("4096?%8").replace("ow4096?%8", "ow4096").replace("mb8", "mb8?"))
+    marks = (
+        text.format("4096?").replace("ow4096?", "ow4096").replace("mb8", "mb8?"),
+        text.format("4096?%8").replace("ow4096?%8", "ow4096").replace("mb8", "mb8?"),
+    )
     assert [count(schedule, layer(m, Prop.FWD)[0], SM90).stored.alone for m in marks] == [True, False]
     assert estimate(schedule, odd, SM90) > 1.2 * estimate(schedule, even, SM90)
 

@@ -23,20 +23,38 @@ from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 LAYERS = {  # a window, a fused block, a sum that ends at a size
-    "window": ("mb2?ic32ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
-               "oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4 via=gluon"),
-    "pointwise": ("mb2?ic32ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.FWD,
-                  "mb.oh.ow:64 oc:16 ic:16 | mma | a=box b=box | c=gather stages=3 warps=4 via=gluon"),
-    "persistent": ("mb4?ic32ih16?oc64oh16kh3ph1 dt=f16 tag=nhwc", Prop.FWD,
-                   "oh:8 ow:8 oc:64 ic:16 | mma | a=box b=box | c=box swap=1 programs=3 keep=b stages=2 "
-                   "warps=4 via=gluon"),
-    "in turns": ("mb4?ic64ih16?oc64oh16kh1 dt=f16 tag=nhwc", Prop.FWD,
-                 "mb.oh.ow:64 oc:64 ic:32 | mma | a=box b=box | c=box swap=1 group_m=4 programs=3 "
-                 "consumers=2 stages=2 warps=4 via=gluon"),
-    "weight": ("mb2?ic64ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.BWD_W,
-               "ic:64 oc:16 mb.oh.ow:16 | mma | a=box b=box | stages=2 warps=4 via=gluon"),
-    "parts": ("mb2?ic64ih6?oc64oh6kh3ph1 dt=f8e4m3:f8e4m3:f32 tag=nhwc math=ieee", Prop.FWD,
-              "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box stages=3 warps=4 via=gluon"),
+    "window": (
+        "mb2?ic32ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box stages=2 warps=4 via=gluon",
+    ),
+    "pointwise": (
+        "mb2?ic32ih6?oc16oh6kh1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "mb.oh.ow:64 oc:16 ic:16 | mma | a=box b=box | c=gather stages=3 warps=4 via=gluon",
+    ),
+    "persistent": (
+        "mb4?ic32ih16?oc64oh16kh3ph1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "oh:8 ow:8 oc:64 ic:16 | mma | a=box b=box | c=box swap=1 programs=3 keep=b stages=2 "
+        "warps=4 via=gluon",
+    ),
+    "in turns": (
+        "mb4?ic64ih16?oc64oh16kh1 dt=f16 tag=nhwc",
+        Prop.FWD,
+        "mb.oh.ow:64 oc:64 ic:32 | mma | a=box b=box | c=box swap=1 group_m=4 programs=3 "
+        "consumers=2 stages=2 warps=4 via=gluon",
+    ),
+    "weight": (
+        "mb2?ic64ih6?oc16oh6kh1 dt=f16 tag=nhwc",
+        Prop.BWD_W,
+        "ic:64 oc:16 mb.oh.ow:16 | mma | a=box b=box | stages=2 warps=4 via=gluon",
+    ),
+    "parts": (
+        "mb2?ic64ih6?oc64oh6kh3ph1 dt=f8e4m3:f8e4m3:f32 tag=nhwc math=ieee",
+        Prop.FWD,
+        "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box stages=3 warps=4 via=gluon",
+    ),
 }
 
 
@@ -65,7 +83,7 @@ def test_a_role_that_counts_steps_of_the_example_is_found_out() -> None:
     loops = [*re.finditer(r"in 0\.\.\d+ until .*:\n", text)]
     assert len(loops) == 2
     for loop in loops:
-        short = Kernel.parse(f"{text[:loop.start()]}in 0..1:\n{text[loop.end():]}").at(drawn)
+        short = Kernel.parse(f"{text[: loop.start()]}in 0..1:\n{text[loop.end() :]}").at(drawn)
         with pytest.raises((InterpError, AssertionError)):
             assert not ComputationCase(compute.at(**drawn)).interpreted(short).problem
 
@@ -80,8 +98,13 @@ def test_a_plan_lies_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     compute, plan = built("window")
     step = plan.steps[0]
-    again = plan_cache._read(plan_cache._step(step), SM90, lambda: pytest.fail("lowered"), 0,
-                       {t.name: t for t in compute.tensors})
+    again = plan_cache._read(
+        plan_cache._step(step),
+        SM90,
+        lambda: pytest.fail("lowered"),
+        0,
+        {t.name: t for t in compute.tensors},
+    )
     for run in (step.triton, again.triton):
         assert run.sizes is not None and run.explicit and run.describe is describe_explicit
         assert run.sizes.names == ("MB", "IH", "IW")

@@ -31,7 +31,8 @@ KERNELS = (  # one part, parts of which some are empty, a step of 2, piles, merg
     (STRIDED, f"ic:64 oc:64 oh:4 ow:8 | {WORDS} split_k=4 stages=3 warps=4 via=gluon"),
     (WINDOW, f"kh.kw.ic:128 oc:64 oh:4 ow:16 | {WORDS} split_k=2 stages=2 warps=4 via=gluon"),
     (GROUPS, f"kh.kw.ic:64 oc:64 oh:4 ow:16 | {WORDS} merge=8 stages=2 warps=4 via=gluon"),
-    (WINDOW, f"kh.kw.ic:128 oc:64 oh:8 ow:8 | {WORDS} split_k=2 stages=2 warps=8 via=gluon"))
+    (WINDOW, f"kh.kw.ic:128 oc:64 oh:8 ow:8 | {WORDS} split_k=2 stages=2 warps=8 via=gluon"),
+)
 
 
 @cache

@@ -72,8 +72,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
             source: str = honest(*args)
             if not hit(source):
                 return source
-            made = source.replace("tl.dot(a, ", "tl.dot(a * 1.25, ").replace(
-                "acc.to(", "(acc * 1.25).to(")
+            made = source.replace("tl.dot(a, ", "tl.dot(a * 1.25, ").replace("acc.to(", "(acc * 1.25).to(")
             assert made != source
             return made
 
@@ -106,8 +105,7 @@ def answer(p: ConvProblem, prop: Prop, t: dict[str, torch.Tensor]) -> torch.Tens
 
 @interpreted
 @pytest.mark.parametrize("prop", list(Prop))
-def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant,
-                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant, caplog: pytest.LogCaptureFixture) -> None:
     best, second = ranked(PLAIN, prop)[:2]
     plant(lambda source: f"schedule {best}" in source)
     t = tensors_of(PLAIN, prop)
@@ -139,8 +137,9 @@ def test_other_processes_hear_of_it(plant: Plant, monkeypatch: pytest.MonkeyPatc
 
 
 @interpreted
-def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.MonkeyPatch,
-                                                      caplog: pytest.LogCaptureFixture) -> None:
+def test_a_known_mistake_of_the_compiler_is_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is never used again, also by other processes, and the next best schedule takes its place."""
     best, second = ranked(PLAIN, Prop.FWD)[:2]
     honest = TritonKernel._interpret
@@ -170,8 +169,9 @@ def test_only_the_wrong_stride_phase_is_replaced(plant: Plant) -> None:
     first = compiler.plan(p, Prop.BWD_D, INTERPRETER)
     passed = first_run_check.run(first, t)
     torch.testing.assert_close(t["src"], answer(p, Prop.BWD_D, t), atol=1e-4, rtol=1e-4)
-    changed = [a.compute.name for a, b in zip(first.steps, passed.steps, strict=True)
-               if a.digest != b.digest]
+    changed = [
+        a.compute.name for a, b in zip(first.steps, passed.steps, strict=True) if a.digest != b.digest
+    ]
     assert changed == ["bwd_d_0_1"] and passed.rejected == 1
 
 
@@ -218,6 +218,7 @@ def test_what_is_not_written_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 @interpreted
 def test_a_part_leaves_the_others_alone() -> None:
     """A text that stores a part of a tensor is checked without what others stored there."""
+
     def half(begin: int) -> str:
         return f"""compute half
     tensor X f32 [4, 8]
@@ -291,6 +292,7 @@ def test_a_kernel_that_triton_refuses_holds_no_tensors() -> None:
         t = tensors_of(PLAIN, Prop.FWD)
         assert first_run_check.run(first, t).rejected == 1
         return weakref.ref(t["dst"])
+
     gc.collect()
     gc.disable()
     try:
@@ -301,13 +303,17 @@ def test_a_kernel_that_triton_refuses_holds_no_tensors() -> None:
 
 def lost() -> None:
     """By Triton's launcher, where another kernel has ended the use of the device."""
-    exec("def inside(): raise RuntimeError('Triton Error [CUDA]: an illegal memory access')\ninside()",
-         {"__name__": "triton.backends.nvidia.driver"})
+    exec(
+        "def inside(): raise RuntimeError('Triton Error [CUDA]: an illegal memory access')\ninside()",
+        {"__name__": "triton.backends.nvidia.driver"},
+    )
 
 
 def no_memory() -> None:
-    exec("def inside(): raise error\ninside()", {
-        "__name__": "triton.runtime.jit", "error": torch.OutOfMemoryError("no memory")})
+    exec(
+        "def inside(): raise error\ninside()",
+        {"__name__": "triton.runtime.jit", "error": torch.OutOfMemoryError("no memory")},
+    )
 
 
 @interpreted
@@ -322,8 +328,7 @@ def test_what_ails_the_device_is_no_kernels(raised: Callable[[], None]) -> None:
 
 def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {t: compiler.build(PLAIN, Prop.FWD, t) for t in (INTERPRETER, SM90)}
-    for policy, believed in {"always": [], "check": [INTERPRETER],
-                             "never": [INTERPRETER, SM90]}.items():
+    for policy, believed in {"always": [], "check": [INTERPRETER], "never": [INTERPRETER, SM90]}.items():
         monkeypatch.setenv("TRANSCONV_TRUST", policy)
         assert [t for t, plan in made.items() if first_run_check.is_trusted(plan)] == believed
 
@@ -357,13 +362,16 @@ def test_digests_tell_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_calls_are_right_and_checked_once(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[str] = []
     honest = workload.examine
-    monkeypatch.setattr(workload, "examine",
-                        lambda p, prop, *rest: checks.append(str(prop)) or honest(p, prop, *rest))
+    monkeypatch.setattr(
+        workload, "examine", lambda p, prop, *rest: checks.append(str(prop)) or honest(p, prop, *rest)
+    )
     seen: dict[str, str] = {}
 
     def first_schedule(source: str) -> bool:
-        compute, schedule = (next(x for x in source.splitlines() if x.startswith(f"# {word}"))
-                             for word in ("bwd" if "# bwd" in source else "fwd", "schedule"))
+        compute, schedule = (
+            next(x for x in source.splitlines() if x.startswith(f"# {word}"))
+            for word in ("bwd" if "# bwd" in source else "fwd", "schedule")
+        )
         return seen.setdefault(compute, schedule) == schedule
 
     plant(first_schedule)
@@ -374,16 +382,18 @@ def test_calls_are_right_and_checked_once(plant: Plant, monkeypatch: pytest.Monk
         got, want = transconv.conv2d(x, w, b, padding=1), F.conv2d(x, w, b, padding=1)
         torch.testing.assert_close(got, want)
         grad = torch.randn(got.shape)
-        for ours, theirs in zip(torch.autograd.grad(got, (x, w, b), grad),
-                                torch.autograd.grad(want, (x, w, b), grad), strict=True):
+        for ours, theirs in zip(
+            torch.autograd.grad(got, (x, w, b), grad),
+            torch.autograd.grad(want, (x, w, b), grad),
+            strict=True,
+        ):
             torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
     assert sorted(checks) == ["bwd_d"] * 2 + ["bwd_w"] * 2 + ["fwd"] * 2
     assert transconv.stats().native == {"fwd": 2, "bwd_d": 2, "bwd_w": 2}
 
 
 @interpreted
-def test_torch_steps_in_when_nothing_is_right(plant: Plant,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_steps_in_when_nothing_is_right(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 2)
     plant(lambda source: True)
     x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
@@ -396,8 +406,9 @@ def test_torch_steps_in_when_nothing_is_right(plant: Plant,
 
 
 @interpreted
-def test_fused_calls_are_checked(plant: Plant, monkeypatch: pytest.MonkeyPatch,
-                                 caplog: pytest.LogCaptureFixture) -> None:
+def test_fused_calls_are_checked(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 2)
     plant(lambda source: "# epilogue" in source)
     x, w, b = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
@@ -422,19 +433,31 @@ def stored(key: str = "k" * 32, verdict: str = "wrong") -> Path:
 def test_verdicts_survive_the_process() -> None:
     path = stored()
     assert json.loads(path.read_text())["content"] == {
-        "verdict": "wrong", "reason": "x", "triton": check_records.triton_version()}
+        "verdict": "wrong",
+        "reason": "x",
+        "triton": check_records.triton_version(),
+    }
     assert check_records.is_wrong(path.stem)
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda text: text[:-9], lambda text: "", lambda text: "[1]", lambda text: "[" * 20000,
-    lambda text: text.replace('"drawer": "verdicts', '"drawer": "tuning'),
-    lambda text: text.replace('"triton": "', '"triton": "0'),
-    lambda text: text.replace('"key": "k', '"key": "l'),
-    lambda text: text.replace("wrong", "maybe"), lambda text: text + " " * (1 << 17),
-    lambda text: '{"content": [1]}'], ids=lambda f: "")
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[:-9],
+        lambda text: "",
+        lambda text: "[1]",
+        lambda text: "[" * 20000,
+        lambda text: text.replace('"drawer": "verdicts', '"drawer": "tuning'),
+        lambda text: text.replace('"triton": "', '"triton": "0'),
+        lambda text: text.replace('"key": "k', '"key": "l'),
+        lambda text: text.replace("wrong", "maybe"),
+        lambda text: text + " " * (1 << 17),
+        lambda text: '{"content": [1]}',
+    ],
+    ids=lambda f: "",
+)
 def test_files_that_say_nothing(spoil: Callable[[str], str]) -> None:
     path = stored()
     text = spoil(path.read_text())

@@ -37,8 +37,9 @@ CASES = [
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("text", "prop", "schedule"), CASES,
-                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule"), CASES, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)]
+)
 def test_every_pass_keeps_the_meaning_of_boxes(text: str, prop: Prop, schedule: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     steps = compiler.plan_steps(p, prop, SM100, Schedule.parse(schedule), Epilogue())
@@ -49,14 +50,30 @@ def test_every_pass_keeps_the_meaning_of_boxes(text: str, prop: Prop, schedule: 
 ODD = [
     ("mb2ic16ih9oc16oh4kh3sh2ph0", FWD, "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box c=box swap=1", ""),
     ("mb2ic16ih9oc16oh4kh4sh2ph1", FWD, "mb:2 oh:2 ow:4 oc:16 ic:16 | mma | a=box b=box swap=1", ""),
-    ("mb2ic64ih9oc64oh4kh3sh2ph0", BWD_W, "ic:64 oc:64 oh:4 ow:4 | mma | a=box b=box swap=1 "
-     "via=gluon stages=2 warps=4", ""),
-    ("mb2ic64ih9oc64oh4kh3sh2ph0", BWD_W, "kh.kw.ic:64 oc:64 oh:4 ow:4 | mma | a=box b=box swap=1 "
-     "via=gluon stages=2 warps=4", ""),
-    ("mb2ic64ih9oc64oh4kh3sh2ph0", BWD_W, "kh.kw.ic:128 oc:64 oh:4 ow:4 | mma | a=box b=box swap=1 "
-     "via=gluon stages=2 warps=4", "9 is no multiple of 2"),  # lanes beyond the ninth tap
-    ("mb2ic16ih9oc16oh4kh3sh2ph0", FWD, "oh:8 ow:4 oc:16 ic:16 | mma | a=box b=box swap=1",
-     "9 is no multiple of 2"),  # rows beyond the fourth
+    (
+        "mb2ic64ih9oc64oh4kh3sh2ph0",
+        BWD_W,
+        "ic:64 oc:64 oh:4 ow:4 | mma | a=box b=box swap=1 via=gluon stages=2 warps=4",
+        "",
+    ),
+    (
+        "mb2ic64ih9oc64oh4kh3sh2ph0",
+        BWD_W,
+        "kh.kw.ic:64 oc:64 oh:4 ow:4 | mma | a=box b=box swap=1 via=gluon stages=2 warps=4",
+        "",
+    ),
+    (
+        "mb2ic64ih9oc64oh4kh3sh2ph0",
+        BWD_W,
+        "kh.kw.ic:128 oc:64 oh:4 ow:4 | mma | a=box b=box swap=1 via=gluon stages=2 warps=4",
+        "9 is no multiple of 2",
+    ),  # lanes beyond the ninth tap
+    (
+        "mb2ic16ih9oc16oh4kh3sh2ph0",
+        FWD,
+        "oh:8 ow:4 oc:16 ic:16 | mma | a=box b=box swap=1",
+        "9 is no multiple of 2",
+    ),  # rows beyond the fourth
     ("mb2ic16ih9oc16oh5kh3sh2ph1", FWD, "oh:1 ow:1 oc:16 ic:16 mb:16 | mma | a=box b=box swap=1", ""),
 ]
 
@@ -74,14 +91,19 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: st
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("text", "tile"), [
-    ("mb2ic64ih9oc16oh4kh3sh2ph0", "mb:2 qh:4 qw:4"), ("mb4ic64ih10oc16oh3kh4sh3ph0", "mb:4 qh:2 qw:2"),
-    ("mb4ic64iw11oc16ow3kw4sw3pw0", "mb:4 qw:4"),
-    ("mb2ic64ih9iw7oc16oh5ow3kh2kw3sh2sw2ph1pw0", "mb:1 qh:4 qw:4")])
-@pytest.mark.parametrize(("words", "target"), [("", SM100), ("via=gluon stages=2", SM90)],
-                         ids=["tl", "gluon"])
-def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: str,
-                                                 target: Target) -> None:
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [
+        ("mb2ic64ih9oc16oh4kh3sh2ph0", "mb:2 qh:4 qw:4"),
+        ("mb4ic64ih10oc16oh3kh4sh3ph0", "mb:4 qh:2 qw:2"),
+        ("mb4ic64iw11oc16ow3kw4sw3pw0", "mb:4 qw:4"),
+        ("mb2ic64ih9iw7oc16oh5ow3kh2kw3sh2sw2ph1pw0", "mb:1 qh:4 qw:4"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("words", "target"), [("", SM100), ("via=gluon stages=2", SM90)], ids=["tl", "gluon"]
+)
+def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: str, target: Target) -> None:
     """Each box covers one plane and knows its number of rows, so that nothing is written into the next
     image."""
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
@@ -92,14 +114,28 @@ def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: st
     assert wrong_stages(p, Prop.BWD_D, launches_of(steps, target=target)) == []
 
 
-@pytest.mark.parametrize(("text", "prop", "schedule"), [
-    ("g2mb2ic48ih6oc48oh6kh3ph1 dt=f16 tag=axb", FWD, "oh:8 ow:8 oc:32 ic:16 | mma | c=box via=gluon"),
-    ("g3mb2ic144iw64oc72ow64kw3pw1 dt=f16 tag=axb", Prop.BWD_D,
-     "iw:64 ic:32 oc:16 | mma | c=box via=gluon"),
-    ("g2mb2ic96iw70oc96ow70kw3pw1 dt=s8:s8:s32 tag=axb", FWD, "ow:64 oc:64 ic:64 | mma | via=gluon"),
-    ("g3mb2ic144iw70oc144ow70kw3pw1 dt=bf16 tag=axb", FWD, "ow:64 oc:64 ic:64 | mma | c=box via=gluon"),
-    ("g2mb2ic96iw64oc96ow64kw3pw1 dt=bf16 tag=axb", BWD_W, "ic:64 oc:64 ow:16 | mma | swap=1 via=gluon"),
-])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule"),
+    [
+        ("g2mb2ic48ih6oc48oh6kh3ph1 dt=f16 tag=axb", FWD, "oh:8 ow:8 oc:32 ic:16 | mma | c=box via=gluon"),
+        (
+            "g3mb2ic144iw64oc72ow64kw3pw1 dt=f16 tag=axb",
+            Prop.BWD_D,
+            "iw:64 ic:32 oc:16 | mma | c=box via=gluon",
+        ),
+        ("g2mb2ic96iw70oc96ow70kw3pw1 dt=s8:s8:s32 tag=axb", FWD, "ow:64 oc:64 ic:64 | mma | via=gluon"),
+        (
+            "g3mb2ic144iw70oc144ow70kw3pw1 dt=bf16 tag=axb",
+            FWD,
+            "ow:64 oc:64 ic:64 | mma | c=box via=gluon",
+        ),
+        (
+            "g2mb2ic96iw64oc96ow64kw3pw1 dt=bf16 tag=axb",
+            BWD_W,
+            "ic:64 oc:64 ow:16 | mma | swap=1 via=gluon",
+        ),
+    ],
+)
 def test_a_box_of_a_group_ends_with_it(text: str, prop: Prop, schedule: str) -> None:
     """A tile that is wider than a group, or no part of it, has zeros beyond and stores nothing there."""
     p, chosen = ConvProblem.parse(text), Schedule.parse(f"{schedule} a=box b=box stages=2")
@@ -109,21 +145,45 @@ def test_a_box_of_a_group_ends_with_it(text: str, prop: Prop, schedule: str) -> 
 
 
 REFUSALS = [
-    ("mb4ic16ih9oc16oh5kh3sh2ph1", FWD, "mb:1 oh:4 ow:4 oc:16 ic:16", "axb",
-     "src: lane oh moves along ih as oh*2 + kh - 1, a box steps by 1 and 9 is no multiple of 2"),
+    (
+        "mb4ic16ih9oc16oh5kh3sh2ph1",
+        FWD,
+        "mb:1 oh:4 ow:4 oc:16 ic:16",
+        "axb",
+        "src: lane oh moves along ih as oh*2 + kh - 1, a box steps by 1 and 9 is no multiple of 2",
+    ),
     ("mb4ic3ih8oc16oh8kh3ph1", FWD, "mb:1 oh:4 ow:4 oc:16 ic:16", "axb", "multiple of 16 bytes"),
-    ("mb4ic16ih8oc16oh8kh3ph1", FWD, "mb.oh.ow:16 oc:16 ic:16", "axb",
-     "do not follow one another in memory"),
+    (
+        "mb4ic16ih8oc16oh8kh3ph1",
+        FWD,
+        "mb.oh.ow:16 oc:16 ic:16",
+        "axb",
+        "do not follow one another in memory",
+    ),
     ("mb4ic16ih8oc16oh8kh3ph1", FWD, "mb:1 oh:2 ow:8 oc:16 ic:16", "abx", "not at 16 bytes"),
     ("mb4ic16ih8oc16oh8kh3ph1", FWD, "mb:1 oh:4 ow:4 oc:16 ic:16", "aBx16b", "blocked layout"),
-    ("mb4ic16ih8oc16oh8kh3ph1", BWD_W, "mb:1 oh:4 ow:4 oc:16 ic:16", "axb",
-     "b=box: a left operand of more than two dimensions goes through registers"),
-    ("mb1ic40ih8oc48oh8kh3ph1", Prop.BWD_D, "ih:8 iw:8 ic:32 oc:16", "axb",
-     "b=box: a left operand of more than two dimensions goes through registers"),
-    ("mb4ic16ih8oc16oh8kh1", BWD_W, "mb:2 oh:2 ow:8 oc:16 ic:16", "abx",
-     "apart in memory"),
-    ("mb4ic16ih12oc16oh12kh3ph1", BWD_W, "mb:1 oh:8 ow:2 oc:16 ic:16", "axb",
-     "block oh:8 does not divide 12"),
+    (
+        "mb4ic16ih8oc16oh8kh3ph1",
+        BWD_W,
+        "mb:1 oh:4 ow:4 oc:16 ic:16",
+        "axb",
+        "b=box: a left operand of more than two dimensions goes through registers",
+    ),
+    (
+        "mb1ic40ih8oc48oh8kh3ph1",
+        Prop.BWD_D,
+        "ih:8 iw:8 ic:32 oc:16",
+        "axb",
+        "b=box: a left operand of more than two dimensions goes through registers",
+    ),
+    ("mb4ic16ih8oc16oh8kh1", BWD_W, "mb:2 oh:2 ow:8 oc:16 ic:16", "abx", "apart in memory"),
+    (
+        "mb4ic16ih12oc16oh12kh3ph1",
+        BWD_W,
+        "mb:1 oh:8 ow:2 oc:16 ic:16",
+        "axb",
+        "block oh:8 does not divide 12",
+    ),
 ]
 
 

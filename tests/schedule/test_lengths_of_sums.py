@@ -44,10 +44,16 @@ def test_what_is_cut_off_grows_with_the_chain() -> None:
     assert abs(lost(n, cut=False)) < n * 2.0**-32
 
 
-@pytest.mark.parametrize(("words", "math", "found"), [
-    ("oh:4 ow:8 | mma", "tf32", 2**24 // 8), ("oh:4 ow:8 | mma | split_k=64", "tf32", 2**18 // 8),
-    ("oh:4 ow:8 | mma | split_k=64", "tf32x3", 2**18 // 8), ("oh:4 ow:8 | mma", "ieee", 0),
-    ("oh:4 ow:8 | fma", "tf32", 0)])
+@pytest.mark.parametrize(
+    ("words", "math", "found"),
+    [
+        ("oh:4 ow:8 | mma", "tf32", 2**24 // 8),
+        ("oh:4 ow:8 | mma | split_k=64", "tf32", 2**18 // 8),
+        ("oh:4 ow:8 | mma | split_k=64", "tf32x3", 2**18 // 8),
+        ("oh:4 ow:8 | mma", "ieee", 0),
+        ("oh:4 ow:8 | fma", "tf32", 0),
+    ],
+)
 def test_chains_are_counted(words: str, math: str, found: int) -> None:
     schedule = Schedule.parse(f"kd.kh.kw.ic:256 oc:64 {words}")
     assert chain(schedule, replace(LONG, math=math)) == found

@@ -67,8 +67,9 @@ CASES = [
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize(("text", "prop", "schedule"), CASES,
-                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule"), CASES, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)]
+)
 def test_boxes_over_copies(text: str, prop: Prop, schedule: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=abx")
     steps = compiler.plan_steps(p, prop, SM100, Schedule.parse(schedule), Epilogue())
@@ -79,21 +80,31 @@ def test_boxes_over_copies(text: str, prop: Prop, schedule: str) -> None:
 SUMMED = [
     ("mb4ic24ih7oc16oh7kh3ph1", BWD_D, f"mb:2 ih:2 iw:4 oc:16 ic:16 | {BOXED} pack=b", {"wei": 0}),
     ("g2mb4ic32ih8oc40oh4kh3sh2ph1", BWD_D, "mb:2 qh:2 qw:4 oc:16 ic:16 | pack=b", {"wei": 0}),
-    ("mb2ic64ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:64 oc:32 | {BOXED} pack=b stages=2 via=gluon",
-     {"wei": 0}),
+    (
+        "mb2ic64ih8oc32oh8kh3ph1",
+        BWD_D,
+        f"ih:8 iw:8 ic:64 oc:32 | {BOXED} pack=b stages=2 via=gluon",
+        {"wei": 0},
+    ),
     ("mb32ic16ih3oc24oh3kh3ph1", BWD_W, f"mb:32 oc:16 ic:16 | {BOXED} pack=a.b", {"src": 0, "dst": 0}),
-    ("mb32ic64ih3oc32oh2kh3sh2ph1", BWD_W, "mb:32 oc:32 ic:64 | a=box b=box pack=a.b via=gluon stages=2",
-     {"src": 0, "dst": 0}),
+    (
+        "mb32ic64ih3oc32oh2kh3sh2ph1",
+        BWD_W,
+        "mb:32 oc:32 ic:64 | a=box b=box pack=a.b via=gluon stages=2",
+        {"src": 0, "dst": 0},
+    ),
     ("mb32ic64ih2oc32oh2kh1", BWD_W, "mb:16 oc:32 ic:64 | pack=b split_k=3", {"dst": 0}),
 ]
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("tag", ["abx", "axb"])
-@pytest.mark.parametrize(("text", "prop", "schedule", "inner"), SUMMED,
-                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(SUMMED)])
-def test_what_is_summed_lies_innermost(text: str, prop: Prop, schedule: str, inner: dict[str, int],
-                                       tag: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "inner"), SUMMED, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(SUMMED)]
+)
+def test_what_is_summed_lies_innermost(
+    text: str, prop: Prop, schedule: str, inner: dict[str, int], tag: str
+) -> None:
     p = ConvProblem.parse(f"{text} dt=f32 tag={tag}")
     chosen = Schedule.parse(schedule)
     if tag == "abx" and prop is BWD_D and "box" in schedule:
@@ -105,17 +116,20 @@ def test_what_is_summed_lies_innermost(text: str, prop: Prop, schedule: str, inn
         assert made[f"{name}_packed"][dim] == 1
 
 
-@pytest.mark.parametrize(("text", "prop", "letter", "inner"), [
-    ("mb32ic32ih8oc32oh8kh3ph1", BWD_W, "a", 0),
-    ("mb31ic32ih8oc32oh8kh3ph1", BWD_W, "a", 1),  # a row is not full
-    ("mb32ic32ih8oc32oh8kh3ph1 dt=bf16", BWD_W, "a", 1),  # read along either side
-    ("mb32ic32ih8oc32oh8kh3ph1 math=ieee", BWD_W, "a", 1),  # not for the matrix unit
-    ("mb32ic32ih8oc32oh8kh3ph1", BWD_W, "c", 1),
-    ("mb2ic32ih8oc32oh8kh3ph1", BWD_D, "b", 0),
-    ("mb2ic32ih8oc32oh8kh3ph1", BWD_D, "a", 1),  # its summed channels are its channels
-    ("mb32ic32ih8oc32oh8kh3ph1", FWD, "a", 1),
-    ("mb32ic32ih8oc32oh8kh3ph1", FWD, "b", 1),
-])
+@pytest.mark.parametrize(
+    ("text", "prop", "letter", "inner"),
+    [
+        ("mb32ic32ih8oc32oh8kh3ph1", BWD_W, "a", 0),
+        ("mb31ic32ih8oc32oh8kh3ph1", BWD_W, "a", 1),  # a row is not full
+        ("mb32ic32ih8oc32oh8kh3ph1 dt=bf16", BWD_W, "a", 1),  # read along either side
+        ("mb32ic32ih8oc32oh8kh3ph1 math=ieee", BWD_W, "a", 1),  # not for the matrix unit
+        ("mb32ic32ih8oc32oh8kh3ph1", BWD_W, "c", 1),
+        ("mb2ic32ih8oc32oh8kh3ph1", BWD_D, "b", 0),
+        ("mb2ic32ih8oc32oh8kh3ph1", BWD_D, "a", 1),  # its summed channels are its channels
+        ("mb32ic32ih8oc32oh8kh3ph1", FWD, "a", 1),
+        ("mb32ic32ih8oc32oh8kh3ph1", FWD, "b", 1),
+    ],
+)
 def test_what_a_copy_has_innermost(text: str, prop: Prop, letter: str, inner: int) -> None:
     compute = computes(ConvProblem.parse(f"{text}"), prop)[0]
     (tensor,) = workspaces(compute, letter, 1)
@@ -124,11 +138,15 @@ def test_what_a_copy_has_innermost(text: str, prop: Prop, letter: str, inner: in
     assert "already has" in str(why_not_copied(over_copies(compute, letter), letter))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck),
-          report_multiple_bugs=False, phases=PHASES)
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    phases=PHASES,
+)
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
-def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop,
-                                      seed: int) -> None:
+def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop, seed: int) -> None:
     """Any layout, blocked ones included, seen through copies of any of the tensors."""
     first = computes(p, prop)[0]
     if not all(x.size for x in first.axes):
@@ -148,7 +166,7 @@ def test_copies_move_every_element(data: st.DataObject, p: ConvProblem, letter: 
     """Any schedule of a copy, there and back, after every pass."""
     tensor = {"a": FWD, "b": FWD, "c": FWD}
     compute = computes(p, tensor[letter])[0]
-    copy, = copies(compute, letter)
+    (copy,) = copies(compute, letter)
     schedule = data.draw(st.sampled_from(heuristics.candidates(copy, SM90)[:12]))
     small = tuple(replace(b, extent=data.draw(st.sampled_from([1, 2, 4, 16]))) for b in schedule.blocks)
     schedule = replace(schedule, blocks=small)
@@ -158,18 +176,20 @@ def test_copies_move_every_element(data: st.DataObject, p: ConvProblem, letter: 
     values = integers(np.random.default_rng(1), here.shape, 2)
     source, target = (there, here) if letter == "c" else (here, there)
     for stage, kernel in compiler.lower(copy, schedule, SM90, "copy"):
-        buffers = {source.name: pack(values, source.layout),
-                   target.name: np.full(target.layout.span, np.nan, np.float32)}
+        buffers = {
+            source.name: pack(values, source.layout),
+            target.name: np.full(target.layout.span, np.nan, np.float32),
+        }
         run(kernel, Memory(buffers))
         assert np.array_equal(unpack(buffers[target.name], target.layout, here.shape), values), stage
 
 
 # -- what a copy looks like -----------------------------------------------------------------------
 
+
 def tensor(shape: Sequence[int], strides: Sequence[int] | None = None) -> Tensor:
-    names = ("mb", "ic", "ih", "iw")[:len(shape)]
-    layout = (Layout.dense(f16, shape) if strides is None
-              else Layout.from_strides(f16, shape, strides))
+    names = ("mb", "ic", "ih", "iw")[: len(shape)]
+    layout = Layout.dense(f16, shape) if strides is None else Layout.from_strides(f16, shape, strides)
     return Tensor("src", names, tuple(shape), layout)
 
 
@@ -184,26 +204,31 @@ def test_rows_of_a_copy_begin_at_16_bytes() -> None:
     assert all(rows_of_features(t) for t in (copy_of(tensor((2, 16, 5, 7))), odd, copy_of(wide)))
 
 
-@pytest.mark.parametrize(("shape", "strides", "there"), [
-    ((4, 16, 6, 6), None, False),
-    ((4, 16, 1, 1), None, True),  # one pixel
-    ((4, 16, 6, 6), (576, 1, 96, 16), True),
-    ((4, 12, 6, 6), (432, 1, 72, 12), False),  # rows of 24 bytes
-    ((4, 16, 6, 6), (700, 1, 112, 16), False),  # images 1400 bytes apart
-    ((1, 16, 6, 6), (700, 1, 112, 16), True),  # one image
-])
-def test_what_lies_in_rows_of_features(shape: Sequence[int], strides: Sequence[int] | None,
-                                       there: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "strides", "there"),
+    [
+        ((4, 16, 6, 6), None, False),
+        ((4, 16, 1, 1), None, True),  # one pixel
+        ((4, 16, 6, 6), (576, 1, 96, 16), True),
+        ((4, 12, 6, 6), (432, 1, 72, 12), False),  # rows of 24 bytes
+        ((4, 16, 6, 6), (700, 1, 112, 16), False),  # images 1400 bytes apart
+        ((1, 16, 6, 6), (700, 1, 112, 16), True),  # one image
+    ],
+)
+def test_what_lies_in_rows_of_features(
+    shape: Sequence[int], strides: Sequence[int] | None, there: bool
+) -> None:
     assert rows_of_features(tensor(shape, strides)) == there
 
 
 def test_pixels_without_gaps_are_one_axis() -> None:
     """Of an image of 5x7 rows; not where rows are apart, nor over channels."""
+
     def axes(text: str, src: Layout | None = None) -> list[str]:
         p = ConvProblem.parse(f"{text} dt=f16 tag=abx")
         if src is not None:
             p = replace(p, src=replace(p.src, layout=src))
-        copy, = copies(computes(p, FWD)[0], "a")
+        (copy,) = copies(computes(p, FWD)[0], "a")
         assert is_copy(copy)
         return [f"{x.name}:{x.size}" for x in copy.axes]
 
@@ -214,10 +239,13 @@ def test_pixels_without_gaps_are_one_axis() -> None:
     assert axes("mb2ic16id3ih1iw4oc16od3oh1ow4kd1kh1kw1") == ["mb:2", "id_ih_iw:12", "ic:16"]
 
 
-@pytest.mark.parametrize(("tag", "axes"), [
-    ("axb", ["mb_ih_iw_ic"]),  # the copy lies as the original does
-    ("abx", ["mb", "ih_iw", "ic"]),
-])
+@pytest.mark.parametrize(
+    ("tag", "axes"),
+    [
+        ("axb", ["mb_ih_iw_ic"]),  # the copy lies as the original does
+        ("abx", ["mb", "ih_iw", "ic"]),
+    ],
+)
 def test_a_copy_for_rounding_alone_is_one_run(tag: str, axes: list[str]) -> None:
     compute = computes(ConvProblem.parse(f"mb2ic3ih9oc16oh5kh3sh2ph1 tag={tag}"), FWD)[0]
     (copy, _) = copies(compute, "a.b")
@@ -225,8 +253,7 @@ def test_a_copy_for_rounding_alone_is_one_run(tag: str, axes: list[str]) -> None
     src = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
     a, c = compute.a.tensor, over_copies(compute, "a.b").a.tensor
     for schedule in heuristics.candidates(copy, SM90)[:3]:
-        memory = Memory({"src": pack(src, a.layout),
-                         c.name: np.full(c.layout.span, np.nan, np.float32)})
+        memory = Memory({"src": pack(src, a.layout), c.name: np.full(c.layout.span, np.nan, np.float32)})
         memory.new_launch()
         run(compiler.lower(copy, schedule, SM90, "copy", "tf32")[-1][1], memory)
         made = unpack(memory.buffers[c.name], c.layout, src.shape)
@@ -252,10 +279,15 @@ def test_what_goes_through_registers_is_known_to_the_estimate() -> None:
     assert not any(f.through for f in count(schedule, whole, SM90).fetched)
 
 
-@pytest.mark.parametrize(("schedule", "small"), [
-    ("mb.oh.ow:128 oc:64 kw.ic:16 | mma", False), ("mb.oh.ow:128 oc:64 kw.ic:16 | mma | warps=2", True),
-    ("mb.oh.ow:32 oc:64 kw.ic:16 | mma", True), ("mb.oh.ow:32 oc:64 kw.ic:16 | mma | swap=1", False),
-])
+@pytest.mark.parametrize(
+    ("schedule", "small"),
+    [
+        ("mb.oh.ow:128 oc:64 kw.ic:16 | mma", False),
+        ("mb.oh.ow:128 oc:64 kw.ic:16 | mma | warps=2", True),
+        ("mb.oh.ow:32 oc:64 kw.ic:16 | mma", True),
+        ("mb.oh.ow:32 oc:64 kw.ic:16 | mma | swap=1", False),
+    ],
+)
 def test_products_too_small_for_the_asynchronous_unit(schedule: str, small: bool) -> None:
     """Operands of the older unit are in registers in any case, so turning and rounding cost nothing."""
     compute = computes(ConvProblem.parse("mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"), FWD)[0]
@@ -264,10 +296,16 @@ def test_products_too_small_for_the_asynchronous_unit(schedule: str, small: bool
     assert not count(Schedule.parse(schedule), replace(compute, math="ieee"), SM90).small
 
 
-@pytest.mark.parametrize(("text", "chip", "few"), [
-    ("dt=f32", SM90, True), ("dt=f32 math=ieee", SM90, False), ("dt=bf16", SM90, False),
-    ("dt=f32", TARGETS["sm_80"], False), ("dt=f32", SM100, False),
-])
+@pytest.mark.parametrize(
+    ("text", "chip", "few"),
+    [
+        ("dt=f32", SM90, True),
+        ("dt=f32 math=ieee", SM90, False),
+        ("dt=bf16", SM90, False),
+        ("dt=f32", TARGETS["sm_80"], False),
+        ("dt=f32", SM100, False),
+    ],
+)
 def test_two_warps_are_proposed_where_the_older_unit_may_win(text: str, chip: Target, few: bool) -> None:
     p = ConvProblem.parse(f"mb2ic64id48oc128od24kd3sd2pd1 tag=axb {text}")
     found = heuristics.candidates(computes(p, BWD_W)[0], chip)
@@ -276,6 +314,7 @@ def test_two_warps_are_proposed_where_the_older_unit_may_win(text: str, chip: Ta
 
 
 # -- the schedule -----------------------------------------------------------------------------------
+
 
 def test_schedule_text_round_trip() -> None:
     text = "mb.oh.ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1 stages=3 warps=4"
@@ -288,14 +327,29 @@ def test_schedule_text_round_trip() -> None:
             Schedule.parse(f"pack={bad}")
 
 
-@pytest.mark.parametrize(("text", "prop", "schedule", "reason"), [
-    ("mb4ic16ih8oc16oh8kh3ph1 tag=axb", FWD, "pack=a",
-     "pack=a: src already has ic innermost and rows that begin at multiples of 16 bytes"),
-    ("mb4ic16ih8oc16oh8kh3ph1", FWD, "pack=a.b.c split_k=2 reduce=atomic",
-     "pack=c: atomic sums meet in the result itself"),
-    ("mb4ic16ih8oc16oh8kh3ph1", FWD, "a=box b=box pack=b swap=1 mb:1 oh:2 ow:8",
-     "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes"),
-])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "reason"),
+    [
+        (
+            "mb4ic16ih8oc16oh8kh3ph1 tag=axb",
+            FWD,
+            "pack=a",
+            "pack=a: src already has ic innermost and rows that begin at multiples of 16 bytes",
+        ),
+        (
+            "mb4ic16ih8oc16oh8kh3ph1",
+            FWD,
+            "pack=a.b.c split_k=2 reduce=atomic",
+            "pack=c: atomic sums meet in the result itself",
+        ),
+        (
+            "mb4ic16ih8oc16oh8kh3ph1",
+            FWD,
+            "a=box b=box pack=b swap=1 mb:1 oh:2 ow:8",
+            "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes",
+        ),
+    ],
+)
 def test_refusals_say_why(text: str, prop: Prop, schedule: str, reason: str) -> None:
     compute = computes(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
     blocks = "" if "mb:" in schedule else "mb.oh.ow:16"
@@ -305,8 +359,10 @@ def test_refusals_say_why(text: str, prop: Prop, schedule: str, reason: str) -> 
 
 def test_a_result_that_is_stored_in_part_has_no_copy() -> None:
     """The copy would be stored as a whole, with what it has in elements that no point stores."""
-    text = "compute c ;; tensor C f16 [4, {}] strides(1,4) ;; axes m=4 n=8 | k=8 ;; read x = X[m, k] ;; " \
+    text = (
+        "compute c ;; tensor C f16 [4, {}] strides(1,4) ;; axes m=4 n=8 | k=8 ;; read x = X[m, k] ;; "
         "read w = W[k, n] ;; let s = sum(x*w; k) ;; store C[m, {}] = s"
+    )
     schedule = Schedule.parse("m:4 n:8 k:8 | fma | pack=c")
     assert why_not(schedule, parse(text.format(8, "n")), SM90) is None
     said = why_not(schedule, parse(text.format(10, "n + 1")), SM90)
@@ -325,6 +381,7 @@ def test_residuals_lie_as_the_result() -> None:
 
 def test_a_copy_has_no_second_operand() -> None:
     compute = computes(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
-    copy, = copies(compute, "a")
+    (copy,) = copies(compute, "a")
     assert why_not(Schedule.parse("ic:16 | fma | pack=b"), copy, SM90) == (
-        "pack=b, but pack_src has no second operand")
+        "pack=b, but pack_src has no second operand"
+    )

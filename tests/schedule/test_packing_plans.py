@@ -32,13 +32,18 @@ FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 
 # -- plans ----------------------------------------------------------------------------------------
 
+
 def test_a_plan_copies_once_for_all_phases() -> None:
     p = ConvProblem.parse("mb4ic16ih8oc16oh4kh3sh2ph1 dt=f16")
     schedule = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
     plan = compiler.build(p, BWD_D, SM100, schedule)
     names = [s.compute.name for s in plan.steps]
-    assert names == ["pack_dst", "pack_wei", *(f"bwd_d_{r}_{s}" for r in (0, 1) for s in (0, 1)),
-                     "unpack_src"]
+    assert names == [
+        "pack_dst",
+        "pack_wei",
+        *(f"bwd_d_{r}_{s}" for r in (0, 1) for s in (0, 1)),
+        "unpack_src",
+    ]
     assert set(plan.workspaces) == {"dst_packed", "wei_packed", "src_packed"}
     assert plan.schedule == schedule
     assert plan.workspaces["src_packed"].layout == copy_of(computes(p, BWD_D)[0].c.tensor).layout
@@ -81,7 +86,11 @@ def test_a_copy_between_two_kernels() -> None:
 
     plan = compiler.build(SUMS, FWD, SM90, None, case.after, choose)
     assert [s.compute.name for s in plan.steps] == [
-        "zero_src", "unpack_src_zero_sums", "fwd", "unpack_dst"]
+        "zero_src",
+        "unpack_src_zero_sums",
+        "fwd",
+        "unpack_dst",
+    ]
     assert case.judge(plan, "exact").reason == ""
 
 
@@ -102,16 +111,27 @@ compute chain
 
 def test_a_copy_of_what_an_earlier_kernel_stored() -> None:
     """It follows that kernel, and the copy back of what is packed again."""
+
     def choose(compute: Compute, target: Target) -> Schedule:
-        letters = [x for x in "abc" if compute.does == "compute" and (x != "b" or compute.b is not None)
-                   and why_not_copied(compute, x) is None]
+        letters = [
+            x
+            for x in "abc"
+            if compute.does == "compute"
+            and (x != "b" or compute.b is not None)
+            and why_not_copied(compute, x) is None
+        ]
         chosen = "n.h.w:16 | fma | pack=" + ".".join(letters)
         return Schedule.parse(chosen) if letters else heuristics.default(compute, target)
 
     plan = runtime.build(Alone(CHAIN), SM90, None, choose, False, runtime.Plan)
     names = [s.compute.name for s in plan.steps]
-    assert names[names.index("chain_1"):] == [
-        "chain_1", "unpack_y_kept", "pack_exact_y_kept", "chain_2", "unpack_Y"]
+    assert names[names.index("chain_1") :] == [
+        "chain_1",
+        "unpack_y_kept",
+        "pack_exact_y_kept",
+        "chain_2",
+        "unpack_Y",
+    ]
     rng = np.random.default_rng(0)
     given = {t.name: integers(rng, t.shape) for t in CHAIN.tensors}
     buffers = {n: v.astype(np.float32).ravel() for n, v in given.items()}
@@ -137,7 +157,11 @@ def test_each_unit_reads_its_own_copy() -> None:
 
     steps = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue(), choose)
     assert [a.name for a, _ in steps if is_copy(a)] == [
-        "pack_dst", "pack_wei", "pack_exact_dst", "pack_exact_wei"]
+        "pack_dst",
+        "pack_wei",
+        "pack_exact_dst",
+        "pack_exact_wei",
+    ]
     plan = compiler.build(p, BWD_D, SM90, None, None, choose)
     assert set(plan.workspaces) == {f"{t}_packed{e}" for t in ("dst", "wei") for e in ("", "_exact")}
     rng = np.random.default_rng(0)
@@ -183,17 +207,18 @@ def test_problems_share_the_copies_of_their_tensors() -> None:
 
 # -- the choice -----------------------------------------------------------------------------------
 
+
 @pytest.mark.every(4)
 @pytest.mark.parametrize("prop", list(Prop))
-@pytest.mark.parametrize("shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1",
-                                   "ic128id32oc128od32kd3pd1"])
+@pytest.mark.parametrize(
+    "shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1", "ic128id32oc128od32kd3pd1"]
+)
 def test_large_channels_first_problems_pack(shape: str, prop: Prop) -> None:
     compute = computes(ConvProblem.parse(f"{shape} dt=bf16 tag=abx"), prop)[0]
     best = heuristics.default(compute, SM90)
     assert best.pack.startswith("a.b"), str(best)
     plain = next((c for c in heuristics.candidates(compute, SM90) if not c.pack), None)
-    assert plain is None or cost.estimate(plain, compute, SM90) > cost.estimate(
-        best, compute, SM90)
+    assert plain is None or cost.estimate(plain, compute, SM90) > cost.estimate(best, compute, SM90)
 
 
 def test_pointwise_layers_take_channels_first_as_they_are() -> None:
@@ -204,9 +229,14 @@ def test_pointwise_layers_take_channels_first_as_they_are() -> None:
     assert best.blocks[0].axes == ("oh", "ow")
 
 
-@pytest.mark.parametrize("text", ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=abx",
-                                  "mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb",
-                                  "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx math=ieee"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=abx",
+        "mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb",
+        "mb32ic256ih56oc256oh56kh3ph1 dt=f32 tag=abx math=ieee",
+    ],
+)
 def test_others_do_not(text: str) -> None:
     for prop in Prop:
         compute = computes(ConvProblem.parse(text), prop)[0]
@@ -222,14 +252,17 @@ def test_weights_alone() -> None:
 
 def test_the_estimate_adds_the_copies() -> None:
     compute = computes(ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16"), FWD)[0]
-    schedule = Schedule.parse("mb:4 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box pack=a.b.c swap=1 "
-                          "programs=132 stages=3 warps=8")
+    schedule = Schedule.parse(
+        "mb:4 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box pack=a.b.c swap=1 "
+        "programs=132 stages=3 warps=8"
+    )
     main = replace(schedule, pack="")
     over = over_copies(compute, schedule.pack)
     added = cost.estimate(schedule, compute, SM90) - cost.estimate(main, over, SM90)
     moved = 4 * 32 * 256 * 56 * 56 * 2 + 2 * 256 * 256 * 9 * 2
-    assert added == pytest.approx(3 * SM90.rates.triton.copy_us + moved / (
-        SM90.bandwidth_gbs * 1e3 * SM90.rates.triton.memory_share))
+    assert added == pytest.approx(
+        3 * SM90.rates.triton.copy_us + moved / (SM90.bandwidth_gbs * 1e3 * SM90.rates.triton.memory_share)
+    )
 
 
 @pytest.mark.parametrize("pack", ["b.b", "b.a"])
@@ -244,16 +277,24 @@ def test_an_operand_is_copied_once(pack: str) -> None:
 PATCHES = "mb64ic3ih4oc32oh1kh4sh4ph0"
 
 
-@pytest.mark.parametrize(("types", "prop", "schedule"), [
-    ("i8", BWD_D, "mb:64 rh.rw.ic:64 oc:32 | mma | a=box b=box | pack=b stages=3 warps=4 via=gluon"),
-    ("bf16:f8e4m3:f8e5m2", BWD_D, "mb:64 rh.rw.ic:16 oc:32 | mma | pack=b stages=3 warps=4"),
-    ("f8e4m3:f32:f8e5m2", BWD_W,
-     "kh.kw.ic:64 oc:32 mb:64 | mma | a=box b=box | pack=a.b stages=3 warps=4 via=gluon")])
+@pytest.mark.parametrize(
+    ("types", "prop", "schedule"),
+    [
+        ("i8", BWD_D, "mb:64 rh.rw.ic:64 oc:32 | mma | a=box b=box | pack=b stages=3 warps=4 via=gluon"),
+        ("bf16:f8e4m3:f8e5m2", BWD_D, "mb:64 rh.rw.ic:16 oc:32 | mma | pack=b stages=3 warps=4"),
+        (
+            "f8e4m3:f32:f8e5m2",
+            BWD_W,
+            "kh.kw.ic:64 oc:32 mb:64 | mma | a=box b=box | pack=a.b stages=3 warps=4 via=gluon",
+        ),
+    ],
+)
 def test_copies_of_bytes_keep_patches_together(types: str, prop: Prop, schedule: str) -> None:
     """What is summed lies innermost, features next to it, and the window before them: one block of columns
     runs along the window and the features, as in memory."""
-    case = ProblemCase(ConvProblem.parse(f"{PATCHES} dt={types} tag=nhwc"), prop, where="cpu", target=SM90,
-                numpy=True)
+    case = ProblemCase(
+        ConvProblem.parse(f"{PATCHES} dt={types} tag=nhwc"), prop, where="cpu", target=SM90, numpy=True
+    )
     plan = case.plan(schedule)
     letter = "wei_packed" if prop is BWD_D else "src_packed"
     inner = 32 if prop is BWD_D else 64

@@ -20,8 +20,13 @@ from transconv.ir import Const, Expr, FuncCall, Kernel, Lane, Put, SlotTile, Sme
 from transconv.schedule.tiles import box_dimensions
 
 Array = np.ndarray[Any, Any]
-OPERATIONS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "FloorDiv": np.floor_divide,
-              "Mod": np.mod}
+OPERATIONS = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": np.floor_divide,
+    "Mod": np.mod,
+}
 
 
 def value(e: Expr, at: dict[Lane, Array]) -> Array:
@@ -33,8 +38,9 @@ def value(e: Expr, at: dict[Lane, Array]) -> Array:
     return np.asarray(OPERATIONS[type(e).__name__](*(value(x, at) for x in e.children())))
 
 
-def addresses(rows: int, row: Array, column: Array, columns: int, size: int,
-              begin: Array | int = 0) -> Array:
+def addresses(
+    rows: int, row: Array, column: Array, columns: int, size: int, begin: Array | int = 0
+) -> Array:
     """The bytes of elements in a tile of so many rows and columns; an element has ``size`` bytes."""
     wide = min(128, columns * size)
     number, inside = np.divmod(column * size, wide)
@@ -71,8 +77,9 @@ def kernels(text: str, prop: Prop, blocks: str, words: str, dtype: str) -> list[
 
 
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL, ids=IDS)
-def test_boxes_land_where_the_matrix_unit_looks(text: str, prop: Prop, blocks: str, words: str,
-                                                dtype: str) -> None:
+def test_boxes_land_where_the_matrix_unit_looks(
+    text: str, prop: Prop, blocks: str, words: str, dtype: str
+) -> None:
     found = [p for k in kernels(text, prop, blocks, words, dtype) for p in piles(k)]
     assert bool(found) == ("." in blocks)  # one tap is one box
     for piece in found:
@@ -83,8 +90,9 @@ def test_boxes_land_where_the_matrix_unit_looks(text: str, prop: Prop, blocks: s
 def test_long_rows_below_one_another_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A box with rows of 256 bytes has its second columns where the next box's first ones belong."""
     monkeypatch.setattr(box_dimensions, "ROW", 256)
-    kernel, = kernels("mb2ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0", Prop.BWD_W, "kh.ic:64 oc:64 ow:128", "",
-                      "f16")
-    piece, = piles(kernel)
+    (kernel,) = kernels(
+        "mb2ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0", Prop.BWD_W, "kh.ic:64 oc:64 ow:128", "", "f16"
+    )
+    (piece,) = piles(kernel)
     assert (piece.buffer.members, piece.buffer.below) == (2, True)
     assert elsewhere(piece) == 64 * 128 // 2

@@ -60,31 +60,38 @@ def test_piles_mean_the_same(text: str, prop: Prop, blocks: str, words: str, dty
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL[::4], ids=IDS[::4])
-def test_the_matrix_unit_reads_them_in_shared_memory(text: str, prop: Prop, blocks: str, words: str,
-                                                     dtype: str) -> None:
+def test_the_matrix_unit_reads_them_in_shared_memory(
+    text: str, prop: Prop, blocks: str, words: str, dtype: str
+) -> None:
     p, schedule, _ = planned(text, prop, blocks, words, dtype)
     plan = compiler.build(p, prop, SM90, schedule)
     job = next(job_of(s, SM90) for s in plan.steps if s.compute.name.startswith(prop.value))
-    made, = compile_offline([job])
+    (made,) = compile_offline([job])
     assert not isinstance(made, CompileFailure), made
     assert "HGMMA" in str(made) and "UTMALDG" in str(made) and "no spills" in str(made)
 
 
 def test_a_lane_is_found_behind_its_names() -> None:
     """Without `simplify` and `lets` where a lane is inside a box is a name, not an expression."""
-    p, _, steps = planned("mb2ic16ih4iw16oc20oh4ow16kh3kw1ph1pw0", BWD_W, "kh.ic:64 oc:64 ow:16",
-                          "swap=1", "f32")
+    p, _, steps = planned(
+        "mb2ic16ih4iw16oc20oh4ow16kh3kw1ph1pw0", BWD_W, "kh.ic:64 oc:64 ow:16", "swap=1", "f32"
+    )
     launches = launches_of(steps, {"simplify": False, "lets": False})
     assert wrong_stages(p, BWD_W, launches) == []
     kernel = launches[0][-1][1]
     assert {(b.name, b.members, b.below) for b in find(kernel, SmemRing) if b.name.endswith("ring")} == {
-        ("src_ring", 4, True), ("dst_ring", 1, False)}
+        ("src_ring", 4, True),
+        ("dst_ring", 1, False),
+    }
 
 
-@pytest.mark.parametrize(("text", "blocks", "below"), [
-    (NARROW, "kh.ic:128 oc:64 ow:32", True),
-    ("mb2ic32ih8oc64oh8kh3ph1 tag=axb", "kh.kw.ic:128 oc:64 oh:8 ow:8", False),
-])
+@pytest.mark.parametrize(
+    ("text", "blocks", "below"),
+    [
+        (NARROW, "kh.ic:128 oc:64 ow:32", True),
+        ("mb2ic32ih8oc64oh8kh3ph1 tag=axb", "kh.kw.ic:128 oc:64 oh:8 ow:8", False),
+    ],
+)
 def test_taps_lie_below_one_another_or_side_by_side(text: str, blocks: str, below: bool) -> None:
     _, _, steps = planned(text, BWD_W, blocks, "swap=1", "f16")
     kernel = launches_of(steps)[0][-1][1]
@@ -92,24 +99,62 @@ def test_taps_lie_below_one_another_or_side_by_side(text: str, blocks: str, belo
     assert (src.members, src.below, src.extents[-1]) == (4, below, 32)
 
 
-@pytest.mark.parametrize(("text", "prop", "blocks", "words", "reason"), [
-    (SQUARE, FWD, "ow:64 oc:64 ic:64", "pack=b swap=1",
-     "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes"),
-    (SQUARE, FWD, "ow:64 oc:64 ic:64", "via=tl pack=b swap=1",
-     "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes"),
-    (SQUARE, BWD_W, "kh.kw.ic:64 oc:64 ow:64", "swap=1",
-     "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes"),
-    ("mb4ic64ih2iw16oc64oh2ow16kh1kw1", FWD, "mb:4 ow:16 oc:64 ic:64", "swap=1",
-     "src: the dimensions of one side of the tile are apart in memory"),
-    (IMAGE, FWD, "oh:2 ow:64 oc:64 ic:64", "pack=b swap=1",
-     "a=box: the innermost side of the tile is spread over several dimensions of the box"),
-    ("mb2ic64ih5iw64oc64oh5ow32kh3kw3sw2ph1pw1", FWD, "ow:32 oc:64 ic:64", "pack=b swap=1",
-     "iw has stride 2"),
-    ("mb1ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0", BWD_W, "kh.ic:64 oc:64 ow:128", "",
-     "window elements of 256 bytes are boxes of their own, "
-     "which can be read across from 32 to 128 bytes"),
-    (SQUARE, BWD_W, "kh.kw.ic:64 oc:64 ow:64", "via=tl", "src: lanes kw and ow both move along iw"),
-])
+@pytest.mark.parametrize(
+    ("text", "prop", "blocks", "words", "reason"),
+    [
+        (
+            SQUARE,
+            FWD,
+            "ow:64 oc:64 ic:64",
+            "pack=b swap=1",
+            "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes",
+        ),
+        (
+            SQUARE,
+            FWD,
+            "ow:64 oc:64 ic:64",
+            "via=tl pack=b swap=1",
+            "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes",
+        ),
+        (
+            SQUARE,
+            BWD_W,
+            "kh.kw.ic:64 oc:64 ow:64",
+            "swap=1",
+            "a=box: src: the box begins at ow + kw - 1 along iw, not at 16 bytes",
+        ),
+        (
+            "mb4ic64ih2iw16oc64oh2ow16kh1kw1",
+            FWD,
+            "mb:4 ow:16 oc:64 ic:64",
+            "swap=1",
+            "src: the dimensions of one side of the tile are apart in memory",
+        ),
+        (
+            IMAGE,
+            FWD,
+            "oh:2 ow:64 oc:64 ic:64",
+            "pack=b swap=1",
+            "a=box: the innermost side of the tile is spread over several dimensions of the box",
+        ),
+        (
+            "mb2ic64ih5iw64oc64oh5ow32kh3kw3sw2ph1pw1",
+            FWD,
+            "ow:32 oc:64 ic:64",
+            "pack=b swap=1",
+            "iw has stride 2",
+        ),
+        (
+            "mb1ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0",
+            BWD_W,
+            "kh.ic:64 oc:64 ow:128",
+            "",
+            "window elements of 256 bytes are boxes of their own, "
+            "which can be read across from 32 to 128 bytes",
+        ),
+        (SQUARE, BWD_W, "kh.kw.ic:64 oc:64 ow:64", "via=tl", "src: lanes kw and ow both move along iw"),
+    ],
+)
 def test_refusals_say_why(text: str, prop: Prop, blocks: str, words: str, reason: str) -> None:
     compute = computes(ConvProblem.parse(f"{text} dt=f16"), prop)[0]
     spelled = EXPLICIT.replace("via=gluon ", "") if "via=" in words else EXPLICIT

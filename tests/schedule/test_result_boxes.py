@@ -72,10 +72,15 @@ def test_which_results_are_sent() -> None:
     assert all("Q" not in sent(kernel(*case)) for case in LEFT.values())
 
 
-@pytest.mark.parametrize(("name", "func", "says"), [
-    ("apart", "send_wait", "is written"), ("in turns", "send_wait", "is written"),
-    ("in place of the residual, last", "send_wait", "is written"),
-    ("in place of the residual, first", "fence", "fenced")])
+@pytest.mark.parametrize(
+    ("name", "func", "says"),
+    [
+        ("apart", "send_wait", "is written"),
+        ("in turns", "send_wait", "is written"),
+        ("in place of the residual, last", "send_wait", "is written"),
+        ("in place of the residual, first", "fence", "fenced"),
+    ],
+)
 def test_the_interpreter_finds_what_is_missing(name: str, func: str, says: str) -> None:
     text, schedule = CASES[name]
     made = Without(func, "").mutate(kernel(text, schedule))
@@ -98,7 +103,9 @@ def test_the_estimate_counts_them() -> None:
     """The bytes of the second result, which leave faster as boxes."""
     text = two(True).replace("=9", "=128").replace("=48", "=128").replace("c=16", "c=64")
     one = text.replace(BYTES, "").replace("tensor Q i8 [n=3, o=128, h=128, w=128] acdb", "")
-    boxes, lanes = (Schedule.parse(f"w:128 o:128 c:64 | {way} swap=1 programs=132 consumers=2 stages=2")
-                    for way in (GLUON, GLUON.replace("c=box", "c=gather")))
+    boxes, lanes = (
+        Schedule.parse(f"w:128 o:128 c:64 | {way} swap=1 programs=132 consumers=2 stages=2")
+        for way in (GLUON, GLUON.replace("c=box", "c=gather"))
+    )
     assert estimate(boxes, parse(one), SM90) < estimate(boxes, parse(text), SM90)
     assert estimate(boxes, parse(text), SM90) < estimate(lanes, parse(text), SM90)

@@ -31,36 +31,65 @@ CASES = [  # with the rows of a slot, and the tiles of the other operand
     ("mb2ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:8 oc:64 ic:16 | {H} swap=1 programs=3", 6, 3),
     ("mb3ic32ih8oc24oh8kh3ph1", FWD, f"{TILE} {H} consumers=2 programs=2 stages=3", 10, 3),
     ("mb2ic16ih11oc16oh7kh3dh1", FWD, f"{TILE} {H}", 12, 3),
-    ("mb2ic16ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {ROLE} c=box order=kw.oc.kh slide=kh",
-     10, 3),
+    (
+        "mb2ic16ih8oc32oh8kh3ph1",
+        BWD_D,
+        f"ih:8 iw:8 ic:16 oc:16 | {ROLE} c=box order=kw.oc.kh slide=kh",
+        10,
+        3,
+    ),
     ("g2mb2ic32ih7oc48oh7kh3ph1", FWD, f"{TILE} {H}", 10, 3),
-    ("mb1ic16id4ih8iw8oc16od4oh8ow8kd3kh3kw3pd1ph1pw1", FWD,
-     f"od:4 oh:2 ow:8 oc:16 ic:16 | {ROLE} order=kh.kw.ic.kd slide=kd programs=2", 6, 3),
-    ("mb1ic16id3ih8iw8oc16od3oh8ow8kd3kh3kw3pd2ph1pw1", FWD,
-     f"{TILE} {ROLE} order=kd.kw.ic.kh slide=kh c=box", 10, 3),
+    (
+        "mb1ic16id4ih8iw8oc16od4oh8ow8kd3kh3kw3pd1ph1pw1",
+        FWD,
+        f"od:4 oh:2 ow:8 oc:16 ic:16 | {ROLE} order=kh.kw.ic.kd slide=kd programs=2",
+        6,
+        3,
+    ),
+    (
+        "mb1ic16id3ih8iw8oc16od3oh8ow8kd3kh3kw3pd2ph1pw1",
+        FWD,
+        f"{TILE} {ROLE} order=kd.kw.ic.kh slide=kh c=box",
+        10,
+        3,
+    ),
 ]
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("text", "prop", "schedule", "rows", "others"), CASES,
-                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
-def test_the_answer_is_right_whoever_goes_first(text: str, prop: Prop, schedule: str, rows: int,
-                                                others: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "rows", "others"),
+    CASES,
+    ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)],
+)
+def test_the_answer_is_right_whoever_goes_first(
+    text: str, prop: Prop, schedule: str, rows: int, others: int
+) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     (kernel,) = right_in_any_order(p, prop, schedule)
-    rings = [s.what for s in ir.find(kernel, ir.Shared) if isinstance(s.what, ir.SmemRing)
-             and s.what.name.endswith("_ring")]
+    rings = [
+        s.what
+        for s in ir.find(kernel, ir.Shared)
+        if isinstance(s.what, ir.SmemRing) and s.what.name.endswith("_ring")
+    ]
     (moved,) = (r for r in rings if r.name[:3] == prop.operands[0][:3])
     (other,) = (r for r in rings if r is not moved)
     assert moved.members * next(e for e in moved.extents if e > 1) == rows and other.members == others
     (compute,) = computes(p, prop)
     assert sum(r.slots * r.members * r.box_bytes for r in rings) == shared_bytes(
-        Schedule.parse(schedule), compute)
+        Schedule.parse(schedule), compute
+    )
 
 
-@pytest.mark.parametrize(("dtypes", "wide", "epilogue"), [
-    ("i8", 32, "mul:f32:per_oc+add:s32:common"), ("f8e4m3:f8e5m2:bf16", 32, "mul:f32:common"),
-    ("f8e4m3:f8e5m2:bf16 math=ieee", 32, "mul:f32:common"), ("f32", 16, "")])
+@pytest.mark.parametrize(
+    ("dtypes", "wide", "epilogue"),
+    [
+        ("i8", 32, "mul:f32:per_oc+add:s32:common"),
+        ("f8e4m3:f8e5m2:bf16", 32, "mul:f32:common"),
+        ("f8e4m3:f8e5m2:bf16 math=ieee", 32, "mul:f32:common"),
+        ("f32", 16, ""),
+    ],
+)
 def test_types_of_all_widths_share(dtypes: str, wide: int, epilogue: str) -> None:
     p = ConvProblem.parse(f"mb2ic64ih9oc64oh9kh3ph1 dt={dtypes} tag=nhwc")
     case = ProblemCase(p, FWD, epilogue, where="cpu", target=SM90, numpy=True)
@@ -79,16 +108,21 @@ def test_sums_that_move_are_parts_of_a_group(stages: int) -> None:
     assert len(parts) == (3 if stages == 2 else 2)
 
 
-@pytest.mark.parametrize(("text", "shared"), [
-    ("mb2ic64ih16oc16oh8kh4sh2ph1", 1),  # two steps along th in each phase: one launch
-    ("mb2ic64ih16oc16oh8kh3sh2ph1", 2),  # one or two
-])
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("mb2ic64ih16oc16oh8kh4sh2ph1", 1),  # two steps along th in each phase: one launch
+        ("mb2ic64ih16oc16oh8kh3sh2ph1", 2),  # one or two
+    ],
+)
 def test_stride_phases_share_what_they_can(text: str, shared: int) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     schedule = f"qh:4 qw:16 ic:16 oc:16 | {ROLE} order=tw.oc.th slide=th programs=3 stages=2"
     launches = right_in_any_order(p, BWD_D, schedule)
-    counts = {max(s.what.members for s in ir.find(k, ir.Shared) if isinstance(s.what, ir.SmemRing))
-              for k in launches}
+    counts = {
+        max(s.what.members for s in ir.find(k, ir.Shared) if isinstance(s.what, ir.SmemRing))
+        for k in launches
+    }
     assert len(counts) == shared
 
 
@@ -97,38 +131,52 @@ def test_the_text_reads_a_window_of_the_rows() -> None:
     (kernel,) = kernels(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
     source = emit(kernel)
     assert source.count("hopper.warpgroup_mma(") == 3 and "warpgroup_mma_wait(3," in source
-    assert all(f"pile(src_ring_rows.index(slot * 10 + {kh}), src_ring_rows.dtype," in source
-               for kh in range(3))
+    assert all(
+        f"pile(src_ring_rows.index(slot * 10 + {kh}), src_ring_rows.dtype," in source for kh in range(3)
+    )
     assert source.count("fetch_box(src_box") == 5, "10 rows, 2 in a box"
     assert "pile = gl.shared_memory_descriptor.reinterpret" in source
 
 
-@pytest.mark.parametrize(("text", "prop", "schedule", "reason"), [
-    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} a=box b=box order=kw.ic.kh slide=kh", "via=gluon"),
-    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} slide=kh", "the innermost axis of the sum"),
-    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} slide=kd", "names no axis"),
-    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} order=kh.kw.ic slide=ic", "names no axis"),
-    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} order=kh.ic.kw slide=kw",
-     "by whole rows of a box"),
-    ("ic32ih16oc16oh8kh3sh2ph1", FWD, f"{TILE} {ROLE} order=kw.ic.kh slide=kh",
-     "by whole rows of a box"),
-    ("ic32ih8iw64oc16oh8ow64kh3kw3ph1pw1", FWD, f"oh:1 ow:64 oc:16 ic:16 | {H}", "by whole rows of a box"),
-    ("ic32ih16oc16oh16kh3ph1", FWD, f"oh:16 ow:4 oc:16 ic:16 | {H}", "by whole rows of a box"),
-    ("mb2ic32ih8oc16oh8kh3ph1", FWD, f"mb:2 oh:4 ow:8 oc:16 ic:16 | {H}", "by whole rows of a box"),
-    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {H} split_k=2", "whole sums"),
-    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {H} keep=b programs=1", "fetches both"),
-    ("mb4ic32ih8oc64oh8kh3ph1", BWD_W, f"ic:16 oc:64 oh:8 ow:8 | {ROLE} slide=kh", "names no axis"),
-])
+@pytest.mark.parametrize(
+    ("text", "prop", "schedule", "reason"),
+    [
+        ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} a=box b=box order=kw.ic.kh slide=kh", "via=gluon"),
+        ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} slide=kh", "the innermost axis of the sum"),
+        ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} slide=kd", "names no axis"),
+        ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} order=kh.kw.ic slide=ic", "names no axis"),
+        ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} order=kh.ic.kw slide=kw", "by whole rows of a box"),
+        (
+            "ic32ih16oc16oh8kh3sh2ph1",
+            FWD,
+            f"{TILE} {ROLE} order=kw.ic.kh slide=kh",
+            "by whole rows of a box",
+        ),
+        (
+            "ic32ih8iw64oc16oh8ow64kh3kw3ph1pw1",
+            FWD,
+            f"oh:1 ow:64 oc:16 ic:16 | {H}",
+            "by whole rows of a box",
+        ),
+        ("ic32ih16oc16oh16kh3ph1", FWD, f"oh:16 ow:4 oc:16 ic:16 | {H}", "by whole rows of a box"),
+        ("mb2ic32ih8oc16oh8kh3ph1", FWD, f"mb:2 oh:4 ow:8 oc:16 ic:16 | {H}", "by whole rows of a box"),
+        ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {H} split_k=2", "whole sums"),
+        ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {H} keep=b programs=1", "fetches both"),
+        ("mb4ic32ih8oc64oh8kh3ph1", BWD_W, f"ic:16 oc:64 oh:8 ow:8 | {ROLE} slide=kh", "names no axis"),
+    ],
+)
 def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: str) -> None:
     (compute,) = computes(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop)
     told = why_not(Schedule.parse(schedule), compute, SM90)
     assert told is not None and reason in told, told
 
 
-@pytest.mark.parametrize(("release", "wide"), [("3.6.0", True), ("3.7.1", True), ("3.8.0", False),
-                                           ("3.10.0+git1", False)])
-def test_releases_that_refuse_wide_views_share_nothing(release: str, wide: bool,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("release", "wide"), [("3.6.0", True), ("3.7.1", True), ("3.8.0", False), ("3.10.0+git1", False)]
+)
+def test_releases_that_refuse_wide_views_share_nothing(
+    release: str, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their compilers do: without the rule such a kernel is chosen, and torch computes in its place."""
     for module in (versions, word_rules):
         monkeypatch.setattr(module, "triton_version", lambda: release)

@@ -26,7 +26,8 @@ SOFTMAX = """compute softmax
     let    total = sum(e; k)
     store  Y[n, k] = e / total"""
 SIZED = SOFTMAX.replace("    axes", "    sizes N=6 in 1..64, K=130 in 1..512\n    axes", 1).replace(
-    "n=6 | k=130", "n=N | k=K")
+    "n=6 | k=130", "n=N | k=K"
+)
 EXTREME = """compute extreme
     axes   n=5 | k=40
     read   x = X[n, k]
@@ -38,35 +39,55 @@ CENTRED = """compute centred
     store  Y[n, h, w] = x - m"""
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    (SOFTMAX, "k:32 | fma | turn=1 late=1"), (SOFTMAX, "n:4 k:16 | fma | turn=1 late=1"),
-    (SOFTMAX, "k:64 | fma | turn=1 unroll=1"),
-    (SOFTMAX, "n:2 k:64 | fma | turn=1 late=1 programs=2 stages=1"),
-    (EXTREME, "n:2 k:16 | fma | turn=1 late=1"), (CENTRED, "n:4 | fma | turn=1"),
-    (CENTRED, "w:4 | fma | turn=1 order=w.h"), (SIZED, "n:2 k:32 | fma | turn=1 late=1")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SOFTMAX, "k:32 | fma | turn=1 late=1"),
+        (SOFTMAX, "n:4 k:16 | fma | turn=1 late=1"),
+        (SOFTMAX, "k:64 | fma | turn=1 unroll=1"),
+        (SOFTMAX, "n:2 k:64 | fma | turn=1 late=1 programs=2 stages=1"),
+        (EXTREME, "n:2 k:16 | fma | turn=1 late=1"),
+        (CENTRED, "n:4 | fma | turn=1"),
+        (CENTRED, "w:4 | fma | turn=1 order=w.h"),
+        (SIZED, "n:2 k:32 | fma | turn=1 late=1"),
+    ],
+)
 def test_every_element_is_in_each_sweep(text: str, words: str) -> None:
     compute = parse(text)
     made = build_compute(compute, SM90, Schedule.parse(words)).steps[0].kernel
     for drawn in any_size.drawn(compute, 3) if text is SIZED else [{}]:
         judged = ComputationCase(compute.at(**drawn) if drawn else compute).interpreted(
-            made.at(drawn) if drawn else made)
+            made.at(drawn) if drawn else made
+        )
         assert not judged.problem, judged.problem
 
 
 def test_every_other_sweep_begins_at_the_last_step() -> None:
-    texts = [transconv.compile(SOFTMAX, target="sm_90", schedule=f"k:32 | fma | late=1{word}").source
-             for word in ("", " turn=1")]
+    texts = [
+        transconv.compile(SOFTMAX, target="sm_90", schedule=f"k:32 | fma | late=1{word}").source
+        for word in ("", " turn=1")
+    ]
     assert ["- step_2 * 32" in text for text in texts] == [False, True]
     assert all("+ step * 32" in text and "+ step_3 * 32" in text for text in texts)
 
 
-@pytest.mark.parametrize(("text", "words", "reason"), [
-    (SOFTMAX, "k:256 | fma | turn=1", "turn=1: the tile covers the row, which is loaded once"),
-    ("compute rows\n axes n=6 | k=512\n read x = X[n, k]\n store Y[n] = sum(x; k)",
-     "k:64 | fma | turn=1", "turn=1: rows needs every element of a row in one sweep alone"),
-    ("compute product\n axes m=32 n=32 | k=32\n read x = X[m, k]\n read w = W[n, k]\n"
-     " store Y[m, n] = sum(x*w; k)", "m:16 n:16 k:16 | turn=1",
-     "turn=1: product needs every element of a row in one sweep alone")])
+@pytest.mark.parametrize(
+    ("text", "words", "reason"),
+    [
+        (SOFTMAX, "k:256 | fma | turn=1", "turn=1: the tile covers the row, which is loaded once"),
+        (
+            "compute rows\n axes n=6 | k=512\n read x = X[n, k]\n store Y[n] = sum(x; k)",
+            "k:64 | fma | turn=1",
+            "turn=1: rows needs every element of a row in one sweep alone",
+        ),
+        (
+            "compute product\n axes m=32 n=32 | k=32\n read x = X[m, k]\n read w = W[n, k]\n"
+            " store Y[m, n] = sum(x*w; k)",
+            "m:16 n:16 k:16 | turn=1",
+            "turn=1: product needs every element of a row in one sweep alone",
+        ),
+    ],
+)
 def test_one_sweep_has_nothing_to_turn(text: str, words: str, reason: str) -> None:
     said = why_not(Schedule.parse(words), parse(text), SM90)
     assert said == f"{reason}; expected several sweeps over rows longer than the tile (row=again)"
@@ -74,6 +95,7 @@ def test_one_sweep_has_nothing_to_turn(text: str, words: str, reason: str) -> No
 
 def test_rows_beyond_a_cache_are_cheaper_turned() -> None:
     """A row of 64 KB stays in the L1 cache either way; of one of 256 KB, only what was read last does."""
+
     def long(k: int) -> Compute:
         tensors = "".join(f"    tensor {t} bf16 [n=4096, k={k}]\n" for t in "XY")
         text = SOFTMAX.replace("n=6 | k=130", f"n=4096 | k={k}")

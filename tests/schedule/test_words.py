@@ -45,6 +45,7 @@ PLAIN = Schedule.parse("mb.oh.ow:32 oc:32 ic:16 | mma | stages=2 warps=4")
 
 # -- the table ------------------------------------------------------------------------------------
 
+
 def test_the_table_of_the_guide(request: pytest.FixtureRequest) -> None:
     """``pytest tests/schedule/test_words.py --update-golden`` rewrites it."""
     page = PAGE.read_text()
@@ -68,8 +69,11 @@ def test_every_word_has_a_row_that_is_whole() -> None:
 def test_every_value_reads_back() -> None:
     assert str(PLAIN) == ("mb.oh.ow:32 oc:32 ic:16 | mma | a=gather b=gather | stages=2 warps=4")
     for word in words():
-        for value in word.values[:50] if isinstance(word.values, (tuple, range)) else [
-                x for x in ("", "a", "a.b") if x in word.values]:
+        for value in (
+            word.values[:50]
+            if isinstance(word.values, (tuple, range))
+            else [x for x in ("", "a", "a.b") if x in word.values]
+        ):
             schedule = PLAIN.with_words(**{word.name: value})
             assert Schedule.parse(str(schedule)) == schedule, str(schedule)
             assert schedule.word(word.name) == getattr(schedule, word.name) == value
@@ -88,13 +92,17 @@ def test_a_renamed_word_is_read_under_its_former_name() -> None:
 def test_a_kernel_of_a_renamed_word_keeps_its_key_and_its_name() -> None:
     """What a release before has verified and compiled is found again."""
     workload = ConvWorkload(PROBLEM, Prop.FWD)
-    schedule = Schedule.parse("oh:8 ow:8 oc:16 ic:16 | a=box b=box | programs=2 consumers=2 "
-                              "stages=2 via=gluon")
+    schedule = Schedule.parse(
+        "oh:8 ow:8 oc:16 ic:16 | a=box b=box | programs=2 consumers=2 stages=2 via=gluon"
+    )
     name = kernel_name(workload, FWD, schedule, SM90)
     source = "\n".join(header(workload, FWD, schedule, SM90))
     assert name == "conv_fwd_ic32ih8oc32oh8kh3ph1_024341ed"
-    assert digest_of(source, schedule, SM90) == check_records.digest(
-        source.replace("consumers=2", "teams=2"), "sm_90 4 2") != check_records.digest(source, "sm_90 4 2")
+    assert (
+        digest_of(source, schedule, SM90)
+        == check_records.digest(source.replace("consumers=2", "teams=2"), "sm_90 4 2")
+        != check_records.digest(source, "sm_90 4 2")
+    )
 
 
 @pytest.mark.parametrize("given", [["words"], ["words", "split_k", "via"]])
@@ -108,24 +116,28 @@ def test_the_page_of_words(given: list[str], capsys: pytest.CaptureFixture[str])
 
 # -- values out of range --------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("said", "reason"), [
-    ("group_m=0", "group_m=0, expected a whole number from 1"),
-    ("swap=5", "swap=5, expected 0 or 1"),
-    ("unroll=2", "unroll=2, expected 0 or 1"),
-    ("late=7", "late=7: the lanes of a sum are added late (1) or at every step (0)"),
-    ("consumers=0", "consumers=0: tiles are worked at by one consumer, or by two in turns"),
-    ("warps=3", "warps=3: the number of warps is a power of two up to 32"),
-    ("warps=64", "warps=64: the number of warps is a power of two up to 32"),
-    ("stages=0", "stages=0, expected a whole number from 1"),
-    ("split_k=0", "split_k=0: at least one program works on a sum"),
-    ("programs=-1", "programs=-1, expected a whole number from 0"),
-    ("merge=-2", "merge=-2: at least one group is seen as one"),
-    ("via=cuda", "via=cuda, expected tl or gluon"),
-    ("keep=c", "keep=c, expected a or b"),
-    ("order=kh,kw", "order=kh,kw, expected axes joined by dots, such as kh.kw.c"),
-    ("stages=²", "stages=²': found '²' (0xb2), expected letters"),
-    ("oc:0", "'oc:0' is neither a block"),
-])
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("group_m=0", "group_m=0, expected a whole number from 1"),
+        ("swap=5", "swap=5, expected 0 or 1"),
+        ("unroll=2", "unroll=2, expected 0 or 1"),
+        ("late=7", "late=7: the lanes of a sum are added late (1) or at every step (0)"),
+        ("consumers=0", "consumers=0: tiles are worked at by one consumer, or by two in turns"),
+        ("warps=3", "warps=3: the number of warps is a power of two up to 32"),
+        ("warps=64", "warps=64: the number of warps is a power of two up to 32"),
+        ("stages=0", "stages=0, expected a whole number from 1"),
+        ("split_k=0", "split_k=0: at least one program works on a sum"),
+        ("programs=-1", "programs=-1, expected a whole number from 0"),
+        ("merge=-2", "merge=-2: at least one group is seen as one"),
+        ("via=cuda", "via=cuda, expected tl or gluon"),
+        ("keep=c", "keep=c, expected a or b"),
+        ("order=kh,kw", "order=kh,kw, expected axes joined by dots, such as kh.kw.c"),
+        ("stages=²", "stages=²': found '²' (0xb2), expected letters"),
+        ("oc:0", "'oc:0' is neither a block"),
+    ],
+)
 def test_values_out_of_range(said: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused before a kernel is made, also with stride phases and on the interpreter."""
     text = f"ic:16 oc:16 | mma | stages=2 {said}" if "stages" not in said else f"ic:16 | {said}"
@@ -136,13 +148,21 @@ def test_values_out_of_range(said: str, reason: str, capsys: pytest.CaptureFixtu
             assert reason in told and told.count("\n") == 1
 
 
-@pytest.mark.parametrize("schedule", [
-    replace(PLAIN, order="ic\nimport os"), replace(PLAIN, regs="oc\r"), replace(PLAIN, via="tl\n"),
-    replace(PLAIN, pack="z"), replace(PLAIN, stages="2\nimport os"),  # type: ignore[arg-type]
-    replace(PLAIN, swap=True), replace(PLAIN, unit="mma\n"),
-    replace(PLAIN, blocks=(*PLAIN.blocks, Block(("kw\nimport os",), 1))),
-    replace(PLAIN, blocks=(*PLAIN.blocks, Block(("kw",), "1\nimport os"))),  # type: ignore[arg-type]
-], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        replace(PLAIN, order="ic\nimport os"),
+        replace(PLAIN, regs="oc\r"),
+        replace(PLAIN, via="tl\n"),
+        replace(PLAIN, pack="z"),
+        replace(PLAIN, stages="2\nimport os"),  # type: ignore[arg-type]
+        replace(PLAIN, swap=True),
+        replace(PLAIN, unit="mma\n"),
+        replace(PLAIN, blocks=(*PLAIN.blocks, Block(("kw\nimport os",), 1))),
+        replace(PLAIN, blocks=(*PLAIN.blocks, Block(("kw",), "1\nimport os"))),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
 def test_schedules_made_by_hand(schedule: Schedule) -> None:
     """What does not read back is refused in one line, and no line of a header becomes two."""
     reason = why_not(schedule, FWD, SM90)
@@ -164,6 +184,7 @@ def test_a_word_that_is_misspelled_is_no_attribute() -> None:
 
 
 # -- a word from outside --------------------------------------------------------------------------
+
 
 @pytest.fixture
 def note() -> Iterator[None]:
@@ -196,8 +217,11 @@ def test_a_word_from_outside_takes_part(note: None) -> None:
 
 
 def test_a_word_from_outside_is_drawn_proposed_priced_and_told(note: None) -> None:
-    drawn = {c.word("note") for n in range(30)
-             if (c := legal_schedules.schedule(random.Random(n), [FWD], SM90)) is not None}
+    drawn = {
+        c.word("note")
+        for n in range(30)
+        if (c := legal_schedules.schedule(random.Random(n), [FWD], SM90)) is not None
+    }
     assert {0, 1, 2} <= drawn
     assert estimate(PLAIN.with_words(note=1), FWD, SM90) == estimate(PLAIN, FWD, SM90) / 2
     assert heuristics.default(FWD, SM90).word("note") == 1
@@ -213,15 +237,18 @@ def test_a_word_that_is_taken_out_is_gone() -> None:
     assert "note" not in words_table() and heuristics.default(FWD, SM90).more == ()
 
 
-@pytest.mark.parametrize(("word", "reason"), [
-    (replace(NOTE, name="stages"), "'stages' cannot be registered"),
-    (replace(NOTE, name="blocks"), "'blocks' cannot be registered"),
-    (replace(NOTE, name="parse"), "'parse' cannot be registered"),
-    (replace(NOTE, name="two words"), "'two words' cannot be registered"),
-    (replace(NOTE, name="mma"), "there is a word 'mma' already"),
-    (replace(NOTE, default=7), "with the default 7 among them"),
-    (replace(NOTE, default="x y", values=("x y", "z")), "texts of letters, digits and dots"),
-])
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        (replace(NOTE, name="stages"), "'stages' cannot be registered"),
+        (replace(NOTE, name="blocks"), "'blocks' cannot be registered"),
+        (replace(NOTE, name="parse"), "'parse' cannot be registered"),
+        (replace(NOTE, name="two words"), "'two words' cannot be registered"),
+        (replace(NOTE, name="mma"), "there is a word 'mma' already"),
+        (replace(NOTE, default=7), "with the default 7 among them"),
+        (replace(NOTE, default="x y", values=("x y", "z")), "texts of letters, digits and dots"),
+    ],
+)
 def test_words_that_cannot_be_registered(word: Word, reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
         register_word(word)

@@ -55,8 +55,11 @@ LONG = "g2mb1ic2id3ih3iw3oc2od1oh1ow1kd3kh3kw3 dt=f32"
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @example(ConvProblem.parse(LONG), Prop.FWD, "gfx942")
-@given(st.sampled_from(["f32", "bf16", "f64"]).flatmap(lambda dtype: problems(dtype=dtype)),
-       st.sampled_from(list(Prop)), st.sampled_from([*GPUS, "interpreter"]))
+@given(
+    st.sampled_from(["f32", "bf16", "f64"]).flatmap(lambda dtype: problems(dtype=dtype)),
+    st.sampled_from(list(Prop)),
+    st.sampled_from([*GPUS, "interpreter"]),
+)
 def test_candidates_are_legal(p: ConvProblem, prop: Prop, name: str) -> None:
     target = TARGETS[name]
     for compute in computes(p, prop):
@@ -67,8 +70,14 @@ def test_candidates_are_legal(p: ConvProblem, prop: Prop, name: str) -> None:
         for schedule in found:
             assert why_not(schedule, compute, target) is None, str(schedule)
             assert cost.estimate(schedule, compute, target) > 0
-        ranks = [(heuristics.too_long(c, compute, target), heuristics.spills(c, compute, target),
-                  cost.estimate(c, compute, target)) for c in found]
+        ranks = [
+            (
+                heuristics.too_long(c, compute, target),
+                heuristics.spills(c, compute, target),
+                cost.estimate(c, compute, target),
+            )
+            for c in found
+        ]
         assert ranks == sorted(ranks) or any(x.size == 0 for x in compute.axes_of("K"))
 
 
@@ -97,6 +106,7 @@ def test_choosing_is_quick(prop: Prop, target: str) -> None:
 
 
 # -- what the first one looks like ----------------------------------------------------------------
+
 
 @pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
 def test_dense_channels_last_takes_boxes_where_there_are_any(prop: Prop) -> None:
@@ -137,8 +147,11 @@ def test_products_of_elements_have_lanes_along_rows_and_columns(prop: Prop, targ
 @pytest.mark.parametrize("prop", list(Prop))
 def test_large_tiles_of_the_matrix_unit_have_the_registers_of_eight_warps(prop: Prop) -> None:
     compute = made_of(f"{DENSE} dt=bf16 tag=nhwc", prop)
-    large = [s for s in heuristics.candidates(compute, SM90) if s.unit == "mma"
-             and tile(s, compute, "M") * tile(s, compute, "N") > 128 * 128]
+    large = [
+        s
+        for s in heuristics.candidates(compute, SM90)
+        if s.unit == "mma" and tile(s, compute, "M") * tile(s, compute, "N") > 128 * 128
+    ]
     assert large and {s.warps * s.consumers for s in large} == {8}
 
 
@@ -152,8 +165,9 @@ def test_of_a_schedule_that_was_given_its_estimate_and_the_first_choice_are_told
     assert str(ranked[0].schedule) in " ".join(said.split())
 
 
-@pytest.mark.parametrize("shape", [DEPTHWISE, "g64mb32ic64ih112oc64oh56kh3sh2ph1",
-                                   "g384mb64ic384ih14oc384oh14kh31ph15"])
+@pytest.mark.parametrize(
+    "shape", [DEPTHWISE, "g64mb32ic64ih112oc64oh56kh3sh2ph1", "g384mb64ic384ih14oc384oh14kh31ph15"]
+)
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     ranked = heuristics.candidates(made_of(f"{shape} dt=bf16 tag=nchw"), TARGETS[target])
@@ -165,16 +179,20 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     assert extent(channels_last, "g") >= 16, str(channels_last)
 
 
-@pytest.mark.parametrize(("shape", "prop", "pack", "transposed"), [
-    ("mb32ic256ih14oc256oh14kh3ph1", Prop.FWD, "", False),
-    ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_D, "b", False),  # weights are copied quickly
-    ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_W, "a.b", False),  # short rows of images
-    ("mb32ic64ih56oc64oh56kh3ph1", Prop.BWD_W, "", True),  # copies would take as long as products
-    ("mb32ic64ih56oc256oh56kh1", Prop.BWD_W, "", True),
-    ("mb2ic128id32oc128od32kd3pd1", Prop.BWD_W, "", True),  # elements of two images are not adjacent
-])
-def test_f32_for_the_matrix_unit_lies_along_the_sum(shape: str, prop: Prop, pack: str,
-                                                    transposed: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "prop", "pack", "transposed"),
+    [
+        ("mb32ic256ih14oc256oh14kh3ph1", Prop.FWD, "", False),
+        ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_D, "b", False),  # weights are copied quickly
+        ("mb32ic256ih14oc256oh14kh3ph1", Prop.BWD_W, "a.b", False),  # short rows of images
+        ("mb32ic64ih56oc64oh56kh3ph1", Prop.BWD_W, "", True),  # copies would take as long as products
+        ("mb32ic64ih56oc256oh56kh1", Prop.BWD_W, "", True),
+        ("mb2ic128id32oc128od32kd3pd1", Prop.BWD_W, "", True),  # elements of two images are not adjacent
+    ],
+)
+def test_f32_for_the_matrix_unit_lies_along_the_sum(
+    shape: str, prop: Prop, pack: str, transposed: bool
+) -> None:
     text = f"{shape} dt=f32 tag=axb"
     best = first(text, prop)
     assert (best.a, best.b, best.pack) == ("box", "box", pack)
@@ -191,6 +209,7 @@ def test_gathering_across_the_sum_costs_more() -> None:
     def cost_of(words: str, target: str = "sm_90", prop: Prop = Prop.BWD_D) -> float:
         compute = made_of(f"mb32ic256ih14oc256oh14kh3ph1 tag=axb {words}", prop)
         return cost.estimate(schedule, compute, TARGETS[target])
+
     assert cost_of("dt=f32") > 1.3 * cost_of("dt=f32 math=ieee")
     assert cost_of("dt=f32", "sm_80") == cost_of("dt=f32 math=ieee", "sm_80")
     assert cost_of("dt=bf16") == cost_of("dt=bf16 math=ieee")
@@ -231,8 +250,7 @@ def test_variety_for_the_tuner() -> None:
     found = heuristics.candidates(made_of(f"{DENSE} dt=bf16 tag=nhwc"), SM90)
     assert {c.stages for c in found} >= {3, 4} and {c.warps for c in found} == {4, 8}
     assert {c.programs for c in found} == {0, 131, SM90.sms}
-    square = {(c.warps, c.a) for c in found
-              if extent(c, "oc") == 128 and k_steps(c, made_of(DENSE)) == 36}
+    square = {(c.warps, c.a) for c in found if extent(c, "oc") == 128 and k_steps(c, made_of(DENSE)) == 36}
     assert {(4, "box"), (8, "box")} <= square
 
 
@@ -243,6 +261,7 @@ def test_tilings_lose_the_least_first() -> None:
 
 
 # -- the estimate ---------------------------------------------------------------------------------
+
 
 def test_strides_of_axes() -> None:
     compute = made_of("mb2ic8ih7oc16oh7kh3ph1 dt=bf16 tag=nhwc")
@@ -265,10 +284,14 @@ def test_scattered_lanes_move_whole_sectors(tag: str, pixels: int, channels: int
     assert stored == {"pixels": 64 * 2 * pixels, "channels": 64 * 2 * channels}
 
 
-@pytest.mark.parametrize(("size", "sectors"), [
-    (64, 1.0),  # rows of 16 bytes that begin at multiples of 16: each in one sector
-    (65, 1 + 7 / 16),  # that begin anywhere: 7 of 16 end in the next
-    (66, 1 + 3 / 8)])
+@pytest.mark.parametrize(
+    ("size", "sectors"),
+    [
+        (64, 1.0),  # rows of 16 bytes that begin at multiples of 16: each in one sector
+        (65, 1 + 7 / 16),  # that begin anywhere: 7 of 16 end in the next
+        (66, 1 + 3 / 8),
+    ],
+)
 def test_rows_that_begin_anywhere_straddle_sectors(size: int, sectors: float) -> None:
     compute = made_of(f"mb2ic64ih{size}oc64oh{size}kh3ph1 dt=bf16")
     schedule = Schedule.parse("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=gather b=gather")
@@ -288,8 +311,9 @@ def test_a_last_wave_costs_a_whole_one() -> None:
     """133 tiles on 132 multiprocessors take two rounds, 132 take one."""
     base = made_of("mb132ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
     more = made_of("mb134ic64ih8oc128oh8kh3ph1 dt=bf16 tag=nhwc")
-    schedule = Schedule.parse("mb:1 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 "
-                          "programs=132 stages=4 warps=4")
+    schedule = Schedule.parse(
+        "mb:1 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4"
+    )
     one, two = (cost.estimate(schedule, compute, SM90) for compute in (base, more))
     launch = SM90.rates.triton.launch_us
     assert (two - launch) / (one - launch) > 1.5
@@ -298,12 +322,14 @@ def test_a_last_wave_costs_a_whole_one() -> None:
 def test_splitting_pays_for_its_second_kernel() -> None:
     compute = made_of(f"{DENSE} dt=bf16 tag=nhwc")
     schedule = Schedule.parse("mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8")
-    whole, split = (cost.estimate(replace(schedule, split_k=parts), compute, SM90)
-                    for parts in (schedule.split_k, 2))
+    whole, split = (
+        cost.estimate(replace(schedule, split_k=parts), compute, SM90) for parts in (schedule.split_k, 2)
+    )
     assert split > whole
 
 
 # -- the fit --------------------------------------------------------------------------------------
+
 
 def sweep(path: Path, times: dict[str, str]) -> Path:
     lines = ["problem,prop,config,us,err,tflops"]
@@ -318,11 +344,11 @@ def test_fit_reads_sweeps(tmp_path: Path) -> None:
     split = thin.replace("stages", "split_k=2 stages")
     old = sweep(tmp_path / "old.csv", {"cudnn": "150", wide: "200", split: "1", thin: "900"})
     new = sweep(tmp_path / "new.csv", {"cudnn": "154", wide: "185.5", "oc:3 | mma": ""})
-    group, = fit.read([new], fit.H200, [old])
+    (group,) = fit.read([new], fit.H200, [old])
     assert group.reference == 154 and group.best.us == 185.5
     assert {str(s.schedule): s.us for s in group.samples} == {wide: 185.5, thin: 900.0}
     assert fit.ratio(group, fit.H200, SM90.rates.triton) == 1.0
-    swapped, = fit.read([sweep(tmp_path / "odd.csv", {wide: "900", thin: "90"})], fit.H200)
+    (swapped,) = fit.read([sweep(tmp_path / "odd.csv", {wide: "900", thin: "90"})], fit.H200)
     assert fit.ratio(swapped, fit.H200, SM90.rates.triton) == pytest.approx(0.1)
 
 
@@ -335,15 +361,21 @@ def test_search_walks_to_the_minimum() -> None:
     assert found.persistent == pytest.approx(0.3, rel=0.05)
 
 
-@pytest.mark.parametrize(("text", "prop"), [
-    ("ic4ih128oc320oh128kh3ph1 dt=i8 tag=nhwc", "bwd_d"),
-    ("mb128ic3ih224oc64oh112kh7sh2ph3 dt=f8e4m3:bf16:f8e5m2 tag=nhwc", "bwd_w")])
+@pytest.mark.parametrize(
+    ("text", "prop"),
+    [
+        ("ic4ih128oc320oh128kh3ph1 dt=i8 tag=nhwc", "bwd_d"),
+        ("mb128ic3ih224oc64oh112kh7sh2ph3 dt=f8e4m3:bf16:f8e5m2 tag=nhwc", "bwd_w"),
+    ],
+)
 def test_boxes_of_bytes_are_not_mostly_padding(text: str, prop: str) -> None:
     """Copies with the sum innermost have rows of 3 or 4 features: no box of 32 or more of them. Copies of
     ``rows`` have positions innermost."""
     compute = computes(ConvProblem.parse(text), Prop(prop))[0]
-    assert not any(c.pack and "box" in (c.a, c.b) and not {"f16", "rows"} & {*c.pack.split(".")}
-                   for c in heuristics.proposals(compute, TARGETS["sm_90"]))
+    assert not any(
+        c.pack and "box" in (c.a, c.b) and not {"f16", "rows"} & {*c.pack.split(".")}
+        for c in heuristics.proposals(compute, TARGETS["sm_90"])
+    )
 
 
 def test_boxes_are_shared_where_fetching_takes_long() -> None:

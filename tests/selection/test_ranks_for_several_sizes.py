@@ -24,9 +24,16 @@ def layer(text: str, prop: Prop = Prop.FWD) -> Compute:
     return any_size(ConvProblem.parse(plain), prop, names)[0]
 
 
-@pytest.mark.parametrize("text", [
-    "mb8?ic64ih56?oc64oh56kh3ph1", "mb8?ic64ih56?%2oc64oh28kh3sh2ph1", "mb1?ic64ih12?%3oc64oh4kh3sh3ph0",
-    "mb2ic64ih9?iw7oc64oh9ow7kh3kw3ph1pw1", "mb1?ic64ih1?oc64oh1kh1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb8?ic64ih56?oc64oh56kh3ph1",
+        "mb8?ic64ih56?%2oc64oh28kh3sh2ph1",
+        "mb1?ic64ih12?%3oc64oh4kh3sh3ph0",
+        "mb2ic64ih9?iw7oc64oh9ow7kh3kw3ph1pw1",
+        "mb1?ic64ih1?oc64oh1kh1",
+    ],
+)
 def test_sizes_around_an_example_meet_what_is_required(text: str) -> None:
     compute = layer(text)
     assert compute.named is not None
@@ -68,17 +75,27 @@ def test_a_ragged_example_does_not_decide() -> None:
 # The four kernels of the gradient of a stem (bf16, 3 channels, 64 filters) with tiles of 256 positions on
 # an H200 and of 128 on an H100, both for any size: microseconds. (Where the last of three rounds of tiles
 # of 256 is nearly empty, as at 7 x 196 x 235, they take 175 and 129; the estimate of the first is 121.)
-MEASURED = (((10, 68, 128), 75, 59), ((2, 81, 101), 74, 49), ((6, 87, 316), 92, 73),
-            ((5, 162, 243), 94, 77), ((16, 131, 55), 75, 64), ((14, 333, 44), 93, 106),
-            ((4, 260, 395), 186, 172), ((15, 315, 378), 563, 578), ((16, 353, 344), 617, 633))
+MEASURED = (
+    ((10, 68, 128), 75, 59),
+    ((2, 81, 101), 74, 49),
+    ((6, 87, 316), 92, 73),
+    ((5, 162, 243), 94, 77),
+    ((16, 131, 55), 75, 64),
+    ((14, 333, 44), 93, 106),
+    ((4, 260, 395), 186, 172),
+    ((15, 315, 378), 563, 578),
+    ((16, 353, 344), 617, 633),
+)
 
 
 def test_a_filter_that_is_loaded_element_by_element_comes_from_the_cache() -> None:
     """A step waits for it, and its masked lanes move nothing."""
     plain, names = marked("mb8?ic3ih112?oc64oh56kh7sh2ph3 dt=bf16 tag=nhwc")
     phases = any_size(ConvProblem.parse(plain), Prop.BWD_D, names)
-    tiles = [Schedule.parse(f"mb.qh.qw:{n} ic:16 oc:64 | mma | a=gather b=gather | stages={s} warps=4")
-             for n, s in ((256, 3), (128, 4))]
+    tiles = [
+        Schedule.parse(f"mb.qh.qw:{n} ic:16 oc:64 | mma | a=gather b=gather | stages={s} warps=4")
+        for n, s in ((256, 3), (128, 4))
+    ]
     first = at_several(heuristics.candidates(phases[0], SM90), phases[0], SM90)[0]
     assert first == tiles[1]
     for sizes, *measured in MEASURED:
@@ -97,10 +114,13 @@ def test_given_sizes_and_maps_keep_their_order() -> None:
 def test_a_tile_that_fits_the_examples_images_alone_does_not_last() -> None:
     """Four images at once are mostly empty for 5 or 9, as two are not; for 8 both are as good."""
     compute, words = layer("mb8?ic64ih56?oc64oh56kh3ph1"), "mma | a=box b=box | c=box swap=1"
-    best = Schedule.parse(f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words} programs=132 keep=b stages=6 warps=4 "
-                          "via=gluon")
-    two, four = (Schedule.parse(f"{tile} oc:64 ic:64 | {words} stages=4 warps=4")
-                 for tile in ("mb:2 oh:8 ow:8", "mb:4 oh:8 ow:4"))
+    best = Schedule.parse(
+        f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words} programs=132 keep=b stages=6 warps=4 via=gluon"
+    )
+    two, four = (
+        Schedule.parse(f"{tile} oc:64 ic:64 | {words} stages=4 warps=4")
+        for tile in ("mb:2 oh:8 ow:8", "mb:4 oh:8 ow:4")
+    )
     assert estimate(two, compute, SM90) == estimate(four, compute, SM90)
     assert lasts(two, best, compute, SM90) and not lasts(four, best, compute, SM90)
     assert lasts(four, best, compute.at(**compute.named.like), SM90)  # type: ignore[union-attr]

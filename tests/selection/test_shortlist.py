@@ -67,9 +67,12 @@ def test_a_plan_made_again_ranks_nothing(ranked: list[str]) -> None:
 def test_what_is_read_is_what_was_ranked(ranked: list[str]) -> None:
     made = listed()
     assert made == listed() and ranked == ["fwd"]
-    assert made == [Listed(c.schedule, c.why, False)
-                    for c in choice.ranked(computes(DENSE, Prop.FWD)[0], SM90,
-                                           ConvWorkload(DENSE, Prop.FWD), enough=8)[:8]]
+    assert made == [
+        Listed(c.schedule, c.why, False)
+        for c in choice.ranked(
+            computes(DENSE, Prop.FWD)[0], SM90, ConvWorkload(DENSE, Prop.FWD), enough=8
+        )[:8]
+    ]
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -83,8 +86,9 @@ def test_not_all_are_of_one_kind(prop: Prop, monkeypatch: pytest.MonkeyPatch) ->
     assert made[:6] == [k.schedule for k in candidates.estimated(8, computes(DENSE, prop)[0], SM90)][:6]
 
 
-def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_has_a_say_is_in_the_key(
+    ranked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed()
     assert len(ranked) == 1
     assert listed(count=1) == listed()[:1] and len(ranked) == 1
@@ -127,8 +131,15 @@ def test_a_stamp_tells_what_the_users_rows_say_in_any_order(monkeypatch: pytest.
         return candidates.stamp(work, SM90)
 
     assert stamp(rows) == stamp(rows[::-1])
-    others = [None, [], rows[:1], rows[1:], rows, [replace(rows[0], us=13.0), rows[1]],
-              [rows[0], replace(rows[1], schedule=TUNED.replace("warps=4", "warps=8"))]]
+    others = [
+        None,
+        [],
+        rows[:1],
+        rows[1:],
+        rows,
+        [replace(rows[0], us=13.0), rows[1]],
+        [rows[0], replace(rows[1], schedule=TUNED.replace("warps=4", "warps=8"))],
+    ]
     assert len({stamp(each) for each in others}) == len(others)
 
 
@@ -154,10 +165,15 @@ def test_equal_computations_are_ranked_once(ranked: list[str]) -> None:
 def test_fractions_that_values_are_computed_with_have_no_say() -> None:
     """But 0 and 1, which may stand for nothing to compute, what is read outside of a tensor, and what
     places are computed with."""
+
     def told(line: str, outside: str = "", place: str = "n") -> str:
-        return unnamed(parse(f"compute p\n tensor X f16 [8]\n tensor Y f16 [8]\n axes n=8\n"
-                             f"let p = i32({place})\n read x = X[p + 1]{outside}\n let y = {line}\n"
-                             "store Y[n] = y"))
+        return unnamed(
+            parse(
+                f"compute p\n tensor X f16 [8]\n tensor Y f16 [8]\n axes n=8\n"
+                f"let p = i32({place})\n read x = X[p + 1]{outside}\n let y = {line}\n"
+                "store Y[n] = y"
+            )
+        )
 
     assert told("x / 0.81") == told("x / 0.815") == told("x / 1e-05") != told("x / 1.0")
     assert told("x * 0.5") != told("x / 0.5") != told("x + 0.0")
@@ -190,8 +206,9 @@ def test_a_neighbours_winner_stands_for_one_schedule(prop: Prop) -> None:
     found = choice.ranked(compute, SM90, work)
     near = [c for c in found if c.row]
     related = relatives(winner, [c.schedule for c in alone], compute, SM90)
-    assert len(related) > 1 and [c.schedule for c in near] == [min(related, key=lambda s: next(
-        i for i, c in enumerate(alone) if c.schedule == s))]
+    assert len(related) > 1 and [c.schedule for c in near] == [
+        min(related, key=lambda s: next(i for i, c in enumerate(alone) if c.schedule == s))
+    ]
     assert near == found[:1] and {c.schedule for c in found} == {c.schedule for c in alone}
 
 
@@ -202,12 +219,20 @@ def test_a_given_schedule_is_not_kept(ranked: list[str], monkeypatch: pytest.Mon
     assert len(listed()) == 8 and len(ranked) == 2
 
 
-@pytest.mark.parametrize("schedules", [
-    [], "none", [{"schedule": "mb:4"}], [{"schedule": 7, "why": "", "tuned": False}], [7],
-    [{"schedule": "no schedule", "why": "", "tuned": False}],
-    [{"schedule": "mb.oh.ow:128 oc:4096 ic:64 | mma | stages=3", "why": "", "tuned": True}],
-    [{"schedule": f"{TUNED} stages=800".replace("stages=4 ", ""), "why": "", "tuned": True}],
-    [{"schedule": "od:4 oc:64 ic:64 | mma", "why": "", "tuned": True}]])
+@pytest.mark.parametrize(
+    "schedules",
+    [
+        [],
+        "none",
+        [{"schedule": "mb:4"}],
+        [{"schedule": 7, "why": "", "tuned": False}],
+        [7],
+        [{"schedule": "no schedule", "why": "", "tuned": False}],
+        [{"schedule": "mb.oh.ow:128 oc:4096 ic:64 | mma | stages=3", "why": "", "tuned": True}],
+        [{"schedule": f"{TUNED} stages=800".replace("stages=4 ", ""), "why": "", "tuned": True}],
+        [{"schedule": "od:4 oc:64 ic:64 | mma", "why": "", "tuned": True}],
+    ],
+)
 def test_what_makes_no_sense_is_ranked_anew(ranked: list[str], schedules: object) -> None:
     right = listed()
     key = record().stem

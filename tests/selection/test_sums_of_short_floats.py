@@ -9,8 +9,11 @@ from transconv.cost import count
 from transconv.target import TARGETS
 
 LAYER = "mb128ic256ih14oc256oh14kh3ph1"
-TYPES = {Prop.FWD: "f8e4m3:f8e4m3:bf16", Prop.BWD_D: "bf16:f8e4m3:f8e5m2",
-         Prop.BWD_W: "f8e4m3:bf16:f8e5m2"}
+TYPES = {
+    Prop.FWD: "f8e4m3:f8e4m3:bf16",
+    Prop.BWD_D: "bf16:f8e4m3:f8e5m2",
+    Prop.BWD_W: "f8e4m3:bf16:f8e5m2",
+}
 
 
 @pytest.mark.parametrize("prop", Prop)

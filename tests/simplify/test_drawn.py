@@ -52,13 +52,15 @@ def _check(seed: int) -> int:
     """Check one expression; by how many operations it became shorter."""
     rng = Random(seed)
     space: dict[Expr, Range] = {}
-    for v in (Var("a"), Var("b"), Lane("m", 4, 0))[:rng.randint(1, 3)]:
+    for v in (Var("a"), Var("b"), Lane("m", 4, 0))[: rng.randint(1, 3)]:
         lo = rng.randint(-5, 4)
         space[v] = Range(0, 3) if isinstance(v, Lane) else Range(lo, lo + rng.randint(0, 4))
     known = _condition(rng, list(space), 1) if rng.randrange(3) == 0 else ir.TRUE
     multiple = rng.choice((1, 1, 1, 2, 4))
-    facts = Facts(ranges={v: r for v, r in space.items() if isinstance(v, Var)},
-                  multiples={Var("a"): multiple} if multiple > 1 else {})
+    facts = Facts(
+        ranges={v: r for v, r in space.items() if isinstance(v, Var)},
+        multiples={Var("a"): multiple} if multiple > 1 else {},
+    )
 
     def given() -> Facts:  # anew, so that nothing is remembered
         return facts._copy().assume(known)

@@ -123,7 +123,8 @@ def test_assumed_mask_bounds_its_variable() -> None:
 
 def test_assumed_mask_bounds_similar_sums() -> None:
     facts = Facts(ranges={oh: Range(0, 60), kh: Range(0, 2)}).assume(
-        (0 <= oh * 2 + kh - 3) & (oh * 2 + kh - 3 < 112))
+        (0 <= oh * 2 + kh - 3) & (oh * 2 + kh - 3 < 112)
+    )
     assert prove(3 <= kh + oh * 2, facts)
     assert prove(oh * 4 + kh * 2 - 6 >= 0, facts)
     assert prove(oh * 2 + kh < 116, facts)

@@ -20,9 +20,20 @@ STEP = """if True:
 
 
 def _said(code: str, cache: Path) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={
-        **os.environ, "TRANSCONV_CACHE": str(cache), "TRITON_INTERPRET": "1", "TRANSCONV_VERIFY": "0",
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)})
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            **os.environ,
+            "TRANSCONV_CACHE": str(cache),
+            "TRITON_INTERPRET": "1",
+            "TRANSCONV_VERIFY": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": ":".join(sys.path),
+        },
+    )
     return ran.stdout
 
 

@@ -33,8 +33,7 @@ def test_factors_of_a_product_have_one_order() -> None:
     assert rebuild(expand(y * (x * z))) is rebuild(expand(z * y * x))
 
 
-@given(st.lists(st.tuples(st.sampled_from([x, y, z]), st.integers(-4, 4)), max_size=6),
-       st.integers(-9, 9))
+@given(st.lists(st.tuples(st.sampled_from([x, y, z]), st.integers(-4, 4)), max_size=6), st.integers(-9, 9))
 def test_rebuilding_and_expanding_are_inverse(parts: list[tuple[Expr, int]], const: int) -> None:
     p = expand(sum_of([e * k for e, k in parts]) + const)
     again = expand(rebuild(p))
@@ -62,8 +61,12 @@ def test_a_sum_is_divided_by_a_sum() -> None:
     assert (str(rebuild(q)), str(rebuild(r))) == ("x", "5")
 
 
-TERMS = st.dictionaries(st.lists(st.sampled_from("xyz"), min_size=1, max_size=3).map(sorted).map(tuple),
-                        st.integers(-4, 4).filter(bool), min_size=1, max_size=4)
+TERMS = st.dictionaries(
+    st.lists(st.sampled_from("xyz"), min_size=1, max_size=3).map(sorted).map(tuple),
+    st.integers(-4, 4).filter(bool),
+    min_size=1,
+    max_size=4,
+)
 Terms = dict[tuple[str, ...], int]
 
 
@@ -77,8 +80,12 @@ def test_arithmetic_is_that_of_sympys_expressions(p: Terms, a: int, q: Terms, b:
         return found.const + sum(c * sympy.prod(sympy.Symbol(str(f)) for f in m) for m, c in found.terms)
 
     left, right = poly(p, a), poly(q, b)
-    for made, meant in ((left * right, said(left) * said(right)), (left + right, said(left) + said(right)),
-                        (left - right, said(left) - said(right)), (left * 3 - 1, said(left) * 3 - 1)):
+    for made, meant in (
+        (left * right, said(left) * said(right)),
+        (left + right, said(left) + said(right)),
+        (left - right, said(left) - said(right)),
+        (left * 3 - 1, said(left) * 3 - 1),
+    ):
         assert sympy.expand(said(made) - meant) == 0
         assert all(c for _, c in made.terms)
         assert len({m for m, _ in made.terms}) == len(made.terms)
@@ -99,11 +106,16 @@ TERMS = st.dictionaries(MONOS, st.integers(-3, 3), max_size=5)
 @given(TERMS, TERMS)
 def test_sums_are_those_of_sympys_ring(left: dict[Mono, int], right: dict[Mono, int]) -> None:
     """The same terms in the same order, over the same atoms."""
-    p, q = (Polynomial.of(((m, c) for m, c in terms.items() if m), terms.get((), 0))
-            for terms in (left, right))
+    p, q = (
+        Polynomial.of(((m, c) for m, c in terms.items() if m), terms.get((), 0)) for terms in (left, right)
+    )
     a, b, atoms = p._both(q)
-    for made, meant, over in ((p + q, a + b, atoms), (p - q, a - b, atoms),
-                              (-p, -p.element, p.atoms), (p * 3, p.element * 3, p.atoms)):
+    for made, meant, over in (
+        (p + q, a + b, atoms),
+        (p - q, a - b, atoms),
+        (-p, -p.element, p.atoms),
+        (p * 3, p.element * 3, p.atoms),
+    ):
         of = Polynomial(over, meant)
         assert (made.terms, made.const, made.atoms) == (of.terms, of.const, over)
         assert made == of and made.is_zero is (not meant) and made.element == meant

@@ -48,8 +48,9 @@ DECIDED: list[tuple[list[Expr], Expr, bool, str]] = [
 
 
 @pytest.mark.parametrize(("known", "condition", "truth", "rule"), DECIDED, ids=lambda v: str(v)[:60])
-def test_what_the_rules_leave_is_decided(known: list[Expr], condition: Expr, truth: bool,
-                                         rule: str) -> None:
+def test_what_the_rules_leave_is_decided(
+    known: list[Expr], condition: Expr, truth: bool, rule: str
+) -> None:
     facts = NEAR
     for cond in known:
         facts = facts.assume(cond)
@@ -57,8 +58,11 @@ def test_what_the_rules_leave_is_decided(known: list[Expr], condition: Expr, tru
     assert not isinstance(short, Const), "a rewriting rule decides it"
     assert decide(short, facts) == Verdict(truth, rule)
     assert prove(condition, facts) == truth
-    space = {e: Range(-3, 3) for e in (x, y, z, u, v, w)} | dict(NEAR.ranges) | {
-        e: Range(0, e.extent - 1) for e in (n, k)}
+    space = (
+        {e: Range(-3, 3) for e in (x, y, z, u, v, w)}
+        | dict(NEAR.ranges)
+        | {e: Range(0, e.extent - 1) for e in (n, k)}
+    )
     own = {e: r for e, r in space.items() if any(e in _leaves(c) for c in (condition, *known))}
     held = [bool(value(condition, at)) for at in points(own) if all(value(c, at) for c in known)]
     assert all(t is truth for t in held)
@@ -68,8 +72,7 @@ def _leaves(e: Expr) -> set[Expr]:
     return {e} | {leaf for child in e.children() for leaf in _leaves(child)}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("condition", [n < 8, eq(x % 2, 0), x * y >= 0, eq(n // 4, pid // 3)],
-                         ids=str)
+@pytest.mark.parametrize("condition", [n < 8, eq(x % 2, 0), x * y >= 0, eq(n // 4, pid // 3)], ids=str)
 def test_what_both_truths_have_is_left(condition: Expr) -> None:
     assert truths_at_points(condition, NEAR) == {True, False}
     assert decide(condition, NEAR) is None

@@ -221,10 +221,7 @@ CASES: list[tuple[Expr, str]] = [
     (3 <= x // 4, "(12 <= x)"),
     (x // 4 <= 3, "(x < 16)"),
     (0 <= -(x // 4), "(x < 4)"),
-    (
-        m // 28 % 28 * 2 + kh - 1 >= 0,
-        "(1 <= ((((((m_blk * 128) + m[0:128]) // 28) % 28) * 2) + kh))",
-    ),
+    (m // 28 % 28 * 2 + kh - 1 >= 0, "(1 <= ((((((m_blk * 128) + m[0:128]) // 28) % 28) * 2) + kh))"),
     ((x < y) & (y < x), "False"),
     # equal
     (eq(x, x), "True"),
@@ -365,4 +362,3 @@ def test_a_lane_of_one_stays_in_a_sum() -> None:
     lane = Lane("n", 1, 2)
     assert str(simplify(x + lane)) == "(x + n[0:1])"
     assert simplify(lane < 1) is TRUE
-

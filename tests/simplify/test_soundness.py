@@ -12,8 +12,11 @@ from transconv import ir
 from transconv.ir import Const, Expr, Lane, Var
 from transconv.simplify import Facts, Range, multiple_of, prove, range_of, simplify
 
-THOROUGH = settings(deadline=None, max_examples=30,
-                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+THOROUGH = settings(
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 ATOMS = [Var("a"), Var("b"), Var("c"), Lane("m", 4, 0)]
 LARGE = st.sampled_from([-28, -16, -9, -7, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 9, 12, 16, 28])
 DIVISORS = st.sampled_from([1, 2, 3, 4, 6, 8, 12])
@@ -46,10 +49,16 @@ def _integers(atoms: list[Expr]) -> st.SearchStrategy[Expr]:
 def _conditions(atoms: list[Expr]) -> st.SearchStrategy[Expr]:
     x = _integers(atoms)
     comparison = st.tuples(st.sampled_from([ir.Lt, ir.Le, ir.Eq, ir.Ne]), x, x).map(
-        lambda p: p[0](p[1], p[2]))
+        lambda p: p[0](p[1], p[2])
+    )
     # Comparisons of a sum or a quotient with a constant: what masks look like.
-    mask = st.tuples(st.sampled_from([ir.Lt, ir.Le, ir.Eq, ir.Ne]), _sums(atoms), DIVISORS, LARGE,
-                     st.sampled_from(["", "//", "%"])).map(_mask)
+    mask = st.tuples(
+        st.sampled_from([ir.Lt, ir.Le, ir.Eq, ir.Ne]),
+        _sums(atoms),
+        DIVISORS,
+        LARGE,
+        st.sampled_from(["", "//", "%"]),
+    ).map(_mask)
 
     def grow(c: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
         pair = st.tuples(c, c)
@@ -65,7 +74,8 @@ def _conditions(atoms: list[Expr]) -> st.SearchStrategy[Expr]:
 
 def _sums(atoms: list[Expr]) -> st.SearchStrategy[Expr]:
     return st.lists(st.tuples(st.sampled_from(atoms), LARGE), min_size=1, max_size=4).map(
-        lambda terms: ir.sum_of([e * k for e, k in terms]))
+        lambda terms: ir.sum_of([e * k for e, k in terms])
+    )
 
 
 def _mask(parts: tuple[Callable[[Expr, Expr], Expr], Expr, int, int, str]) -> Expr:
@@ -171,9 +181,7 @@ def test_proofs_hold(case: tuple[dict[Expr, Range], Expr]) -> None:
 
 @THOROUGH
 @given(_spaces(), st.integers(2, 6), st.data())
-def test_stated_divisors_are_used_soundly(
-    space: dict[Expr, Range], n: int, data: st.DataObject
-) -> None:
+def test_stated_divisors_are_used_soundly(space: dict[Expr, Range], n: int, data: st.DataObject) -> None:
     a = ATOMS[0]
     e = data.draw(_integers(list(space)) | _conditions(list(space)))
     facts = _facts(space).with_multiple(a, n)

@@ -20,7 +20,8 @@ def _kernel(number: int) -> tuple[list[Expr], dict[Expr, Range]]:
     """Coordinates, masks and offsets of one kernel that fuses mb, oh and ow into lanes."""
     height, width, stride, dilation, pad, tile = SHAPES[number]
     m_blk, n_blk, k_blk, kh, kw = (
-        Var(f"{name}{number}") for name in ("m_blk", "n_blk", "k_blk", "kh", "kw"))
+        Var(f"{name}{number}") for name in ("m_blk", "n_blk", "k_blk", "kh", "kw")
+    )
     m = m_blk * tile + Lane("m", tile, 0)
     ic, oc = k_blk * 32 + Lane("k", 32, 1), n_blk * 64 + Lane("n", 64, 2)
     mb, oh, ow = m // (height * width), m // width % height, m % width
@@ -29,20 +30,39 @@ def _kernel(number: int) -> tuple[list[Expr], dict[Expr, Range]]:
     rows, cols = height * stride, width * stride
     inside = (0 <= ih) & (ih < rows) & (0 <= iw) & (iw < cols)
     found: list[Expr] = [
-        mb, oh, ow, ih, iw, inside, inside & (m < 32 * height * width) & (ic < 256), t // stride,
-        ((mb * rows + ih) * cols + iw) * 256 + ic, ((mb * height + oh) * width + ow) * 64 + oc,
-        ((oc * 256 + ic) * 3 + kh) * 3 + kw, u // stride, (oc < 256) & (ic < 200),
+        mb,
+        oh,
+        ow,
+        ih,
+        iw,
+        inside,
+        inside & (m < 32 * height * width) & (ic < 256),
+        t // stride,
+        ((mb * rows + ih) * cols + iw) * 256 + ic,
+        ((mb * height + oh) * width + ow) * 64 + oc,
+        ((oc * 256 + ic) * 3 + kh) * 3 + kw,
+        u // stride,
+        (oc < 256) & (ic < 200),
         eq(t % stride, 0) & (0 <= t // stride) & (t // stride < height),
         ((mb * 32 + ic // 8) * height * width + oh * width + ow) * 8 + ic % 8,
     ]
     for step in range(1, 5):
         found += [
-            (mb * height + oh) * width * step + ow * step, (m + step) // width % height,
-            (m + step) % width, (0 <= ih + step) & (ih + step < rows), minimum(ih, rows - 1 + step),
-            (0 <= iw * step) & (iw * step < cols * step), select(ih + step < 0, 0, ih + step),
+            (mb * height + oh) * width * step + ow * step,
+            (m + step) // width % height,
+            (m + step) % width,
+            (0 <= ih + step) & (ih + step < rows),
+            minimum(ih, rows - 1 + step),
+            (0 <= iw * step) & (iw * step < cols * step),
+            select(ih + step < 0, 0, ih + step),
         ]
-    ranges: dict[Expr, Range] = {m_blk: Range(0, 31), n_blk: Range(0, 3), k_blk: Range(0, 7),
-                                 kh: Range(0, 2), kw: Range(0, 2)}
+    ranges: dict[Expr, Range] = {
+        m_blk: Range(0, 31),
+        n_blk: Range(0, 3),
+        k_blk: Range(0, 7),
+        kh: Range(0, 2),
+        kw: Range(0, 2),
+    }
     return found, ranges
 
 

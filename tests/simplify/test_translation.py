@@ -76,8 +76,12 @@ def test_values_are_the_same(case: tuple[dict[Expr, Range], Expr]) -> None:
 
 def test_relations_that_sympy_divides_come_back() -> None:
     """SymPy makes ``x < x/2 + y/2`` of ``2*x < x + y``, and refused to come back with fractions."""
-    for e in (select(x + x < x + y, x + y, x), x * 6 <= x * 3 + y * 2, eq(x * 4, x * 2 + y * 3),
-              select(x * 3 < y * 3 + x, x, y)):
+    for e in (
+        select(x + x < x + y, x + y, x),
+        x * 6 <= x * 3 + y * 2,
+        eq(x * 4, x * 2 + y * 3),
+        select(x * 3 < y * 3 + x, x, y),
+    ):
         back = from_sympy(to_sympy(e))
         for at in points({x: Range(-3, 3), y: Range(-4, 4)}):
             assert value(back, at) == value(e, at), (str(e), str(back))
@@ -93,10 +97,23 @@ def test_symbols_have_the_facts() -> None:
     assert to_sympy(eq((y + 2) % 4, 2), facts) == sympy.true
 
 
-@pytest.mark.parametrize("e", [
-    Lane("m", 8, 1, "M"), Var("big", index64), Cast(Var("p", i8), x.dtype), x & y, x ^ 3, x << y,
-    (x < y) ^ flag, ~(x < y), select(x < y, x, y), select(flag, x < 1, y < 1), Cast(flag, x.dtype),
-], ids=str)
+@pytest.mark.parametrize(
+    "e",
+    [
+        Lane("m", 8, 1, "M"),
+        Var("big", index64),
+        Cast(Var("p", i8), x.dtype),
+        x & y,
+        x ^ 3,
+        x << y,
+        (x < y) ^ flag,
+        ~(x < y),
+        select(x < y, x, y),
+        select(flag, x < 1, y < 1),
+        Cast(flag, x.dtype),
+    ],
+    ids=str,
+)
 def test_each_node_returns(e: Expr) -> None:
     back = from_sympy(to_sympy(e))
     assert back.dtype is e.dtype

@@ -29,8 +29,13 @@ def test_unsupported_has_a_reason_for_programs() -> None:
 
 
 def test_stage_error_says_who_what_where_and_how_to_repeat() -> None:
-    error = StageError("lanewise", "lane oh has no extent", problem="ic3ih8oc4oh6kh3 dt=f16",
-                       options=("--prop", "fwd"), schedule="oh:8 oc:128 | mma")
+    error = StageError(
+        "lanewise",
+        "lane oh has no extent",
+        problem="ic3ih8oc4oh6kh3 dt=f16",
+        options=("--prop", "fwd"),
+        schedule="oh:8 oc:128 | mma",
+    )
     assert str(error).splitlines() == [
         "StageError in stage 'lanewise': lane oh has no extent",
         "  problem  ic3ih8oc4oh6kh3 dt=f16 --prop fwd",
@@ -38,14 +43,29 @@ def test_stage_error_says_who_what_where_and_how_to_repeat() -> None:
         f"  repeat   {error.repeat}",
     ]
     assert shlex.split(error.repeat) == [
-        "python", "-m", "transconv", "show", "ic3ih8oc4oh6kh3 dt=f16", "--prop", "fwd",
-        "--schedule", "oh:8 oc:128 | mma", "--stage", "lanewise"]
+        "python",
+        "-m",
+        "transconv",
+        "show",
+        "ic3ih8oc4oh6kh3 dt=f16",
+        "--prop",
+        "fwd",
+        "--schedule",
+        "oh:8 oc:128 | mma",
+        "--stage",
+        "lanewise",
+    ]
     assert str(StageError("emit", "no")) == "StageError in stage 'emit': no"
 
 
-@pytest.mark.parametrize("error", [
-    Unsupported("a:b", "words"), StageError("emit", "no", problem="p", options=("--o", "d"), schedule="c"),
-    errors.ProblemError("x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unsupported("a:b", "words"),
+        StageError("emit", "no", problem="p", options=("--o", "d"), schedule="c"),
+        errors.ProblemError("x"),
+    ],
+)
 def test_errors_survive_pickling(error: TransconvError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)

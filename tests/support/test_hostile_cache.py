@@ -59,8 +59,14 @@ def child(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """
     text = textwrap.dedent(start) + textwrap.dedent(code)
     environment = knobs.child_environment({}, str(ROOT))
-    return subprocess.Popen([sys.executable, "-c", text, *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment, **options)
+    return subprocess.Popen(
+        [sys.executable, "-c", text, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -70,8 +76,11 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records
-            if r.name == "transconv.cache" and r.levelno >= logging.WARNING]
+    return [
+        r.getMessage()
+        for r in caplog.records
+        if r.name == "transconv.cache" and r.levelno >= logging.WARNING
+    ]
 
 
 # -- many at once ----------------------------------------------------------------------------------
@@ -132,22 +141,28 @@ def test_every_truncation_and_every_flipped_bit(caplog: pytest.LogCaptureFixture
         assert DRAWER.get("a") is None
     assert len(warnings(caplog)) == 1 and "damaged" in warnings(caplog)[0]
     for n in range(len(whole)):
-        path.write_bytes(whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1:])
+        path.write_bytes(whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :])
         assert DRAWER.get("a") in (None, content)  # a space may become something else
     path.write_bytes(whole)
     assert DRAWER.get("a") == content
     assert DRAWER.update("a", lambda old: {"n": 1}) == {"n": 1} == DRAWER.get("a")
 
 
-@pytest.mark.parametrize("other", [
-    lambda text: json.dumps({**json.loads(text), "key": "b"}),
-    lambda text: json.dumps({**json.loads(text), "drawer": "sums-2"}),
-    lambda text: json.dumps({**json.loads(text), "content": {"n": 2}}),
-    lambda text: "[" * 100_000, lambda text: "null", lambda text: '{"content": 1}',
-    lambda text: text + " " * (1 << 23), lambda text: "\x00" * 4096],
-    ids=["key", "drawer", "sum", "deep", "null", "bare", "long", "zeros"])
-def test_files_of_somebody_else(other: Callable[[str], str],
-                                caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda text: json.dumps({**json.loads(text), "key": "b"}),
+        lambda text: json.dumps({**json.loads(text), "drawer": "sums-2"}),
+        lambda text: json.dumps({**json.loads(text), "content": {"n": 2}}),
+        lambda text: "[" * 100_000,
+        lambda text: "null",
+        lambda text: '{"content": 1}',
+        lambda text: text + " " * (1 << 23),
+        lambda text: "\x00" * 4096,
+    ],
+    ids=["key", "drawer", "sum", "deep", "null", "bare", "long", "zeros"],
+)
+def test_files_of_somebody_else(other: Callable[[str], str], caplog: pytest.LogCaptureFixture) -> None:
     DRAWER.put("a", {"n": 1})
     path = DRAWER.path("a")
     assert path is not None
@@ -210,8 +225,9 @@ def test_a_tampered_copy_is_never_executed(cache: Path) -> None:
 
 @interpreted
 @pytest.mark.parametrize("spoil", ["planted", "given away", "open to a group", "a path", "an open parent"])
-def test_a_plan_of_somebody_else_is_not_executed(spoil: str, cache: Path, tmp_path: Path,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_somebody_else_is_not_executed(
+    spoil: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A right checksum and a folder of mode 0700 say nothing of who wrote a file in it."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     monkeypatch.setenv("EVIL", str(tmp_path / "evil"))
@@ -226,7 +242,8 @@ def test_a_plan_of_somebody_else_is_not_executed(spoil: str, cache: Path, tmp_pa
     else:
         step["source"] = f"open(__import__('os').environ['EVIL'], 'w').close()\n{step['source']}"
         step["digest"] = runtime.steps.digest_of(
-            step["source"], runtime.steps.Schedule.parse(step["schedule"]), TARGETS["interpreter"])
+            step["source"], runtime.steps.Schedule.parse(step["schedule"]), TARGETS["interpreter"]
+        )
     path.write_text(json.dumps(whole | {"checksum": drawer._checksum(whole["content"])}))
     if spoil == "given away" and is_root:
         os.chown(path, 65534, 65534)
@@ -243,9 +260,16 @@ def test_a_plan_of_somebody_else_is_not_executed(spoil: str, cache: Path, tmp_pa
 
 
 @pytest.mark.skipif(not is_root, reason="only root can give files away")
-@pytest.mark.parametrize("spoil", [
-    lambda p: os.chown(p, 65534, 65534), lambda p: p.chmod(0o622), lambda p: p.parents[2].chmod(0o777),
-    lambda p: os.chown(p.parents[2], 65534, 65534)], ids=["file", "open file", "open parent", "parent"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda p: os.chown(p, 65534, 65534),
+        lambda p: p.chmod(0o622),
+        lambda p: p.parents[2].chmod(0o777),
+        lambda p: os.chown(p.parents[2], 65534, 65534),
+    ],
+    ids=["file", "open file", "open parent", "parent"],
+)
 def test_records_of_others_are_not_read(spoil: Callable[[Path], None]) -> None:
     """Choices, too."""
     DRAWER.put("a", {"n": 1})
@@ -274,16 +298,18 @@ def works_without_keeping(caplog: pytest.LogCaptureFixture, words: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
-def test_folders_that_others_can_write_to(cache: Path, mode: int,
-                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_that_others_can_write_to(
+    cache: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
     cache.mkdir()
     cache.chmod(mode)
     works_without_keeping(caplog, f"can be written to by others (mode {mode:04o}")
     assert list(cache.iterdir()) == []
 
 
-def test_folders_of_others(cache: Path, monkeypatch: pytest.MonkeyPatch,
-                           caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_of_others(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     cache.mkdir()
     if is_root:
         os.chown(cache, 65534, 65534)
@@ -294,8 +320,9 @@ def test_folders_of_others(cache: Path, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.skipif(not is_root, reason="only root can make another user's link")
 @pytest.mark.parametrize("inside", ["", "deeper", "to-mine/deeper"])
-def test_links_of_others(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                         inside: str) -> None:
+def test_links_of_others(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
     """A link in a public folder can be turned around later by whoever owns it; also one that leads to a
     folder above, or that another link leads through."""
     (tmp_path / "mine" / "deeper").mkdir(mode=0o700, parents=True)
@@ -319,8 +346,9 @@ def test_links_of_others(cache: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert out.split() == ["None"] and f"is reached through {cache}, a link of user 65534" in err
 
 
-def test_a_path_that_cannot_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                        caplog: pytest.LogCaptureFixture) -> None:
+def test_a_path_that_cannot_be_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "file" / "cache"))
     works_without_keeping(caplog, "Not a directory")
@@ -346,8 +374,7 @@ def test_a_read_only_folder_is_still_read(cache: Path) -> None:
     out, err = process.communicate(timeout=60)
     for path in inside:
         path.chmod(0o700)
-    assert out.splitlines() == ["{'n': 1} False False {'n': 1}",
-                                "{'n': 5} [('a', {'n': 1})]"], err
+    assert out.splitlines() == ["{'n': 1} False False {'n': 1}", "{'n': 5} [('a', {'n': 1})]"], err
     assert err.count("\n") == 1 and "cannot be written to (Permission denied)" in err
 
 
@@ -373,8 +400,9 @@ def full(*_: object, **__: object) -> Any:
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk(call: str, cache: Path, monkeypatch: pytest.MonkeyPatch,
-                     caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk(
+    call: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     DRAWER.put("a", {"n": 1})
     check_records.record("k" * 32, check_records.WRONG)
     monkeypatch.setattr(os, call, full)
@@ -448,7 +476,8 @@ def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_writer_that_sleeps_does_not_stop_the_others(
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(drawer, "PATIENCE", 0.3)
     process = child("""
         def change(old):
@@ -467,8 +496,9 @@ def test_a_writer_that_sleeps_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_file_systems_without_locks(error: int, monkeypatch: pytest.MonkeyPatch,
-                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_file_systems_without_locks(
+    error: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(error, os.strerror(error))
 
@@ -483,8 +513,9 @@ def test_file_systems_without_locks(error: int, monkeypatch: pytest.MonkeyPatch,
 
 @interpreted
 @pytest.mark.parametrize("spoil", ["world-writable", "full", "damaged"])
-def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.MonkeyPatch,
-                                  caplog: pytest.LogCaptureFixture) -> None:
+def test_convolutions_do_not_mind(
+    spoil: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setattr(runtime.compiler, "_plans", {})
     monkeypatch.setattr(transconv.config, "cpu", "interpret")

@@ -51,8 +51,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
 
 
 @pytest.fixture
-def plan_file(written: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-              tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def plan_file(
+    written: tuple[str, str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Path]:
     """The file of a plan in a cache of the test's own, with a key of its own."""
     key, path = (
         tmp_path_factory.mktemp("state") / "ours" / "key",
@@ -127,12 +131,14 @@ def test_an_altered_plan_is_never_executed(plan_file: Path) -> None:
     """A right mode and owner, a right checksum: the seal is missing, or that of another text."""
     told = with_evil_text(content(plan_file))
     whole = json.loads(plan_file.read_text())
-    for text in (checksummed(plan_cache.DRAWER.name, plan_file.stem, told),
-                 json.dumps(whole | {"content": told}),
-                 json.dumps(whole | {"content": told, "seal": records.seal(b"guessed", "", "")}),
-                 json.dumps(whole | {"content": told, "seal": None}),
-                 json.dumps(whole | {"content": told, "seal": "\u00e9"}),
-                 json.dumps(whole | {"content": told, "seal": [whole["seal"]]})):
+    for text in (
+        checksummed(plan_cache.DRAWER.name, plan_file.stem, told),
+        json.dumps(whole | {"content": told}),
+        json.dumps(whole | {"content": told, "seal": records.seal(b"guessed", "", "")}),
+        json.dumps(whole | {"content": told, "seal": None}),
+        json.dumps(whole | {"content": told, "seal": "\u00e9"}),
+        json.dumps(whole | {"content": told, "seal": [whole["seal"]]}),
+    ):
         plan_file.write_text(text)
         assert found() is None
         answers_anew()
@@ -147,8 +153,9 @@ def test_a_plan_under_the_name_of_another_one_is_not_read(plan_file: Path) -> No
     answers_anew()
 
 
-def test_plans_of_a_version_without_seals_are_passed_over(plan_file: Path,
-                                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_plans_of_a_version_without_seals_are_passed_over(
+    plan_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = plan_file.parent.with_name("plans-2")
     before.mkdir(mode=0o700)
     (before / plan_file.name).write_text(checksummed("plans-2", plan_file.stem, content(plan_file)))
@@ -157,15 +164,34 @@ def test_plans_of_a_version_without_seals_are_passed_over(plan_file: Path,
 
 
 @as_root
-@pytest.mark.parametrize("spoil", [
-    lambda p: os.chown(p, 65534, 65534), lambda p: p.chmod(0o620), lambda p: p.chmod(0o602),
-    lambda p: os.chown(p.parent, 65534, 65534), lambda p: p.parent.chmod(0o770),
-    lambda p: os.chown(p.parents[1], 65534, 65534), lambda p: p.parents[1].chmod(0o707),
-    lambda p: os.chown(p.parents[2], 65534, 65534), lambda p: p.parents[2].chmod(0o777)],
-    ids=["file", "file by group", "file by all", "folder", "folder by group", "cache", "cache by all",
-         "parent", "parent by all"])
-def test_what_others_own_or_write_is_not_read(plan_file: Path, spoil: Callable[[Path], None],
-                                              caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda p: os.chown(p, 65534, 65534),
+        lambda p: p.chmod(0o620),
+        lambda p: p.chmod(0o602),
+        lambda p: os.chown(p.parent, 65534, 65534),
+        lambda p: p.parent.chmod(0o770),
+        lambda p: os.chown(p.parents[1], 65534, 65534),
+        lambda p: p.parents[1].chmod(0o707),
+        lambda p: os.chown(p.parents[2], 65534, 65534),
+        lambda p: p.parents[2].chmod(0o777),
+    ],
+    ids=[
+        "file",
+        "file by group",
+        "file by all",
+        "folder",
+        "folder by group",
+        "cache",
+        "cache by all",
+        "parent",
+        "parent by all",
+    ],
+)
+def test_what_others_own_or_write_is_not_read(
+    plan_file: Path, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
     """Also with a right seal: a plan of last month, put back, would be one."""
     spoil(plan_file)
     assert found() is None
@@ -173,8 +199,9 @@ def test_what_others_own_or_write_is_not_read(plan_file: Path, spoil: Callable[[
     answers_anew()
 
 
-def test_a_file_of_another_user_as_any_user_sees_it(plan_file: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_as_any_user_sees_it(
+    plan_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The owner of what is open counts, whatever the path said before."""
     real = os.fstat
 
@@ -215,8 +242,9 @@ def test_links_are_not_followed(plan_file: Path, tmp_path: Path) -> None:
         assert found() is None
 
 
-def test_a_file_swapped_while_it_is_read(plan_file: Path, tmp_path: Path,
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_swapped_while_it_is_read(
+    plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is looked at is what is read: a file of the same name that comes in between is neither."""
     right = plan_file.read_text()
     evil = checksummed(plan_cache.DRAWER.name, plan_file.stem, with_evil_text(content(plan_file)))
@@ -261,7 +289,7 @@ def test_no_byte_may_differ(plan_file: Path) -> None:
     assert plan_cache.DRAWER.get(plan_file.stem) == want
     for at in sorted(rng.sample(range(len(whole)), 120)):
         flipped = whole[at] ^ (1 << rng.randrange(8))
-        plan_file.write_bytes(whole[:at] + bytes([flipped]) + whole[at + 1:])
+        plan_file.write_bytes(whole[:at] + bytes([flipped]) + whole[at + 1 :])
         assert plan_cache.DRAWER.get(plan_file.stem) in (None, want), at
 
 
@@ -282,9 +310,21 @@ def test_no_field_may_be_what_it_is_not(plan_file: Path) -> None:
     want = content(plan_file)
     assert found() is not None  # with its readable copy
     before = {p for p in plan_file.parents[2].rglob("*")}
-    harmless = {("why",), ("rejected",), ("tuned",), ("estimated",), ("question",), ("steps", 0, "does"),
-                ("steps", 0, "grid"), ("steps", 0, "early"), ("steps", 0, "explicit"),
-                ("steps", 0, "where"), ("steps", 0, "programs"), ("steps", 0, "boxes"), ("schedule",)}
+    harmless = {
+        ("why",),
+        ("rejected",),
+        ("tuned",),
+        ("estimated",),
+        ("question",),
+        ("steps", 0, "does"),
+        ("steps", 0, "grid"),
+        ("steps", 0, "early"),
+        ("steps", 0, "explicit"),
+        ("steps", 0, "where"),
+        ("steps", 0, "programs"),
+        ("steps", 0, "boxes"),
+        ("schedule",),
+    }
     refused = 0
     for at in [*fields_of(want)]:
         for value in HOSTILE:
@@ -300,18 +340,36 @@ def test_no_field_may_be_what_it_is_not(plan_file: Path) -> None:
             except plan_cache.UNREADABLE:
                 refused += 1
                 continue
-            assert any(at[:len(h)] == h for h in harmless), (at, value)
+            assert any(at[: len(h)] == h for h in harmless), (at, value)
             assert [s.source for s in plan.steps] == [s["source"] for s in want["steps"]]
     assert refused > 300
     assert {p for p in plan_file.parents[2].rglob("*")} == before
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("function", "../../evil"), ("function", "evil"), ("grid", -1), ("grid", 1 << 31), ("grid", True),
-    ("params", ["src", "wei"]), ("params", ["src", "wei", "dst", "dst"]), ("params", "src"),
-    ("params", ["src", "wei", "dat"]), ("types", ["float32", "float32", "float64"]), ("warps", 64),
-    ("stages", 99), ("zero", "nothing"), ("digest", "0" * 32), ("boxes", [None]), ("does", "a b"),
-    ("early", 1), ("sizes", "N=8 in 1..64"), ("source", "x = 1\n")])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("function", "../../evil"),
+        ("function", "evil"),
+        ("grid", -1),
+        ("grid", 1 << 31),
+        ("grid", True),
+        ("params", ["src", "wei"]),
+        ("params", ["src", "wei", "dst", "dst"]),
+        ("params", "src"),
+        ("params", ["src", "wei", "dat"]),
+        ("types", ["float32", "float32", "float64"]),
+        ("warps", 64),
+        ("stages", 99),
+        ("zero", "nothing"),
+        ("digest", "0" * 32),
+        ("boxes", [None]),
+        ("does", "a b"),
+        ("early", 1),
+        ("sizes", "N=8 in 1..64"),
+        ("source", "x = 1\n"),
+    ],
+)
 def test_fields_of_a_step(plan_file: Path, field: str, value: Any, tmp_path: Path) -> None:
     told = content(plan_file)
     told["steps"][0][field] = value
@@ -333,8 +391,9 @@ def test_kernels_have_names_of_files(plan_file: Path, name: str) -> None:
         jit_module.write("x = 1\n", name)
 
 
-@pytest.mark.parametrize("text", [EVIL, "here_v0.real", "__import__('os')", "here_v0(1)[0]", "x",
-                                  "0 or x"])
+@pytest.mark.parametrize(
+    "text", [EVIL, "here_v0.real", "__import__('os')", "here_v0(1)[0]", "x", "0 or x"]
+)
 def test_an_estimate_is_arithmetic(text: str) -> None:
     from transconv.cost import CostFormula
 
@@ -347,8 +406,12 @@ def test_an_estimate_is_arithmetic(text: str) -> None:
     assert CostFormula((), (("here_v0", "(here_c0 * 1e-06)"),), "(here_v0 if here_v0 > 0.5 else 2)").us
 
 
-TEXTS = ("mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "mb2ic16ih9oc8oh5kh3sh2ph1",
-         "mb8ic64ih29oc64oh15kh3sh2ph1 dt=bf16 tag=nhwc", "g8mb2ic8ih9oc8oh9kh3ph1 dt=f16 tag=nhwc")
+TEXTS = (
+    "mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc",
+    "mb2ic16ih9oc8oh5kh3sh2ph1",
+    "mb8ic64ih29oc64oh15kh3sh2ph1 dt=bf16 tag=nhwc",
+    "g8mb2ic8ih9oc8oh9kh3ph1 dt=f16 tag=nhwc",
+)
 
 
 @pytest.mark.slow
@@ -377,8 +440,9 @@ def test_the_key_is_the_users_alone_and_outside(plan_file: Path) -> None:
     assert not key.is_relative_to(knobs.cache()) and len(key.read_text().strip()) == 64
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda k: k.unlink(), lambda k: k.write_text("ab" * 32 + "\n")], ids=["removed", "rotated"])
+@pytest.mark.parametrize(
+    "spoil", [lambda k: k.unlink(), lambda k: k.write_text("ab" * 32 + "\n")], ids=["removed", "rotated"]
+)
 def test_with_another_key_plans_are_made_again(plan_file: Path, spoil: Callable[[Path], None]) -> None:
     spoil(knobs.key())
     assert found() is None
@@ -386,18 +450,24 @@ def test_with_another_key_plans_are_made_again(plan_file: Path, spoil: Callable[
     assert found() is not None
 
 
-@pytest.mark.parametrize(("spoil", "why"), [
-    (lambda k: k.chmod(0o640), "can be read by others"),
-    (lambda k: k.chmod(0o604), "can be read by others"),
-    (lambda k: k.chmod(0o620), "others"), (lambda k: k.write_text(""), "is damaged"),
-    (lambda k: k.write_text("x" * 64), "is damaged"),
-    (lambda k: (k.unlink(), k.mkdir()), "Is a directory"),
-    (lambda k: (k.unlink(), os.mkfifo(k, 0o600)), "is no plain file"),
-    (lambda k: k.parent.chmod(0o777), "where others can replace it"),
-    pytest.param(lambda k: os.chown(k, 65534, 65534), "user 65534", marks=as_root),
-    pytest.param(lambda k: os.chown(k.parent, 65534, 65534), "user 65534", marks=as_root)])
-def test_a_key_that_others_know_is_none(plan_file: Path, spoil: Callable[[Path], Any], why: str,
-                                        caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda k: k.chmod(0o640), "can be read by others"),
+        (lambda k: k.chmod(0o604), "can be read by others"),
+        (lambda k: k.chmod(0o620), "others"),
+        (lambda k: k.write_text(""), "is damaged"),
+        (lambda k: k.write_text("x" * 64), "is damaged"),
+        (lambda k: (k.unlink(), k.mkdir()), "Is a directory"),
+        (lambda k: (k.unlink(), os.mkfifo(k, 0o600)), "is no plain file"),
+        (lambda k: k.parent.chmod(0o777), "where others can replace it"),
+        pytest.param(lambda k: os.chown(k, 65534, 65534), "user 65534", marks=as_root),
+        pytest.param(lambda k: os.chown(k.parent, 65534, 65534), "user 65534", marks=as_root),
+    ],
+)
+def test_a_key_that_others_know_is_none(
+    plan_file: Path, spoil: Callable[[Path], Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing sealed is read or written, all else works, and one message says so."""
     text = plan_file.read_text()
     spoil(knobs.key())
@@ -414,8 +484,13 @@ def test_a_key_that_others_know_is_none(plan_file: Path, spoil: Callable[[Path],
 
 
 @pytest.mark.parametrize("place", ["cache/key", "file/key", "cache/plans-3/key"])
-def test_where_no_key_can_be(plan_file: Path, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                             caplog: pytest.LogCaptureFixture) -> None:
+def test_where_no_key_can_be(
+    plan_file: Path,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRANSCONV_KEY", str(tmp_path / place))
     assert found() is None and len(caplog.records) == 1
@@ -425,10 +500,14 @@ def test_where_no_key_can_be(plan_file: Path, place: str, tmp_path: Path, monkey
 
 def test_processes_make_one_key(tmp_path: Path) -> None:
     code = "from transconv.support import records; print(records.user_key().hex())"
-    environment = knobs.child_environment({"TRANSCONV_KEY": str(tmp_path / "state" / "key"),
-                                           "TRANSCONV_CACHE": str(tmp_path / "cache")}, str(ROOT))
-    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
-                                 env=environment) for _ in range(4)]
+    environment = knobs.child_environment(
+        {"TRANSCONV_KEY": str(tmp_path / "state" / "key"), "TRANSCONV_CACHE": str(tmp_path / "cache")},
+        str(ROOT),
+    )
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(4)
+    ]
     assert len({child.communicate(timeout=60)[0] for child in children}) == 1
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["key"]
 
@@ -442,10 +521,12 @@ def test_verify_finds_what_differs(plan_file: Path, capsys: pytest.CaptureFixtur
     assert "1 plans are as the passes make them; 0 are not; 0 are not compared" in capsys.readouterr().out
     told = content(plan_file)
     for change, words in (
-            (lambda t: t["steps"][0].update(grid=t["steps"][0]["grid"] + 1), "steps[0].grid is "),
-            (lambda t: t.update(why="a better one"), 'why is "a better one", the passes make "'),
-            (lambda t: t.update(tuned=True), "tuned is true, the passes make false"),
-            (with_evil_text, "steps[0].source is "), (lambda t: t.update(steps=3), "it is no plan")):
+        (lambda t: t["steps"][0].update(grid=t["steps"][0]["grid"] + 1), "steps[0].grid is "),
+        (lambda t: t.update(why="a better one"), 'why is "a better one", the passes make "'),
+        (lambda t: t.update(tuned=True), "tuned is true, the passes make false"),
+        (with_evil_text, "steps[0].source is "),
+        (lambda t: t.update(steps=3), "it is no plan"),
+    ):
         other = copy.deepcopy(told)
         change(other)
         plan_cache.DRAWER.put(plan_file.stem, other)  # with a right seal

@@ -34,66 +34,98 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert knobs.cache() == Path.home() / ".cache/transconv"
 
 
-@pytest.mark.parametrize(("knob", "text", "value"), [
-    (knobs.debug, "4", 4),
-    (knobs.dump, "/tmp/not-there", Path("/tmp/not-there")),
-    (knobs.cache, "~/kernels", Path.home() / "kernels"),
-    (knobs.verify, " 1 ", True),
-    (knobs.schedule, "oh:8 oc:128 | mma", "oh:8 oc:128 | mma"),
-    (knobs.fallback, "error", "error"),
-    (knobs.passes, "-cse,+hoist, -narrow", (("cse", False), ("hoist", True), ("narrow", False))),
-    (knobs.interpret, "1", True),
-    (knobs.verify, "", False),
-])
-def test_values_are_read_at_access(monkeypatch: pytest.MonkeyPatch, knob: knobs.Knob[object],
-                                   text: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("knob", "text", "value"),
+    [
+        (knobs.debug, "4", 4),
+        (knobs.dump, "/tmp/not-there", Path("/tmp/not-there")),
+        (knobs.cache, "~/kernels", Path.home() / "kernels"),
+        (knobs.verify, " 1 ", True),
+        (knobs.schedule, "oh:8 oc:128 | mma", "oh:8 oc:128 | mma"),
+        (knobs.fallback, "error", "error"),
+        (knobs.passes, "-cse,+hoist, -narrow", (("cse", False), ("hoist", True), ("narrow", False))),
+        (knobs.interpret, "1", True),
+        (knobs.verify, "", False),
+    ],
+)
+def test_values_are_read_at_access(
+    monkeypatch: pytest.MonkeyPatch, knob: knobs.Knob[object], text: str, value: object
+) -> None:
     monkeypatch.setenv(knob.name, text)
     assert knob() == value
     assert type(knob()) is type(value)
 
 
-@pytest.mark.parametrize(("knob", "text"), [
-    (knobs.debug, "5"), (knobs.debug, "yes"), (knobs.debug, "-1"), (knobs.verify, "true"),
-    (knobs.fallback, "quiet"), (knobs.passes, "cse"), (knobs.passes, "-cse +hoist"),
-    (knobs.passes, "-cse,"), (knobs.cache, __file__), (knobs.dump, __file__),
-])
-def test_an_illegal_value_lists_the_legal_ones(monkeypatch: pytest.MonkeyPatch,
-                                               knob: knobs.Knob[object], text: str) -> None:
+@pytest.mark.parametrize(
+    ("knob", "text"),
+    [
+        (knobs.debug, "5"),
+        (knobs.debug, "yes"),
+        (knobs.debug, "-1"),
+        (knobs.verify, "true"),
+        (knobs.fallback, "quiet"),
+        (knobs.passes, "cse"),
+        (knobs.passes, "-cse +hoist"),
+        (knobs.passes, "-cse,"),
+        (knobs.cache, __file__),
+        (knobs.dump, __file__),
+    ],
+)
+def test_an_illegal_value_lists_the_legal_ones(
+    monkeypatch: pytest.MonkeyPatch, knob: knobs.Knob[object], text: str
+) -> None:
     monkeypatch.setenv(knob.name, text)
     with pytest.raises(ValueError) as caught:
         knob.checked()
     assert str(caught.value) == f"{knob.name}={text!r} is not legal; expected {knob.legal}"
 
 
-@pytest.mark.parametrize(("knob", "text"), [
-    (knobs.debug, "x"), (knobs.trust, "maybe"), (knobs.fallback, "quiet"), (knobs.dump, __file__),
-    (knobs.cache, "~nobody-of-this-name/x"), (knobs.tuned, "no/file"), (knobs.tuned, "x" * 5000),
-    (knobs.dump, "x" * 5000),
-])
+@pytest.mark.parametrize(
+    ("knob", "text"),
+    [
+        (knobs.debug, "x"),
+        (knobs.trust, "maybe"),
+        (knobs.fallback, "quiet"),
+        (knobs.dump, __file__),
+        (knobs.cache, "~nobody-of-this-name/x"),
+        (knobs.tuned, "no/file"),
+        (knobs.tuned, "x" * 5000),
+        (knobs.dump, "x" * 5000),
+    ],
+)
 def test_a_program_goes_on_with_the_default_and_one_warning(
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-        knob: knobs.Knob[object], text: str) -> None:
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, knob: knobs.Knob[object], text: str
+) -> None:
     knobs.forget()
     usual = knob()
     monkeypatch.setenv(knob.name, text)
     assert knob() == knob() == usual
-    told, = caplog.records
-    assert told.getMessage() == (f"{knob.name}={text!r} is not legal; expected {knob.legal}; it counts as "
-                                 "not set")
+    (told,) = caplog.records
+    assert told.getMessage() == (
+        f"{knob.name}={text!r} is not legal; expected {knob.legal}; it counts as not set"
+    )
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("TRANSCONV_DEBUG", "9", "TRANSCONV_DEBUG='9' is not legal; expected 0, 1, 2, 3 or 4"),
-    ("TRANSCONV_FEATURES", "-warp_speed", "TRANSCONV_FEATURES: there is no feature 'warp_speed'"),
-    ("TRANSCONV_FEATURES", "nonsense", "TRANSCONV_FEATURES='nonsense' is not legal"),
-    ("TRANSCONV_SCHEDULE", "nonsense", "TRANSCONV_SCHEDULE: "),
-    ("TRANSCONV_CONFIG", "nonsense", "TRANSCONV_CONFIG: "),
-    ("TRANSCONV_TRUST", "x", "TRANSCONV_TRUST='x' is not legal"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("TRANSCONV_DEBUG", "9", "TRANSCONV_DEBUG='9' is not legal; expected 0, 1, 2, 3 or 4"),
+        ("TRANSCONV_FEATURES", "-warp_speed", "TRANSCONV_FEATURES: there is no feature 'warp_speed'"),
+        ("TRANSCONV_FEATURES", "nonsense", "TRANSCONV_FEATURES='nonsense' is not legal"),
+        ("TRANSCONV_SCHEDULE", "nonsense", "TRANSCONV_SCHEDULE: "),
+        ("TRANSCONV_CONFIG", "nonsense", "TRANSCONV_CONFIG: "),
+        ("TRANSCONV_TRUST", "x", "TRANSCONV_TRUST='x' is not legal"),
+    ],
+)
 @pytest.mark.parametrize("verb", ["show", "run", "check", "tune", "words"])
 def test_a_command_refuses_what_cannot_be_read_before_it_prints_anything(
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str,
-        name: str, text: str, message: str) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    name: str,
+    text: str,
+    message: str,
+) -> None:
     from transconv.__main__ import main
 
     monkeypatch.setenv(name, text)
@@ -103,7 +135,8 @@ def test_a_command_refuses_what_cannot_be_read_before_it_prints_anything(
 
 
 def test_a_program_goes_on_without_words_that_nobody_knows(
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """One warning for each variable, and kernels as if they were not set."""
     from types import SimpleNamespace
 
@@ -122,8 +155,10 @@ def test_a_program_goes_on_without_words_that_nobody_knows(
     for _ in range(2):
         assert choice.default(workload.computations[0], TARGETS["sm_90"], workload) == usual
         assert from_properties(h100) == record
-    assert [r.getMessage().split(":")[0] for r in caplog.records] == ["TRANSCONV_SCHEDULE",
-                                                                      "TRANSCONV_FEATURES"]
+    assert [r.getMessage().split(":")[0] for r in caplog.records] == [
+        "TRANSCONV_SCHEDULE",
+        "TRANSCONV_FEATURES",
+    ]
 
 
 def test_table_has_a_row_for_each_knob() -> None:
@@ -138,19 +173,26 @@ def test_the_page_of_settings_is_whole() -> None:
 
     page = (PACKAGE.parent / "docs" / "settings.md").read_text("utf-8")
     assert knobs.table() in page
-    loggers = {name for path in PACKAGE.rglob("*.py")
-               for name in re.findall(r'getLogger\("(transconv\.\w+)"\)', path.read_text("utf-8"))}
+    loggers = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r'getLogger\("(transconv\.\w+)"\)', path.read_text("utf-8"))
+    }
     assert [x for x in (*WORDS, *loggers) if f"| `{x}` | " not in page] == []
 
 
 def test_nobody_else_reads_the_environment() -> None:
-    readers = [path.name for path in PACKAGE.rglob("*.py")
-               if "os.environ" in path.read_text() or "getenv" in path.read_text()]
+    readers = [
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        if "os.environ" in path.read_text() or "getenv" in path.read_text()
+    ]
     assert readers == ["knobs.py"]
 
 
-def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                         caplog: pytest.LogCaptureFixture) -> None:
+def test_dump_and_debug_show_every_stage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from transconv.conv import compiler
     from transconv.conv.conv_problem import ConvProblem, Prop
     from transconv.target.records import TARGETS
@@ -170,7 +212,8 @@ def test_dump_and_debug_show_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_dumps_follow_no_link_and_go_on_where_the_disk_refuses(
-        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from transconv.support import files, leave_text
 
     (tmp_path / "mine").write_text("kept")
@@ -189,19 +232,25 @@ def test_dump_shows_phases_together(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setenv("TRANSCONV_DUMP", str(tmp_path))
     problem = ConvProblem.parse("mb16ic64ih32oc64oh16kh3sh2ph1 dt=f16 tag=axb")
-    made = compiler.build(problem, Prop.BWD_D, TARGETS["sm_90"],
-                          Schedule.parse("mb:2 qh:8 qw:8 ic:64 oc:64 | mma | a=box b=box via=gluon | "
-                                         "programs=9 stages=3"))
+    made = compiler.build(
+        problem,
+        Prop.BWD_D,
+        TARGETS["sm_90"],
+        Schedule.parse("mb:2 qh:8 qw:8 ic:64 oc:64 | mma | a=box b=box via=gluon | programs=9 stages=3"),
+    )
     (step,) = made.steps
     left = {f.name.split(".")[2]: f.read_text() for f in tmp_path.glob(f"{step.kernel.name}.*")}
     assert set(left) == {"problem", "together", "emit"} and left["emit"] == f"{step.source}\n"
     assert "role producer" in left["together"]
 
 
-@pytest.mark.parametrize(("words", "name"), [
-    ("+bogus", "bogus"), ("-bogus", "bogus"), ("-narrow", "narrow"), ("-cse,-tidy", "tidy")])
-def test_a_word_that_switches_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, words: str,
-                                                 name: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("+bogus", "bogus"), ("-bogus", "bogus"), ("-narrow", "narrow"), ("-cse,-tidy", "tidy")],
+)
+def test_a_word_that_switches_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, words: str, name: str
+) -> None:
     from transconv.conv import compiler
     from transconv.conv.conv_problem import ConvProblem, Prop
     from transconv.target.records import TARGETS
@@ -214,15 +263,17 @@ def test_a_word_that_switches_nothing_is_refused(monkeypatch: pytest.MonkeyPatch
     assert str(caught.value).endswith(f" '{name}'; expected some of {expected}")
 
 
-def test_a_variable_that_nothing_reads_is_named_once(monkeypatch: pytest.MonkeyPatch,
-                                                     caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variable_that_nothing_reads_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     knobs.forget()
     for name in ("TRANSCONV_TUNE", "TRANSCONV_XYZZY", "TRANSCONV_CONFIG", "TRANSCONV_COMMIT"):
         monkeypatch.setenv(name, "0")
     knobs.name_unknown()
     knobs.name_unknown()
     first, second = caplog.messages
-    assert first == ("TRANSCONV_TUNE=0: there is no such variable; did you mean TRANSCONV_TUNED? "
-                     "it counts as not set")
+    assert first == (
+        "TRANSCONV_TUNE=0: there is no such variable; did you mean TRANSCONV_TUNED? it counts as not set"
+    )
     assert second.startswith("TRANSCONV_XYZZY=0: there is no such variable; known are TRANSCONV_DEBUG ")
     knobs.forget()

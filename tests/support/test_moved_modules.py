@@ -27,11 +27,14 @@ def as_before():
             del sys.modules[name]
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    *transconv._MOVED.items(),
-    ("transconv.disk_cache.records", "transconv.support.records"),
-    ("transconv.standalone.files", "transconv.runtime.standalone.files"),
-])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        *transconv._MOVED.items(),
+        ("transconv.disk_cache.records", "transconv.support.records"),
+        ("transconv.standalone.files", "transconv.runtime.standalone.files"),
+    ],
+)
 def test_the_names_of_a_module_are_found_where_it_was(old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"{old} is {new} now"):
         found = importlib.import_module(old)
@@ -61,22 +64,27 @@ def test_modules_that_never_were_are_not_found() -> None:
 
 def test_no_module_has_an_old_name_and_old_names_are_gone() -> None:
     """A row for a module that is there would never be used."""
-    assert not [old for old in transconv._MOVED if (ROOT / old.replace(".", "/")).exists()
-                or (ROOT / f"{old.replace('.', '/')}.py").exists()]
+    assert not [
+        old
+        for old in transconv._MOVED
+        if (ROOT / old.replace(".", "/")).exists() or (ROOT / f"{old.replace('.', '/')}.py").exists()
+    ]
     assert all(find_spec(new) for new in transconv._MOVED.values())
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "always", "-c", code], cwd=ROOT, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
 def test_the_warning_names_the_line_that_imports(tmp_path: Path) -> None:
     file = tmp_path / "user.py"
-    file.write_text("import os\n\nfrom transconv.disk_cache.records import Drawer\n"
-                    "print(Drawer.__module__)\n")
+    file.write_text(
+        "import os\n\nfrom transconv.disk_cache.records import Drawer\nprint(Drawer.__module__)\n"
+    )
     said = run(f"import runpy; runpy.run_path({str(file)!r})")
     assert "transconv.support.records" in said
     assert f"{file}:3: DeprecationWarning: transconv.disk_cache is transconv.support now" in said
@@ -84,6 +92,8 @@ def test_the_warning_names_the_line_that_imports(tmp_path: Path) -> None:
 
 
 def test_nothing_is_warned_about_or_imported_that_is_not_asked_for() -> None:
-    said = run("import transconv, sys; print([m for m in sys.modules if m in "
-               "('transconv.knobs', 'transconv.runtime', 'torch')])")
+    said = run(
+        "import transconv, sys; print([m for m in sys.modules if m in "
+        "('transconv.knobs', 'transconv.runtime', 'torch')])"
+    )
     assert said.strip() == "[]"

@@ -51,8 +51,9 @@ def packed(caches: Callable[[str], Path], tmp_path: Path) -> Path:
     place.mkdir(parents=True)
     (place / "f.cubin").write_bytes(b"\x7fELF")
     (place / "__grp__f.json").write_text(json.dumps({"child_paths": {"f.cubin": str(place / "f.cubin")}}))
-    compile_records.DRAWER.put(step.digest, {"triton": compile_records.triton_version(), "folder": FOLDER,
-                                      "function": "f"})
+    compile_records.DRAWER.put(
+        step.digest, {"triton": compile_records.triton_version(), "folder": FOLDER, "function": "f"}
+    )
     check_records.record("ab" * 16, check_records.WRONG, reason="spilt")
     check_records.record(step.digest, check_records.RIGHT)
     path = tmp_path / "kernels.zip"
@@ -60,8 +61,9 @@ def packed(caches: Callable[[str], Path], tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_packed_comes_back_elsewhere(caches: Callable[[str], Path], packed: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_packed_comes_back_elsewhere(
+    caches: Callable[[str], Path], packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = caches("second")
     said = cache_bundle.unpack(packed)
     assert (said.plans, said.kernels, said.ignored) == ({"sm_90": 1}, 1, ())
@@ -92,6 +94,7 @@ def altered(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
 def manifest(**changes: Any) -> Callable[[dict[str, bytes]], None]:
     def change(members: dict[str, bytes]) -> None:
         members["manifest.json"] = json.dumps(json.loads(members["manifest.json"]) | changes).encode()
+
     return change
 
 
@@ -99,6 +102,7 @@ def with_seal(**changes: Any) -> Callable[[dict[str, bytes]], None]:
     def change(members: dict[str, bytes]) -> None:
         told = json.loads(members["manifest.json"]) | changes
         members["manifest.json"] = json.dumps(told | {"seal": cache_bundle._sealed(told)}).encode()
+
     return change
 
 
@@ -114,17 +118,23 @@ def outside(members: dict[str, bytes]) -> None:
     members |= {name: data, "manifest.json": json.dumps(told).encode()}
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    (code, "was changed or is damaged"), (outside, "is no name of a member"),
-    (lambda m: m.update({"more": b""}), "not those of its manifest"),
-    (lambda m: m.pop("manifest.json"), "this is no packed cache"),
-    (manifest(format=99), "not those of its manifest"),
-    (manifest(transconv="another"), "was packed with another key"),
-    (manifest(seal="0" * 64), "was packed with another key"),
-    (manifest(seal=None), "was packed with another key"),
-    (manifest(seal="\u00e9"), "was packed with another key")])
-def test_a_file_that_was_tampered_with_is_refused(caches: Callable[[str], Path], packed: Path, why: str,
-                                                  change: Callable[[dict[str, bytes]], None]) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (code, "was changed or is damaged"),
+        (outside, "is no name of a member"),
+        (lambda m: m.update({"more": b""}), "not those of its manifest"),
+        (lambda m: m.pop("manifest.json"), "this is no packed cache"),
+        (manifest(format=99), "not those of its manifest"),
+        (manifest(transconv="another"), "was packed with another key"),
+        (manifest(seal="0" * 64), "was packed with another key"),
+        (manifest(seal=None), "was packed with another key"),
+        (manifest(seal="\u00e9"), "was packed with another key"),
+    ],
+)
+def test_a_file_that_was_tampered_with_is_refused(
+    caches: Callable[[str], Path], packed: Path, why: str, change: Callable[[dict[str, bytes]], None]
+) -> None:
     altered(packed, change)
     place = caches("second")
     with pytest.raises(ValueError, match=why):
@@ -132,8 +142,9 @@ def test_a_file_that_was_tampered_with_is_refused(caches: Callable[[str], Path],
     assert not list(place.iterdir()) and not list(plan_cache.DRAWER.items())
 
 
-def test_another_version_is_ignored_with_one_line(caches: Callable[[str], Path], packed: Path,
-                                                  capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_version_is_ignored_with_one_line(
+    caches: Callable[[str], Path], packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     altered(packed, with_seal(triton="3.5.0"))
     place = caches("second")
     assert main(["cache", "unpack", str(packed)]) == 0
@@ -141,8 +152,9 @@ def test_another_version_is_ignored_with_one_line(caches: Callable[[str], Path],
     assert not list(place.iterdir())
 
 
-def test_what_others_can_write_is_not_read(caches: Callable[[str], Path], packed: Path,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_others_can_write_is_not_read(
+    caches: Callable[[str], Path], packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = caches("second")
     packed.chmod(0o666)
     assert main(["cache", "unpack", str(packed)]) == 2
@@ -158,10 +170,13 @@ def test_what_others_can_write_is_not_read(caches: Callable[[str], Path], packed
         assert cache_bundle.why_odd(packed.stat()) == "belongs to user 12345"
 
 
-def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], packed: Path,
-                                                tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch,
-                                                capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_another_key_needs_its_digest(
+    caches: Callable[[str], Path],
+    packed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """As on another machine: the digest that ``pack`` prints says that this is the file."""
     assert main(["cache", "pack", str(packed)]) == 0
     digest = capsys.readouterr().out.splitlines()[-1].removeprefix("digest ")
@@ -176,20 +191,31 @@ def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], p
     assert len(list(plan_cache.DRAWER.items())) == 1 and cache_bundle.info().plans == {"sm_90": 1}
 
 
-def test_a_pipe_is_not_waited_for(caches: Callable[[str], Path], tmp_path: Path,
-                                  capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_is_not_waited_for(
+    caches: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     caches("second")
     os.mkfifo(tmp_path / "pipe")
     assert main(["cache", "unpack", str(tmp_path / "pipe")]) == 2
     assert "is no plain file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [
-    ["cache"], ["cache", "info", "--verify"], ["cache", "pack", "/tmp/x", "--digest", "a"],
-    ["cache", "--verify", "--digest", "a"], ["cache", "burn"], ["cache", "pack"], ["cache", "info", "x"],
-    ["cache", "unpack", "/none/x"],
-    ["cache", "pack", "/dev/null/x"], ["cache", "unpack", __file__, "--target", "sm_1"],
-    ["cache", "unpack", __file__]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cache"],
+        ["cache", "info", "--verify"],
+        ["cache", "pack", "/tmp/x", "--digest", "a"],
+        ["cache", "--verify", "--digest", "a"],
+        ["cache", "burn"],
+        ["cache", "pack"],
+        ["cache", "info", "x"],
+        ["cache", "unpack", "/none/x"],
+        ["cache", "pack", "/dev/null/x"],
+        ["cache", "unpack", __file__, "--target", "sm_1"],
+        ["cache", "unpack", __file__],
+    ],
+)
 def test_odd_command_lines(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         assert main(words) == 2

@@ -38,7 +38,11 @@ def test_numbers_that_kernels_depend_on() -> None:
     assert shared["sm_86"] == shared["sm_89"] == shared["sm_120"] == 101376
     assert shared["gfx942"] == shared["gfx1100"] == 65536
     assert [t.name for t in TARGETS.values() if "box" in t.features] == [
-        "sm_90", "sm_100", "sm_120", "interpreter"]
+        "sm_90",
+        "sm_100",
+        "sm_120",
+        "interpreter",
+    ]
     assert [t.name for t in TARGETS.values() if "wgmma" in t.features] == ["sm_90"]
     assert f64 in TARGETS["sm_90"].mma_dtypes and f64 not in TARGETS["sm_86"].mma_dtypes
 
@@ -49,10 +53,17 @@ def test_only_one_amd_chip_takes_tf32() -> None:
     assert "tf32" in TARGETS["gfx942"].precisions
 
 
-@pytest.mark.parametrize(("name", "like", "arch"), [
-    ("sm_87", "sm_86", 87), ("sm_103", "sm_100", 103), ("sm_121", "sm_120", 121),
-    ("gfx1101", "gfx1100", "gfx1101"), ("gfx1200", "gfx1201", "gfx1200"),
-    ("gfx941", "gfx90a", "gfx941")])
+@pytest.mark.parametrize(
+    ("name", "like", "arch"),
+    [
+        ("sm_87", "sm_86", 87),
+        ("sm_103", "sm_100", 103),
+        ("sm_121", "sm_120", 121),
+        ("gfx1101", "gfx1100", "gfx1101"),
+        ("gfx1200", "gfx1201", "gfx1200"),
+        ("gfx941", "gfx90a", "gfx941"),
+    ],
+)
 def test_siblings_of_known_chips(name: str, like: str, arch: int | str) -> None:
     found = Target.parse(name)
     assert (found.name, found.arch) == (name, arch)
@@ -68,19 +79,31 @@ def test_unknown_names_list_the_known_ones(name: str) -> None:
     assert str(caught.value) in (said, *(f"{said}; did you mean {near}?" for near in TARGETS))
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("H100", "did you mean sm_90?"), ("sm90", "did you mean sm_90?"), ("mi300x", "did you mean gfx942?"),
-    ("sm_75", "Triton compiles for chips from sm_80 on, so torch computes there"),
-    ("V100", "Triton compiles for chips from sm_80 on, so torch computes there")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("H100", "did you mean sm_90?"),
+        ("sm90", "did you mean sm_90?"),
+        ("mi300x", "did you mean gfx942?"),
+        ("sm_75", "Triton compiles for chips from sm_80 on, so torch computes there"),
+        ("V100", "Triton compiles for chips from sm_80 on, so torch computes there"),
+    ],
+)
 def test_names_of_cards(name: str, said: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(said)):
         Target.parse(name)
 
 
 def test_properties_of_a_device_replace_the_counts() -> None:
-    h200 = SimpleNamespace(name="H200", major=9, minor=0, multi_processor_count=66,
-                           L2_cache_size=60 << 20, memory_clock_rate=3_201_000,
-                           memory_bus_width=6144)
+    h200 = SimpleNamespace(
+        name="H200",
+        major=9,
+        minor=0,
+        multi_processor_count=66,
+        L2_cache_size=60 << 20,
+        memory_clock_rate=3_201_000,
+        memory_bus_width=6144,
+    )
     found = target.from_properties(h200)
     assert (found.name, found.sms, found.l2_bytes) == ("sm_90", 66, 60 << 20)
     assert found.bandwidth_gbs == pytest.approx(4917, rel=0.001)
@@ -92,8 +115,7 @@ def test_properties_of_a_device_replace_the_counts() -> None:
 
 
 def test_properties_that_are_not_told_keep_the_record() -> None:
-    amd = SimpleNamespace(name="MI300X", gcnArchName="gfx942:sramecc+:xnack-",
-                          multi_processor_count=304)
+    amd = SimpleNamespace(name="MI300X", gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304)
     assert target.from_properties(amd, is_hip=True) == TARGETS["gfx942"]
 
 
@@ -138,22 +160,31 @@ def test_features_can_be_switched_for_a_trial(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ScheduleError, match="TRANSCONV_FEATURES: sm_100 has no feature 'wgmma'; what a"):
         Target.parse("sm_100")
     monkeypatch.setenv("TRANSCONV_FEATURES", "+warp_speed")
-    with pytest.raises(ScheduleError, match="TRANSCONV_FEATURES: there is no feature 'warp_speed'; "
-                                          "expected some of mma async_copy box wgmma"):
+    with pytest.raises(
+        ScheduleError,
+        match="TRANSCONV_FEATURES: there is no feature 'warp_speed'; "
+        "expected some of mma async_copy box wgmma",
+    ):
         Target.parse("sm_90")
 
 
-@pytest.mark.parametrize(("chip", "types", "wanted"), [
-    ("sm_90", (f16, f16, f32), ("wgmma", 64, 8, 16, True)),
-    ("sm_90", (f32, f32, f32), ("wgmma", 64, 8, 8, True)),
-    ("sm_90", (f64, f64, f64), ("mma.sync", 8, 8, 4, False)),
-    ("sm_100", (bf16, bf16, f32), ("tcgen05", 64, 8, 16, True)),
-    ("sm_80", (i8, i8, i32), ("mma.sync", 16, 8, 32, False)),
-    ("gfx942", (f32, f32, f32), ("mfma", 16, 16, 4, False)),
-    ("gfx1100", (f16, f16, f32), ("wmma", 16, 16, 16, False)),
-    ("xpu", (f16, f16, f32), ("dpas", 8, 16, 16, False)),
-    ("gfx1100", (f32, f32, f32), None), ("sm_86", (f64, f64, f64), None),
-    ("sm_90", (f16, f32, f32), None), ("sm_90", (f16, f16, i32), None)])
+@pytest.mark.parametrize(
+    ("chip", "types", "wanted"),
+    [
+        ("sm_90", (f16, f16, f32), ("wgmma", 64, 8, 16, True)),
+        ("sm_90", (f32, f32, f32), ("wgmma", 64, 8, 8, True)),
+        ("sm_90", (f64, f64, f64), ("mma.sync", 8, 8, 4, False)),
+        ("sm_100", (bf16, bf16, f32), ("tcgen05", 64, 8, 16, True)),
+        ("sm_80", (i8, i8, i32), ("mma.sync", 16, 8, 32, False)),
+        ("gfx942", (f32, f32, f32), ("mfma", 16, 16, 4, False)),
+        ("gfx1100", (f16, f16, f32), ("wmma", 16, 16, 16, False)),
+        ("xpu", (f16, f16, f32), ("dpas", 8, 16, 16, False)),
+        ("gfx1100", (f32, f32, f32), None),
+        ("sm_86", (f64, f64, f64), None),
+        ("sm_90", (f16, f32, f32), None),
+        ("sm_90", (f16, f16, i32), None),
+    ],
+)
 def test_what_multiplies(chip: str, types: tuple[DType, DType, DType], wanted: object) -> None:
     found = TARGETS[chip].mma(*types)
     assert (found and (found.name, found.m, found.n, found.k, found.asynchronous)) == wanted

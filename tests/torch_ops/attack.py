@@ -123,8 +123,13 @@ def outcome(f: Callable[..., Any], call: Call) -> Any:
         return error
 
 
-LOOSE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.complex64: 1e-4,
-         torch.float64: 1e-9}
+LOOSE = {
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float64: 1e-9,
+}
 
 
 def difference(got: Any, wanted: Any, strides: bool = True, least: float = 0.0) -> str:

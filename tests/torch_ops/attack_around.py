@@ -56,15 +56,19 @@ def _number(made: Any) -> Any:
     """One number that depends on each element in its own way."""
     first = made[0] if isinstance(made, tuple) else made
     wide = first if first.is_complex() or first.dtype is torch.float64 else first.float()
-    return (wide * torch.linspace(0.5, 1.5, wide.numel(), dtype=wide.dtype,
-                                  device=wide.device).view(wide.shape)).sum()
+    return (
+        wide
+        * torch.linspace(0.5, 1.5, wide.numel(), dtype=wide.dtype, device=wide.device).view(wide.shape)
+    ).sum()
 
 
 def _of_first(transform: Callable[..., Any]) -> Around:
     """A transform of the function of its first argument, called by ``transform(function, x)``."""
+
     def around(f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else None
         return transform(lambda t: f(t, *args[1:], **kwargs), x)
+
     return around
 
 
@@ -72,6 +76,7 @@ def _inside(scope: Callable[[], Any]) -> Around:
     def around(f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         with scope():
             return _plain(f, args, kwargs)
+
     return around
 
 
@@ -99,8 +104,11 @@ def _dual(f: Callable[..., Any], x: Any) -> Any:
 
 def _again(f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Second derivatives: of the first ones by every argument that has some."""
-    places = [i for i, t in enumerate(args) if isinstance(t, Tensor) and t.is_floating_point()
-              and not t.is_meta and t.layout is torch.strided]
+    places = [
+        i
+        for i, t in enumerate(args)
+        if isinstance(t, Tensor) and t.is_floating_point() and not t.is_meta and t.layout is torch.strided
+    ]
     args = [t.detach().requires_grad_() if i in places else t for i, t in enumerate(args)]
     of = [args[i] for i in places]
     found = torch.autograd.grad(_number(f(*args, **kwargs)), of, create_graph=True, allow_unused=True)
@@ -125,12 +133,15 @@ def _fake(f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        args = [mode.from_tensor(t) if type(t) is Tensor and t.layout is torch.strided else t
-                for t in args]
+        args = [
+            mode.from_tensor(t) if type(t) is Tensor and t.layout is torch.strided else t for t in args
+        ]
         made = f(*args, **kwargs)
         usual = all(t.is_contiguous() for t in _tensors(args, kwargs) if t.layout is torch.strided)
-    return [[t.dtype, t.shape, t.stride() if t.numel() and usual else (), t.requires_grad]
-            for t in (made if isinstance(made, tuple) else (made,))]
+    return [
+        [t.dtype, t.shape, t.stride() if t.numel() and usual else (), t.requires_grad]
+        for t in (made if isinstance(made, tuple) else (made,))
+    ]
 
 
 @contextmanager
@@ -154,17 +165,28 @@ def _wide_by_default() -> Iterator[None]:
 # Whose results have the strides that their transform gives them, by way of what it asks in between.
 ANY_STRIDES = ("again", "vmap", "vmap of the second", "per sample", "traced", "wrapped")
 AROUND: dict[str, Around] = {
-    "plain": _plain, "twice": _twice, "again": _again, "functional_call": _functional_call, "fake": _fake,
-    "no_grad": _inside(torch.no_grad), "inference_mode": _inside(torch.inference_mode),
+    "plain": _plain,
+    "twice": _twice,
+    "again": _again,
+    "functional_call": _functional_call,
+    "fake": _fake,
+    "no_grad": _inside(torch.no_grad),
+    "inference_mode": _inside(torch.inference_mode),
     "autocast": _inside(lambda: torch.autocast("cpu", torch.bfloat16)),
-    "use": _inside(lambda: transconv.use("cpu")), "watched": _inside(_Watching),
-    "kept elsewhere": _inside(torch.autograd.graph.save_on_cpu), "deterministic": _inside(_deterministic),
-    "wide by default": _inside(_wide_by_default), "device": _inside(lambda: torch.device("cpu")),
+    "use": _inside(lambda: transconv.use("cpu")),
+    "watched": _inside(_Watching),
+    "kept elsewhere": _inside(torch.autograd.graph.save_on_cpu),
+    "deterministic": _inside(_deterministic),
+    "wide by default": _inside(_wide_by_default),
+    "device": _inside(lambda: torch.device("cpu")),
     "vmap": _of_first(lambda f, x: torch.func.vmap(f)(torch.stack([x, x]))),
     "jvp": _of_first(lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))),
     "grad": _of_first(lambda f, x: torch.func.grad(lambda t: _number(f(t)))(x)),
-    "per sample": _of_first(_per_sample), "dual": _of_first(_dual), "traced": _of_first(_traced),
+    "per sample": _of_first(_per_sample),
+    "dual": _of_first(_dual),
+    "traced": _of_first(_traced),
     "checkpoint": _of_first(lambda f, x: checkpoint(f, x, use_reentrant=False)),
     "subclass": _of_first(lambda f, x: f(x.as_subclass(Kin))),
-    "wrapped": _of_first(lambda f, x: f(TwoTensor(x, x.clone()))), "vmap of the second": _vmap_second,
+    "wrapped": _of_first(lambda f, x: f(TwoTensor(x, x.clone()))),
+    "vmap of the second": _vmap_second,
 }

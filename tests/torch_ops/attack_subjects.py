@@ -38,30 +38,48 @@ class Subject:
         mixed = len({*owned, *(t.device.type for t in tensors)}) > 1
         # What our signatures have beside torch's: an activation, `keepdim` without dims, no dim at all.
         more = {"functional.linear": 3, "functional.matmul": 2, "functional.bmm": 2}.get(self.name, 99)
-        explicit = self.name in EXTREMA and (call.kwargs.get("keepdim") is False
-                                             or any(a is None for a in call.args[1:2]))
-        kept = isinstance(wanted, TypeError) and self.name in KEEPING and (
-            ("keepdim" in call.kwargs and len(call.args) < 2)
-            or (len(call.args) > 1 and isinstance(call.args[1], bool)))
+        explicit = self.name in EXTREMA and (
+            call.kwargs.get("keepdim") is False or any(a is None for a in call.args[1:2])
+        )
+        kept = (
+            isinstance(wanted, TypeError)
+            and self.name in KEEPING
+            and (
+                ("keepdim" in call.kwargs and len(call.args) < 2)
+                or (len(call.args) > 1 and isinstance(call.args[1], bool))
+            )
+        )
         # A text has no derivative, and says so when one is asked for.
         underived = self.name == "computation" and any(t.requires_grad for t in tensors)
         # What torch decomposes a function into may have fewer derivatives.
-        fewer = str(wanted).startswith(("The function 'native_batch_norm' is not differentiable",
-                                        "unsupported operation: more than one element"))
+        fewer = str(wanted).startswith(
+            (
+                "The function 'native_batch_norm' is not differentiable",
+                "unsupported operation: more than one element",
+            )
+        )
         # What torch's kernels for CPUs say that they lack, or do not look at, is refused before.
         blind = call.around == "fake" or self.name.endswith("_backward")
-        refused = type(got) is RuntimeError and (isinstance(wanted, NotImplementedError)
-                                                 or (blind and str(got).startswith(UNSEEN)))
+        refused = type(got) is RuntimeError and (
+            isinstance(wanted, NotImplementedError) or (blind and str(got).startswith(UNSEEN))
+        )
         # Kernels of ours compute what torch's for CPUs lack; statistics are not written to one place.
         lacks = isinstance(got, (torch.Tensor, tuple)) and str(wanted).startswith(LACKING)
         refused |= type(got) is RuntimeError and "more than one element of the written-to" in str(got)
         computes = isinstance(wanted, (torch.Tensor, tuple))
-        return bool(lacks or (mixed and (isinstance(got, RuntimeError) or computes))
-                    or len(call.args) > more or kept or explicit or underived or fewer or refused)
+        return bool(
+            lacks
+            or (mixed and (isinstance(got, RuntimeError) or computes))
+            or len(call.args) > more
+            or kept
+            or explicit
+            or underived
+            or fewer
+            or refused
+        )
 
 
-UNSEEN = ("Expected grad_output of size", "non-positive dilation", "Input type",
-          "output padding must be")
+UNSEEN = ("Expected grad_output of size", "non-positive dilation", "Input type", "output padding must be")
 LACKING = ('"', "mixed dtype (CPU)")  # "avg_pool3d_out_frame" not implemented for 'Half'
 KEEPING = {f"functional.{name}" for name in ("sum", "mean", "prod", "any", "all", "var", "std")}
 EXTREMA = ("functional.max", "functional.min")
@@ -80,19 +98,27 @@ def _conv(n: int, transposed: bool) -> Base:
         x = randn(rng.choice((1, 2)), 4, *[rng.choice((3, 5)) for _ in range(n)])
         w = randn(4, 4 // groups, *[rng.choice((1, 2, 3)) for _ in range(n)])
         b = randn(4) if rng.random() < 0.5 else None
-        numbers: dict[str, Any] = {"stride": rng.choice((1, 2, (1,) * n)), "padding": rng.choice(
-            (0, 1, (1,) * n)), "dilation": rng.choice((1, 1, 2)), "groups": groups}
+        numbers: dict[str, Any] = {
+            "stride": rng.choice((1, 2, (1,) * n)),
+            "padding": rng.choice((0, 1, (1,) * n)),
+            "dilation": rng.choice((1, 1, 2)),
+            "groups": groups,
+        }
         if not transposed and numbers["stride"] != 2 and rng.random() < 0.2:
             numbers["padding"] = rng.choice(("same", "valid"))
         if transposed:
             numbers["output_padding"] = 0
-        order = (("stride", "padding", "output_padding", "groups", "dilation") if transposed
-                 else ("stride", "padding", "dilation", "groups"))
+        order = (
+            ("stride", "padding", "output_padding", "groups", "dilation")
+            if transposed
+            else ("stride", "padding", "dilation", "groups")
+        )
         if rng.random() < 0.3:
             return [x, w, b, *(numbers[k] for k in order)], {}
         if b is None:
             return [x, w], numbers
         return [x, w, b], numbers
+
     return base
 
 
@@ -148,14 +174,19 @@ def _module(names: Any, kind: str) -> Callable[..., Any]:
     def made(x: Any, *args: Any, **kwargs: Any) -> Any:
         torch.manual_seed(1)
         return getattr(names, kind)(*args, **kwargs)(x)
+
     return made
 
 
 def _module_base(n: int) -> Base:
     def base(rng: Drawn) -> tuple[list[Any], dict[str, Any]]:
         return [randn(2, 4, *[5] * n), 4, 4, rng.choice((1, 2, 3))], {
-            "stride": rng.choice((1, 2)), "padding": rng.choice((0, 1)),
-            "bias": rng.choice((True, False)), "groups": rng.choice((1, 2))}
+            "stride": rng.choice((1, 2)),
+            "padding": rng.choice((0, 1)),
+            "bias": rng.choice((True, False)),
+            "groups": rng.choice((1, 2)),
+        }
+
     return base
 
 
@@ -205,8 +236,17 @@ def _enabled(*args: Any, **kwargs: Any) -> Any:
         return F.conv2d(*args, **kwargs)
 
 
-def _fused(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-           groups: Any = 1, *, residual: Any = None) -> Any:
+def _fused(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: Any = 1,
+    *,
+    residual: Any = None,
+) -> Any:
     y = F.conv2d(x, w, b, stride, padding, dilation, groups)
     return F.relu(y if residual is None else y + residual)
 
@@ -237,20 +277,41 @@ def _their_doubled(x: Any = None) -> Any:
 
 
 SUBJECTS: tuple[Subject, ...] = (
-    *(Subject(f"conv{t}{n}d", getattr(transconv, f"conv{t}{n}d"), getattr(F, f"conv{t}{n}d"),
-              _conv(n, bool(t))) for t in ("", "_transpose") for n in (1, 2, 3)),
+    *(
+        Subject(
+            f"conv{t}{n}d",
+            getattr(transconv, f"conv{t}{n}d"),
+            getattr(F, f"conv{t}{n}d"),
+            _conv(n, bool(t)),
+        )
+        for t in ("", "_transpose")
+        for n in (1, 2, 3)
+    ),
     Subject("fused_conv2d", _our_fused, _fused, _conv(2, False)),
-    Subject("torch.ops.transconv.convolution", lambda *a, **k: torch.ops.transconv.convolution(*a, **k),
-            _their_operator, _operator),
-    Subject("torch.ops.transconv.convolution_backward", lambda *a, **k: (
-        torch.ops.transconv.convolution_backward(*a, **k)), _their_backward, _operator_backward),
-    *(Subject(f"nn.{kind}", _module(transconv.nn, kind), _module(torch.nn, kind), _module_base(n))
-      for n in (1, 2, 3) for kind in (f"Conv{n}d", f"ConvTranspose{n}d")),
+    Subject(
+        "torch.ops.transconv.convolution",
+        lambda *a, **k: torch.ops.transconv.convolution(*a, **k),
+        _their_operator,
+        _operator,
+    ),
+    Subject(
+        "torch.ops.transconv.convolution_backward",
+        lambda *a, **k: torch.ops.transconv.convolution_backward(*a, **k),
+        _their_backward,
+        _operator_backward,
+    ),
+    *(
+        Subject(f"nn.{kind}", _module(transconv.nn, kind), _module(torch.nn, kind), _module_base(n))
+        for n in (1, 2, 3)
+        for kind in (f"Conv{n}d", f"ConvTranspose{n}d")
+    ),
     Subject("convert_", _converted, _unconverted, _module_base(2)),
     Subject("inference", _inference, _frozen, _module_base(2)),
     Subject("fold", _folded, _unfolded, _module_base(2), around=False),
     Subject("use", _enabled, F.conv2d, _conv(2, False)),
     Subject("computation", _doubled, _their_doubled, lambda rng: ([randn(3, 4)], {}), around=False),
-    *(Subject(f"functional.{name}", getattr(functional, name), theirs, base)
-      for name, (theirs, base) in FUNCTIONS.items()),
+    *(
+        Subject(f"functional.{name}", getattr(functional, name), theirs, base)
+        for name, (theirs, base) in FUNCTIONS.items()
+    ),
 )

@@ -9,8 +9,7 @@ import torch
 
 import transconv
 
-FUNCTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-             "conv_transpose3d")
+FUNCTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
 
 def opinfo(name: str) -> Any:
@@ -27,8 +26,9 @@ def theirs(name: str) -> Callable[..., torch.Tensor]:
     return getattr(torch.nn.functional, name)
 
 
-def samples(name: str, dtype: torch.dtype, requires_grad: bool = False,
-            device: str = "cpu") -> Iterator[Any]:
+def samples(
+    name: str, dtype: torch.dtype, requires_grad: bool = False, device: str = "cpu"
+) -> Iterator[Any]:
     yield from drawn(opinfo(name), device, dtype, requires_grad)
 
 
@@ -85,7 +85,8 @@ def expanded(t: torch.Tensor) -> torch.Tensor:
 
 
 VARIANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    f.__name__: f for f in (contiguous, channels_last, gaps, reversed_dims, offset, expanded)}
+    f.__name__: f for f in (contiguous, channels_last, gaps, reversed_dims, offset, expanded)
+}
 
 
 def vary(value: Any, variant: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -33,10 +33,12 @@ def few_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def nothing_new(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function after which no plan may be made any more."""
+
     def stop() -> None:
         from transconv.runtime import compiler
 
         monkeypatch.setattr(compiler, "build", lambda *_: pytest.fail("a plan was made"))
+
     return stop
 
 
@@ -56,8 +58,9 @@ def same(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, **numbers: An
     torchs = torch.conv2d(*given, **numbers)
     grad = whole(*torchs.shape)
     assert torch.equal(ours, torchs) and ours.stride() == torchs.stride()
-    for a, b in zip(torch.autograd.grad(ours, given, grad), torch.autograd.grad(torchs, given, grad),
-                    strict=True):
+    for a, b in zip(
+        torch.autograd.grad(ours, given, grad), torch.autograd.grad(torchs, given, grad), strict=True
+    ):
         assert torch.equal(a, b) and a.stride() == b.stride()
 
 
@@ -77,8 +80,9 @@ def test_what_is_excluded_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatc
     transconv.conv2d(whole(1, 8, 9, 9), w, padding=1)
     launched = []
     start = TritonKernel.run
-    monkeypatch.setattr(TritonKernel, "run", lambda self, t, v=EXACT: (
-        launched.append(v), start(self, t, v)))
+    monkeypatch.setattr(
+        TritonKernel, "run", lambda self, t, v=EXACT: (launched.append(v), start(self, t, v))
+    )
     gaps = whole(1, 8, 9, 18)[..., ::2]
     for x, w_, numbers in ((whole(1, 8, 1, 16385), w, {"padding": 1}), (gaps, w, {"padding": 1})):
         assert torch.equal(transconv.conv2d(x, w_, **numbers), torch.conv2d(x, w_, **numbers))
@@ -111,11 +115,18 @@ def test_fused_calls_modules_and_operators(nothing_new: Any) -> None:
     assert counts() == ({"fwd any size": 8}, {})
 
 
-@pytest.mark.parametrize(("rank", "transposed", "numbers"), [
-    (1, False, {"stride": 2, "padding": 1}), (1, True, {"stride": 2, "padding": 1, "output_padding": 1}),
-    (3, False, {"padding": 1}), (2, False, {"padding": "same", "dilation": 2})])
-def test_layers_of_other_kinds(rank: int, transposed: bool, numbers: dict[str, Any],
-                               nothing_new: Any) -> None:
+@pytest.mark.parametrize(
+    ("rank", "transposed", "numbers"),
+    [
+        (1, False, {"stride": 2, "padding": 1}),
+        (1, True, {"stride": 2, "padding": 1, "output_padding": 1}),
+        (3, False, {"padding": 1}),
+        (2, False, {"padding": "same", "dilation": 2}),
+    ],
+)
+def test_layers_of_other_kinds(
+    rank: int, transposed: bool, numbers: dict[str, Any], nothing_new: Any
+) -> None:
     """Edges of what is required: the smallest image that has a result first."""
     name = f"conv{'_transpose' * transposed}{rank}d"
     w = whole(8, 4 if transposed else 8, *((1, 1, 2) if rank == 3 else (3,) * rank))
@@ -192,8 +203,9 @@ def test_export_with_dynamic_sizes(nothing_new: Any) -> None:
     plain = copy.deepcopy(model)
     transconv.convert_(model)
     x = torch.randn(2, 8, 11)
-    given = torch.export.export(model, (x,), dynamic_shapes=({
-        0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)).module()
+    given = torch.export.export(
+        model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
+    ).module()
     for n, width in ((2, 11), (5, 4), (3, 33)):
         x = torch.randn(n, 8, width)
         torch.testing.assert_close(given(x), plain(x))
@@ -214,8 +226,9 @@ def test_a_capture_takes_a_kernel_that_has_run(monkeypatch: pytest.MonkeyPatch) 
     assert counts() == ({"fwd any size": 2}, {"capture:cold": 1})
 
 
-def test_a_wrong_kernel_for_any_size_gives_way_to_an_exact_one(monkeypatch: pytest.MonkeyPatch,
-                                                               tmp_path: Path) -> None:
+def test_a_wrong_kernel_for_any_size_gives_way_to_an_exact_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Planted: kernels that store nothing. The first result of each is checked, whatever its size."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     monkeypatch.setenv("TRANSCONV_TRUST", "always")

@@ -28,11 +28,21 @@ def r(*shape: int) -> torch.Tensor:
 X, W, WT = r(2, 4, 8, 8), r(4, 4, 3, 3), r(4, 3, 3, 3)
 
 FORMS: list[dict[str, Any]] = [
-    {}, {"stride": 2}, {"stride": (2,)}, {"stride": [2, 1]}, {"stride": torch.Size([2, 2])},
-    {"padding": 1}, {"padding": (1,)}, {"padding": "same"}, {"padding": "valid"},
-    {"padding": "same", "dilation": (2, 1)}, {"dilation": [2]},
+    {},
+    {"stride": 2},
+    {"stride": (2,)},
+    {"stride": [2, 1]},
+    {"stride": torch.Size([2, 2])},
+    {"padding": 1},
+    {"padding": (1,)},
+    {"padding": "same"},
+    {"padding": "valid"},
+    {"padding": "same", "dilation": (2, 1)},
+    {"dilation": [2]},
     {"padding": (0, 2), "stride": (1, 3)},
-    {"stride": np.int64(2)}, {"stride": torch.tensor(2)}, {"groups": np.int64(1)},
+    {"stride": np.int64(2)},
+    {"stride": torch.tensor(2)},
+    {"groups": np.int64(1)},
 ]
 
 
@@ -40,9 +50,18 @@ class Steps(enum.IntEnum):
     TWO = 2
 
 
-@pytest.mark.parametrize("kwargs", [
-    {"stride": np.int64(2)}, {"padding": np.uint8(1)}, {"stride": Steps.TWO},
-    {"padding": (np.int32(2), 1)}, {"dilation": [1, np.int64(2)]}, {"groups": np.int64(1)}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"stride": np.int64(2)},
+        {"padding": np.uint8(1)},
+        {"stride": Steps.TWO},
+        {"padding": (np.int32(2), 1)},
+        {"dilation": [1, np.int64(2)]},
+        {"groups": np.int64(1)},
+    ],
+    ids=str,
+)
 def test_integers_of_other_kinds_are_integers(kwargs: dict[str, Any]) -> None:
     """As networks give them that compute their channels with numpy: no reason to leave it to torch."""
     for f, plain in ((transconv.conv2d, F.conv2d), (transconv.conv_transpose2d, F.conv_transpose2d)):
@@ -96,8 +115,7 @@ WRONG: list[tuple[str, Callable[[Any], torch.Tensor], str]] = [
     ("weight rank 5", lambda m: m.conv2d(X, r(4, 4, 3, 3, 3)), "a list of 3 values"),
     ("weight rank 2", lambda m: m.conv2d(X, r(4, 4)), "at least three dimensions"),
     ("stride 0", lambda m: m.conv2d(X, W, stride=0), "non-positive stride is not supported"),
-    ("stride before channels", lambda m: m.conv2d(r(2, 5, 8, 8), W, stride=0),
-     "non-positive stride"),
+    ("stride before channels", lambda m: m.conv2d(r(2, 5, 8, 8), W, stride=0), "non-positive stride"),
     ("groups before stride", lambda m: m.conv2d(X, W, stride=0, groups=0), "non-positive groups"),
     ("list before padding", lambda m: m.conv2d(X, W, padding=-1, stride=(1, 1, 1)), "got stride="),
     ("padding before stride", lambda m: m.conv2d(X, W, padding=-1, stride=0), "negative padding"),
@@ -106,51 +124,85 @@ WRONG: list[tuple[str, Callable[[Any], torch.Tensor], str]] = [
     ("padding list 1d", lambda m: m.conv1d(r(1, 1, 4), r(1, 1, 2), padding=(0, 1)), "1 values"),
     ("dilation list", lambda m: m.conv2d(X, W, dilation=[1] * 3), r"got dilation=\[1, 1, 1\]"),
     ("empty list", lambda m: m.conv2d(X, W, stride=[]), r"got stride=\[\]"),
-    ("output_padding list", lambda m: m.conv_transpose2d(X, WT, output_padding=[1] * 3),
-     "expected output_padding"),
+    (
+        "output_padding list",
+        lambda m: m.conv_transpose2d(X, WT, output_padding=[1] * 3),
+        "expected output_padding",
+    ),
     ("negative padding", lambda m: m.conv2d(X, W, padding=-1), "negative padding is not supported"),
-    ("negative output_padding", lambda m: m.conv_transpose2d(X, WT, output_padding=-1),
-     "negative output_padding"),
+    (
+        "negative output_padding",
+        lambda m: m.conv_transpose2d(X, WT, output_padding=-1),
+        "negative output_padding",
+    ),
     ("dilation 0", lambda m: m.conv2d(X, W, dilation=0), "dilation"),
     ("groups 0", lambda m: m.conv2d(X, W, groups=0), "non-positive groups is not supported"),
     ("groups -1", lambda m: m.conv2d(X, W, groups=-1), "non-positive groups is not supported"),
     ("groups 3", lambda m: m.conv2d(X, W, groups=3), "divisible by 3 at dimension 0"),
     ("groups 8", lambda m: m.conv2d(X, W, groups=8), "at least 8 at dimension 0"),
-    ("channels", lambda m: m.conv2d(r(1, 3, 8, 8), W),
-     (r"Given groups=1, weight of size \[4, 4, 3, 3\], expected input\[1, 3, 8, 8\] to have 4 "
-      "channels, but got 3 channels instead")),
+    (
+        "channels",
+        lambda m: m.conv2d(r(1, 3, 8, 8), W),
+        (
+            r"Given groups=1, weight of size \[4, 4, 3, 3\], expected input\[1, 3, 8, 8\] to have 4 "
+            "channels, but got 3 channels instead"
+        ),
+    ),
     ("channels transposed", lambda m: m.conv_transpose2d(r(2, 5, 8, 8), WT), "to have 4 channels"),
     ("bias size", lambda m: m.conv2d(X, W, r(5)), "1-dimensional with 4 elements"),
     ("bias rank", lambda m: m.conv2d(X, W, r(4, 1)), "1-dimensional with 4 elements"),
     ("bias transposed", lambda m: m.conv_transpose2d(X, WT, r(5)), "1-dimensional with 3 elements"),
-    ("kernel", lambda m: m.conv2d(r(2, 4, 2, 2), W),
-     (r"Calculated padded input size per channel: \(2 x 2\). Kernel size: \(3 x 3\). "
-      "Kernel size can't be greater than actual input size")),
+    (
+        "kernel",
+        lambda m: m.conv2d(r(2, 4, 2, 2), W),
+        (
+            r"Calculated padded input size per channel: \(2 x 2\). Kernel size: \(3 x 3\). "
+            "Kernel size can't be greater than actual input size"
+        ),
+    ),
     ("padding word", lambda m: m.conv2d(X, W, padding="full"), "Invalid padding string: 'full'"),
-    ("same and stride", lambda m: m.conv2d(X, W, padding="same", stride=2),
-     "padding='same' is not supported for strided convolutions"),
-    ("same, stride list", lambda m: m.conv2d(X, W, padding="same", stride=(1, 1, 1)),
-     "stride cannot broadcast to 2 dimensions"),
-    ("same, weight rank", lambda m: m.conv2d(X, r(4, 4, 3), padding="same"),
-     "3-dimensional weight"),
+    (
+        "same and stride",
+        lambda m: m.conv2d(X, W, padding="same", stride=2),
+        "padding='same' is not supported for strided convolutions",
+    ),
+    (
+        "same, stride list",
+        lambda m: m.conv2d(X, W, padding="same", stride=(1, 1, 1)),
+        "stride cannot broadcast to 2 dimensions",
+    ),
+    ("same, weight rank", lambda m: m.conv2d(X, r(4, 4, 3), padding="same"), "3-dimensional weight"),
     ("same, groups", lambda m: m.conv2d(X, W, padding="same", groups=0), "non-positive groups"),
     ("bias dtype", lambda m: m.conv2d(X, W, r(4).double()), "Input type .* and bias type"),
     ("bias dtype before rank", lambda m: m.conv2d(r(8, 8), W, r(4).double()), "and bias type"),
     ("bias dtype transposed", lambda m: m.conv_transpose2d(X, WT, r(3).double()), "and bias type"),
     ("weight dtype", lambda m: m.conv2d(X, W.double()), "Input type .* and weight type"),
     ("groups before weight dtype", lambda m: m.conv2d(X, W.double(), groups=3), "divisible by 3"),
-    ("output padding", lambda m: m.conv_transpose2d(X, WT, output_padding=1),
-     ("output padding must be smaller than either stride or dilation, but got "
-      "output_padding_height: 1 output_padding_width: 1 stride_height: 1")),
+    (
+        "output padding",
+        lambda m: m.conv_transpose2d(X, WT, output_padding=1),
+        (
+            "output padding must be smaller than either stride or dilation, but got "
+            "output_padding_height: 1 output_padding_width: 1 stride_height: 1"
+        ),
+    ),
     ("no output channels", lambda m: m.conv2d(X, r(0, 4, 3, 3)), "at least 1 at dimension 0"),
-    ("no spatial size", lambda m: m.conv_transpose2d(r(2, 4, 0, 8), WT),
-     "Only zero batch or zero channel inputs are supported"),
-    ("no spatial size, kernel first", lambda m: m.conv2d(r(2, 4, 0, 8), W, padding=1),
-     "Kernel size can't be greater"),
-    ("nothing left", lambda m: m.conv_transpose2d(r(2, 4, 1, 1), r(4, 3, 1, 1), padding=1),
-     "Output size is too small"),
-    ("kernel of size 0", lambda m: m.conv2d(X, r(4, 4, 0, 3)),
-     "kernel size should be greater than zero"),
+    (
+        "no spatial size",
+        lambda m: m.conv_transpose2d(r(2, 4, 0, 8), WT),
+        "Only zero batch or zero channel inputs are supported",
+    ),
+    (
+        "no spatial size, kernel first",
+        lambda m: m.conv2d(r(2, 4, 0, 8), W, padding=1),
+        "Kernel size can't be greater",
+    ),
+    (
+        "nothing left",
+        lambda m: m.conv_transpose2d(r(2, 4, 1, 1), r(4, 3, 1, 1), padding=1),
+        "Output size is too small",
+    ),
+    ("kernel of size 0", lambda m: m.conv2d(X, r(4, 4, 0, 3)), "kernel size should be greater than zero"),
 ]
 
 
@@ -184,8 +236,7 @@ FORMS_OF_ERRORS: list[tuple[str, Callable[[Any], torch.Tensor]]] = [
 ]
 
 
-@pytest.mark.parametrize("call", [c for _, c in FORMS_OF_ERRORS],
-                         ids=[n for n, _ in FORMS_OF_ERRORS])
+@pytest.mark.parametrize("call", [c for _, c in FORMS_OF_ERRORS], ids=[n for n, _ in FORMS_OF_ERRORS])
 @pytest.mark.parametrize("warm", [False, True])
 def test_wrong_forms_are_type_errors(call: Call, warm: bool) -> None:
     """Also after a legal call whose arguments compare equal (1.0 == 1 == True)."""
@@ -214,8 +265,9 @@ def test_empty_inputs(shape: tuple[int, ...]) -> None:
     leaves = [t for t in (x, weight, bias) if t is not None]
     got, wanted = transconv.conv2d(x, weight, bias), F.conv2d(x, weight, bias)
     assert got.shape == wanted.shape
-    for ours, theirs in zip(torch.autograd.grad(got.sum(), leaves),
-                            torch.autograd.grad(wanted.sum(), leaves), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -276,11 +328,17 @@ def outcome(f: Any) -> Any:
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("call", [
-    lambda m, b: m.conv_transpose2d(X, WT, b), lambda m, b: m.conv2d(X, W, b, padding="same"),
-    lambda m, b: m.conv2d(X[0], W, b, padding="valid")])
-def test_torch_judges_a_bias_of_another_type(call: Any, kind: torch.dtype, autocast: bool,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m, b: m.conv_transpose2d(X, WT, b),
+        lambda m, b: m.conv2d(X, W, b, padding="same"),
+        lambda m, b: m.conv2d(X[0], W, b, padding="valid"),
+    ],
+)
+def test_torch_judges_a_bias_of_another_type(
+    call: Any, kind: torch.dtype, autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its kernels for GPUs add it, those for the CPU refuse it, in their own words."""
     transposed = "transpose" in call.__code__.co_names[0]
     bias = torch.randn(WT.shape[1] if transposed else len(W)).to(kind)
@@ -299,7 +357,8 @@ def test_torch_judges_a_bias_of_another_type(call: Any, kind: torch.dtype, autoc
 def test_torch_judges_empty_transposed_results() -> None:
     x, w = torch.randn(1, 4, 1, 1), torch.randn(4, 2, 2, 2)
     assert outcome(lambda: transconv.conv_transpose2d(x, w, padding=1)) == outcome(
-        lambda: F.conv_transpose2d(x, w, padding=1))
+        lambda: F.conv_transpose2d(x, w, padding=1)
+    )
     p = arguments.resolve(x.shape, w.shape, None, (1,), (1,), (1,), True, (0,), 1)
     assert arguments.output_shape(x.shape, w.shape, p) == (1, 2, 0, 0)
     made = make_forward(p, x, w, None, lower_call.flags(x.dtype), True, "now")

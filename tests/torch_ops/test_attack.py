@@ -33,8 +33,12 @@ def test_odd_calls_end_as_torchs_do(subject: attack.Subject) -> None:
 
 def test_differences_are_seen_and_calls_can_be_repeated() -> None:
     conv = next(s for s in SUBJECTS if s.name == "conv2d")
-    for planted in (lambda *a, **k: F.conv2d(*a, **k) * 1.1, lambda *a, **k: F.conv2d(*a, **k).double(),
-                    lambda *a, **k: F.conv2d(*a, **k).transpose(-1, -2), lambda *a, **k: None):
+    for planted in (
+        lambda *a, **k: F.conv2d(*a, **k) * 1.1,
+        lambda *a, **k: F.conv2d(*a, **k).double(),
+        lambda *a, **k: F.conv2d(*a, **k).transpose(-1, -2),
+        lambda *a, **k: None,
+    ):
         assert len([*attack.attacked(replace(conv, ours=planted), 0, 0, 24)]) >= 3
     first, again = (str(attack.drawn(conv, 3, 5)) for _ in range(2))
     assert first == again != str(attack.drawn(conv, 3, 6))
@@ -50,7 +54,8 @@ def test_a_difference_is_seen_whatever_is_around_the_call(around: str) -> None:
         if around != "fake" or planted(x, w) is None or planted(x, w).dtype is not x.dtype:
             assert attack.difference(attack.outcome(planted, call), wanted)
     assert not isinstance(wanted, Exception) and not attack.difference(
-        attack.outcome(transconv.conv2d, call), wanted, around not in ANY_STRIDES)
+        attack.outcome(transconv.conv2d, call), wanted, around not in ANY_STRIDES
+    )
 
 
 def test_the_drawing_reaches_every_kind_of_call() -> None:

@@ -53,17 +53,25 @@ def answer(sized: Machine) -> None:
 
 CALLS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], Any], str]] = {
     "conv2d": (lambda x: transconv.conv2d(x, W, B), lambda x: torch.conv2d(x, W, B), "fwd"),
-    "fused": (lambda x: transconv.fused_conv2d(x, W, B, activation="relu"),
-              lambda x: torch.conv2d(x, W, B).relu(), "fwd"),
-    "quantized": (lambda x: quantized.conv2d((8 * x).to(torch.int8), Q, output_dtype=torch.int32),
-                  lambda x: torch.conv2d((8 * x).to(torch.int8).int(), Q.int()), "fwd"),
-    "softmax": (lambda x: TF.softmax(x, -1), lambda x: torch.softmax(x, -1), "softmax")}
+    "fused": (
+        lambda x: transconv.fused_conv2d(x, W, B, activation="relu"),
+        lambda x: torch.conv2d(x, W, B).relu(),
+        "fwd",
+    ),
+    "quantized": (
+        lambda x: quantized.conv2d((8 * x).to(torch.int8), Q, output_dtype=torch.int32),
+        lambda x: torch.conv2d((8 * x).to(torch.int8).int(), Q.int()),
+        "fwd",
+    ),
+    "softmax": (lambda x: TF.softmax(x, -1), lambda x: torch.softmax(x, -1), "softmax"),
+}
 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", CALLS)
-def test_torch_then_any_size_then_its_own_kernel(sized: Machine, name: str,
-                                                 recwarn: pytest.WarningsRecorder) -> None:
+def test_torch_then_any_size_then_its_own_kernel(
+    sized: Machine, name: str, recwarn: pytest.WarningsRecorder
+) -> None:
     ours, theirs, does = CALLS[name]
     transconv.config.fallback = "warn"
 
@@ -97,6 +105,7 @@ def test_torch_then_any_size_then_its_own_kernel(sized: Machine, name: str,
 @pytest.mark.slow
 def test_gradients_follow(sized: Machine) -> None:
     """The gradient of a sum is expanded: it is copied, for kernels that other gradients use, too."""
+
     def step(side: int, times: int) -> dict[str, int]:
         for _ in range(times):
             given = image(side).requires_grad_(), W.clone().requires_grad_()
@@ -151,8 +160,9 @@ def test_what_is_fixed_waits_for_kernels_of_its_own(sized: Machine, fixed: str) 
     try:
         for side in SIDES:
             if fixed == "graph":
-                torch.ops.transconv.convolution(image(side), W, None, [1, 1], [0, 0], [1, 1], False,
-                                                [0, 0], 1)
+                torch.ops.transconv.convolution(
+                    image(side), W, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+                )
             else:
                 transconv.conv2d(image(side), W)
     finally:
@@ -199,6 +209,7 @@ class Clock:
         def run() -> float:
             self.spent += ms
             return ms
+
         return run
 
     def mark(self) -> Event:
@@ -219,8 +230,9 @@ class Event:
         return other.at - self.at
 
 
-@pytest.mark.parametrize(("own_ms", "other_ms", "taken"), [(1.0, 2.0, True), (1.5, 1.0, False),
-                                                          (1.0, 1.0, True)])
+@pytest.mark.parametrize(
+    ("own_ms", "other_ms", "taken"), [(1.0, 2.0, True), (1.5, 1.0, False), (1.0, 1.0, True)]
+)
 def test_a_trial_takes_what_was_faster(own_ms: float, other_ms: float, taken: bool) -> None:
     clock = Clock()
     clock.seen = False
@@ -237,8 +249,9 @@ def test_a_trial_takes_what_was_faster(own_ms: float, other_ms: float, taken: bo
 
 
 @pytest.mark.parametrize("faster", ["own", "any size"])
-def test_as_on_a_gpu_the_faster_kernel_stays(sized: Machine, faster: str,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_on_a_gpu_the_faster_kernel_stays(
+    sized: Machine, faster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module's warm calls: sizes that come seldom, one that comes often, and the first one."""
     first, often, *seldom = range(8, 16)
     model = torch.nn.Conv2d(8, 8, 3, bias=False)
@@ -287,8 +300,9 @@ def test_as_on_a_gpu_the_faster_kernel_stays(sized: Machine, faster: str,
 
 
 @pytest.mark.slow
-def test_as_on_a_gpu_each_direction_has_its_choice(sized: Machine,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_on_a_gpu_each_direction_has_its_choice(
+    sized: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     w = torch.randn(8, 8, 3, 3, requires_grad=True)
     first, often, *seldom = range(8, 13)
     monkeypatch.setattr(size_policy, "_event", Clock().mark)  # all take the same time

@@ -32,12 +32,18 @@ def convolutions() -> dict[str, tuple[Function, Function, list[int], list[int]]]
             for word, before, after in (("stride", 1, 2), ("padding", 0, 1), ("dilation", 1, 2)):
                 found[f"{name} {word}"] = (
                     lambda v, f=ours, x=x, w=w, k=word: f(x, w, **{k: v}),
-                    lambda v, f=theirs, x=x, w=w, k=word: f(x, w, **{k: v}), [before] * n, [after] * n)
+                    lambda v, f=theirs, x=x, w=w, k=word: f(x, w, **{k: v}),
+                    [before] * n,
+                    [after] * n,
+                )
         name = f"conv_transpose{n}d"
         ours, theirs = getattr(transconv, name), getattr(F, name)
         found[f"{name} output_padding"] = (
             lambda v, f=ours, x=x, w=w: f(x, w, None, 2, 0, v),
-            lambda v, f=theirs, x=x, w=w: f(x, w, None, 2, 0, v), [0] * n, [1] * n)
+            lambda v, f=theirs, x=x, w=w: f(x, w, None, 2, 0, v),
+            [0] * n,
+            [1] * n,
+        )
     return found
 
 
@@ -50,21 +56,39 @@ def of_bytes() -> dict[str, tuple[Function, Function, list[int], list[int]]]:
             found[f"quantized.{name} {word}"] = (
                 lambda v, f=ours, k=word: f(x, w, **{k: v}),
                 lambda v, f=theirs, k=word: f(x.double(), w.double(), **{k: v}).float(),
-                [before] * 2, [after] * 2)
+                [before] * 2,
+                [after] * 2,
+            )
     return found
 
 
 def functions() -> dict[str, tuple[Function, Function, list[int], list[int]]]:
     one = torch.ones(8, 8)
     return {
-        "max_pool2d": (lambda v: functional.max_pool2d(X2, v), lambda v: F.max_pool2d(X2, v), [2, 2],
-                       [3, 1]),
-        "max_pool2d stride": (lambda v: functional.max_pool2d(X2, 3, v), lambda v: F.max_pool2d(X2, 3, v),
-                              [1, 1], [2, 3]),
-        "avg_pool2d": (lambda v: functional.avg_pool2d(X2, v), lambda v: F.avg_pool2d(X2, v), [2, 2],
-                       [4, 1]),
-        "adaptive_avg_pool2d": (lambda v: functional.adaptive_avg_pool2d(X2, v),
-                                lambda v: F.adaptive_avg_pool2d(X2, v), [2, 2], [4, 1]),
+        "max_pool2d": (
+            lambda v: functional.max_pool2d(X2, v),
+            lambda v: F.max_pool2d(X2, v),
+            [2, 2],
+            [3, 1],
+        ),
+        "max_pool2d stride": (
+            lambda v: functional.max_pool2d(X2, 3, v),
+            lambda v: F.max_pool2d(X2, 3, v),
+            [1, 1],
+            [2, 3],
+        ),
+        "avg_pool2d": (
+            lambda v: functional.avg_pool2d(X2, v),
+            lambda v: F.avg_pool2d(X2, v),
+            [2, 2],
+            [4, 1],
+        ),
+        "adaptive_avg_pool2d": (
+            lambda v: functional.adaptive_avg_pool2d(X2, v),
+            lambda v: F.adaptive_avg_pool2d(X2, v),
+            [2, 2],
+            [4, 1],
+        ),
         "pad": (lambda v: functional.pad(X2, v), lambda v: F.pad(X2, v), [1, 1], [2, 0]),
         "sum": (lambda v: functional.sum(X2, v), lambda v: torch.sum(X2, v), [0, 1], [2, 3]),
         "mean": (lambda v: functional.mean(X2, v), lambda v: torch.mean(X2, v), [0, 1], [2, 3]),
@@ -73,10 +97,18 @@ def functions() -> dict[str, tuple[Function, Function, list[int], list[int]]]:
         "flip": (lambda v: functional.flip(X2, v), lambda v: torch.flip(X2, v), [0, 1], [2, 3]),
         "logsumexp": (lambda v: functional.logsumexp(X2, v), lambda v: torch.logsumexp(X2, v), [1], [2]),
         "layer_norm": (lambda v: functional.layer_norm(X2, v), lambda v: F.layer_norm(X2, v), [8], [8, 8]),
-        "rms_norm": (lambda v: functional.rms_norm(X2, v, one[0] if len(v) == 1 else one),
-                     lambda v: F.rms_norm(X2, v, one[0] if len(v) == 1 else one), [8], [8, 8]),
-        "interpolate": (lambda v: functional.interpolate(X2, v), lambda v: F.interpolate(X2, v), [4, 4],
-                        [2, 16]),
+        "rms_norm": (
+            lambda v: functional.rms_norm(X2, v, one[0] if len(v) == 1 else one),
+            lambda v: F.rms_norm(X2, v, one[0] if len(v) == 1 else one),
+            [8],
+            [8, 8],
+        ),
+        "interpolate": (
+            lambda v: functional.interpolate(X2, v),
+            lambda v: F.interpolate(X2, v),
+            [4, 4],
+            [2, 16],
+        ),
         "unfold": (lambda v: functional.unfold(X2, v), lambda v: F.unfold(X2, v), [2, 2], [3, 1]),
     }
 
@@ -119,11 +151,19 @@ def test_numbers_of_a_module_are_its_own(kind: Any) -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-                                  "conv_transpose3d"])
-@pytest.mark.parametrize("words", [{}, {"input_scale": 0.5}, {"input_scale": torch.tensor(0.5)},
-                                   {"input_scale": 0.5, "weight_scale": torch.full((4,), 2.0)}],
-                         ids=["none", "number", "tensor", "both"])
+@pytest.mark.parametrize(
+    "name", ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        {},
+        {"input_scale": 0.5},
+        {"input_scale": torch.tensor(0.5)},
+        {"input_scale": 0.5, "weight_scale": torch.full((4,), 2.0)},
+    ],
+    ids=["none", "number", "tensor", "both"],
+)
 @pytest.mark.parametrize("cpu", ["interpret", "fallback"])
 def test_quantised_calls_of_any_number_of_quantities(name: str, words: dict[str, Any], cpu: str) -> None:
     """Repeated calls, whose entry is written out for its quantities, of which there may be none."""
@@ -149,6 +189,16 @@ def test_entries_of_any_size_keep_no_list(padding: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(call_entries, "only_on", lambda *_: None)
     x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
     given, flags = (x, w, None, None), lower_call.Flags("ieee", False)
-    call_entries.note_layer((None, None), None, given, given, (1, padding, 0, 1, 1), None, None, flags,  # type: ignore[arg-type]
-                            True, None)
+    call_entries.note_layer(
+        (None, None),
+        None,
+        given,
+        given,
+        (1, padding, 0, 1, 1),
+        None,
+        None,
+        flags,  # type: ignore[arg-type]
+        True,
+        None,
+    )
     assert bool(made) is isinstance(padding, tuple)

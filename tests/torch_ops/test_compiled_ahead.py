@@ -120,7 +120,8 @@ def test_autocasts_types_are_those_of_the_gradients(processes: Processes) -> Non
 
 
 def test_the_backward_pass_waits_and_compiles_nothing_again(
-        processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     processes.begun = True
     x, w = leaves()
     y = transconv.conv2d(x, w)
@@ -155,7 +156,8 @@ def test_what_no_process_has_begun_is_compiled_here(processes: Processes) -> Non
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize("size", [(5, 5), (3, 3)], ids=["image", "pixel"])
 def test_what_is_handed_over_is_what_the_backward_pass_asks_for(
-        processes: Processes, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], last: bool) -> None:
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], last: bool
+) -> None:
     asked, build = set[tuple[str, str]](), plans.build
 
     def noted(workload: Any, *rest: Any) -> Any:
@@ -171,12 +173,18 @@ def test_what_is_handed_over_is_what_the_backward_pass_asks_for(
     assert transconv.stats(reset=True).native == {"fwd": 1, "bwd_d": 1, "bwd_w": 1}
 
 
-@pytest.mark.parametrize("end", [
-    lambda processes: processes.answer(reason="ptxas died"),
-    lambda processes: processes.answer(reason="the compiler's process died (signal 9)", died=True),
-    lambda processes: async_compile.close()], ids=["failed", "killed", "closed"])
-def test_without_an_answer_the_kernel_is_compiled_here(processes: Processes,
-                                                       end: Callable[[Processes], None]) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda processes: processes.answer(reason="ptxas died"),
+        lambda processes: processes.answer(reason="the compiler's process died (signal 9)", died=True),
+        lambda processes: async_compile.close(),
+    ],
+    ids=["failed", "killed", "closed"],
+)
+def test_without_an_answer_the_kernel_is_compiled_here(
+    processes: Processes, end: Callable[[Processes], None]
+) -> None:
     processes.begun = True
     x, w = leaves()
     y = transconv.conv2d(x, w)
@@ -196,8 +204,20 @@ def test_a_kernel_that_a_process_found_wrong_is_not_used(processes: Processes) -
     first = compile_child.answer(job)
     question = next(q for q in async_compile._asked if q.workload.direction == job["direction"])
     step = plans.plan(question.workload, question.target, None, False, plans.Plan).steps[0]
-    done(first | {"wrong": [{"kernel": step.digest, "function": "f", "schedule": str(step.schedule),
-                             "reason": "spilt", "keep": False}]})
+    done(
+        first
+        | {
+            "wrong": [
+                {
+                    "kernel": step.digest,
+                    "function": "f",
+                    "schedule": str(step.schedule),
+                    "reason": "spilt",
+                    "keep": False,
+                }
+            ]
+        }
+    )
     for _, done in others:
         done({"kernels": 1})
     assert plans.check_records.is_wrong(step.digest)
@@ -229,12 +249,14 @@ def _set(name: str, value: str) -> Callable[[Any], Any]:
 
 
 STATES: dict[str, Callable[[Any], Any]] = {
-    "never": _mode("never"), "no_grad": lambda m: torch.no_grad(),
+    "never": _mode("never"),
+    "no_grad": lambda m: torch.no_grad(),
     "inference_mode": lambda m: torch.inference_mode(),
     "capture": _patched(lower_call, "capturing", lambda device: True),
     "two cores": _patched(counted, "cores", lambda: 2),
     "no folder": _patched(plan_cache.DRAWER.__class__, "path", lambda self, name: None),
-    "verify": _set("TRANSCONV_VERIFY", "1"), "a schedule": _set("TRANSCONV_SCHEDULE", "oc:16"),
+    "verify": _set("TRANSCONV_VERIFY", "1"),
+    "a schedule": _set("TRANSCONV_SCHEDULE", "oc:16"),
     "eight processes": _set("LOCAL_WORLD_SIZE", "8"),
     "interpreter": _patched(async_compile, "compiles", lambda target: False),
 }
@@ -278,11 +300,20 @@ def test_kernels_of_any_size_are_left_alone(processes: Processes) -> None:
     assert precompile.processes(*leaves(), "now") == 0
 
 
-@pytest.mark.parametrize(("text", "cores"), [
-    ("200000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("900000000 100000", None),
-    ("", None), (None, None)])
-def test_a_containers_share_of_time_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                           text: str | None, cores: int | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("200000 100000", 2),
+        ("50000 100000", 1),
+        ("max 100000", None),
+        ("900000000 100000", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_containers_share_of_time_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, cores: int | None
+) -> None:
     monkeypatch.setattr(counted, "QUOTA", tmp_path / "cpu.max")
     if text is not None:
         counted.QUOTA.write_text(text)
@@ -296,7 +327,8 @@ def test_explaining_takes_nothing_back(processes: Processes) -> None:
 
 
 def test_processes_start_with_the_conversion_where_nothing_is_on_disk(
-        processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def starts(model: nn.Module) -> bool:
         async_compile.forget()
         processes.there = False
@@ -334,8 +366,14 @@ def forwards(processes: Processes) -> list[str]:
 
 
 def test_the_first_layer_hands_over_those_behind_it(processes: Processes) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2), Shortcut(),
-                          nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 2, 1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        Shortcut(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(6, 2, 1),
+    )
     seen: list[tuple[str, str]] = []
     transconv.convert_(model)
     for name, module in model.named_modules():
@@ -348,7 +386,8 @@ def test_the_first_layer_hands_over_those_behind_it(processes: Processes) -> Non
     of_data, of_weight = ([(d, p) for p in reversed(asked)] for d in ("bwd_d", "bwd_w"))
     assert made[3:5] == [of_data[0], of_data[2]], "plans of several kernels first"
     assert made[5:10] == [of_weight[0], of_data[1], *of_weight[1:], ("bwd_w", "ic3ih14oc4oh12kh3")], (
-        "then the last layer's")
+        "then the last layer's"
+    )
     assert len(seen) == len({n for n, _ in seen}) == len(list(model.modules())), "each ran once"
     assert model[3].norm.num_batches_tracked == 1
     assert [q for q in async_compile._asked if q.workload.direction == "fwd"] == [], (
@@ -444,6 +483,7 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
             return {}
 
         def close(self) -> None: ...
+
         kill = close
 
     monkeypatch.setattr(offline_compilation, "Child", Slow)
@@ -470,8 +510,7 @@ def test_guesses_end_with_the_second_that_is_wrong(processes: Processes) -> None
     flags, other = lower_call.flags(torch.float32), torch.randn(1, 4, 33, 31)
     ended = []
     for at in (1, 2):
-        network.expected[at] = precompile._layer(
-            model[at], precompile.Given.of(X), False, flags)
+        network.expected[at] = precompile._layer(model[at], precompile.Given.of(X), False, flags)
         network.called(at, precompile.Given.of(other), False, flags, 1)
         ended.append(not network.leaves)
     assert ended == [False, True]

@@ -28,9 +28,13 @@ class Own(torch.nn.Conv2d):
 def model() -> torch.nn.Sequential:
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
-        torch.nn.Sequential(torch.nn.ConvTranspose2d(8, 4, 2, stride=2)), Own(4, 4, 1),
-        torch.nn.LazyConv2d(2, 1)).eval()
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.Sequential(torch.nn.ConvTranspose2d(8, 4, 2, stride=2)),
+        Own(4, 4, 1),
+        torch.nn.LazyConv2d(2, 1),
+    ).eval()
 
 
 def test_convert_and_revert() -> None:
@@ -95,13 +99,20 @@ class Renamed(torch.nn.Conv2d):
     pass
 
 
-@pytest.mark.parametrize(("make", "shape"), [
-    (lambda: Causal(2, 3, 3), (1, 2, 4, 5, 5)), (lambda: Scaled(2, 3, 3), (1, 2, 5, 5)),
-    (lambda: Turned(2, 3, 3), (1, 2, 5, 5)), (lambda: Named(2, 3, 3), (1, 2, 5)),
-    (lambda: Wider(2, 3, 3, 2), (1, 2, 5, 5)), (lambda: Renamed(2, 3, 3), (1, 2, 5, 5)),
-    (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv2d(2, 3, 3)), (1, 2, 5, 5)),
-    (lambda: torch.nn.utils.parametrizations.weight_norm(Scaled(2, 3, 3)), (1, 2, 5, 5)),
-], ids=["super", "weight", "both", "named", "transposed", "empty", "parametrized", "both kinds"])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: Causal(2, 3, 3), (1, 2, 4, 5, 5)),
+        (lambda: Scaled(2, 3, 3), (1, 2, 5, 5)),
+        (lambda: Turned(2, 3, 3), (1, 2, 5, 5)),
+        (lambda: Named(2, 3, 3), (1, 2, 5)),
+        (lambda: Wider(2, 3, 3, 2), (1, 2, 5, 5)),
+        (lambda: Renamed(2, 3, 3), (1, 2, 5, 5)),
+        (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv2d(2, 3, 3)), (1, 2, 5, 5)),
+        (lambda: torch.nn.utils.parametrizations.weight_norm(Scaled(2, 3, 3)), (1, 2, 5, 5)),
+    ],
+    ids=["super", "weight", "both", "named", "transposed", "empty", "parametrized", "both kinds"],
+)
 def test_subclasses_keep_their_forward(make: Any, shape: Any, recwarn: Any) -> None:
     module, x = make(), torch.randn(shape)
     kind, wanted, shown = type(module), module(x), repr(module)
@@ -160,8 +171,11 @@ def test_converted_models_compile() -> None:
 
 
 def problem() -> tuple[torch.Tensor, ...]:
-    return (torch.randn(2, 4, 6, 6, requires_grad=True),
-            torch.randn(4, 2, 3, 3, requires_grad=True), torch.randn(4, requires_grad=True))
+    return (
+        torch.randn(2, 4, 6, 6, requires_grad=True),
+        torch.randn(4, 2, 3, 3, requires_grad=True),
+        torch.randn(4, requires_grad=True),
+    )
 
 
 def run(x: Any, w: Any, b: Any) -> tuple[torch.Tensor, ...]:
@@ -184,8 +198,7 @@ def test_enable_reaches_everything_and_disable_ends_it() -> None:
         y = torch.compile(lambda x: F.conv2d(x, w, b, groups=2), backend="aot_eager")(x)
         torch.testing.assert_close(y, F.conv2d(x, w, b, groups=2))
         double = [t.double().requires_grad_() for t in (x, w, b)]
-        assert torch.autograd.gradgradcheck(
-            lambda *t: F.conv2d(*t, groups=2), double, fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda *t: F.conv2d(*t, groups=2), double, fast_mode=True)
         assert transconv.stats().total > 10
     finally:
         transconv.disable()
@@ -209,10 +222,14 @@ def test_enable_nests() -> None:
     assert not aten_replacement._entries.enabled
 
 
-@pytest.mark.parametrize("call", [
-    lambda: F.conv2d(torch.randn(1, 3, 4, 4), torch.randn(4, 2, 3, 3)),
-    lambda: F.conv1d(torch.randn(1, 1, 4), torch.randn(1, 1, 3), padding=(1, 1)),
-    lambda: F.conv2d(torch.randn(1, 2, 4, 4), torch.randn(4, 2, 3, 3), stride=0)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: F.conv2d(torch.randn(1, 3, 4, 4), torch.randn(4, 2, 3, 3)),
+        lambda: F.conv1d(torch.randn(1, 1, 4), torch.randn(1, 1, 3), padding=(1, 1)),
+        lambda: F.conv2d(torch.randn(1, 2, 4, 4), torch.randn(4, 2, 3, 3), stride=0),
+    ],
+)
 def test_errors_under_enable_are_torchs(call: Any) -> None:
     with pytest.raises(RuntimeError) as wanted:
         call()
@@ -301,7 +318,8 @@ def test_checkpoint_recomputes_with_the_same_kernels() -> None:
     x, w, b = problem()
     with transconv.use(CPU):
         y = torch.utils.checkpoint.checkpoint(
-            lambda x: F.conv2d(x, w, b, groups=2).sin(), x, use_reentrant=False)
+            lambda x: F.conv2d(x, w, b, groups=2).sin(), x, use_reentrant=False
+        )
         y.sum().backward()
     assert transconv.stats().total == 4  # result, the same again, two gradients
 
@@ -323,7 +341,8 @@ def test_our_functions_under_enable_do_not_recurse() -> None:
         assert "transform:functorch" not in transconv.stats().fallback  # aten is ours as well
         double = [t.detach().double().requires_grad_() for t in (x, w, b)]
         assert torch.autograd.gradcheck(
-            lambda *t: transconv.conv2d(*t, padding="same", groups=2), double, fast_mode=True)
+            lambda *t: transconv.conv2d(*t, padding="same", groups=2), double, fast_mode=True
+        )
 
 
 def test_one_device_may_be_a_word() -> None:

@@ -15,8 +15,9 @@ import transconv
 
 def model() -> torch.nn.Module:
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(),
-                              torch.nn.ConvTranspose2d(4, 2, 2, stride=2))
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.ConvTranspose2d(4, 2, 2, stride=2)
+    )
     transconv.convert_(net)
     return net
 
@@ -31,7 +32,7 @@ def worker(rank: int, port: int, folder: str) -> None:
     transconv.config.fallback = "silent"
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     net = torch.nn.parallel.DistributedDataParallel(model())
-    net(batch()[2 * rank:2 * rank + 2]).square().mean().backward()
+    net(batch()[2 * rank : 2 * rank + 2]).square().mean().backward()
     torch.save([p.grad for p in net.parameters()], Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 

@@ -38,8 +38,13 @@ def test_an_example_in_a_process_of_its_own() -> None:
 
 
 def test_commands_exist() -> None:
-    commands = [line.split("#")[0].split() for kind, text in BLOCKS if kind == "sh"
-                for line in text.splitlines() if "bench" in line]
+    commands = [
+        line.split("#")[0].split()
+        for kind, text in BLOCKS
+        if kind == "sh"
+        for line in text.splitlines()
+        if "bench" in line
+    ]
     assert {words[3] for words in commands} == {"dropin", "networks", "overhead"}
     assert {"dropin", "networks", "overhead"} <= set(bench.__main__.DROP_IN)
 
@@ -48,13 +53,19 @@ def test_reasons_are_those_of_the_code() -> None:
     """Every reason that some file of the package gives is in a table, and the other way round."""
     pages = (TEXT, (ROOT / "docs" / "functional.md").read_text(encoding="utf-8"))
     tables = [page.split("| reason | when |")[1].split("\n\n")[0] for page in pages]
-    told = {name.split(":")[0] for row in "\n".join(tables).splitlines()
-            for name in re.findall(r"`([^`]+)`", row.split("|")[1] if "|" in row else "")}
+    told = {
+        name.split(":")[0]
+        for row in "\n".join(tables).splitlines()
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1] if "|" in row else "")
+    }
     given = set()
     for path in (ROOT / "transconv").rglob("*.py"):
-        if path.parent.name == "standalone" or path.name in (
-                "torch_text.py", "export.py") or path.name.startswith("benchdnn") or (
-                path.parent.name == "draw"):
+        if (
+            path.parent.name == "standalone"
+            or path.name in ("torch_text.py", "export.py")
+            or path.name.startswith("benchdnn")
+            or (path.parent.name == "draw")
+        ):
             continue  # they refuse to export, and read and draw options
         text = path.read_text(encoding="utf-8")
         given |= set(re.findall(r'Unsupported\(\s*f?"(\w+)[":]', text))
@@ -66,6 +77,7 @@ def test_supported_types_are_those_of_the_code() -> None:
     row = next(line for line in TEXT.splitlines() if line.startswith("| element types"))
     names = row.split("|")[2]
     assert {str(d).removeprefix("torch.") for d in lower_call.DTYPES} == {
-        n.strip() for n in names.split(",")}
+        n.strip() for n in names.split(",")
+    }
     row = next(line for line in TEXT.splitlines() if line.startswith("| functions"))
     assert all(callable(getattr(transconv, n.strip())) for n in row.split("|")[2].split(","))

@@ -17,11 +17,16 @@ def test_a_check_sees_elements(dtype: torch.dtype) -> None:
 def test_it_is_done_once_on_a_gpu_by_a_thread_beside_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
     lower_call.expect_checks.cache_clear()
-    monkeypatch.setattr(rehearsal_thread.thread, "add",
-                        lambda device, work: begun.append((device, *work.args)))
+    monkeypatch.setattr(
+        rehearsal_thread.thread, "add", lambda device, work: begun.append((device, *work.args))
+    )
     gpu = torch.device("cuda", 0)
-    for device, dtype in ((torch.device("cpu"), torch.float16), (gpu, torch.int64), (gpu, torch.float16),
-                          (gpu, torch.float16)):
+    for device, dtype in (
+        (torch.device("cpu"), torch.float16),
+        (gpu, torch.int64),
+        (gpu, torch.float16),
+        (gpu, torch.float16),
+    ):
         lower_call.expect_checks(device, dtype)
     assert begun == [(gpu, gpu, torch.float16)]
     lower_call.expect_checks.cache_clear()

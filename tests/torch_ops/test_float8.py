@@ -23,9 +23,13 @@ def off(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
-@pytest.mark.parametrize(("layer", "shape"), [
-    (nn.Conv2d(16, 32, 3, 2, 1), (2, 16, 8, 7)),
-    (nn.Conv1d(4, 6, 4, padding="same", groups=2), (2, 4, 9))])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(16, 32, 3, 2, 1), (2, 16, 8, 7)),
+        (nn.Conv1d(4, 6, 4, padding="same", groups=2), (2, 4, 9)),
+    ],
+)
 def test_gradients_are_those_of_torch(layer: Any, shape: tuple[int, ...], way: str) -> None:
     transconv.config.cpu = way
     torch.manual_seed(0)
@@ -89,9 +93,17 @@ def one_thread() -> Iterator[None]:
 
 def test_a_loss_follows_that_of_f32(one_thread: None) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(),
-                        nn.Conv2d(8, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU(),
-                        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 1, 1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
     x, y = torch.randn(16, 3, 8, 8), torch.arange(16) % 4
     small = copy.deepcopy(net)
     for i in (0, 3):

@@ -56,23 +56,26 @@ def in_turn(*values: Any) -> Any:
     return values[-1]
 
 
-@pytest.mark.parametrize(("run", "count"), [
-    # the weight is used beside the convolution, so no norm goes into it
-    (lambda s, x: F.conv_transpose2d(s.norm(s.conv(x)), s.conv.weight, padding=1), 0),
-    (lambda s, x: torch.relu(s.conv(x)) + s.conv.weight.sum(), 1),
-    # what is read is written to before the chain ends: it ends there
-    (lambda s, x: in_turn(shortcut := s.conv(x), s.relu(x), shortcut + s.other(x)), 1),
-    (lambda s, x: in_turn(y := s.norm(s.conv(x)), x.add_(1), torch.relu(y)), 1),
-    (lambda s, x: in_turn(y := s.conv(x), F.relu(x, True), torch.relu(y)), 0),
-    (lambda s, x: in_turn(y := s.conv(x), torch.neg(x, out=x), torch.relu(y)), 0),
-    (lambda s, x: in_turn(r := x * 2, y := s.conv(x) + r, r.mul_(3), torch.relu(y)), 1),
-    # these writes reach neither the input nor what is added
-    (lambda s, x: in_turn(y := s.conv(x), z := s.relu(s.other(x)), torch.relu(y + z)), 2),
-    (lambda s, x: in_turn(r := x * 1, r.mul_(3), torch.relu(s.conv(x) + r)), 1),
-    # sizes are added too
-    (lambda s, x: torch.relu(s.conv(x) + x.size(0)), 1),
-], ids=["tied", "read", "shortcut", "method", "by place", "out", "added", "apart", "before",
-        "size"])
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [
+        # the weight is used beside the convolution, so no norm goes into it
+        (lambda s, x: F.conv_transpose2d(s.norm(s.conv(x)), s.conv.weight, padding=1), 0),
+        (lambda s, x: torch.relu(s.conv(x)) + s.conv.weight.sum(), 1),
+        # what is read is written to before the chain ends: it ends there
+        (lambda s, x: in_turn(shortcut := s.conv(x), s.relu(x), shortcut + s.other(x)), 1),
+        (lambda s, x: in_turn(y := s.norm(s.conv(x)), x.add_(1), torch.relu(y)), 1),
+        (lambda s, x: in_turn(y := s.conv(x), F.relu(x, True), torch.relu(y)), 0),
+        (lambda s, x: in_turn(y := s.conv(x), torch.neg(x, out=x), torch.relu(y)), 0),
+        (lambda s, x: in_turn(r := x * 2, y := s.conv(x) + r, r.mul_(3), torch.relu(y)), 1),
+        # these writes reach neither the input nor what is added
+        (lambda s, x: in_turn(y := s.conv(x), z := s.relu(s.other(x)), torch.relu(y + z)), 2),
+        (lambda s, x: in_turn(r := x * 1, r.mul_(3), torch.relu(s.conv(x) + r)), 1),
+        # sizes are added too
+        (lambda s, x: torch.relu(s.conv(x) + x.size(0)), 1),
+    ],
+    ids=["tied", "read", "shortcut", "method", "by place", "out", "added", "apart", "before", "size"],
+)
 def test_the_same_is_computed(run: Forward, count: int) -> None:
     assert compare(Net(run)) == count
 
@@ -103,11 +106,16 @@ def test_a_forward_of_the_instance_is_called_where_it_is(name: str, count: int, 
     assert compare(model) == count
 
 
-@pytest.mark.parametrize("wrap", [
-    torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm,
-    torch.nn.utils.parametrizations.weight_norm,
-    lambda m: prune.l1_unstructured(m, "weight", 0.5)],
-    ids=["weight", "spectral", "parametrized", "pruned"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        torch.nn.utils.weight_norm,
+        torch.nn.utils.spectral_norm,
+        torch.nn.utils.parametrizations.weight_norm,
+        lambda m: prune.l1_unstructured(m, "weight", 0.5),
+    ],
+    ids=["weight", "spectral", "parametrized", "pruned"],
+)
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_weights_that_are_computed(wrap: Callable[[torch.nn.Module], Any]) -> None:
     model = Net(lambda s, x: s.relu(s.norm(s.conv(x))))
@@ -134,9 +142,15 @@ def test_types_under_autocast() -> None:
     torch.testing.assert_close(made, wanted, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("run", [
-    lambda s, x: F.gelu(s.norm(s.conv(x))), lambda s, x: F.gelu(s.conv(x), approximate="tanh"),
-    lambda s, x: F.gelu(s.conv(x) + x, approximate="none")], ids=["plain", "tanh", "added"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda s, x: F.gelu(s.norm(s.conv(x))),
+        lambda s, x: F.gelu(s.conv(x), approximate="tanh"),
+        lambda s, x: F.gelu(s.conv(x) + x, approximate="none"),
+    ],
+    ids=["plain", "tanh", "added"],
+)
 def test_gelu_as_a_function(run: Forward) -> None:
     model = Net(run)
     assert compare(model) == 1
@@ -168,10 +182,18 @@ def drawn(seed: int) -> Forward:
     def run(s: Any, x: torch.Tensor) -> torch.Tensor:
         draw, values = random.Random(seed), [x * 1]
         steps: list[Callable[[Any, Any], Any]] = [
-            lambda a, _: s.conv(a), lambda a, _: s.other(a), lambda a, _: s.norm(s.other(a)),
-            lambda a, _: s.norm(a), lambda a, _: s.relu(a), lambda a, b: a + b,
-            lambda a, b: a.add_(b), lambda a, _: F.relu(a, True), lambda a, _: a[:, :, :],
-            lambda a, _: torch.tanh(a), lambda a, _: a.mul_(0.5)]
+            lambda a, _: s.conv(a),
+            lambda a, _: s.other(a),
+            lambda a, _: s.norm(s.other(a)),
+            lambda a, _: s.norm(a),
+            lambda a, _: s.relu(a),
+            lambda a, b: a + b,
+            lambda a, b: a.add_(b),
+            lambda a, _: F.relu(a, True),
+            lambda a, _: a[:, :, :],
+            lambda a, _: torch.tanh(a),
+            lambda a, _: a.mul_(0.5),
+        ]
         for _ in range(12):
             values.append(draw.choice(steps)(draw.choice(values[-3:]), draw.choice(values[-3:])))
         return torch.stack(values[-3:]).sum(0)
@@ -293,9 +315,17 @@ def _cast(m: Any, x: torch.Tensor) -> torch.Tensor:
         return m.conv(x).relu()
 
 
-@pytest.mark.parametrize(("does", "why"), [
-    (_attribute, "attribute data"), (_remembered, "its last"), (_appended, "its kept"),
-    (_counted, "its count"), (_noise, "random"), (_cast, "autocast")])
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        (_attribute, "attribute data"),
+        (_remembered, "its last"),
+        (_appended, "its kept"),
+        (_counted, "its count"),
+        (_noise, "random"),
+        (_cast, "autocast"),
+    ],
+)
 def test_what_a_graph_would_lose_is_refused(does: Any, why: str) -> None:
     model = Writes(does).eval()
     with pytest.raises(RuntimeError, match=why):
@@ -311,6 +341,7 @@ def test_hooks_of_the_model_itself_are_refused() -> None:
 
 def test_new_memory_is_written_through_views_alone() -> None:
     """``relu_`` of a norm's result changes what is made of that result, and nothing else."""
+
     class Two(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -322,6 +353,7 @@ def test_new_memory_is_written_through_views_alone() -> None:
             other = x + 1
             self.relu(a)
             return b + other.view(1, -1)
+
     traced = fx.symbolic_trace(Two().eval())
     at = {n.name: n for n in traced.graph.nodes}
     views = [n for n in traced.graph.nodes if n.op == "call_method"]

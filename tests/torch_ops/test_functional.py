@@ -18,9 +18,11 @@ from transconv.torch_ops.calls import lower_call
 
 
 def problem(ndims: int = 2, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
-    return (torch.randn(3, 4, *[6] * ndims, dtype=dtype, requires_grad=True),
-            torch.randn(6, 2, *[3] * ndims, dtype=dtype, requires_grad=True),
-            torch.randn(6, dtype=dtype, requires_grad=True))
+    return (
+        torch.randn(3, 4, *[6] * ndims, dtype=dtype, requires_grad=True),
+        torch.randn(6, 2, *[3] * ndims, dtype=dtype, requires_grad=True),
+        torch.randn(6, dtype=dtype, requires_grad=True),
+    )
 
 
 def both(x: Any, w: Any, b: Any = None) -> tuple[Any, Any]:
@@ -57,11 +59,12 @@ def test_functorch_derivatives() -> None:
     x, w, b = (t.detach() for t in problem())
     ours, theirs = both(x, w)
     for transform in (
-            lambda f: grad(lambda x: f(x, w, b).square().sum())(x),
-            lambda f: jacrev(lambda w: f(x, w, b).sum(0))(w),
-            lambda f: jvp(lambda x, w: f(x, w, b), (x, w), (x, w))[1],
-            lambda f: vmap(lambda t: jvp(lambda x: f(x, w, b), (x,), (t,))[1])(torch.stack([x, x])),
-            lambda f: hessian(lambda b: f(x, w, b).square().sum())(b)):
+        lambda f: grad(lambda x: f(x, w, b).square().sum())(x),
+        lambda f: jacrev(lambda w: f(x, w, b).sum(0))(w),
+        lambda f: jvp(lambda x, w: f(x, w, b), (x, w), (x, w))[1],
+        lambda f: vmap(lambda t: jvp(lambda x: f(x, w, b), (x,), (t,))[1])(torch.stack([x, x])),
+        lambda f: hessian(lambda b: f(x, w, b).square().sum())(b),
+    ):
         got, wanted = transform(ours), transform(theirs)
         torch.testing.assert_close(got, wanted)
         assert wanted.abs().sum() > 0  # a dropped tangent would be zero
@@ -97,8 +100,7 @@ def test_every_subset_of_gradients(mask: int) -> None:
     leaves = [t.detach().requires_grad_(bool(mask >> at & 1)) for at, t in enumerate(problem())]
     wanted_of = [t for t in leaves if t.requires_grad]
     ours, theirs = both(*leaves)
-    got, wanted = (torch.autograd.grad(f(*leaves).square().sum(), wanted_of)
-                   for f in (ours, theirs))
+    got, wanted = (torch.autograd.grad(f(*leaves).square().sum(), wanted_of) for f in (ours, theirs))
     torch.testing.assert_close(got, wanted)
 
 
@@ -113,8 +115,9 @@ def test_double_backward_and_retained_graphs() -> None:
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("ours", [transconv.conv2d, partial(transconv.fused_conv2d, activation="")],
-                         ids=["plain", "fused"])
+@pytest.mark.parametrize(
+    "ours", [transconv.conv2d, partial(transconv.fused_conv2d, activation="")], ids=["plain", "fused"]
+)
 @pytest.mark.parametrize("again", [False, True])
 def test_many_gradients_at_once(ours: Any, again: bool) -> None:
     """`is_grads_batched`, which vectorized jacobians are made of, shows backward a batch of gradients
@@ -145,8 +148,7 @@ def test_results_may_be_changed_in_place() -> None:
     x, w, b = problem()
     y = transconv.conv2d(x, w, b, groups=2).relu_()
     wanted = F.conv2d(x, w, b, groups=2).relu_()
-    torch.testing.assert_close(torch.autograd.grad(y.sum(), w),
-                               torch.autograd.grad(wanted.sum(), w))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), w), torch.autograd.grad(wanted.sum(), w))
 
 
 def test_tensor_hooks_and_saved_tensor_hooks() -> None:
@@ -165,9 +167,10 @@ def test_checkpointing(reentrant: bool) -> None:
     ours, theirs = both(x, w)
     got = torch.utils.checkpoint.checkpoint(ours, x, w, b, use_reentrant=reentrant)
     wanted = theirs(x, w, b)
-    torch.testing.assert_close(torch.autograd.grad(got.sum(), (x, w, b)) if not reentrant
-                               else _backward(got, (x, w, b)),
-                               torch.autograd.grad(wanted.sum(), (x, w, b)))
+    torch.testing.assert_close(
+        torch.autograd.grad(got.sum(), (x, w, b)) if not reentrant else _backward(got, (x, w, b)),
+        torch.autograd.grad(wanted.sum(), (x, w, b)),
+    )
 
 
 def _backward(y: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -194,8 +197,7 @@ def test_autocast_follows_the_region(dtype: torch.dtype) -> None:
 def test_torch_function_sees_the_call() -> None:
     class Seen(torch.Tensor):
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (),
-                               kwargs: Any = None) -> Any:
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             calls.append(func)
             return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -205,8 +207,7 @@ def test_torch_function_sees_the_call() -> None:
     assert calls[0] is transconv.conv2d
     assert type(y) is Seen
     assert torch.equal(y.as_subclass(torch.Tensor), F.conv2d(x, w, b, groups=2))
-    y = transconv.conv_transpose2d(x.as_subclass(Seen), torch.randn(4, 2, 3, 3).double(), None, 2,
-                                   1, 1)
+    y = transconv.conv_transpose2d(x.as_subclass(Seen), torch.randn(4, 2, 3, 3).double(), None, 2, 1, 1)
     assert y.shape == (3, 2, 12, 12)
 
 
@@ -222,8 +223,9 @@ def test_a_subclass_is_left_to_torch() -> None:
         __torch_function__ = torch._C._disabled_torch_function_impl
 
     x, w, b = (t.detach() for t in problem())
-    assert torch.equal(transconv.conv2d(x.as_subclass(Wrapped), w, b, groups=2),
-                       F.conv2d(x, w, b, groups=2))
+    assert torch.equal(
+        transconv.conv2d(x.as_subclass(Wrapped), w, b, groups=2), F.conv2d(x, w, b, groups=2)
+    )
     assert "subclass:Wrapped" in transconv.stats().fallback
 
 

@@ -16,8 +16,10 @@ from transconv.torch_ops.fused import fused_functional
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(s, dtype=dtype, requires_grad=True)
-                 for s in ((2, 4, 6, 6), (6, 2, 3, 3), (6,), (2, 6, 6, 6)))
+    return tuple(
+        torch.randn(s, dtype=dtype, requires_grad=True)
+        for s in ((2, 4, 6, 6), (6, 2, 3, 3), (6,), (2, 6, 6, 6))
+    )
 
 
 def reference(x: Any, w: Any, b: Any, res: Any, activation: str | None) -> torch.Tensor:
@@ -39,8 +41,9 @@ def test_results_and_gradients(activation: str | None, parts: str) -> None:
         torch.testing.assert_close(call(*given, activation), reference(*given, activation))
     got, wanted = call(*given, activation), reference(*given, activation)
     torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(torch.autograd.grad(got.sin().sum(), leaves),
-                               torch.autograd.grad(wanted.sin().sum(), leaves))
+    torch.testing.assert_close(
+        torch.autograd.grad(got.sin().sum(), leaves), torch.autograd.grad(wanted.sin().sum(), leaves)
+    )
 
 
 @pytest.mark.parametrize("activation", fused_functional.GRAD_FROM_RESULT)
@@ -52,8 +55,9 @@ def test_derivatives_of_derivatives(activation: str) -> None:
 
 def test_opcheck() -> None:
     x, w, b, res = problem()
-    found = opcheck(operators.fused_convolution,
-                    (x, w, b, res, "relu", [1, 1], [1, 1], [1, 1], False, [0, 0], 2))
+    found = opcheck(
+        operators.fused_convolution, (x, w, b, res, "relu", [1, 1], [1, 1], [1, 1], False, [0, 0], 2)
+    )
     assert set(found.values()) == {"SUCCESS"}
 
 
@@ -64,21 +68,19 @@ def test_compile_autocast_transforms_and_unbatched() -> None:
     with torch.autocast("cpu"):
         got = call(x, w, b, res, "relu")
         assert got.dtype == torch.bfloat16
-        torch.testing.assert_close(got, reference(x, w, b, res, "relu").bfloat16(), rtol=0.02,
-                                   atol=0.02)
-    found = torch.func.vmap(
-        lambda x: transconv.fused_conv2d(x, w, b, groups=2, activation="relu"))(x)
+        torch.testing.assert_close(got, reference(x, w, b, res, "relu").bfloat16(), rtol=0.02, atol=0.02)
+    found = torch.func.vmap(lambda x: transconv.fused_conv2d(x, w, b, groups=2, activation="relu"))(x)
     torch.testing.assert_close(found, F.conv2d(x, w, b, groups=2).relu())
-    torch.testing.assert_close(call(x[0], w, b, res[0], "tanh"),
-                               reference(x[0], w, b, res[0], "tanh"))
+    torch.testing.assert_close(call(x[0], w, b, res[0], "tanh"), reference(x[0], w, b, res[0], "tanh"))
 
 
 def test_other_ranks() -> None:
-    for f, g, sizes in ((transconv.fused_conv1d, F.conv1d, (5,)),
-                        (transconv.fused_conv3d, F.conv3d, (4, 5, 6))):
+    for f, g, sizes in (
+        (transconv.fused_conv1d, F.conv1d, (5,)),
+        (transconv.fused_conv3d, F.conv3d, (4, 5, 6)),
+    ):
         x, w = torch.randn(2, 4, *sizes), torch.randn(4, 4, *[3] * len(sizes))
-        assert torch.equal(f(x, w, padding="same", activation="relu"),
-                           g(x, w, padding="same").relu())
+        assert torch.equal(f(x, w, padding="same", activation="relu"), g(x, w, padding="same").relu())
 
 
 def test_wrong_calls() -> None:
@@ -95,8 +97,7 @@ def test_wrong_calls() -> None:
 
 @pytest.mark.parametrize("activation", [None, *filter(None, fused_functional.ACTIVATIONS)])
 @pytest.mark.parametrize("trained", [False, True])
-def test_the_residual_has_the_type_and_size_of_the_result(activation: str | None,
-                                                          trained: bool) -> None:
+def test_the_residual_has_the_type_and_size_of_the_result(activation: str | None, trained: bool) -> None:
     """In one kernel or composed of the calls that it stands for."""
     x, w, res = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.randn(2, 4, 4, 4)
     w.requires_grad_(trained)
@@ -136,8 +137,7 @@ class Block(torch.nn.Module):
         self.norm1 = torch.nn.BatchNorm2d(out)
         self.conv2 = torch.nn.Conv2d(out, out, 3, padding=1)
         self.norm2 = torch.nn.BatchNorm2d(out)
-        self.down = torch.nn.Sequential(torch.nn.Conv2d(channels, out, 1),
-                                        torch.nn.BatchNorm2d(out))
+        self.down = torch.nn.Sequential(torch.nn.Conv2d(channels, out, 1), torch.nn.BatchNorm2d(out))
         self.act = torch.nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -149,8 +149,14 @@ class Block(torch.nn.Module):
 
 def net() -> torch.nn.Sequential:
     model = torch.nn.Sequential(
-        Block(3, 8), torch.nn.Conv2d(8, 8, 3, stride=2, groups=8), torch.nn.BatchNorm2d(8),
-        torch.nn.Hardswish(), torch.nn.Conv2d(8, 4, 1), torch.nn.GELU(), torch.nn.Flatten())
+        Block(3, 8),
+        torch.nn.Conv2d(8, 8, 3, stride=2, groups=8),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.Hardswish(),
+        torch.nn.Conv2d(8, 4, 1),
+        torch.nn.GELU(),
+        torch.nn.Flatten(),
+    )
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.normal_(module.running_mean)
@@ -229,17 +235,20 @@ def test_gradients_where_no_number_is_finite(activation: str) -> None:
         x.view(-1)[:4] = torch.tensor([float("nan"), 7.0, -7.0, 0.0])
     y = transconv.fused_conv2d(x, w, groups=2, activation=activation)
     wanted = fused_functional.ACTIVATIONS[activation](F.conv2d(x, w, groups=2))
-    torch.testing.assert_close(*(torch.autograd.grad(t, x, grads)[0] for t in (y, wanted)),
-                               equal_nan=True)
+    torch.testing.assert_close(*(torch.autograd.grad(t, x, grads)[0] for t in (y, wanted)), equal_nan=True)
 
 
 @pytest.mark.parametrize("activation", ["", "relu"])
 def test_the_residuals_gradient_of_the_operator_has_memory_of_its_own(activation: str) -> None:
-    x, w, res, grad = (torch.randn(1, 4, 5, 5), torch.randn(4, 4, 1, 1), torch.randn(1, 4, 5, 5),
-                       torch.randn(1, 4, 5, 5))
+    x, w, res, grad = (
+        torch.randn(1, 4, 5, 5),
+        torch.randn(4, 4, 1, 1),
+        torch.randn(1, 4, 5, 5),
+        torch.randn(1, 4, 5, 5),
+    )
     res.requires_grad_()
     y = operators.fused_convolution(x, w, None, res, activation, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    made, = torch.autograd.grad(y, res, grad)
+    (made,) = torch.autograd.grad(y, res, grad)
     before = grad.clone()
     assert made.data_ptr() != grad.data_ptr()
     made.zero_()

@@ -43,8 +43,9 @@ class Named(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["module", "parameter", "buffer"])
-@pytest.mark.parametrize("name", [EVIL, "a\n    open('PATH', 'w')\n    b", "a\\", "a'b", "class", "\uff57",
-                                  "a\x00", "a\r"])
+@pytest.mark.parametrize(
+    "name", [EVIL, "a\n    open('PATH', 'w')\n    b", "a\\", "a'b", "class", "\uff57", "a\x00", "a\r"]
+)
 def test_fold_refuses_names_that_are_code(kind: str, name: str, tmp_path: Path) -> None:
     name = name.replace("PATH", str(tmp_path / "evil"))
     model = Named(kind, name).eval()
@@ -79,8 +80,10 @@ def test_exports_stay_in_their_folder(path: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_of_another_name_is_not_exported() -> None:
-    compute = parse("compute f: tensor x f32 [i=8]: tensor y f32 [i=8]: axes i=8: read a = x[i]: "
-                    "store y[i] = a + a".replace(": ", "\n"))
+    compute = parse(
+        "compute f: tensor x f32 [i=8]: tensor y f32 [i=8]: axes i=8: read a = x[i]: "
+        "store y[i] = a + a".replace(": ", "\n")
+    )
     plan = build_compute(compute, TARGETS["sm_90"])
     packaged(plan)
     plan.workload = Alone(replace(compute, name="../evil"))

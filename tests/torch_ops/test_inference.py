@@ -80,7 +80,8 @@ def test_the_weight_is_copied_once(launched: Callable[[], int], bias: bool) -> N
         assert right(layer, integers(16, 2, 3)) and launched() == 0  # no batch
         assert handle.bytes == 16 * 16 * 2 * 4
         assert f"1 weights (2048 bytes), 1 of them copied once in another order ({handle.bytes} " in (
-            str(handle))
+            str(handle)
+        )
     assert right(layer, x) and launched() == 1 and handle.bytes == 0
 
 
@@ -92,9 +93,11 @@ WRITES: dict[str, Callable[[Any], object]] = {
     "foreach": lambda m: torch._foreach_add_([m.weight], 1),
     "load_state_dict": lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
     "assigned by load_state_dict": lambda m: m.load_state_dict(
-        {k: v + 1 for k, v in m.state_dict().items()}, assign=True),
+        {k: v + 1 for k, v in m.state_dict().items()}, assign=True
+    ),
     "another parameter": lambda m: setattr(
-        m, "weight", torch.nn.Parameter(m.weight + 1, requires_grad=False)),
+        m, "weight", torch.nn.Parameter(m.weight + 1, requires_grad=False)
+    ),
     "swapped": lambda m: setattr(m.weight, "data", m.weight.data + 1),
     "swapped twice": lambda m: [setattr(m.weight, "data", m.weight.data + 1) for _ in range(8)],
     "cast and back": lambda m: [m.half(), m.weight.mul_(2), m.float()],
@@ -127,7 +130,8 @@ def test_no_write_that_torch_counts_yields_old_numbers(write: str, launched: Cal
 
 @interpreted
 def test_weights_that_came_to_require_gradients_are_copied_at_every_call(
-        launched: Callable[[], int]) -> None:
+    launched: Callable[[], int],
+) -> None:
     layer, x = frozen_conv(), integers(1, 16, 2, 3)
     handle = transconv.inference(layer)
     assert right(layer, x)
@@ -141,7 +145,8 @@ def test_weights_that_came_to_require_gradients_are_copied_at_every_call(
 
 @interpreted
 def test_writes_past_the_counter_need_refresh_and_are_seen_by_verification(
-        launched: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer, x = frozen_conv(), integers(1, 16, 2, 3)
     handle = transconv.inference(layer)
     assert right(layer, x)
@@ -176,8 +181,9 @@ def test_copies_of_the_model_know_nothing_of_it(launched: Callable[[], int]) -> 
 
 
 @interpreted
-def test_fused_transposed_and_compiled_calls_too(launched: Callable[[], int],
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_transposed_and_compiled_calls_too(
+    launched: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = integers(1, 16, 2, 3)
     model = torch.nn.Sequential(frozen_conv(), torch.nn.ReLU()).eval()
     fused = transconv.fold(model)
@@ -208,8 +214,9 @@ def test_fused_transposed_and_compiled_calls_too(launched: Callable[[], int],
 
 
 @interpreted
-def test_a_capture_copies_inside_of_the_graph(launched: Callable[[], int],
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_copies_inside_of_the_graph(
+    launched: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer, x = frozen_conv(), integers(1, 16, 2, 3)
     transconv.inference(layer)
     assert right(layer, x) and right(layer, x)
@@ -243,7 +250,8 @@ def test_what_cannot_be_watched_is_named() -> None:
     assert found.skipped == {
         "0": "its weight is computed at every call",
         "1": "it has no weight before its first call",
-        "2": "its weight was made under torch.inference_mode, where torch counts no writes"}
+        "2": "its weight was made under torch.inference_mode, where torch counts no writes",
+    }
     assert str(found).startswith("0 weights (0 bytes), 0 of them copied")
     assert "computed at every call" in str(found)
     route_cache.forget()

@@ -42,11 +42,21 @@ def integers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.skipif(knobs.interpret(), reason="this is that process")
 @pytest.mark.slow
 def test_in_a_process_of_its_own() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__,
-               str(Path(__file__).with_name("test_inference.py")),
-               f"{Path(__file__).with_name('test_traced.py')}::test_kernels"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False,
-                           env={**os.environ, "TRITON_INTERPRET": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        str(Path(__file__).with_name("test_inference.py")),
+        f"{Path(__file__).with_name('test_traced.py')}::test_kernels",
+    ]
+    found = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}
+    )
     assert found.returncode == 0, found.stdout[-4000:]
     assert "passed" in found.stdout
 
@@ -54,8 +64,7 @@ def test_in_a_process_of_its_own() -> None:
 @pytest.mark.every(5)
 @interpreted
 @pytest.mark.parametrize("name", s.FUNCTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64],
-                         ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
     ndims = int(name[-2])
     x = integers(2, 4, *(5, 6, 4)[:ndims], dtype=dtype).requires_grad_()
@@ -65,8 +74,11 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
     got, wanted = s.ours(name)(x, w, b, **kwargs), s.theirs(name)(x, w, b, **kwargs)
     assert torch.equal(got, wanted)
     grad = integers(*got.shape, dtype=dtype)
-    for ours, theirs in zip(torch.autograd.grad(got, (x, w, b), grad),
-                            torch.autograd.grad(wanted, (x, w, b), grad), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(got, (x, w, b), grad),
+        torch.autograd.grad(wanted, (x, w, b), grad),
+        strict=True,
+    ):
         assert torch.equal(ours, theirs)
     assert transconv.stats().fallback == {}
     assert sorted(transconv.stats().native.values()) == [1, 1, 1]
@@ -76,8 +88,10 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("variant", s.VARIANTS.values())
 def test_memory_variants(variant: Any) -> None:
     x, w = (s.vary(t, variant) for t in (integers(2, 4, 5, 6), integers(4, 4, 3, 3)))
-    for got, wanted in ((transconv.conv2d(x, w), F.conv2d(x, w)),
-                        (transconv.conv_transpose2d(x, w), F.conv_transpose2d(x, w))):
+    for got, wanted in (
+        (transconv.conv2d(x, w), F.conv2d(x, w)),
+        (transconv.conv_transpose2d(x, w), F.conv_transpose2d(x, w)),
+    ):
         assert torch.equal(got, wanted)
 
 
@@ -87,10 +101,12 @@ def test_opinfo_samples(name: str) -> None:
     for sample in list(s.samples(name, torch.float32))[::3]:
         if sample.input.numel() == 0:
             continue
-        given = [torch.round(t) if isinstance(t, torch.Tensor) else t
-                 for t in (sample.input, *sample.args)]
-        torch.testing.assert_close(s.ours(name)(*given, **sample.kwargs),
-                                   s.theirs(name)(*given, **sample.kwargs))
+        given = [
+            torch.round(t) if isinstance(t, torch.Tensor) else t for t in (sample.input, *sample.args)
+        ]
+        torch.testing.assert_close(
+            s.ours(name)(*given, **sample.kwargs), s.theirs(name)(*given, **sample.kwargs)
+        )
     assert transconv.stats().native
 
 
@@ -98,6 +114,7 @@ def test_opinfo_samples(name: str) -> None:
 def test_imaginary_parts_of_conjugates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negated views with gaps between their elements, which a copy does not have: right kernels are
     not taken for wrong."""
+
     def imaginary(*shape: int) -> torch.Tensor:
         made = torch.complex(integers(*shape), integers(*shape)).conj().imag
         assert made.is_neg() and not made.is_contiguous()
@@ -107,14 +124,16 @@ def test_imaginary_parts_of_conjugates(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w, b = imaginary(2, 4, 5, 6), imaginary(4, 4, 3, 3), imaginary(4)
     for given in ((x, w.clone(), None), (x.clone(), w, b.clone()), (x, w, b)):
         assert torch.equal(transconv.conv2d(*given), F.conv2d(*given))
-        assert torch.equal(transconv.fused_conv2d(*given, activation="relu"),
-                           F.conv2d(*given).relu())
+        assert torch.equal(transconv.fused_conv2d(*given, activation="relu"), F.conv2d(*given).relu())
         numbers = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
         assert torch.equal(torch.ops.transconv.convolution(*given, *numbers), F.conv2d(*given))
     x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
     grad = imaginary(2, 4, 3, 4)
-    for got, wanted in zip(torch.autograd.grad(transconv.conv2d(x, w), (x, w), grad),
-                           torch.autograd.grad(F.conv2d(x, w), (x, w), grad), strict=True):
+    for got, wanted in zip(
+        torch.autograd.grad(transconv.conv2d(x, w), (x, w), grad),
+        torch.autograd.grad(F.conv2d(x, w), (x, w), grad),
+        strict=True,
+    ):
         assert torch.equal(got, wanted)
 
 
@@ -122,13 +141,14 @@ def test_imaginary_parts_of_conjugates(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_same_padding_without_a_copy() -> None:
     x, w = integers(1, 2, 6, 7), integers(3, 2, 2, 4)
     for dilation in (1, 2, (1, 3)):
-        assert torch.equal(transconv.conv2d(x, w, padding="same", dilation=dilation),
-                           F.conv2d(x, w, padding="same", dilation=dilation))
+        assert torch.equal(
+            transconv.conv2d(x, w, padding="same", dilation=dilation),
+            F.conv2d(x, w, padding="same", dilation=dilation),
+        )
     x.requires_grad_()
     got, wanted = (f(x, w, padding="same") for f in (transconv.conv2d, F.conv2d))
     grad = integers(*got.shape)
-    assert torch.equal(torch.autograd.grad(got, x, grad)[0],
-                       torch.autograd.grad(wanted, x, grad)[0])
+    assert torch.equal(torch.autograd.grad(got, x, grad)[0], torch.autograd.grad(wanted, x, grad)[0])
 
 
 @interpreted
@@ -166,8 +186,9 @@ def test_under_use_compile_and_modules() -> None:
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
     assert torch.equal(mapped[0], F.conv2d(x, w))
     transconv.config.cpu = "interpret"
-    f = torch.compile(lambda x, w: transconv.conv2d(x, w).square().sum(), backend="aot_eager",
-                      fullgraph=True)
+    f = torch.compile(
+        lambda x, w: transconv.conv2d(x, w).square().sum(), backend="aot_eager", fullgraph=True
+    )
     got = torch.autograd.grad(f(x, w), (x, w))
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
     assert transconv.stats().native["bwd_w"] == 2
@@ -195,8 +216,9 @@ def test_atomic_sums_are_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> N
 @interpreted
 def test_threads_get_their_own_results() -> None:
     """Triton's interpreter has one place in the grid for all of them."""
-    cases = [(integers(1, 4 + 4 * (n % 3), 6, 6), integers(4 + n, 4 + 4 * (n % 3), 3, 3))
-             for n in range(6)]
+    cases = [
+        (integers(1, 4 + 4 * (n % 3), 6, 6), integers(4 + n, 4 + 4 * (n % 3), 3, 3)) for n in range(6)
+    ]
     wanted = [F.conv2d(*case) for case in cases]
 
     def run(first: int) -> list[bool]:
@@ -217,5 +239,6 @@ def test_gradcheck() -> None:
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
     w = torch.randn(2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
     for check, stride in ((torch.autograd.gradcheck, 2), (torch.autograd.gradgradcheck, 1)):
-        assert check(lambda x, w, stride=stride: transconv.conv2d(x, w, None, stride, 1), (x, w),
-                     fast_mode=True)
+        assert check(
+            lambda x, w, stride=stride: transconv.conv2d(x, w, None, stride, 1), (x, w), fast_mode=True
+        )

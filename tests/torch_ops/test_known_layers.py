@@ -54,14 +54,39 @@ def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
 
 def made() -> list[Any]:
     """What the general way made, and what layers made of it."""
-    return [*route_cache.routes.values(), *(r for layer in route_cache._layers.values()
-                                        for r in layer.known.values() if isinstance(r, BackwardRoutes))]
+    return [
+        *route_cache.routes.values(),
+        *(
+            r
+            for layer in route_cache._layers.values()
+            for r in layer.known.values()
+            if isinstance(r, BackwardRoutes)
+        ),
+    ]
 
 
 def told(found: list[Any]) -> list[tuple[Any, ...]]:
-    return [(r.direction, r.params, r.shape, r.strides, r.channels_last, r.near, r.far, r.types,
-             r.registry, r.compiled.schedule, r.reason, r.over, r.adds_bias, r.copies, r.aligned,
-             r.device) for r in found]
+    return [
+        (
+            r.direction,
+            r.params,
+            r.shape,
+            r.strides,
+            r.channels_last,
+            r.near,
+            r.far,
+            r.types,
+            r.registry,
+            r.compiled.schedule,
+            r.reason,
+            r.over,
+            r.adds_bias,
+            r.copies,
+            r.aligned,
+            r.device,
+        )
+        for r in found
+    ]
 
 
 def numbers(found: Launched) -> Launched:
@@ -69,8 +94,9 @@ def numbers(found: Launched) -> Launched:
     return [tuple(x for x in given if not isinstance(x, int) or x < 2**20) for given in found]
 
 
-def test_the_routes_are_those_of_the_general_way(launched: Launched,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_routes_are_those_of_the_general_way(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CALLS, "due", lambda *_: 0)  # entries keep their routes for themselves
     rng, w = random.Random(1), weight()
     sizes = [(8, 56, 56), (1, 14, 14), (1, 1, 1), (1, 1, 40), (16, 3, 2)]
@@ -95,8 +121,10 @@ def test_the_routes_are_those_of_the_general_way(launched: Launched,
         at = dict(zip(("MB", "IH", "IW"), size, strict=True))
         for us, k in one.estimates(size):
             assert all(value_at(c, at) for c in k.sizes.requirements)
-            each = [AtSizes(s.schedule, c, k.plan.target)
-                    for s, c in zip(k.plan.steps, k.plan.workload.computations, strict=True)]
+            each = [
+                AtSizes(s.schedule, c, k.plan.target)
+                for s, c in zip(k.plan.steps, k.plan.workload.computations, strict=True)
+            ]
             assert us == sum(e.us(*(value_at(c, at) for c in e.counts)) for e in each)
 
 
@@ -108,8 +136,10 @@ def test_a_first_call_does_little(launched: Launched) -> None:
         called(*size, w)
     x, y = image(4, 32, 50, 60), image(4, 32, 50, 60)
     wanted = (True, False, False)
-    for call, most in ((lambda: transconv.conv2d(x, w, padding=1), 19),
-                       (lambda: select_impl.backward(NUMBERS, y, x, w, wanted, "now"), 23)):
+    for call, most in (
+        (lambda: transconv.conv2d(x, w, padding=1), 19),
+        (lambda: select_impl.backward(NUMBERS, y, x, w, wanted, "now"), 23),
+    ):
         seen: list[str] = []
 
         def profile(frame: FrameType, event: str, _: Any, seen: list[str] = seen) -> None:
@@ -131,8 +161,10 @@ def test_wrong_calls_of_a_known_layer_are_torchs_errors(launched: Launched) -> N
     w = weight()
     for size in ((8, 56, 56), (1, 14, 14), (3, 20, 30)):
         called(*size, w)
-    for x, said in ((image(1, 16, 9, 9), "to have 32 channels, but got 16"),
-                    (image(1, 32, 9, 9).float(), "Input type")):
+    for x, said in (
+        (image(1, 16, 9, 9), "to have 32 channels, but got 16"),
+        (image(1, 32, 9, 9).float(), "Input type"),
+    ):
         with pytest.raises(RuntimeError, match=said):
             transconv.conv2d(x, w, padding=1)
     with pytest.raises(RuntimeError, match="Expected grad_output of size"):
@@ -177,9 +209,17 @@ def test_one_entry_serves_all_sizes(launched: Launched, monkeypatch: pytest.Monk
     x, flat = image(2, 32, 9, 8), torch.empty(2 * 32 * 9 * 8 + 1, dtype=torch.bfloat16)
     odd = flat[1:].as_strided(x.shape, x.stride())
     others: list[tuple[torch.Tensor, dict[str, Any]]] = [
-        (x.contiguous(), {}), (image(2, 32, 9, 16)[..., ::2], {}), (odd, {}), (x.half(), {}), (x[0], {}),
-        (image(2, 16, 9, 8), {}), (x, {"stride": 2}), (image(0, 32, 9, 8), {}),
-        (x, {"bias": torch.zeros(32, dtype=torch.bfloat16)}), (image(2, 32, 9, 8).requires_grad_(), {})]
+        (x.contiguous(), {}),
+        (image(2, 32, 9, 16)[..., ::2], {}),
+        (odd, {}),
+        (x.half(), {}),
+        (x[0], {}),
+        (image(2, 16, 9, 8), {}),
+        (x, {"stride": 2}),
+        (image(0, 32, 9, 8), {}),
+        (x, {"bias": torch.zeros(32, dtype=torch.bfloat16)}),
+        (image(2, 32, 9, 8).requires_grad_(), {}),
+    ]
     for given, numbers in others:
         reached.clear()
         transconv.conv2d(given, w, **({"padding": 1} | numbers))
@@ -196,8 +236,9 @@ def test_one_entry_serves_all_sizes(launched: Launched, monkeypatch: pytest.Monk
     assert CALLS.find(id(w)) is None
 
 
-def test_entries_serve_all_sizes_under_autocast(launched: Launched,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_serve_all_sizes_under_autocast(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In training: both passes of new sizes find their routes behind one guard each."""
     learning = weight().float().requires_grad_()
 

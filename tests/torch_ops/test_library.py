@@ -69,29 +69,38 @@ def test_two_sided_padding() -> None:
     wanted = F.conv2d(F.pad(x, (0, 1, 2, 1)), w, groups=2)
     got = OP(x, w, None, *numbers)
     torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(torch.autograd.grad(got.sin().sum(), (x, w)),
-                               torch.autograd.grad(wanted.sin().sum(), (x, w)))
+    torch.testing.assert_close(
+        torch.autograd.grad(got.sin().sum(), (x, w)), torch.autograd.grad(wanted.sin().sum(), (x, w))
+    )
     assert torch.autograd.gradcheck(lambda x, w: OP(x, w, None, *numbers), (x, w), fast_mode=True)
 
 
 def test_backward_operator_wants_a_fitting_gradient() -> None:
     x, w, _ = operands()
     with pytest.raises(RuntimeError, match="Expected grad_output of size"):
-        BACKWARD(torch.randn(2, 4, 9, 9), x, w, [1, 1], [0, 0], [1, 1], False, [0, 0], 2,
-                 [True] * 3)
+        BACKWARD(torch.randn(2, 4, 9, 9), x, w, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, [True] * 3)
 
 
-@pytest.mark.parametrize("change", [
-    lambda g, x, w: (g.double(), x, w), lambda g, x, w: (g.to("meta"), x, w),
-    lambda g, x, w: (g, x, w.double()), lambda g, x, w: (g, x, w.to("meta"))],
-    ids=["type", "device", "weight's type", "weight's device"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g, x, w: (g.double(), x, w),
+        lambda g, x, w: (g.to("meta"), x, w),
+        lambda g, x, w: (g, x, w.double()),
+        lambda g, x, w: (g, x, w.to("meta")),
+    ],
+    ids=["type", "device", "weight's type", "weight's device"],
+)
 def test_gradients_have_the_type_and_device_of_the_input(change: Any) -> None:
     """Also after a call that fits: a route is found by all of them."""
     x, w, _ = (t.detach() for t in operands())
     grad, text, mask = torch.randn(2, 4, 3, 3), "stride=1x1 groups=2", [True] * 3
     given = change(grad, x, w)
-    for call in (lambda *t: operators.bwd_d(*t, text), lambda *t: operators.bwd_w(*t, text),
-                 lambda *t: BACKWARD(*t, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)):
+    for call in (
+        lambda *t: operators.bwd_d(*t, text),
+        lambda *t: operators.bwd_w(*t, text),
+        lambda *t: BACKWARD(*t, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask),
+    ):
         call(grad, x, w)
         with pytest.raises(RuntimeError, match="Input type .* type .* should be the same"):
             call(*given)
@@ -112,8 +121,11 @@ def test_compiles_without_a_graph_break(name: str) -> None:
     got, wanted = compiled(x, w, b), call(s.theirs(name))(x, w, b)
     torch.testing.assert_close(got, wanted)
     assert got.stride() == wanted.stride()
-    for pair in zip(torch.autograd.grad(got.sum(), (x, w, b)),
-                    torch.autograd.grad(wanted.sum(), (x, w, b)), strict=True):
+    for pair in zip(
+        torch.autograd.grad(got.sum(), (x, w, b)),
+        torch.autograd.grad(wanted.sum(), (x, w, b)),
+        strict=True,
+    ):
         torch.testing.assert_close(*pair)
 
 
@@ -141,15 +153,18 @@ def test_one_recompilation_over_batch_sizes() -> None:
     _, w, b = operands()
     batches = [(torch.randn(n, 4, 5, 5),) for n in (7, 6, 9, 13, 16)]  # no other size of the call
     assert len(graphs(lambda x: transconv.conv2d(x, w, b, padding=1, groups=2), *batches)) <= 2
-    assert len(graphs(lambda x: transconv.conv2d(x, w, b, padding=1, groups=2), *batches,
-                      dynamic=True)) == 1
+    assert (
+        len(graphs(lambda x: transconv.conv2d(x, w, b, padding=1, groups=2), *batches, dynamic=True)) == 1
+    )
 
 
 def test_dynamic_spatial_sizes() -> None:
     _, w, b = operands()
-    for call in (lambda x: transconv.conv2d(x, w, b, 1, "same", groups=2),
-                 lambda x: transconv.conv_transpose2d(x, w, None, 2, 1, 1),
-                 lambda x: transconv.conv2d(x, w, padding=x.shape[0] // 2, groups=2)):
+    for call in (
+        lambda x: transconv.conv2d(x, w, b, 1, "same", groups=2),
+        lambda x: transconv.conv_transpose2d(x, w, None, 2, 1, 1),
+        lambda x: transconv.conv2d(x, w, padding=x.shape[0] // 2, groups=2),
+    ):
         torch._dynamo.reset()
         sizes = [(torch.randn(2, 4, n, n + 1),) for n in (5, 6, 9)]
         assert len(graphs(call, *sizes)) <= 2
@@ -207,8 +222,9 @@ def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -
         return transconv.conv2d(x, w, b, groups=2)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = torch.compile(layer, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep),
-                          fullgraph=True)(*leaves)
+        y = torch.compile(layer, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True)(
+            *leaves
+        )
         wanted = layer(x, w, b)
     torch.testing.assert_close(y, wanted)
     (call,) = re.findall(r"torch.ops.transconv.fwd.default\((.*?)\)", texts[0])
@@ -220,13 +236,22 @@ def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -
         transconv.conv2d(x.bfloat16(), w.bfloat16(), b, groups=2)  # nobody asked for casts
 
 
-@pytest.mark.parametrize(("call", "theirs"), [
-    (lambda x, w, b: transconv.conv2d(x, w, b, padding="same"),
-     lambda x, w, b: F.conv2d(x, w, b, padding="same")),
-    (lambda x, w, b: transconv.conv2d(x, w, b), F.conv2d),
-    (lambda x, w, b: transconv.conv_transpose2d(x, w, b), F.conv_transpose2d),
-    (lambda x, w, b: fused_functional.fused_conv2d(x, w, b, padding="same", activation="relu"),
-     lambda x, w, b: F.conv2d(x, w, b, padding="same"))], ids=range(4))
+@pytest.mark.parametrize(
+    ("call", "theirs"),
+    [
+        (
+            lambda x, w, b: transconv.conv2d(x, w, b, padding="same"),
+            lambda x, w, b: F.conv2d(x, w, b, padding="same"),
+        ),
+        (lambda x, w, b: transconv.conv2d(x, w, b), F.conv2d),
+        (lambda x, w, b: transconv.conv_transpose2d(x, w, b), F.conv_transpose2d),
+        (
+            lambda x, w, b: fused_functional.fused_conv2d(x, w, b, padding="same", activation="relu"),
+            lambda x, w, b: F.conv2d(x, w, b, padding="same"),
+        ),
+    ],
+    ids=range(4),
+)
 def test_a_wide_bias_that_no_autocast_has_left(call: Any, theirs: Any) -> None:
     """Refused where torch refuses it, which some CPUs' libraries do not, by whichever way it comes to the
     operators; where shapes alone are known it is refused always."""
@@ -251,8 +276,11 @@ def test_transforms_inside_compiled_code() -> None:
     def call(f: Any) -> Any:
         loss = lambda w: f(x, w, groups=2).square().sum()  # noqa: E731
         one = lambda x, w: f(x[None], w, groups=2)  # noqa: E731
-        return lambda w: (torch.func.grad(loss)(w), torch.vmap(one, (0, None))(x, w),
-                          torch.func.jvp(loss, (w,), (w,))[1])
+        return lambda w: (
+            torch.func.grad(loss)(w),
+            torch.vmap(one, (0, None))(x, w),
+            torch.func.jvp(loss, (w,), (w,))[1],
+        )
 
     got = torch.compile(call(transconv.conv2d), backend="aot_eager", fullgraph=True)(w)
     torch.testing.assert_close(got, call(F.conv2d)(w))
@@ -272,7 +300,8 @@ def test_checkpoint_inside_compiled_code() -> None:
 
     def call(x: torch.Tensor) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(
-            lambda x: transconv.conv2d(x, w, b, groups=2).sin(), x, use_reentrant=False)
+            lambda x: transconv.conv2d(x, w, b, groups=2).sin(), x, use_reentrant=False
+        )
 
     y = torch.compile(call, backend="aot_eager", fullgraph=True)(x)
     wanted = torch.autograd.grad(F.conv2d(x, w, b, groups=2).sin().sum(), (x, w, b))
@@ -286,8 +315,9 @@ def test_inductor() -> None:
     got = torch.compile(f, fullgraph=True)(x, w, b)
     torch.testing.assert_close(got, f(x, w, b))
     assert got.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(torch.autograd.grad(got.sum(), (x, w, b)),
-                               torch.autograd.grad(f(x, w, b).sum(), (x, w, b)))
+    torch.testing.assert_close(
+        torch.autograd.grad(got.sum(), (x, w, b)), torch.autograd.grad(f(x, w, b).sum(), (x, w, b))
+    )
 
 
 class Net(torch.nn.Module):
@@ -333,8 +363,10 @@ def test_fake_tensors_and_meta_tensors() -> None:
     real = transconv.conv2d(x, w, b, 2, "valid", groups=2)
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(t) for t in (x, w, b)]
-    for made in (transconv.conv2d(*fakes, 2, "valid", groups=2),
-                 transconv.conv2d(*(t.to("meta") for t in (x, w, b)), 2, "valid", groups=2)):
+    for made in (
+        transconv.conv2d(*fakes, 2, "valid", groups=2),
+        transconv.conv2d(*(t.to("meta") for t in (x, w, b)), 2, "valid", groups=2),
+    ):
         assert (made.shape, made.stride(), made.dtype) == (real.shape, real.stride(), real.dtype)
 
 
@@ -344,8 +376,9 @@ def test_the_plain_autograd_function() -> None:
     assert y.grad_fn is not None and y.grad_fn.name() == "ConvolutionFunctionBackward"
     z = OP(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 2)
     assert torch.equal(y, z)
-    torch.testing.assert_close(torch.autograd.grad(y.sin().sum(), (x, w, b)),
-                               torch.autograd.grad(z.sin().sum(), (x, w, b)))
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum(), (x, w, b)), torch.autograd.grad(z.sin().sum(), (x, w, b))
+    )
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -368,24 +401,46 @@ def test_opcheck_without_derivatives(transposed: bool) -> None:
             op(x, x, w, text)
 
 
-@pytest.mark.parametrize(("numbers", "activation", "text"), [
-    (((1, 1), (0, 0), (1, 1), False, (0, 0), 1), "", "stride=1x1"),
-    (((2,), (3,), (1,), False, (0,), 4), "gelu_tanh", "stride=2 padding=3 groups=4 gelu_tanh"),
-    (((1, 2), (0, 1, 1, 1), (2, 1), False, (0, 0), 1), "", "stride=1x2 padding=0x1:1x1 dilation=2x1"),
-    (((2, 2, 2), (0, 0, 0), (1, 1, 1), True, (1, 0, 1), 1), "",
-     "stride=2x2x2 output_padding=1x0x1 transposed"),
-])
+@pytest.mark.parametrize(
+    ("numbers", "activation", "text"),
+    [
+        (((1, 1), (0, 0), (1, 1), False, (0, 0), 1), "", "stride=1x1"),
+        (((2,), (3,), (1,), False, (0,), 4), "gelu_tanh", "stride=2 padding=3 groups=4 gelu_tanh"),
+        (((1, 2), (0, 1, 1, 1), (2, 1), False, (0, 0), 1), "", "stride=1x2 padding=0x1:1x1 dilation=2x1"),
+        (
+            ((2, 2, 2), (0, 0, 0), (1, 1, 1), True, (1, 0, 1), 1),
+            "",
+            "stride=2x2x2 output_padding=1x0x1 transposed",
+        ),
+    ],
+)
 def test_the_numbers_as_text(numbers: Any, activation: str, text: str) -> None:
     params = Params(*numbers)
     assert operators.spelled(params, activation) == text
     assert operators.read(text)[:2] == (params, activation)
 
 
-@pytest.mark.parametrize("text", [
-    "", "stride=", "stride=1,1", "padding=1x1", "stride=1x1 padding=0x0", "stride=1x1 groups=1",
-    "groups=2 stride=1x1", "stride=1x1 stride=1x1", "stride=1x1 relu transposed", "stride=1xx1",
-    "stride=x1", "stride=1x1 padding=:1x1", "stride=1x1 padding=-1x0", "stride=1x1 groups=2x3",
-    "stride=1x1  relu", "stride=1x1 pads=1x1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "stride=",
+        "stride=1,1",
+        "padding=1x1",
+        "stride=1x1 padding=0x0",
+        "stride=1x1 groups=1",
+        "groups=2 stride=1x1",
+        "stride=1x1 stride=1x1",
+        "stride=1x1 relu transposed",
+        "stride=1xx1",
+        "stride=x1",
+        "stride=1x1 padding=:1x1",
+        "stride=1x1 padding=-1x0",
+        "stride=1x1 groups=2x3",
+        "stride=1x1  relu",
+        "stride=1x1 pads=1x1",
+    ],
+)
 def test_other_texts_are_refused(text: str) -> None:
     x, w, b = (t.detach() for t in operands(form=s.channels_last))
     with pytest.raises(RuntimeError, match=r"expected a text such as 'stride=1x1"):
@@ -401,12 +456,16 @@ def test_traced_graphs_hold_operators_without_derivatives() -> None:
         seen.extend(str(n.target) for n in graph.graph.nodes if "transconv" in str(n.target))
         return make_boxed_func(graph.forward)
 
-    f = torch.compile(lambda x: transconv.fused_conv2d(
-        transconv.conv2d(x, w, b, padding=1, groups=2), w, b, groups=2, activation="relu"),
-        backend=aot_autograd(fw_compiler=note))
+    f = torch.compile(
+        lambda x: transconv.fused_conv2d(
+            transconv.conv2d(x, w, b, padding=1, groups=2), w, b, groups=2, activation="relu"
+        ),
+        backend=aot_autograd(fw_compiler=note),
+    )
     f(x).sum().backward()
-    assert sorted(seen) == sorted(["transconv.fwd.default"] * 2 + ["transconv.bwd_d.default"] * 2
-                                  + ["transconv.bwd_w.default"] * 2)
+    assert sorted(seen) == sorted(
+        ["transconv.fwd.default"] * 2 + ["transconv.bwd_d.default"] * 2 + ["transconv.bwd_w.default"] * 2
+    )
     seen.clear()
     with torch.no_grad():
         f(x)
@@ -430,11 +489,15 @@ def test_operators_in_inference_mode() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("call", [
-    lambda x, w, b: transconv.conv2d(x, w, b, padding=1),
-    lambda x, w, b: transconv.conv_transpose2d(x, w, b, padding=1),
-    lambda x, w, b: transconv.fused_conv2d(x, w, b, padding=1, activation="tanh", residual=x)],
-    ids=["conv", "transposed", "fused"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w, b: transconv.conv2d(x, w, b, padding=1),
+        lambda x, w, b: transconv.conv_transpose2d(x, w, b, padding=1),
+        lambda x, w, b: transconv.fused_conv2d(x, w, b, padding=1, activation="tanh", residual=x),
+    ],
+    ids=["conv", "transposed", "fused"],
+)
 def test_compiled_code_keeps_tangents(call: Any, backend: str) -> None:
     x, w, b, t = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4), torch.randn(2, 4, 5, 5)
 
@@ -458,12 +521,17 @@ def test_operators_keep_tangents(enabled: bool) -> None:
     x, w, t = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(2, 4, 5, 5)
     numbers = ([1, 1], [1, 0, 2, 1], [1, 1], False, [0, 0], 1)
     grad = torch.randn_like(OP(x, w, None, *numbers))
-    calls = (lambda x: OP(x, w, None, *numbers),
-             lambda x: BACKWARD(grad, x, w, *numbers, [True, True, False])[1],
-             lambda x: operators.fused_convolution(x, w, None, None, "relu", *numbers))
+    calls = (
+        lambda x: OP(x, w, None, *numbers),
+        lambda x: BACKWARD(grad, x, w, *numbers, [True, True, False])[1],
+        lambda x: operators.fused_convolution(x, w, None, None, "relu", *numbers),
+    )
     padded = F.pad(t, (0, 1, 1, 2))
-    right = (F.conv2d(padded, w), torch.nn.grad.conv2d_weight(padded, w.shape, grad),
-             F.conv2d(padded, w) * (OP(x, w, None, *numbers) > 0))
+    right = (
+        F.conv2d(padded, w),
+        torch.nn.grad.conv2d_weight(padded, w.shape, grad),
+        F.conv2d(padded, w) * (OP(x, w, None, *numbers) > 0),
+    )
     with contextlib.ExitStack() as stack:
         if enabled:
             stack.enter_context(transconv.use(("cpu",)))
@@ -477,8 +545,11 @@ def test_torch_func_sees_through_the_operators() -> None:
     x, w, _ = (t.detach() for t in operands())
     numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 2)
     ours, theirs = (lambda t: OP(t, w, None, *numbers)), (lambda t: F.conv2d(t, w, None, 1, 1, 1, 2))
-    for transform in (lambda f: torch.func.grad(lambda t: f(t).sum())(x),
-                      lambda f: torch.func.vmap(f)(x[None]), lambda f: torch.func.jvp(f, (x,), (x,))):
+    for transform in (
+        lambda f: torch.func.grad(lambda t: f(t).sum())(x),
+        lambda f: torch.func.vmap(f)(x[None]),
+        lambda f: torch.func.jvp(f, (x,), (x,)),
+    ):
         torch.testing.assert_close(transform(ours), transform(theirs))
     with pytest.raises(RuntimeError, match="expected 3 flags, got 1"), torch.inference_mode():
         BACKWARD(torch.ones(2, 4, 5, 5), x, w, *numbers, [True])
@@ -504,6 +575,7 @@ def test_convolutions_are_captured_with_numbers_for_all_dims() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             numbers = [2] * self.n, [1] * self.n, [1] * self.n, False, [0] * self.n
             return torch.ops.aten.convolution.default(x, w, None, *numbers, 1)
+
     (one,), (two,) = (export.recorded(Called(n), [x], False) for n in (1, 2))
     assert one == two and one.parts[0].problem.stride == (2, 2) and not one.why_not
 
@@ -523,8 +595,13 @@ def test_a_plan_is_loaded_when_all_of_its_kernels_are(monkeypatch: pytest.Monkey
     monkeypatch.setattr(first_run_check, "is_trusted", lambda *_: True)
 
     def plan(*loaded: bool) -> Any:
-        return SimpleNamespace(steps=[SimpleNamespace(triton=SimpleNamespace(
-            is_loaded=lambda *_, one=one: one)) for one in loaded])
+        return SimpleNamespace(
+            steps=[
+                SimpleNamespace(triton=SimpleNamespace(is_loaded=lambda *_, one=one: one))
+                for one in loaded
+            ]
+        )
+
     for loaded in ((True,), (True, True), (False, True), (True, False), (False,)):
         assert lower_call.is_loaded(plan(*loaded), torch.device("cpu"), True) is all(loaded)
 

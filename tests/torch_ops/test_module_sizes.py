@@ -9,14 +9,31 @@ from torch import nn
 from transconv.torch_ops.calls import precompile
 
 MODULES = [
-    nn.MaxPool1d(3), nn.MaxPool1d(2, 3, padding=1, ceil_mode=True), nn.MaxPool2d(3, 2, 1),
-    nn.MaxPool2d((3, 2), (2, 1), dilation=(2, 1), ceil_mode=True), nn.MaxPool2d(2, 2, ceil_mode=True),
-    nn.MaxPool2d(3, 5, 1, ceil_mode=True), nn.MaxPool3d(2), nn.AvgPool1d(4, 3), nn.AvgPool2d((2, 3), 2, 1),
-    nn.AvgPool2d(3, 4, 1, ceil_mode=True), nn.AvgPool3d(2, ceil_mode=True), nn.AdaptiveAvgPool1d(3),
-    nn.AdaptiveAvgPool2d((None, 2)), nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool3d((1, 2, None)),
-    nn.ZeroPad2d((1, 2, 3, 0)), nn.ZeroPad2d(-1), nn.ReflectionPad1d(2), nn.ReflectionPad2d((1, 0, 2, 3)),
-    nn.ReplicationPad2d(3), nn.Upsample(scale_factor=1.5), nn.Upsample(scale_factor=(2.0, 0.7)),
-    nn.Upsample((5, 9)), nn.PixelShuffle(2)]
+    nn.MaxPool1d(3),
+    nn.MaxPool1d(2, 3, padding=1, ceil_mode=True),
+    nn.MaxPool2d(3, 2, 1),
+    nn.MaxPool2d((3, 2), (2, 1), dilation=(2, 1), ceil_mode=True),
+    nn.MaxPool2d(2, 2, ceil_mode=True),
+    nn.MaxPool2d(3, 5, 1, ceil_mode=True),
+    nn.MaxPool3d(2),
+    nn.AvgPool1d(4, 3),
+    nn.AvgPool2d((2, 3), 2, 1),
+    nn.AvgPool2d(3, 4, 1, ceil_mode=True),
+    nn.AvgPool3d(2, ceil_mode=True),
+    nn.AdaptiveAvgPool1d(3),
+    nn.AdaptiveAvgPool2d((None, 2)),
+    nn.AdaptiveAvgPool2d(1),
+    nn.AdaptiveAvgPool3d((1, 2, None)),
+    nn.ZeroPad2d((1, 2, 3, 0)),
+    nn.ZeroPad2d(-1),
+    nn.ReflectionPad1d(2),
+    nn.ReflectionPad2d((1, 0, 2, 3)),
+    nn.ReplicationPad2d(3),
+    nn.Upsample(scale_factor=1.5),
+    nn.Upsample(scale_factor=(2.0, 0.7)),
+    nn.Upsample((5, 9)),
+    nn.PixelShuffle(2),
+]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)

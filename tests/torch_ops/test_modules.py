@@ -42,8 +42,11 @@ def test_pickle_deepcopy_and_save(name: str) -> None:
     stored = io.BytesIO()
     torch.save(ours, stored)
     stored.seek(0)
-    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)),
-                  torch.load(stored, weights_only=False)):
+    for other in (
+        copy.deepcopy(ours),
+        pickle.loads(pickle.dumps(ours)),
+        torch.load(stored, weights_only=False),
+    ):
         assert type(other) is type(ours)
         assert torch.equal(other(x), ours(x))
 
@@ -90,8 +93,10 @@ def test_lazy_modules_become_ours(name: str) -> None:
 
 def test_parametrized_and_normed_weights() -> None:
     x = torch.randn(2, 4, 6, 6)
-    for wrap in (torch.nn.utils.parametrizations.weight_norm,
-                 torch.nn.utils.parametrizations.spectral_norm):
+    for wrap in (
+        torch.nn.utils.parametrizations.weight_norm,
+        torch.nn.utils.parametrizations.spectral_norm,
+    ):
         ours = wrap(pair("Conv2d", 4, 6, 3)[0]).eval()
         wanted = torch.nn.functional.conv2d(x, ours.weight, ours.bias)
         torch.testing.assert_close(ours(x), wanted)
@@ -111,9 +116,13 @@ def test_a_training_loop_follows_torchs() -> None:
     for kind in (torch.nn, transconv.nn):
         torch.manual_seed(1)
         model = torch.nn.Sequential(
-            kind.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(),
-            kind.Conv2d(8, 8, 3, stride=2, groups=4), kind.ConvTranspose2d(8, 4, 2, stride=2),
-            torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+            kind.Conv2d(3, 8, 3, padding=1),
+            torch.nn.ReLU(),
+            kind.Conv2d(8, 8, 3, stride=2, groups=4),
+            kind.ConvTranspose2d(8, 4, 2, stride=2),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         losses.append([])
         for _ in range(10):

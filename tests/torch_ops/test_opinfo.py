@@ -22,8 +22,10 @@ def _is_right(y: torch.Tensor, f: Any, args: list[Any], kwargs: dict[str, Any]) 
     """Whether torch's own answer is near its answer in f64, as the sum of the products' magnitudes
     measures it. On some CPUs its f16 kernel for dilated groups (torch 2.13) reads what lies beside the
     input: another answer at every call."""
+
     def in_f64(change: Any) -> torch.Tensor:
         return f(*(change(a.double()) if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+
     return bool(((y - in_f64(lambda a: a)).abs() <= 2**-8 * in_f64(torch.abs)).all())
 
 
@@ -92,8 +94,11 @@ def test_gradcheck_of_samples(name: str) -> None:
 def _module_infos() -> list[Any]:
     from torch.testing._internal.common_modules import module_db
 
-    return [m for m in module_db
-            if m.module_cls.__name__ in dir(transconv.nn) and "Conv" in m.module_cls.__name__]
+    return [
+        m
+        for m in module_db
+        if m.module_cls.__name__ in dir(transconv.nn) and "Conv" in m.module_cls.__name__
+    ]
 
 
 def test_module_table() -> None:
@@ -103,8 +108,9 @@ def test_module_table() -> None:
         kind = getattr(transconv.nn, info.module_cls.__name__)
         kinds.add(kind.__name__)
         for dtype in (torch.float32, torch.float64):
-            for given in info.module_inputs_func(info, device="cpu", dtype=dtype,
-                                                 requires_grad=True, training=True):
+            for given in info.module_inputs_func(
+                info, device="cpu", dtype=dtype, requires_grad=True, training=True
+            ):
                 made = given.constructor_input
                 factory = {"device": "cpu", "dtype": dtype}
                 theirs = info.module_cls(*made.args, **made.kwargs, **factory)
@@ -116,8 +122,10 @@ def test_module_table() -> None:
                 assert repr(ours) == repr(theirs)
                 results = [m(*call.args, **call.kwargs) for m in (ours, theirs)]
                 _same(*results)
-                grads = [torch.autograd.grad(y.sum(), list(m.parameters()))
-                         for y, m in zip(results, (ours, theirs), strict=True)]
+                grads = [
+                    torch.autograd.grad(y.sum(), list(m.parameters()))
+                    for y, m in zip(results, (ours, theirs), strict=True)
+                ]
                 _same(*grads)
     assert len(kinds) == 12
 
@@ -125,8 +133,11 @@ def test_module_table() -> None:
 def _legacy_table() -> list[Any]:
     from torch.testing._internal import common_nn
 
-    return [e for e in common_nn.get_new_module_tests()
-            if e.get("module_name", e.get("fullname", "")).startswith("Conv")]
+    return [
+        e
+        for e in common_nn.get_new_module_tests()
+        if e.get("module_name", e.get("fullname", "")).startswith("Conv")
+    ]
 
 
 def test_legacy_module_table() -> None:

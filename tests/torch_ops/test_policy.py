@@ -65,13 +65,17 @@ def test_every_reason_is_announced() -> None:
         with contextlib.suppress(RuntimeError):  # torch may have no such kernel either
             transconv.conv2d(x, w)
     told = [str(s.message) for s in seen if s.category is transconv.FallbackWarning]
-    assert [any(f"({reason})" in text for text in told)
-            for reason in ("device:cpu", "dtype:int32")] == [True, True]
+    assert [any(f"({reason})" in text for text in told) for reason in ("device:cpu", "dtype:int32")] == [
+        True,
+        True,
+    ]
 
 
-def test_errors_of_ours_are_logged(monkeypatch: pytest.MonkeyPatch,
-                                   caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_ours_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """torch computes, and the log has what went wrong and where."""
+
     def broken(device: Any) -> Any:
         raise ZeroDivisionError("a planted mistake")
 
@@ -80,7 +84,7 @@ def test_errors_of_ours_are_logged(monkeypatch: pytest.MonkeyPatch,
     x, w = problem()
     assert torch.equal(transconv.conv2d(x, w), F.conv2d(x, w))
     assert transconv.stats().fallback == {"error:ZeroDivisionError": 1}
-    told, = [r for r in caplog.records if r.name == "transconv.dispatch"]
+    (told,) = [r for r in caplog.records if r.name == "transconv.dispatch"]
     assert told.levelname == "WARNING" and "a planted mistake" in told.message
     assert "ic4ih6oc4oh4kh3" in told.message and " fwd: " in told.message and told.exc_info
 
@@ -104,25 +108,37 @@ def test_the_module_of_kernel_configs_keeps_its_name() -> None:
 
 def test_the_environment_gives_the_first_value() -> None:
     """One import registers what exported programs name, and a call of bytes needs no other import."""
-    registered = ("import transconv.functional; print(transconv.config.fallback); import torch\n"
-                  "ops = torch.ops.transconv; ops.convolution, ops.quantized_convolution, ops.compute\n"
-                  "ops.fused_convolution, ops.traced_convolution, ops.fwd, ops.function")
-    called = ("import transconv, torch; print(transconv.config.fallback)\n"
-              "transconv.config.cpu = 'interpret'; x = torch.ones(1, 1, 3, 3, dtype=torch.int8)\n"
-              "assert transconv.conv2d(x, x).item() == 9")
+    registered = (
+        "import transconv.functional; print(transconv.config.fallback); import torch\n"
+        "ops = torch.ops.transconv; ops.convolution, ops.quantized_convolution, ops.compute\n"
+        "ops.fused_convolution, ops.traced_convolution, ops.fwd, ops.function"
+    )
+    called = (
+        "import transconv, torch; print(transconv.config.fallback)\n"
+        "transconv.config.cpu = 'interpret'; x = torch.ones(1, 1, 3, 3, dtype=torch.int8)\n"
+        "assert transconv.conv2d(x, x).item() == 9"
+    )
     for word, wanted, code in (("error", "error", registered), ("", "warn", called)):
         env = {"TRANSCONV_FALLBACK": word, "PYTHONPATH": ":".join(sys.path)}
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                               check=False, env=env)
+        found = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env
+        )
         assert found.stdout.strip() == wanted and not found.returncode, found.stderr
 
 
 def test_importing_loads_no_torch() -> None:
-    code = ("import sys, transconv; dir(transconv); transconv.__version__\n"
-            "print([m for m in ('torch', 'triton', 'sympy', 'numpy') if m in sys.modules])\n"
-            "transconv.ConvProblem; print('torch' in sys.modules)")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                           check=False, env={"PYTHONPATH": ":".join(sys.path)})
+    code = (
+        "import sys, transconv; dir(transconv); transconv.__version__\n"
+        "print([m for m in ('torch', 'triton', 'sympy', 'numpy') if m in sys.modules])\n"
+        "transconv.ConvProblem; print('torch' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
     assert found.stdout.split("\n")[:2] == ["[]", "False"], found.stderr
 
 
@@ -195,12 +211,17 @@ class Refusing:
         raise self.error
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (Unsupported("smem:232448>227000"), "smem:232448>227000"),
-    (KeyError("a bug"), "error:KeyError"),
-    (ImportError("no triton", name="triton"), "import:triton")])
-def test_a_compiler_that_fails_is_a_fallback(error: Exception, reason: str,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Unsupported("smem:232448>227000"), "smem:232448>227000"),
+        (KeyError("a bug"), "error:KeyError"),
+        (ImportError("no triton", name="triton"), "import:triton"),
+    ],
+)
+def test_a_compiler_that_fails_is_a_fallback(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transconv.conv import compiler
 
     refusing = Refusing(error)
@@ -223,8 +244,9 @@ def test_running_out_of_memory_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -
         transconv.conv2d(*problem())
 
 
-def test_slow_first_call_is_logged(monkeypatch: pytest.MonkeyPatch,
-                                   caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_first_call_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(lower_call, "SLOW_CALL", -1.0)
     transconv.config.cpu = "interpret"
     with caplog.at_level("WARNING", logger="transconv"):
@@ -243,7 +265,7 @@ def test_routes_are_bounded_and_counts_survive(monkeypatch: pytest.MonkeyPatch) 
 def test_alignment_and_switches_are_part_of_the_key() -> None:
     w = torch.randn(2, 2, 3, 3)
     flat = torch.randn(2 * 2 * 5 * 5 + 1)
-    aligned, shifted = (flat[at:at + 100].view(2, 2, 5, 5) for at in (0, 1))
+    aligned, shifted = (flat[at : at + 100].view(2, 2, 5, 5) for at in (0, 1))
     req = request("conv2d", 2, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
     keys = {layer_keys.forward_key(req, x, w, None)[0] for x in (aligned, shifted)}
     assert len(keys) == 2
@@ -266,8 +288,11 @@ def test_threads() -> None:
             w = torch.randn(2, 2, 3, 3, generator=generator, requires_grad=True)
             got, wanted = transconv.conv2d(x, w), F.conv2d(x, w)
             assert torch.equal(got, wanted)
-            for pair in zip(torch.autograd.grad(got.sum(), (x, w)),
-                            torch.autograd.grad(wanted.sum(), (x, w)), strict=True):
+            for pair in zip(
+                torch.autograd.grad(got.sum(), (x, w)),
+                torch.autograd.grad(wanted.sum(), (x, w)),
+                strict=True,
+            ):
                 torch.testing.assert_close(*pair)
         finished.append(seed)
 

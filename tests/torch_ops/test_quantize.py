@@ -67,10 +67,13 @@ def reference(module: nn.Module, x: torch.Tensor, low: float, high: float) -> to
 
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize("calibrated", [True, False])
-@pytest.mark.parametrize(("layer", "shape"), [
-    (nn.Conv1d(4, 6, 3, 2, 1), (2, 4, 9)), (nn.ConvTranspose1d(4, 6, 3, 2, 1), (2, 4, 5))])
-def test_int8_is_the_integer_reference(layer: Any, shape: tuple[int, ...], calibrated: bool,
-                                       way: str) -> None:
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Conv1d(4, 6, 3, 2, 1), (2, 4, 9)), (nn.ConvTranspose1d(4, 6, 3, 2, 1), (2, 4, 5))],
+)
+def test_int8_is_the_integer_reference(
+    layer: Any, shape: tuple[int, ...], calibrated: bool, way: str
+) -> None:
     transconv.config.cpu = way
     x, model = torch.randn(shape).clamp(min=-0.5), nn.Sequential(copy.deepcopy(layer))
     batches = [x[:1], x[1:] * 0.5]
@@ -82,9 +85,14 @@ def test_int8_is_the_integer_reference(layer: Any, shape: tuple[int, ...], calib
 
 
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
-@pytest.mark.parametrize(("kind", "dtype", "off"), [
-    ("fp8", torch.float32, 0.1), ("int8_weight_only", torch.bfloat16, 0.02),
-    ("int8_weight_only", torch.float16, 0.02)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "off"),
+    [
+        ("fp8", torch.float32, 0.1),
+        ("int8_weight_only", torch.bfloat16, 0.02),
+        ("int8_weight_only", torch.float16, 0.02),
+    ],
+)
 def test_other_kinds_are_near(kind: str, dtype: torch.dtype, off: float, way: str) -> None:
     transconv.config.cpu = way
     layer, x = nn.Conv1d(16, 8, 3, padding=1), torch.randn(1, 16, 7)
@@ -98,13 +106,15 @@ def test_other_kinds_are_near(kind: str, dtype: torch.dtype, off: float, way: st
 FOUR_BITS: list[tuple[Any, tuple[int, ...], int, torch.dtype]] = [
     (nn.Conv2d(64, 24, 3, padding=(1, 2)), (1, 64, 5, 5), 32, torch.bfloat16),
     (nn.Conv1d(32, 16, 3, 2, padding=2, groups=2, bias=False), (2, 32, 9), 16, torch.float16),
-    (nn.Conv1d(6, 4, 4, padding="same"), (1, 6, 7), 32, torch.bfloat16)]
+    (nn.Conv1d(6, 4, 4, padding="same"), (1, 6, 7), 32, torch.bfloat16),
+]
 
 
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(("layer", "shape", "group", "dtype"), FOUR_BITS)
-def test_weights_of_4_bits(layer: Any, shape: tuple[int, ...], group: int, dtype: torch.dtype,
-                           way: str) -> None:
+def test_weights_of_4_bits(
+    layer: Any, shape: tuple[int, ...], group: int, dtype: torch.dtype, way: str
+) -> None:
     """The convolution of the unpacked weights, of which each is off by half a step of its group."""
     transconv.config.cpu = way
     model = nn.Sequential(copy.deepcopy(layer))
@@ -118,16 +128,24 @@ def test_weights_of_4_bits(layer: Any, shape: tuple[int, ...], group: int, dtype
     steps = made.weight_scale.repeat_interleave(channels // groups, 1)
     off = (held - layer.weight).abs() / steps.view(*steps.shape, *[1] * (held.dim() - 2))
     assert off.max() < 0.501 and (held - layer.weight).abs().max() > 0
-    x = torch.randn(shape).to(dtype).contiguous(
-        memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+    x = (
+        torch.randn(shape)
+        .to(dtype)
+        .contiguous(memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+    )
     plain.weight.data = quantized_modules.unpacked(made.weight, made.weight_scale, dtype).float()
     got, want = model(x), plain(x.float())
     assert got.dtype is dtype and got.is_contiguous(
-        memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+        memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    )
     assert (got - want).abs().max() < 2**-7 * want.abs().max()
     assert transconv.stats().native if way == "interpret" else "device:cpu" in transconv.stats().fallback
-    again = type(made)(*[getattr(layer, n) for n in ("in_channels", "out_channels", "kernel_size")],
-                       groups=layer.groups, bias=layer.bias is not None, kind="int4_weight_only")
+    again = type(made)(
+        *[getattr(layer, n) for n in ("in_channels", "out_channels", "kernel_size")],
+        groups=layer.groups,
+        bias=layer.bias is not None,
+        kind="int4_weight_only",
+    )
     if group == 32:
         again.load_state_dict(made.state_dict())
         assert torch.equal(again.weight, made.weight) and again.double().weight.dtype is torch.uint8
@@ -137,7 +155,8 @@ def test_layers_without_weights_of_4_bits() -> None:
     model = nn.ModuleDict({"odd": nn.Conv1d(3, 4, 3), "up": nn.ConvTranspose1d(4, 4, 3)})
     assert transconv.quantize_(model, "int4_weight_only").left == {
         "odd": "weights of 4 bits are for even numbers of input channels, not 3",
-        "up": "transposed convolutions have no weights of 4 bits"}
+        "up": "transposed convolutions have no weights of 4 bits",
+    }
     with pytest.raises(ValueError, match="QuantConvTranspose1d: transposed convolutions have no weights"):
         transconv.nn.QuantConvTranspose1d.from_float(model["up"], kind="int4_weight_only")
     made = transconv.nn.QuantConv1d.from_float(nn.Conv1d(4, 4, 3), kind="int4_weight_only")
@@ -147,11 +166,18 @@ def test_layers_without_weights_of_4_bits() -> None:
 
 
 def test_what_is_quantised_and_what_is_left() -> None:
-    model = nn.ModuleDict({
-        "causal": Causal(4, 4, 3), "standard": Standardised(4, 4, 3), "own": Own(4, 4, 3),
-        "plain": nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), "idle": nn.Conv2d(4, 4, 1),
-        "out": nn.Conv2d(4, 4, 1), "linear": nn.Linear(4, 4),
-        "tied": nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))})
+    model = nn.ModuleDict(
+        {
+            "causal": Causal(4, 4, 3),
+            "standard": Standardised(4, 4, 3),
+            "own": Own(4, 4, 3),
+            "plain": nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+            "idle": nn.Conv2d(4, 4, 1),
+            "out": nn.Conv2d(4, 4, 1),
+            "linear": nn.Linear(4, 4),
+            "tied": nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1)),
+        }
+    )
     before = copy.deepcopy(model)
     transconv.convert_(model, lambda m, name: name == "plain")
 
@@ -165,8 +191,11 @@ def test_what_is_quantised_and_what_is_left() -> None:
     assert report.quantized == ("causal", "plain") and model.training
     assert {n: w.partition(",")[0] for n, w in report.left.items()} == {
         "standard": "its forward passes another weight than the module's",
-        "own": "its class Own has a forward of its own", "idle": "calibration did not call it",
-        "out": "filter_fn said no", "tied": "its parameters are computed (torch.nn.utils.parametrize)"}
+        "own": "its class Own has a forward of its own",
+        "idle": "calibration did not call it",
+        "out": "filter_fn said no",
+        "tied": "its parameters are computed (torch.nn.utils.parametrize)",
+    }
     assert "2 convolutions quantised (int8), 5 left" in str(report)
     assert isinstance(model["causal"], Causal) and isinstance(model["plain"], transconv.nn.QuantConv2d)
     x = torch.randn(1, 4, 9)
@@ -244,8 +273,10 @@ def test_fast_sums_are_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
         quantized_functional, "of_reals", lambda *said: given.append(said[-1]) or convolve(*said)
     )
     x, layer = torch.randn(1, 4, 5, 5), nn.Conv2d(4, 4, 3)
-    for made in (transconv.nn.QuantConv2d.from_float(layer, kind="fp8", use_fast_accum=True),
-                 transconv.nn.QuantConv2d(4, 4, 3, kind="fp8")):
+    for made in (
+        transconv.nn.QuantConv2d.from_float(layer, kind="fp8", use_fast_accum=True),
+        transconv.nn.QuantConv2d(4, 4, 3, kind="fp8"),
+    ):
         made(x)
     assert ["use_fast_accum" in g for g in given] == [True, False]
     with pytest.raises(ValueError, match="use_fast_accum is for products of 8-bit floats"):
@@ -254,13 +285,20 @@ def test_fast_sums_are_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
         transconv.quantize_(nn.Sequential(layer), "int8", calibration=5)
 
 
-@pytest.mark.parametrize(("given", "reason"), [
-    ({"input_scale": 0.0}, "input_scale: expected one scale above 0, got 0.0"),
-    ({"input_scale": torch.ones(3)}, "input_scale: expected one scale above 0"),
-    ({"input_scale": 1.0, "input_zero_point": 128}, "input_zero_point: expected an integer from -128 to"),
-    ({"input_zero_point": 3}, "input_zero_point: expected an input_scale beside it"),
-    ({"input_scale": 1.0, "input_zero_point": 1, "kind": "fp8"}, "zero points are of integers, and"),
-    ({"input_scale": 1.0, "kind": "int8_weight_only"}, "inputs of int8_weight_only are not quantised")])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"input_scale": 0.0}, "input_scale: expected one scale above 0, got 0.0"),
+        ({"input_scale": torch.ones(3)}, "input_scale: expected one scale above 0"),
+        (
+            {"input_scale": 1.0, "input_zero_point": 128},
+            "input_zero_point: expected an integer from -128 to",
+        ),
+        ({"input_zero_point": 3}, "input_zero_point: expected an input_scale beside it"),
+        ({"input_scale": 1.0, "input_zero_point": 1, "kind": "fp8"}, "zero points are of integers, and"),
+        ({"input_scale": 1.0, "kind": "int8_weight_only"}, "inputs of int8_weight_only are not quantised"),
+    ],
+)
 def test_refused_quantities(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(errors.TensorError, match=reason):
         transconv.nn.QuantConv2d.from_float(nn.Conv2d(3, 3, 1), **given)
@@ -270,25 +308,34 @@ def test_refused_quantities(given: dict[str, Any], reason: str) -> None:
 
 @interpreted
 @pytest.mark.parametrize(("held", "zero"), [("i8", 3), ("u8", None), ("f8e4m3", None), ("f8e5m2", None)])
-def test_inputs_are_quantised_by_one_kernel(held: str, zero: int | None,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_quantised_by_one_kernel(
+    held: str, zero: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the bits of torch's operations, also of what has gaps in memory."""
     transconv.config.cpu, transconv.config.fallback = "interpret", "warn"
     row, point = DTYPES[held], None if zero is None else torch.tensor([zero], dtype=torch.int32)
     x = (torch.randn(2, 6, 5, 7) * 3).bfloat16().contiguous(memory_format=torch.channels_last)
     scale = torch.tensor(0.01 if held == "f8e4m3" else 0.03)
     by_torch: list[torch.Tensor] = []
-    monkeypatch.setattr(input_quantization, "quantised",
-                        lambda x, *rest: by_torch.append(x) or quantised(x, *rest))
-    for given, kernels in ((x, True), (x.float(), True), (x[:, :, :, ::2], True), (x.mT, True),
-                           (x[:0], False), (x.double(), False)):
+    monkeypatch.setattr(
+        input_quantization, "quantised", lambda x, *rest: by_torch.append(x) or quantised(x, *rest)
+    )
+    for given, kernels in (
+        (x, True),
+        (x.float(), True),
+        (x[:, :, :, ::2], True),
+        (x.mT, True),
+        (x[:0], False),
+        (x.double(), False),
+    ):
         by_torch.clear()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             got, want = (f(given, scale, point, row) for f in (input_quantization.quantise, quantised))
         assert [str(w.message) for w in said if w.category is transconv.FallbackWarning] == [
             "transconv hands the quantising of inputs to torch (dtype:float64): there is no kernel for "
-            "tensors of this type; cast them"] * (given.dtype is torch.float64)
+            "tensors of this type; cast them"
+        ] * (given.dtype is torch.float64)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)) and got.stride() == want.stride()
         assert bool(by_torch) is not kernels
 
@@ -314,7 +361,8 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
             both()
         assert sorted(str(w.message) for w in said) == [
             "transconv hands the quantising of inputs to torch (schedule:refused): none fits",
-            "transconv hands weights of 4 bits to torch (schedule:refused): none fits"]
+            "transconv hands weights of 4 bits to torch (schedule:refused): none fits",
+        ]
         transconv.config.fallback = "error"
         for _ in range(2):
             with pytest.raises(errors.Unsupported, match="none fits"):
@@ -377,6 +425,9 @@ def test_ranges() -> None:
     scale, zero = ranged(torch.tensor(0.5), torch.tensor(2.55), KINDS["int8"])
     assert float(scale) == pytest.approx(0.01) and zero is not None and int(zero) == -128
     assert quantised(torch.tensor([0.0, 2.55, 9.0]), scale, zero, KINDS["int8"].weight).tolist() == [
-        -128, 127, 127]
+        -128,
+        127,
+        127,
+    ]
     scale, zero = ranged(torch.tensor(-896.0), torch.tensor(3.0), KINDS["fp8"])
     assert float(scale) == 2 and zero is None

@@ -78,15 +78,22 @@ def test_what_is_not(case: str) -> None:
     class Branches(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if x.sum() > 0 else super().forward(-x)
+
     parts = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
     model = normed((Branches if case == "not traced" else nn.Sequential)(*parts))
     report = transconv.quantize_(model.train(case == "training"), fold=case != "asked")
     assert report.quantized == ("0",) and not report.folded and type(model[1]) is nn.BatchNorm2d
 
 
-@pytest.mark.parametrize(("conv", "shape"), [
-    (nn.Conv1d(4, 8, 3, groups=2, bias=False), (2, 4, 9)), (nn.Conv3d(2, 4, 2), (1, 2, 3, 4, 3)),
-    (nn.ConvTranspose2d(4, 8, 3, 2, groups=2), (1, 4, 4, 5)), (nn.ConvTranspose1d(4, 4, 2), (1, 4, 5))])
+@pytest.mark.parametrize(
+    ("conv", "shape"),
+    [
+        (nn.Conv1d(4, 8, 3, groups=2, bias=False), (2, 4, 9)),
+        (nn.Conv3d(2, 4, 2), (1, 2, 3, 4, 3)),
+        (nn.ConvTranspose2d(4, 8, 3, 2, groups=2), (1, 4, 4, 5)),
+        (nn.ConvTranspose1d(4, 4, 2), (1, 4, 5)),
+    ],
+)
 def test_norms_scale_weights(conv: Any, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     norm = getattr(nn, f"BatchNorm{len(shape) - 2}d")(conv.out_channels)
@@ -156,6 +163,7 @@ def test_results_stay_floats_where_readers_differ() -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             y = self.one(x)
             return self.a(y), self.b(y), y
+
     model, x = normed(Two()), torch.randn(1, 4, 3, 3)
     transconv.quantize_(model, "fp8", calibration=[x])
     folded = transconv.fold(model)
@@ -172,14 +180,17 @@ def test_sums_of_zero_points(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     pick = lambda low, high: int(torch.randint(low, high, (), generator=draw))  # noqa: E731
     rank, groups = 1 + seed % 3, 1 + seed % 2
-    k, d, s, low, high = ([pick(a, b) for _ in range(rank)] for a, b in (
-        (1, 4), (1, 3), (1, 4), (0, 3), (0, 3)))
+    k, d, s, low, high = (
+        [pick(a, b) for _ in range(rank)] for a, b in ((1, 4), (1, 3), (1, 4), (0, 3), (0, 3))
+    )
     n = [max(pick(1, 6), (k[i] - 1) * d[i] + 1 - low[i] - high[i]) for i in range(rank)]
     weight = torch.randint(-128, 128, (4, 3, *k), generator=draw).char()
     found = zero_sums(weight, torch.tensor([-7]), low, high, d)
     assert found is not None and found.shape == zero_sums_shape(4, low, high)
-    image = F.pad(torch.full((1, 3 * groups, *n), -7.0).double(),
-                  [p for i in reversed(range(rank)) for p in (low[i], high[i])])
+    image = F.pad(
+        torch.full((1, 3 * groups, *n), -7.0).double(),
+        [p for i in reversed(range(rank)) for p in (low[i], high[i])],
+    )
     want = getattr(F, f"conv{rank}d")(image, weight.double(), stride=s, dilation=d, groups=groups)[0]
     places: list[Tensor] = []
     for i in range(rank):
@@ -211,9 +222,10 @@ def test_known_sums_as_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
 def test_words_that_are_wrong() -> None:
     x, w = torch.zeros(1, 4, 5, 5).char(), torch.zeros(8, 4, 3, 3).char()
     for given, said in (
-            ({"input_zero_sums": torch.zeros(8, 1)}, "input_zero_sums: expected None or an int32"),
-            ({"residual": torch.zeros(1, 8, 2, 2)}, "residual: expected the result's shape"),
-            ({"residual": x}, "residual: expected floats in the shape of the result, got torch.int8")):
+        ({"input_zero_sums": torch.zeros(8, 1)}, "input_zero_sums: expected None or an int32"),
+        ({"residual": torch.zeros(1, 8, 2, 2)}, "residual: expected the result's shape"),
+        ({"residual": x}, "residual: expected floats in the shape of the result, got torch.int8"),
+    ):
         with pytest.raises(transconv.errors.TensorError, match=said):
             transconv.quantized.conv2d(x, w, **given)
 

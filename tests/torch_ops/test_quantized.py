@@ -31,8 +31,9 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor
     return torch.randint(known.min, known.max + 1, shape, generator=generator).to(dtype)
 
 
-def expected(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, numbers: Given,
-             q: Given) -> torch.Tensor:
+def expected(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, numbers: Given, q: Given
+) -> torch.Tensor:
     """Exact sums, and behind them the operations in f32, unrounded."""
     convolve = getattr(F, ("conv_transpose" if "transposed" in numbers else "conv") + f"{x.dim() - 2}d")
     numbers = {n: v for n, v in numbers.items() if n != "transposed"}
@@ -40,8 +41,11 @@ def expected(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, number
     def along(value: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.as_tensor(value).to(dtype).view(-1, *[1] * (x.dim() - 2))
 
-    sums = convolve(x.double() - along(q.get("input_zero_point", 0), torch.float64),
-                    w.double() - along(q.get("weight_zero_point", 0), torch.float64), **numbers)
+    sums = convolve(
+        x.double() - along(q.get("input_zero_point", 0), torch.float64),
+        w.double() - along(q.get("weight_zero_point", 0), torch.float64),
+        **numbers,
+    )
     if q["output_dtype"] is torch.int32:
         return sums
     real = sums.float() * (along(q.get("input_scale", 1)) * along(q.get("weight_scale", 1)))
@@ -51,31 +55,80 @@ def expected(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, number
 
 
 CASES: list[tuple[Any, ...]] = [
-    (((2, 8, 7, 7), (6, 8, 3, 3)), (torch.uint8, torch.int8), {"padding": 1},
-     {"input_scale": 0.02, "weight_scale": torch.rand(6) * 0.01 + 0.001, "input_zero_point": 128,
-      "weight_zero_point": 3, "output_scale": 0.1, "output_zero_point": -3, "output_dtype": torch.int8,
-      "activation": "relu"}),
-    (((2, 8, 9), (4, 4, 3)), (torch.int8, torch.int8), {"stride": 2, "padding": 2, "groups": 2},
-     {"input_zero_point": torch.arange(8) - 4, "output_dtype": torch.int32}),
-    (((1, 4, 4, 4, 4), (4, 4, 3, 3, 3)), (torch.int8, torch.uint8), {"padding": 1},
-     {"weight_scale": 0.01, "output_scale": torch.rand(4) + 0.5,
-      "output_zero_point": torch.tensor([1, 2, 3, 250]), "output_dtype": torch.uint8}),
-    (((1, 16, 6, 6), (8, 16, 3, 3)), (torch.float8_e4m3fn, torch.float8_e5m2), {},
-     {"input_scale": torch.tensor(2.0), "output_dtype": torch.float8_e4m3fn}),
-    (((2, 8, 5), (8, 3, 4)), (torch.uint8, torch.int8),
-     {"transposed": True, "stride": 3, "padding": 1, "output_padding": 2, "groups": 2},
-     {"input_scale": 0.02, "weight_scale": torch.rand(6) * 0.01 + 0.005, "input_zero_point": 131,
-      "output_scale": 0.3, "output_zero_point": 7, "output_dtype": torch.int8, "activation": "relu"}),
-    (((1, 6, 4, 3), (6, 4, 3, 2)), (torch.int8, torch.int8), {"transposed": True, "padding": 1},
-     {"input_zero_point": torch.arange(6) - 3, "weight_zero_point": torch.arange(4),
-      "output_dtype": torch.int32}),
+    (
+        ((2, 8, 7, 7), (6, 8, 3, 3)),
+        (torch.uint8, torch.int8),
+        {"padding": 1},
+        {
+            "input_scale": 0.02,
+            "weight_scale": torch.rand(6) * 0.01 + 0.001,
+            "input_zero_point": 128,
+            "weight_zero_point": 3,
+            "output_scale": 0.1,
+            "output_zero_point": -3,
+            "output_dtype": torch.int8,
+            "activation": "relu",
+        },
+    ),
+    (
+        ((2, 8, 9), (4, 4, 3)),
+        (torch.int8, torch.int8),
+        {"stride": 2, "padding": 2, "groups": 2},
+        {"input_zero_point": torch.arange(8) - 4, "output_dtype": torch.int32},
+    ),
+    (
+        ((1, 4, 4, 4, 4), (4, 4, 3, 3, 3)),
+        (torch.int8, torch.uint8),
+        {"padding": 1},
+        {
+            "weight_scale": 0.01,
+            "output_scale": torch.rand(4) + 0.5,
+            "output_zero_point": torch.tensor([1, 2, 3, 250]),
+            "output_dtype": torch.uint8,
+        },
+    ),
+    (
+        ((1, 16, 6, 6), (8, 16, 3, 3)),
+        (torch.float8_e4m3fn, torch.float8_e5m2),
+        {},
+        {"input_scale": torch.tensor(2.0), "output_dtype": torch.float8_e4m3fn},
+    ),
+    (
+        ((2, 8, 5), (8, 3, 4)),
+        (torch.uint8, torch.int8),
+        {"transposed": True, "stride": 3, "padding": 1, "output_padding": 2, "groups": 2},
+        {
+            "input_scale": 0.02,
+            "weight_scale": torch.rand(6) * 0.01 + 0.005,
+            "input_zero_point": 131,
+            "output_scale": 0.3,
+            "output_zero_point": 7,
+            "output_dtype": torch.int8,
+            "activation": "relu",
+        },
+    ),
+    (
+        ((1, 6, 4, 3), (6, 4, 3, 2)),
+        (torch.int8, torch.int8),
+        {"transposed": True, "padding": 1},
+        {
+            "input_zero_point": torch.arange(6) - 3,
+            "weight_zero_point": torch.arange(4),
+            "output_dtype": torch.int32,
+        },
+    ),
 ]
 
 
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(("shapes", "types", "numbers", "q"), CASES)
-def test_results(shapes: tuple[tuple[int, ...], tuple[int, ...]], types: tuple[torch.dtype, torch.dtype],
-                 numbers: Given, q: Given, way: str) -> None:
+def test_results(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    types: tuple[torch.dtype, torch.dtype],
+    numbers: Given,
+    q: Given,
+    way: str,
+) -> None:
     """Integers are the same in every bit, computed by a kernel and by torch."""
     transconv.config.cpu = way
     x, w = (drawn(s, t, i) for i, (s, t) in enumerate(zip(shapes, types, strict=True)))
@@ -100,14 +153,21 @@ def test_results(shapes: tuple[tuple[int, ...], tuple[int, ...]], types: tuple[t
 
 @interpreted
 def test_a_start_that_is_there_before_the_first_launch_makes_the_type_of_the_result(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where sizes are arguments, the kernel may have run for others: it is started, never launched."""
     transconv.config.cpu, transconv.config.sizes = "interpret", "any"
     monkeypatch.setattr(route, "current_device", lambda: None)
-    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
-        shape, strides, dtype=dtype))
-    monkeypatch.setattr(Plan, "starter", lambda plan, device, aligned, order, *_: (
-        lambda *given: plan.launch(**dict(zip(order, given, strict=True)))))
+    monkeypatch.setattr(
+        route, "_empty", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    )
+    monkeypatch.setattr(
+        Plan,
+        "starter",
+        lambda plan, device, aligned, order, *_: (
+            lambda *given: plan.launch(**dict(zip(order, given, strict=True)))
+        ),
+    )
     monkeypatch.setattr(route.ConvCall, "launch", lambda *_: pytest.fail("it was not started"))
     x, w = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2)
     try:
@@ -137,12 +197,17 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Plan, "starter", starter)
     monkeypatch.setattr(route, "current_device", lambda: None)
-    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
-        shape, strides, dtype=dtype))
+    monkeypatch.setattr(
+        route, "_empty", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    )
     x, w, b = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2), torch.randn(6)
-    q: Given = {"input_scale": torch.tensor(0.1), "weight_scale": torch.rand(6) + 0.01,
-                "input_zero_point": torch.tensor([3], dtype=torch.int32), "output_scale": 3.0,
-                "output_dtype": torch.int8}
+    q: Given = {
+        "input_scale": torch.tensor(0.1),
+        "weight_scale": torch.rand(6) + 0.01,
+        "input_zero_point": torch.tensor([3], dtype=torch.int32),
+        "output_scale": 3.0,
+        "output_dtype": torch.int8,
+    }
     for _ in range(guard.PATIENCE + 2):
         quantized.conv1d(x, w, b, 1, 1, **q)
     asked: list[Any] = []
@@ -155,9 +220,14 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(got, want.to(torch.int8))
     assert not asked and started == [("src", "wei", "arg0", "arg1", "arg2", "arg3", "src_zero", "dst")]
     assert transconv.stats().native == {"fwd": guard.PATIENCE + 3}
-    for other in ({**q, "output_scale": 4.0}, {**q, "output_dtype": torch.uint8},
-                  {**q, "activation": "relu"}, {**q, "activation": None},
-                  {**q, "input_scale": torch.tensor([0.1])}, {n: q[n] for n in [*q][::-1]}):
+    for other in (
+        {**q, "output_scale": 4.0},
+        {**q, "output_dtype": torch.uint8},
+        {**q, "activation": "relu"},
+        {**q, "activation": None},
+        {**q, "input_scale": torch.tensor([0.1])},
+        {n: q[n] for n in [*q][::-1]},
+    ):
         asked.clear()
         got = quantized.conv1d(x, w, b, 1, 1, **other)
         limits = torch.iinfo(got.dtype)
@@ -216,47 +286,77 @@ def test_fake_tensors_have_the_result_of_torch() -> None:
 X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=torch.int8)
 
 
-@pytest.mark.parametrize(("given", "reason"), [
-    ({"weight_scale": torch.ones(3)}, r"weight_scale: expected one number, or the shape \(8,\), got"),
-    ({"input_zero_point": 128}, "input_zero_point: expected an integer from -128 to 127, the range of i8"),
-    ({"input_zero_point": 0.5}, "input_zero_point: expected an integer"),
-    ({"output_zero_point": 3}, "output_zero_point: zero points are of integers, and this tensor is f32"),
-    ({"weight_zero_point": torch.zeros(4).char()}, "weight_zero_point: expected one number, or"),
-    ({"weight_zero_point": torch.zeros(1)}, "weight_zero_point: expected integers, got torch.float32"),
-    ({"output_scale": torch.ones(1, dtype=torch.int32)}, "output_scale: expected floats, got torch.int32"),
-    ({"output_scale": [1.0]}, "output_scale: expected a number or a tensor, got list"),
-    ({"weight_scale": torch.ones(8, device="meta")}, "weight_scale: expected a tensor on cpu, where the"),
-    ({"activation": "swoosh"}, "activation: epilogue 'swoosh' has 'swoosh', expected one of"),
-    ({"activation": "res"}, "activation: expected functions of one value, got 'res'"),
-    ({"groups": 1.0}, "groups: expected an integer, got 1.0"),
-    ({"use_fast_accum": True}, "use_fast_accum: it is for products of 8-bit floats, got torch.int8 and"),
-    ({"use_fast_accum": 1}, "use_fast_accum: expected True or False, got 1"),
-    ({"input_scale": -1.0}, "input_scale: expected a scale above 0 that f32 holds, got -1"),
-    ({"input_scale": "one"}, "input_scale: expected a number or a tensor, got str"),
-    ({"output_dtype": torch.int16}, "output_dtype: expected one of int8 uint8 .* got torch.int16"),
-    ({"weight": W.half()}, "weight: expected integers, as the input, got torch.float16"),
-    ({"input": X.short()}, "input: expected a tensor of int8 uint8 .* got torch.int16"),
-    ({"input": X[0]}, "input: expected 4 dimensions, got 3"),
-    ({"bias": torch.zeros(8, dtype=torch.int32)}, "bias: expected floats, in real numbers"),
-    ({"stride": 1.5}, "stride: expected an integer, or 2 of them, got 1.5"),
-    ({"weight_scale": torch.ones(8, 1, 1, 1)}, r"weight_scale: .* \(8,\), got \(8, 1, 1, 1\)"),
-    ({"input_scale": torch.ones(4)}, r"input_scale: expected one number, got \(4,\)"),
-    ({"input_scale": torch.tensor(1j)}, "input_scale: expected floats, got torch.complex64"),
-    ({"input_scale": 1e-50}, "input_scale: expected a scale above 0 that f32 holds, got 1e-50"),
-    ({"output_scale": 1e300}, "output_scale: expected a scale above 0 that f32 holds, got 1e.300"),
-    ({"weight_scale": float("nan")}, "weight_scale: expected a scale above 0 that f32 holds, got nan"),
-    ({"weight_scale": True}, "weight_scale: expected a number or a tensor, got bool"),
-    ({"input_zero_point": torch.zeros(5).int()}, r"input_zero_point: .* or the shape \(4,\), got \(5,\)"),
-    ({"weight_zero_point": torch.tensor(1j)}, "weight_zero_point: expected integers, got torch.complex64"),
-    ({"input_zero_point": torch.tensor([True])}, "input_zero_point: expected integers, got torch.bool"),
-    ({"output_zero_point": -1, "output_dtype": torch.uint8}, "expected an integer from 0 to 255"),
-    ({"input": X.half(), "input_zero_point": 1}, "input_zero_point: zero points are of integers"),
-    ({"input": X.to(torch.float8_e4m3fn)}, "weight: f8e4m3 is multiplied by i8, but f8e4m3 has not all"),
-    ({"weight": W.to(torch.float8_e4m3fnuz)}, "weight: expected a tensor of int8 .*e4m3fnuz"),
-    ({"bias": [0.0] * 8}, "bias: expected floats, in real numbers, got list"),
-    ({"activation": 3}, "activation: expected words of an epilogue, got 3"),
-    ({"output_dtype": "int8"}, "output_dtype: expected one of int8 uint8 .* got int8"),
-])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"weight_scale": torch.ones(3)}, r"weight_scale: expected one number, or the shape \(8,\), got"),
+        (
+            {"input_zero_point": 128},
+            "input_zero_point: expected an integer from -128 to 127, the range of i8",
+        ),
+        ({"input_zero_point": 0.5}, "input_zero_point: expected an integer"),
+        (
+            {"output_zero_point": 3},
+            "output_zero_point: zero points are of integers, and this tensor is f32",
+        ),
+        ({"weight_zero_point": torch.zeros(4).char()}, "weight_zero_point: expected one number, or"),
+        ({"weight_zero_point": torch.zeros(1)}, "weight_zero_point: expected integers, got torch.float32"),
+        (
+            {"output_scale": torch.ones(1, dtype=torch.int32)},
+            "output_scale: expected floats, got torch.int32",
+        ),
+        ({"output_scale": [1.0]}, "output_scale: expected a number or a tensor, got list"),
+        (
+            {"weight_scale": torch.ones(8, device="meta")},
+            "weight_scale: expected a tensor on cpu, where the",
+        ),
+        ({"activation": "swoosh"}, "activation: epilogue 'swoosh' has 'swoosh', expected one of"),
+        ({"activation": "res"}, "activation: expected functions of one value, got 'res'"),
+        ({"groups": 1.0}, "groups: expected an integer, got 1.0"),
+        (
+            {"use_fast_accum": True},
+            "use_fast_accum: it is for products of 8-bit floats, got torch.int8 and",
+        ),
+        ({"use_fast_accum": 1}, "use_fast_accum: expected True or False, got 1"),
+        ({"input_scale": -1.0}, "input_scale: expected a scale above 0 that f32 holds, got -1"),
+        ({"input_scale": "one"}, "input_scale: expected a number or a tensor, got str"),
+        ({"output_dtype": torch.int16}, "output_dtype: expected one of int8 uint8 .* got torch.int16"),
+        ({"weight": W.half()}, "weight: expected integers, as the input, got torch.float16"),
+        ({"input": X.short()}, "input: expected a tensor of int8 uint8 .* got torch.int16"),
+        ({"input": X[0]}, "input: expected 4 dimensions, got 3"),
+        ({"bias": torch.zeros(8, dtype=torch.int32)}, "bias: expected floats, in real numbers"),
+        ({"stride": 1.5}, "stride: expected an integer, or 2 of them, got 1.5"),
+        ({"weight_scale": torch.ones(8, 1, 1, 1)}, r"weight_scale: .* \(8,\), got \(8, 1, 1, 1\)"),
+        ({"input_scale": torch.ones(4)}, r"input_scale: expected one number, got \(4,\)"),
+        ({"input_scale": torch.tensor(1j)}, "input_scale: expected floats, got torch.complex64"),
+        ({"input_scale": 1e-50}, "input_scale: expected a scale above 0 that f32 holds, got 1e-50"),
+        ({"output_scale": 1e300}, "output_scale: expected a scale above 0 that f32 holds, got 1e.300"),
+        ({"weight_scale": float("nan")}, "weight_scale: expected a scale above 0 that f32 holds, got nan"),
+        ({"weight_scale": True}, "weight_scale: expected a number or a tensor, got bool"),
+        (
+            {"input_zero_point": torch.zeros(5).int()},
+            r"input_zero_point: .* or the shape \(4,\), got \(5,\)",
+        ),
+        (
+            {"weight_zero_point": torch.tensor(1j)},
+            "weight_zero_point: expected integers, got torch.complex64",
+        ),
+        (
+            {"input_zero_point": torch.tensor([True])},
+            "input_zero_point: expected integers, got torch.bool",
+        ),
+        ({"output_zero_point": -1, "output_dtype": torch.uint8}, "expected an integer from 0 to 255"),
+        ({"input": X.half(), "input_zero_point": 1}, "input_zero_point: zero points are of integers"),
+        (
+            {"input": X.to(torch.float8_e4m3fn)},
+            "weight: f8e4m3 is multiplied by i8, but f8e4m3 has not all",
+        ),
+        ({"weight": W.to(torch.float8_e4m3fnuz)}, "weight: expected a tensor of int8 .*e4m3fnuz"),
+        ({"bias": [0.0] * 8}, "bias: expected floats, in real numbers, got list"),
+        ({"activation": 3}, "activation: expected words of an epilogue, got 3"),
+        ({"output_dtype": "int8"}, "output_dtype: expected one of int8 uint8 .* got int8"),
+    ],
+)
 def test_errors_name_the_argument(given: Given, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything runs: no kernel, and no function of torch."""
     monkeypatch.setattr(quantized_route.ConvCall, "forward", lambda *_: pytest.fail("something ran"))
@@ -285,8 +385,10 @@ def test_torchs_convolutions_of_bytes_run_where_torch_has_none() -> None:
         transconv.config.cpu = way
         transconv.stats(reset=True)
         for _ in range(2):  # the second call is found by its key
-            results = (transconv.conv1d(x, w, b, 2, 1, 1, 2),
-                       transconv.conv1d(bytes_, drawn((5, 4, 3), torch.uint8, 6)))
+            results = (
+                transconv.conv1d(x, w, b, 2, 1, 1, 2),
+                transconv.conv1d(bytes_, drawn((5, 4, 3), torch.uint8, 6)),
+            )
         made.append(results)
         assert bool(transconv.stats().fallback) is (way == "fallback")
     for ours, theirs in zip(*made, strict=True):

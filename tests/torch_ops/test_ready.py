@@ -80,16 +80,20 @@ CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "call": (lambda: transconv.conv2d(X, W, B), lambda: torch.conv2d(X, W, B), "fwd"),
     "module": (converted, lambda: torch.conv2d(X, W), "fwd"),
     "use": (replaced, lambda: torch.conv2d(X, W), "fwd"),
-    "fused": (lambda: transconv.fused_conv2d(X, W, B, activation="relu"),
-              lambda: torch.conv2d(X, W, B).relu(), "fwd"),
+    "fused": (
+        lambda: transconv.fused_conv2d(X, W, B, activation="relu"),
+        lambda: torch.conv2d(X, W, B).relu(),
+        "fwd",
+    ),
     "functional": (lambda: TF.softmax(X, -1), lambda: torch.softmax(X, -1), "softmax"),
 }
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
-def test_torch_answers_until_the_kernel_is_there(machine: Machine, name: str,
-                                                 recwarn: pytest.WarningsRecorder) -> None:
+def test_torch_answers_until_the_kernel_is_there(
+    machine: Machine, name: str, recwarn: pytest.WarningsRecorder
+) -> None:
     call, answer, counted = CALLS[name]
     transconv.config.fallback = "warn"
     for _ in range(4):
@@ -109,8 +113,9 @@ def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatc
     decided: list[str] = []
     for name in ("make_forward", "make_backward"):
         made = getattr(select_impl, name)
-        monkeypatch.setattr(select_impl, name, lambda *given, n=name, made=made: (
-            decided.append(n), made(*given))[1])
+        monkeypatch.setattr(
+            select_impl, name, lambda *given, n=name, made=made: (decided.append(n), made(*given))[1]
+        )
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
 
     def step() -> None:
@@ -127,8 +132,9 @@ def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatc
     assert counts() == ({"fwd": 5, "bwd_d": 5, "bwd_w": 5}, {})
 
 
-def test_one_gradient_does_not_take_the_turn_of_the_other(machine: Machine,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_gradient_does_not_take_the_turn_of_the_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was taken over once waits for no pause, and begins none."""
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
 
@@ -253,14 +259,18 @@ def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
     monkeypatch.setattr(compiler, "EXAMPLES", {2: EXAMPLES})
     exact = TritonKernel.is_ready
-    monkeypatch.setattr(TritonKernel, "is_ready", lambda self, aligned: (
-        machine.general if self.sizes else exact(self, aligned)))
+    monkeypatch.setattr(
+        TritonKernel,
+        "is_ready",
+        lambda self, aligned: machine.general if self.sizes else exact(self, aligned),
+    )
     yield machine
     transconv.config.sizes = "exact"
 
 
 def test_a_kernel_for_any_size_answers_while_the_exact_one_compiles(
-        sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sized: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiler, "EXAMPLES", {2: EXAMPLES[:1]})
     sized.general = True  # as if another program had left it on disk
     for _ in range(3):
@@ -279,7 +289,9 @@ def test_torch_answers_until_a_kernel_for_any_size_is_there(sized: Machine) -> N
     transconv.conv2d(X, W)
     assert counts() == ({}, {"compiling": 1})
     assert [job["problem"] for job, _ in sized.processes.jobs] == [
-        "mb8?ic4ih56?oc4oh54kh3", "mb1?ic4ih14?oc4oh12kh3"]
+        "mb8?ic4ih56?oc4oh54kh3",
+        "mb1?ic4ih14?oc4oh12kh3",
+    ]
     sized.general = True
     _, done = sized.processes.jobs.pop()
     done({"kernels": 1})
@@ -303,11 +315,13 @@ class Counted:
         def counted(*given: Any, **named: Any) -> Any:
             self.calls[name] += 1
             return function(*given, **named)
+
         return counted
 
 
 def test_a_call_that_waits_for_no_kernel_looks_up_little(
-        sized: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sized: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The package's rows are left to the processes; the package's files are read once, by a thread that
     the setting starts; a request has one key, though its record is looked for and its job written."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # plans are kept on disk
@@ -329,8 +343,9 @@ def test_a_call_that_waits_for_no_kernel_looks_up_little(
         assert files_digest.cache_info().misses == read
 
 
-def test_a_layer_that_waits_asks_for_no_kernel_again(sized: Machine,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_waits_asks_for_no_kernel_again(
+    sized: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transconv.config.sizes = "any"
     counted = Counted(monkeypatch, ready=registries)
     for n in (5, 6, 7, 8):
@@ -354,8 +369,9 @@ def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: py
     monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(async_compile, "Compilers", AtOnce)
     transconv.config.sizes = "any"
-    report = transconv.prepare(torch.nn.Conv2d(4, 4, 3), X, sizes=[(7, 7), (9, 8)], backward=False,
-                               progress=False)
+    report = transconv.prepare(
+        torch.nn.Conv2d(4, 4, 3), X, sizes=[(7, 7), (9, 8)], backward=False, progress=False
+    )
     assert len(report.problems) == 2 and all("ih56?" in p or "ih14?" in p for p in report.problems)
 
 
@@ -378,14 +394,19 @@ class AtOnce(Processes):
     failing = ""
 
     def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
-        each = [{"reason": "ptxas died", "log": ""} if self.failing and self.failing in one["problem"]
-                else {"kernels": 2, "seconds": 0.1, "wrong": []} for one in job.get("batch", [job])]
+        each = [
+            {"reason": "ptxas died", "log": ""}
+            if self.failing and self.failing in one["problem"]
+            else {"kernels": 2, "seconds": 0.1, "wrong": []}
+            for one in job.get("batch", [job])
+        ]
         done({"each": each} if "batch" in job else each[0])
 
 
 def model() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.Dropout(),
-                               torch.nn.Conv2d(6, 4, 1))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(4, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.Dropout(), torch.nn.Conv2d(6, 4, 1)
+    )
 
 
 def test_prepare_compiles_what_a_model_asks_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

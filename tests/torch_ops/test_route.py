@@ -67,13 +67,20 @@ class Plan:
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_call, "question", lambda problem, direction, _, epilogue, aligned, *__:
-                        SimpleNamespace(workload=Plan(problem, direction, aligned, epilogue), target=None,
-                                        deterministic=False))
+    monkeypatch.setattr(
+        lower_call,
+        "question",
+        lambda problem, direction, _, epilogue, aligned, *__: SimpleNamespace(
+            workload=Plan(problem, direction, aligned, epilogue), target=None, deterministic=False
+        ),
+    )
     monkeypatch.setattr(select_impl, "ready", lambda plan, *_: plan)
     monkeypatch.setattr(lower_call, "proven", lambda plan, *a, **k: plan)
-    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
-        shape, strides, dtype=dtype).fill_(float("nan")))
+    monkeypatch.setattr(
+        route,
+        "_empty",
+        lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype).fill_(float("nan")),
+    )
     monkeypatch.setattr(route, "current_device", lambda: None)
     transconv.config.cpu = "interpret"
     Plan.started.clear()
@@ -81,14 +88,18 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operands(name: str = "conv2d") -> tuple[torch.Tensor, ...]:
     ndims = int(name[-2])
-    return tuple(torch.randn(*shape, requires_grad=True)
-                 for shape in ((3, 4, *[6] * ndims), (4, 4, *[3] * ndims), (4,)))
+    return tuple(
+        torch.randn(*shape, requires_grad=True)
+        for shape in ((3, 4, *[6] * ndims), (4, 4, *[3] * ndims), (4,))
+    )
 
 
-def fused_operator(x: torch.Tensor, w: torch.Tensor, *, stride: int, padding: int,
-                   activation: str | None) -> torch.Tensor:
-    return operators.fused_convolution(x, w, None, None, activation or "", [stride] * 2, [padding] * 2,
-                                       [1, 1], False, [0, 0], 1)
+def fused_operator(
+    x: torch.Tensor, w: torch.Tensor, *, stride: int, padding: int, activation: str | None
+) -> torch.Tensor:
+    return operators.fused_convolution(
+        x, w, None, None, activation or "", [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1
+    )
 
 
 def run(f: Any, given: Any, leaves: Any, **kwargs: Any) -> Any:
@@ -155,8 +166,9 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased:
     leaves = [t for t in given if t is not None]
     for _ in range(WARM):
         run(transconv.conv2d, given, leaves)
-    changed = [t if t is None else change(t) if n == which or change is double else t
-               for n, t in enumerate(given)]
+    changed = [
+        t if t is None else change(t) if n == which or change is double else t for n, t in enumerate(given)
+    ]
     if changed[1] is not w:  # even under the identity of the old one
         CALLS.entries[id(changed[1])] = CALLS.entries[id(w)]
     leaves = [t for t in changed if t is not None]
@@ -165,16 +177,20 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased:
         torch.testing.assert_close(run(transconv.conv2d, changed, leaves), wanted)
 
 
-@pytest.mark.parametrize(("number", "value"), [("groups", 2), ("stride", 1), ("dilation", 2),
-                                           ("output_padding", 1), ("padding", 0)])
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [("groups", 2), ("stride", 1), ("dilation", 2), ("output_padding", 1), ("padding", 0)],
+)
 def test_numbers_that_differ_get_another_kernel(number: str, value: int) -> None:
     """A transposed convolution takes the same tensors for other groups."""
     x, w, _ = operands()
     for _ in range(WARM):
         transconv.conv_transpose2d(x, w, **KWARGS)
     kwargs = {**KWARGS, number: value}
-    torch.testing.assert_close(run(transconv.conv_transpose2d, (x, w), (x, w), **kwargs),
-                               run(torch.nn.functional.conv_transpose2d, (x, w), (x, w), **kwargs))
+    torch.testing.assert_close(
+        run(transconv.conv_transpose2d, (x, w), (x, w), **kwargs),
+        run(torch.nn.functional.conv_transpose2d, (x, w), (x, w), **kwargs),
+    )
 
 
 @pytest.mark.parametrize("parts", ["", "b", "r", "br"])
@@ -185,7 +201,7 @@ def test_fused_calls_start_their_kernel(parts: str, change: Any) -> None:
     res = torch.randn(3, 4, 3, 3)
     given = [x, w, b if "b" in parts else None, res if "r" in parts else None]
     changes = [None if t is None else change(t).detach() for t in given]
-    cases = [given, *([*given[:n], t, *given[n + 1:]] for n, t in enumerate(changes) if t is not None)]
+    cases = [given, *([*given[:n], t, *given[n + 1 :]] for n, t in enumerate(changes) if t is not None)]
     for case in [*cases, *cases]:
         Plan.started.clear()
         x_, w_, b_, res_ = case
@@ -199,13 +215,21 @@ def test_fused_calls_start_their_kernel(parts: str, change: Any) -> None:
 def gradients_of(y: torch.Tensor) -> dict[str, torch.Tensor]:
     """Gradients of the result in several kinds of memory."""
     one = torch.randn_like(y)
-    return {"own": one, "expanded": torch.ones(()).expand(y.shape), "negated": torch._neg_view(one),
-            "imaginary": imaginary(one).detach(), "made up": made_up(one).detach(),
-            "last": last(one).detach(), "shifted": shifted(one).detach(), "gaps": gaps(one).detach()}
+    return {
+        "own": one,
+        "expanded": torch.ones(()).expand(y.shape),
+        "negated": torch._neg_view(one),
+        "imaginary": imaginary(one).detach(),
+        "made up": made_up(one).detach(),
+        "last": last(one).detach(),
+        "shifted": shifted(one).detach(),
+        "gaps": gaps(one).detach(),
+    }
 
 
-@pytest.mark.parametrize("kind", ["expanded", "negated", "imaginary", "made up", "last", "shifted",
-                                  "gaps"])
+@pytest.mark.parametrize(
+    "kind", ["expanded", "negated", "imaginary", "made up", "last", "shifted", "gaps"]
+)
 def test_gradients_that_differ_get_another_kernel(kind: str) -> None:
     leaves = operands()
     y = transconv.conv2d(*leaves, **KWARGS)
@@ -218,10 +242,12 @@ def test_gradients_that_differ_get_another_kernel(kind: str) -> None:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("obeyed", [(), ("deterministic",), ("precision",),
-                                    ("deterministic", "precision")], ids=str)
-def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased: bool,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "obeyed", [(), ("deterministic",), ("precision",), ("deterministic", "precision")], ids=str
+)
+def test_only_switches_that_matter_are_asked_for(
+    obeyed: tuple[str, ...], biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Switches are read at every repeated call: a kernel that depends on one is not started after it
     has changed."""
     asked: set[str] = set()
@@ -229,8 +255,9 @@ def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased
     monkeypatch.setattr(Plan, "obeys", frozenset(obeyed))
     switch = [False]
     monkeypatch.setattr(guard, "_deterministic", lambda: asked.add("deterministic") or switch[0])
-    monkeypatch.setattr(lower_call, "read_precision", lambda *which: (
-        asked.add("precision"), precision(*which))[1])
+    monkeypatch.setattr(
+        lower_call, "read_precision", lambda *which: (asked.add("precision"), precision(*which))[1]
+    )
     x, w, b = operands()
     given = (x, w, b if biased else None)
     leaves = [t for t in given if t is not None]
@@ -249,16 +276,21 @@ def test_gradients_lie_as_input_and_weight_suggest(transposed: str) -> None:
     """Not as the gradient of the result does."""
     x, w, _ = (t.detach() for t in operands())
     grad = torch.randn(3, 4, 3, 3)
-    x, w, grad = (last(t).detach() if transposed == name else t
-                  for name, t in (("input", x), ("weight", w), ("gradient", grad)))
+    x, w, grad = (
+        last(t).detach() if transposed == name else t
+        for name, t in (("input", x), ("weight", w), ("gradient", grad))
+    )
     given = [t.clone().requires_grad_() for t in (x, w)]
     operator = torch.ops.transconv.convolution_backward
     numbers = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
-    for made in (torch.autograd.grad(transconv.conv2d(*given, **KWARGS), given, grad),
-                 operator(grad, x, w, *numbers)[:2]):
+    for made in (
+        torch.autograd.grad(transconv.conv2d(*given, **KWARGS), given, grad),
+        operator(grad, x, w, *numbers)[:2],
+    ):
         assert [t.is_contiguous() for t in made] == [transposed == "gradient"] * 2
         assert [t.is_contiguous(memory_format=torch.channels_last) for t in made] == [
-            transposed != "gradient"] * 2
+            transposed != "gradient"
+        ] * 2
     transconv.config.cpu = "fallback"
     for t in operator(grad, x, w, *numbers)[:2]:
         assert t.is_contiguous() == (transposed == "gradient")
@@ -278,8 +310,7 @@ def test_what_no_kernel_may_see() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Seeing(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (),
-                               kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
@@ -297,8 +328,7 @@ def test_what_no_kernel_may_see() -> None:
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
         tangent = forward_ad.unpack_dual(transconv.conv2d(dual, w, b, **KWARGS)).tangent
-        torch.testing.assert_close(
-            tangent, torch.nn.functional.conv2d(torch.ones_like(x), w, **KWARGS))
+        torch.testing.assert_close(tangent, torch.nn.functional.conv2d(torch.ones_like(x), w, **KWARGS))
         grad = forward_ad.make_dual(one, torch.full_like(y, 2.0))
         (dx,) = torch.autograd.grad(y, x, grad, retain_graph=True)
         found = forward_ad.unpack_dual(dx)
@@ -315,7 +345,9 @@ def test_what_no_kernel_may_see() -> None:
     second = []
     for f in (transconv.conv2d, torch.nn.functional.conv2d):
         y = f(*leaves, **KWARGS)
-        first = (*torch.autograd.grad(y.sin().sum(), leaves, create_graph=True),
-                 *torch.autograd.grad(y, leaves[:2], one, create_graph=True))
+        first = (
+            *torch.autograd.grad(y.sin().sum(), leaves, create_graph=True),
+            *torch.autograd.grad(y, leaves[:2], one, create_graph=True),
+        )
         second.append(torch.autograd.grad(sum(t.square().sum() for t in first), leaves))
     torch.testing.assert_close(*second, rtol=1e-4, atol=1e-4)

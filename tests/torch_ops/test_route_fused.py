@@ -36,8 +36,7 @@ def leaves(args: list[Any]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
-def test_kernels_are_started_and_counted(parts: str, activation: str | None,
-                                         general: list[Any]) -> None:
+def test_kernels_are_started_and_counted(parts: str, activation: str | None, general: list[Any]) -> None:
     args = given(parts)
     for _ in range(WARM):
         Plan.started.clear()
@@ -49,8 +48,7 @@ def test_kernels_are_started_and_counted(parts: str, activation: str | None,
 
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("activation", [None, "relu", "tanh", "silu"])
-def test_training_starts_three_kernels(parts: str, activation: str | None,
-                                       general: list[Any]) -> None:
+def test_training_starts_three_kernels(parts: str, activation: str | None, general: list[Any]) -> None:
     args = given(parts, leaves="xwbr")
     wanted = leaves(args)
 
@@ -79,8 +77,10 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained
 
     for _ in range(WARM):
         run(ours, args)
-    changed = [change(t).requires_grad_(trained) if n == which or change is double else t
-               for n, t in enumerate(args)]
+    changed = [
+        change(t).requires_grad_(trained) if n == which or change is double else t
+        for n, t in enumerate(args)
+    ]
     if changed[1] is not args[1]:  # even under the identity of the old one
         CALLS.entries[id(changed[1])] = CALLS.entries[id(args[1])]
     right = run(theirs, changed)
@@ -90,8 +90,9 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_an_epilogue_that_no_kernel_has(parts: str, monkeypatch: pytest.MonkeyPatch,
-                                        general: list[Any]) -> None:
+def test_an_epilogue_that_no_kernel_has(
+    parts: str, monkeypatch: pytest.MonkeyPatch, general: list[Any]
+) -> None:
     """The convolution's own kernel is started and torch does the rest, at the first call and later."""
     asked = lower_call.question
 
@@ -116,8 +117,9 @@ def convolution(x: Any, w: Any, b: Any, _: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("f", "parts"), [(convolution, "b"), *((ours, parts) for parts in PARTS)])
 @pytest.mark.parametrize("wanted", ["", "xwbr"])
-def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_device_is_the_current_one(
+    f: Any, parts: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     current = [0]
     for module in (route, guard):
         monkeypatch.setattr(module, "current_device", lambda: current[0])

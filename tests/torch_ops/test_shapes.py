@@ -17,8 +17,9 @@ from transconv.torch_ops import arguments
 FORMATS = (s.contiguous, s.channels_last, s.reversed_dims)
 
 
-@given(st.lists(st.integers(1, 3), min_size=4, max_size=5), st.randoms(use_true_random=False),
-       st.booleans())
+@given(
+    st.lists(st.integers(1, 3), min_size=4, max_size=5), st.randoms(use_true_random=False), st.booleans()
+)
 @settings(max_examples=300, deadline=None)
 def test_suggests_channels_last_as_torch_does(sizes: Any, random: Any, narrow: bool) -> None:
     """Against torch's own judgement: an elementwise result follows the suggested format."""
@@ -37,8 +38,9 @@ def test_suggests_channels_last_as_torch_does(sizes: Any, random: Any, narrow: b
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("x_format", FORMATS)
 @pytest.mark.parametrize("w_format", FORMATS)
-def test_format_of_results_and_gradients(ndims: int, transposed: bool, x_format: Any,
-                                         w_format: Any) -> None:
+def test_format_of_results_and_gradients(
+    ndims: int, transposed: bool, x_format: Any, w_format: Any
+) -> None:
     name = f"conv_transpose{ndims}d" if transposed else f"conv{ndims}d"
     x = s.vary(torch.randn(2, 4, *[5] * ndims), x_format).requires_grad_()
     w = s.vary(torch.randn(4, 4, *[3] * ndims), w_format).requires_grad_()
@@ -50,15 +52,24 @@ def test_format_of_results_and_gradients(ndims: int, transposed: bool, x_format:
     for t in (y, *torch.autograd.grad(y, (x, w), torch.randn_like(y))):
         assert t.is_contiguous(memory_format=form if last else torch.contiguous_format)
     fake = torch.ops.transconv.convolution(
-        x.detach().to("meta"), w.detach().to("meta"), None, [1], [0], [1], transposed, [0], 1)
+        x.detach().to("meta"), w.detach().to("meta"), None, [1], [0], [1], transposed, [0], 1
+    )
     assert (fake.shape, fake.stride()) == (y.shape, y.stride())
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3),
-       st.integers(0, 3), st.integers(0, 2), st.booleans())
+@given(
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.booleans(),
+)
 @settings(max_examples=150, deadline=None)
-def test_sizes_as_torch_computes_them(size: int, kernel: int, stride: int, dilation: int,
-                                      padding: int, extra: int, transposed: bool) -> None:
+def test_sizes_as_torch_computes_them(
+    size: int, kernel: int, stride: int, dilation: int, padding: int, extra: int, transposed: bool
+) -> None:
     x, w = torch.empty(1, 1, size), torch.empty(1, 1, kernel)
     if transposed:
         args = (None, stride, padding, extra, 1, dilation)

@@ -26,9 +26,13 @@ from transconv.selection import files_digest
 CPU = torch.device("cpu")
 Home = tuple[Any, str]
 WORK: dict[str, Home] = {
-    "lower": (compiler, "lower"), "emit": (compiler, "launched"), "read": (plan_cache, "read"),
-    "load": (triton_kernel, "load"), "check": (first_run_check, "_launch_and_look"),
-    "compare": (first_call_check, "_hold")}
+    "lower": (compiler, "lower"),
+    "emit": (compiler, "launched"),
+    "read": (plan_cache, "read"),
+    "load": (triton_kernel, "load"),
+    "check": (first_run_check, "_launch_and_look"),
+    "compare": (first_call_check, "_hold"),
+}
 
 
 class Work:
@@ -61,12 +65,12 @@ class Work:
                 self.begun.set()
                 assert self.go.wait(60.0)
             return function(*given, **named)
+
         return counted
 
 
 @pytest.fixture
-def work(auto: Machine, monkeypatch: pytest.MonkeyPatch,
-         tmp_path: Path) -> Iterator[Work]:
+def work(auto: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Work]:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # plans are kept on disk
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
@@ -99,15 +103,17 @@ def compared(name: str, side: int) -> None:
 
 def step(side: int) -> dict[str, int]:
     x, w = image(side).requires_grad_(), torch.ones(4, 4, 3, 3, requires_grad=True)
-    found, want = (torch.autograd.grad(f(x, w).square().sum(), (x, w))
-                   for f in (transconv.conv2d, torch.conv2d))
+    found, want = (
+        torch.autograd.grad(f(x, w).square().sum(), (x, w)) for f in (transconv.conv2d, torch.conv2d)
+    )
     torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
     return answers()
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(auto: Machine,
-                                                                    work: Work, name: str) -> None:
+def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(
+    auto: Machine, work: Work, name: str
+) -> None:
     does = CALLS[name][2]
     first, second, third = SIDES
     assert call(name, first, 2) == {"torch": 2}
@@ -149,8 +155,9 @@ def test_torch_answers_while_a_kernel_is_made_ready(auto: Machine, work: Work) -
     assert call("conv2d", SIDES[0]) == {"fwd": 1} and not work.calls
 
 
-def test_the_check_is_at_the_sizes_of_the_call(auto: Machine, work: Work,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_is_at_the_sizes_of_the_call(
+    auto: Machine, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, start = list[Any](), TritonKernel.run
     monkeypatch.setattr(TritonKernel, "run", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
     transconv.config.sizes = "any"
@@ -162,12 +169,18 @@ def test_the_check_is_at_the_sizes_of_the_call(auto: Machine, work: Work,
 
 @pytest.mark.parametrize("why", ["wrong", "memory", "error"])
 def test_what_could_not_be_made_ready_is_checked_by_its_first_call(
-        auto: Machine, work: Work, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: Machine, work: Work, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if why == "memory":
         monkeypatch.setattr(first_run_check, "ROOM", 0)
     else:
-        monkeypatch.setattr(first_run_check, "_varied", lambda plan, *_: {
-            w.name: w.filled(CPU, 0).zero_() for w in plan.operands()} if why == "wrong" else 1 / 0)
+        monkeypatch.setattr(
+            first_run_check,
+            "_varied",
+            lambda plan, *_: (
+                {w.name: w.filled(CPU, 0).zero_() for w in plan.operands()} if why == "wrong" else 1 / 0
+            ),
+        )
     call("conv2d", SIDES[0])
     auto.compiled = True
     work.answer()
@@ -175,7 +188,8 @@ def test_what_could_not_be_made_ready_is_checked_by_its_first_call(
 
 
 def test_only_what_the_call_has_to_check_itself_begins_a_pause(
-        auto: Machine, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: Machine, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(async_compile, "PAUSE_S", 1000.0)
     weights = [torch.randn(n, 4, 3, 3) for n in (4, 5)]
     for room, taken in ((first_run_check.ROOM, 2), (0, 1)):

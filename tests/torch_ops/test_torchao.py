@@ -32,19 +32,34 @@ LAYERS = [
 
 @pytest.fixture(autouse=True)
 def _served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Float8Tensor, "_ATEN_OP_TABLE",
-                        {c: dict(t) for c, t in Float8Tensor._ATEN_OP_TABLE.items()})
+    monkeypatch.setattr(
+        Float8Tensor, "_ATEN_OP_TABLE", {c: dict(t) for c, t in Float8Tensor._ATEN_OP_TABLE.items()}
+    )
     serve_torchao()
 
 
-def quantised(layer: nn.Module, shape: tuple[int, ...], inputs: bool = True,
-              per: Any = None) -> tuple[nn.Module, torch.Tensor]:
+def quantised(
+    layer: nn.Module, shape: tuple[int, ...], inputs: bool = True, per: Any = None
+) -> tuple[nn.Module, torch.Tensor]:
     """The layer in bf16 with a weight of torchao's, and an input."""
     torch.manual_seed(0)
-    made = type(layer)(**{n: getattr(layer, n) for n in (
-        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
-        "padding_mode")}, bias=layer.bias is not None, **(
-            {"output_padding": layer.output_padding} if layer.transposed else {})).bfloat16()
+    made = type(layer)(
+        **{
+            n: getattr(layer, n)
+            for n in (
+                "in_channels",
+                "out_channels",
+                "kernel_size",
+                "stride",
+                "padding",
+                "dilation",
+                "groups",
+                "padding_mode",
+            )
+        },
+        bias=layer.bias is not None,
+        **({"output_padding": layer.output_padding} if layer.transposed else {}),
+    ).bfloat16()
     how = QuantizeTensorToFloat8Kwargs(E4M3, PerTensor()) if inputs else None
     weight = Float8Tensor.from_hp(made.weight.detach(), E4M3, per or PerTensor(), act_quant_kwargs=how)
     made.weight = nn.Parameter(weight, requires_grad=False)
@@ -60,8 +75,9 @@ def exact(layer: nn.Module, x: torch.Tensor, inputs: bool = True) -> torch.Tenso
     w = layer.weight.qdata.double() * layer.weight.scale.double()
     bias = None if layer.bias is None else layer.bias.double()
     if layer.transposed:
-        return F.conv_transpose2d(x, w, bias, layer.stride, layer.padding, layer.output_padding,
-                                  layer.groups)
+        return F.conv_transpose2d(
+            x, w, bias, layer.stride, layer.padding, layer.output_padding, layer.groups
+        )
     padding = layer.padding
     if padding == "same":
         x, padding = F.pad(x, (0, 0, 1, 1), mode="circular"), 0
@@ -83,30 +99,47 @@ def test_layers(layer: nn.Module, shape: tuple[int, ...], inference: bool) -> No
 def test_a_scale_of_each_output_channel() -> None:
     layer, x = quantised(nn.Conv2d(16, 32, 3), (1, 16, 5, 5))
     scale = torch.linspace(0.5, 2, 32).view(-1, 1, 1, 1) * layer.weight.scale
-    layer.weight = nn.Parameter(Float8Tensor(
-        layer.weight.qdata, scale, [1, 16, 3, 3], act_quant_kwargs=layer.weight.act_quant_kwargs,
-        dtype=torch.bfloat16), requires_grad=False)
+    layer.weight = nn.Parameter(
+        Float8Tensor(
+            layer.weight.qdata,
+            scale,
+            [1, 16, 3, 3],
+            act_quant_kwargs=layer.weight.act_quant_kwargs,
+            dtype=torch.bfloat16,
+        ),
+        requires_grad=False,
+    )
     want = exact(layer, x)
     assert (layer(x).double() - want).abs().max() <= 2**-8 * want.abs().max()
 
 
 def test_a_scale_of_each_row_is_refused() -> None:
     layer, x = quantised(nn.Conv2d(16, 32, 3), (1, 16, 5, 5), per=PerRow())
-    with pytest.raises(Unsupported, match=r"weight: expected one scale, or one for each output channel, "
-                                          r"got scales of shape \(32, 16, 3, 1\)"):
+    with pytest.raises(
+        Unsupported,
+        match=r"weight: expected one scale, or one for each output channel, "
+        r"got scales of shape \(32, 16, 3, 1\)",
+    ):
         layer(x)
 
 
-@pytest.mark.parametrize(("config", "fast"), [
-    (None, False), (Float8MMConfig(use_fast_accum=False), False),
-    (Float8MMConfig(use_fast_accum=True), True)])
+@pytest.mark.parametrize(
+    ("config", "fast"),
+    [
+        (None, False),
+        (Float8MMConfig(use_fast_accum=False), False),
+        (Float8MMConfig(use_fast_accum=True), True),
+    ],
+)
 def test_sums_stay_in_the_matrix_unit_where_the_weight_says_so(
-        config: Any, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, find = list[Any](), quantized_route.find
 
     def noted(*call: Any) -> Any:
         asked.append(find(*call))
         return asked[-1]
+
     monkeypatch.setattr(quantized_route, "find", noted)
     transconv.config.cpu = "interpret"
     layer, x = quantised(*LAYERS[1])
@@ -139,6 +172,7 @@ def test_compiled_as_one_operator() -> None:
 
     with torch.no_grad():
         from torch._dynamo.backends.common import aot_autograd
+
         compiled = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=backend))
         assert torch.equal(compiled(x), layer(x))
     assert seen.count("transconv.quantized_convolution.default") == 1

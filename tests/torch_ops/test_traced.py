@@ -26,12 +26,15 @@ def gated(acc: Tensor, res: Tensor, gate: Tensor) -> Tensor:
 
 
 def given(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    return tuple(torch.randn(s, dtype=dtype, requires_grad=True)
-                 for s in ((2, 4, 5, 5), (6, 4, 3, 3), (6,), (2, 6, 5, 5), (6, 1, 1)))
+    return tuple(
+        torch.randn(s, dtype=dtype, requires_grad=True)
+        for s in ((2, 4, 5, 5), (6, 4, 3, 3), (6,), (2, 6, 5, 5), (6, 1, 1))
+    )
 
 
-def call(x: Tensor, w: Tensor, b: Tensor, *operands: Tensor,
-         function: Callable[..., Any] = gated) -> Tensor:
+def call(
+    x: Tensor, w: Tensor, b: Tensor, *operands: Tensor, function: Callable[..., Any] = gated
+) -> Tensor:
     return transconv.fused_conv2d(x, w, b, padding=1, epilogue=function, operands=operands)
 
 
@@ -39,16 +42,25 @@ def reference(x: Tensor, w: Tensor, b: Tensor, *operands: Tensor) -> Tensor:
     return gated(F.conv2d(x, w, b, padding=1), *operands)
 
 
-@pytest.mark.parametrize(("function", "text"), [
-    (gated, "mul(silu(add(acc, arg0)), arg1)"),
-    (lambda acc, s: torch.where(acc > s, acc, F.leaky_relu(acc * s, 0.2)).clamp(min=0) ** 2 / 3,
-     "div(pow(clamp(where(gt(acc, arg0), acc, leaky_relu(mul(acc, arg0), 0.2)), 0), 2), 3)"),
-    (lambda acc: F.gelu(acc, approximate="tanh") + F.gelu(acc), "add(gelu_tanh(acc), gelu(acc))"),
-    (lambda acc: 2 - F.elu(-acc, alpha=0.5) + torch.maximum(acc, abs(acc)),
-     "add(sub(2, elu(neg(acc), 0.5)), max(acc, abs(acc)))"),
-    (lambda acc: torch.square(acc.sigmoid()) - F.softplus(acc, beta=2) + 1 / acc,
-     "value_0 = sigmoid(acc); add(sub(mul(value_0, value_0), softplus(acc, 2)), div(1, acc))"),
-])
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (gated, "mul(silu(add(acc, arg0)), arg1)"),
+        (
+            lambda acc, s: torch.where(acc > s, acc, F.leaky_relu(acc * s, 0.2)).clamp(min=0) ** 2 / 3,
+            "div(pow(clamp(where(gt(acc, arg0), acc, leaky_relu(mul(acc, arg0), 0.2)), 0), 2), 3)",
+        ),
+        (lambda acc: F.gelu(acc, approximate="tanh") + F.gelu(acc), "add(gelu_tanh(acc), gelu(acc))"),
+        (
+            lambda acc: 2 - F.elu(-acc, alpha=0.5) + torch.maximum(acc, abs(acc)),
+            "add(sub(2, elu(neg(acc), 0.5)), max(acc, abs(acc)))",
+        ),
+        (
+            lambda acc: torch.square(acc.sigmoid()) - F.softplus(acc, beta=2) + 1 / acc,
+            "value_0 = sigmoid(acc); add(sub(mul(value_0, value_0), softplus(acc, 2)), div(1, acc))",
+        ),
+    ],
+)
 def test_what_is_traced(function: Callable[..., Any], text: str) -> None:
     made = epilogue(function)
     assert made.text == text and repr(made) == f"transconv.epilogue({text})"
@@ -63,15 +75,20 @@ def test_what_is_traced(function: Callable[..., Any], text: str) -> None:
 KEPT = torch.ones(3)
 
 
-@pytest.mark.parametrize(("function", "reason"), [
-    (lambda acc: torch.cumsum(acc, 0), "cumsum() is no operation of epilogues; expected arithmetic"),
-    (lambda acc: acc if acc > 0 else -acc, "expected torch.where"),
-    (lambda acc: acc + KEPT, "a tensor is an operand"), (lambda acc: 3, "it returns int"),
-    (lambda acc: acc > 0, "it returns a condition"),
-    (lambda *a: a[0], "a function of acc and then one tensor"),
-    (lambda acc: torch.add(acc, acc, alpha=2), "add(alpha=...)"),
-    (lambda acc, e: acc ** e, "pow of 2 arguments"), (lambda acc: (acc > 0) * acc, "is a condition"),
-])
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda acc: torch.cumsum(acc, 0), "cumsum() is no operation of epilogues; expected arithmetic"),
+        (lambda acc: acc if acc > 0 else -acc, "expected torch.where"),
+        (lambda acc: acc + KEPT, "a tensor is an operand"),
+        (lambda acc: 3, "it returns int"),
+        (lambda acc: acc > 0, "it returns a condition"),
+        (lambda *a: a[0], "a function of acc and then one tensor"),
+        (lambda acc: torch.add(acc, acc, alpha=2), "add(alpha=...)"),
+        (lambda acc, e: acc**e, "pow of 2 arguments"),
+        (lambda acc: (acc > 0) * acc, "is a condition"),
+    ],
+)
 def test_what_cannot_be_traced(function: Callable[..., Any], reason: str) -> None:
     with pytest.raises(ComputeError) as error:
         epilogue(function)
@@ -84,7 +101,7 @@ def test_results_and_gradients() -> None:
     assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
     assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)
     some = (tensors[0], *(t.detach() for t in tensors[1:]))
-    wanted, = torch.autograd.grad(reference(*some).sum(), some[0])
+    (wanted,) = torch.autograd.grad(reference(*some).sum(), some[0])
     torch.testing.assert_close(torch.autograd.grad(call(*some).sum(), some[0])[0], wanted)
     over_x = torch.func.grad(lambda x: call(x, *some[1:]).sum())(some[0].detach())
     torch.testing.assert_close(over_x, wanted)
@@ -93,8 +110,9 @@ def test_results_and_gradients() -> None:
 def test_the_operator() -> None:
     x, w, b, *operands = given()
     numbers = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    opcheck(torch.ops.transconv.traced_convolution.default,
-            (x, w, b, operands, epilogue(gated).text, *numbers))
+    opcheck(
+        torch.ops.transconv.traced_convolution.default, (x, w, b, operands, epilogue(gated).text, *numbers)
+    )
 
 
 @pytest.mark.parametrize("function", [gated, epilogue(gated)])
@@ -102,8 +120,11 @@ def test_compiled_graphs_hold_one_operator(function: Any) -> None:
     found: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function"
-                     and "are_functorch_transforms_active" not in str(n.target))
+        found.extend(
+            str(n.target)
+            for n in graph.graph.nodes
+            if n.op == "call_function" and "are_functorch_transforms_active" not in str(n.target)
+        )
         return graph
 
     torch._dynamo.reset()
@@ -113,12 +134,15 @@ def test_compiled_graphs_hold_one_operator(function: Any) -> None:
     assert found == ["transconv.traced_convolution.default"]
 
 
-@pytest.mark.parametrize(("operands", "reason"), [
-    ((torch.ones(2, 6, 5, 5),), "takes 2 tensors behind acc; operands are 1"),
-    ((torch.ones(2, 6, 5, 5), 3), "Tensor, int"),
-    ((torch.ones(2, 6, 5, 5), torch.ones(5, 1, 1)), "operand 1 of the epilogue: expected a size that"),
-    ((torch.ones(2, 6, 5, 5), torch.ones(6, 1, 1, dtype=torch.complex64)), "but got complex64"),
-])
+@pytest.mark.parametrize(
+    ("operands", "reason"),
+    [
+        ((torch.ones(2, 6, 5, 5),), "takes 2 tensors behind acc; operands are 1"),
+        ((torch.ones(2, 6, 5, 5), 3), "Tensor, int"),
+        ((torch.ones(2, 6, 5, 5), torch.ones(5, 1, 1)), "operand 1 of the epilogue: expected a size that"),
+        ((torch.ones(2, 6, 5, 5), torch.ones(6, 1, 1, dtype=torch.complex64)), "but got complex64"),
+    ],
+)
 def test_operands_that_do_not_fit(operands: Any, reason: str) -> None:
     with pytest.raises(RuntimeError) as error:
         call(torch.ones(2, 4, 5, 5), torch.ones(6, 4, 3, 3), torch.ones(6), *operands)
@@ -132,8 +156,9 @@ def test_an_epilogue_says_all() -> None:
 
 def test_other_ranks_images_without_a_batch_and_autocast() -> None:
     x, w = torch.randn(2, 4, 9), torch.randn(6, 4, 3)
-    torch.testing.assert_close(transconv.fused_conv1d(x, w, epilogue=lambda a: a.relu() * 2),
-                               F.conv1d(x, w).relu() * 2)
+    torch.testing.assert_close(
+        transconv.fused_conv1d(x, w, epilogue=lambda a: a.relu() * 2), F.conv1d(x, w).relu() * 2
+    )
     made = transconv.fused_conv1d(x[0], w, epilogue=torch.tanh)
     torch.testing.assert_close(made, F.conv1d(x[0], w).tanh())
     with torch.autocast("cpu", torch.bfloat16):
@@ -161,8 +186,9 @@ def test_kernels() -> None:
         counted = str(transconv.stats())
         assert "epilogue_gradient" in counted and "100.0% native" in counted, counted
     whole = torch.randint(0, 9, (1, 6, 1, 1), dtype=torch.uint8)
-    got = transconv.fused_conv2d(*(t.detach() for t in tensors[:3]), padding=1,
-                                 epilogue=lambda acc, n: acc * n, operands=[whole])
+    got = transconv.fused_conv2d(
+        *(t.detach() for t in tensors[:3]), padding=1, epilogue=lambda acc, n: acc * n, operands=[whole]
+    )
     torch.testing.assert_close(got, F.conv2d(*tensors[:3], padding=1) * whole)
 
 
@@ -170,8 +196,11 @@ def test_the_derivative_is_a_computation() -> None:
     from transconv.ir import f32
 
     place = ((2, 6, 4, 4), (96, 16, 4, 1), f32)
-    text, reads, stores = epilogue_derivatives._compute("mul(silu(add(acc, arg0)), arg1)", (place, place, (
-        (1, 6, 1, 1), (6, 1, 1, 1), f32), place), (True, False, True))
+    text, reads, stores = epilogue_derivatives._compute(
+        "mul(silu(add(acc, arg0)), arg1)",
+        (place, place, ((1, 6, 1, 1), (6, 1, 1, 1), f32), place),
+        (True, False, True),
+    )
     assert reads == (0, 1, 2, 3) and stores == (0, 2)
     assert "store  DACC[d0, d1, d2, d3] = grad_0" in text and "ARG1[0, d1, 0, 0]" in text
 
@@ -186,7 +215,8 @@ def test_a_bias_of_another_type_is_refused_as_torch_does(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_gradients_of_operands_have_their_types_and_lose_nothing_on_the_way(
-        dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of an operand of one value for each feature it is a sum, whose terms are not rounded first."""
     monkeypatch.setattr(transconv.config, "cpu", "interpret")
 

@@ -44,8 +44,9 @@ def _named(case: Case) -> tuple[Tensor, Tensor]:
 # Every ninth runs in make test, the others in make check-all.
 @pytest.mark.every(9)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n.endswith("3d") else n
-                                  for n in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n.endswith("3d") else n for n in CASES]
+)
 def test_functions(name: str) -> None:
     case = CASES[name]
     x, v = _named(case)
@@ -63,7 +64,7 @@ def test_jvp_is_the_transpose_of_create_graph() -> None:
         y, moved = torch.func.jvp(case.ours, (x,), (v,))
         u = torch.randn_like(y)
         leaf = x.clone().requires_grad_()
-        back, = torch.autograd.grad(case.ours(leaf), leaf, u, create_graph=True)
+        (back,) = torch.autograd.grad(case.ours(leaf), leaf, u, create_graph=True)
         torch.testing.assert_close((u * moved).sum(), (back * v).sum())
 
 
@@ -72,7 +73,8 @@ def test_jvp_is_the_transpose_of_create_graph() -> None:
 
 def _backward(x: Tensor) -> Tensor:
     made: Tensor = torch.ops.aten.convolution_backward.default(
-        x, x.sin(), W, [1], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3)[1]
+        x, x.sin(), W, [1], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3
+    )[1]
     return made
 
 
@@ -98,12 +100,16 @@ OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor
         lambda x: (x * x * W[:, :, :2, :2]).sum(1),
     ),
 }
-PRODUCTS = ("compute products ;; tensor X f64 [1, 1, 2, 2] ;; tensor W f64 [1, 1, 2, 2] ;; "
-            "axes n=1 h=2 w=2 c=1 ;; read x = X[0, c, h, w] ;; read k = W[n, c, h, w] ;; "
-            "store Y[n, h, w] = sum(x*x*k; c)")
+PRODUCTS = (
+    "compute products ;; tensor X f64 [1, 1, 2, 2] ;; tensor W f64 [1, 1, 2, 2] ;; "
+    "axes n=1 h=2 w=2 c=1 ;; read x = X[0, c, h, w] ;; read k = W[n, c, h, w] ;; "
+    "store Y[n, h, w] = sum(x*x*k; c)"
+)
 GRAPHS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "fwd": (lambda x: OPS.fwd(x, W, None, x, f"{TEXT} sigmoid"),
-            lambda x: (F.conv2d(x, W, padding=1) + x).sigmoid()),
+    "fwd": (
+        lambda x: OPS.fwd(x, W, None, x, f"{TEXT} sigmoid"),
+        lambda x: (F.conv2d(x, W, padding=1) + x).sigmoid(),
+    ),
     "bwd_d": (lambda x: OPS.bwd_d(x, X, W, TEXT), lambda x: F.conv_transpose2d(x, W, padding=1)),
     "bwd_w": (lambda x: OPS.bwd_w(x, x.sin(), W, TEXT), _backward),
 }
@@ -112,8 +118,9 @@ FUNC = ("jvp", "vmap", "vmap_last", "grad", "jacrev", "jacfwd", "hessian", "vmap
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n != "function" else n
-                                  for n in OPERATORS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n != "function" else n for n in OPERATORS]
+)
 def test_operators(name: str) -> None:
     ours, theirs = OPERATORS[name]
     assert not differences(ours, theirs, X, torch.randn_like(X))
@@ -142,7 +149,7 @@ def test_a_tangent_is_not_dropped() -> None:
     assert torch.func.grad(lambda x: f(x).sum())(x).tolist() == [2, 4, 6]
     assert torch.vmap(f)(torch.stack([x, x * 2])).tolist() == [[1, 4, 9], [4, 16, 36]]
     leaf = x.clone().requires_grad_()
-    found, = torch.autograd.grad(f(leaf), leaf, torch.eye(3), is_grads_batched=True)
+    (found,) = torch.autograd.grad(f(leaf), leaf, torch.eye(3), is_grads_batched=True)
     assert torch.equal(found, torch.diag(2 * x))
     assert not transconv.stats().fallback and transconv.stats().native["squares_examples"] == 1
 
@@ -168,8 +175,10 @@ def test_texts(name: str) -> None:
         return y if isinstance(y, tuple) else (y,)
 
     slopes = torch.autograd.functional.jacobian(of, xs)
-    want = [sum((j * v).flatten(y.dim()).sum(-1) for j, v in zip(js, vs, strict=True))
-            for y, js in zip(of(*xs), slopes, strict=True)]
+    want = [
+        sum((j * v).flatten(y.dim()).sum(-1) for j, v in zip(js, vs, strict=True))
+        for y, js in zip(of(*xs), slopes, strict=True)
+    ]
     torch.testing.assert_close([*torch.func.jvp(of, xs, vs)[1]], want)
     with forward_ad.dual_level():
         made = of(*map(forward_ad.make_dual, xs, vs))
@@ -186,14 +195,18 @@ def test_texts(name: str) -> None:
 
     step = 1e-6
     ends = [moved(*(x + s * v for x, v in zip(xs, vs, strict=True))) for s in (step, -step)]
-    torch.testing.assert_close([*torch.func.jvp(moved, xs, vs)[1]],
-                               [(a - b) / (2 * step) for a, b in zip(*ends, strict=True)],
-                               rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        [*torch.func.jvp(moved, xs, vs)[1]],
+        [(a - b) / (2 * step) for a, b in zip(*ends, strict=True)],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_a_tangent_through_an_operation_without_derivative_is_refused() -> None:
-    f = transconv.computation("compute rests ;; axes i=3 ;; read x = X[i] ;; store Y[i] += x ;; "
-                              "store M[i // 3] max= x")
+    f = transconv.computation(
+        "compute rests ;; axes i=3 ;; read x = X[i] ;; store Y[i] += x ;; store M[i // 3] max= x"
+    )
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="max= has no derivative"):
         torch.func.jvp(f, (x,), (x,))
@@ -212,11 +225,13 @@ def test_a_quantised_call_has_no_tangent() -> None:
 
     def scaled(scale: Tensor) -> Tensor:
         given = dict.fromkeys(quantized_route.QUANTITIES, 0.0) | dict.fromkeys(
-            ("weight_scale", "output_scale", "residual_scale"), 1.0)
+            ("weight_scale", "output_scale", "residual_scale"), 1.0
+        )
         numbers = [n for name, n in given.items()]
         tensors = [scale if name == "input_scale" else None for name in given]
-        made: Tensor = OPS.quantized_convolution(x, w, None, *NUMBERS, tensors, numbers, torch.float32, "",
-                                                 False)
+        made: Tensor = OPS.quantized_convolution(
+            x, w, None, *NUMBERS, tensors, numbers, torch.float32, "", False
+        )
         return made
 
     one = torch.tensor(1.0)

@@ -54,8 +54,9 @@ def general(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("differentiated", [False, True])
-def test_the_short_way_gives_the_same(name: str, biased: bool, differentiated: bool,
-                                      general: list[Any]) -> None:
+def test_the_short_way_gives_the_same(
+    name: str, biased: bool, differentiated: bool, general: list[Any]
+) -> None:
     x, w, b = operands(name, differentiated)
     given = (x, w, b if biased else None)
     leaves = [t for t in given if t is not None]
@@ -129,21 +130,26 @@ def test_contexts_are_seen() -> None:
         assert call(transconv.conv2d).is_inference()
     mapped = vmap(lambda x: transconv.conv2d(x, w, **KWARGS))(x[None])
     torch.testing.assert_close(mapped[0], call(F.conv2d))
-    torch.testing.assert_close(grad(lambda w: transconv.conv2d(x, w, **KWARGS).sum())(w),
-                               grad(lambda w: F.conv2d(x, w, **KWARGS).sum())(w))
+    torch.testing.assert_close(
+        grad(lambda w: transconv.conv2d(x, w, **KWARGS).sum())(w),
+        grad(lambda w: F.conv2d(x, w, **KWARGS).sum())(w),
+    )
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, torch.ones_like(x))
         got = forward_ad.unpack_dual(transconv.conv2d(dual, w, **KWARGS)).tangent
         torch.testing.assert_close(got, F.conv2d(torch.ones_like(x), w, **KWARGS))
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert isinstance(call(transconv.conv2d), FakeTensor)
     from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as mode:
         call(transconv.conv2d)
     assert mode.get_total_flops() > 0
-    assert "transconv::convolution" in str(torch.jit.trace(
-        lambda x: transconv.conv2d(x, w, **KWARGS), x).graph)
+    assert "transconv::convolution" in str(
+        torch.jit.trace(lambda x: transconv.conv2d(x, w, **KWARGS), x).graph
+    )
 
 
 def test_compilers_see_the_operator_after_warm_calls() -> None:
@@ -164,8 +170,7 @@ def test_a_function_mode_and_a_subclass_see_warm_calls() -> None:
     from torch.overrides import TorchFunctionMode
 
     class Mode(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (),
-                               kwargs: Any = None) -> Any:
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
@@ -225,11 +230,14 @@ def test_an_address_that_is_another_weight_now() -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
     entry = CALLS.entries.pop(id(w))
-    for other in (torch.randn(4, 4, 3, 3), torch.randn(5, 4, 3, 3), torch.randn(4, 4, 2, 2),
-                  torch.randn(3, 3, 4, 4).permute(2, 3, 0, 1)):
+    for other in (
+        torch.randn(4, 4, 3, 3),
+        torch.randn(5, 4, 3, 3),
+        torch.randn(4, 4, 2, 2),
+        torch.randn(3, 3, 4, 4).permute(2, 3, 0, 1),
+    ):
         CALLS.entries[id(other)] = entry
-        torch.testing.assert_close(transconv.conv2d(x, other, **KWARGS),
-                                   F.conv2d(x, other, **KWARGS))
+        torch.testing.assert_close(transconv.conv2d(x, other, **KWARGS), F.conv2d(x, other, **KWARGS))
 
 
 def test_a_weight_that_changes_under_its_identity() -> None:
@@ -303,8 +311,12 @@ def test_gradients_the_short_way(mask: int) -> None:
         return torch.autograd.grad(make(f(*leaves, **KWARGS)), wanted_of)
 
     heat(lambda: run(transconv.conv2d, lambda y: y.square().sum()))
-    for make in (lambda y: y.square().sum(), torch.sum, lambda y: y.double().sin().sum(),
-                 lambda y: y.permute(3, 2, 1, 0).contiguous().square().sum()):
+    for make in (
+        lambda y: y.square().sum(),
+        torch.sum,
+        lambda y: y.double().sin().sum(),
+        lambda y: y.permute(3, 2, 1, 0).contiguous().square().sum(),
+    ):
         torch.testing.assert_close(run(transconv.conv2d, make), run(F.conv2d, make))
 
 
@@ -318,8 +330,9 @@ def test_double_backward_hooks_and_checkpoints_of_warm_calls() -> None:
     y = torch.utils.checkpoint.checkpoint(f, x, w, b, use_reentrant=False)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), (x, w, b)), wanted)
     seen: list[str] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append("pack") or t.clone(),
-                                                  lambda t: seen.append("unpack") or t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: seen.append("pack") or t.clone(), lambda t: seen.append("unpack") or t
+    ):
         y = f(x, w, b)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), (x, w, b)), wanted)
     assert seen == ["pack", "pack", "unpack", "unpack"]
@@ -397,8 +410,9 @@ def test_the_entry_leads_to_the_general_way(general: list[Any]) -> None:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("leaves", ["weight", "input", "all", "none"])
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
-def test_autocast_takes_the_short_way(biased: bool, leaves: str, given: torch.dtype,
-                                      general: list[Any]) -> None:
+def test_autocast_takes_the_short_way(
+    biased: bool, leaves: str, given: torch.dtype, general: list[Any]
+) -> None:
     x, w, b = operands()
     x = x.to(given).requires_grad_(leaves in ("input", "all"))
     w.requires_grad_(leaves in ("weight", "all"))
@@ -470,5 +484,6 @@ def test_autocast_gradients_of_frozen_double_weights() -> None:
         for _ in range(guard.PATIENCE + 2):
             got = transconv.conv2d(x, w, **KWARGS)
             assert got.dtype == torch.float64
-            torch.testing.assert_close(torch.autograd.grad(got.sum(), x),
-                                       torch.autograd.grad(F.conv2d(x, w, **KWARGS).sum(), x))
+            torch.testing.assert_close(
+                torch.autograd.grad(got.sum(), x), torch.autograd.grad(F.conv2d(x, w, **KWARGS).sum(), x)
+            )

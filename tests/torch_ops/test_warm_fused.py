@@ -28,15 +28,20 @@ PARTS = ["", "b", "r", "br", "x", "bx"]  # bias; a residual; the input as the re
 
 def given(parts: str, dtype: torch.dtype = torch.float32, leaves: str = "") -> list[Any]:
     """input, weight, bias, residual; ``leaves`` names those that want gradients."""
-    made = {name: torch.randn(shape, dtype=dtype, requires_grad=name in leaves) for name, shape in
-            {"x": (2, 4, 6, 6), "w": (4, 4, 3, 3), "b": (4,), "r": (2, 4, 6, 6)}.items()}
-    return [made["x"], made["w"], made["b"] if "b" in parts else None,
-            made["r"] if "r" in parts else made["x"] if "x" in parts else None]
+    made = {
+        name: torch.randn(shape, dtype=dtype, requires_grad=name in leaves)
+        for name, shape in {"x": (2, 4, 6, 6), "w": (4, 4, 3, 3), "b": (4,), "r": (2, 4, 6, 6)}.items()
+    }
+    return [
+        made["x"],
+        made["w"],
+        made["b"] if "b" in parts else None,
+        made["r"] if "r" in parts else made["x"] if "x" in parts else None,
+    ]
 
 
 def ours(x: Any, w: Any, b: Any, r: Any, activation: str | None = "relu", **numbers: Any) -> Any:
-    return transconv.fused_conv2d(x, w, b, **{"padding": 1, **numbers}, activation=activation,
-                                  residual=r)
+    return transconv.fused_conv2d(x, w, b, **{"padding": 1, **numbers}, activation=activation, residual=r)
 
 
 def theirs(x: Any, w: Any, b: Any, r: Any, activation: str | None = "relu", **numbers: Any) -> Any:
@@ -157,10 +162,12 @@ def test_whatever_differs_is_seen(what: str) -> None:
 def test_wrong_calls_stay_wrong() -> None:
     x, w, b, r = given("br")
     heat(lambda: ours(x, w, b, r))
-    for wrong, match in ((lambda: ours(x, w, b, r, "swish"), "activation 'swish' is unknown"),
-                         (lambda: ours(x, w, b, r[:1]), "expected residual of size"),
-                         (lambda: ours(x, w, b, r.double()), "expected residual of torch.float32"),
-                         (lambda: ours(x, w, b[:3], r), "expected bias to be")):
+    for wrong, match in (
+        (lambda: ours(x, w, b, r, "swish"), "activation 'swish' is unknown"),
+        (lambda: ours(x, w, b, r[:1]), "expected residual of size"),
+        (lambda: ours(x, w, b, r.double()), "expected residual of torch.float32"),
+        (lambda: ours(x, w, b[:3], r), "expected bias to be"),
+    ):
         with pytest.raises(RuntimeError, match=match):
             wrong()
     with pytest.raises(TypeError):
@@ -187,9 +194,11 @@ def test_contexts_are_seen(parts: str, leaves: str) -> None:
         tangents = [forward_ad.unpack_dual(f(*dual)).tangent for f in (ours, theirs)]
         torch.testing.assert_close(*tangents)
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert isinstance(ours(*args), FakeTensor)
     from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as mode:
         ours(*args)
     assert mode.get_total_flops() > 0
@@ -202,8 +211,7 @@ def test_contexts_are_seen(parts: str, leaves: str) -> None:
 
 @pytest.mark.parametrize("parts", ["", "b", "br", "bx"])
 @pytest.mark.parametrize("leaves", ["", "wb", "xwbr"])
-def test_autocast(parts: str, leaves: str, general: list[Any],
-                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast(parts: str, leaves: str, general: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     args = given(parts, leaves=leaves)
     wanted = [t for t in args if t is not None and t.requires_grad]
     wanted = list({id(t): t for t in wanted}.values())
@@ -227,8 +235,9 @@ def test_autocast(parts: str, leaves: str, general: list[Any],
     assert ours(*args).dtype == torch.float32
     made: list[Any] = []
     check_of = call_entries.check_of
-    monkeypatch.setattr(call_entries, "check_of",
-                        lambda *t, **free: made.append(t) or check_of(*t, **free))
+    monkeypatch.setattr(
+        call_entries, "check_of", lambda *t, **free: made.append(t) or check_of(*t, **free)
+    )
     for _ in range(40):
         run(ours)
     assert len(made) < 4  # what no entry can take leaves none
@@ -238,8 +247,7 @@ def test_function_modes_and_subclasses_see_warm_calls() -> None:
     from torch.overrides import TorchFunctionMode
 
     class Mode(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (),
-                               kwargs: Any = None) -> Any:
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append((func, (kwargs or {}).get("activation")))
             return func(*args, **(kwargs or {}))
 
@@ -248,8 +256,11 @@ def test_function_modes_and_subclasses_see_warm_calls() -> None:
 
     args = given("br")
     heat(lambda: ours(*args))
-    for run in (lambda: ours(*args), lambda: ours(args[0].as_subclass(Own), *args[1:]),
-                lambda: ours(*args[:3], args[3].as_subclass(Own))):
+    for run in (
+        lambda: ours(*args),
+        lambda: ours(args[0].as_subclass(Own), *args[1:]),
+        lambda: ours(*args[:3], args[3].as_subclass(Own)),
+    ):
         seen: list[Any] = []
         with Mode():
             run()
@@ -284,10 +295,12 @@ def test_switches_and_policy_are_seen(general: list[Any]) -> None:
 def test_one_weight_in_plain_and_fused_calls(general: list[Any]) -> None:
     """The last entry of a chain hands on to the general way of the function that was called."""
     x, w, b, r = given("br")
-    calls = [lambda: (transconv.conv2d(x, w, b, padding=1), F.conv2d(x, w, b, padding=1)),
-             lambda: (ours(x, w, b, None), theirs(x, w, b, None)),
-             lambda: (ours(x, w, b, r), theirs(x, w, b, r)),
-             lambda: (ours(x, w, None, r, "silu"), theirs(x, w, None, r, "silu"))]
+    calls = [
+        lambda: (transconv.conv2d(x, w, b, padding=1), F.conv2d(x, w, b, padding=1)),
+        lambda: (ours(x, w, b, None), theirs(x, w, b, None)),
+        lambda: (ours(x, w, b, r), theirs(x, w, b, r)),
+        lambda: (ours(x, w, None, r, "silu"), theirs(x, w, None, r, "silu")),
+    ]
     for _ in range(8 * guard.PATIENCE):
         for call in calls:
             torch.testing.assert_close(*call())
@@ -372,8 +385,9 @@ def test_folded_modules_take_the_short_way(activation: torch.nn.Module, general:
         for name in ("own", "input"):
             heat(lambda name=name: folded(x, residuals[name]))
             general.clear()
-            torch.testing.assert_close(folded(x, residuals[name]), model(x, residuals[name]),
-                                       rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                folded(x, residuals[name]), model(x, residuals[name]), rtol=1e-4, atol=1e-5
+            )
             assert not general
         for res in residuals.values():
             for _ in range(guard.PATIENCE + 2):
@@ -384,5 +398,6 @@ def test_folded_modules_take_the_short_way(activation: torch.nn.Module, general:
     assert folded(x, r).requires_grad
     compiled = torch.compile(folded, fullgraph=True, backend="aot_eager")
     for name in ("own", "pixel"):
-        torch.testing.assert_close(compiled(x, residuals[name]), model(x, residuals[name]), rtol=1e-4,
-                                   atol=1e-5)
+        torch.testing.assert_close(
+            compiled(x, residuals[name]), model(x, residuals[name]), rtol=1e-4, atol=1e-5
+        )

@@ -20,8 +20,12 @@ from transconv.torch_ops.quantized import input_quantization as compared
 from transconv.torch_ops.quantized import quantized_route
 
 Tensor = torch.Tensor
-WAYS = ["fallback", pytest.param("interpret", marks=pytest.mark.skipif(
-    not knobs.interpret(), reason="needs TRITON_INTERPRET=1"))]
+WAYS = [
+    "fallback",
+    pytest.param(
+        "interpret", marks=pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+    ),
+]
 
 
 class Call:
@@ -29,8 +33,9 @@ class Call:
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(5)
-        self.x, self.w = (torch.randint(-128, 128, s, generator=draw).char()
-                          for s in ((1, 16, 5, 5), (8, 16, 3, 3)))
+        self.x, self.w = (
+            torch.randint(-128, 128, s, generator=draw).char() for s in ((1, 16, 5, 5), (8, 16, 3, 3))
+        )
         self.zero = torch.tensor([7], dtype=torch.int32)
         self.sums = self.right()
 
@@ -40,8 +45,12 @@ class Call:
         return made
 
     def __call__(self, **given: Any) -> Tensor:
-        return transconv.quantized.conv2d(self.x, self.w, padding=1, **{
-            "input_zero_point": self.zero, "input_zero_sums": self.sums, **given})
+        return transconv.quantized.conv2d(
+            self.x,
+            self.w,
+            padding=1,
+            **{"input_zero_point": self.zero, "input_zero_sums": self.sums, **given},
+        )
 
     def expected(self) -> Tensor:
         return torch.conv2d(self.x.double() - self.zero.double(), self.w.double(), padding=1).float()
@@ -51,8 +60,10 @@ class Call:
 def test_wrong_sums_are_an_error_in_every_call(way: str) -> None:
     """In the first call, in one like those before, and once a tensor was written to."""
     transconv.config.cpu, call = way, Call()
-    for wrong, reason in ((call.sums + 1, "128 of 128 differ"),
-                          (call.sums[:, :1], r"expected the shape \(8, 2, 2, 2, 2\)")):
+    for wrong, reason in (
+        (call.sums + 1, "128 of 128 differ"),
+        (call.sums[:, :1], r"expected the shape \(8, 2, 2, 2, 2\)"),
+    ):
         with pytest.raises(errors.TensorError, match="input_zero_sums: .*" + reason):
             call(input_zero_sums=wrong)
     for _ in range(guard.PATIENCE + 3):
@@ -108,8 +119,9 @@ def test_a_capture_computes_sums_that_were_not_compared(monkeypatch: pytest.Monk
     call = Call()
     wrong = torch.zeros_like(call.sums)
     monkeypatch.setattr(lower_call, "capturing", lambda device: True)
-    params = quantized_route.arguments.resolve(call.x.shape, call.w.shape, None, (1, 1), (1, 1), (1, 1),
-                                               False, (0, 0), 1)
+    params = quantized_route.arguments.resolve(
+        call.x.shape, call.w.shape, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1
+    )
     assert torch.equal(compared.checked(call.w, call.zero, wrong, params), call.sums)
     assert not compared.are_known(call.w, call.zero, wrong)
 

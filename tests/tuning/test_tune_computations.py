@@ -22,8 +22,10 @@ from transconv.verify import computation
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = Target.parse("sm_90")
-ROWS = parse("compute rows\n tensor X bf16 [4096, 1024]\n axes n=4096 | k=1024\n read x = X[n, k]\n"
-             " store Y[n] = sum(x; k)")
+ROWS = parse(
+    "compute rows\n tensor X bf16 [4096, 1024]\n axes n=4096 | k=1024\n read x = X[n, k]\n"
+    " store Y[n] = sum(x; k)"
+)
 CHAIN = parse("compute chain\n axes n=100000\n read x = X[n]\n store Y[n] = relu(x + 1)")
 SMALL = "compute rows\n axes n=6 | k=20\n read x = X[n, k]\n store Y[n] = sum(x; k)"
 TWO = parse("""compute two
@@ -42,9 +44,15 @@ def tuned(compute: Compute, at: int = 3) -> str:
 
 def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
     log = log_of(tmp_path / "trials.csv")
-    made = Session([TuningJob(Alone(c), {"layer": c.name}) for c in (ROWS, CHAIN)], SM90,
-                   Limits(trials=6, trial_s=30.0, jobs=1), log, {"device": "made up", "torch": "0"},
-                   say=lambda line: None, workers="tests.tuning.workers")
+    made = Session(
+        [TuningJob(Alone(c), {"layer": c.name}) for c in (ROWS, CHAIN)],
+        SM90,
+        Limits(trials=6, trial_s=30.0, jobs=1),
+        log,
+        {"device": "made up", "torch": "0"},
+        say=lambda line: None,
+        workers="tests.tuning.workers",
+    )
     found = made.run()
     assert [r.problem for r in found] == [str(ROWS), str(CHAIN)]
     for row in found:
@@ -75,11 +83,13 @@ def test_a_kernel_of_several_has_its_own_row() -> None:
 
 
 def test_rows_of_problems_and_of_computations_share_a_file(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = ConvWorkload(ConvProblem.parse("mb32ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc"), Prop.FWD)
-    dense, = problem.computations
-    wanted = {w: str(heuristics.candidates(c, SM90)[2])
-              for w, c in ((problem, dense), (Alone(CHAIN), CHAIN))}
+    (dense,) = problem.computations
+    wanted = {
+        w: str(heuristics.candidates(c, SM90)[2]) for w, c in ((problem, dense), (Alone(CHAIN), CHAIN))
+    }
     tuning_db.save(tmp_path / "tuned.csv", [tuning_db.make(w, SM90, s, 9.5, 4) for w, s in wanted.items()])
     assert len(tuning_db.load(tmp_path / "tuned.csv")) == 2
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "tuned.csv"))
@@ -101,9 +111,12 @@ def test_long_texts_are_keys_and_damaged_ones_are_not() -> None:
 
 
 def test_what_the_user_says_of_convolutions_is_not_for_computations(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    product = parse("compute product\n axes m=64 n=64 | k=64\n read x = X[m, k]\n read w = W[n, k]\n"
-                    " store Y[m, n] = sum(x*w; k)")
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product = parse(
+        "compute product\n axes m=64 n=64 | k=64\n read x = X[m, k]\n read w = W[n, k]\n"
+        " store Y[m, n] = sum(x*w; k)"
+    )
     monkeypatch.setenv("TRANSCONV_SCHEDULE", "mb.oh.ow:64 oc:64 ic:32 | mma")
     assert choice.ranked(product, SM90, Alone(product))[0].source == "estimate"
 
@@ -115,8 +128,10 @@ def test_an_illegal_row_is_passed_over() -> None:
 
 # -- the command -----------------------------------------------------------------------------------
 
+
 def test_the_command_makes_a_job_of_every_kernel(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A file of two computations, one of which takes two kernels."""
     file, source = tmp_path / "tuned.csv", tmp_path / "computes.txt"
     source.write_text(f"# rows\n{SMALL}\n{TWO}\n")
@@ -124,8 +139,10 @@ def test_the_command_makes_a_job_of_every_kernel(
 
     def run(self: Session) -> list[tuning_db.TuningRecord]:
         asked.extend(self.jobs)
-        return [tuning_db.make(j.workload, target, str(heuristics.default(j.phases()[0], target)), 1.0, 2)
-                for j in self.jobs]
+        return [
+            tuning_db.make(j.workload, target, str(heuristics.default(j.phases()[0], target)), 1.0, 2)
+            for j in self.jobs
+        ]
 
     asked: list[TuningJob] = []
     monkeypatch.setattr(Session, "run", run)
@@ -150,11 +167,19 @@ def test_a_trial_is_checked_and_timed(whole: int, monkeypatch: pytest.MonkeyPatc
     assert measure.measure_trial(SMALL, "", "", schedule)["verdict"] == "wrong"
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (["compute x\n axes n=4\n store Y[n] = q"], "'q' is not known"),
-    (["compute x\n axes n=4 k=3\n read x = X[n, k]\n store Y[n] = x"], "expected k in its coordinates")])
-def test_what_cannot_be_is_told_in_a_line(words: list[str], told: str,
-                                          capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["compute x\n axes n=4\n store Y[n] = q"], "'q' is not known"),
+        (
+            ["compute x\n axes n=4 k=3\n read x = X[n, k]\n store Y[n] = x"],
+            "expected k in its coordinates",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["tune", *words]) == 2
     error = capsys.readouterr().err
     assert told in error and len(error.splitlines()) == 1

@@ -34,10 +34,20 @@ LIKE = "mb:4 oh:4 ow:4 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 stages=4 w
 SLOWER = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4"
 
 
-def row(problem: ConvProblem = DENSE, schedule: str = SLOWER, prop: str = "fwd",
-        **changes: object) -> TuningRecord:
-    made = TuningRecord(ConvWorkload(problem, Prop(prop)).text, prop, "", "sm_90x132", schedule, 12.5, 16,
-               tuning_db.LOWERING, check_records.triton_version())
+def row(
+    problem: ConvProblem = DENSE, schedule: str = SLOWER, prop: str = "fwd", **changes: object
+) -> TuningRecord:
+    made = TuningRecord(
+        ConvWorkload(problem, Prop(prop)).text,
+        prop,
+        "",
+        "sm_90x132",
+        schedule,
+        12.5,
+        16,
+        tuning_db.LOWERING,
+        check_records.triton_version(),
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -47,6 +57,7 @@ def first(problem: ConvProblem = DENSE, epilogue: str = "", prop: Prop = Prop.FW
 
 
 # -- rows ------------------------------------------------------------------------------------------
+
 
 def test_rows_are_text_and_back() -> None:
     found = [row(), row(OTHER_BATCH, kind="res", us=0.25), row(prop="bwd_w")]
@@ -58,15 +69,24 @@ def test_rows_are_text_and_back() -> None:
     assert tuning_db.merged(found, [newer]) == [newer, *found[1:]]
 
 
-@pytest.mark.parametrize("text", [
-    "", "\0", "a,b\n1,2\n", "problem,prop\nx,fwd\n", '"', "\udcff"])
+@pytest.mark.parametrize("text", ["", "\0", "a,b\n1,2\n", "problem,prop\nx,fwd\n", '"', "\udcff"])
 def test_what_is_no_table_has_no_rows(text: str) -> None:
     assert tuning_db.read_rows(text) == []
 
 
-@pytest.mark.parametrize("changes", [
-    {"us": "nan"}, {"us": "-1"}, {"us": "inf"}, {"us": "fast"}, {"tried": "1e3"},
-    {"lowering": ""}, {"config": "x" * 2000}, {"tried": "9" * 5000}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"us": "nan"},
+        {"us": "-1"},
+        {"us": "inf"},
+        {"us": "fast"},
+        {"tried": "1e3"},
+        {"lowering": ""},
+        {"config": "x" * 2000},
+        {"tried": "9" * 5000},
+    ],
+)
 def test_rows_that_make_no_sense_are_left_out(changes: dict[str, str]) -> None:
     assert tuning_db.of_mapping({**tuning_db.mapping(row()), **changes}) is None
     assert tuning_db.of_mapping({**tuning_db.mapping(row()), "more": 1}) is None
@@ -74,6 +94,7 @@ def test_rows_that_make_no_sense_are_left_out(changes: dict[str, str]) -> None:
 
 
 # -- choices ---------------------------------------------------------------------------------------
+
 
 def test_a_tuned_schedule_is_chosen_by_plans_and_explained() -> None:
     plain = first()
@@ -84,15 +105,20 @@ def test_a_tuned_schedule_is_chosen_by_plans_and_explained() -> None:
     assert found.why == ("tuned for this problem on sm_90x132: 12.5 us, the fastest of 16 tried")
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
     assert str(plan.schedule) == SLOWER and plan.why == found.why
-    lines = choice.reasons(found, choice.ranked(computes(DENSE, Prop.FWD)[0], SM90, FORWARD),
-                            computes(DENSE, Prop.FWD)[0], SM90)
+    lines = choice.reasons(
+        found,
+        choice.ranked(computes(DENSE, Prop.FWD)[0], SM90, FORWARD),
+        computes(DENSE, Prop.FWD)[0],
+        SM90,
+    )
     text = " ".join(" ".join(lines).split())
     assert f"the estimate alone would take {plain.schedule}" in text
     assert "392 tiles on 132 programs are 2.97 waves, 3% of the last one idle" in text
 
 
 def test_atomic_sums_are_passed_over_where_the_same_bits_are_asked_for(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     p = ConvProblem.parse("mb4ic16ih16oc16oh16kh3ph1 dt=f32")
     atomic = "ic:16 oc:16 oh.ow:32 split_k=4 reduce=atomic"
     tuning_db.remember([row(p, atomic, "bwd_w")])
@@ -104,10 +130,13 @@ def test_atomic_sums_are_passed_over_where_the_same_bits_are_asked_for(
     monkeypatch.setenv("TRANSCONV_SCHEDULE", atomic)
     compiler.forget()
     assert plan() == ["atomic"]
-    for ask in (lambda: plan(deterministic=True),
-                lambda: compiler.plan(p, Prop.BWD_W, SM90, atomic, deterministic=True),
-                lambda: compiler.build(p, Prop.BWD_W, SM90, choose=lambda *_: Schedule.parse(atomic),
-                                       deterministic=True)):
+    for ask in (
+        lambda: plan(deterministic=True),
+        lambda: compiler.plan(p, Prop.BWD_W, SM90, atomic, deterministic=True),
+        lambda: compiler.build(
+            p, Prop.BWD_W, SM90, choose=lambda *_: Schedule.parse(atomic), deterministic=True
+        ),
+    ):
         with pytest.raises(ScheduleError, match="atomic sums differ from run to run, .*=partials"):
             ask()
 
@@ -150,9 +179,16 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         knobs.tuned.checked()
 
 
-@pytest.mark.parametrize("changes", [
-    {"lowering": tuning_db.LOWERING + 1}, {"triton": "2.1.0"}, {"machine": "sm_90x114"},
-    {"machine": "sm_80x108"}, {"prop": "bwd_w"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lowering": tuning_db.LOWERING + 1},
+        {"triton": "2.1.0"},
+        {"machine": "sm_90x114"},
+        {"machine": "sm_80x108"},
+        {"prop": "bwd_w"},
+    ],
+)
 def test_rows_of_other_versions_and_machines_do_not_count(changes: dict[str, object]) -> None:
     tuning_db.remember([row(**changes)])
     assert first().source == "estimate"
@@ -171,8 +207,10 @@ def test_a_schedule_for_all_phases_is_split_as_far_as_each_phase_goes() -> None:
         found = choice.ranked(compute, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0]
         if found.source == "tuned":
             assert found.schedule.split_k <= 3 and why_not(found.schedule, compute, SM90) is None
-    assert any(choice.ranked(a, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0].source == "tuned"
-               for a in computes(DENSE, Prop.BWD_D))
+    assert any(
+        choice.ranked(a, SM90, ConvWorkload(DENSE, Prop.BWD_D))[0].source == "tuned"
+        for a in computes(DENSE, Prop.BWD_D)
+    )
 
 
 def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +233,7 @@ def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- neighbours ------------------------------------------------------------------------------------
 
+
 def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
     def nearby(text: str) -> float | None:
         found = transfer.nearest(FORWARD, [row(ConvProblem.parse(text))])
@@ -205,11 +244,13 @@ def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
     assert nearby(f"mb64{same}") == pytest.approx(0.5)
     assert nearby(f"mb32{same}".replace("bf16", "f16")) == pytest.approx(0.25)
     assert nearby("mb32ic128ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc") == pytest.approx(1)
-    for unlike in ("mb32ic64ih56oc128oh56kh3ph1 dt=bf16 tag=nhwc",  # stride
-                   "mb32ic64ih56oc128oh28kh1sh2ph0 dt=bf16 tag=nhwc",  # taps
-                   "g2mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
-                   "mb32ic8ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",  # few channels
-                   "mb32768ic64ih448oc128oh224kh3sh2ph1 dt=bf16 tag=nhwc"):
+    for unlike in (
+        "mb32ic64ih56oc128oh56kh3ph1 dt=bf16 tag=nhwc",  # stride
+        "mb32ic64ih56oc128oh28kh1sh2ph0 dt=bf16 tag=nhwc",  # taps
+        "g2mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+        "mb32ic8ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",  # few channels
+        "mb32768ic64ih448oc128oh224kh3sh2ph1 dt=bf16 tag=nhwc",
+    ):
         assert nearby(unlike) is None, unlike
     found = transfer.nearest(FORWARD, [row(OTHER_BATCH), row(), row(kind="res")])
     assert [away for away, _, _ in found] == [0, 0.5, 0.5]
@@ -253,8 +294,10 @@ def test_channels_first_takes_what_was_tuned_for_channels_last() -> None:
     """Over copies: this one takes 69.5 us on an H200, the first estimate 80.5 (h200_trials_nchw.csv)."""
     last = ConvProblem.parse("mb128ic512ih7oc512oh7kh3ph1 dt=bf16 tag=nhwc")
     apart = last.with_layout("abx")
-    plain, winner = first(apart), Schedule.parse(
-        "mb:32 oh:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 stages=3 warps=8")
+    plain, winner = (
+        first(apart),
+        Schedule.parse("mb:32 oh:8 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 stages=3 warps=8"),
+    )
     tuning_db.remember([row(last, schedule=str(winner))])
     found = first(apart)
     assert found.source == "near" and found.away == choice.OTHER_ORDER
@@ -274,13 +317,25 @@ def test_a_slow_schedule_is_not_taken_over_copies() -> None:
 
 # -- hostile rows ----------------------------------------------------------------------------------
 
+
 @pytest.mark.every(3)
-@pytest.mark.parametrize("schedule", [
-    "", "rubbish", "oc:3 | mma", "nope:16 | mma", SLOWER.replace("stages=4", "stages=100000"),
-    SLOWER.replace("programs=132", "programs=999999999"), SLOWER + " split_k=4000000",
-    SLOWER + " unroll=1 order=kw.kh", "oc:16 | mma | stages=² warps=4",
-    "| fma | unroll=1 stages=2 warps=4", "mb.oh.ow:1048576 oc:16 ic:16 | mma",
-    "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=32"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "",
+        "rubbish",
+        "oc:3 | mma",
+        "nope:16 | mma",
+        SLOWER.replace("stages=4", "stages=100000"),
+        SLOWER.replace("programs=132", "programs=999999999"),
+        SLOWER + " split_k=4000000",
+        SLOWER + " unroll=1 order=kw.kh",
+        "oc:16 | mma | stages=² warps=4",
+        "| fma | unroll=1 stages=2 warps=4",
+        "mb.oh.ow:1048576 oc:16 ic:16 | mma",
+        "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | stages=2 warps=32",
+    ],
+)
 def test_a_bad_schedule_is_passed_over(schedule: str) -> None:
     plain = first().schedule
     tuning_db.remember([row(schedule=schedule), row(OTHER_BATCH, schedule)])
@@ -297,8 +352,9 @@ def test_a_bad_problem_is_passed_over(problem: str) -> None:
     assert first().source == "tuned"
 
 
-@pytest.mark.parametrize("content", [
-    {"rows": "all"}, {"rows": [1, None, {"problem": 1}]}, {}, {"rows": [[["deep"]]]}])
+@pytest.mark.parametrize(
+    "content", [{"rows": "all"}, {"rows": [1, None, {"problem": 1}]}, {}, {"rows": [[["deep"]]]}]
+)
 def test_a_bad_record_is_no_record(content: dict[str, object]) -> None:
     tuning_db.DRAWER.put(FORWARD.group("sm_90x132"), content)
     assert first().source == "estimate"
@@ -307,7 +363,8 @@ def test_a_bad_record_is_no_record(content: dict[str, object]) -> None:
 
 
 def test_a_damaged_file_of_rows_is_told_once_and_not_used(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "x.csv"
     file.write_text("these\nare\nno rows\n")
     monkeypatch.setenv("TRANSCONV_TUNED", str(file))
@@ -319,7 +376,8 @@ def test_a_damaged_file_of_rows_is_told_once_and_not_used(
 
 
 def test_a_kernel_that_fails_to_generate_costs_a_warning(
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     plain = first().schedule
     tuning_db.remember([row()])
     real = runtime.compiler.lower
@@ -347,13 +405,15 @@ def test_a_tuned_kernel_that_is_known_to_be_wrong_is_passed_over() -> None:
 
 # -- many writers ----------------------------------------------------------------------------------
 
+
 def write(cache: str, start: int) -> None:
     import os
 
     os.environ["TRANSCONV_CACHE"] = cache
     for i in range(10):
-        tuning_db.remember([row(replace(DENSE, name="").with_dtype("bf16"), us=1.0 + i,
-                            kind=f"{start}-{i}")])
+        tuning_db.remember(
+            [row(replace(DENSE, name="").with_dtype("bf16"), us=1.0 + i, kind=f"{start}-{i}")]
+        )
 
 
 def test_nothing_is_lost_between_processes(tmp_path: Path) -> None:
@@ -390,6 +450,7 @@ def test_the_digest_of_files_is_of_the_package_alone(monkeypatch: pytest.MonkeyP
 
 # -- what ships ------------------------------------------------------------------------------------
 
+
 def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
     from importlib.resources import files
 
@@ -405,4 +466,5 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
         if at % 20 == 0:  # and is what plans use
             tuning_db.remember([r])
             assert first(problem, r.kind, Prop(r.direction)).schedule == transfer.fitted(
-                schedule, computes(problem, Prop(r.direction))[0], SM90)
+                schedule, computes(problem, Prop(r.direction))[0], SM90
+            )

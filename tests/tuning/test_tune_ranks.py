@@ -53,11 +53,24 @@ if __name__ == "__main__":
 
 
 def started(rank: int, port: int, *words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank),
-                   "LOCAL_WORLD_SIZE": "2"}
-    return subprocess.Popen([sys.executable, *words], env=environment, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, start_new_session=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
@@ -80,9 +93,16 @@ def tuned(tmp_path: Path, between: Ranks) -> Session:
     until = time.monotonic() + 60
     while between.get("here/1") is None and time.monotonic() < until:
         time.sleep(0.02)
-    session = Session([job()], SM90, Limits(trials=TRIALS, jobs=1), log_of(tmp_path / "trials.csv"),
-                      {"device": "made up", "torch": "0"}, say=lambda line: None,
-                      workers="tests.tuning.workers", pool=partial(ranks.Dealer, ranks=between))
+    session = Session(
+        [job()],
+        SM90,
+        Limits(trials=TRIALS, jobs=1),
+        log_of(tmp_path / "trials.csv"),
+        {"device": "made up", "torch": "0"},
+        say=lambda line: None,
+        workers="tests.tuning.workers",
+        pool=partial(ranks.Dealer, ranks=between),
+    )
     between.end("", [{"schedule": row.schedule} for row in session.run()])
     return session
 
@@ -95,18 +115,25 @@ def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
             session = tuned(tmp_path, first)
         ran, found = answer.result(30)
     assert 2 <= ran <= TRIALS - 2
-    alone = Session([job()], SM90, Limits(trials=TRIALS, jobs=2), log_of(tmp_path / "alone.csv"),
-                    {"device": "made up", "torch": "0"}, say=lambda line: None,
-                    workers="tests.tuning.workers")
+    alone = Session(
+        [job()],
+        SM90,
+        Limits(trials=TRIALS, jobs=2),
+        log_of(tmp_path / "alone.csv"),
+        {"device": "made up", "torch": "0"},
+        say=lambda line: None,
+        workers="tests.tuning.workers",
+    )
     assert alone.run() == session.winners() == of_log(session.log.rows)
     assert found == [{"schedule": row.schedule} for row in session.winners()]
     assert {x["schedule"] for x in alone.log.rows} == {x["schedule"] for x in session.log.rows}
     assert len(session.log.rows) == TRIALS and {x["triton_s"] for x in session.log.rows} == {"0.5"}
 
 
-def test_a_rank_that_dies_loses_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                         capsys: pytest.CaptureFixture[str]) -> None:
-    port, = ports(1)
+def test_a_rank_that_dies_loses_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (port,) = ports(1)
     script = tmp_path / "dies.py"
     script.write_text(OTHER)
     second = started(1, port, str(script))
@@ -120,7 +147,7 @@ def test_a_rank_that_dies_loses_no_trial(tmp_path: Path, monkeypatch: pytest.Mon
     assert "rank 1 is gone (no sign of life for 2 s); " in capsys.readouterr().out
     assert len({x["schedule"] for x in session.log.rows}) == TRIALS == len(session.log.rows)
     assert {x["verdict"] for x in session.log.rows} == {"right"}
-    winner, = session.winners()
+    (winner,) = session.winners()
     assert winner.schedule == min((x["schedule"] for x in session.log.rows), key=time_of)
     assert of_log(log_of(tmp_path / "trials.csv").rows) == [winner]
 
@@ -159,11 +186,13 @@ def test_a_trial_with_which_two_ranks_are_gone_is_given_up() -> None:
 
 @pytest.mark.slow
 def test_the_store_of_rank_0_is_gone(tmp_path: Path) -> None:
-    port, = ports(1)
-    script = ("import os; from transconv.tuning.ranks import meet\n"
-              "with meet({}, 1, 30) as between:\n"
-              "    while between.get('here/1') is None: pass\n"
-              "    os._exit(9)")
+    (port,) = ports(1)
+    script = (
+        "import os; from transconv.tuning.ranks import meet\n"
+        "with meet({}, 1, 30) as between:\n"
+        "    while between.get('here/1') is None: pass\n"
+        "    os._exit(9)"
+    )
     first = started(0, port, "-c", script)
     second = started(1, port, "-m", "transconv", "tune", *shlex.split(TUNE)[3:])
     assert first.wait(60) == 9
@@ -176,13 +205,28 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     file = tmp_path / "tuned.csv"
     words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
     ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "transconv", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=200,
-        env={**os.environ, "TRANSCONV_VERIFY": "0", "OMP_NUM_THREADS": "1"})
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "transconv",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=200,
+        env={**os.environ, "TRANSCONV_VERIFY": "0", "OMP_NUM_THREADS": "1"},
+    )
     assert ran.returncode == 0, ran.stderr
     assert "one process compiles on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
     assert f"1 of 1 are kept in {file}" in ran.stdout
-    row, = tuning_db.load(file)
+    (row,) = tuning_db.load(file)
     assert row.tried == 6 and len(log_of(tmp_path / "tuned.trials.csv").rows) == 6
 
 
@@ -190,7 +234,7 @@ def killed(tmp_path: Path, words: list[str], trials: int) -> None:
     """Rank 1 is killed with all its processes after some trials: rank 0 names it and ends the search."""
     file, log = tmp_path / "tuned.csv", tmp_path / "tuned.trials.csv"
     words = ["-m", "transconv", *words, "--trials", str(trials), "--gone-after", "4", "--db", str(file)]
-    port, = ports(1)
+    (port,) = ports(1)
     first, second = (started(rank, port, *words) for rank in range(2))
     began = time.monotonic()
     try:
@@ -207,7 +251,7 @@ def killed(tmp_path: Path, words: list[str], trials: int) -> None:
     print(f"over after {time.monotonic() - began:.1f} s: {out[-1500:]} {said[-1500:]}", flush=True)
     assert first.returncode == 0 and second.wait(10) == -signal.SIGKILL
     assert "rank 1" in out + said and f"1 of 1 are kept in {file}" in out
-    row, = tuning_db.load(file)
+    (row,) = tuning_db.load(file)
     assert row.tried == len(log_of(log).rows) == trials
 
 
@@ -217,8 +261,10 @@ def test_a_rank_of_the_command_is_killed(tmp_path: Path, monkeypatch: pytest.Mon
     killed(tmp_path, [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1"], 8)
 
 
-ON_GPUS = ("tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc --prop fwd --jobs 6 --limit 15 "
-           "--compile-limit 30").split()
+ON_GPUS = (
+    "tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc --prop fwd --jobs 6 --limit 15 "
+    "--compile-limit 30"
+).split()
 
 
 @pytest.mark.gpu
@@ -227,11 +273,26 @@ def test_on_two_gpus(tmp_path: Path) -> None:
     file = tmp_path / "tuned.csv"
     words = [*ON_GPUS, "--trials", "16", "--time-budget", "30", "--db", str(file)]
     ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "transconv", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=90)
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "transconv",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=90,
+    )
     print(ran.stdout[-1500:], ran.stderr[-500:], flush=True)
     assert ran.returncode == 0 and "on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
-    row, = tuning_db.load(file)
+    (row,) = tuning_db.load(file)
     assert row.us > 0 and row.tried > 4
 
 

@@ -22,8 +22,9 @@ PROBLEM = ConvProblem.parse("mb32ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
 STRIDED = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 
 
-def made(problem: ConvProblem = PROBLEM, prop: Prop = Prop.FWD, trials: int = 16,
-         **more: object) -> Search:
+def made(
+    problem: ConvProblem = PROBLEM, prop: Prop = Prop.FWD, trials: int = 16, **more: object
+) -> Search:
     return Search(computes(problem, prop), SM90, trials, **more)  # type: ignore[arg-type]
 
 
@@ -68,11 +69,17 @@ def test_the_last_trials_are_one_change_away_from_the_best_so_far() -> None:
         for t in batch:
             if t.origin == "neighbour":
                 assert best is not None
-                words = [f.name for f in fields(Schedule) if f.name != "blocks"
-                         and getattr(t.schedule, f.name) != getattr(best, f.name)]
-                kinds = {kind for kind in "BMNK"
-                         if {b for b in t.schedule.blocks if compute.kind(b.axes[0]) == kind}
-                         != {b for b in best.blocks if compute.kind(b.axes[0]) == kind}}
+                words = [
+                    f.name
+                    for f in fields(Schedule)
+                    if f.name != "blocks" and getattr(t.schedule, f.name) != getattr(best, f.name)
+                ]
+                kinds = {
+                    kind
+                    for kind in "BMNK"
+                    if {b for b in t.schedule.blocks if compute.kind(b.axes[0]) == kind}
+                    != {b for b in best.blocks if compute.kind(b.axes[0]) == kind}
+                }
                 assert len(words) + len(kinds) == 1, f"{best} -> {t.schedule}"
         for t in batch:
             told.append((t.schedule, time_of(str(t.schedule))))
@@ -128,10 +135,20 @@ def test_few_candidates_end_early() -> None:
 def test_a_new_word_takes_part_without_being_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of any word are read off the proposals: here of ``order``."""
     s = made()
-    other = Schedule(**{f.name: getattr(s.ranking[3], f.name) for f in fields(Schedule)
-                      if f.name != "order"}, order="kw.kh.ic")
+    other = Schedule(
+        **{f.name: getattr(s.ranking[3], f.name) for f in fields(Schedule) if f.name != "order"},
+        order="kw.kh.ic",
+    )
     s.ranking.append(other)
     near = search.neighbours(s.ranking[0], s)
     assert any(c.order == "kw.kh.ic" for c in near) == (
-        why_not(Schedule(**{f.name: getattr(s.ranking[0], f.name) for f in fields(Schedule)
-                          if f.name != "order"}, order="kw.kh.ic"), s.phases[0], SM90) is None)
+        why_not(
+            Schedule(
+                **{f.name: getattr(s.ranking[0], f.name) for f in fields(Schedule) if f.name != "order"},
+                order="kw.kh.ic",
+            ),
+            s.phases[0],
+            SM90,
+        )
+        is None
+    )

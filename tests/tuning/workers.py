@@ -27,8 +27,9 @@ def compile_trial(text: str, direction: str, behind: str, schedule: str) -> dict
     return {"lower_s": 0.25, "triton_s": 0.5}
 
 
-def measure_trial(text: str, direction: str, behind: str, schedule: str,
-                  budget_ms: float) -> dict[str, Any]:
+def measure_trial(
+    text: str, direction: str, behind: str, schedule: str, budget_ms: float
+) -> dict[str, Any]:
     """What TUNING_TEST asks for: ``hang``; or the schedules to end the process at, and to find wrong,
     as two lines."""
     asked = [*os.environ.get("TUNING_TEST", "").splitlines(), "", ""]
@@ -39,5 +40,12 @@ def measure_trial(text: str, direction: str, behind: str, schedule: str,
     if asked[1] == schedule:
         return {"verdict": "wrong", "reason": "3 elements are wrong", "max_err": float("nan")}
     us = time_of(schedule)
-    return {"verdict": "right", "reason": "", "max_err": 0.0, "us": us, "p20": us, "p80": us,
-            "method": "made up"}
+    return {
+        "verdict": "right",
+        "reason": "",
+        "max_err": 0.0,
+        "us": us,
+        "p20": us,
+        "p80": us,
+        "method": "made up",
+    }

@@ -53,36 +53,66 @@ def _keys(*names: str) -> tuple[str, ...]:
 CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
 SUBJECTS = (
     Subject("transconv.torch_ops.calls.layer_keys", "forward_key", CALLS),
-    Subject("transconv.torch_ops.calls.select_impl", "backward_routes",
-            (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
-             "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little")),
+    Subject(
+        "transconv.torch_ops.calls.select_impl",
+        "backward_routes",
+        (
+            *CALLS,
+            "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
+            "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little",
+        ),
+    ),
     Subject("transconv.torch_ops.calls.layer_keys", "call_key", CALLS),
     Subject("transconv.torch_ops.calls.call_attributes", "request", _keys("requests")),
     Subject("transconv.calls.guard", "CallGuard.tests", _keys("entries")),
     Subject("transconv.calls.guard", "deterministic", _keys("entries")),
-    Subject("transconv.torch_ops.calls.call_entries", "switches",
-            _keys("entries_ask_for_the_switches_that_kernels_obey")),
+    Subject(
+        "transconv.torch_ops.calls.call_entries",
+        "switches",
+        _keys("entries_ask_for_the_switches_that_kernels_obey"),
+    ),
     Subject("transconv.runtime.check_records", "digest", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.check_records", "variant", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),
-    Subject("transconv.selection.candidates", "_key",
-            _keys("shortlists", "shortlists_where_rows_were_tuned")),
+    Subject(
+        "transconv.selection.candidates", "_key", _keys("shortlists", "shortlists_where_rows_were_tuned")
+    ),
     Subject("transconv.support.records", "Drawer.path", _keys("records")),
     Subject("transconv.support.records", "_checksum", _keys("records")),
     Subject("transconv.schedule.schedule", "Schedule._text", ("tests/schedule/test_words.py",)),
 )
 FREE = {
-    **dict.fromkeys(("digest without digest_size=16", "_key without digest_size=16",
-                     "_checksum without digest_size=16", "kernel_name without digest_size=4"),
-                    "a longer digest tells as much apart"),
+    **dict.fromkeys(
+        (
+            "digest without digest_size=16",
+            "_key without digest_size=16",
+            "_checksum without digest_size=16",
+            "kernel_name without digest_size=4",
+        ),
+        "a longer digest tells as much apart",
+    ),
     "call_key without kind": "no word is both an activation and a text, and other keys have none there",
-    **dict.fromkeys(("_key without workload.text", "_key without workload.direction"),
-                    "the computation has views, sizes and a name"),
+    **dict.fromkeys(
+        ("_key without workload.text", "_key without workload.direction"),
+        "the computation has views, sizes and a name",
+    ),
     "_checksum without separators=(',', ':')": "blanks change every sum alike",
-    **dict.fromkeys((f"kernel_name without {part}" for part in (
-        "{compute.name}", "{stem}", "{shape[:MAX_NAME - len(f'{stem}__{digest}')]}", "{workload.prefix}",
-        "{x.name}", "{(x.size if x.extent is None else '')}", "c.isalnum()",
-        "c == '_'")), "for people: the digest has it all"),
+    **dict.fromkeys(
+        (
+            f"kernel_name without {part}"
+            for part in (
+                "{compute.name}",
+                "{stem}",
+                "{shape[:MAX_NAME - len(f'{stem}__{digest}')]}",
+                "{workload.prefix}",
+                "{x.name}",
+                "{(x.size if x.extent is None else '')}",
+                "c.isalnum()",
+                "c == '_'",
+            )
+        ),
+        "for people: the digest has it all",
+    ),
     "kernel_name without {digest}": "of the two, that in the length of the name",
 }
 
@@ -94,13 +124,15 @@ def _parts(tree: ast.AST) -> Iterator[tuple[ast.AST, list[Any], int]]:
     """Nodes with a list of parts, and a place in it that can go."""
     for at in ast.walk(tree):
         if isinstance(at, (ast.Tuple, ast.List, ast.Set)) and isinstance(
-                getattr(at, "ctx", ast.Load()), ast.Load):
+            getattr(at, "ctx", ast.Load()), ast.Load
+        ):
             yield from ((at, at.elts, i) for i in range(len(at.elts)))
         elif isinstance(at, ast.BoolOp):
             yield from ((at, at.values, i) for i in range(len(at.values)))
         elif isinstance(at, ast.JoinedStr):
-            yield from ((at, at.values, i) for i, v in enumerate(at.values)
-                        if isinstance(v, ast.FormattedValue))
+            yield from (
+                (at, at.values, i) for i, v in enumerate(at.values) if isinstance(v, ast.FormattedValue)
+            )
         elif isinstance(at, ast.Call):
             yield from ((at, at.keywords, i) for i, k in enumerate(at.keywords) if k.arg)
 
@@ -129,8 +161,9 @@ def mutants(function: FunctionType) -> list[tuple[str, CodeType]]:
         future = ast.parse("from __future__ import annotations").body
         module = ast.fix_missing_locations(ast.Module([*future, definition], []))
         whole = compile(module, function.__code__.co_filename, "exec")
-        code = next(c for c in whole.co_consts if isinstance(c, CodeType)
-                    and c.co_name == function.__name__)
+        code = next(
+            c for c in whole.co_consts if isinstance(c, CodeType) and c.co_name == function.__name__
+        )
         made.append((f"{function.__qualname__}:{line} without {ast.unparse(gone)}", code))
     return made
 
@@ -164,8 +197,11 @@ def survivors(subject: Subject) -> list[str]:
     """The mutants of a function that no test killed. Its tests have to pass without any."""
     function = subject.found
     assert not killed(function, function.__code__, subject.tests), "its tests fail without a mutant"
-    return [name for name, code in mutants(function)
-            if _named(name) not in FREE and not killed(function, code, subject.tests)]
+    return [
+        name
+        for name, code in mutants(function)
+        if _named(name) not in FREE and not killed(function, code, subject.tests)
+    ]
 
 
 def _named(mutant: str) -> str:

@@ -109,8 +109,14 @@ def made_by_the_pass(before: Kernel, after: Kernel, kind: type[Any]) -> Any:
 def off_by_one(before: Kernel, after: Kernel) -> Kernel:
     """A number that the pass gave a name is one too large."""
     old = set(find(before, Let))
-    let = next((s for s in find(after, Let) if s not in old and s.value.dtype.kind == "index"
-                and not isinstance(s.value, Load)), None)
+    let = next(
+        (
+            s
+            for s in find(after, Let)
+            if s not in old and s.value.dtype.kind == "index" and not isinstance(s.value, Load)
+        ),
+        None,
+    )
     return changed(after, let, let and Let(let.var, Add(let.value, Const(1))))
 
 
@@ -162,8 +168,7 @@ def let_is_lost(before: Kernel, after: Kernel) -> Kernel:
 
 def eight_bits(before: Kernel, after: Kernel) -> Kernel:
     """Addresses wrap around."""
-    return substitute(after, {x: Load(x.tensor, Cast(x.offset, i8), x.mask)
-                              for x in find(after, Load)})
+    return substitute(after, {x: Load(x.tensor, Cast(x.offset, i8), x.mask) for x in find(after, Load)})
 
 
 def condition_is_mistaken(before: Kernel, after: Kernel) -> Kernel:
@@ -177,8 +182,12 @@ def condition_is_mistaken(before: Kernel, after: Kernel) -> Kernel:
 def neighbours_are_one(before: Kernel, after: Kernel) -> Kernel:
     """Two loads of a tensor that differ in their address are taken for the same."""
     lets = [s for s in find(after, Let) if isinstance(s.value, Load)]
-    first, second = next((a, b) for a in lets for b in lets if a is not b
-                         and a.value.tensor is b.value.tensor and a.value.dtype is b.value.dtype)
+    first, second = next(
+        (a, b)
+        for a in lets
+        for b in lets
+        if a is not b and a.value.tensor is b.value.tensor and a.value.dtype is b.value.dtype
+    )
     kernel = changed(after, second, None)
     return substitute(kernel, {second.var: first.var})
 
@@ -200,8 +209,9 @@ def nothing_done(before: Kernel, after: Kernel) -> Kernel:
 
 
 def rows_are_columns(before: Kernel, after: Kernel) -> Kernel:
-    return rewrite(after, lambda e: replace(e, new=e.new[::-1]) if isinstance(e, Renamed) and len(
-        e.new) > 1 else e)
+    return rewrite(
+        after, lambda e: replace(e, new=e.new[::-1]) if isinstance(e, Renamed) and len(e.new) > 1 else e
+    )
 
 
 def wait_is_lost(before: Kernel, after: Kernel) -> Kernel:
@@ -210,39 +220,88 @@ def wait_is_lost(before: Kernel, after: Kernel) -> Kernel:
 
 PASSES = [
     Bug("gridwise", "the last program is not started", one_program_less),
-    Bug("blockwise", "parts of a sum begin one step late", part_is_late,
-        schedule=f"{GATHER} split_k=3"),
-    Bug("blockwise", "boxes are fetched one element further", box_is_shifted,
+    Bug("blockwise", "parts of a sum begin one step late", part_is_late, schedule=f"{GATHER} split_k=3"),
+    Bug(
+        "blockwise",
+        "boxes are fetched one element further",
+        box_is_shifted,
         schedule="mb:1 oh:4 ow:8 oc:16 ic:16 | a=box b=box swap=1",
-        problem="mb2ic16ih8oc16oh8kh3ph1 dt=f16 tag=axb"),
+        problem="mb2ic16ih8oc16oh8kh3ph1 dt=f16 tag=axb",
+    ),
     Bug("lanewise", "lanes begin at 1", neighbour_is_read),
-    Bug("lanewise", "lanes that were kept are not added", lane_is_not_added, problem=DEPTHWISE,
-        prop=Prop.BWD_W, schedule=f"kw:3 {SLIDING} late=1"),
-    Bug("unroll", "the last copy is not written", last_copy_is_lost,
-        schedule=f"{GATHER} unroll=1"),
-    Bug("reuse", "neighbours are taken for one", neighbours_are_one, problem=DEPTHWISE,
-        schedule=f"kw:3 {SLIDING}"),
+    Bug(
+        "lanewise",
+        "lanes that were kept are not added",
+        lane_is_not_added,
+        problem=DEPTHWISE,
+        prop=Prop.BWD_W,
+        schedule=f"kw:3 {SLIDING} late=1",
+    ),
+    Bug("unroll", "the last copy is not written", last_copy_is_lost, schedule=f"{GATHER} unroll=1"),
+    Bug(
+        "reuse",
+        "neighbours are taken for one",
+        neighbours_are_one,
+        problem=DEPTHWISE,
+        schedule=f"kw:3 {SLIDING}",
+    ),
     Bug("simplify", "a condition that is needed is dropped", condition_is_lost),
     Bug("lets", "a name that is used is removed", let_is_lost),
-    Bug("quads", "the bytes of a word are turned", word_is_turned,
+    Bug(
+        "quads",
+        "the bytes of a word are turned",
+        word_is_turned,
         problem="g16mb2ic16ih6iw20oc16oh6ow20kh7kw7ph3pw3 dt=s8:s8:s32 tag=nhwc",
-        schedule="mb.oh:2 ow:10 kw:7 g:16 | fma | regs=ow.kw pack=b stages=1"),
+        schedule="mb.oh:2 ow:10 kw:7 g:16 | fma | regs=ow.kw pack=b stages=1",
+    ),
     Bug("hoist", "what is hoisted is off by one", off_by_one),
-    Bug("cse", "a condition is taken for one that always holds", condition_is_mistaken,
-        problem="g4mb1ic4ih5oc4oh5kh3ph1", schedule="", switches={"reuse": False}),
+    Bug(
+        "cse",
+        "a condition is taken for one that always holds",
+        condition_is_mistaken,
+        problem="g4mb1ic4ih5oc4oh5kh3ph1",
+        schedule="",
+        switches={"reuse": False},
+    ),
     Bug("narrow", "addresses wrap around at 8 bits", eight_bits),
-    Bug("narrow", "indices beyond 32 bits stay short", nothing_done,
-        problem="mb70000ic1ih256oc1oh256kh1 dt=f16", schedule="mb.oh.ow:64 | fma"),
-    Bug("widen", "all lanes look at the first element", spread_of_zero, problem=DEPTHWISE,
-        prop=Prop.BWD_W, schedule=f"kh:2 kw:3 {SLIDING} late=1"),
-    Bug("upright", "the rows of a square tile are taken for its columns", rows_are_columns,
-        problem="mb2ic16ih7oc16oh7kh1 dt=f16", schedule="mb.oh.ow:16 oc:16 ic:16 | mma | swap=1 stages=2"),
-    Bug("final", "a quotient is not shifted back all the way", off_by_one,
-        problem="mb1ic2iw9oc2ow5kw3sw2pw1", prop=Prop.BWD_D, switches={"simplify": False},
-        schedule=""),
-    Bug("roles", "one wait is forgotten", wait_is_lost,
+    Bug(
+        "narrow",
+        "indices beyond 32 bits stay short",
+        nothing_done,
+        problem="mb70000ic1ih256oc1oh256kh1 dt=f16",
+        schedule="mb.oh.ow:64 | fma",
+    ),
+    Bug(
+        "widen",
+        "all lanes look at the first element",
+        spread_of_zero,
+        problem=DEPTHWISE,
+        prop=Prop.BWD_W,
+        schedule=f"kh:2 kw:3 {SLIDING} late=1",
+    ),
+    Bug(
+        "upright",
+        "the rows of a square tile are taken for its columns",
+        rows_are_columns,
+        problem="mb2ic16ih7oc16oh7kh1 dt=f16",
+        schedule="mb.oh.ow:16 oc:16 ic:16 | mma | swap=1 stages=2",
+    ),
+    Bug(
+        "final",
+        "a quotient is not shifted back all the way",
+        off_by_one,
+        problem="mb1ic2iw9oc2ow5kw3sw2pw1",
+        prop=Prop.BWD_D,
+        switches={"simplify": False},
+        schedule="",
+    ),
+    Bug(
+        "roles",
+        "one wait is forgotten",
+        wait_is_lost,
         problem="mb2ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb",
-        schedule="mb:1 oh:8 ow:8 oc:16 ic:16 | a=box b=box via=gluon | c=box stages=3"),
+        schedule="mb:1 oh:8 ow:8 oc:16 ic:16 | a=box b=box via=gluon | c=box stages=3",
+    ),
 ]
 
 
@@ -273,8 +332,11 @@ def comparisons_include_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def sums_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """``tl.dot`` without the accumulator."""
     honest = triton.TlEmitter.call_dot
-    monkeypatch.setattr(triton.TlEmitter, "call_dot", lambda self, s: [
-        line.replace(f", {s.args[0].name}", "") for line in honest(self, s)])
+    monkeypatch.setattr(
+        triton.TlEmitter,
+        "call_dot",
+        lambda self, s: [line.replace(f", {s.args[0].name}", "") for line in honest(self, s)],
+    )
 
 
 def padding_has_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +345,7 @@ def padding_has_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
         honest = getattr(compute, name)
 
         def solve(p: Any, *rest: int, honest: Any = honest) -> Any:
-            told = {word: getattr(p, word) for word in (
-                "spatial", "i", "o", "k", "stride", "dilation")}
+            told = {word: getattr(p, word) for word in ("spatial", "i", "o", "k", "stride", "dilation")}
             return honest(SimpleNamespace(**told, pad_lo=[-n for n in p.pad_lo]), *rest)
 
         monkeypatch.setattr(compute, name, solve)
@@ -295,11 +356,16 @@ def groups_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = copy_kernels.merged
 
     def without_masks(view: View) -> View:
-        return View(view.tensor, tuple(ViewDim(d.coord) for d in view.dims)
-                    if view.tensor.name == "wei" else view.dims)
+        return View(
+            view.tensor,
+            tuple(ViewDim(d.coord) for d in view.dims) if view.tensor.name == "wei" else view.dims,
+        )
 
-    monkeypatch.setattr(copy_kernels, "merged", lambda made, merge: honest(made, merge).over(
-        without_masks) if merge > 1 else made)
+    monkeypatch.setattr(
+        copy_kernels,
+        "merged",
+        lambda made, merge: honest(made, merge).over(without_masks) if merge > 1 else made,
+    )
 
 
 def copies_are_read_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,12 +387,17 @@ def weights_are_one_further(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoiled(made: Any, name: str) -> Kernel:
         kernel = honest(made, name)
-        return rewrite(kernel, lambda e: Load(e.tensor, Add(e.offset, Const(1)), e.mask)
-                       if isinstance(e, Load) and e.tensor.name == "wei" else e)
+        return rewrite(
+            kernel,
+            lambda e: (
+                Load(e.tensor, Add(e.offset, Const(1)), e.mask)
+                if isinstance(e, Load) and e.tensor.name == "wei"
+                else e
+            ),
+        )
 
     monkeypatch.setattr(naive, "naive", spoiled)
 
 
 # One for each emitter. Gluon's text runs on GPUs of its kind alone: its bug belongs to tests/gpu.
-EMITTERS = {"masks include the end": comparisons_include_the_end,
-            "sums are not kept": sums_are_not_kept}
+EMITTERS = {"masks include the end": comparisons_include_the_end, "sums are not kept": sums_are_not_kept}

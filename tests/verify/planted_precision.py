@@ -42,6 +42,7 @@ def _short(x: Expr, short: DType) -> Expr:
 
 def sums_are_short(short: DType) -> Callable[[Kernel, Kernel], Kernel]:
     """The accumulator goes through a shorter type after each addition to it."""
+
     def damage(before: Kernel, after: Kernel) -> Kernel:
         def change(s: Stmt) -> Stmt:
             match s:
@@ -50,28 +51,34 @@ def sums_are_short(short: DType) -> Callable[[Kernel, Kernel], Kernel]:
                 case Update(acc, value) if acc.type is f32:
                     return Update(acc, _short(value, short))
             return s
+
         made = Statements(change).mutate(after)
         assert isinstance(made, Kernel)
         return made
+
     return damage
 
 
 def stored_sums(of: tuple[str, ...], short: DType) -> Callable[[Kernel, Kernel], Kernel]:
     """The sum is rounded to a shorter type before something is done to it, or where it is kept."""
+
     def damage(before: Kernel, after: Kernel) -> Kernel:
         def change(s: Stmt) -> Stmt:
             if isinstance(s, Store) and s.tensor.name in of:
                 acc = next(v for v in find(s.value, Var) if v.name in ("acc", "s"))
                 return Store(s.tensor, s.offset, substitute(s.value, {acc: _short(acc, short)}), s.mask)
             return s
+
         made = Statements(change).mutate(after)
         assert isinstance(made, Kernel)
         return made
+
     return damage
 
 
 def operands_are_cut(before: Kernel, after: Kernel) -> Kernel:
     """Nothing is rounded to tf32: not in registers, not in a copy, not by the copy engine."""
+
     def plain(e: Expr) -> Expr:
         match e:
             case Cast(x, to) if to is tf32:
@@ -104,25 +111,52 @@ class Imprecise:
     epilogue: str = ""
 
 
-def _bug(what: str, damage: Callable[[Kernel, Kernel], Kernel], dtypes: str, schedule: str = MMA,
-         stage: str = "lanewise", prop: Prop = Prop.FWD) -> Bug:
+def _bug(
+    what: str,
+    damage: Callable[[Kernel, Kernel], Kernel],
+    dtypes: str,
+    schedule: str = MMA,
+    stage: str = "lanewise",
+    prop: Prop = Prop.FWD,
+) -> Bug:
     return Bug(stage, what, damage, LONG.format(f"dt={dtypes}"), prop, schedule)
 
 
 PRECISION = [
-    Imprecise(_bug("sums of a wide result are kept in f16", sums_are_short(f16), "f16:f16:f32"),
-              "elements are wrong"),
-    Imprecise(Bug("lanewise", "sums of multiply-adds are kept in f16", sums_are_short(f16), DEPTHWISE,
-                  schedule="mb.oh:4 ow:4 g:8 | fma"), "elements are wrong"),
-    Imprecise(_bug("the epilogue sees a rounded sum", stored_sums(("dst", "C"), f16), "f16"),
-              "rounded once", "bias+res"),
-    Imprecise(_bug("parts of sums are kept in f16", stored_sums(("partials",), f16), "f16",
-                   f"{MMA} split_k=3"), "rounded once"),
-    Imprecise(_bug("parts of sums are kept in bf16", stored_sums(("partials",), bf16), "bf16",
-                   "ic:16 oc:16 mb.oh.ow:16 | mma | stages=2 warps=4 split_k=4", prop=Prop.BWD_W),
-              "elements are wrong"),
+    Imprecise(
+        _bug("sums of a wide result are kept in f16", sums_are_short(f16), "f16:f16:f32"),
+        "elements are wrong",
+    ),
+    Imprecise(
+        Bug(
+            "lanewise",
+            "sums of multiply-adds are kept in f16",
+            sums_are_short(f16),
+            DEPTHWISE,
+            schedule="mb.oh:4 ow:4 g:8 | fma",
+        ),
+        "elements are wrong",
+    ),
+    Imprecise(
+        _bug("the epilogue sees a rounded sum", stored_sums(("dst", "C"), f16), "f16"),
+        "rounded once",
+        "bias+res",
+    ),
+    Imprecise(
+        _bug("parts of sums are kept in f16", stored_sums(("partials",), f16), "f16", f"{MMA} split_k=3"),
+        "rounded once",
+    ),
+    Imprecise(
+        _bug(
+            "parts of sums are kept in bf16",
+            stored_sums(("partials",), bf16),
+            "bf16",
+            "ic:16 oc:16 mb.oh.ow:16 | mma | stages=2 warps=4 split_k=4",
+            prop=Prop.BWD_W,
+        ),
+        "elements are wrong",
+    ),
     Imprecise(_bug("tf32 is cut in registers", operands_are_cut, "f32"), "2-norm"),
     Imprecise(_bug("tf32 is cut in copies", operands_are_cut, "f32", f"{MMA} pack=a.b"), "2-norm"),
-    Imprecise(_bug("tf32 is cut by the copy engine", operands_are_cut, "f32", BOX, "blockwise"),
-              "2-norm"),
+    Imprecise(_bug("tf32 is cut by the copy engine", operands_are_cut, "f32", BOX, "blockwise"), "2-norm"),
 ]

@@ -26,16 +26,31 @@ SPOIL, REACHED = "__spoil__", "__reached__"
 MODULES = (fixpoint, division, ranges, polynomial)
 # What only chooses between equal expressions, or walks: any value is right, or nothing is decided.
 CHOICES = {
-    "_weight": "which of two equal sums is lighter", "_divisions_in": "which of two equal sums is lighter",
+    "_weight": "which of two equal sums is lighter",
+    "_divisions_in": "which of two equal sums is lighter",
     "_divisions": "an identity holds for every y and b",
     "_width": "a type that holds the value either way; the `narrow` pass decides on overflow",
-    "_leaves": "what is worth weighing", "_has_load": "what is worth weighing",
-    "reason": "a text for people", "_ranges_in_words": "a text for people",
-    "_name": "the order of factors", "ordered": "the order of factors", "ring_of": "SymPy's ring",
+    "_leaves": "what is worth weighing",
+    "_has_load": "what is worth weighing",
+    "reason": "a text for people",
+    "_ranges_in_words": "a text for people",
+    "_name": "the order of factors",
+    "ordered": "the order of factors",
+    "ring_of": "SymPy's ring",
 }
 # Functions that apply rules, in which the witness is called.
-MACHINERY = {"simplify", "prove", "_simple", "_step", "_with_simple_children", "rule_name", "_flat",
-             "operations", "_short", "_mapped"}
+MACHINERY = {
+    "simplify",
+    "prove",
+    "_simple",
+    "_step",
+    "_with_simple_children",
+    "rule_name",
+    "_flat",
+    "operations",
+    "_short",
+    "_mapped",
+}
 
 
 @dataclass(frozen=True)
@@ -63,10 +78,15 @@ class Mutant:
 
 def functions(module: ModuleType) -> list[FunctionType]:
     """The functions that a module defines itself, those that are remembered or cached left out."""
-    return [f for f in vars(module).values()
-            if isinstance(f, FunctionType) and f.__module__ == module.__name__
-            and f.__name__ not in {*CHOICES, *MACHINERY} and not inspect.isgeneratorfunction(f)
-            and not hasattr(f, "__wrapped__")]
+    return [
+        f
+        for f in vars(module).values()
+        if isinstance(f, FunctionType)
+        and f.__module__ == module.__name__
+        and f.__name__ not in {*CHOICES, *MACHINERY}
+        and not inspect.isgeneratorfunction(f)
+        and not hasattr(f, "__wrapped__")
+    ]
 
 
 def _returns(function: FunctionType) -> list[int]:
@@ -89,8 +109,12 @@ def _tree(function: FunctionType) -> tuple[ast.Module, int]:
 
 
 def mutants(modules: tuple[ModuleType, ...] = MODULES) -> list[Mutant]:
-    return [Mutant(m, f.__name__, line) for m in modules for f in functions(m)
-            for line in dict.fromkeys(_returns(f))]
+    return [
+        Mutant(m, f.__name__, line)
+        for m in modules
+        for f in functions(m)
+        for line in dict.fromkeys(_returns(f))
+    ]
 
 
 class _Wrap(ast.NodeTransformer):
@@ -102,8 +126,7 @@ class _Wrap(ast.NodeTransformer):
     def visit_Return(self, at: ast.Return) -> ast.AST:
         if _is_rewrite(at) and self.line in (None, at.lineno):
             assert at.value is not None
-            call = ast.Call(ast.Name(self.wrapper, ast.Load()),
-                            [ast.Constant(at.lineno), at.value], [])
+            call = ast.Call(ast.Name(self.wrapper, ast.Load()), [ast.Constant(at.lineno), at.value], [])
             return ast.copy_location(ast.Return(ast.copy_location(call, at.value)), at)
         return at
 
@@ -117,8 +140,7 @@ def _code(function: FunctionType, wrapper: str, line: int | None) -> CodeType:
     future = ast.parse("from __future__ import annotations").body
     whole = ast.fix_missing_locations(_Wrap(wrapper, line).visit(ast.Module([*future, definition], [])))
     made = compile(whole, function.__code__.co_filename, "exec")
-    return next(c for c in made.co_consts
-                if isinstance(c, CodeType) and c.co_name == function.__name__)
+    return next(c for c in made.co_consts if isinstance(c, CodeType) and c.co_name == function.__name__)
 
 
 @contextmanager
@@ -205,8 +227,12 @@ def culprits(mutant: Mutant) -> set[str]:
     """Who may be blamed for a bug: the rules whose functions call, in some steps, the one with it;
     of the analyses and of sums, which everything rests on, these as well."""
     everything = {f.__name__: f for m in MODULES for f in functions(m)}
-    starts = {**{f.__name__: f for f in fixpoint.RULES.values()}, "collect": division.collect,
-              "logic": fixpoint._logic, "settle": fixpoint._settled}
+    starts = {
+        **{f.__name__: f for f in fixpoint.RULES.values()},
+        "collect": division.collect,
+        "logic": fixpoint._logic,
+        "settle": fixpoint._settled,
+    }
     found: set[str] = set()
     if mutant.module in (ranges, ranges, polynomial):
         found |= {*ANALYSES, "collect"}

@@ -46,7 +46,7 @@ def shape_of(text: str) -> Shape:
     """Read a descriptor: w alone is 1D, h without w is square, d alone is a cube."""
     said = {key: int(number) for key, number in re.findall(r"([a-z]+)(\d+)", text.split('n"')[0])}
     last = next(x for x in "dhw" if f"i{x}" in said)
-    names = "dhw"["dhw".index(last):]
+    names = "dhw"["dhw".index(last) :]
     axes = []
     for x in names:
         x = x if f"i{x}" in said else last
@@ -80,8 +80,10 @@ def offsets(tag: str, shape: tuple[int, ...], letters: str) -> torch.Tensor:
         if size:
             inner[c.lower()] = inner.get(c.lower(), 1) * int(size)
     padded = [-(-n // inner.get(c, 1)) * inner.get(c, 1) for n, c in zip(shape, letters, strict=True)]
-    extent = [int(size) if size else padded[letters.index(c.lower())] // inner.get(c.lower(), 1)
-              for size, c in words]
+    extent = [
+        int(size) if size else padded[letters.index(c.lower())] // inner.get(c.lower(), 1)
+        for size, c in words
+    ]
     counted = torch.arange(prod(extent)).reshape(extent)
     places = [[at for at, (_, c) in enumerate(words) if c.lower() == d] for d in letters]
     whole = counted.permute([at for own in places for at in own]).reshape(padded)
@@ -90,10 +92,14 @@ def offsets(tag: str, shape: tuple[int, ...], letters: str) -> torch.Tensor:
 
 def weight_offsets(tag: str, p: Shape, grouped: bool) -> torch.Tensor:
     """Those of weights (oc, ic/g, *k), whose tag may name the groups."""
-    spatial = "dhw"[3 - len(p.k):]
+    spatial = "dhw"[3 - len(p.k) :]
     names = [c for c in tag.lower() if c.isalpha()]
-    if grouped and "strides" not in tag and "@" not in tag and (
-            "g" in names or len(set(names) - {"x"}) + ("x" in names) * len(p.k) == len(p.k) + 3):
+    if (
+        grouped
+        and "strides" not in tag
+        and "@" not in tag
+        and ("g" in names or len(set(names) - {"x"}) + ("x" in names) * len(p.k) == len(p.k) + 3)
+    ):
         split = offsets(tag, (p.g, p.oc // p.g, *p.wei[1:]), "goi" + spatial)
         return split.reshape(p.wei)
     return offsets(tag, p.wei, "oi" + spatial)
@@ -106,9 +112,12 @@ def all_offsets(tag: str, p: Shape, grouped: bool) -> dict[str, torch.Tensor]:
         usual = {"nchw": "abx", "nhwc": "axb"}.get(tag, tag)
         renamed = usual.translate(str.maketrans("nNcC", "oOiI")) if "n" in usual.lower() else usual
         parts = [usual, renamed, usual]
-    letters = "nc" + "dhw"[3 - len(p.i):]
-    return {"src": offsets(parts[0], p.src, letters), "wei": weight_offsets(parts[1], p, grouped),
-            "dst": offsets(parts[2], p.dst, letters)}
+    letters = "nc" + "dhw"[3 - len(p.i) :]
+    return {
+        "src": offsets(parts[0], p.src, letters),
+        "wei": weight_offsets(parts[1], p, grouped),
+        "dst": offsets(parts[2], p.dst, letters),
+    }
 
 
 def _along(shape: tuple[int, ...], strides: list[int]) -> torch.Tensor:
@@ -119,7 +128,7 @@ def _along(shape: tuple[int, ...], strides: list[int]) -> torch.Tensor:
 def _spelled(tag: str, letters: str) -> str:
     """A tag in the letters of the dimensions: a, b, ... are the first, the second, x all the others."""
     tag = {"nchw": "abx", "nhwc": "axb"}.get(tag, tag)
-    alphabet = "abcde"[:len(letters)] if len(letters) < 6 else "abcdef"
+    alphabet = "abcde"[: len(letters)] if len(letters) < 6 else "abcdef"
     if "x" not in tag and set(tag.lower()) & set("noghw") - set(alphabet):
         return tag
     first = 3 if "c" in tag.lower() and "x" in tag else 2

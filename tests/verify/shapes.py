@@ -20,6 +20,5 @@ PROBLEMS = {
 
 def operands(p: ConvProblem, prop: Prop, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    a, b = (torch.randn(p.shapes[n], generator=generator, dtype=torch.float64)
-            for n in prop.operands)
+    a, b = (torch.randn(p.shapes[n], generator=generator, dtype=torch.float64) for n in prop.operands)
     return a, b

@@ -20,10 +20,17 @@ from transconv.verify.case import ProblemCase
 from transconv.verify.matrix import job_of
 
 COPIES = [
-    ("mb1ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2", "bwd_d",
-     "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | pack=b swap=1 via=gluon stages=4 warps=4"),
-    ("mb32ic64ih4oc64oh4kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
-     "ic:64 oc:64 mb:32 | mma | a=box b=box | pack=a.b swap=1 via=gluon stages=4 warps=4")]
+    (
+        "mb1ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2",
+        "bwd_d",
+        "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | pack=b swap=1 via=gluon stages=4 warps=4",
+    ),
+    (
+        "mb32ic64ih4oc64oh4kh3ph1 dt=f8e4m3:bf16:f8e5m2",
+        "bwd_w",
+        "ic:64 oc:64 mb:32 | mma | a=box b=box | pack=a.b swap=1 via=gluon stages=4 warps=4",
+    ),
+]
 
 
 @pytest.mark.parametrize(("problem", "prop", "schedule"), COPIES, ids=["bwd_d", "bwd_w"])
@@ -46,24 +53,44 @@ def test_gradients_are_summed_along_copies(problem: str, prop: str, schedule: st
 
 
 TURNED = [
-    ("mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
-     "ic:64 oc:64 mb:2 oh:4 ow:8 | mma | a=box b=box | swap=1 stages=3 warps=4 via=gluon"),
-    ("mb2ic64ih8oc64oh8kh3ph1 dt=f8e5m2:f32:f8e4m3", "bwd_w",
-     "kh.kw.ic:128 oc:64 mb:1 oh:4 ow:8 | mma | a=box b=box | swap=1 split_k=2 stages=3 via=gluon"),
-    ("g4mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
-     "ic:64 oc:64 mb:1 oh:8 ow:8 | mma | a=box b=box | merge=4 swap=1 stages=3 warps=4 via=gluon"),
-    ("mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
-     "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box | "
-     "transposers=2 swap=1 stages=3 warps=4 via=gluon"),
-    ("mb1ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", "bwd_d",
-     "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | swap=1 via=gluon stages=4 warps=4"),
-    ("mb1ic64ih8oc64oh8kh3ph1 dt=s8:s8:s32", "fwd",
-     "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box swap=1 via=gluon stages=4 warps=4")]
+    (
+        "mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2",
+        "bwd_w",
+        "ic:64 oc:64 mb:2 oh:4 ow:8 | mma | a=box b=box | swap=1 stages=3 warps=4 via=gluon",
+    ),
+    (
+        "mb2ic64ih8oc64oh8kh3ph1 dt=f8e5m2:f32:f8e4m3",
+        "bwd_w",
+        "kh.kw.ic:128 oc:64 mb:1 oh:4 ow:8 | mma | a=box b=box | swap=1 split_k=2 stages=3 via=gluon",
+    ),
+    (
+        "g4mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2",
+        "bwd_w",
+        "ic:64 oc:64 mb:1 oh:8 ow:8 | mma | a=box b=box | merge=4 swap=1 stages=3 warps=4 via=gluon",
+    ),
+    (
+        "mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2",
+        "bwd_w",
+        "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box | "
+        "transposers=2 swap=1 stages=3 warps=4 via=gluon",
+    ),
+    (
+        "mb1ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8",
+        "bwd_d",
+        "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | swap=1 via=gluon stages=4 warps=4",
+    ),
+    (
+        "mb1ic64ih8oc64oh8kh3ph1 dt=s8:s8:s32",
+        "fwd",
+        "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box swap=1 via=gluon stages=4 warps=4",
+    ),
+]
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("problem", "prop", "schedule"), TURNED, ids=[f"{t[1]}-{i}" for i, t in
-                                                                      enumerate(TURNED)])
+@pytest.mark.parametrize(
+    ("problem", "prop", "schedule"), TURNED, ids=[f"{t[1]}-{i}" for i, t in enumerate(TURNED)]
+)
 def test_bytes_are_transposed_in_shared_memory(problem: str, prop: str, schedule: str) -> None:
     tag = "nhwc:hwio:nhwc" if prop == "fwd" else "nhwc"
     case = ProblemCase(
@@ -80,31 +107,44 @@ def test_bytes_are_transposed_in_shared_memory(problem: str, prop: str, schedule
     assert f"def {'odd_' * two}transposer" in plan.source
     # Steps are in another order only if that is so in both operands.
     assert plan.source.count(".reshape([4, 16, ") + plan.source.count(", 4, 16]") == (2 + 2 * two) * (
-        (prop == "bwd_w" and " oh:8" in schedule) or " mb:2" in schedule)
+        (prop == "bwd_w" and " oh:8" in schedule) or " mb:2" in schedule
+    )
 
 
 def test_every_byte_of_a_tile_is_turned_once() -> None:
-    for depth, width, warps, along, apart in itertools.product((32, 64, 128), (16, 64, 256), (4, 8),
-                                                               (0, 1), (False, True)):
+    for depth, width, warps, along, apart in itertools.product(
+        (32, 64, 128), (16, 64, 256), (4, 8), (0, 1), (False, True)
+    ):
         shape = (depth, width) if along == 0 else (width, depth)
         lanes = tuple(ir.Lane(f"x{i}", n, "K" if i == along else "M") for i, n in enumerate(shape))
         own, ways, of_warps, _, told = ast.literal_eval(
-            bytes_layout(lanes, along, warps, apart).removeprefix("gl.DistributedLinearLayout"))
+            bytes_layout(lanes, along, warps, apart).removeprefix("gl.DistributedLinearLayout")
+        )
         assert tuple(told) == shape and len(ways) == 5 and 1 << len(of_warps) == warps
         bases = [b for b in (*own, *ways, *of_warps) if any(b)]
         places = {(0, 0)}
         for y, x in bases:
             places |= {(i ^ y, j ^ x) for i, j in places}
-        assert len(places) == 2**len(bases) == depth * width
+        assert len(places) == 2 ** len(bases) == depth * width
 
 
 WIDENED = [
-    ("mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2 math=ieee", "bwd_w",
-     "ic:64 oc:64 mb:1 oh:8 ow:8 | mma | a=box b=box | pack=a.b.f16 swap=1 stages=3 warps=4 via=gluon"),
-    ("g4mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
-     "ic:64 oc:64 mb.oh.ow:64 | mma | merge=4 pack=a.b.f16 stages=3 warps=4"),
-    ("mb2ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2", "bwd_d",
-     "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | pack=a.b.f16 swap=1 via=gluon stages=4 warps=4")]
+    (
+        "mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2 math=ieee",
+        "bwd_w",
+        "ic:64 oc:64 mb:1 oh:8 ow:8 | mma | a=box b=box | pack=a.b.f16 swap=1 stages=3 warps=4 via=gluon",
+    ),
+    (
+        "g4mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2",
+        "bwd_w",
+        "ic:64 oc:64 mb.oh.ow:64 | mma | merge=4 pack=a.b.f16 stages=3 warps=4",
+    ),
+    (
+        "mb2ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2",
+        "bwd_d",
+        "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | pack=a.b.f16 swap=1 via=gluon stages=4 warps=4",
+    ),
+]
 
 
 @pytest.mark.parametrize(("problem", "prop", "schedule"), WIDENED, ids=[w[1] for w in WIDENED])
@@ -127,10 +167,17 @@ def test_copies_hold_floats_of_8_bits_as_f16(problem: str, prop: str, schedule: 
 
 
 REGISTERS = [
-    ("mb2ic4ih8oc40oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2 math=ieee", "bwd_w",
-     "kh.kw.ic:64 oc:64 mb.oh.ow:32 | mma | pack=f16 split_k=2 stages=3 warps=4"),
-    ("mb2ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2", "bwd_d",
-     "mb.ih.iw:64 ic:64 oc:32 | mma | pack=f16 swap=1 stages=3 warps=4")]
+    (
+        "mb2ic4ih8oc40oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2 math=ieee",
+        "bwd_w",
+        "kh.kw.ic:64 oc:64 mb.oh.ow:32 | mma | pack=f16 split_k=2 stages=3 warps=4",
+    ),
+    (
+        "mb2ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2",
+        "bwd_d",
+        "mb.ih.iw:64 ic:64 oc:32 | mma | pack=f16 swap=1 stages=3 warps=4",
+    ),
+]
 
 
 @pytest.mark.parametrize(("problem", "prop", "schedule"), REGISTERS, ids=[r[1] for r in REGISTERS])
@@ -149,15 +196,20 @@ def test_floats_of_8_bits_become_f16_in_registers(problem: str, prop: str, sched
     assert "tl.dot(wide_" in plan.source and "imprecise" not in plan.source
     assert case.judge(plan, "exact", 1).reason == ""
     for line, words, reason in (
-            ("mb2ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", schedule, "dst holds i8, no floats of 8 bits"),
-            (problem, schedule.replace(" mma ", " fma "), "pack=f16: it is for the matrix unit"),
-            (problem.replace("ih8", "ih7").replace("oh8", "oh7"), schedule.replace("oc:32", "oc:128"),
-             "does not divide")):
+        ("mb2ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", schedule, "dst holds i8, no floats of 8 bits"),
+        (problem, schedule.replace(" mma ", " fma "), "pack=f16: it is for the matrix unit"),
+        (
+            problem.replace("ih8", "ih7").replace("oh8", "oh7"),
+            schedule.replace("oc:32", "oc:128"),
+            "does not divide",
+        ),
+    ):
         direction = prop if "s8" not in line else "bwd_d"
         given = words if direction == prop else REGISTERS[1][2]
         with pytest.raises(ScheduleError, match=reason):
-            ProblemCase(ConvProblem.parse(f"{line} tag=nhwc"), Prop(direction), "", "cpu",
-                 target=TARGETS["sm_90"]).plan(given)
+            ProblemCase(
+                ConvProblem.parse(f"{line} tag=nhwc"), Prop(direction), "", "cpu", target=TARGETS["sm_90"]
+            ).plan(given)
 
 
 def test_rows_of_a_patch_are_runs_of_bytes() -> None:
@@ -169,10 +221,12 @@ def test_rows_of_a_patch_are_runs_of_bytes() -> None:
     assert "k[None, :]" in loaded and "//" not in loaded and "kh" not in loaded.replace("kh_kw_ic", "")
 
 
-GRADIENTS = [("mb128ic256ih14oc256oh14kh3ph1", "bwd_d", "pack=b"),
-             ("mb1ic128ih64oc128oh64kh3ph1", "bwd_w", "a=box b=box | swap=1"),
-             ("mb8ic256ih65oc256oh33kh3sh2ph1", "bwd_w", "pack=a.b.f16"),
-             ("mb8ic32ih128oc32oh128kh5ph2", "bwd_d", "a=gather b=gather | pack=b")]
+GRADIENTS = [
+    ("mb128ic256ih14oc256oh14kh3ph1", "bwd_d", "pack=b"),
+    ("mb1ic128ih64oc128oh64kh3ph1", "bwd_w", "a=box b=box | swap=1"),
+    ("mb8ic256ih65oc256oh33kh3sh2ph1", "bwd_w", "pack=a.b.f16"),
+    ("mb8ic32ih128oc32oh128kh5ph2", "bwd_d", "a=gather b=gather | pack=b"),
+]
 
 
 @pytest.mark.parametrize(("text", "prop", "words"), GRADIENTS, ids=["bwd_d", "bwd_w", "odd", "narrow"])

@@ -42,8 +42,9 @@ def told(capsys: Output, *words: str, code: int = 0) -> tuple[list[str], dict[st
     return lines, dict(zip(("tests", *COUNTED), map(int, found.groups()), strict=True))
 
 
-def test_atomic_sums_do_not_pass_for_deterministic_ones(capsys: Output,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomic_sums_do_not_pass_for_deterministic_ones(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     atomic = "ic:16 oc:16 oh.ow:32 split_k=2 reduce=atomic"
     words = ("--dir=BWD_W", "--attr-deterministic=true", "mb1ic4ih8oc4oh8kh3ph1")
     _, counts = told(capsys, *words)
@@ -67,8 +68,9 @@ def test_what_pads_a_result_is_checked(capsys: Output, monkeypatch: pytest.Monke
 
 
 def test_a_result_that_overlaps_is_an_invalid_argument(capsys: Output) -> None:
-    lines, counts = told(capsys, "--dir=FWD_D", "--dtag=strides(0,25,5,1)", "mb2ic4ih5oc4oh5kh3ph1",
-                         code=1)
+    lines, counts = told(
+        capsys, "--dir=FWD_D", "--dtag=strides(0,25,5,1)", "mb2ic4ih5oc4oh5kh3ph1", code=1
+    )
     assert counts["INVALID_ARGUMENTS"] == 1 and "share a place" in " ".join(lines)
     _, counts = told(capsys, "--dir=FWD_D", "--stag=strides(0,25,5,1)", "mb2ic4ih5oc4oh5kh3ph1")
     assert counts["PASSED"] == 1
@@ -79,15 +81,37 @@ def test_all_status_words_and_the_report(capsys: Output, tmp_path: Path) -> None
         f"--dir=FWD_B,BWD_D,BWD_W --dt=f16 --tag=axb {SMALL}  # pass\n"
         f"--reset --dt=s8:f16:s8,bf17 {SMALL}\n--reset --mode=R --skip-impl=ref {SMALL}\n"
         f"--mode=I {SMALL}\n--mode=L {SMALL}\n--mode=B {SMALL}\n"
-        "--mode=C mb99ic512ih99oc512oh99kh3ph1\n")
+        "--mode=C mb99ic512ih99oc512oh99kh3ph1\n"
+    )
     report = tmp_path / "report.json"
     lines, counts = told(capsys, f"--batch={tmp_path / 'batch'}", f"--json={report}", code=1)
-    assert counts == {"tests": 10, "PASSED": 6, "SKIPPED": 1, "MISTRUSTED": 0, "UNIMPLEMENTED": 1,
-                      "INVALID_ARGUMENTS": 1, "FAILED": 0, "LISTED": 1}
+    assert counts == {
+        "tests": 10,
+        "PASSED": 6,
+        "SKIPPED": 1,
+        "MISTRUSTED": 0,
+        "UNIMPLEMENTED": 1,
+        "INVALID_ARGUMENTS": 1,
+        "FAILED": 0,
+        "LISTED": 1,
+    }
     words = re.findall(r"^(\d+):([A-Z_]+) ", "\n".join(lines), re.MULTILINE)
-    assert sorted(words, key=lambda w: int(w[0])) == list(zip("0123456789", (
-        *["PASSED"] * 3, "UNIMPLEMENTED", "INVALID_ARGUMENTS", "EXECUTED", "INITIALIZED", "LISTED",
-        "PASSED", "SKIPPED"), strict=True))
+    assert sorted(words, key=lambda w: int(w[0])) == list(
+        zip(
+            "0123456789",
+            (
+                *["PASSED"] * 3,
+                "UNIMPLEMENTED",
+                "INVALID_ARGUMENTS",
+                "EXECUTED",
+                "INITIALIZED",
+                "LISTED",
+                "PASSED",
+                "SKIPPED",
+            ),
+            strict=True,
+        )
+    )
     assert any(line.startswith("UNIMPLEMENTED 1: dst: sums of floats by integers") for line in lines)
     assert "no effect: --skip-impl=ref: there is one implementation" in lines
     assert any(line.startswith("9:SKIPPED (too large for the interpreter") for line in lines)
@@ -105,8 +129,13 @@ def test_exit_codes(capsys: Output) -> None:
     told(capsys, "--dt=s8:f16:s8", SMALL)
     told(capsys, "--strict", "--dt=s8:f16:s8", SMALL, code=1)
     told(capsys, "--tag=nothing", SMALL, code=1)
-    for words in ([], ["--nonsense=1", SMALL], ["ic3kh"], ["--batch=no/such/file"],
-                  ["--engine=gpu", SMALL]):
+    for words in (
+        [],
+        ["--nonsense=1", SMALL],
+        ["ic3kh"],
+        ["--batch=no/such/file"],
+        ["--engine=gpu", SMALL],
+    ):
         assert main(["check", *words]) == 2, words
         assert capsys.readouterr().err.count("\n") == 1, words
     for words in (["--configs=few", SMALL], ["--shard=2/2", SMALL]):
@@ -116,11 +145,27 @@ def test_exit_codes(capsys: Output) -> None:
 
 
 def test_layouts_alignment_and_data(capsys: Output) -> None:
-    _, counts = told(capsys, "--quiet", "--dir=FWD_D,BWD_D,BWD_W", "--dt=f16", "--data=exact+float",
-                     "--misalign=1", "--strided=rows,steps,expanded", "mb2ic4iw5oc4ow3kw3sw2pw1")
+    _, counts = told(
+        capsys,
+        "--quiet",
+        "--dir=FWD_D,BWD_D,BWD_W",
+        "--dt=f16",
+        "--data=exact+float",
+        "--misalign=1",
+        "--strided=rows,steps,expanded",
+        "mb2ic4iw5oc4ow3kw3sw2pw1",
+    )
     assert counts["PASSED"] == counts["tests"] == 9
-    _, counts = told(capsys, "--quiet", "--dir=FWD_B,BWD_D,BWD_W", "--dt=bf16", "--stag=aBx16b",
-                     "--wtag=ABx16b16a", "--dtag=aBx16b", "mb1ic20ih5oc20oh5kh3ph1")
+    _, counts = told(
+        capsys,
+        "--quiet",
+        "--dir=FWD_B,BWD_D,BWD_W",
+        "--dt=bf16",
+        "--stag=aBx16b",
+        "--wtag=ABx16b16a",
+        "--dtag=aBx16b",
+        "mb1ic20ih5oc20oh5kh3ph1",
+    )
     assert counts["PASSED"] == counts["tests"] == 3
 
 
@@ -129,10 +174,22 @@ def test_the_interpreter_of_the_ir(capsys: Output, monkeypatch: pytest.MonkeyPat
     words = ("--engine=numpy", "--dir=FWD_D", "--dt=bf16", "--tag=axb", "--target=sm_90")
     gluon = "mb:1 oh:8 ow:8 oc:16 ic:16 | a=box b=box via=gluon | c=box stages=3"
     told(capsys, *words, f"--config={gluon}", "mb1ic32ih8oc24oh8kh3ph1")
-    told(capsys, *words, "--strided=steps", "--epilogue=bias+relu",
-         "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2", "mb1ic32ih4oc8oh4kh1")
-    told(capsys, *words, "--strided=steps", "--dt=bf16:bf16:f32",
-         "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2 reduce=atomic", "mb1ic32ih4oc8oh4kh1")
+    told(
+        capsys,
+        *words,
+        "--strided=steps",
+        "--epilogue=bias+relu",
+        "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2",
+        "mb1ic32ih4oc8oh4kh1",
+    )
+    told(
+        capsys,
+        *words,
+        "--strided=steps",
+        "--dt=bf16:bf16:f32",
+        "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2 reduce=atomic",
+        "mb1ic32ih4oc8oh4kh1",
+    )
     from transconv.ir.interp.evaluate import InterpError
     from transconv.verify import case
 
@@ -145,9 +202,14 @@ def test_the_interpreter_of_the_ir(capsys: Output, monkeypatch: pytest.MonkeyPat
 
 
 def test_epilogues(capsys: Output) -> None:
-    _, counts = told(capsys, "--quiet", "--dt=f16", "--attr-post-ops=,sum+relu,"
-                     "swish:1,gelu_erf,gelu_tanh,logistic,tanh,clip:0:6,hardswish:0.1666667:0.5",
-                     SMALL)
+    _, counts = told(
+        capsys,
+        "--quiet",
+        "--dt=f16",
+        "--attr-post-ops=,sum+relu,"
+        "swish:1,gelu_erf,gelu_tanh,logistic,tanh,clip:0:6,hardswish:0.1666667:0.5",
+        SMALL,
+    )
     assert counts["PASSED"] == counts["tests"] == 9
     assert told(capsys, "--data=float", "--attr-post-ops=sum+swish:1", SMALL)[1]["PASSED"] == 1
 
@@ -157,7 +219,10 @@ def test_shards_are_disjoint(capsys: Output) -> None:
     for shard in ("0/2", "1/2"):
         lines += told(capsys, "--mode=L", "--dt=f16,bf16,f32", f"--shard={shard}", SMALL)[0]
     assert sorted(line.partition("--mode=L ")[2] for line in lines) == [
-        f"--dt=bf16 {SMALL}", f"--dt=f16 {SMALL}", SMALL]
+        f"--dt=bf16 {SMALL}",
+        f"--dt=f16 {SMALL}",
+        SMALL,
+    ]
 
 
 def repeats(lines: list[str]) -> list[list[str]]:
@@ -168,8 +233,11 @@ def repeats(lines: list[str]) -> list[list[str]]:
 
 # What the replay of every stage shows without a schedule needs one here. Left to the replay
 # (test_planted.py): what only sizes show that no interpreter takes, and what only machine code has.
-BUGS = [replace(bug, schedule="ow:16 | fma") if bug.stage == "cse" else bug for bug in planted.PASSES
-        if ConvProblem.parse(bug.problem).mb < 1000 and bug.stage != "quads"]
+BUGS = [
+    replace(bug, schedule="ow:16 | fma") if bug.stage == "cse" else bug
+    for bug in planted.PASSES
+    if ConvProblem.parse(bug.problem).mb < 1000 and bug.stage != "quads"
+]
 
 
 def test_all_bugs_but_two_are_planted_here() -> None:
@@ -178,12 +246,19 @@ def test_all_bugs_but_two_are_planted_here() -> None:
 
 @pytest.mark.every(7)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.stage}: {bug.what}")
-def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: planted.Bug,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_fails_and_its_line_repeats_it(
+    capsys: Output, bug: planted.Bug, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p = ConvProblem.parse(bug.problem)
-    words = [f"--dir={'FWD_D' if bug.prop is Prop.FWD else str(bug.prop).upper()}",
-             f"--dt={p.src.dtype}", f"--tag={bug.problem.partition('tag=')[2]}", "--target=sm_90",
-             f"--config={bug.schedule}", "--attr-fpmath=any", p.shape_text]
+    words = [
+        f"--dir={'FWD_D' if bug.prop is Prop.FWD else str(bug.prop).upper()}",
+        f"--dt={p.src.dtype}",
+        f"--tag={bug.problem.partition('tag=')[2]}",
+        "--target=sm_90",
+        f"--config={bug.schedule}",
+        "--attr-fpmath=any",
+        p.shape_text,
+    ]
     if "gluon" in bug.schedule:  # which Triton's interpreter does not read
         words.insert(0, "--engine=numpy")
     switches = ",".join("-+"[on] + name for name, on in bug.switches.items())
@@ -194,7 +269,7 @@ def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: plante
         lines, counts = told(capsys, *words, code=1)
         assert counts["FAILED"] == 1
         assert lines[0].startswith("0:FAILED (")
-        command, = repeats(lines)
+        (command,) = repeats(lines)
         assert not bug.schedule or f"--schedule={bug.schedule}" in command
         compiler.forget()
         assert told(capsys, *command, code=1)[1]["FAILED"] == 1
@@ -203,7 +278,8 @@ def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: plante
 
 
 def test_every_schedule_is_checked_and_the_failing_ones_are_named(
-        capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of five schedules stores nothing: its line has its schedule, and the others pass."""
     honest = ProblemCase.launch
     words = ("--dir=FWD_D", "--dt=f16", "--tag=axb", "--target=sm_90", "--data=exact", SMALL)
@@ -221,7 +297,7 @@ def test_every_schedule_is_checked_and_the_failing_ones_are_named(
     assert len(seen) == 6 and len(set(seen)) == 5  # the user's plan is the first candidate
     assert "1 of 6 schedules fail, the first: exact: 100 of 100 elements are wrong" in lines[0]
     assert "6 plans were checked" in lines
-    command, = repeats(lines)
+    (command,) = repeats(lines)
     assert f"--schedule={seen[3]}" in command
 
 
@@ -257,13 +333,24 @@ def _bias(case: ProblemCase) -> None:
     case.beside["bia"].memory[0] = 0.0
 
 
-@pytest.mark.parametrize(("words", "damage"), [
-    ([], _before), ([], _behind), (["--strided=steps"], _between), ([], _operand), ([], _bias),
-    (["--misalign=3", "--tag=axb"], _behind), (["--dt=bf16"], _before), (["--dt=f64"], _behind),
-    (["--mode=B"], _behind),
-], ids=lambda x: x.__name__ if callable(x) else "".join(x))
-def test_a_write_outside_fails(capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str],
-                               damage: Any) -> None:
+@pytest.mark.parametrize(
+    ("words", "damage"),
+    [
+        ([], _before),
+        ([], _behind),
+        (["--strided=steps"], _between),
+        ([], _operand),
+        ([], _bias),
+        (["--misalign=3", "--tag=axb"], _behind),
+        (["--dt=bf16"], _before),
+        (["--dt=f64"], _behind),
+        (["--mode=B"], _behind),
+    ],
+    ids=lambda x: x.__name__ if callable(x) else "".join(x),
+)
+def test_a_write_outside_fails(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch, words: list[str], damage: Any
+) -> None:
     damaged(monkeypatch, damage)
     lines, _ = told(capsys, *words, SMALL, code=1)
     assert "wrote outside of dst" in lines[0] or "changed " in lines[0]
@@ -313,6 +400,7 @@ def test_zeros_that_strides_leave_are_trusted() -> None:
 
 def test_kernels_known_to_be_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong kernel that the check of first results would replace is still a failure here."""
+
     def proven(case: ProblemCase) -> None:
         raise Unsupported("miscompiled", "8 plans gave wrong results")
 
@@ -321,8 +409,7 @@ def test_kernels_known_to_be_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None
     assert (row["status"], row["cause"]) == ("FAILED", "miscompiled")
 
 
-def test_errors_of_one_problem_do_not_hide_others(capsys: Output,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_one_problem_do_not_hide_others(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = runtime.plan
 
     def plan(workload: ConvWorkload, *others: Any, **more: Any) -> Any:
@@ -348,8 +435,10 @@ def test_workers_have_a_time_limit_and_a_budget(capsys: Output) -> None:
 
 def test_what_happens_to_a_worker_is_a_status() -> None:
     assert verb.answer({"error": "crash"})["status"] == "FAILED"
-    assert verb.answer({"error": "RuntimeError: CUDA error: an\nillegal memory access"})[
-        "reason"] == "RuntimeError: CUDA error: an illegal memory access"
+    assert (
+        verb.answer({"error": "RuntimeError: CUDA error: an\nillegal memory access"})["reason"]
+        == "RuntimeError: CUDA error: an illegal memory access"
+    )
     assert verb.answer({"error": "out of budget"})["status"] == "SKIPPED"
 
 
@@ -385,16 +474,23 @@ def forget_dilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A front end that relates positions and taps as if taps were side by side."""
     for name in ("_solve_i", "_solve_o"):
         real = getattr(relation, name)
-        monkeypatch.setattr(relation, name, lambda p, *said, real=real: real(
-            replace(p, dilation=(1, ) * p.ndims), *said))
+        monkeypatch.setattr(
+            relation, name, lambda p, *said, real=real: real(replace(p, dilation=(1,) * p.ndims), *said)
+        )
 
 
 def test_a_dilation_that_the_text_of_any_size_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels do what it says; the answers of slices and of torch are of no text."""
+
     def wrong() -> list[str]:
         compiler.forget()
-        found = any_size.beside_torch(ConvProblem.parse(DILATED), frozenset({"mb", "iw"}),
-                                      executable(TARGETS["sm_90"], "cpu"), "MB=2", [Prop.FWD])
+        found = any_size.beside_torch(
+            ConvProblem.parse(DILATED),
+            frozenset({"mb", "iw"}),
+            executable(TARGETS["sm_90"], "cpu"),
+            "MB=2",
+            [Prop.FWD],
+        )
         first, *rest = [line for line, _ in found]
         assert first == BESIDE
         return rest
@@ -409,12 +505,14 @@ def test_a_check_of_any_size_says_what_answers(capsys: Output) -> None:
     assert main(["check", "--sizes=MB=2", "mb1?ic2iw6?oc2kw3pw2dw1"]) == 0
     _, beside = capsys.readouterr().out.split(BESIDE)
     assert [line.split() for line in beside.split("\n") if line] == [
-        ["right", prop.value, "MB=2", "IW=6"] for prop in Prop]
+        ["right", prop.value, "MB=2", "IW=6"] for prop in Prop
+    ]
 
 
 @pytest.mark.parametrize("direction", ["FWD_D", "BWD_D", "BWD_W"])
-def test_a_dilation_that_the_front_end_forgets(direction: str, capsys: Output,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dilation_that_the_front_end_forgets(
+    direction: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = (f"--dir={direction}", "--data=exact")
     lines, counts = told(capsys, *words, DILATED)
     assert counts["PASSED"] == 1
@@ -431,6 +529,6 @@ def test_a_dilation_that_the_front_end_forgets(direction: str, capsys: Output,
 def test_an_answer_that_forgets_a_dilation(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two answers are not of one mind then."""
     real = judgement.tap_slices
-    monkeypatch.setattr(judgement, "tap_slices", lambda p: real(replace(p, dilation=(1, ) * p.ndims)))
+    monkeypatch.setattr(judgement, "tap_slices", lambda p: real(replace(p, dilation=(1,) * p.ndims)))
     lines, counts = told(capsys, "--data=exact", DILATED, code=1)
     assert counts["FAILED"] == 1 and "are not those of torch.nn.functional.conv1d in f64" in lines[0]

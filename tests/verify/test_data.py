@@ -90,9 +90,13 @@ def test_whole_numbers_have_the_range_of_their_type(types: str, prop: Prop) -> N
     assert {*np.unique(b)} == {*range(low, high + 1)}
 
 
-LAYOUTS = {"dense": ("nchw", (2, 3, 4, 5)), "last": ("nhwc", (2, 3, 4, 5)),
-           "blocked": ("aBcd4b", (2, 7, 3, 2)), "twice": ("ABcd2b2a", (3, 5, 2, 2)),
-           "gaps": ("strides(80,20,5,1)", (2, 3, 3, 4))}
+LAYOUTS = {
+    "dense": ("nchw", (2, 3, 4, 5)),
+    "last": ("nhwc", (2, 3, 4, 5)),
+    "blocked": ("aBcd4b", (2, 7, 3, 2)),
+    "twice": ("ABcd2b2a", (3, 5, 2, 2)),
+    "gaps": ("strides(80,20,5,1)", (2, 3, 3, 4)),
+}
 
 
 def guarded(name: str, dtype: str = "f16", shift: int = 0) -> Guarded:
@@ -112,7 +116,7 @@ def test_what_is_put_is_what_is_read_and_all_else_is_poison(name: str, dtype: st
     changed = (tensor.memory.view(bits) != pattern).nonzero().ravel()
     assert len(changed) == values.numel() and (before.view(bits) == pattern).all()
     assert tensor.start == data.GUARD + 3 and changed[0] >= tensor.start
-    assert tensor.intact() and tensor.argument.data_ptr() == tensor.memory[tensor.start:].data_ptr()
+    assert tensor.intact() and tensor.argument.data_ptr() == tensor.memory[tensor.start :].data_ptr()
 
 
 @pytest.mark.parametrize("tag", ["nchw", "nChw16c"])
@@ -161,7 +165,7 @@ def test_padding_of_blocks_is_seen_to_be_zero_or_not() -> None:
     for name in ("blocked", "twice"):
         tensor = guarded(name)
         assert not tensor.is_padded_with_zeros  # it is poison
-        tensor.memory[tensor.start:tensor.start + tensor.layout.span] = 0
+        tensor.memory[tensor.start : tensor.start + tensor.layout.span] = 0
         assert tensor.is_padded_with_zeros
         tensor.put(torch.ones(tensor.shape))
         assert tensor.is_padded_with_zeros
@@ -183,8 +187,9 @@ def test_what_is_expanded_is_put_once() -> None:
     assert (tensor.view == values[:1]).all() and tensor.intact()
 
 
-@pytest.mark.parametrize("dtype", [t for t in DTYPES.values() if t.torch and t.kind in ("int", "float")],
-                         ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "dtype", [t for t in DTYPES.values() if t.torch and t.kind in ("int", "float")], ids=lambda t: t.name
+)
 def test_poison_is_no_number_that_arithmetic_makes(dtype: object) -> None:
     elements = getattr(torch, dtype.torch)  # type: ignore[attr-defined]
     bits, pattern = data.poison(elements)

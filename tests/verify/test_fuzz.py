@@ -62,9 +62,30 @@ def test_trials() -> None:
 def test_trials_in_tritons_interpreter() -> None:
     """By the command, in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-m", "transconv", "fuzz", "--n", "8", "--seed", "2", "--jobs", "1",
-         "--share", "1", "--no-corpus", "--interpreter", "--shrink", "0"],
-        capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+        [
+            sys.executable,
+            "-m",
+            "transconv",
+            "fuzz",
+            "--n",
+            "8",
+            "--seed",
+            "2",
+            "--jobs",
+            "1",
+            "--share",
+            "1",
+            "--no-corpus",
+            "--interpreter",
+            "--shrink",
+            "0",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 trials" in done.stdout
 
@@ -79,10 +100,18 @@ def test_trials_of_emitted_text() -> None:
 
 @pytest.mark.slow
 def test_a_trial_is_the_same_in_another_process() -> None:
-    code = ("from transconv.verify.fuzz.conv_trial import draw_trial;"
-            "print('\\n'.join(str(draw_trial('tests', n)) for n in range(5)))")
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
-                          check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout
+    code = (
+        "from transconv.verify.fuzz.conv_trial import draw_trial;"
+        "print('\\n'.join(str(draw_trial('tests', n)) for n in range(5)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    ).stdout
     assert told.split("\n")[:-1] == [str(t) for t in drawn_trials()[:5]]
 
 
@@ -103,17 +132,24 @@ def test_a_kernel_is_the_same_in_another_process(passes: str, monkeypatch: pytes
     """Verdicts are stored under the kernel's text: with a name that depends on the order of a set they
     would be lost. This process has hashes of its own."""
     monkeypatch.setenv("TRANSCONV_PASSES", passes)
-    code = ("from transconv.conv import Epilogue, build\n"
-            "from transconv.verify.fuzz.conv_trial import draw_trial\n"
-            "from transconv.target import Target\n"
-            "for t in (draw_trial('names', n) for n in range(152, 155)):\n"
-            "    made = build(t.problem, t.prop, Target.parse('sm_90'), t.schedule,"
-            " Epilogue.parse(t.epilogue))\n"
-            "    print(*(s.source + s.digest for s in made.steps))")
+    code = (
+        "from transconv.conv import Epilogue, build\n"
+        "from transconv.verify.fuzz.conv_trial import draw_trial\n"
+        "from transconv.target import Target\n"
+        "for t in (draw_trial('names', n) for n in range(152, 155)):\n"
+        "    made = build(t.problem, t.prop, Target.parse('sm_90'), t.schedule,"
+        " Epilogue.parse(t.epilogue))\n"
+        "    print(*(s.source + s.digest for s in made.steps))"
+    )
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True,
-        env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+    ).stdout
     with redirect_stdout(io.StringIO()) as here:
         exec(code, {})
     assert told == here.getvalue() and told.count("def ") >= 3
@@ -148,7 +184,8 @@ def test_everything_is_drawn() -> None:
     for word in words():
         if isinstance(word.values, tuple) and isinstance(word.default, str):
             assert set(word.values) - {"gluon", "stream"} <= set(seen[word.name]) or (
-                word.name in ("keep", "behind", "red", "row")), word.name  # the last two are of rows
+                word.name in ("keep", "behind", "red", "row")
+            ), word.name  # the last two are of rows
     assert {w.name for w in words()} <= set(seen)
     assert set(seen["direction"]) == {p.value for p in Prop}
     assert set(seen["axes"]) == {"1D", "2D", "3D"}
@@ -183,6 +220,7 @@ def test_drawn_schedules_are_legal() -> None:
 def test_a_new_word_is_drawn_by_itself() -> None:
     """A word that is added to the table is drawn: one of its values, of the smallest of its range, of
     what its row says, or of those seen among proposals."""
+
     def drawn(word: Word, seen: tuple[Schedule, ...] = ()) -> set[object]:
         rng, compute = random.Random(1), drawn_trials()[0].computes[0]
         return {legal_schedules._value(rng, word, Schedule(), compute, seen) for _ in range(80)}
@@ -205,9 +243,16 @@ def test_a_new_word_is_drawn_by_itself() -> None:
         unregister("depth")
 
 
-@pytest.mark.parametrize(("what", "reason"), [
-    ("value", "1 of 200 elements are wrong"), ("nothing", "elements are wrong"),
-    ("guard", "wrote outside of dst"), ("gap", "wrote outside of dst"), ("operand", "changed src")])
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("value", "1 of 200 elements are wrong"),
+        ("nothing", "elements are wrong"),
+        ("guard", "wrote outside of dst"),
+        ("gap", "wrote outside of dst"),
+        ("operand", "changed src"),
+    ],
+)
 def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong element, one that is not written, a write before, after, between, or to an operand."""
     honest = ProblemCase.judged
@@ -225,7 +270,8 @@ def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.Monke
         return honest(case, compiled, data)
 
     line = f"{RIGHT} --stag=nchw --wtag=oihw --dtag=" + (
-        "strides(400_48_8_1)" if what == "gap" else "nchw")
+        "strides(400_48_8_1)" if what == "gap" else "nchw"
+    )
     assert work(line=line)["status"] == "passed"
     monkeypatch.setattr(ProblemCase, "judged", tampered)
     row = work(line=line)
@@ -257,9 +303,9 @@ def test_simpler_trials_are_trials() -> None:
             assert ConvTrial.parse(str(simple)) == simple != trial
 
 
-def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch,
-                                                 capsys: pytest.CaptureFixture[str],
-                                                 tmp_path: Path) -> None:
+def test_a_pass_that_is_wrong_is_found_and_shrunk(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Forked workers inherit a planted bug: every weight gradient is wrong."""
     monkeypatch.setattr(main_loop, "work", _planted)
     plan = main_loop.FuzzPlan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
@@ -281,8 +327,14 @@ def _planted(**asked: object) -> dict[str, object]:
     line = str(asked.get("line") or draw_trial(asked["seed"], asked["number"]))  # type: ignore
     trial = ConvTrial.parse(line)
     wrong = trial.prop is Prop.BWD_W
-    return {"line": line, "facts": trial.facts, "way": "numpy", "seconds": 0.0,
-            "status": "failed" if wrong else "passed", "reason": "wrong" if wrong else ""}
+    return {
+        "line": line,
+        "facts": trial.facts,
+        "way": "numpy",
+        "seconds": 0.0,
+        "status": "failed" if wrong else "passed",
+        "reason": "wrong" if wrong else "",
+    }
 
 
 @pytest.mark.parametrize("how", ["crash", "timeout"])
@@ -311,10 +363,12 @@ def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None
     assert 1 <= tally.asked < 20 and tally.next(0) == tally.asked
 
 
-def test_a_run_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_where_another_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that is stopped by a signal, which its workers ignore, and one that continues it: together
     they report every trial of a seed."""
+
     def stopping(**asked: object) -> dict[str, object]:
         if asked["number"] == 5 and asked["seed"] == "first":
             time.sleep(0.5)
@@ -384,8 +438,11 @@ def test_strange_strides_are_said() -> None:
 
 def test_the_heuristic_is_drawn_from() -> None:
     """Some schedules are the heuristic's own, others are none of its candidates."""
-    own = Counter(t.schedule in heuristics.candidates(t.computes[0], t.chip)
-                  for t in drawn_trials()[:60] if t.schedule is not None)
+    own = Counter(
+        t.schedule in heuristics.candidates(t.computes[0], t.chip)
+        for t in drawn_trials()[:60]
+        if t.schedule is not None
+    )
     assert own[True] > 5 and own[False] > 20
 
 
@@ -427,13 +484,16 @@ def test_schedules_of_products_with_bytes_are_those_of_the_product() -> None:
 def test_trials_with_zero_points_are_drawn_and_right() -> None:
     found = [t.epilogue for t in drawn_trials() if "zero:" in t.epilogue]
     assert any("zero:src" in words or "zero:dst" in words for words in found)
-    line = ("--dir=FWD_D --dt=u8:i8:i8 --stag=nhwc --wtag=ohwi --dtag=nhwc --schedule=oh.ow:32+fma "
-            "--epilogue=zero:src:per_ic+zero:wei+bias mb1ic3ih7oc3oh5kh3sh2ph3")
+    line = (
+        "--dir=FWD_D --dt=u8:i8:i8 --stag=nhwc --wtag=ohwi --dtag=nhwc --schedule=oh.ow:32+fma "
+        "--epilogue=zero:src:per_ic+zero:wei+bias mb1ic3ih7oc3oh5kh3sh2ph3"
+    )
     assert work(line=line, way="numpy")["status"] == "passed"
 
 
-QUANTISED = ("--dir=FWD_D --dt=s8:s8:s8 --epilogue=zero:src+mul:f32:per_oc+add:s32:common "
-             "mb1ic8ih5oc8oh5kh3ph1")
+QUANTISED = (
+    "--dir=FWD_D --dt=s8:s8:s8 --epilogue=zero:src+mul:f32:per_oc+add:s32:common mb1ic8ih5oc8oh5kh3ph1"
+)
 
 
 def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ def test_trials() -> None:
 
 def test_boxes_behind_a_sum_are_drawn() -> None:
     """What the producer fetches, of one residual in twenty on this chip."""
+
     def schedule(seed: int) -> Schedule | None:
         rng = Random(seed)
         compute = parse(compute_texts._residual(compute_texts.TextPage(rng)))
@@ -61,11 +62,38 @@ def test_everything_is_drawn() -> None:
             seen.setdefault(name, set()).add(word)
     sized = [any_size.drawn_text(Random(n)) for n in range(30)]
     whole = "\n".join((*(t.text for t in drawn()), *sized))
-    for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
-                 "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
-                 "compute statistics", "compute residual", " squares= ",
-                 "f32", "store D", "math=ieee", "k0 k1)", "argmax(", "argmin(", " += ", "_gradient",
-                 "compute long", "any_map", "any_reduction", "any_mean", "any_rows", "any_product"):
+    for said in (
+        "compute product",
+        "compute chain",
+        "compute rows",
+        "reduced_max",
+        "reduced_min",
+        "reduced_prod",
+        "reduced_sum",
+        " else ",
+        " where ",
+        " // ",
+        "strides(",
+        "f16",
+        "bf16",
+        "compute statistics",
+        "compute residual",
+        " squares= ",
+        "f32",
+        "store D",
+        "math=ieee",
+        "k0 k1)",
+        "argmax(",
+        "argmin(",
+        " += ",
+        "_gradient",
+        "compute long",
+        "any_map",
+        "any_reduction",
+        "any_mean",
+        "any_rows",
+        "any_product",
+    ):
         assert said in whole, said
     for name in ("red", "row"):
         assert set(TABLE[name].values) <= seen[name], name
@@ -78,16 +106,24 @@ def test_everything_is_drawn() -> None:
 
 def test_every_function_that_makes_a_number_may_be_drawn() -> None:
     assert {*compute_texts.EXACT} == {n for n, op in OPS.items() if op.exact and op.arity < 3} - {
-        "lt", "le", "gt", "ge", "eq", "ne"}
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq",
+        "ne",
+    }
     rounded = {*compute_texts.DRAWN} - {*compute_texts.EXACT}
     assert {*compute_texts.DRAWN} > {*compute_texts.EXACT} and {"gelu", "sigmoid", "tanh"} <= rounded
 
 
 def test_slopes_are_judged_in_f64() -> None:
     """Every float tensor; positions and whole numbers keep their types."""
-    narrow = parse("compute rows\n tensor I i64 [4]\n tensor X bf16 [9, 5]\n tensor W f8e4m3 [5]\n"
-                   " tensor Y f32 [4, 5]\n axes m=4 k=5\n read i = I[m]\n read x = X[i, k]\n"
-                   " read w = W[k]\n store Y[m, k] = x * w")
+    narrow = parse(
+        "compute rows\n tensor I i64 [4]\n tensor X bf16 [9, 5]\n tensor W f8e4m3 [5]\n"
+        " tensor Y f32 [4, 5]\n axes m=4 k=5\n read i = I[m]\n read x = X[i, k]\n"
+        " read w = W[k]\n store Y[m, k] = x * w"
+    )
     made = wide(narrow)
     assert {t.name: str(t.dtype) for t in made.tensors} == {"I": "i64", "X": "f64", "W": "f64", "Y": "f64"}
     assert [t.shape for t in made.tensors] == [t.shape for t in narrow.tensors]
@@ -104,10 +140,18 @@ def test_lines_read_back() -> None:
 
 
 def test_a_trial_is_the_same_in_another_process() -> None:
-    code = ("from transconv.verify.fuzz.compute_trial import draw_trial;"
-            "print([draw_trial('tests', n) for n in range(6)])")
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
-                          check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout
+    code = (
+        "from transconv.verify.fuzz.compute_trial import draw_trial;"
+        "print([draw_trial('tests', n) for n in range(6)])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    ).stdout
     assert told.strip() == str([draw_trial("tests", n) for n in range(6)])
 
 
@@ -131,14 +175,25 @@ def test_a_bug_is_found_and_attributed(capsys: pytest.CaptureFixture[str]) -> No
 def test_shrinking_keeps_what_fails() -> None:
     """Shrinking leaves the one condition that fails, a maximum over a few elements, and removes the
     rest."""
-    text = (f"{TEXT}\n read y = Y2[k, 20 - m] where m < 9\n let t = max(x - y*2; k)\n"
-            " store Z[m] = relu(t) + 1").replace("compute rows", "compute rows math=ieee")
-    trial = ComputeTrial(text.replace(" read x", " tensor X f16 [30, 40]\n read x"), "sm_90",
-                         "m:8 k:16 | fma | late=1 warps=2")
+    text = (
+        f"{TEXT}\n read y = Y2[k, 20 - m] where m < 9\n let t = max(x - y*2; k)\n store Z[m] = relu(t) + 1"
+    ).replace("compute rows", "compute rows math=ieee")
+    trial = ComputeTrial(
+        text.replace(" read x", " tensor X f16 [30, 40]\n read x"),
+        "sm_90",
+        "m:8 k:16 | fma | late=1 warps=2",
+    )
 
     def fails(tried: Sequence[ComputeTrial]) -> int | None:
-        return next((n for n, t in enumerate(tried) if t.compute.size("k") >= 3 and any(
-            isinstance(s, Reduction) and s.op == "max" for s in t.compute.steps)), None)
+        return next(
+            (
+                n
+                for n, t in enumerate(tried)
+                if t.compute.size("k") >= 3
+                and any(isinstance(s, Reduction) and s.op == "max" for s in t.compute.steps)
+            ),
+            None,
+        )
 
     simple, asked = shrink(trial, fails, most=1000)
     assert simple.schedule == "" and asked < 1000
@@ -162,16 +217,21 @@ def test_sizes_that_are_arguments_become_numbers() -> None:
 
 def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:
     """An operation that is steeper than 1, of a product of tf32 that is nearly all there is."""
-    text = ("compute product\n tensor X f32 [64, 1]\n tensor W f32 [1, 48]\n axes m=64 n=48 k=1\n"
-            "read x = X[m, k]\n read w = W[k, n]\n let s = sum(x*w; k)\n"
-            "store C[m, n] = hardswish(s)*2 - s")
+    text = (
+        "compute product\n tensor X f32 [64, 1]\n tensor W f32 [1, 48]\n axes m=64 n=48 k=1\n"
+        "read x = X[m, k]\n read w = W[k, n]\n let s = sum(x*w; k)\n"
+        "store C[m, n] = hardswish(s)*2 - s"
+    )
     assert ComputeTrial(text, "sm_90", "m:16 n:16 k:16 | mma | stages=2 warps=2").problem() == ""
 
 
-@pytest.mark.parametrize(("what", "reason"), [
-    ("before", "wrote outside of Y"), ("between", "wrote outside of Y"), ("operand", "changed X")])
-def test_what_is_written_beside_results_is_seen(what: str, reason: str,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("before", "wrote outside of Y"), ("between", "wrote outside of Y"), ("operand", "changed X")],
+)
+def test_what_is_written_beside_results_is_seen(
+    what: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the result and between its elements, and in an operand."""
     case = ComputationCase(parse(TEXT.replace(" axes", " tensor Y f32 [21] strides(2)\n axes")))
     honest = Plan.run

@@ -24,14 +24,18 @@ NEWEST = ROOT / ".newest"
 CHIPS = [t for t in TARGETS.values() if t.backend in BACKENDS]
 
 
-@pytest.mark.parametrize(("triton", "part"), [
-    ("installed", "4/132"), pytest.param(".newest", "7/132", marks=pytest.mark.slow)])
-def test_share(triton: str, part: str, monkeypatch: pytest.MonkeyPatch,
-               capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("triton", "part"), [("installed", "4/132"), pytest.param(".newest", "7/132", marks=pytest.mark.slow)]
+)
+def test_share(
+    triton: str, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every 132nd diagonal of problems and chips; `make matrix` compiles all."""
     if triton != "installed" and not (NEWEST / "ready").exists():
-        pytest.skip("the newest Triton is not in .newest, so nothing was compiled with it; "
-                    "`make .newest/ready` installs it where there is a network")
+        pytest.skip(
+            "the newest Triton is not in .newest, so nothing was compiled with it; "
+            "`make .newest/ready` installs it where there is a network"
+        )
     monkeypatch.chdir(ROOT)
     code = main(["matrix", "--share", part, "--triton", triton, "--jobs", "2"])
     assert code == 0, capsys.readouterr().out
@@ -49,8 +53,11 @@ def test_shares_make_the_whole() -> None:
 def test_every_golden_problem_is_in_it() -> None:
     """Those whose text is kept word for word are compiled as they are there."""
     for name, (text, way, schedule, _, _) in test_emit.CASES.items():
-        found = [c for c in CASES.values() if "?" not in c.problem
-                 and ConvProblem.parse(c.problem) == ConvProblem.parse(text)]
+        found = [
+            c
+            for c in CASES.values()
+            if "?" not in c.problem and ConvProblem.parse(c.problem) == ConvProblem.parse(text)
+        ]
         assert any(c.schedules.get(Prop(way)) == schedule for c in found), name
 
 
@@ -68,9 +75,12 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
     pinned = (ROOT / "constraints.txt").read_text().split("triton==")[1].split()[0]
     for version in (pinned, newest):
         known = {(r.case, r.target) for r in rows.values() if r.triton == version}
-        assert known == {(c.name, t.name) for c in CASES.values() for t in CHIPS
-                         if not any(map(t.why_not_held,
-                                        ConvProblem.parse(marked(c.problem)[0]).dtypes))}, version
+        assert known == {
+            (c.name, t.name)
+            for c in CASES.values()
+            for t in CHIPS
+            if not any(map(t.why_not_held, ConvProblem.parse(marked(c.problem)[0]).dtypes))
+        }, version
 
 
 def test_the_page_is_current() -> None:
@@ -82,12 +92,22 @@ def test_the_page_is_current() -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_that_is_too_small_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_is_too_small_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Recorded, then held to a record that allows less, and to one that knows nothing."""
     path, table = tmp_path / "record.csv", tmp_path / "rows.csv"
-    words = ["matrix", "--targets", "sm_80", "--problems", "depthwise", "--jobs", "1", "--record",
-             str(path)]
+    words = [
+        "matrix",
+        "--targets",
+        "sm_80",
+        "--problems",
+        "depthwise",
+        "--jobs",
+        "1",
+        "--record",
+        str(path),
+    ]
     assert main([*words, "--update", "--csv", str(table)]) == 0
     assert table.read_text() == path.read_text()
     rows = list(csv.DictReader(path.open()))
@@ -105,13 +125,15 @@ def test_a_budget_that_is_too_small_fails(tmp_path: Path, capsys: pytest.Capture
     assert "has no rows in the record; --update makes them" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "text"), [
-    (["--problems", "nothing"], "golden problem 'nothing' is unknown; expected one of dense"),
-    (["--targets", "sm_20"], "target 'sm_20' is unknown"),
-    (["--triton", "/nonexistent"], "there is no Triton in /nonexistent; make it with: pip install"),
-])
-def test_what_cannot_be_asked(words: list[str], text: str,
-                              capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--problems", "nothing"], "golden problem 'nothing' is unknown; expected one of dense"),
+        (["--targets", "sm_20"], "target 'sm_20' is unknown"),
+        (["--triton", "/nonexistent"], "there is no Triton in /nonexistent; make it with: pip install"),
+    ],
+)
+def test_what_cannot_be_asked(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", *words]) == 2
     assert text in capsys.readouterr().err
 

@@ -26,8 +26,14 @@ def test_what_is_left_out() -> None:
     finally:
         key.__code__ = honest
     assert key(1, 2, True) == ("<1>", 2, False)
-    assert found == [(2, False), ("<1>", False), ("<1>", 2), ("<>", 2, False), ("<1>", 2, False),
-                     ("<1>", 2, True)]
+    assert found == [
+        (2, False),
+        ("<1>", False),
+        ("<1>", 2),
+        ("<>", 2, False),
+        ("<1>", 2, False),
+        ("<1>", 2, True),
+    ]
     assert made[1][0] == f"key:{honest.co_firstlineno + 2} without b"
 
 
@@ -42,8 +48,10 @@ print(*(killed(check_records.digest, left[part], [TEST]) for part in ("{machine}
 def test_a_mutant_is_killed_by_a_test_that_minds(tmp_path: Path) -> None:
     """In a process of its own: a fork of this one, which has threads, may wait for ever."""
     test = tmp_path / "test_it.py"
-    test.write_text("from transconv.runtime.check_records import digest\n"
-                    "def test_it():\n    assert digest('a', 'b') != digest('a', 'c')\n")
+    test.write_text(
+        "from transconv.runtime.check_records import digest\n"
+        "def test_it():\n    assert digest('a', 'b') != digest('a', 'c')\n"
+    )
     alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = programs.run(["-c", f"TEST = {str(test)!r}{FORKED}"], cwd=ROOT, env=alone, timeout=100)
     assert done.stdout.splitlines()[-1:] == ["True False"], done.stdout + done.stderr

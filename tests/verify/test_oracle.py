@@ -54,8 +54,8 @@ def test_exact_data_are_exact(dtype: str, prop: Prop) -> None:
     a, b = (tensors[n].view for n in prop.operands)
     kept = float((a != 0).double().mean())
     assert kept == pytest.approx(share if share < 1 else 1, abs=0.25 if share == 1 else 0.02)
-    (_, most), = pieces(p, prop, a, b, absolute=True)
-    (_, want), = pieces(p, prop, a, b)
+    ((_, most),) = pieces(p, prop, a, b, absolute=True)
+    ((_, want),) = pieces(p, prop, a, b)
     assert most.max() < 2**24
     rounded = want.to(a.dtype).double()
     assert (rounded == want).double().mean() > 0.999
@@ -83,8 +83,7 @@ def run_right(p: ConvProblem, prop: Prop, mode: str) -> tuple[torch.Tensor, ...]
 @pytest.mark.parametrize("mode", ["exact", "float"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("prop", list(Prop))
-def test_a_rounded_answer_is_right_and_a_damaged_one_is_not(prop: Prop, dtype: str,
-                                                            mode: str) -> None:
+def test_a_rounded_answer_is_right_and_a_damaged_one_is_not(prop: Prop, dtype: str, mode: str) -> None:
     p = ConvProblem.make(3, 8, 16, (6, 5), (3, 3), pad=1, dtype=dtype, layout="nhwc", math="ieee")
     a, b, got = run_right(p, prop, mode)
     found = judge(p, prop, a, b, got, mode)
@@ -107,7 +106,7 @@ def test_low_precision_sums_are_noticed() -> None:
     a, b, got = run_right(p, Prop.FWD, "float")
     total = torch.zeros(got.shape, dtype=torch.bfloat16)
     for c in range(0, 512, 8):
-        part = torch.einsum("nchw,oc->nohw", a[:, c:c + 8].float(), b[:, c:c + 8, 0, 0].float())
+        part = torch.einsum("nchw,oc->nohw", a[:, c : c + 8].float(), b[:, c : c + 8, 0, 0].float())
         total = total + part.bfloat16()
     assert not judge(p, Prop.FWD, a, b, total, "float").right
 
@@ -122,8 +121,10 @@ def test_epilogue_of_the_answer() -> None:
     assert not judge(p, Prop.FWD, a, b, got, "exact", "bias+res+relu", extra).right
 
 
-@pytest.mark.parametrize("words", ["bias+relu", "sum:0.5", "res+relu", "add:f32+mul:f32:per_oc",
-                                   "prelu:per_tensor", "add:f32:15"])
+@pytest.mark.parametrize(
+    "words",
+    ["bias+relu", "sum:0.5", "res+relu", "add:f32+mul:f32:per_oc", "prelu:per_tensor", "add:f32:15"],
+)
 def test_a_piece_of_the_answer_meets_its_own_part_of_what_is_read(words: str) -> None:
     p, epilogue = ConvProblem.make(5, 4, 6, (5, 5), (3, 3), dtype="f32"), Epilogue.parse(words)
     want = torch.randn(p.shapes["dst"], dtype=torch.float64)
@@ -143,8 +144,10 @@ def test_guards_see_every_write_that_is_none_of_the_result(tag: str, dtype: str)
     for shift in (0, 1):
         made = Guarded.make(p.src.layout, p.shapes["src"], "cpu", shift)
         assert made.view.shape == p.shapes["src"] and made.view.isnan().all()
-        assert made.argument.data_ptr() == made.memory.data_ptr() + (
-            GUARD + shift) * made.memory.element_size()
+        assert (
+            made.argument.data_ptr()
+            == made.memory.data_ptr() + (GUARD + shift) * made.memory.element_size()
+        )
         values = torch.randn(p.shapes["src"])
         made.put(values)
         assert made.intact() and torch.equal(made.view, values.to(made.memory.dtype))
@@ -180,11 +183,15 @@ def test_an_expanded_operand_takes_the_first_values() -> None:
 
 
 @pytest.mark.parametrize("prop", list(Prop))
-@pytest.mark.parametrize("p", [
-    ConvProblem.make(2, 3, 4, (9, 6), (1, 2), stride=(4, 3), o=(2, 2)),
-    ConvProblem.make(1, 2, 2, (2,), (5,), pad=4, o=(6,)),
-    ConvProblem.make(1, 2, 2, (7,), (2,), dilation=3, stride=2),
-], ids=str)
+@pytest.mark.parametrize(
+    "p",
+    [
+        ConvProblem.make(2, 3, 4, (9, 6), (1, 2), stride=(4, 3), o=(2, 2)),
+        ConvProblem.make(1, 2, 2, (2,), (5,), pad=4, o=(6,)),
+        ConvProblem.make(1, 2, 2, (7,), (2,), dilation=3, stride=2),
+    ],
+    ids=str,
+)
 def test_reached_elements_are_those_that_ones_make_nonzero(p: ConvProblem, prop: Prop) -> None:
     a, b = (np.ones(p.shapes[n]) for n in prop.operands)
     want = convolve(p, prop, a, b)

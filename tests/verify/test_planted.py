@@ -29,8 +29,15 @@ def test_every_pass_has_a_bug() -> None:
 @pytest.mark.parametrize("bug", planted.PASSES, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_bug_in_a_pass(bug: Bug) -> None:
     def ask() -> str:
-        found = blame(bug.problem, bug.prop, "sm_90", bug.schedule, switches=bug.switches,
-                      limit=1 << 19, parts=("ir",))
+        found = blame(
+            bug.problem,
+            bug.prop,
+            "sm_90",
+            bug.schedule,
+            switches=bug.switches,
+            limit=1 << 19,
+            parts=("ir",),
+        )
         assert bool(found) == bool(found.stage) == ("WRONG" in found.text)
         assert "the pass failed" not in found.text and not found.rule
         if found and "breaks a rule" not in found.verdict and "not fit" not in found.verdict:
@@ -50,9 +57,16 @@ def test_a_bug_in_an_emitter(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.stage == "emit" and "tl.load" in found.diff and "final" in found.text
 
 
-@pytest.mark.parametrize(("prop", "problem"), [
-    (Prop.FWD, planted.PLAIN), (Prop.BWD_W, planted.PLAIN), (Prop.BWD_D, planted.PLAIN),
-    (Prop.BWD_D, "g2mb2ic4ih9oc4oh5kh3sh2ph1")], ids=str)
+@pytest.mark.parametrize(
+    ("prop", "problem"),
+    [
+        (Prop.FWD, planted.PLAIN),
+        (Prop.BWD_W, planted.PLAIN),
+        (Prop.BWD_D, planted.PLAIN),
+        (Prop.BWD_D, "g2mb2ic4ih9oc4oh5kh3sh2ph1"),
+    ],
+    ids=str,
+)
 def test_a_bug_in_the_compute(prop: Prop, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.padding_has_the_wrong_sign(monkeypatch)
     found = blame(problem, prop, "sm_90")
@@ -71,10 +85,14 @@ MERGED = "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 stages=2"
 CHANNELS_LAST = "mb2ic32ih8oc32oh8kh3ph1 dt=f16"
 
 
-@pytest.mark.parametrize(("prop", "problem", "schedule"), [
-    (Prop.FWD, GROUPS, MERGED), (Prop.BWD_D, GROUPS, MERGED.replace("oh.ow", "ih.iw"))], ids=str)
-def test_a_bug_in_merging(prop: Prop, problem: str, schedule: str,
-                          monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("prop", "problem", "schedule"),
+    [(Prop.FWD, GROUPS, MERGED), (Prop.BWD_D, GROUPS, MERGED.replace("oh.ow", "ih.iw"))],
+    ids=str,
+)
+def test_a_bug_in_merging(
+    prop: Prop, problem: str, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = blame(problem, prop, "sm_90", schedule, parts=("ir",))
     assert not right and "merging     right" in right.text and "packing" not in right.text
     planted.groups_are_mixed(monkeypatch)
@@ -84,9 +102,16 @@ def test_a_bug_in_merging(prop: Prop, problem: str, schedule: str,
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("words", "problem"), [
-    ("pack=c", CHANNELS_LAST), ("pack=a.b", CHANNELS_LAST), ("pack=a.b.c split_k=3", CHANNELS_LAST),
-    ("merge=4 pack=b", GROUPS), ("merge=4 pack=a.b.c", GROUPS.removesuffix("tag=axb"))])
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("pack=c", CHANNELS_LAST),
+        ("pack=a.b", CHANNELS_LAST),
+        ("pack=a.b.c split_k=3", CHANNELS_LAST),
+        ("merge=4 pack=b", GROUPS),
+        ("merge=4 pack=a.b.c", GROUPS.removesuffix("tag=axb")),
+    ],
+)
 def test_a_bug_in_packing(words: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the parts of a sum go to the result without a copy back."""
     schedule = f"mb.oh.ow:32 oc:16 ic:16 | mma | {words} stages=2"
@@ -100,16 +125,19 @@ def test_a_bug_in_packing(words: str, problem: str, monkeypatch: pytest.MonkeyPa
 def test_a_bug_in_a_pass_over_copies_is_its_own() -> None:
     bug = next(b for b in planted.PASSES if b.stage == "hoist")
     with planted.planted_pass(bug):
-        found = blame(CHANNELS_LAST, "fwd", "sm_90",
-                      "mb.oh.ow:32 oc:32 ic:32 | mma | pack=c stages=2", parts=("ir",))
+        found = blame(
+            CHANNELS_LAST, "fwd", "sm_90", "mb.oh.ow:32 oc:32 ic:32 | mma | pack=c stages=2", parts=("ir",)
+        )
     assert found.stage == "hoist" and "+++ hoist" in found.diff
 
 
 # A spoiled return of each family, where a real kernel meets it.
 CASES = {"remainder": (Prop.BWD_W, "mb2ic4ih9oc4oh5kh3sh2ph1", "")}
 RULES = {
-    "compare": (division, "_bound"), "divide": (division, "_divide_by"),
-    "remainder": (division, "_remainder_by"), "collect": (division, "collect"),
+    "compare": (division, "_bound"),
+    "divide": (division, "_divide_by"),
+    "remainder": (division, "_remainder_by"),
+    "collect": (division, "collect"),
     "logic": (fixpoint, "_logic"),
 }
 
@@ -136,16 +164,24 @@ def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
 
 @interpreted
 @pytest.mark.every(3)
-@pytest.mark.parametrize("bug", [b for b in planted.PASSES
-                                 if "via=gluon" not in b.schedule and "mb7" not in b.problem
-                                 and b.stage != "quads"],  # Triton's interpreter has no machine code
-                         ids=lambda bug: bug.stage)
+@pytest.mark.parametrize(
+    "bug",
+    [
+        b
+        for b in planted.PASSES
+        if "via=gluon" not in b.schedule and "mb7" not in b.problem and b.stage != "quads"
+    ],  # Triton's interpreter has no machine code
+    ids=lambda bug: bug.stage,
+)
 def test_the_bug_shows_when_the_kernel_runs(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is blamed is what a check would have seen: the emitted kernel is wrong, or fails."""
     words = ",".join(f"{'+' if on else '-'}{name}" for name, on in bug.switches.items())
     monkeypatch.setenv("TRANSCONV_PASSES", words)
-    question = BisectSubject(ConvWorkload(ConvProblem.parse(bug.problem), bug.prop), TARGETS["sm_90"],
-                             Schedule.parse(bug.schedule) if bug.schedule else None)
+    question = BisectSubject(
+        ConvWorkload(ConvProblem.parse(bug.problem), bug.prop),
+        TARGETS["sm_90"],
+        Schedule.parse(bug.schedule) if bug.schedule else None,
+    )
     with planted.planted_pass(bug):
         verdict = ask_emitter(question, isolated=False)
         # With TRANSCONV_VERIFY=1 some are refused before they run.

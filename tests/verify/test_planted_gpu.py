@@ -14,8 +14,10 @@ from transconv.support import knobs
 from transconv.target.records import detect
 from transconv.verify.bisect.stage_search import blame
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(
-    not torch.cuda.is_available() or knobs.interpret(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or knobs.interpret(), reason="needs a GPU"),
+]
 
 ROLES = "mb:1 oh:8 ow:8 oc:64 ic:64 | a=box b=box via=gluon | stages=3 warps=4"
 LARGE = "mb64ic64ih32oc64oh32kh3ph1 dt=f16 tag=axb"
@@ -46,8 +48,10 @@ def test_a_kernel_that_is_compiled_wrongly(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Triton or ptxas" in found.verdict
 
 
-@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-                    reason="explicit kernels are for sm_90")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="explicit kernels are for sm_90",
+)
 def test_a_bug_in_the_gluon_emitter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not blame(LARGE, "fwd", detect(), ROLES)
     spoiled(monkeypatch, lambda text: text.replace(".to(gl.float16)", ".to(gl.float16) + 1"))

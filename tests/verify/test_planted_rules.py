@@ -31,30 +31,87 @@ from transconv.verify.bisect.sampled_values import Unsound, audited
 p8, q8 = Var("p8", i8), Var("q8", i8)
 # What the golden rules do not reach, or not where it matters.
 MORE: list[Expr] = [
-    Cast(Cast(x, i8), index), Cast(flag, index) // 2, Cast(p8, index) + Cast(q8, index),
-    Cast(Cast(i * 100, i8), index) + x, Cast(s8, index64) % 8, Mod(p8, Const(-3, i8)),
-    FloorDiv(p8, Const(-3, i8)), Mul(p8, Const(1, i8)), p8 + q8 - q8, Mod(big, Const(1)),
-    Const(0) // big, big * 0 + x,
-    fx < fy, ~(fx < fy), ~(fx <= fy), eq(fx, fy), Not(Le(Const(5), x)), Not(Le(x, y)),
-    Const(5) ^ Const(3), x & x, x & 0, x | 0, (i & oh) // 8, (i | q) // 16, (x & y) // 4,
-    i // q, i // (q + 1), i % (q + 1), i % (q + 8), (i + q) % (kh - 5), (i - 5) // (kh + 1),
-    i // maximum(y, 1), x // maximum(y, 1), i // (-q - 1), i * (x * x), maximum(minimum(x, y), i) // 3,
-    (i * 8) // (t * 8 + 8), (x * 16 + q) % 8, select(flag, i, q) // 16, select(flag, s8, s8 * 3) % 8,
+    Cast(Cast(x, i8), index),
+    Cast(flag, index) // 2,
+    Cast(p8, index) + Cast(q8, index),
+    Cast(Cast(i * 100, i8), index) + x,
+    Cast(s8, index64) % 8,
+    Mod(p8, Const(-3, i8)),
+    FloorDiv(p8, Const(-3, i8)),
+    Mul(p8, Const(1, i8)),
+    p8 + q8 - q8,
+    Mod(big, Const(1)),
+    Const(0) // big,
+    big * 0 + x,
+    fx < fy,
+    ~(fx < fy),
+    ~(fx <= fy),
+    eq(fx, fy),
+    Not(Le(Const(5), x)),
+    Not(Le(x, y)),
+    Const(5) ^ Const(3),
+    x & x,
+    x & 0,
+    x | 0,
+    (i & oh) // 8,
+    (i | q) // 16,
+    (x & y) // 4,
+    i // q,
+    i // (q + 1),
+    i % (q + 1),
+    i % (q + 8),
+    (i + q) % (kh - 5),
+    (i - 5) // (kh + 1),
+    i // maximum(y, 1),
+    x // maximum(y, 1),
+    i // (-q - 1),
+    i * (x * x),
+    maximum(minimum(x, y), i) // 3,
+    (i * 8) // (t * 8 + 8),
+    (x * 16 + q) % 8,
+    select(flag, i, q) // 16,
+    select(flag, s8, s8 * 3) % 8,
     (s8 % 12) % 4,
 ]
 WIDE = FACTS
-NEAR = Facts(multiples={s8: 8}, ranges={
-    a: Range(-3, 4), b: Range(-5, 2), x: Range(-7, 9), y: Range(0, 6), z: Range(-4, 0),
-    ih: Range(0, 9), i: Range(0, 7), kh: Range(0, 2), oh: Range(0, 55), q: Range(0, 13),
-    t: Range(0, 1), m_blk: Range(0, 24), s8: Range(-32, 32)})
+NEAR = Facts(
+    multiples={s8: 8},
+    ranges={
+        a: Range(-3, 4),
+        b: Range(-5, 2),
+        x: Range(-7, 9),
+        y: Range(0, 6),
+        z: Range(-4, 0),
+        ih: Range(0, 9),
+        i: Range(0, 7),
+        kh: Range(0, 2),
+        oh: Range(0, 55),
+        q: Range(0, 13),
+        t: Range(0, 1),
+        m_blk: Range(0, 24),
+        s8: Range(-32, 32),
+    },
+)
 GIVEN = FACTS.assume(eq((x + y) % 4, 0)).assume(x * 3 < y)
 UNDER_CONDITIONS: list[Expr] = [
-    (x + y) % 2, (x + y) % 4, (-x - y) % 4, (x + y + 3) % 4, (x + 5 * y) % 4, (x + 2 * y) % 4,
-    (x + y) // 4 * 4, (x + y - 4 * z) % 4, x * 3 < y + 1, (x * 6 - y * 2) < 0, eq(x * 3, y),
-    minimum(x * 3, y), eq(x + y, 3), Cast(p8, index) * 3 < y,
+    (x + y) % 2,
+    (x + y) % 4,
+    (-x - y) % 4,
+    (x + y + 3) % 4,
+    (x + 5 * y) % 4,
+    (x + 2 * y) % 4,
+    (x + y) // 4 * 4,
+    (x + y - 4 * z) % 4,
+    x * 3 < y + 1,
+    (x * 6 - y * 2) < 0,
+    eq(x * 3, y),
+    minimum(x * 3, y),
+    eq(x + y, 3),
+    Cast(p8, index) * 3 < y,
 ]
 CORPUS = [(e, facts) for facts in (WIDE, NEAR) for e in (*(case for case, _ in CASES), *MORE)] + [
-    (e, facts) for facts in (GIVEN, GIVEN.with_range(y, 0, 9)) for e in UNDER_CONDITIONS]
+    (e, facts) for facts in (GIVEN, GIVEN.with_range(y, 0, 9)) for e in UNDER_CONDITIONS
+]
 
 # Returns that no expression here leads to, and why.
 OUT_OF_REACH = {
@@ -97,7 +154,8 @@ def test_the_rules_are_sound() -> None:
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
 def test_a_spoiled_return_is_found_and_named(
-        mutant: Mutant, reached: dict[tuple[str, int], list[int]]) -> None:
+    mutant: Mutant, reached: dict[tuple[str, int], list[int]]
+) -> None:
     entries = reached.get(mutant.place, [])
     if not entries:
         assert f"{mutant.module.__name__.rpartition('.')[2]}.{mutant.function}" in OUT_OF_REACH

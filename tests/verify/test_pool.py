@@ -33,41 +33,48 @@ def pool(processes: int = 1, capacity: float = float("inf")) -> Pool:
 
 
 def test_every_task_gets_its_own_fate() -> None:
-    tasks = [Task("a", {"what": w}, limit_s=2) for w in
-             ("one", "hang", "two", "die", "three", "raise", "fault", "four")]
+    tasks = [
+        Task("a", {"what": w}, limit_s=2)
+        for w in ("one", "hang", "two", "die", "three", "raise", "fault", "four")
+    ]
     found = {t.payload["what"]: row for t, row in pool().run(tasks)}
     assert found["hang"] == {"error": "timeout"}
     assert found["die"] == {"error": "crash"}
     assert found["raise"]["error"] == "ValueError: no such thing"
     assert found["fault"]["fatal"]
-    assert [found[w]["told"] for w in ("one", "two", "three", "four")] == [
-        "one", "two", "three", "four"]
+    assert [found[w]["told"] for w in ("one", "two", "three", "four")] == ["one", "two", "three", "four"]
     assert found["one"]["seen"] == "yes"
     # A process is kept until it fails; after a fault of the GPU it is not used again.
     pids = [found[w]["pid"] for w in ("one", "two", "three", "four")]
     assert len(set(pids)) == 4
 
 
-@pytest.mark.parametrize(("error", "fatal"), [
-    (RuntimeError("CUDA error: misaligned address"), True),
-    (RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered"), True),
-    (RuntimeError("Triton Error [HIP]:  Code: 700, Message: an illegal memory access"), True),
-    (MemoryError("out of memory"), True),
-    (RuntimeError("failed to legalize operation that was explicitly marked illegal"), False),
-    (ValueError("out of resource: shared memory, Required: 262144"), False),
-])
+@pytest.mark.parametrize(
+    ("error", "fatal"),
+    [
+        (RuntimeError("CUDA error: misaligned address"), True),
+        (RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered"), True),
+        (RuntimeError("Triton Error [HIP]:  Code: 700, Message: an illegal memory access"), True),
+        (MemoryError("out of memory"), True),
+        (RuntimeError("failed to legalize operation that was explicitly marked illegal"), False),
+        (ValueError("out of resource: shared memory, Required: 262144"), False),
+    ],
+)
 def test_what_no_process_survives(error: Exception, fatal: bool) -> None:
     """After the second kind of error every later launch in the process fails, too."""
     assert is_fatal(error) == fatal
 
 
 def test_followers_start_after_an_answer_of_the_first() -> None:
-    tasks = [Task("a", {"what": w}, then=Task("b", {"what": f"after {w}"}))
-             for w in ("x", "die", "raise")]
+    tasks = [Task("a", {"what": w}, then=Task("b", {"what": f"after {w}"})) for w in ("x", "die", "raise")]
     found = [(t.group, t.payload["what"], row.get("told")) for t, row in pool().run(tasks)]
     assert sorted(found, key=str) == [
-        ("a", "die", None), ("a", "raise", None), ("a", "x", "x"),
-        ("b", "after raise", "after raise"), ("b", "after x", "after x")]
+        ("a", "die", None),
+        ("a", "raise", None),
+        ("a", "x", "x"),
+        ("b", "after raise", "after raise"),
+        ("b", "after x", "after x"),
+    ]
 
 
 def test_tasks_can_be_added_while_running() -> None:

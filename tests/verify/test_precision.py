@@ -25,15 +25,27 @@ CUT = next(p for p in PRECISION if p.bug.what == "tf32 is cut in registers")
 
 def made(case: ProblemCase, schedule: str) -> CompiledDirection:
     """The plan, made anew: the one that is kept has no bug."""
-    return compiler.build(case.problem, case.prop, case.target, Schedule.parse(schedule),
-                          Epilogue.parse(case.epilogue), heuristics.default)
+    return compiler.build(
+        case.problem,
+        case.prop,
+        case.target,
+        Schedule.parse(schedule),
+        Epilogue.parse(case.epilogue),
+        heuristics.default,
+    )
 
 
 @pytest.mark.parametrize("planted", PRECISION, ids=lambda p: f"{p.bug.what} {p.epilogue}".strip())
 def test_a_rounding_too_much(planted: Imprecise) -> None:
     bug = planted.bug
-    case = ProblemCase(ConvProblem.parse(bug.problem), bug.prop, planted.epilogue, where="cpu",
-                target=TARGETS["sm_90"], numpy=True)
+    case = ProblemCase(
+        ConvProblem.parse(bug.problem),
+        bug.prop,
+        planted.epilogue,
+        where="cpu",
+        target=TARGETS["sm_90"],
+        numpy=True,
+    )
     assert case.judge(made(case, bug.schedule), "float").right
     with planted_pass(bug):
         spoiled = made(case, bug.schedule)
@@ -42,10 +54,17 @@ def test_a_rounding_too_much(planted: Imprecise) -> None:
 
 
 def test_the_fuzzer_and_check_run_float_data() -> None:
-    line = f"--schedule={MMA.replace(' | ', '+').replace(' ', '+')} --stag=nhwc --wtag=ohwi --dtag=nhwc " \
+    line = (
+        f"--schedule={MMA.replace(' | ', '+').replace(' ', '+')} --stag=nhwc --wtag=ohwi --dtag=nhwc "
         + LONG.split(maxsplit=1)[0]
-    told = {"problem": f"{CUT.bug.problem} math=tf32", "prop": "fwd", "target": "sm_90", "numpy": True,
-            "schedules": f"{MMA} group_m=2"}
+    )
+    told = {
+        "problem": f"{CUT.bug.problem} math=tf32",
+        "prop": "fwd",
+        "target": "sm_90",
+        "numpy": True,
+        "schedules": f"{MMA} group_m=2",
+    }
     assert work(line=line)["status"] == "passed"
     with planted_pass(CUT.bug):
         assert work(line=line)["reason"].startswith("float data: the error in the 2-norm")
@@ -58,9 +77,13 @@ def test_what_an_activation_flattens_is_held_against_the_sums() -> None:
     assert work(line=line)["status"] == "passed"
 
 
-@pytest.mark.parametrize(("dtype", "what", "said"), [
-    ("f16", "the epilogue sees a rounded sum", "elements of C are not the answer rounded once"),
-    ("f32", "tf32 is cut in registers", "the error of C in the 2-norm")])
+@pytest.mark.parametrize(
+    ("dtype", "what", "said"),
+    [
+        ("f16", "the epilogue sees a rounded sum", "elements of C are not the answer rounded once"),
+        ("f32", "tf32 is cut in registers", "the error of C in the 2-norm"),
+    ],
+)
 def test_drawn_computations_run_on_float_data(dtype: str, what: str, said: str) -> None:
     value = "s + v" if dtype == "f16" else "s"
     trial = ComputeTrial(
@@ -68,19 +91,27 @@ def test_drawn_computations_run_on_float_data(dtype: str, what: str, said: str) 
         f" tensor W {dtype} [20, 64]\n tensor V {dtype} [20]\n axes m=33 n=20 k=64\n"
         " read x = X[m, k]\n read w = W[n, k]\n"
         f" let s = sum(x*w; k)\n read v = V[n]\n store C[m, n] = {value}",
-        "sm_90", "m:32 n:16 k:16 | mma | stages=2 warps=4")
+        "sm_90",
+        "m:32 n:16 k:16 | mma | stages=2 warps=4",
+    )
     assert trial.problem() == ""
     bug = next(p.bug for p in PRECISION if p.bug.what == what)
     with planted_pass(bug):
         assert said in trial.problem()
 
 
-@pytest.mark.parametrize(("unit", "math", "rounded"), [
-    ("mma", "tf32", True), ("mma", "ieee", False), ("mma", "tf32x3", False), ("fma", "tf32", False)])
+@pytest.mark.parametrize(
+    ("unit", "math", "rounded"),
+    [("mma", "tf32", True), ("mma", "ieee", False), ("mma", "tf32x3", False), ("fma", "tf32", False)],
+)
 def test_copies_are_rounded_for_products_of_tf32_alone(unit: str, math: str, rounded: bool) -> None:
     problem = ConvProblem.parse(f"{CUT.bug.problem} math={math}".replace("axb", "abx"))
-    plan = compiler.plan(problem, CUT.bug.prop, TARGETS["sm_90"],
-                         f"mb.oh.ow:32 oc:16 ic:16 | {unit} | pack=a.b stages=2 warps=4")
+    plan = compiler.plan(
+        problem,
+        CUT.bug.prop,
+        TARGETS["sm_90"],
+        f"mb.oh.ow:32 oc:16 ic:16 | {unit} | pack=a.b stages=2 warps=4",
+    )
     assert [rounds(s.compute) for s in plan.steps if is_copy(s.compute)] == [rounded] * 2
 
 
@@ -103,8 +134,10 @@ def test_near_a_pole_single_elements_decide() -> None:
 def test_plans_with_blocked_layouts_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_run_check, "is_trusted", lambda *_, **__: False)
     monkeypatch.setattr(first_run_check, "run", lambda *_: pytest.fail("no view to look at"))
-    for problem, epilogue in (("ic8ih4oc8oh4kh1 dt=i8", "add:s8:14:aBcd4b"),
-                              ("ic8ih4oc8oh4kh1 dt=f32 tag=nChw8c", "")):
+    for problem, epilogue in (
+        ("ic8ih4oc8oh4kh1 dt=i8", "add:s8:14:aBcd4b"),
+        ("ic8ih4oc8oh4kh1 dt=f32 tag=nChw8c", ""),
+    ):
         case = ProblemCase(ConvProblem.parse(problem), Prop.FWD, epilogue, target=TARGETS["sm_90"])
         case.where = "cuda"
         assert case.proven().workload is not None

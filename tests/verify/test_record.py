@@ -24,11 +24,14 @@ def test_within_the_budget() -> None:
     assert matrix.overruns(replace(ROW, serialised=False), replace(ROW, serialised=True)) == []
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    ({"spill_bytes": 24}, "fwd spills 24 bytes, 16 are recorded"),
-    ({"registers": 145}, "fwd takes 145 registers, 128 are recorded and up to 144 allowed"),
-    ({"serialised": True}, "fwd waits after each product (serialised)"),
-])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"spill_bytes": 24}, "fwd spills 24 bytes, 16 are recorded"),
+        ({"registers": 145}, "fwd takes 145 registers, 128 are recorded and up to 144 allowed"),
+        ({"serialised": True}, "fwd waits after each product (serialised)"),
+    ],
+)
 def test_over_the_budget(change: dict[str, object], text: str) -> None:
     (found,) = matrix.overruns(replace(ROW, **change), ROW)
     assert text in found and SCHEDULE in found
@@ -63,8 +66,10 @@ def test_flaws_that_no_record_excuses() -> None:
 def test_phases_are_one_row_of_the_most_of_each() -> None:
     kernels = [p for p in planned(CASES["strided"], TARGETS["sm_80"]) if "bwd_d" in p.kernel]
     assert [p.kernel for p in kernels] == ["bwd_d_0_0", "bwd_d_0_1", "bwd_d_1_0", "bwd_d_1_1"]
-    answers = [replace(taken(HMMA=1), registers=r, spill_bytes=s, shared_bytes=b)
-               for r, s, b in ((90, 0, 5), (100, 0, 7), (80, 8, 6), (99, 0, 1))]
+    answers = [
+        replace(taken(HMMA=1), registers=r, spill_bytes=s, shared_bytes=b)
+        for r, s, b in ((90, 0, 5), (100, 0, 7), (80, 8, 6), (99, 0, 1))
+    ]
     answers[1] = replace(answers[1], words={"LDG": 2, "LDS": 4}, serialised=True)
     (row,) = matrix.rows_of("3.6.0", kernels, answers)
     assert (row.kernel, row.registers, row.spill_bytes, row.shared_bytes) == ("bwd_d", 100, 8, 7)
@@ -72,8 +77,12 @@ def test_phases_are_one_row_of_the_most_of_each() -> None:
 
 
 def test_names_without_phases() -> None:
-    for name, short in (("bwd_d_0_1", "bwd_d"), ("bwd_w_sum", "bwd_w_sum"), ("fwd", "fwd"),
-                        ("bwd_d_1", "bwd_d")):
+    for name, short in (
+        ("bwd_d_0_1", "bwd_d"),
+        ("bwd_w_sum", "bwd_w_sum"),
+        ("fwd", "fwd"),
+        ("bwd_d_1", "bwd_d"),
+    ):
         assert matrix.without_phase(name) == short
 
 
@@ -83,7 +92,10 @@ def test_the_file(tmp_path: Path) -> None:
     matrix.write(path, rows)
     assert matrix.read(path) == {r.key: r for r in rows}
     assert [line.split(",")[1] for line in path.read_text().splitlines()[1:]] == [
-        "sm_80", "sm_80", "gfx942"]
+        "sm_80",
+        "sm_80",
+        "gfx942",
+    ]
     assert matrix.read(tmp_path / "none.csv") == {}
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="is no record: its columns are"):
@@ -91,10 +103,12 @@ def test_the_file(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_line_for_each_kernel_and_what_is_wrong_with_it() -> None:
-    rows = [ROW, replace(ROW, kernel="bwd_d", triton="3.9.0", serialised=True, spill_bytes=0),
-            replace(ROW, kernel="bwd_d", registers=90)]
-    first, second = [line for line in page_of_kernels(rows).splitlines()
-                     if line.startswith("| dense |")]
+    rows = [
+        ROW,
+        replace(ROW, kernel="bwd_d", triton="3.9.0", serialised=True, spill_bytes=0),
+        replace(ROW, kernel="bwd_d", registers=90),
+    ]
+    first, second = [line for line in page_of_kernels(rows).splitlines() if line.startswith("| dense |")]
     schedule = "`mb.oh.ow:128 oc:64 ic:32 / mma / stages=3 warps=4` |"
     numbers, others = "90 | 128 | 16 | 0 | 49152 | 49152", "128 | - | 16 | - | 49152 | -"
     assert first == f"| dense | bwd_d | {numbers} | HMMA LDGSTS **serialised** | {schedule}"

@@ -17,15 +17,28 @@ from transconv.verify.data import Guarded
 from transconv.verify.fuzz import conv_problems
 
 ANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-TAGS = ("abx", "axb", "nchw", "nhwc", "nChw8c", "aBx16b", "ABx8a4b", "abx:xba:axb", "bax:abx:xab",
-        "nhwc:hwio:nchw", "nChw8c:OIhw8i4o:nChw4c", "abx:strides(1000,27,9,1):axb")
+TAGS = (
+    "abx",
+    "axb",
+    "nchw",
+    "nhwc",
+    "nChw8c",
+    "aBx16b",
+    "ABx8a4b",
+    "abx:xba:axb",
+    "bax:abx:xab",
+    "nhwc:hwio:nchw",
+    "nChw8c:OIhw8i4o:nChw4c",
+    "abx:strides(1000,27,9,1):axb",
+)
 GROUPED = ("nhwc:ghwoi:nhwc", "nchw:gOIhw4i4o:nhwc", "abx:acxb:abx")
 
 
 def first(p: ConvProblem) -> Shape:
     """What the package reads."""
-    return Shape(p.mb, p.g, p.ic, p.oc, p.i, p.o, p.k, p.stride, p.pad_lo,
-                 tuple(n - 1 for n in p.dilation))
+    return Shape(
+        p.mb, p.g, p.ic, p.oc, p.i, p.o, p.k, p.stride, p.pad_lo, tuple(n - 1 for n in p.dilation)
+    )
 
 
 def places(p: ConvProblem, name: str) -> torch.Tensor:
@@ -47,7 +60,7 @@ def agree(text: str) -> None:
 def texts(draws: Any) -> str:
     """A descriptor that leaves out what follows from the rest, or says it, in any order."""
     ndims = draws(st.integers(1, 3))
-    given_axes = "dhw"[3 - ndims:][:1 if draws(st.booleans()) else 3]
+    given_axes = "dhw"[3 - ndims :][: 1 if draws(st.booleans()) else 3]
     words = [f"mb{draws(st.integers(1, 5))}"] if draws(st.booleans()) else []
     g = draws(st.sampled_from((0, 0, 1, 2, 3)))
     words += [f"g{g}"] if g else []
@@ -93,13 +106,15 @@ def test_tags(tag: str) -> None:
     agree(f"{'g2' * (tag in GROUPED)}mb3ic10ih5iw4oc16oh5ow4kh3kw3ph1 tag={tag}")
 
 
-@pytest.mark.parametrize(("tag", "memory"), [
-    ("abx", torch.contiguous_format), ("axb", torch.channels_last), ("axb", torch.channels_last_3d)])
+@pytest.mark.parametrize(
+    ("tag", "memory"),
+    [("abx", torch.contiguous_format), ("axb", torch.channels_last), ("axb", torch.channels_last_3d)],
+)
 def test_the_second_reading_is_torchs(tag: str, memory: torch.memory_format) -> None:
-    shape = (3, 5, 4, 2, 6)[:5 if memory is torch.channels_last_3d else 4]
+    shape = (3, 5, 4, 2, 6)[: 5 if memory is torch.channels_last_3d else 4]
     like = torch.empty(shape).to(memory_format=memory)
     want = torch.arange(like.numel()).as_strided(shape, like.stride())
-    assert torch.equal(offsets(tag, shape, "nc" + "dhw"[5 - len(shape):]), want)
+    assert torch.equal(offsets(tag, shape, "nc" + "dhw"[5 - len(shape) :]), want)
     p = ConvProblem.make(3, 5, 4, shape[2:], (1,) * (len(shape) - 2)).with_layout(tag)
     assert torch.equal(places(p, "src"), want) and p.src.layout.strides() == like.stride()
 
@@ -119,14 +134,30 @@ def test_outputs_are_torchs(text: str) -> None:
 
 # What a mistake in each table and default would look like: the text that shows it.
 BUGS = {
-    "o and i of weights are swapped": (descriptor, "_ACTIVATION_TO_WEIGHT", str.maketrans("nNcC", "iIoO"),
-                                       "ic4ih5oc6oh5kh1 tag=nhcw"),
+    "o and i of weights are swapped": (
+        descriptor,
+        "_ACTIVATION_TO_WEIGHT",
+        str.maketrans("nNcC", "iIoO"),
+        "ic4ih5oc6oh5kh1 tag=nhcw",
+    ),
     "channels last is channels first": (
-        descriptor, "_ANY_NDIMS", {"nhwc": "abx"}, "ic4ih5oc6kh3 tag=nhwc"),
-    "dilation 1 is dense": (descriptor._Axis, "reach", property(lambda a: (a.k - 1) * a.d + 1),
-                            "ic4ih9oc6kh3dh1"),
-    "all padding is in front": (descriptor, "default_pad", lambda i, o, k, stride, dilation: max(
-        0, (o - 1) * stride - i + (k - 1) * dilation + 1), "ic4ih9oc6oh9kh3"),
+        descriptor,
+        "_ANY_NDIMS",
+        {"nhwc": "abx"},
+        "ic4ih5oc6kh3 tag=nhwc",
+    ),
+    "dilation 1 is dense": (
+        descriptor._Axis,
+        "reach",
+        property(lambda a: (a.k - 1) * a.d + 1),
+        "ic4ih9oc6kh3dh1",
+    ),
+    "all padding is in front": (
+        descriptor,
+        "default_pad",
+        lambda i, o, k, stride, dilation: max(0, (o - 1) * stride - i + (k - 1) * dilation + 1),
+        "ic4ih9oc6oh9kh3",
+    ),
     "one image": (descriptor, "DEFAULT_MB", 1, "ic4ih9oc6kh3"),
 }
 

@@ -63,14 +63,16 @@ def test_sums_of_8_bit_floats_move_to_f32_where_that_is_asked_for() -> None:
 
 # -- wrong answers ---------------------------------------------------------------------------------
 
+
 def test_results_that_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epilogue, "saturated", Cast)
     assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "", numpy=True).reason
 
 
 def test_halves_that_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = replace(ir.CALLS["nearest_within"],
-                   numpy=lambda x, low, high: np.clip(np.floor(x + 0.5), low, high))
+    away = replace(
+        ir.CALLS["nearest_within"], numpy=lambda x, low, high: np.clip(np.floor(x + 0.5), low, high)
+    )
     monkeypatch.setitem(ir.CALLS, "nearest_within", away)
     assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "bias", numpy=True).reason
 
@@ -96,6 +98,7 @@ def test_bisection_blames_nothing_right_and_finds_the_wrong() -> None:
 
 
 # -- types that do not go together -----------------------------------------------------------------
+
 
 def test_refused_types() -> None:
     with pytest.raises(Unsupported, match="i8 is multiplied by f8e4m3, but f8e4m3 has not all"):

@@ -29,7 +29,8 @@ CASES = [
     ("mb2ic16ih7oc24oh7kh3ph1 dt=f32:bf16:f32", "bwd_w", "mul:0.65625+stochastic"),
     ("mb1ic16ih8oc24oh4kh3sh2ph1 dt=f16", "bwd_d", "mul:0.65625+stochastic"),
     ("mb1ic8ih5oc16oh5kh3ph1 dt=f8e4m3:f8e5m2:f8e4m3", "fwd", "bias+mul:0.65625+stochastic"),
-    ("mb2ic16iw7oc24ow7kw3pw1 dt=u8:s8:bf16", "fwd", "zero:src+mul:f32:per_oc+stochastic")]
+    ("mb2ic16iw7oc24ow7kw3pw1 dt=u8:s8:bf16", "fwd", "zero:src+mul:f32:per_oc+stochastic"),
+]
 
 
 def judged(problem: str, prop: str, words: str, numpy: bool) -> tuple[Judgement, torch.Tensor]:
@@ -56,10 +57,14 @@ def test_every_bit_is_that_of_the_reference(problem: str, prop: str, words: str)
         assert again.reason == "" and torch.equal(made, same)
 
 
-@pytest.mark.parametrize(("problem", "prop", "tile"), [
-    ("g8mb2ic16iw66oc32ow16kw3sw4pw0 dt=f8e4m3:f8e5m2:f8e5m2 tag=nwc", "fwd", "mb.ow:16 oc:16 ic:16"),
-    ("g4mb2ic16iw9oc16ow9kw3pw1 dt=bf16 tag=nwc", "bwd_d", "mb.iw:16 ic:16 oc:16"),
-    ("g4mb2ic16iw9oc16ow9kw3pw1 dt=f16:bf16:f16 tag=nwc", "bwd_w", "ic:16 oc:16 mb.ow:16")])
+@pytest.mark.parametrize(
+    ("problem", "prop", "tile"),
+    [
+        ("g8mb2ic16iw66oc32ow16kw3sw4pw0 dt=f8e4m3:f8e5m2:f8e5m2 tag=nwc", "fwd", "mb.ow:16 oc:16 ic:16"),
+        ("g4mb2ic16iw9oc16ow9kw3pw1 dt=bf16 tag=nwc", "bwd_d", "mb.iw:16 ic:16 oc:16"),
+        ("g4mb2ic16iw9oc16ow9kw3pw1 dt=f16:bf16:f16 tag=nwc", "bwd_w", "ic:16 oc:16 mb.ow:16"),
+    ],
+)
 def test_places_of_merged_groups_are_those_of_the_result(problem: str, prop: str, tile: str) -> None:
     """The random word of an element is told by its place in the result, whatever the kernel sees as one
     group."""
@@ -128,31 +133,43 @@ def test_kernels_round_to_neighbours_and_keep_what_is_no_number() -> None:
 def test_a_seed_is_an_argument_of_calls() -> None:
     """Other seeds need no other kernel; a seed gives the same bits again, also by torch."""
     generator = torch.Generator().manual_seed(1)
-    x, w = (torch.randint(-128, 128, s, dtype=torch.int8, generator=generator)
-            for s in ((1, 16, 6, 6), (16, 16, 3, 3)))
+    x, w = (
+        torch.randint(-128, 128, s, dtype=torch.int8, generator=generator)
+        for s in ((1, 16, 6, 6), (16, 16, 3, 3))
+    )
     made = {}
-    for way in ["fallback", "interpret"][:1 + knobs.interpret()]:
+    for way in ["fallback", "interpret"][: 1 + knobs.interpret()]:
         transconv.config.cpu = way
         seeds = (torch.tensor([7], dtype=torch.int32), torch.tensor(8), torch.tensor([7]))
-        made[way] = [quantized.conv2d(x, w, input_scale=0.01, output_dtype=torch.bfloat16,
-                                      rounding_seed=seed) for seed in seeds]
+        made[way] = [
+            quantized.conv2d(x, w, input_scale=0.01, output_dtype=torch.bfloat16, rounding_seed=seed)
+            for seed in seeds
+        ]
         first, other, again = made[way]
         assert torch.equal(first, again) and not torch.equal(first, other)
         assert (first - other).abs().max() <= first.abs().max() * 2**-7
-    assert all(torch.equal(a, b) for kept in made.values() for a, b in zip(kept, made["fallback"],
-                                                                        strict=True))
+    assert all(
+        torch.equal(a, b) for kept in made.values() for a, b in zip(kept, made["fallback"], strict=True)
+    )
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"rounding_seed": 3}, "rounding_seed: expected an integer tensor of one element, got 3"),
-    ({"rounding_seed": torch.ones(1)}, "expected an integer tensor of one element, got torch.float32"),
-    ({"rounding_seed": torch.tensor([1]), "output_dtype": torch.float32},
-     "rounding_seed: it is for results of f8e4m3 f8e5m2 f16 bf16; output_dtype is torch.float32")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rounding_seed": 3}, "rounding_seed: expected an integer tensor of one element, got 3"),
+        ({"rounding_seed": torch.ones(1)}, "expected an integer tensor of one element, got torch.float32"),
+        (
+            {"rounding_seed": torch.tensor([1]), "output_dtype": torch.float32},
+            "rounding_seed: it is for results of f8e4m3 f8e5m2 f16 bf16; output_dtype is torch.float32",
+        ),
+    ],
+)
 def test_wrong_seeds(given: dict[str, Any], said: str) -> None:
     x = torch.zeros(1, 4, 5, 5, dtype=torch.int8)
     with pytest.raises(TensorError, match=said):
-        quantized.conv2d(x, torch.zeros(4, 4, 3, 3, dtype=torch.int8), **{"output_dtype": torch.bfloat16,
-                                                                          **given})
+        quantized.conv2d(
+            x, torch.zeros(4, 4, 3, 3, dtype=torch.int8), **{"output_dtype": torch.bfloat16, **given}
+        )
 
 
 def test_the_word_is_the_last_one() -> None:
@@ -161,15 +178,24 @@ def test_the_word_is_the_last_one() -> None:
         Epilogue.parse("stochastic+relu")
 
 
-@pytest.mark.parametrize(("words", "epilogue"), [
-    (["--dir=BWD_D", "--dt=bf16", "--attr-rounding-mode=diff_src:stochastic"], "stochastic"),
-    (["--dir=BWD_W", "--dt=bf16", "--attr-rounding-mode=diff_weights:stochastic"], "stochastic"),
-    (["--dir=FWD_D", "--dt=f16", "--attr-rounding-mode=dst:environment"], ""),
-    (["--dir=FWD_D", "--dt=f16", "--attr-post-ops=relu", "--attr-rounding-mode=dst:stochastic"],
-     "relu+stochastic"),
-    (["--dir=BWD_D", "--dt=f32", "--attr-rounding-mode=diff_src:stochastic"], "results of f32 are not"),
-    (["--dir=BWD_D", "--dt=bf16", "--attr-rounding-mode=diff_weights:stochastic"], "rounds src alone"),
-    (["--dir=FWD_D", "--dt=f16", "--attr-rounding-mode=dst:up"], "dst:up is unknown")])
+@pytest.mark.parametrize(
+    ("words", "epilogue"),
+    [
+        (["--dir=BWD_D", "--dt=bf16", "--attr-rounding-mode=diff_src:stochastic"], "stochastic"),
+        (["--dir=BWD_W", "--dt=bf16", "--attr-rounding-mode=diff_weights:stochastic"], "stochastic"),
+        (["--dir=FWD_D", "--dt=f16", "--attr-rounding-mode=dst:environment"], ""),
+        (
+            ["--dir=FWD_D", "--dt=f16", "--attr-post-ops=relu", "--attr-rounding-mode=dst:stochastic"],
+            "relu+stochastic",
+        ),
+        (
+            ["--dir=BWD_D", "--dt=f32", "--attr-rounding-mode=diff_src:stochastic"],
+            "results of f32 are not",
+        ),
+        (["--dir=BWD_D", "--dt=bf16", "--attr-rounding-mode=diff_weights:stochastic"], "rounds src alone"),
+        (["--dir=FWD_D", "--dt=f16", "--attr-rounding-mode=dst:up"], "dst:up is unknown"),
+    ],
+)
 def test_benchdnns_option(words: list[str], epilogue: str) -> None:
     request = next(Driver().requests([*words, "mb1ic16ih5oc16oh5kh3ph1"]))
     try:
@@ -189,7 +215,7 @@ def test_the_text_of_the_helper_rounds_to_neighbours() -> None:
     """One of the two f16 around a number, the upper one if its share is above chance: of all magnitudes,
     those below the smallest number with all digits too."""
     random = np.random.default_rng(0)
-    x = (random.standard_normal(4000) * 2.0**random.integers(-27, 15, 4000)).astype(np.float32)
+    x = (random.standard_normal(4000) * 2.0 ** random.integers(-27, 15, 4000)).astype(np.float32)
     chance = random.random(4000).astype(np.float32)
     tl = SimpleNamespace(abs=np.abs, floor=np.floor, int32=np.int32, float32=np.float32)
     tl.where = lambda c, a, b: np.where(c, a, b).astype(np.result_type(a, np.float32)).view(Lanes)

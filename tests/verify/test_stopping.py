@@ -32,10 +32,15 @@ def stopped(folder: Path, name: str, number: signal.Signals) -> tuple[int, str, 
     answered something, as a terminal does."""
     variables = {"TRANSCONV_CACHE": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "transconv", name.split()[0], *COMMANDS[name]], cwd=folder, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        [sys.executable, "-m", "transconv", name.split()[0], *COMMANDS[name]],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
         env=knobs.child_environment(variables, str(ROOT)),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a background job ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # a background job ignores it
     try:
         _await(process, folder, name)
         os.killpg(process.pid, number)
@@ -49,9 +54,13 @@ def stopped(folder: Path, name: str, number: signal.Signals) -> tuple[int, str, 
 
 def _gone(group: int) -> bool:
     """Whether all processes of a group end by themselves; nobody may have reaped them yet."""
+
     def alive() -> list[str]:
-        found = [p.read_text().rpartition(")")[2].split() for p in Path("/proc").glob("[0-9]*/stat")
-                 if p.exists()]
+        found = [
+            p.read_text().rpartition(")")[2].split()
+            for p in Path("/proc").glob("[0-9]*/stat")
+            if p.exists()
+        ]
         return [state for state, _, of, *_ in found if int(of) == group and state != "Z"]
 
     for _ in range(50):
@@ -90,16 +99,22 @@ def _pause() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at the children of a process")
-@pytest.mark.parametrize(("name", "number"), [
-    ("check", signal.SIGINT), ("fuzz", signal.SIGINT),
-    pytest.param("check", signal.SIGTERM, marks=pytest.mark.slow),
-    pytest.param("check with workers", signal.SIGTERM, marks=pytest.mark.slow),
-    pytest.param("check with workers", signal.SIGINT, marks=pytest.mark.slow),
-    pytest.param("fuzz", signal.SIGTERM, marks=pytest.mark.slow),
-    pytest.param("tune", signal.SIGINT, marks=pytest.mark.slow),
-    pytest.param("tune", signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_stopped_command_tells_and_keeps_what_was_done(tmp_path: Path, name: str,
-                                                       number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("check", signal.SIGINT),
+        ("fuzz", signal.SIGINT),
+        pytest.param("check", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("check with workers", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("check with workers", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("fuzz", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("tune", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("tune", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_command_tells_and_keeps_what_was_done(
+    tmp_path: Path, name: str, number: signal.Signals
+) -> None:
     code, out, err = stopped(tmp_path, name, number)
     assert code == 128 + number, err
     assert "Traceback" not in out + err

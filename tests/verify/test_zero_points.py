@@ -25,7 +25,8 @@ ZEROS = [
     ("mb2ic20iw8oc17ow4kw3sw2pw1 dt=u8:s8:s32", ""),
     ("g2mb1ic32iw5oc32ow5kw3pw1 dt=u8:s8:s32", "zero:src:per_ic"),
     ("mb1ic16iw6oc16ow6kw3pw1 dt=s8:u8:s32", "zero:src"),
-    ("mb1ic16iw6oc20ow6kw3pw1 dt=u8:u8:s32", "zero:src+zero:wei:per_oc")]
+    ("mb1ic16iw6oc20ow6kw3pw1 dt=u8:u8:s32", "zero:src+zero:wei:per_oc"),
+]
 
 
 # Of transposed convolutions: all phases in one product, a product for each, several at once, one position.
@@ -38,11 +39,14 @@ TRANSPOSED = [
     ("mb1ic3id4ih4iw4oc5od1oh1ow1kd4kh4kw4 dt=f32:s8:s8", "zero:dst+zero:wei"),
     ("mb1ic4iw30oc8ow11kw5sw3pw2 dt=s32:s8:u8", "zero:dst:per_oc"),
     ("mb1ic16iw14oc16ow5kw5sw3pw1 dt=s32:u8:u8", "zero:dst"),
-    ("mb1ic16iw10oc20ow5kw4sw2pw1 dt=s32:s8:u8", "")]
+    ("mb1ic16iw10oc20ow5kw4sw2pw1 dt=s32:s8:u8", ""),
+]
 
 
-@pytest.mark.parametrize(("problem", "prop", "words"), [
-    *((p, "fwd", w) for p, w in ZEROS), *((p, "bwd_d", w) for p, w in TRANSPOSED)])
+@pytest.mark.parametrize(
+    ("problem", "prop", "words"),
+    [*((p, "fwd", w) for p, w in ZEROS), *((p, "bwd_d", w) for p, w in TRANSPOSED)],
+)
 def test_zero_points(problem: str, prop: str, words: str) -> None:
     assert judged(problem, prop, words, numpy=True).reason == ""
 
@@ -72,17 +76,36 @@ def test_padding_that_counts_as_0(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_zero_points_without_a_border() -> None:
     """What they add is the same in all places: its address varies along channels alone."""
     schedule = "mb.oh.ow:128 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 stages=4 warps=4 via=gluon"
-    *_, main = compiler.build(ConvProblem.parse("mb32ic64ih7oc64oh7kh1 dt=s8:s8:bf16 tag=nhwc"), Prop.FWD,
-                              TARGETS["sm_90"], Schedule.parse(schedule), Epilogue.parse("zero:src")).steps
+    *_, main = compiler.build(
+        ConvProblem.parse("mb32ic64ih7oc64oh7kh1 dt=s8:s8:bf16 tag=nhwc"),
+        Prop.FWD,
+        TARGETS["sm_90"],
+        Schedule.parse(schedule),
+        Epilogue.parse("zero:src"),
+    ).steps
     assert re.search(r"gl\.load\(src_zero_sums \+ [^,]*\)$", main.source, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("problem", "prop", "words", "reason"), [
-    ("mb1ic8ih5oc8oh5kh3ph1 dt=f16", "fwd", "zero:src", "zero points are for integers; src is f16"),
-    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "bwd_d", "zero:src", "bwd_d multiplies dst by weights; expected its"),
-    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s32:s8", "bwd_w", "zero:dst", "products with weights; bwd_w has none"),
-    ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei:per_ic", "fwd sums over the channels of src"),
-    ("g2mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei", "for one group; there are 2")])
+@pytest.mark.parametrize(
+    ("problem", "prop", "words", "reason"),
+    [
+        ("mb1ic8ih5oc8oh5kh3ph1 dt=f16", "fwd", "zero:src", "zero points are for integers; src is f16"),
+        (
+            "mb1ic8ih5oc8oh5kh3ph1 dt=s8",
+            "bwd_d",
+            "zero:src",
+            "bwd_d multiplies dst by weights; expected its",
+        ),
+        (
+            "mb1ic8ih5oc8oh5kh3ph1 dt=s8:s32:s8",
+            "bwd_w",
+            "zero:dst",
+            "products with weights; bwd_w has none",
+        ),
+        ("mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei:per_ic", "fwd sums over the channels of src"),
+        ("g2mb1ic8ih5oc8oh5kh3ph1 dt=s8", "fwd", "zero:wei", "for one group; there are 2"),
+    ],
+)
 def test_refused_zero_points(problem: str, prop: str, words: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         judged(problem, prop, words, numpy=True)

@@ -149,11 +149,16 @@ from typing import Any, NamedTuple
 
 from transconv.support import Unsupported
 
-_RESHAPE = re.compile(r"tt\.reshape %\S+ allow_reorder efficient_layout : "
-                      r"tensor<([\dx]+)x\w+, (#\w+)> -> tensor<([\dx]+)x\w+, (#\w+)>")
-_BLOCKED = re.compile(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[([\d, ]+)\], "
-                      r"threadsPerWarp = \[([\d, ]+)\], warpsPerCTA = \[([\d, ]+)\], "
-                      r"order = \[([\d, ]+)\]", re.MULTILINE)
+_RESHAPE = re.compile(
+    r"tt\.reshape %\S+ allow_reorder efficient_layout : "
+    r"tensor<([\dx]+)x\w+, (#\w+)> -> tensor<([\dx]+)x\w+, (#\w+)>"
+)
+_BLOCKED = re.compile(
+    r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[([\d, ]+)\], "
+    r"threadsPerWarp = \[([\d, ]+)\], warpsPerCTA = \[([\d, ]+)\], "
+    r"order = \[([\d, ]+)\]",
+    re.MULTILINE,
+)
 
 Place = tuple[int, ...]
 
@@ -191,8 +196,10 @@ class Blocked:
 
 def reorders(ttgir: str) -> bool:
     """Whether rows exchange elements in a kernel's TTGIR text; false where a layout is not blocked."""
-    layouts = {name: Blocked(*(tuple(int(n) for n in part.split(",")) for part in parts))
-               for name, *parts in _BLOCKED.findall(ttgir)}
+    layouts = {
+        name: Blocked(*(tuple(int(n) for n in part.split(",")) for part in parts))
+        for name, *parts in _BLOCKED.findall(ttgir)
+    }
     for source, of_source, made, of_made in _RESHAPE.findall(ttgir):
         old, new = layouts.get(of_source), layouts.get(of_made)
         if old is not None and new is not None and _exchanges(old, _shape(source), new, _shape(made)):
@@ -204,9 +211,11 @@ def _exchanges(old: Blocked, source: Place, new: Blocked, made: Place) -> bool:
     """Whether a register's element belongs to another row after the reshape."""
     rows = len(source) - 1  # axes before the one that is summed
     threads = prod(old.threads) * prod(old.warps)
-    return any(before[:rows] != after[:rows]
-               for thread in range(threads)
-               for before, after in zip(old.held(source, thread), new.held(made, thread), strict=False))
+    return any(
+        before[:rows] != after[:rows]
+        for thread in range(threads)
+        for before, after in zip(old.held(source, thread), new.held(made, thread), strict=False)
+    )
 
 
 def _shape(text: str) -> Place:
@@ -266,10 +275,14 @@ _UNWAITED = re.compile(r"\bwgmma\.wait_group\.sync\.aligned\s+[1-9]")
 _VERSION = re.compile(r"^\.version\s+(\d+)\.(\d+)", re.MULTILINE)
 _PACKED = re.compile(r"\badd\.[su]16x2\b")
 _PAIR = re.compile(r"\bor\.b64\s+(%rd\d+),\s*(%rd\d+),\s*(%rd\d+);")
-_UPPER = re.compile(r"\bmov\.b64\s+\{(?:_|%r\d+),\s*%r\d+\},\s*(%rd\d+);"
-                    r"|\bshr\.u64\s+%rd\d+,\s*(%rd\d+),\s*32;")
-_WIDE = re.compile(r"\bm(?:ul|ad)\.wide\.[us]32\s+(%rd\d+),"
-                   r"|\bshl\.b64\s+(%rd\d+),\s*%rd\d+,\s*(?:[12]?\d|3[01]);")
+_UPPER = re.compile(
+    r"\bmov\.b64\s+\{(?:_|%r\d+),\s*%r\d+\},\s*(%rd\d+);"
+    r"|\bshr\.u64\s+%rd\d+,\s*(%rd\d+),\s*32;"
+)
+_WIDE = re.compile(
+    r"\bm(?:ul|ad)\.wide\.[us]32\s+(%rd\d+),"
+    r"|\bshl\.b64\s+(%rd\d+),\s*%rd\d+,\s*(?:[12]?\d|3[01]);"
+)
 _TOGETHER = re.compile(r"\bmov\.b32\s+(%r\d+),\s*\{%rs\d+,\s*%rs\d+\};")
 _CHANGED = re.compile(r"\b(?:and|or|xor|shl|shr|lop3)\.\w+\s+(%r\d+),\s*(%r\d+),")
 _APART = re.compile(r"\bmov\.b32\s+\{(?:_|%rs\d+),\s*%rs\d+\},\s*(%r\d+);")
@@ -348,10 +361,14 @@ class Sign(NamedTuple):
 
 SIGNS = (  # those that need a disassembler come last
     Sign(_overwrites, "products may read registers that the next step writes"),
-    Sign(lambda asm: _runs_over(asm.get("ptx", "")),
-         "the upper half of a pair takes what its lower half runs over by"),
-    Sign(lambda asm: converts(asm.get("ptx", "")),
-         "ptxas converts a float of which the lowest bits are stored"),
+    Sign(
+        lambda asm: _runs_over(asm.get("ptx", "")),
+        "the upper half of a pair takes what its lower half runs over by",
+    ),
+    Sign(
+        lambda asm: converts(asm.get("ptx", "")),
+        "ptxas converts a float of which the lowest bits are stored",
+    ),
     Sign(_takes_numbers, "ptxas converts two 8-bit floats of the number of a constant"),
     Sign(_takes_another_half, "the place of a box may have the upper half of another pair of 16 bits"),
     Sign(lambda asm: reorders(asm.get("ttgir", "")), "a sum in a loop takes elements of other rows"),
@@ -383,12 +400,14 @@ UNPACKS = 1 << 25  # in the second word: to two f16, of two 8-bit floats
 
 def takes_numbers(cubin: bytes) -> bool:
     """Whether a kernel in an ELF file converts 8-bit floats of a constant other than 0."""
-    return any(word & OPCODE == OF_CONSTANT and more & UNPACKS and word >> 32
-               for word, more in instructions(cubin))
+    return any(
+        word & OPCODE == OF_CONSTANT and more & UNPACKS and word >> 32
+        for word, more in instructions(cubin)
+    )
 
 
 BRANCH, OPERATION = 0x947, 0xFFF  # the lowest bits of the first word
-COPIES = (0x5b4, 0x3b5)  # of boxes: UTMALDG, UTMASTG
+COPIES = (0x5B4, 0x3B5)  # of boxes: UTMALDG, UTMASTG
 UNIFORM = 1 << 32
 ALWAYS = 7  # the predicate of a branch that all threads take, in bits 12 to 14
 
@@ -398,7 +417,8 @@ def takes_uniform_branches(cubin: bytes) -> bool:
     of whole warps."""
     words = [word for word, _ in instructions(cubin)]
     return any(word & OPERATION in COPIES for word in words) and any(
-        word & OPERATION == BRANCH and word & UNIFORM and word >> 12 & 7 != ALWAYS for word in words)
+        word & OPERATION == BRANCH and word & UNIFORM and word >> 12 & 7 != ALWAYS for word in words
+    )
 
 
 LISTED = 1 << 12
@@ -422,8 +442,9 @@ def _read(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run([knobs.nvidia.cuobjdump.path, "-sass", file.name], capture_output=True,
-                              text=True, check=True)
+        said = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "-sass", file.name], capture_output=True, text=True, check=True
+        )
     return "\n".join(f"{at}\t{what}" for at, what in _INSTRUCTION.findall(said.stdout))
 
 
@@ -431,7 +452,7 @@ def instructions(cubin: bytes) -> Iterator[tuple[int, int]]:
     """The two words of each instruction in an ELF file (64 bits, little endian), without a disassembler;
     none of bytes that are no such file."""
     for code in _sections(cubin):
-        yield from struct.iter_unpack("<QQ", code[:len(code) // WORDS * WORDS])
+        yield from struct.iter_unpack("<QQ", code[: len(code) // WORDS * WORDS])
 
 
 def _sections(cubin: bytes) -> Iterator[bytes]:
@@ -442,4 +463,4 @@ def _sections(cubin: bytes) -> Iterator[bytes]:
     for n in range(count):
         _, kind, flags, _, begin, length = struct.unpack_from("<IIQQQQ", cubin, table + n * size)
         if kind == PROGBITS and flags & EXECUTABLE:
-            yield cubin[begin:begin + length]
+            yield cubin[begin : begin + length]

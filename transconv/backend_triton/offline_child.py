@@ -25,15 +25,61 @@ from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.miscompiles import flaw, listing
 from transconv.backend_triton.offline_compilation import serve
 
-SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
-              "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",
-              "LDSM", "STSM", "LDS", "STS", "FFMA", "FFMA2", "HFMA2", "DFMA", "USETMAXREG", "LDL",
-              "STL")
+SASS_WORDS = (
+    "HGMMA",
+    "QGMMA",
+    "IGMMA",
+    "HMMA",
+    "QMMA",
+    "IMMA",
+    "DMMA",
+    "UTCHMMA",
+    "UTCQMMA",
+    "UTCIMMA",
+    "UTMALDG",
+    "UTMASTG",
+    "UTMAREDG",
+    "LDGSTS",
+    "LDG",
+    "STG",
+    "RED",
+    "ATOMG",
+    "LDSM",
+    "STSM",
+    "LDS",
+    "STS",
+    "FFMA",
+    "FFMA2",
+    "HFMA2",
+    "DFMA",
+    "USETMAXREG",
+    "LDL",
+    "STL",
+)
 SASS_WIDE = ("LDGSTS", "LDG", "STG")
-AMD_WORDS = ("v_mfma", "v_smfmac", "v_wmma", "v_swmmac", "v_dot", "buffer_load", "buffer_store",
-             "global_load", "global_load_lds", "global_store", "global_atomic", "buffer_atomic",
-             "ds_read", "ds_load", "ds_write", "ds_store", "v_fma", "v_pk_fma", "v_dual_fma",
-             "scratch_load", "scratch_store")
+AMD_WORDS = (
+    "v_mfma",
+    "v_smfmac",
+    "v_wmma",
+    "v_swmmac",
+    "v_dot",
+    "buffer_load",
+    "buffer_store",
+    "global_load",
+    "global_load_lds",
+    "global_store",
+    "global_atomic",
+    "buffer_atomic",
+    "ds_read",
+    "ds_load",
+    "ds_write",
+    "ds_store",
+    "v_fma",
+    "v_pk_fma",
+    "v_dual_fma",
+    "scratch_load",
+    "scratch_store",
+)
 AMD_WIDE = ("buffer_load", "buffer_store", "global_load", "global_store")
 
 # ptxas's warning when matrix instructions cannot overlap.
@@ -49,19 +95,28 @@ def of_cuda(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        usage_text = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
-                                    capture_output=True, text=True, check=False)
+        usage_text = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage_text.stdout + usage_text.stderr))
     if "REG" not in usage:
         raise RuntimeError(f"cuobjdump printed no registers: {usage_text.stderr.strip()[-200:]}")
-    found = re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
-                       listing(kernel.asm) if listed else "", re.MULTILINE)
+    found = re.findall(
+        r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
+        listing(kernel.asm) if listed else "",
+        re.MULTILINE,
+    )
     opcodes = Counter(name for name, _ in found)
     opcodes.update(f"{name}.128" for name, how in found if ".128" in how and name in SASS_WIDE)
-    return {"registers": int(usage["REG"]),
-            "spill_bytes": int(usage["STACK"]) + int(usage.get("LOCAL", 0)),
-            "words": {w: opcodes[w] for w in _with_wide(SASS_WORDS, SASS_WIDE) if opcodes[w]},
-            "serialised": bool(SERIALISED.search(log))}
+    return {
+        "registers": int(usage["REG"]),
+        "spill_bytes": int(usage["STACK"]) + int(usage.get("LOCAL", 0)),
+        "words": {w: opcodes[w] for w in _with_wide(SASS_WORDS, SASS_WIDE) if opcodes[w]},
+        "serialised": bool(SERIALISED.search(log)),
+    }
 
 
 def of_hip(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
@@ -75,14 +130,17 @@ def of_hip(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
     opcodes = Counter(re.findall(r"^\s+([a-z][a-z0-9_]*)", text, re.MULTILINE))
     words = {w: sum(n for op, n in opcodes.items() if op.startswith(w)) for w in AMD_WORDS}
     for w in AMD_WIDE:
-        words[f"{w}.128"] = sum(n for op, n in opcodes.items()
-                                if op.startswith(w) and op.endswith(("dwordx4", "b128")))
+        words[f"{w}.128"] = sum(
+            n for op, n in opcodes.items() if op.startswith(w) and op.endswith(("dwordx4", "b128"))
+        )
     # The count of vector registers includes those for accumulation. What is spilt to them, or from
     # scalar to vector registers, costs no memory; the private segment is what does.
-    return {"registers": number("vgpr_count"),
-            "spill_bytes": number("private_segment_fixed_size"),
-            "words": {w: words[w] for w in _with_wide(AMD_WORDS, AMD_WIDE) if words[w]},
-            "serialised": False}
+    return {
+        "registers": number("vgpr_count"),
+        "spill_bytes": number("private_segment_fixed_size"),
+        "words": {w: words[w] for w in _with_wide(AMD_WORDS, AMD_WIDE) if words[w]},
+        "serialised": False,
+    }
 
 
 def _with_wide(words: tuple[str, ...], wide: tuple[str, ...]) -> list[str]:
@@ -107,8 +165,11 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
 
     source = _source(job)
     # Set explicitly: the default differs between Triton's releases.
-    options = {"num_warps": job["warps"], "num_stages": job["stages"],
-               "enable_fp_fusion": job.get("fuse", True)}
+    options = {
+        "num_warps": job["warps"],
+        "num_stages": job["stages"],
+        "enable_fp_fusion": job.get("fuse", True),
+    }
     target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
     started = time.perf_counter()
     kernel = triton_compile(source, target=target, options=options)
@@ -117,32 +178,50 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
     noise.seek(0)
     log = noise.read().decode(errors="replace")
     read = of_cuda if job["backend"] == "cuda" else of_hip
-    return {"function": job["function"], "target": job["target"], **read(kernel, log, job["words"]),
-            "shared_bytes": kernel.metadata.shared, "seconds": round(seconds, 3),
-            "warnings": warnings(log), "flaw": flaw(kernel.asm),
-            "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm},
-            **(_code(kernel) if job["code"] else {})}
+    return {
+        "function": job["function"],
+        "target": job["target"],
+        **read(kernel, log, job["words"]),
+        "shared_bytes": kernel.metadata.shared,
+        "seconds": round(seconds, 3),
+        "warnings": warnings(log),
+        "flaw": flaw(kernel.asm),
+        "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm},
+        **(_code(kernel) if job["code"] else {}),
+    }
 
 
 # The metadata of a compiled kernel that its launch needs.
-LAUNCH = ("num_warps", "num_ctas", "shared", "global_scratch_size", "profile_scratch_size",
-          "launch_cooperative_grid", "tensordesc_meta", "name")
+LAUNCH = (
+    "num_warps",
+    "num_ctas",
+    "shared",
+    "global_scratch_size",
+    "profile_scratch_size",
+    "launch_cooperative_grid",
+    "tensordesc_meta",
+    "name",
+)
 
 
 def _code(kernel: Any) -> dict[str, Any]:
     """The machine code, and the metadata for its launch."""
     code = next(kernel.asm[kind] for kind in ("cubin", "hsaco") if kind in kernel.asm)
-    return {"code": base64.b64encode(code).decode(),
-            "launch": {key: getattr(kernel.metadata, key, None) for key in LAUNCH}}
+    return {
+        "code": base64.b64encode(code).decode(),
+        "launch": {key: getattr(kernel.metadata, key, None) for key in LAUNCH},
+    }
 
 
 def _source(job: dict[str, Any]) -> Any:
     """The input of Triton's compiler: the kernel, its argument types, and their known divisors."""
     function = load(job["source"], job["function"])
-    types = [_descriptor(word, element, box, job["explicit"]) if box else f"*{word}"
-             for word, element, box in job["params"]]
+    types = [
+        _descriptor(word, element, box, job["explicit"]) if box else f"*{word}"
+        for word, element, box in job["params"]
+    ]
     passed = job.get("numbers", 0)
-    types = types[:len(types) - passed] + [t.removeprefix("*") for t in types[len(types) - passed:]]
+    types = types[: len(types) - passed] + [t.removeprefix("*") for t in types[len(types) - passed :]]
     types += ["i32"] * job.get("sizes", 0)  # sizes that are arguments
     signature = dict(zip(function.arg_names, types, strict=True))
     # A pointer from torch's allocator is a multiple of 16 bytes; without that fact no load is wide.

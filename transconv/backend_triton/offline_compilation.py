@@ -45,8 +45,9 @@ class Child:
     ``environment``: changes to this process's; {folder} stands for a temporary folder of the child.
     ``path``: searched for modules first."""
 
-    def __init__(self, module: str, environment: Mapping[str, str | None],
-                 path: Sequence[str] = ()) -> None:
+    def __init__(
+        self, module: str, environment: Mapping[str, str | None], path: Sequence[str] = ()
+    ) -> None:
         self.module, self.environment, self.path = module, environment, (*path, ROOT)
         self.folder = tempfile.TemporaryDirectory(prefix="transconv-child-")
         self.process: subprocess.Popen[bytes] | None = None
@@ -102,8 +103,13 @@ class Child:
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         log = Path(self.folder.name, "stderr")
         said = log.read_text(errors="replace")[-20000:] if log.exists() else ""
-        return {"reason": f"no answer within {timeout_s:g} s" if line is None
-                else f"the compiler's process died ({how})", "log": said, "died": True}
+        return {
+            "reason": f"no answer within {timeout_s:g} s"
+            if line is None
+            else f"the compiler's process died ({how})",
+            "log": said,
+            "died": True,
+        }
 
     def _running(self) -> subprocess.Popen[bytes] | None:
         """The process, started if there is none; None after ``close``."""
@@ -113,9 +119,12 @@ class Child:
                 changes = {k: v and v.format(folder=folder) for k, v in self.environment.items()}
                 with open(f"{folder}/stderr", "w+b") as errors:
                     self.process = subprocess.Popen(
-                        [sys.executable, "-m", self.module], stdin=subprocess.PIPE,
+                        [sys.executable, "-m", self.module],
+                        stdin=subprocess.PIPE,
                         env=knobs.child_environment(changes, os.pathsep.join(self.path)),
-                        stdout=subprocess.PIPE, stderr=errors)
+                        stdout=subprocess.PIPE,
+                        stderr=errors,
+                    )
             return self.process
 
     def end(self) -> int:
@@ -197,8 +206,13 @@ class Compilers:
     end of the program waits for none, and ``close`` kills the children. ``first``: a job for each new
     child, before it takes one out of the queue."""
 
-    def __init__(self, module: str, environment: Mapping[str, str | None], workers: int,
-                 first: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str | None],
+        workers: int,
+        first: dict[str, Any] | None = None,
+    ) -> None:
         self.module, self.environment, self.workers = module, environment, max(1, workers)
         self.first = first
         self.jobs: SimpleQueue[tuple[Take, dict[str, Any], Done]] = SimpleQueue()
@@ -225,8 +239,9 @@ class Compilers:
     def _start(self) -> None:
         child = Child(self.module, self.environment)
         self.children.add(child)
-        threading.Thread(target=self._serve, args=(child, self.first), daemon=True,
-                         name="transconv-compiler").start()
+        threading.Thread(
+            target=self._serve, args=(child, self.first), daemon=True, name="transconv-compiler"
+        ).start()
 
     def _serve(self, child: Child, first: dict[str, Any] | None) -> None:
         if first is not None:
@@ -324,8 +339,10 @@ class Resources:
         spilt = f"{self.spill_bytes} bytes spilt" if self.spill_bytes else "no spills"
         waits = ", matrix unit serialised" if self.serialised else ""
         wrong = f"; miscompiled: {self.flaw}" if self.flaw else ""
-        return (f"{self.target}: {self.registers} registers, {spilt}, {self.shared_bytes} bytes "
-                f"shared{waits}, {self.seconds:.1f} s; {words}{wrong}")
+        return (
+            f"{self.target}: {self.registers} registers, {spilt}, {self.shared_bytes} bytes "
+            f"shared{waits}, {self.seconds:.1f} s; {words}{wrong}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +362,13 @@ Answer = Resources | CompileFailure
 """The result of a job."""
 
 
-def compile_offline(jobs: Sequence[CompileJob], timeout_s: float = 120.0, workers: int = 1,
-                    triton: Path | None = None,
-                    done: Callable[[Answer], None] | None = None) -> list[Answer]:
+def compile_offline(
+    jobs: Sequence[CompileJob],
+    timeout_s: float = 120.0,
+    workers: int = 1,
+    triton: Path | None = None,
+    done: Callable[[Answer], None] | None = None,
+) -> list[Answer]:
     """Compile every job; answers in the order of the jobs.
 
     ``timeout_s`` is the limit for one, ``workers`` the number of child processes, ``triton`` a
@@ -368,8 +389,7 @@ def compile_offline(jobs: Sequence[CompileJob], timeout_s: float = 120.0, worker
         for _ in range(max(1, workers)):
             idle.put(stack.enter_context(_child(triton)))
         pool = stack.enter_context(ThreadPoolExecutor(max(1, workers)))
-        places = {pool.submit(one, job): i
-                  for i, job in enumerate(jobs) if answers[i] is None}
+        places = {pool.submit(one, job): i for i, job in enumerate(jobs) if answers[i] is None}
         for task in as_completed(places):
             answers[places[task]] = task.result()
             if done is not None:
@@ -385,23 +405,36 @@ def triton_version(folder: Path | None = None) -> str:
         return str(found.version)
     if folder is None:
         raise ValueError("there is no Triton installed; compiling needs one")
-    raise ValueError(f"there is no Triton in {folder}; make it with: "
-                     f"pip install --no-deps --target {folder} triton==VERSION")
+    raise ValueError(
+        f"there is no Triton in {folder}; make it with: "
+        f"pip install --no-deps --target {folder} triton==VERSION"
+    )
 
 
 def _refused(job: CompileJob) -> CompileFailure | None:
     if job.backend in BACKENDS:
         return None
-    return CompileFailure(job.function, job.target, f"{job.backend} is not compilable offline: its "
-                          "compiler needs the vendor's driver stack")
+    return CompileFailure(
+        job.function,
+        job.target,
+        f"{job.backend} is not compilable offline: its compiler needs the vendor's driver stack",
+    )
 
 
 def _child(triton: Path | None) -> Child:
     """A compiling process with its own cache, and the Triton of a folder."""
     path = () if triton is None else (str(triton.absolute()),)
-    return Child("transconv.backend_triton.offline_child", {
-        "TRITON_CACHE_DIR": "{folder}/cache", "TRITON_ALWAYS_COMPILE": "1", "TMPDIR": "{folder}",
-        "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_INTERPRET": None}, path)
+    return Child(
+        "transconv.backend_triton.offline_child",
+        {
+            "TRITON_CACHE_DIR": "{folder}/cache",
+            "TRITON_ALWAYS_COMPILE": "1",
+            "TMPDIR": "{folder}",
+            "TRITON_DUMP_PTXAS_LOG": "1",
+            "TRITON_INTERPRET": None,
+        },
+        path,
+    )
 
 
 def _encoded(job: CompileJob) -> dict[str, Any]:
@@ -413,5 +446,10 @@ def _encoded(job: CompileJob) -> dict[str, Any]:
 def _decoded(job: CompileJob, answer: dict[str, Any]) -> Answer:
     if "reason" in answer:
         return CompileFailure(job.function, job.target, answer["reason"], answer["log"])
-    return Resources(**{**answer, "warnings": tuple(answer["warnings"]),
-                        "code": base64.b64decode(answer.get("code", ""))})
+    return Resources(
+        **{
+            **answer,
+            "warnings": tuple(answer["warnings"]),
+            "code": base64.b64decode(answer.get("code", "")),
+        }
+    )

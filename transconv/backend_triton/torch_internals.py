@@ -20,53 +20,61 @@ from typing import Any, TypeVar
 Empty = Callable[[Sequence[int], Sequence[int], Any], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
-INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType({
-    # The state of a thread, asked for at every call: functions in C; the public ones are in Python.
-    "any_autocast": ("torch._C", "_is_any_autocast_enabled"),  # one question for all devices
-    "transforms": ("torch._C", "_are_functorch_transforms_active"),  # vmap, grad and jvp have rules
-    "dispatch_modes": ("torch._C", "_len_torch_dispatch_stack"),  # a mode sees operators, not kernels
-    "function_modes": ("torch._C", "_is_torch_function_mode_enabled"),  # it sees functions of torch
-    "tracing_state": ("torch._C", "_get_tracing_state"),  # torch.jit.trace records operators
-    "deterministic": ("torch._C", "_get_deterministic_algorithms"),  # no kernels with atomics then
-    "cudnn_deterministic": ("torch._C", "_get_cudnn_deterministic"),  # the same, by cuDNN's own switch
-    "backward_task": ("torch._C", "_current_graph_task_id"),  # -1 outside of a backward pass
-    "precision": ("torch._C", "_get_fp32_precision_getter"),  # the documented attribute takes 0.7 us
-    "raw_stream": ("torch._C", "_cuda_getCurrentRawStream"),  # with CUDA; what a launch is given
-    "device_number": ("torch._C", "_cuda_getDevice"),  # with CUDA; the device of bound launches
-    # Tensors.
-    "TensorGuards": ("torch._C._dynamo.guards", "TensorGuards"),  # compares all tensors of a call in C
-    "functorch": ("torch._C", "_functorch"),  # levels of torch.func, and of is_grads_batched
-    "add_batch_dim": ("torch", "_add_batch_dim"),  # is_grads_batched: vmap of an older kind
-    "remove_batch_dim": ("torch", "_remove_batch_dim"),
-    "foreach_copy": ("torch", "_foreach_copy_"),  # many tensors by one launch
-    "FakeTensor": ("torch._subclasses.fake_tensor", "FakeTensor"),  # has sizes and no memory
-    "FunctionalTensor": ("torch._subclasses.functional_tensor", "FunctionalTensor"),  # AOTAutograd's
-    "detect_fake_mode": ("torch._guards", "detect_fake_mode"),  # the mode of a graph's examples
-    # Operators.
-    "below_autograd": ("torch._C", "_AutoDispatchBelowAutograd"),  # within an operator's own derivative
-    "OpOverload": ("torch._ops", "OpOverload"),  # which nodes of a graph are operators
-    "transform_level": ("torch._functorch.pyfunctorch", "retrieve_current_functorch_interpreter"),
-    "single_level_autograd": ("torch._functorch.utils", "enable_single_level_autograd_function"),
-    # Graphs: what AOTAutograd takes, and what a backend learns of the compilation around it.
-    "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
-    "core_aten_decompositions": ("torch._decomp", "core_aten_decompositions"),
-    "get_decompositions": ("torch._decomp", "get_decompositions"),
-    "min_cut_partition": ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
-    "TracingContext": ("torch._guards", "TracingContext"),  # says how saved tensors lie
-    "InstructionTranslator": ("torch._dynamo.symbolic_convert", "InstructionTranslator"),  # its module
-    "cache_entries": ("torch._dynamo.eval_frame", "_debug_get_cache_entry_list"),  # compiled code of code
-    # Inductor, for regions without a kernel, and its CUDA graphs.
-    "compile_fx": ("torch._inductor.compile_fx", "compile_fx"),
-    "inductor_compile": ("torch._inductor", "compile"),
-    "static_inputs": ("torch._inductor.compile_fx", "get_static_input_idxs"),
-    "cudagraphify": ("torch._inductor.cudagraph_trees", "cudagraphify_impl"),
-    "cudagraph_manager": ("torch._inductor.cudagraph_trees", "get_manager"),
-    "placeholder_info": ("torch._inductor.cudagraph_utils", "get_placeholder_info"),
-    "count_tangents": ("torch._inductor.utils", "count_tangents"),
-    "fixed_arguments": ("torch._inductor.utils", "num_fw_fixed_arguments"),
-    "why_no_cudagraph": ("torch._dynamo.backends.cudagraphs", "check_for_skip"),
-    "input_mutations": ("torch._dynamo.backends.cudagraphs", "find_input_mutations"),
-})
+INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        # The state of a thread, asked for at every call: functions in C; the public ones are in Python.
+        "any_autocast": ("torch._C", "_is_any_autocast_enabled"),  # one question for all devices
+        "transforms": ("torch._C", "_are_functorch_transforms_active"),  # vmap, grad and jvp have rules
+        "dispatch_modes": ("torch._C", "_len_torch_dispatch_stack"),  # a mode sees operators, not kernels
+        "function_modes": ("torch._C", "_is_torch_function_mode_enabled"),  # it sees functions of torch
+        "tracing_state": ("torch._C", "_get_tracing_state"),  # torch.jit.trace records operators
+        "deterministic": ("torch._C", "_get_deterministic_algorithms"),  # no kernels with atomics then
+        "cudnn_deterministic": ("torch._C", "_get_cudnn_deterministic"),  # the same, by cuDNN's own switch
+        "backward_task": ("torch._C", "_current_graph_task_id"),  # -1 outside of a backward pass
+        "precision": ("torch._C", "_get_fp32_precision_getter"),  # the documented attribute takes 0.7 us
+        "raw_stream": ("torch._C", "_cuda_getCurrentRawStream"),  # with CUDA; what a launch is given
+        "device_number": ("torch._C", "_cuda_getDevice"),  # with CUDA; the device of bound launches
+        # Tensors.
+        "TensorGuards": ("torch._C._dynamo.guards", "TensorGuards"),  # compares all tensors of a call in C
+        "functorch": ("torch._C", "_functorch"),  # levels of torch.func, and of is_grads_batched
+        "add_batch_dim": ("torch", "_add_batch_dim"),  # is_grads_batched: vmap of an older kind
+        "remove_batch_dim": ("torch", "_remove_batch_dim"),
+        "foreach_copy": ("torch", "_foreach_copy_"),  # many tensors by one launch
+        "FakeTensor": ("torch._subclasses.fake_tensor", "FakeTensor"),  # has sizes and no memory
+        "FunctionalTensor": ("torch._subclasses.functional_tensor", "FunctionalTensor"),  # AOTAutograd's
+        "detect_fake_mode": ("torch._guards", "detect_fake_mode"),  # the mode of a graph's examples
+        # Operators.
+        "below_autograd": (
+            "torch._C",
+            "_AutoDispatchBelowAutograd",
+        ),  # within an operator's own derivative
+        "OpOverload": ("torch._ops", "OpOverload"),  # which nodes of a graph are operators
+        "transform_level": ("torch._functorch.pyfunctorch", "retrieve_current_functorch_interpreter"),
+        "single_level_autograd": ("torch._functorch.utils", "enable_single_level_autograd_function"),
+        # Graphs: what AOTAutograd takes, and what a backend learns of the compilation around it.
+        "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
+        "core_aten_decompositions": ("torch._decomp", "core_aten_decompositions"),
+        "get_decompositions": ("torch._decomp", "get_decompositions"),
+        "min_cut_partition": ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
+        "TracingContext": ("torch._guards", "TracingContext"),  # says how saved tensors lie
+        "InstructionTranslator": ("torch._dynamo.symbolic_convert", "InstructionTranslator"),  # its module
+        "cache_entries": (
+            "torch._dynamo.eval_frame",
+            "_debug_get_cache_entry_list",
+        ),  # compiled code of code
+        # Inductor, for regions without a kernel, and its CUDA graphs.
+        "compile_fx": ("torch._inductor.compile_fx", "compile_fx"),
+        "inductor_compile": ("torch._inductor", "compile"),
+        "static_inputs": ("torch._inductor.compile_fx", "get_static_input_idxs"),
+        "cudagraphify": ("torch._inductor.cudagraph_trees", "cudagraphify_impl"),
+        "cudagraph_manager": ("torch._inductor.cudagraph_trees", "get_manager"),
+        "placeholder_info": ("torch._inductor.cudagraph_utils", "get_placeholder_info"),
+        "count_tangents": ("torch._inductor.utils", "count_tangents"),
+        "fixed_arguments": ("torch._inductor.utils", "num_fw_fixed_arguments"),
+        "why_no_cudagraph": ("torch._dynamo.backends.cudagraphs", "check_for_skip"),
+        "input_mutations": ("torch._dynamo.backends.cudagraphs", "find_input_mutations"),
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -61,8 +61,11 @@ def check_of(*tensors: Tensor, free: int = 0) -> Check | None:
         strides[at] = [None] * len(strides[at])
         sizes[at] = [None, sizes[at][1], *strides[at][2:]]
     try:
-        made = torch_internals.TensorGuards(*tensors, dynamic_dims_sizes=sizes if free else None,
-                                            dynamic_dims_strides=strides if free else None)
+        made = torch_internals.TensorGuards(
+            *tensors,
+            dynamic_dims_sizes=sizes if free else None,
+            dynamic_dims_strides=strides if free else None,
+        )
         check: Check = made.check
         return check if check(*tensors) else None
     except (AttributeError, TypeError, RuntimeError):
@@ -84,8 +87,10 @@ class Condition(NamedTuple):
 def deterministic(now: bool, cudnn: bool) -> Condition:
     """That the same bits are asked for as they are ``now``; ``cudnn``: its own switch counts, too."""
     if cudnn:
-        return Condition(f"(_deterministic() or _cudnn_deterministic()) is {now}", {
-            "_deterministic": _deterministic, "_cudnn_deterministic": _cudnn_deterministic})
+        return Condition(
+            f"(_deterministic() or _cudnn_deterministic()) is {now}",
+            {"_deterministic": _deterministic, "_cudnn_deterministic": _cudnn_deterministic},
+        )
     return Condition(f"_deterministic() is {now}", {"_deterministic": _deterministic})
 
 
@@ -108,9 +113,12 @@ class CallGuard(NamedTuple):
         """Expressions about ``tensors``, by their names in the text; ``addressed``: those whose alignment
         counts, if it is not that of all."""
         bits = " | ".join(f"{t}.data_ptr()" for t in (tensors if addressed is None else addressed)) or "0"
-        return [f"check({', '.join(tensors)})", *(c.text for c in self.conditions),
-                f"{'not ' * self.aligned}({bits}) & {ALIGNMENT}",
-                *["current_device() == device"] * (self.device is not None)]
+        return [
+            f"check({', '.join(tensors)})",
+            *(c.text for c in self.conditions),
+            f"{'not ' * self.aligned}({bits}) & {ALIGNMENT}",
+            *["current_device() == device"] * (self.device is not None),
+        ]
 
     def known(self) -> dict[str, Any]:
         """What they mention."""
@@ -123,8 +131,9 @@ class CallGuard(NamedTuple):
 Part = str | Sequence[str]
 
 
-def written(head: str, parts: Sequence[Part], otherwise: str,
-            known: Mapping[str, Any]) -> Callable[..., Any]:
+def written(
+    head: str, parts: Sequence[Part], otherwise: str, known: Mapping[str, Any]
+) -> Callable[..., Any]:
     """The function ``head`` of the parts: a line, or conditions under which the parts that follow run;
     where one does not hold, or no part returns, ``otherwise``."""
     lines, depth = [f"def {head}:"], 1
@@ -146,7 +155,8 @@ def _factory(text: str, names: tuple[str, ...]) -> Callable[..., Callable[..., A
     inner = "\n".join(f"    {line}" for line in text.splitlines())
     name = text.split("(", 1)[0].removeprefix("def ")
     made: Callable[..., Callable[..., Any]] = defined(
-        f"def make({', '.join(names)}):\n{inner}\n    return {name}", "make")
+        f"def make({', '.join(names)}):\n{inner}\n    return {name}", "make"
+    )
     return made
 
 
@@ -158,9 +168,11 @@ def start_of(count: int) -> Callable[..., Callable[..., Any]]:
     """What makes, of a route, shape, strides, the start of a plan, a dtype and an allocation, the function
     of ``count`` tensors that makes the result, starts the plan, and counts the call on the route."""
     given = ", ".join(f"t{i}" for i in range(count))
-    return _factory(f"def start({given}):\n    route.calls += 1\n    made = empty(shape, strides, dtype)\n"
-                    f"    begin({given}, made)\n    return made",
-                    ("route", "shape", "strides", "begin", "dtype", "empty"))
+    return _factory(
+        f"def start({given}):\n    route.calls += 1\n    made = empty(shape, strides, dtype)\n"
+        f"    begin({given}, made)\n    return made",
+        ("route", "shape", "strides", "begin", "dtype", "empty"),
+    )
 
 
 class StartableKernel(NamedTuple):
@@ -174,9 +186,13 @@ class StartableKernel(NamedTuple):
 
     def lines(self, at: int) -> list[str]:
         """Allocate the stores and start the launch, the ``at``-th of a function."""
-        return [*(f"{name} = empty(shape_{at}_{i}, strides_{at}_{i}, dtype_{at}_{i})"
-                  for i, name in enumerate(self.stored)),
-                f"begin_{at}({', '.join([*self.given, *self.stored])})"]
+        return [
+            *(
+                f"{name} = empty(shape_{at}_{i}, strides_{at}_{i}, dtype_{at}_{i})"
+                for i, name in enumerate(self.stored)
+            ),
+            f"begin_{at}({', '.join([*self.given, *self.stored])})",
+        ]
 
     def known(self, at: int) -> dict[str, Any]:
         """What the lines mention, but for the allocation ``empty``."""

@@ -99,8 +99,7 @@ def waiting(key: Hashable) -> Any:
 
 def _is_on_time(value: Any) -> bool:
     """Whether calls wait for kernels here, on another stream, where torch answered before."""
-    return (settings.compile == "auto" and any(r.reason for r in value.routes())
-            and settings.mode == "now")
+    return settings.compile == "auto" and any(r.reason for r in value.routes()) and settings.mode == "now"
 
 
 def keep(key: Hashable, value: Any) -> Any:

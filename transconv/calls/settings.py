@@ -58,14 +58,19 @@ class Settings:
         self.steady = False
 
     if not TYPE_CHECKING:  # for a type checker the switches are those above, with these words
+
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in WORDS:
-                raise AttributeError(f"transconv.config has no switch '{name}'; "
-                                     f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}")
+                raise AttributeError(
+                    f"transconv.config has no switch '{name}'; "
+                    f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}"
+                )
             if not any(value is w or (isinstance(value, str) and value == w) for w in WORDS[name]):
                 words = [str(word) for word in WORDS[name]]
-                raise ValueError(f"transconv.config.{name} = {value!r}; "
-                                 f"expected one of: {', '.join(words)}{nearest(str(value), words)}")
+                raise ValueError(
+                    f"transconv.config.{name} = {value!r}; "
+                    f"expected one of: {', '.join(words)}{nearest(str(value), words)}"
+                )
             object.__setattr__(self, name, value)
             if value == "interpret":
                 _begin_interpreter()
@@ -92,8 +97,12 @@ class Settings:
         kernel of each size at its first call."""
         if self.compile not in ("auto", "background"):
             return self.compile
-        if self.fallback == "error" or self.steady or self._waiting or (
-                self.compile == "auto" and not _may_wait()):
+        if (
+            self.fallback == "error"
+            or self.steady
+            or self._waiting
+            or (self.compile == "auto" and not _may_wait())
+        ):
             return "now"
         return "background"
 
@@ -122,8 +131,11 @@ def _may_wait() -> bool:
     """Whether kernels may come later: calls go to the default stream of a GPU that is in use, and the
     program does not ask cuDNN to search at first calls either."""
     torch = importlib.import_module("torch")
-    return bool(torch.cuda.is_initialized() and not torch.backends.cudnn.benchmark
-                and torch.cuda.current_stream() == torch.cuda.default_stream())
+    return bool(
+        torch.cuda.is_initialized()
+        and not torch.backends.cudnn.benchmark
+        and torch.cuda.current_stream() == torch.cuda.default_stream()
+    )
 
 
 def _begin_interpreter() -> None:
@@ -137,7 +149,9 @@ def _begin_interpreter() -> None:
     warnings.warn(
         'transconv.config.cpu = "interpret" comes too late: Triton is loaded without its interpreter, and '
         "torch computes calls on CPU tensors; set it at the beginning of the program, before a kernel or "
-        "torch.compile loads Triton, or start the program with TRITON_INTERPRET=1", stacklevel=3)
+        "torch.compile loads Triton, or start the program with TRITON_INTERPRET=1",
+        stacklevel=3,
+    )
 
 
 settings = Settings()

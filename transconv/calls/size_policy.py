@@ -167,8 +167,11 @@ class SizeTrial:
     def over(self) -> bool:
         """Whether it is settled."""
         own, other = self.timed
-        if not self.choice.settled and len(own) >= ROUNDS <= len(other) and (
-                own[-1][1].query() and other[-1][1].query()):
+        if (
+            not self.choice.settled
+            and len(own) >= ROUNDS <= len(other)
+            and (own[-1][1].query() and other[-1][1].query())
+        ):
             took = [min(a.elapsed_time(b) for a, b in each[WARM:]) for each in (own, other)]
             self.choice.settle(took[0] <= LEAD * took[1])
         return self.choice.settled

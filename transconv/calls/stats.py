@@ -23,8 +23,8 @@ from transconv.support import Unsupported
 
 # Reasons in words, by their topics or whole; what an error says itself comes before them.
 SENTENCES = {
-    "device:cpu": "the tensors are on no GPU; without one transconv.explain(.., target=\"sm_90\") shows "
-                  'the kernels, and transconv.config.cpu = "interpret" runs them',
+    "device:cpu": 'the tensors are on no GPU; without one transconv.explain(.., target="sm_90") shows '
+    'the kernels, and transconv.config.cpu = "interpret" runs them',
     "device": "kernels run on CUDA and ROCm devices alone",
     "dtype:quantized": "transconv.quantized has the calls of integers",
     "dtype:bias": "the bias has another type than the input; cast it with bias.to(input.dtype)",
@@ -37,7 +37,7 @@ SENTENCES = {
     "interpreter": "Triton's interpreter is off; start the program with TRITON_INTERPRET=1",
     "import": "Triton is not installed: pip install triton, on Windows triton-windows",
     "compile:never": 'its kernel is not compiled, and transconv.config.compile is "never"; call '
-                     "transconv.prepare before",
+    "transconv.prepare before",
     "capture": "a CUDA graph is captured at its first call; call it once before the capture",
     "quantized:gradient": "calls of integers have no gradients; use torch.no_grad()",
     "deterministic": "the gradient adds with atomics, which torch.use_deterministic_algorithms forbids",
@@ -128,8 +128,10 @@ def held(outcome: str, us: int = 0) -> None:
 def totals(reset: bool = False) -> Stats:
     """The totals that were added so far."""
     with lock:
-        times, us = ({outcome: n for (outcome, of), n in _counts.totals.compared.items() if of == figure}
-                     for figure in ("times", "us"))
+        times, us = (
+            {outcome: n for (outcome, of), n in _counts.totals.compared.items() if of == figure}
+            for figure in ("times", "us")
+        )
         fallback = dict(_counts.totals.fallback)
         waiting = fallback.pop(COMPILING, 0)
         now = Stats(dict(_counts.totals.native), fallback, times, us, waiting)
@@ -179,8 +181,13 @@ def tell_once(key: str, text: str) -> None:
     _warn(text)
 
 
-INSIDE = (*(os.path.dirname(str(of.__file__)) + os.sep for of in (transconv, torch)), "<",
-          contextlib.__file__, functools.__file__, threading.__file__)
+INSIDE = (
+    *(os.path.dirname(str(of.__file__)) + os.sep for of in (transconv, torch)),
+    "<",
+    contextlib.__file__,
+    functools.__file__,
+    threading.__file__,
+)
 
 
 def _warn(text: str) -> None:
@@ -190,9 +197,14 @@ def _warn(text: str) -> None:
     at: FrameType = sys._getframe(1)
     while at.f_back is not None and (at.f_code.co_filename.startswith(INSIDE) or at.f_code in made):
         at = at.f_back
-    warnings.warn_explicit(text, FallbackWarning, at.f_code.co_filename, at.f_lineno,
-                           str(at.f_globals.get("__name__", "")),
-                           at.f_globals.setdefault("__warningregistry__", {}))
+    warnings.warn_explicit(
+        text,
+        FallbackWarning,
+        at.f_code.co_filename,
+        at.f_lineno,
+        str(at.f_globals.get("__name__", "")),
+        at.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def forget_warnings() -> None:

@@ -52,10 +52,15 @@ options of computations:
   --gradient=       the kernels of the gradient of this tensor, or of all, and its slopes
 """
 
+
 def add_to(verbs: Any) -> None:
     # All words are passed on unchanged: the order of benchdnn's options matters.
-    made = verbs.add_parser("check", help="run problems in benchdnn's syntax and check the results",
-                            add_help=False, prefix_chars="\0")
+    made = verbs.add_parser(
+        "check",
+        help="run problems in benchdnn's syntax and check the results",
+        add_help=False,
+        prefix_chars="\0",
+    )
     made.add_argument("words", nargs="*")
     made.set_defaults(action=run)
 
@@ -63,30 +68,63 @@ def add_to(verbs: Any) -> None:
 def parser() -> argparse.ArgumentParser:
     """The options of the whole run; other words are passed to the driver."""
     made = options.Parser(
-        prog="python -m transconv check", description=ABOUT, allow_abbrev=False,
+        prog="python -m transconv check",
+        description=ABOUT,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python -m transconv check [options] PROBLEM...",
-        epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in (
-            "check mb2ic8ih14oc16oh14kh3ph1",
-            "check --dir=FWD_D,BWD_D,BWD_W --dt=f16,bf16 --tag=abx,axb --batch=shapes_basic",
-            "check --schedules=all --target=sm_90 --dt=f16 --tag=axb mb1ic16ih8oc32oh8kh3ph1")))
+        epilog="examples:\n"
+        + "\n".join(
+            f"  python -m transconv {e}"
+            for e in (
+                "check mb2ic8ih14oc16oh14kh3ph1",
+                "check --dir=FWD_D,BWD_D,BWD_W --dt=f16,bf16 --tag=abx,axb --batch=shapes_basic",
+                "check --schedules=all --target=sm_90 --dt=f16 --tag=axb mb1ic16ih8oc32oh8kh3ph1",
+            )
+        ),
+    )
     add = made.add_argument
-    add("--schedules", "--configs", dest="schedules", type=_schedules, default="best",
+    add(
+        "--schedules",
+        "--configs",
+        dest="schedules",
+        type=_schedules,
+        default="best",
         metavar="best|N|all",
-        help="check the plan that a user gets, the N best schedules, or all that may be chosen")
+        help="check the plan that a user gets, the N best schedules, or all that may be chosen",
+    )
     add("--json", type=ranges.output, metavar="FILE", help="write all results as JSON")
     add("--strict", action="store_true", help="exit with 1 also if a problem was not checked")
     add("--quiet", action="store_true", help="do not print problems that passed")
-    add("--workers", type=ranges.at_least(0, ranges.PROCESSES), default=None, metavar="N",
-        help="worker processes (default: 8 on a GPU, none in the interpreter)")
-    add("--limit", type=ranges.limit, default=120, metavar="S",
-        help="seconds for one problem in a worker")
-    add("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
-        help="seconds for the whole run; remaining problems are SKIPPED")
-    add("--memory", type=ranges.gigabytes, default=60, metavar="GB",
-        help="GPU memory that all workers share")
-    add("--shard", type=ranges.part, default=(0, 1), metavar="I/N",
-        help="check every N-th problem, beginning with number I (counted from 0)")
+    add(
+        "--workers",
+        type=ranges.at_least(0, ranges.PROCESSES),
+        default=None,
+        metavar="N",
+        help="worker processes (default: 8 on a GPU, none in the interpreter)",
+    )
+    add("--limit", type=ranges.limit, default=120, metavar="S", help="seconds for one problem in a worker")
+    add(
+        "--time-budget",
+        type=ranges.seconds,
+        default=float("inf"),
+        metavar="S",
+        help="seconds for the whole run; remaining problems are SKIPPED",
+    )
+    add(
+        "--memory",
+        type=ranges.gigabytes,
+        default=60,
+        metavar="GB",
+        help="GPU memory that all workers share",
+    )
+    add(
+        "--shard",
+        type=ranges.part,
+        default=(0, 1),
+        metavar="I/N",
+        help="check every N-th problem, beginning with number I (counted from 0)",
+    )
     return made
 
 
@@ -100,8 +138,10 @@ def run(words: argparse.Namespace) -> int:
         said = dict(w.removeprefix("--").split("=", 1) for w in rest if w.startswith("--") and "=" in w)
         own.target, own.sizes, own.schedule, of = map(said.pop, OF_TEXTS, [None] * len(OF_TEXTS))
         if left := [*said, *(w for w in rest if w.startswith("-") and "=" not in w)]:
-            raise ComputeError(f"--{left[0].lstrip('-')} is not for {found[0].name}, whose text says it; "
-                               f"expected some of {' '.join(f'--{o}=' for o in OF_TEXTS)}")
+            raise ComputeError(
+                f"--{left[0].lstrip('-')} is not for {found[0].name}, whose text says it; "
+                f"expected some of {' '.join(f'--{o}=' for o in OF_TEXTS)}"
+            )
         computations.expect_sizes(own, found)
         if of:
             return max(computations.check_gradients(c, of, own) for c in found)
@@ -111,15 +151,15 @@ def run(words: argparse.Namespace) -> int:
         return max(codes)
     driver = Driver()
     asked = (each for request in driver.requests(rest) for each in apart(request))
-    requests = list(asked)[own.shard[0]::own.shard[1]]
+    requests = list(asked)[own.shard[0] :: own.shard[1]]
     if not requests:
-        raise ValueError("no problem was given; expected one such as mb2ic8ih14oc16oh14kh3ph1, "
-                         "or --batch=FILE")
+        raise ValueError(
+            "no problem was given; expected one such as mb2ic8ih14oc16oh14kh3ph1, or --batch=FILE"
+        )
     report = check(requests, own, driver.remarks)
     print("\n".join(report.summary()), flush=True)
     if own.json:
-        report.write(own.json, shlex.join(["python", "-m", "transconv", "check",
-                                                 *words.words]))
+        report.write(own.json, shlex.join(["python", "-m", "transconv", "check", *words.words]))
     return report.code(own.strict)
 
 
@@ -143,8 +183,9 @@ def _schedules(text: str) -> str:
     return text
 
 
-def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
-          remarks: dict[str, str] | None = None) -> BenchdnnReport:
+def check(
+    requests: Sequence[BenchdnnRequest], own: argparse.Namespace, remarks: dict[str, str] | None = None
+) -> BenchdnnReport:
     """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
     from tqdm import tqdm
 
@@ -152,8 +193,8 @@ def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
     from transconv.verify.machine import code, terminable
 
     report = BenchdnnReport(remarks or {}, asked=len(requests))
-    with tqdm(total=len(requests), unit="problem", disable=None, leave=False,
-              file=sys.stderr) as bar:
+    with tqdm(total=len(requests), unit="problem", disable=None, leave=False, file=sys.stderr) as bar:
+
         def ended(result: RequestOutcome) -> None:
             report.results.append(result)
             if not (own.quiet and result.status in ("PASSED", "LISTED")):
@@ -169,8 +210,9 @@ def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
     return report
 
 
-def _carry_out(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
-               ended: Callable[[RequestOutcome], None]) -> None:
+def _carry_out(
+    requests: Sequence[BenchdnnRequest], own: argparse.Namespace, ended: Callable[[RequestOutcome], None]
+) -> None:
     """Requests that do not apply here first, then the others as they end."""
     from transconv.verify.benchdnn_job import RefusedRequest, job_of
     from transconv.verify.benchdnn_run import RequestOutcome
@@ -191,8 +233,9 @@ def _carry_out(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
             ended(RequestOutcome(place, request, row["status"], row["reason"], row))
 
 
-def _rows(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
-          own: argparse.Namespace) -> Generator[tuple[int, BenchdnnRequest, dict[str, Any]], None, None]:
+def _rows(
+    todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]], own: argparse.Namespace
+) -> Generator[tuple[int, BenchdnnRequest, dict[str, Any]], None, None]:
     """The rows of all jobs, as they end: from workers, or from this process."""
     if not todo:
         return
@@ -206,11 +249,17 @@ def _rows(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
     environment["OMP_NUM_THREADS"] = "1"
-    pool = Pool({"check": WorkerTask("transconv.verify.benchdnn_run:work", workers, environment)},
-                capacity=own.memory * 1e9)
-    tasks = {id(task): (task, place, request) for task, place, request in (
-        (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place,
-         request) for place, request, job in todo)}
+    pool = Pool(
+        {"check": WorkerTask("transconv.verify.benchdnn_run:work", workers, environment)},
+        capacity=own.memory * 1e9,
+    )
+    tasks = {
+        id(task): (task, place, request)
+        for task, place, request in (
+            (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place, request)
+            for place, request, job in todo
+        )
+    }
     with closing(pool.run([t for t, _, _ in tasks.values()], own.time_budget)) as rows:
         for task, row in rows:
             _, place, request = tasks.pop(id(task))
@@ -230,8 +279,9 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"status": "FAILED", "reason": words.get(error, " ".join(error.split())[:500])}
 
 
-def _here(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
-          budget: float) -> Iterator[tuple[int, BenchdnnRequest, dict[str, Any]]]:
+def _here(
+    todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]], budget: float
+) -> Iterator[tuple[int, BenchdnnRequest, dict[str, Any]]]:
     from transconv.verify.benchdnn_run import work
 
     end = time.monotonic() + budget
@@ -259,5 +309,3 @@ def _where(engines: set[str]) -> str:
     if engine == "gpu" and where != "cuda":
         raise ValueError("--engine=gpu: there is no GPU here")
     return where
-
-

@@ -17,20 +17,41 @@ TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "compile", "compile kernels without a GPU and print registers, spills, shared memory",
+        verbs,
+        "compile",
+        "compile kernels without a GPU and print registers, spills, shared memory",
         "Compiles the generated kernels in a child process, without a GPU. Prints registers, spills,\n"
         "shared memory, and the matrix and copy instructions in the machine code.",
-        (f"compile {options.EXAMPLE} dt=bf16 tag=nhwc --target sm_90,gfx942",
-         f"compile {options.EXAMPLE} --target sm_80 --prop bwd_d --print ptx"), run)
+        (
+            f"compile {options.EXAMPLE} dt=bf16 tag=nhwc --target sm_90,gfx942",
+            f"compile {options.EXAMPLE} --target sm_80 --prop bwd_d --print ptx",
+        ),
+        run,
+    )
     options.add_problem(made)
     options.add_props(made, "all")
     made.add_argument("--target", required=True, metavar="T[,T...]", help="chips: sm_90,gfx942")
-    made.add_argument("--epilogue", default="", metavar="E",
-                      help="operations on the sum before it is stored: bias+relu, bias+res+silu")
-    made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
-                      help=f"also print this form of each kernel: {', '.join(TEXTS)}")
-    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
-                      help="seconds to compile one kernel (default: 120)")
+    made.add_argument(
+        "--epilogue",
+        default="",
+        metavar="E",
+        help="operations on the sum before it is stored: bias+relu, bias+res+silu",
+    )
+    made.add_argument(
+        "--print",
+        default="",
+        metavar="TEXT",
+        dest="text",
+        choices=TEXTS,
+        help=f"also print this form of each kernel: {', '.join(TEXTS)}",
+    )
+    made.add_argument(
+        "--timeout",
+        type=ranges.limit,
+        default=120,
+        metavar="S",
+        help="seconds to compile one kernel (default: 120)",
+    )
     options.add_schedule(made)
 
 
@@ -38,18 +59,23 @@ def run(words: argparse.Namespace) -> int:
     schedule = options.schedule(words)
     targets = [Target.parse(name) for name in words.target.split(",")]
     if found := computations.asked(words, sizes=True):
-        return max(_compiled(c.name, [build_compute(c, t, schedule) for t in targets], words)
-                   for c in found)
+        return max(
+            _compiled(c.name, [build_compute(c, t, schedule) for t in targets], words) for c in found
+        )
     problem, epilogue = options.problem(words), options.epilogue(words)
-    return _compiled(str(problem), [build(problem, prop, t, schedule, epilogue) for t in targets
-                                    for prop in options.props(words)], words)
+    return _compiled(
+        str(problem),
+        [build(problem, prop, t, schedule, epilogue) for t in targets for prop in options.props(words)],
+        words,
+    )
 
 
 def _compiled(name: str, plans: Sequence[Plan], words: argparse.Namespace) -> int:
     """Compile the kernels of plans, print what became of them and the form of each that was asked for.
     Returns the exit code."""
-    answers = compile_offline([job_of(step, plan.target, words.text) for plan in plans
-                               for step in plan.steps], words.timeout)
+    answers = compile_offline(
+        [job_of(step, plan.target, words.text) for plan in plans for step in plan.steps], words.timeout
+    )
     print(f"{name}\n\n{resource_table(answers)}")
     for a in answers:
         if isinstance(a, CompileFailure) and a.log:
@@ -64,15 +90,19 @@ def _compiled(name: str, plans: Sequence[Plan], words: argparse.Namespace) -> in
 
 def resource_table(answers: Sequence[Answer]) -> str:
     """A row for each kernel."""
-    lines = [f"{'target':<8} {'registers':>9} {'spilt':>6} {'shared':>7} {'time':>6}  "
-             "kernel, instructions", "-" * 100]
+    lines = [
+        f"{'target':<8} {'registers':>9} {'spilt':>6} {'shared':>7} {'time':>6}  kernel, instructions",
+        "-" * 100,
+    ]
     for a in answers:
         if isinstance(a, CompileFailure):
             lines += [f"{a.target:<8} {'not compiled':<32}  {a.function}", f"{'':<42}{a.reason}"]
             continue
         words = " ".join(f"{w}:{n}" for w, n in a.words.items())
-        lines.append(f"{a.target:<8} {a.registers:>9} {a.spill_bytes:>6} {a.shared_bytes:>7} "
-                     f"{a.seconds:>5.1f}s  {a.function}")
+        lines.append(
+            f"{a.target:<8} {a.registers:>9} {a.spill_bytes:>6} {a.shared_bytes:>7} "
+            f"{a.seconds:>5.1f}s  {a.function}"
+        )
         lines.append(f"{'':<42}{words}")
         lines += [f"{'':<42}{w}" for w in a.warnings]
         if a.flaw:

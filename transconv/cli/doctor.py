@@ -30,12 +30,16 @@ from transconv.verify.machine import device
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "doctor", "check whether transconv works on this machine",
+        verbs,
+        "doctor",
+        "check whether transconv works on this machine",
         "Checks the installed packages, the chip and its features, the caches, the environment variables\n"
         "and the tuned schedules, and runs a convolution and an elementwise map. Prints one line for\n"
         "each check, which begins with ok, note (it works, but is unusual) or bad. Needs no network. The\n"
         "exit code is 1 if a line is bad.",
-        ("doctor", "doctor --json"), doctor)
+        ("doctor", "doctor --json"),
+        doctor,
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
 
 
@@ -68,8 +72,12 @@ def findings() -> Iterator[Finding]:
     if where:
         yield from guarded("self-test", lambda: selftest(where))
     else:
-        yield Finding("self-test", BAD, "not tried: torch cannot be imported or its GPU not be used",
-                      "see the lines above")
+        yield Finding(
+            "self-test",
+            BAD,
+            "not tried: torch cannot be imported or its GPU not be used",
+            "see the lines above",
+        )
 
 
 def _device() -> str:
@@ -102,13 +110,19 @@ def chip() -> Iterator[Finding]:
         yield from features(TARGETS["interpreter"])
         return
     if knobs.interpret():
-        yield Finding("chip", NOTE, "TRITON_INTERPRET=1 has kernels interpreted although there is a GPU",
-                      "unset TRITON_INTERPRET to use it")
+        yield Finding(
+            "chip",
+            NOTE,
+            "TRITON_INTERPRET=1 has kernels interpreted although there is a GPU",
+            "unset TRITON_INTERPRET to use it",
+        )
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info()
     kind = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-    said = (f"{properties.name}, capability {properties.major}.{properties.minor}, {size(free)} of "
-            f"{size(total)} free, {properties.multi_processor_count} multiprocessors, {kind}")
+    said = (
+        f"{properties.name}, capability {properties.major}.{properties.minor}, {size(free)} of "
+        f"{size(total)} free, {properties.multi_processor_count} multiprocessors, {kind}"
+    )
     try:
         target = detect(torch.cuda.current_device())
     except Unsupported as error:
@@ -125,11 +139,14 @@ def _without(torch: Any) -> Finding:
     for path, maker in DRIVERS:
         if Path(path).exists():
             build = torch.version.cuda or torch.version.hip or "CPUs alone"
-            return Finding("chip", BAD if maker == "NVIDIA" else NOTE,
-                           f"there is an {maker} device ({path}), but torch {torch.__version__}, "
-                           f"built for {build}, sees no GPU",
-                           f"install torch's build for {maker} GPUs, or the driver that it needs; "
-                           "python -c 'import torch; torch.cuda.init()' says more")
+            return Finding(
+                "chip",
+                BAD if maker == "NVIDIA" else NOTE,
+                f"there is an {maker} device ({path}), but torch {torch.__version__}, "
+                f"built for {build}, sees no GPU",
+                f"install torch's build for {maker} GPUs, or the driver that it needs; "
+                "python -c 'import torch; torch.cuda.init()' says more",
+            )
     return Finding("chip", NOTE, f"no GPU: Triton's interpreter {INTERPRETED}")
 
 
@@ -140,11 +157,14 @@ def features(target: Target) -> Iterator[Finding]:
         return
     used = " ".join(sorted(target.features)) or "none"
     switched = [f"{'+' if on else '-'}{word}" for word, on in knobs.features()]
-    said = (f"{used}; 16-bit products at {target.tflops:g} TFLOP/s, {target.bandwidth_gbs:g} GB/s, "
-            f"{size(target.shared_bytes)} of shared memory" if target.backend != "interpreter" else used)
+    said = (
+        f"{used}; 16-bit products at {target.tflops:g} TFLOP/s, {target.bandwidth_gbs:g} GB/s, "
+        f"{size(target.shared_bytes)} of shared memory"
+        if target.backend != "interpreter"
+        else used
+    )
     if switched:
-        yield Finding("features", NOTE,
-                      f"{said}; switched by {knobs.features.name}: {','.join(switched)}")
+        yield Finding("features", NOTE, f"{said}; switched by {knobs.features.name}: {','.join(switched)}")
     else:
         yield Finding("features", OK, said)
 
@@ -163,8 +183,12 @@ def clocks(line: str) -> Finding:
         return Finding("clock", OK, f"{said}; the power limit cannot be read")
     said += f", power limit {limit:.0f} W of {usual:.0f} W"
     if limit < 0.99 * usual:
-        return Finding("clock", NOTE, f"{said}: kernels are slower than on an unlimited chip",
-                       f"nvidia-smi --power-limit={usual:.0f}, if you may")
+        return Finding(
+            "clock",
+            NOTE,
+            f"{said}: kernels are slower than on an unlimited chip",
+            f"nvidia-smi --power-limit={usual:.0f}, if you may",
+        )
     return Finding("clock", OK, said)
 
 
@@ -182,8 +206,13 @@ def _smi(uuid: str) -> str:
         return ""
     which = [f"--id=GPU-{uuid.removeprefix('GPU-')}"] if uuid else []
     try:
-        done = subprocess.run([tool, *which, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
-                              capture_output=True, text=True, timeout=5, check=True)
+        done = subprocess.run(
+            [tool, *which, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return (done.stdout.strip().splitlines() or [""])[0]
@@ -199,8 +228,7 @@ def selftest(where: str) -> Iterator[Finding]:
     spent = 0.0
     for name, run in (("convolution", convolution), ("map", mapped)):
         if spent > SECONDS:
-            yield Finding("self-test", NOTE,
-                          f"{name}: not tried, what was before took {spent:.1f} s")
+            yield Finding("self-test", NOTE, f"{name}: not tried, what was before took {spent:.1f} s")
             continue
         began = time.perf_counter()
         found = _tried(name, where, run)
@@ -218,13 +246,20 @@ def _tried(name: str, where: str, run: Callable[[str], tuple[Any, Any]]) -> Find
         with _all_ours(), torch.no_grad():
             got, wanted = run(where)
     except Exception as error:
-        return Finding("self-test", BAD, f"{name}: {type(error).__name__}: {error}",
-                       "python -m transconv run mb1ic8ih6oc16oh6kh3ph1 says more")
+        return Finding(
+            "self-test",
+            BAD,
+            f"{name}: {type(error).__name__}: {error}",
+            "python -m transconv run mb1ic8ih6oc16oh6kh3ph1 says more",
+        )
     wrong = int((got.double().cpu() != wanted).sum())
     if wrong:
-        return Finding("self-test", BAD, f"{name}: {wrong} of {wanted.numel()} elements are wrong",
-                       "do not use these kernels; python -m transconv check "
-                       "mb1ic8ih6oc16oh6kh3ph1 says more")
+        return Finding(
+            "self-test",
+            BAD,
+            f"{name}: {wrong} of {wanted.numel()} elements are wrong",
+            "do not use these kernels; python -m transconv check mb1ic8ih6oc16oh6kh3ph1 says more",
+        )
     return None
 
 
@@ -237,8 +272,10 @@ def convolution(where: str) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(0)
     channels, size = (32, 16) if where == "cuda" else (8, 6)
     dtype = torch.float16 if where == "cuda" else torch.float32
-    x, w = (torch.randint(-2, 3, shape, generator=generator).double()
-            for shape in ((1, channels, size, size), (16, channels, 3, 3)))
+    x, w = (
+        torch.randint(-2, 3, shape, generator=generator).double()
+        for shape in ((1, channels, size, size), (16, channels, 3, 3))
+    )
     here = x.to(where, dtype).contiguous(memory_format=torch.channels_last)
     got = transconv.conv2d(here, w.to(where, dtype), padding=1)
     return got, torch.nn.functional.conv2d(x, w, padding=1)
@@ -283,8 +320,7 @@ def caches() -> Iterator[Finding]:
     else:
         yield folder("cache", ours, OURS, OWN, strict=True)
     if (at := _of_triton()) is not None:
-        yield folder("triton", at, TRITONS, "set TRITON_CACHE_DIR to a folder of yours",
-                     strict=False)
+        yield folder("triton", at, TRITONS, "set TRITON_CACHE_DIR to a folder of yours", strict=False)
 
 
 def folder(check: str, at: Path, otherwise: str, todo: str, strict: bool) -> Finding:
@@ -298,16 +334,21 @@ def folder(check: str, at: Path, otherwise: str, todo: str, strict: bool) -> Fin
         reason = why_untrusted(at)
         held = _content(at)
     except OSError as error:
-        return Finding(check, BAD, f"{at} cannot be read ({error.strerror or error}): {otherwise}",
-                       todo)
+        return Finding(check, BAD, f"{at} cannot be read ({error.strerror or error}): {otherwise}", todo)
     if reason and strict:
         return Finding(check, BAD, f"{at} {reason}: it is not used, {otherwise}", todo)
     if reason:
-        return Finding(check, NOTE, f"{at} {reason}: whoever writes there decides what your GPU runs",
-                       todo)
+        return Finding(
+            check, NOTE, f"{at} {reason}: whoever writes there decides what your GPU runs", todo
+        )
     if unwritable := why_unwritable(at / "x"):
-        return Finding(check, BAD, f"{at} cannot be written to ({unwritable}): nothing new is kept, "
-                       f"so that what is not in it is found out by every process", todo)
+        return Finding(
+            check,
+            BAD,
+            f"{at} cannot be written to ({unwritable}): nothing new is kept, "
+            f"so that what is not in it is found out by every process",
+            todo,
+        )
     return Finding(check, OK, f"{at}, {held}, writable and yours alone")
 
 
@@ -343,8 +384,12 @@ def tuned(target: Target) -> Iterator[Finding]:
     """The rows of tuned schedules that are used on this chip."""
     switch, machine = knobs.tuned(), tuning_db.machine(target)
     if switch == "0":
-        yield Finding("tuned", NOTE, "switched off (TRANSCONV_TUNED=0): the estimate alone chooses",
-                      "unset TRANSCONV_TUNED to use what was tuned")
+        yield Finding(
+            "tuned",
+            NOTE,
+            "switched off (TRANSCONV_TUNED=0): the estimate alone chooses",
+            "unset TRANSCONV_TUNED to use what was tuned",
+        )
         return
     counts: dict[str, int] = {}
     stale = 0
@@ -364,8 +409,12 @@ def tuned(target: Target) -> Iterator[Finding]:
         yield Finding("tuned", OK, f"{said} for {machine}: the interpreter needs none")
     elif not any(counts.values()):
         reason = f"; {stale} were measured with another version of Triton" if stale else ""
-        yield Finding("tuned", NOTE, f"{said} for {machine}{reason}: the estimate alone chooses",
-                      "python -m transconv tune FILE finds better schedules for your layers")
+        yield Finding(
+            "tuned",
+            NOTE,
+            f"{said} for {machine}{reason}: the estimate alone chooses",
+            "python -m transconv tune FILE finds better schedules for your layers",
+        )
     else:
         yield Finding("tuned", OK, f"{said} for {machine}")
 

@@ -13,7 +13,9 @@ from transconv.target import Target
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "fuzz", "run random problems and schedules and compare bit for bit",
+        verbs,
+        "fuzz",
+        "run random problems and schedules and compare bit for bit",
         "Draws random problems, layouts, types, schedules and epilogues, and runs their kernels. Trial\n"
         "i of a seed is the same on every machine. Results on integer data must equal the answer bit\n"
         "for bit, and writes outside the result are detected. A failure is shrunk and printed as one\n"
@@ -21,52 +23,126 @@ def add_to(verbs: object) -> None:
         "first. Each trial runs in a worker process, so a hang or a fault ends only that trial. A run\n"
         "that is stopped (--time-budget, Ctrl-C, SIGTERM) prints the trial to continue with. The exit\n"
         "code is 1 if any trial failed.",
-        ("fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
-         "fuzz --n 2000 --seed 1 --interpreter", "fuzz --computes 400 --seed 1 --interpreter",
-         "fuzz --small-types 400 --seed 1 --interpreter", "fuzz --kernels 400 --seed 1 --interpreter",
-         "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
-         "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
-    made.add_argument("--n", type=ranges.at_least(0, 10**6), default=None, metavar="N",
-                      help="number of trials (default: 1000; with --line 0)")
-    made.add_argument("--computes", type=ranges.at_least(1, 10**6), default=0, metavar="N",
-                      help="draw N computations as text instead of convolutions; with --interpreter "
-                           "their kernels are interpreted after every pass")
-    made.add_argument("--small-types", type=ranges.at_least(1, 10**6), default=0, metavar="N",
-                      help="draw N convolutions with types of 8 bits: their scales, zero points, post-ops")
-    made.add_argument("--kernels", type=ranges.at_least(1, 10**6), default=0, metavar="N",
-                      help="draw N programs of the kernel API; engines must agree with its simulator: the "
-                           "GPU, or with --interpreter Triton's and that of the IR")
-    made.add_argument("--seed", type=ranges.at_least(0), default=0, metavar="S",
-                      help="the seed of all trials (default: 0)")
-    made.add_argument("--first", type=ranges.at_least(0), default=0, metavar="I",
-                      help="number of the first trial, such as the `next` of a report")
-    made.add_argument("--jobs", type=ranges.processes, default=os.cpu_count() or 1, metavar="J",
-                      help="worker processes (default: one for each core)")
-    made.add_argument("--time-budget", type=ranges.seconds, default=float("inf"), metavar="SECONDS",
-                      help="no trial starts after this time; running ones have 20 s more")
-    made.add_argument("--limit", type=ranges.limit, default=60.0, metavar="SECONDS",
-                      help="seconds for one trial")
+        (
+            "fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
+            "fuzz --n 2000 --seed 1 --interpreter",
+            "fuzz --computes 400 --seed 1 --interpreter",
+            "fuzz --small-types 400 --seed 1 --interpreter",
+            "fuzz --kernels 400 --seed 1 --interpreter",
+            "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
+            "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter",
+        ),
+        run,
+    )
+    made.add_argument(
+        "--n",
+        type=ranges.at_least(0, 10**6),
+        default=None,
+        metavar="N",
+        help="number of trials (default: 1000; with --line 0)",
+    )
+    made.add_argument(
+        "--computes",
+        type=ranges.at_least(1, 10**6),
+        default=0,
+        metavar="N",
+        help="draw N computations as text instead of convolutions; with --interpreter "
+        "their kernels are interpreted after every pass",
+    )
+    made.add_argument(
+        "--small-types",
+        type=ranges.at_least(1, 10**6),
+        default=0,
+        metavar="N",
+        help="draw N convolutions with types of 8 bits: their scales, zero points, post-ops",
+    )
+    made.add_argument(
+        "--kernels",
+        type=ranges.at_least(1, 10**6),
+        default=0,
+        metavar="N",
+        help="draw N programs of the kernel API; engines must agree with its simulator: the "
+        "GPU, or with --interpreter Triton's and that of the IR",
+    )
+    made.add_argument(
+        "--seed",
+        type=ranges.at_least(0),
+        default=0,
+        metavar="S",
+        help="the seed of all trials (default: 0)",
+    )
+    made.add_argument(
+        "--first",
+        type=ranges.at_least(0),
+        default=0,
+        metavar="I",
+        help="number of the first trial, such as the `next` of a report",
+    )
+    made.add_argument(
+        "--jobs",
+        type=ranges.processes,
+        default=os.cpu_count() or 1,
+        metavar="J",
+        help="worker processes (default: one for each core)",
+    )
+    made.add_argument(
+        "--time-budget",
+        type=ranges.seconds,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="no trial starts after this time; running ones have 20 s more",
+    )
+    made.add_argument(
+        "--limit", type=ranges.limit, default=60.0, metavar="SECONDS", help="seconds for one trial"
+    )
     made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
-    made.add_argument("--interpreter", action="store_true",
-                      help="use no GPU, but the interpreter of the IR, and for --share Triton's")
-    made.add_argument("--sets", type=ranges.at_least(1, 1000), default=1, metavar="N",
-                      help="run the kernels of a convolution with N sets of scales, zero points and "
-                           "operands of post-ops, which are arguments, where their values matter: zero "
-                           "points, and results that are rounded or saturate. Each is a problem with its "
-                           "own check, of whole numbers or of rounded ones in turn; shapes, types and "
-                           "chains differ from trial to trial alone (default: 1)")
-    made.add_argument("--share", type=ranges.fraction, default=0.2, metavar="F",
-                      help="fraction of interpreted trials in Triton's interpreter (default: 0.2)")
-    made.add_argument("--shrink", type=ranges.at_least(0, 1000), default=4, metavar="N",
-                      help="how many kinds of failures to shrink (default: 4)")
+    made.add_argument(
+        "--interpreter",
+        action="store_true",
+        help="use no GPU, but the interpreter of the IR, and for --share Triton's",
+    )
+    made.add_argument(
+        "--sets",
+        type=ranges.at_least(1, 1000),
+        default=1,
+        metavar="N",
+        help="run the kernels of a convolution with N sets of scales, zero points and "
+        "operands of post-ops, which are arguments, where their values matter: zero "
+        "points, and results that are rounded or saturate. Each is a problem with its "
+        "own check, of whole numbers or of rounded ones in turn; shapes, types and "
+        "chains differ from trial to trial alone (default: 1)",
+    )
+    made.add_argument(
+        "--share",
+        type=ranges.fraction,
+        default=0.2,
+        metavar="F",
+        help="fraction of interpreted trials in Triton's interpreter (default: 0.2)",
+    )
+    made.add_argument(
+        "--shrink",
+        type=ranges.at_least(0, 1000),
+        default=4,
+        metavar="N",
+        help="how many kinds of failures to shrink (default: 4)",
+    )
     made.add_argument("--no-corpus", action="store_true", help="skip the trials of the corpus")
-    made.add_argument("--line", action="append", default=[], metavar="LINE",
-                      help="run this trial; may be repeated")
-    made.add_argument("--file", type=Path, metavar="FILE",
-                      help="run the trials in a file of lines; kernels have files of their own")
-    made.add_argument("--json", type=ranges.output, metavar="FILE",
-                      help="write counts by dimension and status, and the trials that failed, timed "
-                      "out or ran out of memory; updated during the run")
+    made.add_argument(
+        "--line", action="append", default=[], metavar="LINE", help="run this trial; may be repeated"
+    )
+    made.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="run the trials in a file of lines; kernels have files of their own",
+    )
+    made.add_argument(
+        "--json",
+        type=ranges.output,
+        metavar="FILE",
+        help="write counts by dimension and status, and the trials that failed, timed "
+        "out or ran out of memory; updated during the run",
+    )
 
 
 def run(words: argparse.Namespace) -> int:
@@ -92,18 +168,43 @@ def run(words: argparse.Namespace) -> int:
             raise ValueError(f"{words.file} contains no trial; expected lines in the format of --line")
     if words.sets > 1 and kind not in (CONVOLUTIONS, SMALL_TYPES):
         raise ValueError(f"--sets={words.sets} is for convolutions, whose scales are arguments of kernels")
-    said = [f"--{w}" for w in ("n", "computes", "small-types", "kernels")
-            if getattr(words, w.replace("-", "_")) not in (0, None)]
+    said = [
+        f"--{w}"
+        for w in ("n", "computes", "small-types", "kernels")
+        if getattr(words, w.replace("-", "_")) not in (0, None)
+    ]
     if len(said) > 1:
         raise ValueError(f"{' and '.join(said)} say how many trials; expected one of them")
-    number = words.computes or words.small_types or words.kernels or (
-        words.n if words.n is not None else 0 if lines else 1000)
+    number = (
+        words.computes
+        or words.small_types
+        or words.kernels
+        or (words.n if words.n is not None else 0 if lines else 1000)
+    )
     if not words.interpreter and not has_gpu():
-        raise ValueError("there is no GPU to run kernels on; expected one, or --interpreter, "
-                         "which executes them with NumPy and in Triton's interpreter")
-    return fuzz(FuzzPlan(number, words.seed, words.jobs, words.time_budget, words.target,
-                     words.interpreter, words.share, words.first, words.limit, words.shrink,
-                     not words.no_corpus and not lines, tuple(lines), kind, words.sets), words.json)
+        raise ValueError(
+            "there is no GPU to run kernels on; expected one, or --interpreter, "
+            "which executes them with NumPy and in Triton's interpreter"
+        )
+    return fuzz(
+        FuzzPlan(
+            number,
+            words.seed,
+            words.jobs,
+            words.time_budget,
+            words.target,
+            words.interpreter,
+            words.share,
+            words.first,
+            words.limit,
+            words.shrink,
+            not words.no_corpus and not lines,
+            tuple(lines),
+            kind,
+            words.sets,
+        ),
+        words.json,
+    )
 
 
 def has_gpu() -> bool:

@@ -20,38 +20,79 @@ ARRAY = re.compile(r"(\w+)\[([\d,\s]+)\]")
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "kernel", "show or compile a kernel that is written in Python",
+        verbs,
+        "kernel",
+        "show or compile a kernel that is written in Python",
         "Prints how a kernel is launched for given arguments, and its Triton text or another stage.\n"
         "With --compile also registers, spills and shared memory, without a GPU. With --tune the words\n"
         "that the kernel leaves open are tried on this machine, and the fastest kept for later calls.",
-        ("kernel docs/examples/softmax_kernel.py:softmax --group 64 --shape 1 "
-         '--args "f32[64,1000]" "f32[64,1000]" --target sm_90',
-         "kernel docs/examples/scaled_rows.py:scaled --set ROWS=8 "
-         '--args "f32[64,1000]" "f32[64,1000]" "f32[1000]" --target sm_90'), run)
-    made.add_argument("kernel", metavar="FILE:NAME",
-                      help="a Python file and the name of a kernel in it, if it has several")
-    made.add_argument("--group", default="", metavar="SIZES",
-                      help="the work: 64 or 64x1000; not where the kernel declares it")
+        (
+            "kernel docs/examples/softmax_kernel.py:softmax --group 64 --shape 1 "
+            '--args "f32[64,1000]" "f32[64,1000]" --target sm_90',
+            "kernel docs/examples/scaled_rows.py:scaled --set ROWS=8 "
+            '--args "f32[64,1000]" "f32[64,1000]" "f32[1000]" --target sm_90',
+        ),
+        run,
+    )
+    made.add_argument(
+        "kernel",
+        metavar="FILE:NAME",
+        help="a Python file and the name of a kernel in it, if it has several",
+    )
+    made.add_argument(
+        "--group",
+        default="",
+        metavar="SIZES",
+        help="the work: 64 or 64x1000; not where the kernel declares it",
+    )
     made.add_argument("--shape", default="", metavar="SIZES", help="a hint for a group's shape: 1x128")
-    made.add_argument("--warps", type=ranges.at_least(1, 32), metavar="N",
-                      help="a hint: warps of a group")
-    made.add_argument("--stages", type=ranges.at_least(1, 8), metavar="N",
-                      help="a hint: iterations whose loads are in flight")
+    made.add_argument("--warps", type=ranges.at_least(1, 32), metavar="N", help="a hint: warps of a group")
+    made.add_argument(
+        "--stages",
+        type=ranges.at_least(1, 8),
+        metavar="N",
+        help="a hint: iterations whose loads are in flight",
+    )
     made.add_argument("--set", nargs="*", default=[], metavar="NAME=N", help="values of tunable numbers")
-    made.add_argument("--args", nargs="*", default=[], metavar="ARG",
-                      help="the arguments after the group: arrays as f32[64,1000], numbers")
+    made.add_argument(
+        "--args",
+        nargs="*",
+        default=[],
+        metavar="ARG",
+        help="the arguments after the group: arrays as f32[64,1000], numbers",
+    )
     made.add_argument("--target", default="", help="the chip: sm_90, gfx942, ...; default: this machine's")
-    made.add_argument("--stage", default="", metavar="STAGE",
-                      help="print this stage alone: written, the name of a pass, or emit")
+    made.add_argument(
+        "--stage",
+        default="",
+        metavar="STAGE",
+        help="print this stage alone: written, the name of a pass, or emit",
+    )
     made.add_argument("--compile", action="store_true", help="compile for the chip, print resources")
-    made.add_argument("--tune", type=ranges.seconds, metavar="S",
-                      help="tune for at most S seconds, on arrays of random numbers of this machine's GPU")
-    made.add_argument("--trials", type=ranges.at_least(1, 10**4), default=32, metavar="N",
-                      help="with --tune, candidates at most (default: 32)")
-    made.add_argument("--print", default="", metavar="TEXT", dest="text", choices=TEXTS,
-                      help=f"with --compile, print this form too: {', '.join(TEXTS)}")
-    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
-                      help="seconds to compile (default: 120)")
+    made.add_argument(
+        "--tune",
+        type=ranges.seconds,
+        metavar="S",
+        help="tune for at most S seconds, on arrays of random numbers of this machine's GPU",
+    )
+    made.add_argument(
+        "--trials",
+        type=ranges.at_least(1, 10**4),
+        default=32,
+        metavar="N",
+        help="with --tune, candidates at most (default: 32)",
+    )
+    made.add_argument(
+        "--print",
+        default="",
+        metavar="TEXT",
+        dest="text",
+        choices=TEXTS,
+        help=f"with --compile, print this form too: {', '.join(TEXTS)}",
+    )
+    made.add_argument(
+        "--timeout", type=ranges.limit, default=120, metavar="S", help="seconds to compile (default: 120)"
+    )
 
 
 def run(words: argparse.Namespace) -> int:
@@ -71,9 +112,21 @@ def run(words: argparse.Namespace) -> int:
         return 0
     params = tuple((t.dtype.name, ()) for t in low.kernel.params)
     counts = len(low.kernel.sizes.names) if low.kernel.sizes else 0
-    job = CompileJob(low.source, low.kernel.name, params, target.name, target.backend, target.arch,
-              target.warp_size, low.warps, low.num_stages, (words.text,) if words.text else (),
-              sizes=counts, numbers=len(low.numbers), fuse=False)
+    job = CompileJob(
+        low.source,
+        low.kernel.name,
+        params,
+        target.name,
+        target.backend,
+        target.arch,
+        target.warp_size,
+        low.warps,
+        low.num_stages,
+        (words.text,) if words.text else (),
+        sizes=counts,
+        numbers=len(low.numbers),
+        fuse=False,
+    )
     (answer,) = compile_offline([job], words.timeout)
     print(resource_table([answer]))
     if isinstance(answer, CompileFailure):
@@ -121,8 +174,10 @@ def named(text: str) -> KernelFunction:
     name = name or (known[0] if len(known) == 1 else "")
     found = getattr(module, name, None)
     if not isinstance(found, KernelFunction):
-        raise KernelError(f"{name!r} is no kernel of {module.__file__}; expected FILE:NAME; it has: "
-                          f"{' '.join(known) or 'none'}")
+        raise KernelError(
+            f"{name!r} is no kernel of {module.__file__}; expected FILE:NAME; it has: "
+            f"{' '.join(known) or 'none'}"
+        )
     return found
 
 

@@ -28,40 +28,79 @@ INSTALLED = "installed"
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "matrix", "compile a fixed set of problems for every chip, compare with the record",
+        verbs,
+        "matrix",
+        "compile a fixed set of problems for every chip, compare with the record",
         "Compiles a fixed set of problems (the golden problems) in child processes, without a GPU, and\n"
         "reads the machine code. Fails if a kernel does not compile, lacks an instruction that its\n"
         "schedule requires, or uses clearly more registers or more spills than recorded.",
-        ("matrix --targets sm_90,gfx942 --problems dense,depthwise",
-         "matrix --triton installed,.newest --share 3/11",
-         "matrix --update --page docs/targets.md"), run)
+        (
+            "matrix --targets sm_90,gfx942 --problems dense,depthwise",
+            "matrix --triton installed,.newest --share 3/11",
+            "matrix --update --page docs/targets.md",
+        ),
+        run,
+    )
     made.add_argument("--targets", default="", metavar="T[,T...]", help="chips (default: all)")
-    made.add_argument("--problems", default="", metavar="N[,N...]",
-                      help=f"golden problems (default: all): {' '.join(CASES)}")
-    made.add_argument("--share", type=ranges.part, default=(0, 1), metavar="I/N",
-                      help="compile only part I of N of all pairs of problem and chip")
-    made.add_argument("--triton", default=INSTALLED, metavar="PATH[,PATH...]",
-                      help="folders with one Triton each (pip install --target); 'installed': the "
-                           "Triton of this environment")
-    made.add_argument("--jobs", type=ranges.processes, default=os.cpu_count() or 1, metavar="N",
-                      help="child processes (default: one per core)")
-    made.add_argument("--timeout", type=ranges.limit, default=180, metavar="S",
-                      help="seconds to compile one kernel (default: 180)")
-    made.add_argument("--record", type=Path, default=RECORD, metavar="FILE",
-                      help="the CSV file to compare with (default: the repository's)")
+    made.add_argument(
+        "--problems",
+        default="",
+        metavar="N[,N...]",
+        help=f"golden problems (default: all): {' '.join(CASES)}",
+    )
+    made.add_argument(
+        "--share",
+        type=ranges.part,
+        default=(0, 1),
+        metavar="I/N",
+        help="compile only part I of N of all pairs of problem and chip",
+    )
+    made.add_argument(
+        "--triton",
+        default=INSTALLED,
+        metavar="PATH[,PATH...]",
+        help="folders with one Triton each (pip install --target); 'installed': the "
+        "Triton of this environment",
+    )
+    made.add_argument(
+        "--jobs",
+        type=ranges.processes,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="child processes (default: one per core)",
+    )
+    made.add_argument(
+        "--timeout",
+        type=ranges.limit,
+        default=180,
+        metavar="S",
+        help="seconds to compile one kernel (default: 180)",
+    )
+    made.add_argument(
+        "--record",
+        type=Path,
+        default=RECORD,
+        metavar="FILE",
+        help="the CSV file to compare with (default: the repository's)",
+    )
     made.add_argument("--update", action="store_true", help="write the results into the record")
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write results as JSON")
     made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write results as CSV")
-    made.add_argument("--page", type=_page, metavar="FILE",
-                      help="write the pages of the documentation from the record, FILE and one beside it "
-                           "about kernels; nothing is compiled but for --update, --json or --csv")
+    made.add_argument(
+        "--page",
+        type=_page,
+        metavar="FILE",
+        help="write the pages of the documentation from the record, FILE and one beside it "
+        "about kernels; nothing is compiled but for --update, --json or --csv",
+    )
 
 
 def _page(text: str) -> Path:
     path = ranges.output(text)
     if path.suffix != ".md":
-        raise argparse.ArgumentTypeError(f"'{text}' is no Markdown file, such as docs/targets.md: "
-                                         "a second page is written beside it")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no Markdown file, such as docs/targets.md: a second page is written beside it"
+        )
     ranges.output(str(beside(path)))
     return path
 
@@ -71,7 +110,8 @@ def run(words: argparse.Namespace) -> int:
         _write_pages(words.page, matrix.read(words.record))
         return 0
     targets = [Target.parse(t) for t in words.targets.split(",") if t] or [
-        t for t in TARGETS.values() if t.backend in BACKENDS]
+        t for t in TARGETS.values() if t.backend in BACKENDS
+    ]
     folders = [None if f == INSTALLED else Path(f) for f in words.triton.split(",")]
     versions = [triton_version(f) for f in folders]
     started = time.monotonic()
@@ -84,10 +124,10 @@ def run(words: argparse.Namespace) -> int:
         answers = _compiled(kernels, version, folder, words)
         made = matrix.rows_of(version, kernels, answers)
         rows += made
-        failures += _failures(version, kernels, answers, made,
-                              None if words.update else recorded)
-        everything += [{"triton": version, **asdict(p), **asdict(a)}
-                       for p, a in zip(kernels, answers, strict=True)]
+        failures += _failures(version, kernels, answers, made, None if words.update else recorded)
+        everything += [
+            {"triton": version, **asdict(p), **asdict(a)} for p, a in zip(kernels, answers, strict=True)
+        ]
     if words.update:
         recorded |= {r.key: r for r in rows}
         if words.share == (0, 1) and not words.targets and not words.problems:
@@ -131,11 +171,13 @@ def _planned(pairs: Sequence[tuple[MatrixCase, Target]], workers: int) -> list[P
         return [p for found in made for p in found]
 
 
-def _compiled(kernels: Sequence[Planned], version: str, folder: Path | None,
-              words: argparse.Namespace) -> list[Answer]:
+def _compiled(
+    kernels: Sequence[Planned], version: str, folder: Path | None, words: argparse.Namespace
+) -> list[Answer]:
     with tqdm(total=len(kernels), desc=f"Triton {version}", unit="kernel", disable=None) as bar:
-        return compile_offline([p.job for p in kernels], words.timeout, words.jobs, folder,
-                               lambda _: bar.update())
+        return compile_offline(
+            [p.job for p in kernels], words.timeout, words.jobs, folder, lambda _: bar.update()
+        )
 
 
 def _failures(
@@ -146,23 +188,34 @@ def _failures(
     recorded: dict[matrix.Key, matrix.ResourceRow] | None,
 ) -> list[str]:
     """A sentence for each failure, with the command that repeats it."""
-    found = [(p.target, p.case, text) for p, a in zip(kernels, answers, strict=True)
-             for text in matrix.flaws(p, a)]
+    found = [
+        (p.target, p.case, text)
+        for p, a in zip(kernels, answers, strict=True)
+        for text in matrix.flaws(p, a)
+    ]
     if recorded is not None and not any(k[0] == version for k in recorded):
         return [f"Triton {version} has no rows in the record; --update makes them"]
     if recorded is not None:
-        found += [(r.target, r.case, text) for r in rows
-                  for text in matrix.overruns(r, recorded.get(r.key))]
-    return [f"{case} for {target}, Triton {version}: {text}\n    repeat: python -m transconv matrix "
-            f"--targets {target} --problems {case}" for target, case, text in found]
+        found += [
+            (r.target, r.case, text) for r in rows for text in matrix.overruns(r, recorded.get(r.key))
+        ]
+    return [
+        f"{case} for {target}, Triton {version}: {text}\n    repeat: python -m transconv matrix "
+        f"--targets {target} --problems {case}"
+        for target, case, text in found
+    ]
 
 
-def _report(rows: Sequence[matrix.ResourceRow], failures: Sequence[str], kernels: int,
-            seconds: float) -> str:
+def _report(
+    rows: Sequence[matrix.ResourceRow], failures: Sequence[str], kernels: int, seconds: float
+) -> str:
     spilt = sum(1 for r in rows if r.spill_bytes)
-    lines = [*failures, f"{kernels} kernels compiled in {seconds:.0f} s for "
-             f"{len({r.target for r in rows})} chips; {spilt} of {len(rows)} rows spill as "
-             f"recorded; {len(failures)} failures"]
+    lines = [
+        *failures,
+        f"{kernels} kernels compiled in {seconds:.0f} s for "
+        f"{len({r.target for r in rows})} chips; {spilt} of {len(rows)} rows spill as "
+        f"recorded; {len(failures)} failures",
+    ]
     return "\n".join(lines)
 
 
@@ -240,8 +293,15 @@ def page_of_chips(rows: Iterable[matrix.ResourceRow], kernels: str = "targets_ke
 def page_of_kernels(rows: Iterable[matrix.ResourceRow]) -> str:
     """The page of every kernel in Markdown, a table for each chip."""
     ordered = sorted(rows, key=matrix.place)
-    return "\n".join([HEAD_OF_KERNELS, *(_chip(TARGETS[name], list(group), _sorted_versions(ordered))
-                                         for name, group in groupby(ordered, key=lambda r: r.target))])
+    return "\n".join(
+        [
+            HEAD_OF_KERNELS,
+            *(
+                _chip(TARGETS[name], list(group), _sorted_versions(ordered))
+                for name, group in groupby(ordered, key=lambda r: r.target)
+            ),
+        ]
+    )
 
 
 def beside(path: Path) -> Path:
@@ -263,8 +323,7 @@ def _kinds() -> str:
 
 
 def _problems() -> str:
-    rows = [[c.name, f"`{c.problem}`", c.epilogue, "" if c.boxes else "no boxes"]
-            for c in CASES.values()]
+    rows = [[c.name, f"`{c.problem}`", c.epilogue, "" if c.boxes else "no boxes"] for c in CASES.values()]
     return "## Golden problems\n\n" + _table(["name", "problem", "forward epilogue", ""], rows)
 
 
@@ -277,32 +336,59 @@ def _summary(rows: list[matrix.ResourceRow], versions: list[str], kernels: str) 
             of = [r for r in found if r.triton == version]
             if of:
                 spilt = [r for r in of if r.spill_bytes]
-                made.append([f"[{name}]({kernels}#{name})", version, len(of),
-                             max(r.registers for r in of), len(spilt),
-                             max((r.spill_bytes for r in spilt), default=0),
-                             sum(r.serialised for r in of), max(r.shared_bytes for r in of),
-                             TARGETS[name].shared_bytes])
-    head = ["chip", "Triton", "kernels", "most registers", "that spill", "most spilt",
-            "serialised", "most shared", "limit"]
+                made.append(
+                    [
+                        f"[{name}]({kernels}#{name})",
+                        version,
+                        len(of),
+                        max(r.registers for r in of),
+                        len(spilt),
+                        max((r.spill_bytes for r in spilt), default=0),
+                        sum(r.serialised for r in of),
+                        max(r.shared_bytes for r in of),
+                        TARGETS[name].shared_bytes,
+                    ]
+                )
+    head = [
+        "chip",
+        "Triton",
+        "kernels",
+        "most registers",
+        "that spill",
+        "most spilt",
+        "serialised",
+        "most shared",
+        "limit",
+    ]
     return "## All chips\n\n" + _table(head, made)
 
 
 def _chip(target: Target, rows: list[matrix.ResourceRow], versions: list[str]) -> str:
     """One line per kernel; what two versions of Triton take stands side by side."""
     shown = [v for v in versions if any(r.triton == v for r in rows)]
-    head = ["problem", "kernel", *(f"{what} {v}" for what in ("registers", "spilt", "shared")
-                                   for v in shown), "instructions", "schedule"]
+    head = [
+        "problem",
+        "kernel",
+        *(f"{what} {v}" for what in ("registers", "spilt", "shared") for v in shown),
+        "instructions",
+        "schedule",
+    ]
     made: list[list[object]] = []
     for (case, kernel), group in groupby(rows, key=lambda r: (r.case, r.kernel)):
         found = {r.triton: r for r in group}
         last = found[max(found, key=shown.index)]
-        numbers = [_number(found.get(v), what) for what in
-                   ("registers", "spill_bytes", "shared_bytes") for v in shown]
+        numbers = [
+            _number(found.get(v), what)
+            for what in ("registers", "spill_bytes", "shared_bytes")
+            for v in shown
+        ]
         words = " ".join(dict.fromkeys(w for r in found.values() for w in r.words.split()))
         flaw = " **serialised**" if any(r.serialised for r in found.values()) else ""
         made.append([case, kernel, *numbers, words + flaw, f"`{_short(last.schedule)}`"])
-    about = (f"{target.shared_bytes} bytes of shared memory for a program, warps of "
-             f"{target.warp_size}, features {' '.join(sorted(target.features))}.")
+    about = (
+        f"{target.shared_bytes} bytes of shared memory for a program, warps of "
+        f"{target.warp_size}, features {' '.join(sorted(target.features))}."
+    )
     return f"## {target.name}\n\n{about}\n\n" + _table(head, made)
 
 

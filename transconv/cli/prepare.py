@@ -23,27 +23,39 @@ from transconv.target import Target, detect
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "prepare", "compile kernels into the caches, in parallel",
+        verbs,
+        "prepare",
+        "compile kernels into the caches, in parallel",
         "Compiles the kernels of problems, lists of problems or texts of computations in processes, for\n"
         "the GPU at hand or, with --target, for a chip that need not be there, and keeps them where\n"
         "programs look. A program finds what was compiled for its chip, its versions and its counts.",
-        ("prepare layers.txt --dtype bf16 --layout nhwc",
-         f"prepare {options.EXAMPLE} dt=bf16 tag=nhwc --prop fwd --target sm_90 --workers 8",
-         "prepare norm.txt --json prepared.json"), run)
+        (
+            "prepare layers.txt --dtype bf16 --layout nhwc",
+            f"prepare {options.EXAMPLE} dt=bf16 tag=nhwc --prop fwd --target sm_90 --workers 8",
+            "prepare norm.txt --json prepared.json",
+        ),
+        run,
+    )
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
     made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
     made.add_argument("--epilogue", default="", metavar="E", help="of convolutions: bias+relu, ...")
-    made.add_argument("--workers", type=ranges.processes, default=cores(), metavar="N",
-                      help="processes (default: one per core)")
+    made.add_argument(
+        "--workers",
+        type=ranges.processes,
+        default=cores(),
+        metavar="N",
+        help="processes (default: one per core)",
+    )
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write the report")
 
 
 def run(words: argparse.Namespace) -> int:
     target = options.target(words.target)
     if target.backend == "interpreter" and not knobs.interpret():
-        raise Unsupported("target:none", "there is no GPU to compile for; expected --target with a chip, "
-                          "such as sm_90")
+        raise Unsupported(
+            "target:none", "there is no GPU to compile for; expected --target with a chip, such as sm_90"
+        )
     found = questions(words, target)
     total = sum(len(batch.questions) for batch in found)
     with tqdm(total=total, unit="problem", disable=not sys.stderr.isatty()) as bar:
@@ -63,13 +75,23 @@ def questions(words: argparse.Namespace, target: Target) -> list[Batch]:
         listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
     else:
         listed = [(p, None) for p in options.each_described(words.problem)]
-    asked = [_of(options.dressed(p, words), prop, target, epilogue) for p, way in listed
-             for prop in options.props(words) if way is None or way is prop]
+    asked = [
+        _of(options.dressed(p, words), prop, target, epilogue)
+        for p, way in listed
+        for prop in options.props(words)
+        if way is None or way is prop
+    ]
     if not asked:
-        raise ProblemError(f"{' '.join(words.problem)} has no problem with --prop {words.prop}; expected "
-                           "at least one")
-    options.some_computable([(q.workload.problem, q.workload.prop)  # type: ignore[attr-defined]
-                             for batch in asked for q in batch.questions])
+        raise ProblemError(
+            f"{' '.join(words.problem)} has no problem with --prop {words.prop}; expected at least one"
+        )
+    options.some_computable(
+        [
+            (q.workload.problem, q.workload.prop)  # type: ignore[attr-defined]
+            for batch in asked
+            for q in batch.questions
+        ]
+    )
     return list(dict.fromkeys(asked))
 
 
@@ -86,30 +108,51 @@ def _of(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue) ->
 
 def add_cache(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "cache", "pack the caches into a file, unpack one, or verify the plans",
+        verbs,
+        "cache",
+        "pack the caches into a file, unpack one, or verify the plans",
         "info says what is kept for this version: plans, compiled kernels. pack writes it into a file,\n"
         "unpack puts a file's content into the caches of this user. What another version of transconv\n"
         "or Triton made is ignored with a line; a file that is damaged, or that others can write to, is\n"
         "refused, and one that was packed with another user's key needs the digest that pack printed.\n"
         "--verify makes all plans that are kept again, and exits with 1 if one differs.",
-        ("cache info", "cache pack kernels.zip", "cache unpack kernels.zip --target sm_90",
-         "cache --verify"), cache)
+        (
+            "cache info",
+            "cache pack kernels.zip",
+            "cache unpack kernels.zip --target sm_90",
+            "cache --verify",
+        ),
+        cache,
+    )
     made.add_argument("what", nargs="?", choices=("info", "pack", "unpack"))
     made.add_argument("file", nargs="?", type=ranges.output, metavar="FILE")
-    made.add_argument("--verify", action="store_true",
-                      help="choose and lower each kept plan again, and list what differs")
-    made.add_argument("--target", default="", metavar="T",
-                      help="unpack: only the files for this chip (default: the GPU at hand, or all)")
-    made.add_argument("--digest", default="", metavar="HEX",
-                      help="unpack: the digest of a file that was packed with another key")
+    made.add_argument(
+        "--verify",
+        action="store_true",
+        help="choose and lower each kept plan again, and list what differs",
+    )
+    made.add_argument(
+        "--target",
+        default="",
+        metavar="T",
+        help="unpack: only the files for this chip (default: the GPU at hand, or all)",
+    )
+    made.add_argument(
+        "--digest",
+        default="",
+        metavar="HEX",
+        help="unpack: the digest of a file that was packed with another key",
+    )
 
 
 def cache(words: argparse.Namespace) -> int:
     if (words.what is None and not words.verify) or (words.what is not None and words.verify):
         raise ValueError("cache: expected one of info, pack, unpack, --verify")
     if (words.file is None) is not (words.what in ("info", None)):
-        raise ValueError(f"cache {words.what}: expected " + (
-            "no file" if words.what == "info" else "the name of a file"))
+        raise ValueError(
+            f"cache {words.what}: expected "
+            + ("no file" if words.what == "info" else "the name of a file")
+        )
     if words.digest and words.what != "unpack":
         raise ValueError("cache: --digest is for unpack")
     if words.verify:
@@ -121,8 +164,7 @@ def cache(words: argparse.Namespace) -> int:
     elif words.what == "pack":
         print(f"{words.file}: {runtime.pack(Path(words.file))}")
     else:
-        print(f"{words.file}: "
-              f"{runtime.unpack(Path(words.file), _chip(words.target), words.digest)}")
+        print(f"{words.file}: {runtime.unpack(Path(words.file), _chip(words.target), words.digest)}")
     return 0
 
 

@@ -32,29 +32,63 @@ ABOUT = {Prop.FWD: "forward", Prop.BWD_D: "data gradient", Prop.BWD_W: "weight g
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "report", "write an HTML page that shows a problem's kernels",
+        verbs,
+        "report",
+        "write an HTML page that shows a problem's kernels",
         "Writes one self-contained HTML page. It shows what a tile reads and stores, the schedule, why\n"
         "other schedules are refused, the grid of tiles, shared memory, the roles of warps, what each\n"
         "pass changed, the source next to its machine code, and times on a roofline. FILE is a list of\n"
         "problems, a computation as text, or a CSV file of `python -m bench time` with measured times.",
-        (f"report {options.EXAMPLE} dt=bf16 tag=nhwc --target sm_90 -o kernel.html",
-         "report bench/computes/max_pool.txt --target sm_90 -o max_pool.html",
-         "report bench/results/h200_layers_bf16_nhwc.csv --limit 3 -o layers.html"), report)
+        (
+            f"report {options.EXAMPLE} dt=bf16 tag=nhwc --target sm_90 -o kernel.html",
+            "report bench/computes/max_pool.txt --target sm_90 -o max_pool.html",
+            "report bench/results/h200_layers_bf16_nhwc.csv --limit 3 -o layers.html",
+        ),
+        report,
+    )
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
-    made.add_argument("-o", "--out", required=True, type=ranges.output, metavar="FILE.html",
-                      help="the page to write; replaced only when the new page is complete")
-    made.add_argument("--target", default="",
-                      help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
-    made.add_argument("--epilogue", default="", metavar="E",
-                      help="operations on the sum before it is stored: bias+relu, bias+res+silu")
-    made.add_argument("--times", type=_times, default=None, metavar="CSV",
-                      help="measured times of these problems, a file of `python -m bench time`")
-    made.add_argument("--limit", type=ranges.at_least(1, 50), default=MOST, metavar="N",
-                      help=f"the most problems of a list to show, up to 50 (default: {MOST})")
+    made.add_argument(
+        "-o",
+        "--out",
+        required=True,
+        type=ranges.output,
+        metavar="FILE.html",
+        help="the page to write; replaced only when the new page is complete",
+    )
+    made.add_argument(
+        "--target",
+        default="",
+        help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one",
+    )
+    made.add_argument(
+        "--epilogue",
+        default="",
+        metavar="E",
+        help="operations on the sum before it is stored: bias+relu, bias+res+silu",
+    )
+    made.add_argument(
+        "--times",
+        type=_times,
+        default=None,
+        metavar="CSV",
+        help="measured times of these problems, a file of `python -m bench time`",
+    )
+    made.add_argument(
+        "--limit",
+        type=ranges.at_least(1, 50),
+        default=MOST,
+        metavar="N",
+        help=f"the most problems of a list to show, up to 50 (default: {MOST})",
+    )
     made.add_argument("--no-compile", action="store_true", help="omit the machine code")
-    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
-                      help="seconds to compile one kernel (default: 120)")
+    made.add_argument(
+        "--timeout",
+        type=ranges.limit,
+        default=120,
+        metavar="S",
+        help="seconds to compile one kernel (default: 120)",
+    )
     options.add_schedule(made)
 
 
@@ -79,18 +113,24 @@ def report(words: argparse.Namespace) -> int:
         raise ScheduleError(f"{name}: {reason}")
     compiled = [_compiled(s, words) for s in made]
     title = made[0].title if len(made) == 1 else f"{len(made)} problems of {words.problem[0]}"
-    remarks = [] if not left_out else [
-        f"The first {len(made)} problems are shown; {left_out} more are left out (--limit)."]
+    remarks = (
+        []
+        if not left_out
+        else [f"The first {len(made)} problems are shown; {left_out} more are left out (--limit)."]
+    )
     size = write_page(words.out, compiled, title, remarks)
     plans = sum(len(s.subjects) for s in made)
-    print(f"{words.out}: {size / 1e6:.2f} MB, {plans} {'plan' if plans == 1 else 'plans'}"
-          + (f"; {left_out} problems are left out (--limit)" if left_out else ""))
+    print(
+        f"{words.out}: {size / 1e6:.2f} MB, {plans} {'plan' if plans == 1 else 'plans'}"
+        + (f"; {left_out} problems are left out (--limit)" if left_out else "")
+    )
     if size > LARGEST:
         print(f"the page is larger than {LARGEST / 1e6:g} MB; --limit makes it smaller", file=sys.stderr)
     return 0
 
 
 # -- the request --------------------------------------------------------------------------------------
+
 
 class _Question:
     """A workload, its heading, and its measured times."""
@@ -108,24 +148,39 @@ def _asked(words: argparse.Namespace) -> tuple[list[MeasuredProblem], int]:
     if len(words.problem) == 1 and isfile(first) and is_times(Path(first)):
         for option in ("dtype", "layout", "epilogue"):
             if getattr(words, option):
-                raise ProblemError(f"--{option} is given, and the rows have their own in {first}; "
-                                   "expected the table without it")
+                raise ProblemError(
+                    f"--{option} is given, and the rows have their own in {first}; "
+                    "expected the table without it"
+                )
         every = [a for a in asked_of(Path(first)) if a.prop in props]
         if not every:
             raise ProblemError(f"{first} has no row with --prop {words.prop}; expected at least one")
     elif len(words.problem) == 1 and isfile(first):
-        every = [MeasuredProblem(options.dressed(p, words), prop) for p, way in iter_problems(first)
-                 for prop in props if way in (None, prop)]
+        every = [
+            MeasuredProblem(options.dressed(p, words), prop)
+            for p, way in iter_problems(first)
+            for prop in props
+            if way in (None, prop)
+        ]
         if not every:
             raise ProblemError(f"{first} has no problem with --prop {words.prop}; expected at least one")
     else:
         problem = options.dressed(options.described(words.problem), words)
         every = [MeasuredProblem(problem, prop) for prop in props]
     every = list({(a.problem, a.prop, a.epilogue): a for a in every}.values())
-    every = [next((replace(r, problem=a.problem) for r in rows if not a.row and r.same(a)
-                   and r.epilogue == _epilogue(a.prop, words)), a) for a in every]
+    every = [
+        next(
+            (
+                replace(r, problem=a.problem)
+                for r in rows
+                if not a.row and r.same(a) and r.epilogue == _epilogue(a.prop, words)
+            ),
+            a,
+        )
+        for a in every
+    ]
     kept = list(dict.fromkeys(a.problem for a in every))
-    shown = {*kept[:words.limit]}
+    shown = {*kept[: words.limit]}
     return [a for a in every if a.problem in shown], len(kept) - len(shown)
 
 
@@ -139,14 +194,17 @@ def _grouped(asked: Sequence[MeasuredProblem], epilogue: Epilogue) -> dict[str, 
         own = Epilogue.parse(a.epilogue) if a.epilogue else epilogue
         used = own if a.prop is not Prop.BWD_W else Epilogue()
         groups.setdefault(str(a.problem), []).append(
-            _Question(ConvWorkload(a.problem, a.prop, used), ABOUT[a.prop], a))
+            _Question(ConvWorkload(a.problem, a.prop, used), ABOUT[a.prop], a)
+        )
     return groups
 
 
 # -- the sections -------------------------------------------------------------------------------------
 
-def _section(questions: Sequence[_Question], target: Target, given: Schedule | None,
-             words: argparse.Namespace) -> Section:
+
+def _section(
+    questions: Sequence[_Question], target: Target, given: Schedule | None, words: argparse.Namespace
+) -> Section:
     subjects, refusals = [], []
     for q in questions:
         try:
@@ -162,16 +220,18 @@ def _section(questions: Sequence[_Question], target: Target, given: Schedule | N
 
 
 def _facts(p: ConvProblem) -> tuple[tuple[str, str], ...]:
-    facts = [("work", f"{p.flops() / 1e9:.3g} GFLOP, {p.bytes_moved() / 1e6:.3g} MB"),
-             ("types", " ".join(dict.fromkeys(str(s.dtype) for s in p.specs.values()))),
-             ("groups", str(p.g) if p.g > 1 else ""),
-             ("stride", "x".join(map(str, p.stride))), ("dilation", "x".join(map(str, p.dilation))),
-             *((name, f"{p.shapes[name]} in memory {s.layout}") for name, s in p.specs.items())]
+    facts = [
+        ("work", f"{p.flops() / 1e9:.3g} GFLOP, {p.bytes_moved() / 1e6:.3g} MB"),
+        ("types", " ".join(dict.fromkeys(str(s.dtype) for s in p.specs.values()))),
+        ("groups", str(p.g) if p.g > 1 else ""),
+        ("stride", "x".join(map(str, p.stride))),
+        ("dilation", "x".join(map(str, p.dilation))),
+        *((name, f"{p.shapes[name]} in memory {s.layout}") for name, s in p.specs.items()),
+    ]
     return tuple((name, text) for name, text in facts if text)
 
 
-def _subject(q: _Question, target: Target, given: Schedule | None,
-             words: argparse.Namespace) -> Subject:
+def _subject(q: _Question, target: Target, given: Schedule | None, words: argparse.Namespace) -> Subject:
     remarks: list[str] = []
     schedule, plan = given, None
     if given is None and q.row is not None and q.row.schedule:
@@ -180,17 +240,32 @@ def _subject(q: _Question, target: Target, given: Schedule | None,
             plan = build(q.workload, target, schedule, None, False, Plan)
         except TransconvError as error:
             schedule = None
-            remarks.append(f"The measured schedule ({q.row.schedule}) is not legal on {target}: {error}. "
-                           "The one that would be chosen is shown.")
+            remarks.append(
+                f"The measured schedule ({q.row.schedule}) is not legal on {target}: {error}. "
+                "The one that would be chosen is shown."
+            )
     if plan is None:
         plan = build(q.workload, target, schedule, None, False, Plan)
     planned = _planned(plan)
     times, told = times_of(q.row, target) if q.row is not None else ((), ())
-    about = f"{q.workload.direction}: {_tensors(q.workload)}, on {target}." if q.workload.direction else (
-        f"{_tensors(q.workload)}, on {target}.")
-    return Subject(q.title or q.workload.title, about, q.workload, target, planned, plan,
-                   {w.schedule: tuple(_entries(why(w))) for w in _works(q.workload, planned, target)},
-                   (), times, (*remarks, *told), _command(q, target, words))
+    about = (
+        f"{q.workload.direction}: {_tensors(q.workload)}, on {target}."
+        if q.workload.direction
+        else (f"{_tensors(q.workload)}, on {target}.")
+    )
+    return Subject(
+        q.title or q.workload.title,
+        about,
+        q.workload,
+        target,
+        planned,
+        plan,
+        {w.schedule: tuple(_entries(why(w))) for w in _works(q.workload, planned, target)},
+        (),
+        times,
+        (*remarks, *told),
+        _command(q, target, words),
+    )
 
 
 def _planned(plan: Plan) -> Planned:
@@ -207,8 +282,10 @@ def _tensors(workload: Workload) -> str:
     read = [t.name for c in workload.computations for t in c.tensors]
     stored = [w.view.tensor.name for c in workload.computations for w in c.writes]
     given = [t.name for t in workload.tensors if t.name in read and t.name not in stored]
-    return (f"{', '.join(dict.fromkeys(n for n in stored if n in {t.name for t in workload.tensors}))} "
-            f"from {' and '.join(given)}")
+    return (
+        f"{', '.join(dict.fromkeys(n for n in stored if n in {t.name for t in workload.tensors}))} "
+        f"from {' and '.join(given)}"
+    )
 
 
 def _works(workload: Workload, planned: Planned, target: Target) -> Iterator[ShownStep]:
@@ -233,8 +310,17 @@ def _entries(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _command(q: _Question, target: Target, words: argparse.Namespace) -> str:
     if not isinstance(q.workload, ConvWorkload):
         return f"python -m transconv show {shlex.join(words.problem)} --target {target}"
-    made = ["python", "-m", "transconv", "show", str(q.workload.problem), "--prop", q.workload.direction,
-            "--target", str(target)]
+    made = [
+        "python",
+        "-m",
+        "transconv",
+        "show",
+        str(q.workload.problem),
+        "--prop",
+        q.workload.direction,
+        "--target",
+        str(target),
+    ]
     if words.schedule:
         made += ["--schedule", words.schedule]
     return shlex.join(made)
@@ -242,32 +328,54 @@ def _command(q: _Question, target: Target, words: argparse.Namespace) -> str:
 
 # -- machine code -------------------------------------------------------------------------------------
 
+
 def _compiled(section: Section, words: argparse.Namespace) -> Section:
     """The section with the machine code of its plans."""
     if words.no_compile:
         return section
-    jobs: list[CompileJob] = [replace(job_of(step, s.target), keep=TEXTS)
-                       for s in section.subjects for step in s.plan.steps]
+    jobs: list[CompileJob] = [
+        replace(job_of(step, s.target), keep=TEXTS) for s in section.subjects for step in s.plan.steps
+    ]
     answers: list[Answer] = []
     if section.subjects and section.subjects[0].target.backend != "interpreter":
         answers = compile_offline(jobs, words.timeout, workers=2)
     else:
-        answers = [CompileFailure(j.function, j.target, "an interpreter has no machine code")
-                   for j in jobs]
+        answers = [
+            CompileFailure(j.function, j.target, "an interpreter has no machine code") for j in jobs
+        ]
     left = iter(answers)
-    return replace(section, subjects=tuple(
-        replace(s, answers=tuple(next(left) for _ in s.plan.steps)) for s in section.subjects))
+    return replace(
+        section,
+        subjects=tuple(
+            replace(s, answers=tuple(next(left) for _ in s.plan.steps)) for s in section.subjects
+        ),
+    )
 
 
 NEEDED = ("problem", "prop", "ours_us")
 # Other implementations that were timed, by column.
-NEIGHBOURS = {"cudnn_cl_us": "cuDNN, channels last", "cudnn_nchw_us": "cuDNN, channels first",
-              "cudnn_fused_us": "cuDNN, fused", "inductor_us": "torch.compile",
-              "gemm_us": "matrix product of the same size", "onednn_cl_us": "oneDNN, channels last",
-              "onednn_nchw_us": "oneDNN, channels first"}
-CHIPS = {"H100": "sm_90", "H200": "sm_90", "A100": "sm_80", "A40": "sm_86", "L40S": "sm_89",
-         "B200": "sm_100", "RTX_5090": "sm_120", "MI250": "gfx90a", "MI300": "gfx942", "MI350": "gfx950",
-         "MI355": "gfx950"}  # by a part of the device's name
+NEIGHBOURS = {
+    "cudnn_cl_us": "cuDNN, channels last",
+    "cudnn_nchw_us": "cuDNN, channels first",
+    "cudnn_fused_us": "cuDNN, fused",
+    "inductor_us": "torch.compile",
+    "gemm_us": "matrix product of the same size",
+    "onednn_cl_us": "oneDNN, channels last",
+    "onednn_nchw_us": "oneDNN, channels first",
+}
+CHIPS = {
+    "H100": "sm_90",
+    "H200": "sm_90",
+    "A100": "sm_80",
+    "A40": "sm_86",
+    "L40S": "sm_89",
+    "B200": "sm_100",
+    "RTX_5090": "sm_120",
+    "MI250": "gfx90a",
+    "MI300": "gfx942",
+    "MI350": "gfx950",
+    "MI355": "gfx950",
+}  # by a part of the device's name
 
 
 @dataclass(frozen=True)
@@ -334,6 +442,9 @@ def times_of(asked: MeasuredProblem, target: Target) -> tuple[tuple[LabeledTime,
             made.append(
                 LabeledTime(name, us, own, False, f"{device}, {versions}".strip(", ") if own else "")
             )
-    wrong = () if row.get("verdict", "right") == "right" else (
-        f"The measured kernel was not right: {row.get('verdict')} {row.get('reason', '')}".rstrip(),)
+    wrong = (
+        ()
+        if row.get("verdict", "right") == "right"
+        else (f"The measured kernel was not right: {row.get('verdict')} {row.get('reason', '')}".rstrip(),)
+    )
     return tuple(made), wrong

@@ -20,19 +20,31 @@ if TYPE_CHECKING:
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "report-wrong", "make a report of a wrong result that can be sent",
+        verbs,
+        "report-wrong",
+        "make a report of a wrong result that can be sent",
         "Computes a function by kernels and by torch. Where they differ, makes the inputs smaller as\n"
         "long as they do, and writes both results, the inputs, the versions and the kernels to a zip\n"
         "file. The file of Python has a function, computed (another one: FILE:NAME), and inputs, a\n"
         "tuple, or calls, a list of them of which the last is wrong; dynamic = True where sizes are\n"
         "names. A wrong first result of a graph leaves such a file, which the warning names. Of a\n"
         "problem, its convolution is run as `run` does. The exit code is 1 if a result is wrong.",
-        ("report-wrong wrong.py", "report-wrong wrong.py:normalized --out norm.zip",
-         "report-wrong mb1ic8ih7oc8oh7kh3ph1 dt=f16"), report_wrong)
-    made.add_argument("case", nargs="+", metavar="FILE.py[:NAME]|PROBLEM",
-                      help="a file of Python, or a problem in benchdnn's grammar")
-    made.add_argument("--out", metavar="FILE", default="wrong_result.zip",
-                      help="the report (default: wrong_result.zip)")
+        (
+            "report-wrong wrong.py",
+            "report-wrong wrong.py:normalized --out norm.zip",
+            "report-wrong mb1ic8ih7oc8oh7kh3ph1 dt=f16",
+        ),
+        report_wrong,
+    )
+    made.add_argument(
+        "case",
+        nargs="+",
+        metavar="FILE.py[:NAME]|PROBLEM",
+        help="a file of Python, or a problem in benchdnn's grammar",
+    )
+    made.add_argument(
+        "--out", metavar="FILE", default="wrong_result.zip", help="the report (default: wrong_result.zip)"
+    )
 
 
 def report_wrong(words: argparse.Namespace) -> int:
@@ -51,8 +63,10 @@ def _of_function(text: str, to: Path) -> int:
     function = getattr(module, name, None)
     calls = getattr(module, "calls", None) or [getattr(module, "inputs", None)]
     if not callable(function) or not all(isinstance(call, (tuple, list)) for call in calls):
-        raise ValueError(f"{text}: expected a function {name}, and inputs, a tuple of its arguments, or "
-                         "calls, a list of such tuples")
+        raise ValueError(
+            f"{text}: expected a function {name}, and inputs, a tuple of its arguments, or "
+            "calls, a list of such tuples"
+        )
     found = wrong_result(function, [tuple(c) for c in calls], getattr(module, "dynamic", None))
     if found is None:
         print(f"right: {name} is as torch computes it")
@@ -76,14 +90,18 @@ def _of_problem(problem: ConvProblem, to: Path) -> int:
             continue
         print(f"{prop.value}: {found.problem or 'right'}")
         if found.problem:
-            wrong.append(f"## {prop.value}\n\n{found.problem}; the largest error is "
-                         f"{found.max_error:.4g}. `python -m transconv run {problem} --prop {prop.value}` "
-                         f"repeats it.\n\n```text\n{found.compiled.schedule}\n\n"
-                         f"{found.compiled.source}\n```\n")
+            wrong.append(
+                f"## {prop.value}\n\n{found.problem}; the largest error is "
+                f"{found.max_error:.4g}. `python -m transconv run {problem} --prop {prop.value}` "
+                f"repeats it.\n\n```text\n{found.compiled.schedule}\n\n"
+                f"{found.compiled.source}\n```\n"
+            )
     if not wrong:
         return 0
     to = to.with_suffix(".md")
-    to.write_text(f"# A wrong result of transconv\n\n`{problem}`\n\n```text\n{versions()}\n```\n\n"
-                  + "\n".join(wrong))
+    to.write_text(
+        f"# A wrong result of transconv\n\n`{problem}`\n\n```text\n{versions()}\n```\n\n"
+        + "\n".join(wrong)
+    )
     print(f"{to} has the report; python -m transconv bisect names the stage that is to blame")
     return 1

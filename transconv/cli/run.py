@@ -31,6 +31,7 @@ from transconv.verify.matrix import jobs_of
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection
 
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a run. ``max_error``: largest difference to the answer; ``milliseconds``: on a
@@ -46,8 +47,14 @@ class Outcome:
         return not self.problem
 
 
-def execute(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
-            time: bool = True, epilogue: str = "") -> Outcome:
+def execute(
+    problem: ConvProblem,
+    prop: Prop,
+    target: Target,
+    schedule: Schedule | None = None,
+    time: bool = True,
+    epilogue: str = "",
+) -> Outcome:
     """Generate, execute, compare. Raises the compiler's errors (ScheduleError, Unsupported)."""
     from transconv.verify.case import ProblemCase
 
@@ -67,21 +74,32 @@ LONG = 4  # least number of rows for a progress bar
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "run", "generate and run kernels, and compare with the exact answer",
+        verbs,
+        "run",
+        "generate and run kernels, and compare with the exact answer",
         "Runs the generated kernels on integer data and compares with the exact answer. Uses the\n"
         "GPU, or without one Triton's interpreter. The exit code is 1 if a result is wrong.",
-        ("run mb2ic8ih14oc16oh14kh3ph1",
-         "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
-         "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90",
-         "run mb1ic8ih7oc8oh7kh3ph1 --prop fwd --epilogue bias+sum:0.5+relu:0.1+add:u8:per_oc"), run)
+        (
+            "run mb2ic8ih14oc16oh14kh3ph1",
+            "run bench/problems/edge_cases.txt --dtype f16 --layout nhwc",
+            "run mb1ic16ih14oc32oh7kh3sh2ph1 --prop bwd_d --target sm_90",
+            "run mb1ic8ih7oc8oh7kh3ph1 --prop fwd --epilogue bias+sum:0.5+relu:0.1+add:u8:per_oc",
+        ),
+        run,
+    )
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
-    made.add_argument("--target", default="auto",
-                      help="generate kernels for this chip; default: the one here")
+    made.add_argument(
+        "--target", default="auto", help="generate kernels for this chip; default: the one here"
+    )
     options.add_schedule(made)
-    made.add_argument("--epilogue", default="", metavar="E",
-                      help="what is done with the sums before they are stored, not for bwd_w: bias+relu, "
-                           "sum:0.5+relu:0.1+add:u8:per_oc, ... (docs/checking.md)")
+    made.add_argument(
+        "--epilogue",
+        default="",
+        metavar="E",
+        help="what is done with the sums before they are stored, not for bwd_w: bias+relu, "
+        "sum:0.5+relu:0.1+add:u8:per_oc, ... (docs/checking.md)",
+    )
     made.add_argument("--sizes", metavar="N=8,H=17", help="of a computation whose sizes are arguments")
 
 
@@ -94,8 +112,9 @@ def run(words: argparse.Namespace) -> int:
         writable(problem, prop)
     where = device()
     target = executable(options.target(words.target), where)
-    rows = table(work, target, options.schedule(words), f"on {machine(where)}",
-                 str(options.epilogue(words)))
+    rows = table(
+        work, target, options.schedule(words), f"on {machine(where)}", str(options.epilogue(words))
+    )
     return report(rows)
 
 
@@ -117,18 +136,25 @@ class RunRow:
         return "right" if self.right else "WRONG" if self.outcome else "ERROR"
 
 
-def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Schedule | None = None,
-          remark: str = "", epilogue: str = "") -> list[RunRow]:
+def table(
+    work: Sequence[tuple[ConvProblem, Prop]],
+    target: Target,
+    schedule: Schedule | None = None,
+    remark: str = "",
+    epilogue: str = "",
+) -> list[RunRow]:
     """Run everything, printing a row as soon as it is known. An error is a row too."""
     from tqdm import tqdm
 
     width = max([len(str(p)) for p, _ in work] + [7])
     print(f"{len(work)} kernels for {target} {remark}\n")
-    print(f"{'problem':<{width}}  {'prop':<5}  {'max error':>9}  verdict {'time':>18}  "
-          "schedule; kernel file")
+    print(
+        f"{'problem':<{width}}  {'prop':<5}  {'max error':>9}  verdict {'time':>18}  schedule; kernel file"
+    )
     rows = []
-    with tqdm(total=len(work), disable=len(work) < LONG or not sys.stderr.isatty(), leave=False,
-              file=sys.stderr) as bar:
+    with tqdm(
+        total=len(work), disable=len(work) < LONG or not sys.stderr.isatty(), leave=False, file=sys.stderr
+    ) as bar:
         for problem, prop in work:
             row = _row(problem, prop, target, schedule, epilogue if prop is not Prop.BWD_W else "")
             rows.append(row)
@@ -138,8 +164,9 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Sc
     return rows
 
 
-def _row(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,
-         epilogue: str) -> RunRow:
+def _row(
+    problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None, epilogue: str
+) -> RunRow:
     try:
         return RunRow(problem, prop, execute(problem, prop, target, schedule, epilogue=epilogue))
     except TransconvError as error:
@@ -163,20 +190,25 @@ def _line(row: RunRow, width: int) -> str:
         rate = row.problem.flops() / made.milliseconds / 1e9
         spent = f"{made.milliseconds:.3f} ms {rate:6.1f} TF"
     wrong = f"  {made.problem};" if made.problem else ""
-    return (f"{start}{made.max_error:>9.2g}  {row.verdict:<7} {spent:>18}{wrong}  "
-            f"{made.compiled.schedule}; {file}{more}")
+    return (
+        f"{start}{made.max_error:>9.2g}  {row.verdict:<7} {spent:>18}{wrong}  "
+        f"{made.compiled.schedule}; {file}{more}"
+    )
 
 
 def report(rows: Sequence[RunRow]) -> int:
     """The last lines, and the exit code."""
     bad = [r for r in rows if not r.right]
-    folder = next((s.path.parent for r in rows if r.outcome for s in r.outcome.compiled.steps
-                   if s.path), None)
+    folder = next(
+        (s.path.parent for r in rows if r.outcome for s in r.outcome.compiled.steps if s.path), None
+    )
     if folder:
         print(f"\nkernel files are in {folder}")
     wrong = sum(r.verdict == "WRONG" for r in bad)
-    print(f"\n{len(rows) - len(bad)} of {len(rows)} right, each compared with the answer" + (
-        f"; {wrong} wrong, {len(bad) - wrong} with errors" if bad else ""))
+    print(
+        f"\n{len(rows) - len(bad)} of {len(rows)} right, each compared with the answer"
+        + (f"; {wrong} wrong, {len(bad) - wrong} with errors" if bad else "")
+    )
     for r in bad:
         print(f"  {r.verdict} {r.problem} {r.prop}: {r.error or (r.outcome and r.outcome.problem)}")
     return 1 if bad else 0
@@ -197,12 +229,17 @@ CHIPS = ("sm_90", "gfx942")
 
 def add_demo(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "demo", "check a network's convolutions; show one problem stage by stage",
+        verbs,
+        "demo",
+        "check a network's convolutions; show one problem stage by stage",
         "Runs ResNet-50's convolutions in all three directions with generated kernels and compares\n"
         "each with the exact answer; then shows one problem stage by stage and compiles it.",
-        ("demo",), demo)
-    made.add_argument("--network", default=str(NETWORK), metavar="FILE",
-                      help="a list of problems (default: ResNet-50)")
+        ("demo",),
+        demo,
+    )
+    made.add_argument(
+        "--network", default=str(NETWORK), metavar="FILE", help="a list of problems (default: ResNet-50)"
+    )
 
 
 def demo(words: argparse.Namespace) -> int:
@@ -222,15 +259,18 @@ def demo(words: argparse.Namespace) -> int:
     excerpt()
     failed |= chips()
     right = sum(r.right for r in rows)
-    print(f"\n{'=' * 100}\n{'FAILED' if failed else 'PASSED'}: {right} of {len(rows)} kernels of "
-          f"{Path(words.network).stem} are right, in {time.perf_counter() - started:.0f} s")
+    print(
+        f"\n{'=' * 100}\n{'FAILED' if failed else 'PASSED'}: {right} of {len(rows)} kernels of "
+        f"{Path(words.network).stem} are right, in {time.perf_counter() - started:.0f} s"
+    )
     return failed
 
 
 def one_image(p: ConvProblem) -> ConvProblem:
     """The problem at batch 1."""
-    return ConvProblem.make(1, p.ic, p.oc, p.i, p.k, p.stride, p.dilation, p.pad_lo, p.o, p.g,
-                            layout="nhwc", name=p.name)
+    return ConvProblem.make(
+        1, p.ic, p.oc, p.i, p.k, p.stride, p.dilation, p.pad_lo, p.o, p.g, layout="nhwc", name=p.name
+    )
 
 
 def excerpt() -> None:
@@ -242,15 +282,16 @@ def excerpt() -> None:
     print(pages[0] + "\n" + pages[-1])
     for words.stage in (NAIVE.name, "lanewise", EMIT.name):
         print(list(show.pages(problem, Prop.BWD_D, target, words))[-1])
-    print("\nEvery stage: python -m transconv show "
-          f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)")
+    print(
+        "\nEvery stage: python -m transconv show "
+        f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)"
+    )
 
 
 def chips() -> int:
     """Compile the problem for two chips; 1 when one fails."""
     problem = ConvProblem.parse(SHOWN)
-    jobs = [j for name in CHIPS for p in Prop
-            for j in jobs_of(problem, p, TARGETS[name])]
+    jobs = [j for name in CHIPS for p in Prop for j in jobs_of(problem, p, TARGETS[name])]
     print(f"\n{'=' * 100}\nCompiled offline, {problem}\n")
     answers = compile_offline(jobs)
     print(resource_table(answers))

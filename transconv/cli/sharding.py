@@ -10,23 +10,48 @@ from transconv.cli.arguments import options
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "sharded", "compare a step of a sharded model with one process, on every rank",
+        verbs,
+        "sharded",
+        "compare a step of a sharded model with one process, on every rank",
         "Started by torchrun. FILE:NAME is a function without arguments that returns a model and its\n"
         "inputs. Shards the model as transconv.distributed.parallelize does and compares the result and\n"
         "all gradients with those of one process. Prints which tensors differ, and on which ranks.\n"
-        "The exit code is 1 if one does.", (), run)
+        "The exit code is 1 if one does.",
+        (),
+        run,
+    )
     made.epilog = "example:\n  torchrun --nproc-per-node 2 -m transconv sharded model.py:small --exact"
     made.add_argument("model", metavar="FILE:NAME", help="a Python file and the name of a function in it")
-    made.add_argument("--plan", default="h=0", metavar="AXES", type=_plan,
-                      help="the axes of images (n, d, h, w) and the mesh dims that deal them: h=0,w=1")
-    made.add_argument("--mesh", default="", metavar="SIZES", type=_sizes,
-                      help="ranks along each mesh dim: 2x2; default: all in one")
-    for word, says in (("whole", "that every rank computes whole"),
-                       ("rows", "that make each row from the same rows of their inputs")):
-        made.add_argument(f"--{word}", default=(), metavar="NAMES", type=lambda text: text.split(","),
-                          help=f"modules {says}, with commas between")
-    made.add_argument("--exact", action="store_true",
-                      help="with small integers as parameters and inputs, and every bit counts")
+    made.add_argument(
+        "--plan",
+        default="h=0",
+        metavar="AXES",
+        type=_plan,
+        help="the axes of images (n, d, h, w) and the mesh dims that deal them: h=0,w=1",
+    )
+    made.add_argument(
+        "--mesh",
+        default="",
+        metavar="SIZES",
+        type=_sizes,
+        help="ranks along each mesh dim: 2x2; default: all in one",
+    )
+    for word, says in (
+        ("whole", "that every rank computes whole"),
+        ("rows", "that make each row from the same rows of their inputs"),
+    ):
+        made.add_argument(
+            f"--{word}",
+            default=(),
+            metavar="NAMES",
+            type=lambda text: text.split(","),
+            help=f"modules {says}, with commas between",
+        )
+    made.add_argument(
+        "--exact",
+        action="store_true",
+        help="with small integers as parameters and inputs, and every bit counts",
+    )
 
 
 def run(words: argparse.Namespace) -> int:
@@ -37,8 +62,10 @@ def run(words: argparse.Namespace) -> int:
     import transconv
 
     if not dist.is_torchelastic_launched():
-        raise ValueError("sharded runs on several ranks; expected to be started by torchrun "
-                         "--nproc-per-node 2 -m transconv sharded ...")
+        raise ValueError(
+            "sharded runs on several ranks; expected to be started by torchrun "
+            "--nproc-per-node 2 -m transconv sharded ..."
+        )
     function = _named(words.model)
     rank: int = dist.get_node_local_rank()
     device = "cuda" if torch.cuda.device_count() > rank else "cpu"
@@ -49,8 +76,9 @@ def run(words: argparse.Namespace) -> int:
     torch.manual_seed(0)
     with torch.device(device):
         model, *inputs = function()
-    found = transconv.distributed.verify(model, mesh, words.plan, *inputs, exact=words.exact,
-                                         whole=words.whole, rows=words.rows)
+    found = transconv.distributed.verify(
+        model, mesh, words.plan, *inputs, exact=words.exact, whole=words.whole, rows=words.rows
+    )
     if dist.get_rank() == 0:
         print(found)
     dist.destroy_process_group()

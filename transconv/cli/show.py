@@ -27,21 +27,39 @@ GRADIENT = "of a computation: the gradient of this tensor, which it reads, or of
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "show", "print how a problem becomes a kernel",
+        verbs,
+        "show",
+        "print how a problem becomes a kernel",
         "Prints the computation (axes with kinds, views, masks, and the masks that were proven\n"
         "unnecessary), the schedule and alternatives to it, and the kernel; or any stage between them.",
-        (f"show {options.EXAMPLE} --prop bwd_d", f"show {options.EXAMPLE} --stage gridwise",
-         f"show {options.EXAMPLE} --diff"), show)
+        (
+            f"show {options.EXAMPLE} --prop bwd_d",
+            f"show {options.EXAMPLE} --stage gridwise",
+            f"show {options.EXAMPLE} --diff",
+        ),
+        show,
+    )
     options.add_problem(made)
     options.add_props(made, "fwd")
-    made.add_argument("--stage", type=_stage, choices=[*_names(), "all"], metavar="STAGE",
-                      help=f"print this stage: {', '.join(_names())}, or all")
-    made.add_argument("--diff", action="store_true",
-                      help="print what each pass changed, as unified diffs")
-    made.add_argument("--target", default="",
-                      help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
-    made.add_argument("--epilogue", default="", metavar="E",
-                      help="operations on the sum before it is stored: bias+relu, bias+res+silu")
+    made.add_argument(
+        "--stage",
+        type=_stage,
+        choices=[*_names(), "all"],
+        metavar="STAGE",
+        help=f"print this stage: {', '.join(_names())}, or all",
+    )
+    made.add_argument("--diff", action="store_true", help="print what each pass changed, as unified diffs")
+    made.add_argument(
+        "--target",
+        default="",
+        help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one",
+    )
+    made.add_argument(
+        "--epilogue",
+        default="",
+        metavar="E",
+        help="operations on the sum before it is stored: bias+relu, bias+res+silu",
+    )
     made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
     options.add_schedule(made)
 
@@ -67,12 +85,18 @@ def _print_registry(text: str, prop: Prop, target: Target) -> None:
     """The kernels for any size of a layer, as calls of torch choose among them."""
     problem = ConvProblem.parse(marked(text)[0])
     made = LayerRegistry(problem, prop, target, Epilogue(), True, False)
-    print("\n".join(["", f"of {prop} at {problem.shape_text}, with TRANSCONV_SIZES=any:",
-                     *made.told((problem.mb, *problem.i))]))
+    print(
+        "\n".join(
+            [
+                "",
+                f"of {prop} at {problem.shape_text}, with TRANSCONV_SIZES=any:",
+                *made.told((problem.mb, *problem.i)),
+            ]
+        )
+    )
 
 
-def pages(problem: ConvProblem, prop: Prop, target: Target,
-          words: argparse.Namespace) -> Iterator[str]:
+def pages(problem: ConvProblem, prop: Prop, target: Target, words: argparse.Namespace) -> Iterator[str]:
     """The requested pieces of output, one after another."""
     workload = ConvWorkload(problem, prop, options.epilogue(words))
     steps = plan_steps(workload, target, options.schedule(words))
@@ -104,8 +128,7 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
     if whole or shown in (TOGETHER.name, "all"):
         made = build(problem, prop, target, options.schedule(words), options.epilogue(words))
         phases = any(w.compute.phase for w in works)
-        joined = [s for s in made.steps if phases and s.compute.does == "compute"
-                  and not s.compute.phase]
+        joined = [s for s in made.steps if phases and s.compute.does == "compute" and not s.compute.phase]
         yield from _together(joined, not whole)
         if shown == TOGETHER.name and not joined:
             yield f"\nnothing to put together: {', '.join(s.compute.name for s in made.steps)}"
@@ -132,8 +155,13 @@ def text_pages(compute: Compute, target: Target, words: argparse.Namespace) -> I
         yield ""
         for w in works:
             reduced = told(w.schedule, w.compute, target)
-            yield "\n".join([f"schedule   {w.schedule}", *([f"reduced    {reduced}"] if reduced else []),
-                             *choice.behind(w.schedule, w.compute, target)])
+            yield "\n".join(
+                [
+                    f"schedule   {w.schedule}",
+                    *([f"reduced    {reduced}"] if reduced else []),
+                    *choice.behind(w.schedule, w.compute, target),
+                ]
+            )
         yield f"chosen     {made.why}"
     if shown not in (None, EMIT.name):
         for w in works:
@@ -180,15 +208,19 @@ class ShownStep:
     def lowered(self) -> list[tuple[str, Kernel]]:
         if not self.made:
             name = kernel_name(self.workload, self.compute, self.schedule, self.target)
-            self.made = lower(self.compute, self.schedule, self.target, name, self.workload.math,
-                              seconds=self.seconds)
+            self.made = lower(
+                self.compute, self.schedule, self.target, name, self.workload.math, seconds=self.seconds
+            )
         return self.made
 
     @property
     def source(self) -> str:
         kernel = self.lowered()[-1][1]
-        return emit(kernel, header(self.workload, self.compute, self.schedule, self.target),
-                    "early" in self.target.features)
+        return emit(
+            kernel,
+            header(self.workload, self.compute, self.schedule, self.target),
+            "early" in self.target.features,
+        )
 
     def title(self, stage: str) -> str:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""
@@ -229,8 +261,7 @@ def why(work: ShownStep) -> list[str]:
     choices = choice.ranked(compute, target, work.workload)
     if work.schedule != choices[0].schedule:
         return choice.given(work.schedule, choices, compute, target)
-    return [*choice.reasons(choices[0], choices, compute, target),
-            *choice.refusals(compute, target)]
+    return [*choice.reasons(choices[0], choices, compute, target), *choice.refusals(compute, target)]
 
 
 def neighbours(work: ShownStep, most: int = 9) -> list[str]:
@@ -253,8 +284,10 @@ def _near(schedule: Schedule, compute: Compute) -> Iterator[tuple[str, Schedule]
         for extent in (block.extent * 2, block.extent // 2):
             if extent >= 1:
                 changed = Block(block.axes, extent)
-                yield str(changed), replace(schedule, blocks=(*schedule.blocks[:i], changed,
-                                                            *schedule.blocks[i + 1:]))
+                yield (
+                    str(changed),
+                    replace(schedule, blocks=(*schedule.blocks[:i], changed, *schedule.blocks[i + 1 :])),
+                )
     yield from ((f"stages={n}", replace(schedule, stages=n)) for n in (schedule.stages + 1,))
     other = "fma" if schedule.unit == "mma" else "mma"
     yield other, replace(schedule, unit=other)
@@ -280,17 +313,23 @@ def _stage(name: str) -> str:
 
 def add_words(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "words", "explain the words of a schedule",
+        verbs,
+        "words",
+        "explain the words of a schedule",
         "Prints each word of a schedule with its default, its values and its meaning.",
-        ("words", "words split_k reduce"), explain)
+        ("words", "words split_k reduce"),
+        explain,
+    )
     made.add_argument("word", nargs="*", help="the words to print; default: all")
 
 
 def explain(given: argparse.Namespace) -> int:
     known = {w.name: w for w in words()}
     if unknown := [name for name in given.word if name not in known]:
-        raise ScheduleError(f"there is no word '{unknown[0]}'; expected some of {' '.join(known)}"
-                            f"{nearest(unknown[0], known)}")
+        raise ScheduleError(
+            f"there is no word '{unknown[0]}'; expected some of {' '.join(known)}"
+            f"{nearest(unknown[0], known)}"
+        )
     for name in given.word or known:
         word = known[name]
         default = f"default {word.default}" if word.default != "" else "default: none"

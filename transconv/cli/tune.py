@@ -35,55 +35,120 @@ from transconv.verify.machine import Pool, code, terminable
 
 def add_to(verbs: object) -> None:
     made = options.add_verb(
-        verbs, "tune", "time schedules on this machine and save the fastest",
+        verbs,
+        "tune",
+        "time schedules on this machine and save the fastest",
         "Compiles, checks and times up to --trials schedules of every problem in child processes.\n"
         "Saves the fastest correct one in the user's cache, where later plans find it, or in a file\n"
         "(--db FILE; TRANSCONV_TUNED=FILE uses it). Trials that the log of --db already has are not\n"
         "repeated. Started by torchrun, every rank runs trials on a GPU of its own; rank 0 deals them\n"
         "and writes what was found.",
-        ("tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc",
-         "tune bench/problems/resnet50.txt --prop fwd --trials 8 --time-budget 300",
-         "tune layers.json --db tuned.csv --trials 16 --jobs 14",
-         "tune bench/computes/row_sum.txt --trials 24"), tune)
-    made.add_argument("problem", nargs="+", metavar="PROBLEM|FILE",
-                      help="a problem in benchdnn's grammar, a computation as text (compute ...), or a "
-                           "file of either; or a layers.json file")
+        (
+            "tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc",
+            "tune bench/problems/resnet50.txt --prop fwd --trials 8 --time-budget 300",
+            "tune layers.json --db tuned.csv --trials 16 --jobs 14",
+            "tune bench/computes/row_sum.txt --trials 24",
+        ),
+        tune,
+    )
+    made.add_argument(
+        "problem",
+        nargs="+",
+        metavar="PROBLEM|FILE",
+        help="a problem in benchdnn's grammar, a computation as text (compute ...), or a "
+        "file of either; or a layers.json file",
+    )
     made.set_defaults(usual_prop=",".join(DIRECTIONS))
-    made.add_argument("--prop", "--props", default=",".join(DIRECTIONS),
-                      help="directions of the layers: fwd,bwd_d,bwd_w (default: all)")
-    made.add_argument("--dtype", default="", metavar="T",
-                      help="element type; default: the problem's own, bf16 for files")
-    made.add_argument("--layout", default="", metavar="TAG",
-                      help="memory order; default: the problem's own, nhwc for files")
-    made.add_argument("--epilogue", default="", metavar="E",
-                      help="such as bias+relu; layer: each layer's own (not for bwd_w)")
+    made.add_argument(
+        "--prop",
+        "--props",
+        default=",".join(DIRECTIONS),
+        help="directions of the layers: fwd,bwd_d,bwd_w (default: all)",
+    )
+    made.add_argument(
+        "--dtype", default="", metavar="T", help="element type; default: the problem's own, bf16 for files"
+    )
+    made.add_argument(
+        "--layout",
+        default="",
+        metavar="TAG",
+        help="memory order; default: the problem's own, nhwc for files",
+    )
+    made.add_argument(
+        "--epilogue",
+        default="",
+        metavar="E",
+        help="such as bias+relu; layer: each layer's own (not for bwd_w)",
+    )
     made.add_argument("--match", default="", help="only layers whose name matches (regex)")
     made.add_argument("--kinds", default="", help="only dense,depthwise,grouped,first,last layers")
     made.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
-    made.add_argument("--trials", type=ranges.at_least(1, 10**6), default=16, metavar="N",
-                      help="schedules of each problem and direction (default: 16)")
-    made.add_argument("--explore", choices=("near", "spread"), default="near",
-                      help="the last 40%% of the trials: close to the best so far, or spread over "
-                           "the ranking (to fit the estimate to)")
-    made.add_argument("--jobs", type=ranges.processes, metavar="J",
-                      default=max(1, ranks.own_share(os.cpu_count() or 2) - 2),
-                      help="worker processes that compile, of each rank (default: its cores - 2)")
-    made.add_argument("--limit", type=ranges.limit, default=30, metavar="S",
-                      help="seconds for one measurement (default: 30)")
-    made.add_argument("--compile-limit", type=ranges.limit, default=60, metavar="S",
-                      help="seconds for one compile (default: 60)")
-    made.add_argument("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
-                      help="seconds after which no trial starts; results so far are kept")
-    made.add_argument("--budget-ms", type=ranges.milliseconds, default=30, metavar="MS",
-                      help="milliseconds of timing for one schedule (default: 30)")
-    made.add_argument("--gone-after", type=ranges.limit, default=30, metavar="S",
-                      help="seconds of silence after which the trials of a rank are dealt again "
-                           "(default: 30)")
-    made.add_argument("--db", type=ranges.output, metavar="FILE",
-                      help="save results in this CSV file (tuned.csv) instead of the user's cache, and "
-                           "every trial beside it (tuned.trials.csv)")
-    made.add_argument("--log", type=ranges.output, metavar="FILE",
-                      help="write every trial to this CSV file")
+    made.add_argument(
+        "--trials",
+        type=ranges.at_least(1, 10**6),
+        default=16,
+        metavar="N",
+        help="schedules of each problem and direction (default: 16)",
+    )
+    made.add_argument(
+        "--explore",
+        choices=("near", "spread"),
+        default="near",
+        help="the last 40%% of the trials: close to the best so far, or spread over "
+        "the ranking (to fit the estimate to)",
+    )
+    made.add_argument(
+        "--jobs",
+        type=ranges.processes,
+        metavar="J",
+        default=max(1, ranks.own_share(os.cpu_count() or 2) - 2),
+        help="worker processes that compile, of each rank (default: its cores - 2)",
+    )
+    made.add_argument(
+        "--limit",
+        type=ranges.limit,
+        default=30,
+        metavar="S",
+        help="seconds for one measurement (default: 30)",
+    )
+    made.add_argument(
+        "--compile-limit",
+        type=ranges.limit,
+        default=60,
+        metavar="S",
+        help="seconds for one compile (default: 60)",
+    )
+    made.add_argument(
+        "--time-budget",
+        type=ranges.seconds,
+        default=float("inf"),
+        metavar="S",
+        help="seconds after which no trial starts; results so far are kept",
+    )
+    made.add_argument(
+        "--budget-ms",
+        type=ranges.milliseconds,
+        default=30,
+        metavar="MS",
+        help="milliseconds of timing for one schedule (default: 30)",
+    )
+    made.add_argument(
+        "--gone-after",
+        type=ranges.limit,
+        default=30,
+        metavar="S",
+        help="seconds of silence after which the trials of a rank are dealt again (default: 30)",
+    )
+    made.add_argument(
+        "--db",
+        type=ranges.output,
+        metavar="FILE",
+        help="save results in this CSV file (tuned.csv) instead of the user's cache, and "
+        "every trial beside it (tuned.trials.csv)",
+    )
+    made.add_argument(
+        "--log", type=ranges.output, metavar="FILE", help="write every trial to this CSV file"
+    )
 
 
 def tune(words: argparse.Namespace) -> int:
@@ -118,28 +183,38 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
     if texts and not words.problem:
         computations.of_texts(words, texts[0])
     jobs = jobs_of(words) if words.problem else []
-    options.some_computable([(j.workload.problem, j.workload.prop) for j in jobs
-                             if isinstance(j.workload, ConvWorkload)])
+    options.some_computable(
+        [(j.workload.problem, j.workload.prop) for j in jobs if isinstance(j.workload, ConvWorkload)]
+    )
     on_cpu = target.backend == "interpreter"
     if on_cpu:
         print("no GPU: kernels run in Triton's interpreter, whose times say nothing about a GPU")
     jobs += [job for c in texts for job in _jobs_of_kernels(c, target)]
-    limits = Limits(words.trials, words.limit, words.compile_limit, words.time_budget,
-                    words.budget_ms, words.jobs)
+    limits = Limits(
+        words.trials, words.limit, words.compile_limit, words.time_budget, words.budget_ms, words.jobs
+    )
     one = len(jobs) == 1
-    what = (f"computation{'' if one else 's'}" if texts else
-            f"direction{'' if one else 's'} of problems")
+    what = f"computation{'' if one else 's'}" if texts else f"direction{'' if one else 's'} of problems"
     many = "one process compiles" if words.jobs == 1 else f"{words.jobs} processes compile"
     shared = f" on each of {between.count} ranks" if between else ""
     chip = "this CPU" if on_cpu else f"{target.name}, {target.sms} multiprocessors"
-    print(f"{len(jobs)} {what}: of each up to {words.trials} schedules are timed on {chip}; "
-          f"{many}{shared}", flush=True)
+    print(
+        f"{len(jobs)} {what}: of each up to {words.trials} schedules are timed on {chip}; {many}{shared}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
         path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
         log = log_of(path)
         known = len(log.rows)
-        session = Session(jobs, target, limits, log, _versions(on_cpu), words.explore,
-                          pool=partial(Dealer, ranks=between) if between else Pool)
+        session = Session(
+            jobs,
+            target,
+            limits,
+            log,
+            _versions(on_cpu),
+            words.explore,
+            pool=partial(Dealer, ranks=between) if between else Pool,
+        )
         stopped = 0
         try:
             with terminable():
@@ -165,15 +240,20 @@ def jobs_of(words: argparse.Namespace) -> list[TuningJob]:
     files = [s for s in words.problem if exists(s)]
     if files:
         layers = [x.reduced(words.mb) for source in files for x in read(source)]
-        found = [(x, x.problem(words.dtype or "bf16", words.layout or "nhwc"))
-                 for x in select(layers, words.match, words.kinds)]
+        found = [
+            (x, x.problem(words.dtype or "bf16", words.layout or "nhwc"))
+            for x in select(layers, words.match, words.kinds)
+        ]
     texts = [s for s in words.problem if not exists(s)]
     if texts:
         for problem in (options.dressed(p, words) for p in options.each_described(texts)):
-            layer, = from_problems([problem], "")
+            (layer,) = from_problems([problem], "")
             found.append((replace(layer, name=problem.name), problem))
-    return [_job(layer, problem, direction, words)
-            for layer, problem in found for direction in _directions(words.prop)]
+    return [
+        _job(layer, problem, direction, words)
+        for layer, problem in found
+        for direction in _directions(words.prop)
+    ]
 
 
 def _directions(text: str) -> list[str]:
@@ -188,17 +268,26 @@ def _job(layer: ListedLayer, problem: ConvProblem, direction: str, words: argpar
     epilogue = layer.epilogue if words.epilogue == "layer" else words.epilogue
     prop = layer.prop(direction)
     writable(problem, prop)
-    about = {"layer": layer.name, "layer_kind": layer.kind, "layer_direction": direction,
-             "dtype": problem.src.dtype.name, "layout": _tag(problem)}
+    about = {
+        "layer": layer.name,
+        "layer_kind": layer.kind,
+        "layer_direction": direction,
+        "dtype": problem.src.dtype.name,
+        "layout": _tag(problem),
+    }
     behind = Epilogue.parse("" if direction == "bwd_w" else epilogue)
     return TuningJob(ConvWorkload(problem, prop, behind), about)
 
 
 def _jobs_of_kernels(compute: Compute, target: Target) -> list[TuningJob]:
     """A job for each kernel of a computation, because a schedule names the kernel's axes."""
-    return [TuningJob(Alone(kernel), {"layer": kernel.name, "layer_kind": "compute",
-                                "dtype": kernel.tensors[0].dtype.name})
-            for kernel in computations.of_kernels(compute, target)]
+    return [
+        TuningJob(
+            Alone(kernel),
+            {"layer": kernel.name, "layer_kind": "compute", "dtype": kernel.tensors[0].dtype.name},
+        )
+        for kernel in computations.of_kernels(compute, target)
+    ]
 
 
 def _tag(problem: ConvProblem) -> str:

@@ -60,8 +60,19 @@ class Compute:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.axes, self.steps, self.math, self.merge, self.behind,
-                     self.part, self.does, self.named))
+        return hash(
+            (
+                self.name,
+                self.axes,
+                self.steps,
+                self.math,
+                self.merge,
+                self.behind,
+                self.part,
+                self.does,
+                self.named,
+            )
+        )
 
     @staticmethod
     def parse(text: str) -> Compute:
@@ -85,8 +96,9 @@ class Compute:
                 of = replace(of, view=ir.View(tensor, substitute(of.view, consts).dims))
             return of if isinstance(of, Read) else replace(of, value=substitute(of.value, consts))
 
-        axes = tuple(x if x.extent is None else Axis(x.name, value_at(x.extent, sizes), x.role)
-                     for x in self.axes)
+        axes = tuple(
+            x if x.extent is None else Axis(x.name, value_at(x.extent, sizes), x.role) for x in self.axes
+        )
         return replace(self, axes=axes, steps=tuple(map(step, self.steps)), named=None)
 
     # -- the parts -------------------------------------------------------------------------------
@@ -145,12 +157,16 @@ class Compute:
         named = total.factors if total is not None and total.op == "sum" and not self.again else None
         if total is None or named is None:
             return None
-        moved = all(v in names.chosen for v in named) and isinstance(total.value, ir.Mul) and all(
-            isinstance(e, ir.Cast) for e in (total.value.a, total.value.b))
+        moved = (
+            all(v in names.chosen for v in named)
+            and isinstance(total.value, ir.Mul)
+            and all(isinstance(e, ir.Cast) for e in (total.value.a, total.value.b))
+        )
         if not moved and not self._contracts(*named):
             return None
-        first, second = (next(s for s in self.steps if isinstance(s, (Read, Value)) and s.var is v)
-                         for v in named)
+        first, second = (
+            next(s for s in self.steps if isinstance(s, (Read, Value)) and s.var is v) for v in named
+        )
         return first, second
 
     def _contracts(self, a: ir.Var, b: ir.Var) -> bool:
@@ -165,8 +181,9 @@ class Compute:
     @cached_property
     def prologue(self) -> tuple[Value, ...]:
         """The factors of a product that are computed from reads."""
-        return tuple(f for f in self.factors or ()
-                     if isinstance(f, Value) and f.var not in self.names.chosen)
+        return tuple(
+            f for f in self.factors or () if isinstance(f, Value) and f.var not in self.names.chosen
+        )
 
     @property
     def nonzero(self) -> tuple[Value, ...]:
@@ -218,7 +235,8 @@ class Compute:
     def finishes(self) -> bool:
         """Whether the steps after the sum do more than cast it and store it once."""
         return self.sum is not None and not (
-            len(self.after) == 1 and self.writes[0].value is ir.Cast(self.sum.var, self.c.tensor.dtype))
+            len(self.after) == 1 and self.writes[0].value is ir.Cast(self.sum.var, self.c.tensor.dtype)
+        )
 
     @property
     def stores_all(self) -> bool:
@@ -267,8 +285,16 @@ class Compute:
             return {x.name: "K" if x.name in self.reduced else "M" for x in self.axes}
         in_a, in_b = (self.roots(f.var) for f in self.factors)
         in_c = self.seen_by(self.c)
-        return {x.name: "K" if x.name not in in_c else
-                "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
+        return {
+            x.name: "K"
+            if x.name not in in_c
+            else "M"
+            if x.name not in in_b
+            else "B"
+            if x.name in in_a
+            else "N"
+            for x in self.axes
+        }
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -323,8 +349,10 @@ class Compute:
         if view in self.added:
             return f"several points add to one place in {view.tensor.name}"
         if told := self.names.told(view):
-            return (f"places in {view.tensor.name} are told by the values of "
-                    f"{' '.join(sorted(v.name for v in told))}")
+            return (
+                f"places in {view.tensor.name} are told by the values of "
+                f"{' '.join(sorted(v.name for v in told))}"
+            )
         for factor in self.factors or ():
             if factor in self.prologue and any(r.view is view for r in self.names.made_of[factor.var]):
                 return f"{factor.name} is computed from it before it is multiplied"
@@ -345,8 +373,9 @@ class Compute:
 
     # -- the same computation, seen otherwise ----------------------------------------------------
 
-    def through(self, a: ir.View | None = None, b: ir.View | None = None,
-                c: ir.View | None = None) -> Compute:
+    def through(
+        self, a: ir.View | None = None, b: ir.View | None = None, c: ir.View | None = None
+    ) -> Compute:
         """The computation with other views of the operands or of the result. A read after the sum at the
         coordinates of the result (a residual) gets the new coordinates."""
         operands = self.operands if self.factors else self.reads[:2]
@@ -363,16 +392,24 @@ class Compute:
                     retyped[old] = step.var
             elif c is not None and isinstance(step, Write) and step.view is self.c:
                 step = replace(step, view=c)
-            elif c is not None and isinstance(step, Read) and step in behind and (
-                    step.view.dims == self.c.dims):
+            elif (
+                c is not None
+                and isinstance(step, Read)
+                and step in behind
+                and (step.view.dims == self.c.dims)
+            ):
                 step = replace(step, view=ir.View(step.view.tensor, c.dims))
             steps.append(step)
         return replace(self, steps=tuple(steps))
 
     def over(self, seen: Callable[[ir.View], ir.View]) -> Compute:
         """The computation with a function applied to each view."""
-        return replace(self, steps=tuple(
-            replace(s, view=seen(s.view)) if isinstance(s, (Read, Write)) else s for s in self.steps))
+        return replace(
+            self,
+            steps=tuple(
+                replace(s, view=seen(s.view)) if isinstance(s, (Read, Write)) else s for s in self.steps
+            ),
+        )
 
     def views(self) -> Iterator[ir.View]:
         """Every view, reads first."""
@@ -390,13 +427,22 @@ class Compute:
 
     @cached_property
     def _text(self) -> str:
-        said = "".join(f" {k}={v}" for k, v, usual in (
-            ("math", self.math, "tf32"), ("merge", self.merge, 1)) if v != usual)
+        said = "".join(
+            f" {k}={v}"
+            for k, v, usual in (("math", self.math, "tf32"), ("merge", self.merge, 1))
+            if v != usual
+        )
         lines = [f"compute {self.name}{said}", *([f"    sizes  {self.named}"] if self.named else [])]
         lines += [f"    tensor {_declared(t)}" for t in self.tensors]
         summed = {x.name for x in self.axes_of("K")}
-        groups = [" ".join(f"{x.name}={x.size if x.extent is None else _short(x.extent)}"
-                           for x in self.axes if (x.name in summed) is inside) for inside in (False, True)]
+        groups = [
+            " ".join(
+                f"{x.name}={x.size if x.extent is None else _short(x.extent)}"
+                for x in self.axes
+                if (x.name in summed) is inside
+            )
+            for inside in (False, True)
+        ]
         lines.append(f"    axes   {' | '.join(filter(None, groups))}")
         return "\n".join([*lines, *(f"    {line(s, self.type)}" for s in self.steps)])
 

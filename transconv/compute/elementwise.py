@@ -81,7 +81,7 @@ class Op:
         """The function of torch tensors, with these numbers or the row's. Imports torch."""
         found = named(self.torch)
         if self.numbers:
-            given = (*numbers, *self.defaults[len(numbers):])
+            given = (*numbers, *self.defaults[len(numbers) :])
             return lambda *tensors: found(*tensors, *given)
         return functools.partial(found, **dict(self.options)) if self.options else found
 
@@ -104,8 +104,10 @@ def register(op: Op) -> Op:
     taken, or that another row had before in this process, because cached kernels have operations by
     name."""
     if ir.why_not_name(op.name) or op.name in RESERVED:
-        raise ValueError(f"'{op.name}' cannot name an operation; expected a Python name other than "
-                         f"{' and '.join(RESERVED)}")
+        raise ValueError(
+            f"'{op.name}' cannot name an operation; expected a Python name other than "
+            f"{' and '.join(RESERVED)}"
+        )
     if op.name in OPS or OPS.first(op) is not op:
         raise ValueError(f"'{op.name}' already names an operation in this process")
     return OPS.add(op)
@@ -178,7 +180,7 @@ def _ndtr(x: Expr) -> Expr:
 
 def _density(x: Expr) -> Expr:
     """The density of the standard normal distribution."""
-    return _call("exp", x * x * _const(-0.5, x)) * _const((2 * pi)**-0.5, x)
+    return _call("exp", x * x * _const(-0.5, x)) * _const((2 * pi) ** -0.5, x)
 
 
 def _gelu_inner(x: Expr) -> Expr:
@@ -199,8 +201,9 @@ def _hardswish(x: Expr) -> Expr:
 
 def _hardswish_slope(x: Expr) -> Expr:
     middle = x * _const(1 / 3, x) + _const(0.5, x)
-    return select(x <= _const(-3.0, x), _const(0.0, x),
-                  select(x >= _const(3.0, x), _const(1.0, x), middle))
+    return select(
+        x <= _const(-3.0, x), _const(0.0, x), select(x >= _const(3.0, x), _const(1.0, x), middle)
+    )
 
 
 def _tanh_slope(x: Expr) -> Expr:
@@ -251,8 +254,9 @@ def _elu(x: Expr, alpha: float | Expr = 1.0) -> Expr:
 
 def _elu_slope(x: Expr, alpha: float | Expr = 1.0) -> Expr:
     below = _call("exp", x)
-    return select(x > _const(0.0, x), _const(1.0, x),
-                  below if _is(alpha, 1.0) else _number(alpha, x) * below)
+    return select(
+        x > _const(0.0, x), _const(1.0, x), below if _is(alpha, 1.0) else _number(alpha, x) * below
+    )
 
 
 def _clamp(x: Expr, low: float | Expr = -inf, high: float | Expr = inf) -> Expr:
@@ -322,48 +326,139 @@ def _power_slope(x: Expr, exponent: float | Expr = 2.0) -> Expr:
 
 
 ACTIVATION_ROWS = (
-    Op("relu", 1, lambda x: maximum(x, _const(0.0, x)), "torch.relu", exact=True, activation=True,
-       derivative=lambda x: (select(x <= _const(0.0, x), _const(0.0, x), _const(1.0, x)),),  # 1 of NaN
-       gradient=f"{ATEN}.threshold_backward.default", gradient_with=(0,), onednn=(("relu", 0, None),),
-       spelled=("torch.nn.ReLU", "torch.relu_", f"{FUNCTIONAL}.relu", ".relu", ".relu_")),
-    Op("relu6", 1, lambda x: minimum(maximum(x, _const(0.0, x)), _const(6.0, x)), f"{FUNCTIONAL}.relu6",
-       exact=True, activation=True,
-       derivative=lambda x: (_where((x > _const(0.0, x)) & (x < _const(6.0, x)), x),),
-       gradient=f"{ATEN}.hardtanh_backward.default", gradient_with=(0, 6),
-       onednn=(("clip", 0, 6), ("clip_v2", 0, 6)), spelled=("torch.nn.ReLU6",)),
-    Op("sigmoid", 1, _sigmoid, "torch.sigmoid", activation=True, derivative=lambda x: (_slope(x),),
-       gradient=f"{ATEN}.sigmoid_backward.default", onednn=(("logistic", None, None),),
-       spelled=("torch.nn.Sigmoid", f"{FUNCTIONAL}.sigmoid", ".sigmoid")),
-    Op("silu", 1, lambda x: x * _sigmoid(x), f"{FUNCTIONAL}.silu", activation=True,
-       derivative=lambda x: (_sigmoid(x) + x * _slope(x),), onednn=(("swish", 1, None),),
-       spelled=("torch.nn.SiLU",)),
-    Op("tanh", 1, lambda x: _call("tanh", x), "torch.tanh", activation=True,
-       derivative=lambda x: (_tanh_slope(x),),
-       gradient=f"{ATEN}.tanh_backward.default", onednn=(("tanh", None, None),),
-       spelled=("torch.nn.Tanh", f"{FUNCTIONAL}.tanh", ".tanh")),
-    Op("gelu", 1, lambda x: x * _ndtr(x), f"{FUNCTIONAL}.gelu", options=(("approximate", "none"),),
-       activation=True, derivative=lambda x: (_ndtr(x) + x * _density(x),),
-       onednn=(("gelu_erf", None, None),), spelled=("torch.nn.GELU",)),
-    Op("gelu_tanh", 1, lambda x: x * _sigmoid(_gelu_inner(x)), f"{FUNCTIONAL}.gelu",
-       options=(("approximate", "tanh"),), activation=True,
-       derivative=lambda x: (_gelu_tanh_slope(x),), onednn=(("gelu_tanh", None, None),),
-       spelled=("torch.nn.GELU",)),
-    Op("hardswish", 1, _hardswish, f"{FUNCTIONAL}.hardswish", activation=True,
-       derivative=lambda x: (_hardswish_slope(x),), onednn=(("hardswish", 1 / 6, 0.5),),
-       spelled=("torch.nn.Hardswish",)),
-    Op("softplus", 1, _softplus, f"{FUNCTIONAL}.softplus", numbers=(("beta", 1.0),),
-       derivative=lambda x, beta=1.0: (_softplus_slope(x, beta),)),
-    Op("elu", 1, _elu, f"{FUNCTIONAL}.elu", numbers=(("alpha", 1.0),),
-       derivative=lambda x, alpha=1.0: (_elu_slope(x, alpha),)),
-    Op("leaky_relu", 1, _leaky, f"{FUNCTIONAL}.leaky_relu", numbers=(("negative_slope", 0.01),),
-       exact=True,
-       derivative=lambda x, slope=0.01: (
-           select(x > _const(0.0, x), _const(1.0, x), _number(slope, x)),)),
-    Op("clamp", 1, _clamp, "torch.clamp", numbers=(("min", -inf), ("max", inf)), exact=True,
-       derivative=lambda x, low=-inf, high=inf: (_clamp_slope(x, low, high),)),
+    Op(
+        "relu",
+        1,
+        lambda x: maximum(x, _const(0.0, x)),
+        "torch.relu",
+        exact=True,
+        activation=True,
+        derivative=lambda x: (select(x <= _const(0.0, x), _const(0.0, x), _const(1.0, x)),),  # 1 of NaN
+        gradient=f"{ATEN}.threshold_backward.default",
+        gradient_with=(0,),
+        onednn=(("relu", 0, None),),
+        spelled=("torch.nn.ReLU", "torch.relu_", f"{FUNCTIONAL}.relu", ".relu", ".relu_"),
+    ),
+    Op(
+        "relu6",
+        1,
+        lambda x: minimum(maximum(x, _const(0.0, x)), _const(6.0, x)),
+        f"{FUNCTIONAL}.relu6",
+        exact=True,
+        activation=True,
+        derivative=lambda x: (_where((x > _const(0.0, x)) & (x < _const(6.0, x)), x),),
+        gradient=f"{ATEN}.hardtanh_backward.default",
+        gradient_with=(0, 6),
+        onednn=(("clip", 0, 6), ("clip_v2", 0, 6)),
+        spelled=("torch.nn.ReLU6",),
+    ),
+    Op(
+        "sigmoid",
+        1,
+        _sigmoid,
+        "torch.sigmoid",
+        activation=True,
+        derivative=lambda x: (_slope(x),),
+        gradient=f"{ATEN}.sigmoid_backward.default",
+        onednn=(("logistic", None, None),),
+        spelled=("torch.nn.Sigmoid", f"{FUNCTIONAL}.sigmoid", ".sigmoid"),
+    ),
+    Op(
+        "silu",
+        1,
+        lambda x: x * _sigmoid(x),
+        f"{FUNCTIONAL}.silu",
+        activation=True,
+        derivative=lambda x: (_sigmoid(x) + x * _slope(x),),
+        onednn=(("swish", 1, None),),
+        spelled=("torch.nn.SiLU",),
+    ),
+    Op(
+        "tanh",
+        1,
+        lambda x: _call("tanh", x),
+        "torch.tanh",
+        activation=True,
+        derivative=lambda x: (_tanh_slope(x),),
+        gradient=f"{ATEN}.tanh_backward.default",
+        onednn=(("tanh", None, None),),
+        spelled=("torch.nn.Tanh", f"{FUNCTIONAL}.tanh", ".tanh"),
+    ),
+    Op(
+        "gelu",
+        1,
+        lambda x: x * _ndtr(x),
+        f"{FUNCTIONAL}.gelu",
+        options=(("approximate", "none"),),
+        activation=True,
+        derivative=lambda x: (_ndtr(x) + x * _density(x),),
+        onednn=(("gelu_erf", None, None),),
+        spelled=("torch.nn.GELU",),
+    ),
+    Op(
+        "gelu_tanh",
+        1,
+        lambda x: x * _sigmoid(_gelu_inner(x)),
+        f"{FUNCTIONAL}.gelu",
+        options=(("approximate", "tanh"),),
+        activation=True,
+        derivative=lambda x: (_gelu_tanh_slope(x),),
+        onednn=(("gelu_tanh", None, None),),
+        spelled=("torch.nn.GELU",),
+    ),
+    Op(
+        "hardswish",
+        1,
+        _hardswish,
+        f"{FUNCTIONAL}.hardswish",
+        activation=True,
+        derivative=lambda x: (_hardswish_slope(x),),
+        onednn=(("hardswish", 1 / 6, 0.5),),
+        spelled=("torch.nn.Hardswish",),
+    ),
+    Op(
+        "softplus",
+        1,
+        _softplus,
+        f"{FUNCTIONAL}.softplus",
+        numbers=(("beta", 1.0),),
+        derivative=lambda x, beta=1.0: (_softplus_slope(x, beta),),
+    ),
+    Op(
+        "elu",
+        1,
+        _elu,
+        f"{FUNCTIONAL}.elu",
+        numbers=(("alpha", 1.0),),
+        derivative=lambda x, alpha=1.0: (_elu_slope(x, alpha),),
+    ),
+    Op(
+        "leaky_relu",
+        1,
+        _leaky,
+        f"{FUNCTIONAL}.leaky_relu",
+        numbers=(("negative_slope", 0.01),),
+        exact=True,
+        derivative=lambda x, slope=0.01: (select(x > _const(0.0, x), _const(1.0, x), _number(slope, x)),),
+    ),
+    Op(
+        "clamp",
+        1,
+        _clamp,
+        "torch.clamp",
+        numbers=(("min", -inf), ("max", inf)),
+        exact=True,
+        derivative=lambda x, low=-inf, high=inf: (_clamp_slope(x, low, high),),
+    ),
     Op("mish", 1, _mish, f"{FUNCTIONAL}.mish", derivative=lambda x: (_mish_slope(x),)),
-    Op("pow", 1, _power, "torch.pow", numbers=(("exponent", 2.0),),
-       derivative=lambda x, exponent=2.0: (_power_slope(x, exponent),)),
+    Op(
+        "pow",
+        1,
+        _power,
+        "torch.pow",
+        numbers=(("exponent", 2.0),),
+        derivative=lambda x, exponent=2.0: (_power_slope(x, exponent),),
+    ),
 )
 """The rows of activations; epilogues may use those with ``activation``."""
 
@@ -390,18 +485,30 @@ def _function(name: str, derivative: float | None = None) -> Op:
         "erf": lambda x: _call("exp", -(x * x)) * _const(2 * pi**-0.5, x),
         "abs": _sign,
     }
-    return Op(name, 1, lambda x: _call(name, x), f"torch.{name}", exact=name in ("abs", "floor", "ceil"),
-              derivative=lambda x: (
-                  _const(derivative, x) if derivative is not None else slopes[name](x),))
+    return Op(
+        name,
+        1,
+        lambda x: _call(name, x),
+        f"torch.{name}",
+        exact=name in ("abs", "floor", "ceil"),
+        derivative=lambda x: (_const(derivative, x) if derivative is not None else slopes[name](x),),
+    )
 
 
 FUNCTION_ROWS = (
     *map(_function, ("abs", "exp", "exp2", "expm1", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")),
-    _function("floor", 0.0), _function("ceil", 0.0),
+    _function("floor", 0.0),
+    _function("ceil", 0.0),
     Op("ndtr", 1, _ndtr, "torch.special.ndtr", derivative=lambda x: (_density(x),)),
     Op("neg", 1, lambda x: -x, "torch.neg", exact=True, derivative=lambda x: (_const(-1.0, x),)),
-    Op("round", 1, lambda x: _call("nearest", x), "torch.round", exact=True,  # halves to the even number
-       derivative=lambda x: (_const(0.0, x),)),
+    Op(
+        "round",
+        1,
+        lambda x: _call("nearest", x),
+        "torch.round",
+        exact=True,  # halves to the even number
+        derivative=lambda x: (_const(0.0, x),),
+    ),
 )
 """Functions of one value."""
 
@@ -418,25 +525,64 @@ def _extremum(loses: Callable[[Expr, Expr], Expr], a: Expr, b: Expr) -> tuple[Ex
 
 
 BINARY_ROWS = (
-    Op("add", 2, lambda a, b: a + b, "torch.add", exact=True,
-       derivative=lambda a, b: (_const(1.0, a), _const(1.0, b))),
-    Op("sub", 2, lambda a, b: a - b, "torch.sub", exact=True,
-       derivative=lambda a, b: (_const(1.0, a), _const(-1.0, b))),
+    Op(
+        "add",
+        2,
+        lambda a, b: a + b,
+        "torch.add",
+        exact=True,
+        derivative=lambda a, b: (_const(1.0, a), _const(1.0, b)),
+    ),
+    Op(
+        "sub",
+        2,
+        lambda a, b: a - b,
+        "torch.sub",
+        exact=True,
+        derivative=lambda a, b: (_const(1.0, a), _const(-1.0, b)),
+    ),
     Op("mul", 2, lambda a, b: a * b, "torch.mul", exact=True, derivative=lambda a, b: (b, a)),
-    Op("div", 2, lambda a, b: a / b, "torch.div",
-       derivative=lambda a, b: (_const(1.0, b) / b, -(a / b) / b)),  # b*b would overflow
-    Op("max", 2, maximum, "torch.maximum", exact=True,
-       derivative=lambda a, b: _extremum(lambda a, b: a < b, a, b)),
-    Op("min", 2, minimum, "torch.minimum", exact=True,
-       derivative=lambda a, b: _extremum(lambda a, b: a > b, a, b)),
+    Op(
+        "div",
+        2,
+        lambda a, b: a / b,
+        "torch.div",
+        derivative=lambda a, b: (_const(1.0, b) / b, -(a / b) / b),
+    ),  # b*b would overflow
+    Op(
+        "max",
+        2,
+        maximum,
+        "torch.maximum",
+        exact=True,
+        derivative=lambda a, b: _extremum(lambda a, b: a < b, a, b),
+    ),
+    Op(
+        "min",
+        2,
+        minimum,
+        "torch.minimum",
+        exact=True,
+        derivative=lambda a, b: _extremum(lambda a, b: a > b, a, b),
+    ),
     Op("lt", 2, lambda a, b: a < b, "torch.lt", exact=True),
     Op("le", 2, lambda a, b: a <= b, "torch.le", exact=True),
     Op("gt", 2, lambda a, b: a > b, "torch.gt", exact=True),
     Op("ge", 2, lambda a, b: a >= b, "torch.ge", exact=True),
     Op("eq", 2, eq, "torch.eq", exact=True),
     Op("ne", 2, ne, "torch.ne", exact=True),
-    Op("where", 3, select, "torch.where", exact=True, derivative=lambda cond, a, b: (
-        None, select(cond, _const(1.0, a), _const(0.0, a)), select(cond, _const(0.0, a), _const(1.0, a)))),
+    Op(
+        "where",
+        3,
+        select,
+        "torch.where",
+        exact=True,
+        derivative=lambda cond, a, b: (
+            None,
+            select(cond, _const(1.0, a), _const(0.0, a)),
+            select(cond, _const(0.0, a), _const(1.0, a)),
+        ),
+    ),
 )
 """Operations of two or three values."""
 

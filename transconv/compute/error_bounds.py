@@ -75,15 +75,17 @@ def short_chain(compute: Compute) -> float | None:
 
 def is_tf32(compute: Compute) -> bool:
     """Whether this is a product with an f32 operand and ``math`` tf32, or one of its kernels is."""
-    return compute.math == "tf32" and any(c.factors is not None and any(
-        t is f32 for t in (*(x.dtype for x in c.tensors), *(f.var.type for f in c.factors)))
-        for c in _products(compute))
+    return compute.math == "tf32" and any(
+        c.factors is not None
+        and any(t is f32 for t in (*(x.dtype for x in c.tensors), *(f.var.type for f in c.factors)))
+        for c in _products(compute)
+    )
 
 
 def allowed(value: ir.Array, error: ir.Array, dtype: ir.DType) -> ir.Array:
     """The allowed difference between stored elements of a type and ``value``, known to within
     ``error``."""
-    place = 2.0 ** -dtype.digits
+    place = 2.0**-dtype.digits
     return np.asarray(ROUNDINGS * (place + 2.0**-20) * np.maximum(1.0, np.abs(value)) + error)
 
 
@@ -112,14 +114,17 @@ def _underflow(factors: ir.Array, axes: tuple[int, ...]) -> ir.Array:
     return np.where(lost, SMALLEST * GROWN, 0.0)
 
 
-def reduced(op: str, terms: ir.Array, found: ir.Array, error: ir.Array | None, axes: tuple[int, ...],
-            share: float) -> ir.Array:
+def reduced(
+    op: str, terms: ir.Array, found: ir.Array, error: ir.Array | None, axes: tuple[int, ...], share: float
+) -> ir.Array:
     """The error of a reduction, whose terms have the errors ``error``; ``share`` as in ``share_of``."""
     off = np.zeros((1,) * terms.ndim) if error is None else error
     sizes = np.where(np.isfinite(terms), np.abs(terms), 0.0)
     if op == "sum":
-        return np.asarray(share * np.sum(sizes, axes, keepdims=True) + np.sum(
-            np.broadcast_to(off, terms.shape), axes, keepdims=True))
+        return np.asarray(
+            share * np.sum(sizes, axes, keepdims=True)
+            + np.sum(np.broadcast_to(off, terms.shape), axes, keepdims=True)
+        )
     if op == "prod":
         each = np.where(sizes > 0, off / np.where(sizes > 0, sizes, 1.0), 0.0) + 2.0**-22
         each = np.sum(np.broadcast_to(each, terms.shape), axes, keepdims=True)
@@ -131,8 +136,9 @@ DIVISION = 4.0
 """Half units in the last place by which a quotient of f32 may be off: chips approximate it."""
 
 
-def own(e: ir.Expr, exact: Callable[[ir.Expr], ir.Expr], at: ir.Evaluator,
-        products: Collection[ir.Expr] = ()) -> ir.Array:
+def own(
+    e: ir.Expr, exact: Callable[[ir.Expr], ir.Expr], at: ir.Evaluator, products: Collection[ir.Expr] = ()
+) -> ir.Array:
     """The error of an expression from the roundings of its own operations; ``at`` has the values of its
     variables, ``exact`` gives an expression in f64. ``products``: the variables that are products."""
     rounds = {x: _half_units(x) for x in _parts(e) if x.dtype.kind == "float" and _is_off(x)}
@@ -175,13 +181,15 @@ def apart(one: ir.Array, other: ir.Array) -> ir.Array:
     return np.asarray(np.where(np.isnan(off), np.inf, off))
 
 
-def moved(whole: ir.Expr, part: ir.Expr, off: ir.Array, values: Mapping[ir.Expr, ir.Array],
-          at: ir.Evaluator) -> ir.Array:
+def moved(
+    whole: ir.Expr, part: ir.Expr, off: ir.Array, values: Mapping[ir.Expr, ir.Array], at: ir.Evaluator
+) -> ir.Array:
     """How far an expression moves if a part of it is off; ``values``: those of its parts."""
     with_it = _above(whole, part)
     known = {x: v for x, v in values.items() if x not in with_it}
-    sides = [apart(at.compute(whole, {**known, part: values[part] + way}), values[whole])
-             for way in (off, -off)]
+    sides = [
+        apart(at.compute(whole, {**known, part: values[part] + way}), values[whole]) for way in (off, -off)
+    ]
     return np.maximum(*sides)
 
 
@@ -202,8 +210,9 @@ def turned(whole: ir.Expr, equality: ir.Eq | ir.Ne, off: ir.Array, at: ir.Evalua
     return apart(np.asarray(at.compute(whole, {**known, equality: truth})), values[whole])
 
 
-def _rounding(part: ir.Expr, wide: ir.Expr, units: float, values: Mapping[ir.Expr, ir.Array],
-              at: ir.Evaluator) -> ir.Array:
+def _rounding(
+    part: ir.Expr, wide: ir.Expr, units: float, values: Mapping[ir.Expr, ir.Array], at: ir.Evaluator
+) -> ir.Array:
     """How far the result of one operation may be off by its own rounding."""
     value, half = values[wide], part.dtype.spacing / 2
     off = units * (half * _size(value) + part.dtype.tiny)

@@ -36,14 +36,23 @@ class Answer:
     error: ir.Array
 
 
-def execute(compute: Compute, given: Mapping[str, ir.Array], share: float = 0.0,
-            before: Mapping[str, ir.Array] | None = None) -> dict[str, Answer]:
+def execute(
+    compute: Compute,
+    given: Mapping[str, ir.Array],
+    share: float = 0.0,
+    before: Mapping[str, ir.Array] | None = None,
+) -> dict[str, Answer]:
     """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
     no step stores are as ``before``, in logical shapes, or NaN. ``share``: the error of a sum as a
     fraction of the sum of its absolute terms; with 0 all errors are 0."""
     stored = {w.view.tensor.name: w.view.tensor.shape for w in compute.writes}
-    made = {name: Answer(np.full(shape, np.nan) if before is None else np.array(before[name], np.float64),
-                         np.zeros(shape)) for name, shape in stored.items()}
+    made = {
+        name: Answer(
+            np.full(shape, np.nan) if before is None else np.array(before[name], np.float64),
+            np.zeros(shape),
+        )
+        for name, shape in stored.items()
+    }
     shared = {t: Gathered(w.op, t.shape) for w in compute.writes if w.op for t in [w.view.tensor]}
     for part in _parts(compute):
         StepEvaluator(compute, given, part, share).into(made, shared)
@@ -71,8 +80,9 @@ def outside(compute: Compute, given: Mapping[str, ir.Array]) -> str | None:
                 bad = ((at < 0) | (at >= size)) & meant
                 if bad.any() and (bad := bad & _Takers(run).of(step.var)).any():
                     found = np.broadcast_to(at, bad.shape)[bad][0]
-                    return (f"{tensor.name}: index {found} is out of bounds for dimension {i} with "
-                            f"size {size}")
+                    return (
+                        f"{tensor.name}: index {found} is out of bounds for dimension {i} with size {size}"
+                    )
     return None
 
 
@@ -140,8 +150,13 @@ class StepEvaluator:
     """Evaluates the steps at the points of a part of the axes. ``errors``: the error of each name's
     value."""
 
-    def __init__(self, compute: Compute, given: Mapping[str, ir.Array], part: Mapping[str, Sequence[int]],
-                 share: float = 0.0) -> None:
+    def __init__(
+        self,
+        compute: Compute,
+        given: Mapping[str, ir.Array],
+        part: Mapping[str, Sequence[int]],
+        share: float = 0.0,
+    ) -> None:
         self.compute, self.given, self.share = compute, given, share
         self.names = [x.name for x in compute.axes]
         self.sizes = [len(part[n]) for n in self.names]
@@ -231,8 +246,9 @@ class StepEvaluator:
         shape = [self.sizes[i] if i in axes else n for i, n in enumerate(terms.shape)]
         terms = np.broadcast_to(terms, shape)
         if 0 in shape:
-            return np.full([1 if i in axes else n for i, n in enumerate(shape)],
-                           ir.REDUCERS[step.op].neutral), None
+            return np.full(
+                [1 if i in axes else n for i, n in enumerate(shape)], ir.REDUCERS[step.op].neutral
+            ), None
         found = np.asarray(ir.REDUCERS[step.op].numpy(terms, axis=axes, keepdims=True))
         if not self.share:
             return found, None
@@ -254,7 +270,8 @@ class StepEvaluator:
         """The number of points along each axis for which a store that adds is done: along those that its
         value and its place depend on."""
         own = self.compute.roots(step.value).union(
-            *(self.compute.roots(e) for d in step.view.dims for e in (d.coord, d.mask)))
+            *(self.compute.roots(e) for d in step.view.dims for e in (d.coord, d.mask))
+        )
         return tuple(n if a in own else 1 for a, n in zip(self.names, self.sizes, strict=True))
 
     def store(self, step: Write, into: Answer, shared: Gathered | None) -> None:
@@ -279,6 +296,7 @@ def _wide(var: ir.Var) -> ir.Var:
 
 def _exact(e: ir.Expr) -> ir.Expr:
     """The expression with every float in f64."""
+
     def wider(at: ir.Expr) -> ir.Expr:
         if isinstance(at, ir.Var):
             return _wide(at)
@@ -289,13 +307,22 @@ def _exact(e: ir.Expr) -> ir.Expr:
     return rewrite(e, wider)
 
 
-NEEDS = {"add": ("sum", "size", "off"), "sum": ("count", "sum", "size", "off"),
-         "max": ("count", "off_most"), "min": ("count", "off_most"),
-         "squares": ("count", "sum", "size", "squares", "off_squares")}
+NEEDS = {
+    "add": ("sum", "size", "off"),
+    "sum": ("count", "sum", "size", "off"),
+    "max": ("count", "off_most"),
+    "min": ("count", "off_most"),
+    "squares": ("count", "sum", "size", "squares", "off_squares"),
+}
 TERMS: dict[str, Callable[[ir.Array, ir.Array], ir.Array]] = {  # of a value and its error
-    "count": lambda x, off: np.ones_like(off), "sum": lambda x, off: x, "squares": lambda x, off: x * x,
-    "size": lambda x, off: np.where(np.isfinite(x), np.abs(x), 0.0), "off": lambda x, off: off,
-    "off_squares": lambda x, off: off * off, "off_most": lambda x, off: off}
+    "count": lambda x, off: np.ones_like(off),
+    "sum": lambda x, off: x,
+    "squares": lambda x, off: x * x,
+    "size": lambda x, off: np.where(np.isfinite(x), np.abs(x), 0.0),
+    "off": lambda x, off: off,
+    "off_squares": lambda x, off: off * off,
+    "off_most": lambda x, off: off,
+}
 
 
 class Gathered:

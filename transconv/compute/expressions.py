@@ -78,26 +78,52 @@ def _symmetric(i: Whole, n: Whole) -> ir.Expr:
 
 
 COORDINATES: ir.RowTable[Coordinate] = ir.RowTable(
-    Coordinate("clamp", 2, lambda i, n: minimum(maximum(i, 0), n - 1),
-               "beyond an end: the element at that end (torch's padding mode replicate)"),
-    Coordinate("reflect", 2, _reflect,
-               "beyond an end: as far inside, the element at the end itself left out (reflect)"),
-    Coordinate("symmetric", 2, _symmetric,
-               "beyond an end: as far inside, beginning with the element at the end (NumPy's symmetric)"),
+    Coordinate(
+        "clamp",
+        2,
+        lambda i, n: minimum(maximum(i, 0), n - 1),
+        "beyond an end: the element at that end (torch's padding mode replicate)",
+    ),
+    Coordinate(
+        "reflect",
+        2,
+        _reflect,
+        "beyond an end: as far inside, the element at the end itself left out (reflect)",
+    ),
+    Coordinate(
+        "symmetric",
+        2,
+        _symmetric,
+        "beyond an end: as far inside, beginning with the element at the end (NumPy's symmetric)",
+    ),
     Coordinate("wrap", 2, lambda i, n: i % n, "beyond an end: on from the other one (circular)"),
-    Coordinate("from_end", 2, lambda i, n: select(i < 0, i + n, i),
-               "a negative position counts from the end, as an index of torch does"),
+    Coordinate(
+        "from_end",
+        2,
+        lambda i, n: select(i < 0, i + n, i),
+        "a negative position counts from the end, as an index of torch does",
+    ),
     Coordinate("abs", 1, _abs, "the distance from 0"),
 )
 """Functions of a position and a size that coordinates may use."""
 
 
 BINARY: dict[type, Callable[[ir.Expr, ir.Expr], ir.Expr]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 COMPARE: dict[type, Callable[[ir.Expr, ir.Expr], ir.Expr]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Eq: eq, ast.NotEq: ne}
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: eq,
+    ast.NotEq: ne,
+}
 LARGEST_POWER = 8
 LONGEST_SAID = 160  # characters of a text in an error
 # What prints under another name: operations as the function that they call, a choice in the IR's words.
@@ -153,7 +179,8 @@ HINTS = (  # what other languages have, and how it is written here
     (r"\^", "a power is x**2"),
     (r"\bif\b.*\belse\b", "write where(x > 0, a, b)"),
     (r"@", "a product of matrices is sum(a*b; k)"),
-    (r"\w\.\w+\(", "operations have no dot: exp(x)"))
+    (r"\w\.\w+\(", "operations have no dot: exp(x)"),
+)
 
 
 def hint(text: str) -> str:
@@ -174,8 +201,9 @@ def expression_tree(text: str, mode: Literal["eval", "exec"]) -> ast.AST:
     try:
         tree: ast.AST = ast.parse(text.strip(), mode=mode)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ComputeError(f"{shortened(text)} cannot be read; expected a Python expression"
-                           f"{hint(text)}") from None
+        raise ComputeError(
+            f"{shortened(text)} cannot be read; expected a Python expression{hint(text)}"
+        ) from None
     for part in [tree] if mode == "eval" else ast.iter_child_nodes(tree):
         if reason := why_not_depth(part):
             raise ComputeError(f"{shortened(text)} has {reason}")
@@ -197,8 +225,7 @@ def _read(at: ast.expr, scope: ComputeScope) -> ir.Expr:
             return ir.Const(float("inf"), scope.type)
         case ast.Name(id=name):
             return _name(name, scope)
-        case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if (
-                1 <= power <= LARGEST_POWER):
+        case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if 1 <= power <= LARGEST_POWER:
             base = whole = _read(left, scope)
             for _ in range(power - 1):
                 whole = whole * base
@@ -208,8 +235,9 @@ def _read(at: ast.expr, scope: ComputeScope) -> ir.Expr:
             if isinstance(op, ast.Div) and not scope.whole:
                 a, b = _float(a, scope), _float(b, scope)
             elif isinstance(op, (ast.FloorDiv, ast.Mod)) and a.dtype.kind == "float":
-                raise ComputeError(f"'{ast.unparse(at)}' is of floats; expected whole numbers, or "
-                                   "floor(a / b)")
+                raise ComputeError(
+                    f"'{ast.unparse(at)}' is of floats; expected whole numbers, or floor(a / b)"
+                )
             return BINARY[type(op)](a, b)
         case ast.UnaryOp(ast.USub(), x):
             given = _number(_read(x, scope))
@@ -233,8 +261,10 @@ def _read(at: ast.expr, scope: ComputeScope) -> ir.Expr:
             return whole
         case ast.Call(ast.Name(id=name), args, []):
             return _call(name, [_read(a, scope) for a in args], scope)
-    raise ComputeError(f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
-                       f"`and`, `or`, `not` between them, and calls of operations{hint(ast.unparse(at))}")
+    raise ComputeError(
+        f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
+        f"`and`, `or`, `not` between them, and calls of operations{hint(ast.unparse(at))}"
+    )
 
 
 def _condition(e: ir.Expr, at: ast.expr) -> ir.Expr:
@@ -256,8 +286,9 @@ def _name(name: str, scope: ComputeScope) -> ir.Expr:
         return ir.Var(name)
     if name not in scope.values:
         known = " ".join([*scope.axes, *scope.values])
-        raise ComputeError(f"'{name}' is not known; expected one of {known}"
-                           f"{nearest(name, [*scope.axes, *scope.values])}")
+        raise ComputeError(
+            f"'{name}' is not known; expected one of {known}{nearest(name, [*scope.axes, *scope.values])}"
+        )
     var = scope.values[name]
     if scope.whole and name in scope.positions:
         return scope.positions[name]
@@ -300,22 +331,31 @@ def _call(name: str, args: list[ir.Expr], scope: ComputeScope) -> ir.Expr:
     name = PRINTED.get(name, name)
     if name == "where" and len(args) == 3:
         if args[0].dtype.kind != "bool":
-            raise ComputeError("where(...) chooses by what is no condition; expected a comparison such as "
-                               "x > 0")
+            raise ComputeError(
+                "where(...) chooses by what is no condition; expected a comparison such as x > 0"
+            )
         return ir.Select(args[0], *_alike(args[1], args[2], scope))
     if name in ("min", "max") and len(args) == 2:
         return (minimum if name == "min" else maximum)(*_alike(args[0], args[1], scope))
-    if name in COORDINATES and len(args) == COORDINATES[name].arity and all(
-            a.dtype.is_integer for a in args):
+    if (
+        name in COORDINATES
+        and len(args) == COORDINATES[name].arity
+        and all(a.dtype.is_integer for a in args)
+    ):
         return COORDINATES[name](*args)
     if name in WHOLE and len(args) == 1:
         return ir.Call(name, (_float(args[0], scope),))
-    if name in OPS and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers) and all(
-            isinstance(n, ir.Const) for n in args[OPS[name].arity:]):
+    if (
+        name in OPS
+        and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers)
+        and all(isinstance(n, ir.Const) for n in args[OPS[name].arity :])
+    ):
         return OPS[name](*(_float(a, scope) for a in args))
-    raise ComputeError(f"{name}(...) of {len(args)} values is unknown; expected one of "
-                       f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}"
-                       f"{hint(f'{name}({len(args)})') or nearest(name, OPS, ir.ELSEWHERE)}")
+    raise ComputeError(
+        f"{name}(...) of {len(args)} values is unknown; expected one of "
+        f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}"
+        f"{hint(f'{name}({len(args)})') or nearest(name, OPS, ir.ELSEWHERE)}"
+    )
 
 
 SEEN = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*(?:where\s+(.*))?", re.DOTALL)
@@ -337,13 +377,16 @@ def _checked(coord: ir.Expr) -> None:
     """Raise ComputeError for a coordinate that is not an integer, or that divides by other than a positive
     number."""
     if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in find(coord, ir.Expr)):
-        raise ComputeError(f"coordinate {readable(coord)} is {coord.dtype}; expected whole numbers, of "
-                           "axes and of elements of tensors of i32 or i64")
+        raise ComputeError(
+            f"coordinate {readable(coord)} is {coord.dtype}; expected whole numbers, of "
+            "axes and of elements of tensors of i32 or i64"
+        )
     for e in (*find(coord, ir.FloorDiv), *find(coord, ir.Mod)):
         by = simplify(e.b)
         if not isinstance(by, ir.Const) or by.value <= 0:
-            raise ComputeError(f"{readable(e)} in a coordinate divides by {readable(e.b)}; expected a "
-                               "number above 0")
+            raise ComputeError(
+                f"{readable(e)} in a coordinate divides by {readable(e.b)}; expected a number above 0"
+            )
 
 
 def _parts(text: str) -> list[str]:
@@ -363,8 +406,9 @@ def facts_of_scope(scope: ComputeScope) -> Facts:
     return facts_of_axes(scope.axes, facts_of(scope.named), scope.extents)
 
 
-def facts_of_axes(axes: Mapping[str, int], facts: Facts = NO_FACTS,
-                  extents: Mapping[str, ir.Expr] = MappingProxyType({})) -> Facts:
+def facts_of_axes(
+    axes: Mapping[str, int], facts: Facts = NO_FACTS, extents: Mapping[str, ir.Expr] = MappingProxyType({})
+) -> Facts:
     """The ranges of axes, for all values of sizes that are arguments, beside some facts."""
     for name, size in axes.items():
         if (extent := extents.get(name)) is None:
@@ -386,26 +430,33 @@ def sized(name: str, coords: list[ir.Expr], scope: ComputeScope, dtype: ir.DType
             shape.append(scope.axes[coord.name])
             continue
         if free_vars(coord) & {ir.Var(a) for a in scope.extents}:
-            raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not told; "
-                               f"expected a line such as: tensor {name} f32 [N, 64]")
+            raise ComputeError(
+                f"the size of {name} along {readable(as_written(coord))} is not told; "
+                f"expected a line such as: tensor {name} f32 [N, 64]"
+            )
         most = range_of(simplify(coord, facts), facts).hi
         if most is None or most >= i32.limits[1]:  # the index is an element of a tensor
-            raise ComputeError(f"the size of {name} along {readable(as_written(coord))} is not "
-                               f"known; expected a line such as: tensor {name} f32 [32, 64]")
+            raise ComputeError(
+                f"the size of {name} along {readable(as_written(coord))} is not "
+                f"known; expected a line such as: tensor {name} f32 [32, 64]"
+            )
         shape.append(most + 1)
         extents.append(ir.Const(most + 1))
     dims = tuple(f"{name}_{i}" for i in range(len(shape)))
     sized = any(not isinstance(e, ir.Const) for e in extents)
-    return ir.Tensor(name, dims, tuple(shape), ir.Layout.dense(dtype, shape),
-                  extents=tuple(extents) if sized else ())
+    return ir.Tensor(
+        name, dims, tuple(shape), ir.Layout.dense(dtype, shape), extents=tuple(extents) if sized else ()
+    )
 
 
 def viewed(tensor: ir.Tensor, coords: list[ir.Expr], condition: ir.Expr, scope: ComputeScope) -> ir.View:
     """The view, with a mask along each dimension in which it may be outside its tensor. Raises
     ComputeError for a wrong number of coordinates."""
     if len(coords) != len(tensor.shape):
-        raise ComputeError(f"{tensor.name} has {len(tensor.shape)} dimensions, {len(coords)} "
-                           "coordinates are given; expected one for each")
+        raise ComputeError(
+            f"{tensor.name} has {len(tensor.shape)} dimensions, {len(coords)} "
+            "coordinates are given; expected one for each"
+        )
     return masked(tensor, coords, condition, facts_of_scope(scope))
 
 

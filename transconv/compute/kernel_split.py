@@ -48,8 +48,10 @@ def why_not_lowered(compute: Compute) -> str | None:
     for step in compute.steps:
         if isinstance(step, Reduction) and {*step.axes} != {*compute.reduced}:
             other = next(a for a in compute.reduced if a not in step.axes)
-            return (f"{step.name} is reduced over {' '.join(step.axes)}, another one over {other}; one "
-                    "kernel reduces over the same axes")
+            return (
+                f"{step.name} is reduced over {' '.join(step.axes)}, another one over {other}; one "
+                "kernel reduces over the same axes"
+            )
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     for x in compute.axes:
         if x.size == 1 and x.extent is None:
@@ -59,8 +61,10 @@ def why_not_lowered(compute: Compute) -> str | None:
                 continue
             if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
                 said = "has one value for each" if x.name in compute.reduced else "is not reduced"
-                return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
-                        f"expected {x.name} in its coordinates")
+                return (
+                    f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
+                    f"expected {x.name} in its coordinates"
+                )
     return why_not_stored(compute) or why_not_reduced(compute)
 
 
@@ -93,10 +97,19 @@ def _sums(compute: Compute, narrow: ir.Tensor) -> ir.Tensor:
 def _wide(compute: Compute, narrow: ir.Tensor) -> Compute:
     """The computation that adds to the f32 tensor."""
     wide = _sums(compute, narrow)
-    return replace(compute, steps=tuple(
-        replace(s, view=ir.View(wide, s.view.dims),
-                value=s.value.x if isinstance(s.value, ir.Cast) else ir.Cast(s.value, f32))
-        if isinstance(s, Write) and s.view.tensor is narrow else s for s in compute.steps))
+    return replace(
+        compute,
+        steps=tuple(
+            replace(
+                s,
+                view=ir.View(wide, s.view.dims),
+                value=s.value.x if isinstance(s.value, ir.Cast) else ir.Cast(s.value, f32),
+            )
+            if isinstance(s, Write) and s.view.tensor is narrow
+            else s
+            for s in compute.steps
+        ),
+    )
 
 
 def _rounded(compute: Compute, narrow: ir.Tensor) -> Compute:
@@ -191,7 +204,7 @@ class Cut:
         if mine := self.behind.get(ends[0]):
             made = with_statistics(self, ends, mine)
             return made if len(all_ends) > 1 else replace(made, name=self.compute.name)
-        later = {r for steps in all_ends[number + 1:] for s in steps for r in self.needs[s]}
+        later = {r for steps in all_ends[number + 1 :] for s in steps for r in self.needs[s]}
         own = self.wanted(ends)
         steps: list[Step] = []
         for step in self.steps:
@@ -200,12 +213,19 @@ class Cut:
             if isinstance(step, Kept) and step in self.kept and step not in ends:
                 step = Read(step.name, self.leave[step].view if step in self.leave else self.between(step))
             steps.append(step)
-        steps += [Write(self.between(s), ir.Cast(s.var, s.var.type)) for s in ends
-                  if isinstance(s, Kept) and s in later]
+        steps += [
+            Write(self.between(s), ir.Cast(s.var, s.var.type))
+            for s in ends
+            if isinstance(s, Kept) and s in later
+        ]
         along = {a for s in ends for a in (*self.axes[s], *getattr(s, "axes", ()))}
         name = f"{self.compute.name}_{number + 1}" if len(all_ends) > 1 else self.compute.name
-        made = replace(self.compute, name=name, steps=tuple(steps),
-                       axes=tuple(x for x in self.compute.axes if x.name in along))
+        made = replace(
+            self.compute,
+            name=name,
+            steps=tuple(steps),
+            axes=tuple(x for x in self.compute.axes if x.name in along),
+        )
         return with_roles(made)
 
     def wanted(self, ends: list[Step]) -> set[Step]:
@@ -260,8 +280,11 @@ def _behind(cut: Cut, taken: list[Step], left: list[Step], points: frozenset[str
     heads = {s for s in taken if isinstance(s, Reduction)}
     found: Left = {}
     for step in left:
-        if isinstance(step, Reduction) and step not in heads and (
-                whole(cut, step) == points and cut.needs[step] <= heads | {*found}):
+        if (
+            isinstance(step, Reduction)
+            and step not in heads
+            and (whole(cut, step) == points and cut.needs[step] <= heads | {*found})
+        ):
             if (value := _statistic(cut, step, found)) is None:
                 return {}
             found[step] = Write(_place(cut, step), *value)
@@ -305,10 +328,13 @@ def _deviating(cut: Cut, step: Reduction, found: Left) -> ir.Expr | None:
                     match _value(cut, mean):
                         case ir.Div(ir.Var() as total, ir.Const(count)):
                             made = cut.made.get(total)
-                            if isinstance(made, Reduction) and made in found and (
-                                    (made.op, made.value) == ("sum", x)) and (
-                                    {*made.axes} == {*step.axes}) and (
-                                    count == prod(cut.sizes[a] for a in step.axes)):
+                            if (
+                                isinstance(made, Reduction)
+                                and made in found
+                                and ((made.op, made.value) == ("sum", x))
+                                and ({*made.axes} == {*step.axes})
+                                and (count == prod(cut.sizes[a] for a in step.axes))
+                            ):
                                 return x
     return None
 
@@ -328,6 +354,11 @@ def stores(cut: Cut, write: Write, step: Reduction) -> bool:
     """Whether a store has a reduction, and nothing else, at places that its rows tell."""
     view, value = write.view, uncast(write.value)
     coords = [d.coord.name for d in view.dims if isinstance(d.coord, ir.Var)]
-    return (value is step.var and not write.op and view.tensor.dtype is step.var.type
-            and view.mask() is ir.TRUE and len(coords) == len(view.dims)
-            and sorted(coords) == sorted(cut.axes[step]))
+    return (
+        value is step.var
+        and not write.op
+        and view.tensor.dtype is step.var.type
+        and view.mask() is ir.TRUE
+        and len(coords) == len(view.dims)
+        and sorted(coords) == sorted(cut.axes[step])
+    )

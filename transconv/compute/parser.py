@@ -148,8 +148,9 @@ class Reader:
         self.named = sizes_of(rest)
         for name in self.named.names:
             if named(name, "a size") in ir.LAUNCH:  # sizes are parameters, and keep their names
-                raise ComputeError(f"'{name}' is a word of Triton's launches; expected another name for a "
-                                   "size")
+                raise ComputeError(
+                    f"'{name}' is a word of Triton's launches; expected another name for a size"
+                )
 
     def extent(self, text: str) -> tuple[int, ir.Expr]:
         """A size as a number (the example if it has names) and as an expression of names."""
@@ -176,11 +177,15 @@ class Reader:
     def line_tensor(self, rest: str) -> None:
         found = re.fullmatch(r"(\w+)\s+(\w+)\s+\[(.*?)\]\s*(.*)", rest)
         if found is not None and found[2] not in _types():
-            raise ComputeError(f"'{found[2]}' is no type; expected one of {' '.join(_types())}"
-                               f"{nearest(found[2], _types(), ir.ELSEWHERE)}")
+            raise ComputeError(
+                f"'{found[2]}' is no type; expected one of {' '.join(_types())}"
+                f"{nearest(found[2], _types(), ir.ELSEWHERE)}"
+            )
         if found is None:
-            raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
-                               "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
+            raise ComputeError(
+                f"tensor '{rest}'; expected a name, a type and sizes, such as "
+                "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")"
+            )
         sizes = [word.rpartition("=") for word in found[3].replace(" ", "").split(",") if word]
         if not all(size.isdigit() or (self.named and size) for _, _, size in sizes):
             raise ComputeError(f"sizes [{found[3]}] of tensor '{found[1]}'; expected whole numbers")
@@ -194,8 +199,10 @@ class Reader:
             raise ComputeError(f"tensor '{found[1]}': {error}") from None
         sized = tuple(e for _, e in extents) if any(free_vars(e) for _, e in extents) else ()
         if sized and (not layout.is_packed or layout.strides() is None or layout.offset):
-            raise ComputeError(f"tensor '{found[1]}' has sizes that are arguments and the layout "
-                               f"{found[4]}; expected a dense one, without blocks")
+            raise ComputeError(
+                f"tensor '{found[1]}' has sizes that are arguments and the layout "
+                f"{found[4]}; expected a dense one, without blocks"
+            )
         self.tensors[named(found[1], "a tensor")] = ir.Tensor(found[1], dims, shape, layout, extents=sized)
 
     # -- the whole -------------------------------------------------------------------------------
@@ -206,8 +213,9 @@ class Reader:
             raise ComputeError("there are no axes; expected a line such as: axes m=64 n=32 | k=128")
         if not any(word == "store" for word, _, _ in self.steps):
             raise ComputeError("nothing is stored; expected a line such as: store y[m, n] = s")
-        given = frozenset(rest.partition("=")[0].strip() for word, rest, _ in self.steps
-                          if word != "store")
+        given = frozenset(
+            rest.partition("=")[0].strip() for word, rest, _ in self.steps if word != "store"
+        )
         scope = ComputeScope(self.axes, self._type(), given=given, extents=self.extents, named=self.named)
         steps, reader = list[Step](), StepReader(scope, self.tensors)
         for word, rest, number in self.steps:
@@ -216,8 +224,9 @@ class Reader:
             except ComputeError as error:
                 raise ComputeError(f"line {number}: {word} {shortened(rest)}: {error}") from None
         axes = tuple(Axis(n, size, "", self.extents.get(n)) for n, size in self.axes.items())
-        return with_roles(with_prologues(
-            Compute(self.name, axes, tuple(steps), self.math, named=self.named)))
+        return with_roles(
+            with_prologues(Compute(self.name, axes, tuple(steps), self.math, named=self.named))
+        )
 
     def _type(self) -> ir.DType:
         """The type of arithmetic: f64 if a declared tensor is f64, else f32."""
@@ -255,8 +264,10 @@ class StepReader:
         self.tensors[given] = tensor
         beyond = _number(fill)
         if not is_near(beyond, tensor.dtype):
-            raise ComputeError(f"else {fill.strip()} is no number of {tensor.dtype}; expected one that "
-                               f"elements of '{tensor.name}' may have")
+            raise ComputeError(
+                f"else {fill.strip()} is no number of {tensor.dtype}; expected one that "
+                f"elements of '{tensor.name}' may have"
+            )
         made = Read(name, viewed(tensor, coords, condition, scope), beyond)
         scope.values[name] = made.var
         scope.reads.add(made.var)
@@ -285,8 +296,11 @@ class StepReader:
         dtype = last.value.dtype if last.value.dtype.kind == "float" else scope.type
         tensor = self.tensors.get(given) or sized(named(given, "a tensor"), coords, scope, dtype)
         self.tensors[given] = tensor
-        yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype),
-                    "add" if op == "+" else op or "")
+        yield Write(
+            viewed(tensor, coords, condition, scope),
+            _stored(last.value, tensor.dtype),
+            "add" if op == "+" else op or "",
+        )
 
     def _computed(self, name: str, text: str) -> Iterator[Step]:
         """The steps of an expression: its reductions, innermost first, then the rest as a Value."""
@@ -354,8 +368,10 @@ def _reduced_axes(op: str, axes: str, scope: ComputeScope) -> tuple[str, ...]:
     names = tuple(axes.split())
     for axis in names:
         if axis not in scope.axes:
-            raise ComputeError(f"'{axis}' in {op}(...; {axes.strip()}) is no axis; expected some of "
-                               f"{' '.join(scope.axes)}")
+            raise ComputeError(
+                f"'{axis}' in {op}(...; {axes.strip()}) is no axis; expected some of "
+                f"{' '.join(scope.axes)}"
+            )
     return names
 
 
@@ -377,7 +393,7 @@ def _innermost(text: str) -> tuple[int, int, str, str, str] | None:
         if depth:
             raise ComputeError(f"'{text}' has an open parenthesis; expected as many ) as (")
         if cut >= 0:
-            return found.start(), at, found[1], text[found.end():cut], text[cut + 1:at - 1]
+            return found.start(), at, found[1], text[found.end() : cut], text[cut + 1 : at - 1]
     return None
 
 
@@ -426,11 +442,20 @@ def describe(compute: Compute) -> str:
             sizes = "  ".join(f"{x.name}={x.size}" for x in axes)
             lines.append(f"    {kind}  {meaning:<8} {sizes}")
     if any(x.size == 0 for x in compute.axes_of("K")):
-        return "\n".join([*lines, "    the sum is empty: acc = 0",
-                          *_view_lines("C", compute.c, facts),
-                          f"    C = {compute.behind or 'acc'}"])
-    others = [(r.name, r.view) for r in compute.reads if r.view not in (compute.a, compute.b)
-              and (r.var in compute.names.indices or r in compute.names.chosen_from)]
+        return "\n".join(
+            [
+                *lines,
+                "    the sum is empty: acc = 0",
+                *_view_lines("C", compute.c, facts),
+                f"    C = {compute.behind or 'acc'}",
+            ]
+        )
+    others = [
+        (r.name, r.view)
+        for r in compute.reads
+        if r.view not in (compute.a, compute.b)
+        and (r.var in compute.names.indices or r in compute.names.chosen_from)
+    ]
     for role, view in (("A", compute.a), ("B", compute.b), *others, ("C", compute.c)):
         if view is not None:
             lines += _view_lines(role, view, facts)
@@ -449,8 +474,11 @@ def _view_lines(role: str, view: ir.View, facts: Facts) -> list[str]:
     for name, dim in zip(view.tensor.dims, view.dims, strict=True):
         short = dim.coord if isinstance(dim.coord, ir.Var) else simplify(dim.coord, facts)
         coords.append(name if short is ir.Var(name) else f"{name} = {readable(as_written(short))}")
-        conditions += [_condition(part, name, dim.coord, facts) for part in conjuncts(dim.mask)
-                       if not isinstance(part, ir.Const)]
+        conditions += [
+            _condition(part, name, dim.coord, facts)
+            for part in conjuncts(dim.mask)
+            if not isinstance(part, ir.Const)
+        ]
     return [f"    {role} = {view.tensor.name}[{', '.join(coords)}]", *conditions]
 
 

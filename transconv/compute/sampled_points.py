@@ -92,8 +92,9 @@ class Samples(StepEvaluator):
     """Evaluates the steps at the points, which are the first dimension of every array; the reduced axes
     are the others."""
 
-    def __init__(self, compute: Compute, tensors: dict[str, Any], at: dict[str, ir.Array],
-                 points: int) -> None:
+    def __init__(
+        self, compute: Compute, tensors: dict[str, Any], at: dict[str, ir.Array], points: int
+    ) -> None:
         reduced = [x for x in compute.axes if x.name not in at]
         self.compute, self.tensors = compute, tensors
         self.share = share_of(compute)
@@ -127,9 +128,11 @@ class Samples(StepEvaluator):
             if bad.any() and not reason:
                 places = np.stack([w[bad] for w in where], -1)
                 wrong = [tuple(int(i) for i in p) for p in places[:POINTS]]
-                reason = (f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} "
-                          f"are wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of "
-                          f"{want[bad][0]:g}")
+                reason = (
+                    f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} "
+                    f"are wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of "
+                    f"{want[bad][0]:g}"
+                )
         return SampleOutcome(checked, telling, all(self.varied.values()), tuple(wrong), reason)
 
     def answer(self, step: Write) -> tuple[tuple[ir.Array, ...], ir.Array, ir.Array] | None:
@@ -148,8 +151,9 @@ class Samples(StepEvaluator):
         off = np.zeros(1) if error is None else np.broadcast_to(error, shape)[keep]
         return where, np.broadcast_to(value, shape)[keep], off
 
-    def compared(self, tensor: ir.Tensor, where: tuple[ir.Array, ...], want: ir.Array,
-                 off: ir.Array) -> tuple[ir.Array, ir.Array, ir.Array, ir.Array]:
+    def compared(
+        self, tensor: ir.Tensor, where: tuple[ir.Array, ...], want: ir.Array, off: ir.Array
+    ) -> tuple[ir.Array, ir.Array, ir.Array, ir.Array]:
         """For stored elements: whether each can be compared, whether it is wrong, its value, and whether 0
         would be wrong."""
         import torch
@@ -171,8 +175,9 @@ class Samples(StepEvaluator):
             self.sure = self.sure & ~far.any(tuple(range(1, far.ndim)), keepdims=True)
         if isinstance(step, Read):
             seen = self.varied.get(step.view.tensor.name, False)
-            self.varied[step.view.tensor.name] = seen or found.size <= 1 or bool(
-                (found != found.flat[0]).any())
+            self.varied[step.view.tensor.name] = (
+                seen or found.size <= 1 or bool((found != found.flat[0]).any())
+            )
 
     def elements(self, tensor: ir.Tensor, coords: tuple[ir.Array, ...]) -> ir.Array:
         """Elements of a tensor, gathered on its device."""
@@ -206,7 +211,8 @@ def examine_sums(compute: Compute, tensors: dict[str, torch.Tensor], seed: int =
     with np.errstate(all="ignore"):
         places = seen[0].places(tensors, np.random.default_rng(seed))
         points = _joined([found for t in seen for found in t.leading_to(places, tensors)]) or {
-            x.name: np.zeros(0, np.int64) for x in compute.axes if x.name not in compute.reduced}
+            x.name: np.zeros(0, np.int64) for x in compute.axes if x.name not in compute.reduced
+        }
         count = len(next(iter(points.values()), (0,)))
         if count * prod(compute.size(a) for a in compute.reduced) > LONGEST:
             return nothing
@@ -236,8 +242,9 @@ class _Told:
                     self.pinned[dim] = x
         self.free = [x for x in axes if x not in self.pinned.values()]
         self.free_sizes = [x.size for x in self.free]
-        self.steps = needed(compute.steps, (
-            v for d in write.view.dims for e in (d.coord, d.mask) for v in free_vars(e)))
+        self.steps = needed(
+            compute.steps, (v for d in write.view.dims for e in (d.coord, d.mask) for v in free_vars(e))
+        )
 
     def is_alone(self, axis: Axis, dim: int) -> bool:
         """Whether a coordinate is a position along one axis, and every position another one."""
@@ -255,8 +262,10 @@ class _Told:
             run.evaluate(step)
         coords, mask = run.place(self.write.view)
         shape = (count,)
-        return ([np.broadcast_to(c.reshape(c.shape[0], -1)[:, 0], shape) for c in coords],
-                np.broadcast_to(mask.reshape(mask.shape[0], -1)[:, 0], shape))
+        return (
+            [np.broadcast_to(c.reshape(c.shape[0], -1)[:, 0], shape) for c in coords],
+            np.broadcast_to(mask.reshape(mask.shape[0], -1)[:, 0], shape),
+        )
 
     def places(self, tensors: dict[str, Any], draw: np.random.Generator) -> ir.Array:
         """Places that something is added to, a row each, and some that may have nothing."""
@@ -303,8 +312,9 @@ class _Told:
 class _Sums(Samples):
     """The steps at all points that add to some places."""
 
-    def __init__(self, compute: Compute, tensors: dict[str, Any], at: Points, points: int,
-                 places: ir.Array) -> None:
+    def __init__(
+        self, compute: Compute, tensors: dict[str, Any], at: Points, points: int, places: ir.Array
+    ) -> None:
         super().__init__(compute, tensors, at, points)
         self.places = places
         self.sums, self.off = np.zeros(len(places)), np.zeros(len(places))
@@ -352,8 +362,13 @@ def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed:
         if shown is None:
             if (alone := _alone(compute, write)) is not None:
                 own = examine(alone, tensors, seed)
-                found = replace(found, checked=found.checked + own.checked, wrong=own.wrong,
-                                telling=found.telling + own.telling, reason=own.reason)
+                found = replace(
+                    found,
+                    checked=found.checked + own.checked,
+                    wrong=own.wrong,
+                    telling=found.telling + own.telling,
+                    reason=own.reason,
+                )
             elif missing := _missing(compute, write, tensors):
                 found = replace(found, reason=missing)
             continue
@@ -364,10 +379,16 @@ def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed:
         reason = ""
         if bad.any():
             at = tuple(int(i) for i in np.argwhere(bad)[0])
-            reason = (f"{int(bad.sum())} of {bad.size} elements of {write.view.tensor.name} are wrong, "
-                      f"the first at {at}: {got[at]:g} instead of {want[at]:g}")
-        found = replace(found, checked=found.checked + want.size, reason=reason,
-                        telling=found.telling + int((np.abs(want) > most).sum()))
+            reason = (
+                f"{int(bad.sum())} of {bad.size} elements of {write.view.tensor.name} are wrong, "
+                f"the first at {at}: {got[at]:g} instead of {want[at]:g}"
+            )
+        found = replace(
+            found,
+            checked=found.checked + want.size,
+            reason=reason,
+            telling=found.telling + int((np.abs(want) > most).sum()),
+        )
     return found
 
 
@@ -387,8 +408,12 @@ def _shows(compute: Compute, stored: Write, write: Write) -> bool:
     """Whether a store has the value of a statistic, perhaps rounded, at a place for each point."""
     names = [d.coord.name for d in stored.view.dims if isinstance(d.coord, ir.Var)]
     points = [x.name for x in compute.axes if x.size > 1 and compute.kind(x.name) != "K"]
-    return (_base(compute, stored.value) is _base(compute, write.value) and stored.view.mask() is ir.TRUE
-            and len(names) == len(stored.view.dims) == len({*names}) and {*names} >= {*points})
+    return (
+        _base(compute, stored.value) is _base(compute, write.value)
+        and stored.view.mask() is ir.TRUE
+        and len(names) == len(stored.view.dims) == len({*names})
+        and {*names} >= {*points}
+    )
 
 
 def _alone(compute: Compute, write: Write) -> Compute | None:
@@ -414,8 +439,9 @@ def _base(compute: Compute, value: ir.Expr) -> ir.Expr:
     return value
 
 
-def _both(compute: Compute, write: Write, shown: Write,
-          tensors: dict[str, torch.Tensor]) -> tuple[ir.Array, ir.Array, ir.Array]:
+def _both(
+    compute: Compute, write: Write, shown: Write, tensors: dict[str, torch.Tensor]
+) -> tuple[ir.Array, ir.Array, ir.Array]:
     """The elements of a statistic, what they should be, and how far they may be off."""
     t = tensors[shown.view.tensor.name].detach()
     by = kept(write) or {}
@@ -424,11 +450,11 @@ def _both(compute: Compute, write: Write, shown: Write,
         assert isinstance(coord, ir.Var)
         each = by.get(coord.name, 0)
         if each > 1:
-            t = t.reshape(*t.shape[:at], -1, each, *t.shape[at + 1:])  # a view
+            t = t.reshape(*t.shape[:at], -1, each, *t.shape[at + 1 :])  # a view
         rows += [coord.name] if each else []
         over += [at + 1] if each > 1 else [] if each else [at]
         at += 2 if each > 1 else 1
-    eps = 2.0 ** -shown.view.tensor.dtype.digits + max(SUMMED, share_of(compute))
+    eps = 2.0**-shown.view.tensor.dtype.digits + max(SUMMED, share_of(compute))
     want, off = _reduced(write.op, t if t.dtype.is_floating_point else t.double(), tuple(over), eps)
     told = [a for d in write.view.dims for a in compute.roots(d.coord) if a in rows]
     want, off = (x.permute([rows.index(a) for a in told]) for x in (want, off))
@@ -441,8 +467,9 @@ def _both(compute: Compute, write: Write, shown: Write,
     return one, two, three
 
 
-def _reduced(op: str, t: torch.Tensor, over: tuple[int, ...],
-             eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _reduced(
+    op: str, t: torch.Tensor, over: tuple[int, ...], eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The reduction over some dims in f64, and how far it may be off where elements are, by ``eps``."""
     import torch
 

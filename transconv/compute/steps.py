@@ -154,8 +154,26 @@ Step = Read | Value | Reduction | Write
 
 
 # Names that generated kernels use.
-RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "group_size", "turn", "share",
-            "segment", "slot", "phase", "tl", "gl", "triton", "inf", *ir.DTYPES}
+RESERVED = {
+    "pid",
+    "program",
+    "step",
+    "part",
+    "tile",
+    "group",
+    "in_group",
+    "group_size",
+    "turn",
+    "share",
+    "segment",
+    "slot",
+    "phase",
+    "tl",
+    "gl",
+    "triton",
+    "inf",
+    *ir.DTYPES,
+}
 
 
 def is_word(name: str) -> bool:
@@ -358,6 +376,7 @@ def _view(view: ir.View) -> str:
 
 def _value(e: ir.Expr, computed: ir.DType) -> str:
     """The text of an expression, without the casts that the parser adds; all others stay."""
+
     def is_added(cast: ir.Cast) -> bool:
         x = cast.x
         if isinstance(x, ir.Const):
@@ -382,8 +401,9 @@ def as_written(e: ir.Expr) -> ir.Expr:
 def conditions(view: ir.View) -> list[ir.Expr]:
     """The conditions of a view's mask other than that its coordinates are inside the tensor. One that says
     this once more is among them: it tells that indices may be outside."""
-    inside = [c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
-              for c in (d.coord >= 0, d.coord < n)]  # some twice, on a diagonal
+    inside = [
+        c for d, n in zip(view.dims, view.tensor.bounds, strict=True) for c in (d.coord >= 0, d.coord < n)
+    ]  # some twice, on a diagonal
     found: list[ir.Expr] = []
     for c in (c for d in view.dims for c in conjuncts(d.mask)):
         if c in inside:
@@ -421,8 +441,9 @@ def sweeps(steps: tuple[Step, ...], reduced: Iterable[str]) -> Sweeps:
     count = 1 + max((known.level[i] for i in known.ends), default=-1)
     within = [known.needed(i for i in known.ends if known.level[i] == number) for number in range(count)]
     places = known.places(within)
-    before = [tuple(s for i, s in enumerate(steps) if places.get(i) == number)
-              for number in range(count + 1)]
+    before = [
+        tuple(s for i, s in enumerate(steps) if places.get(i) == number) for number in range(count + 1)
+    ]
     each = [tuple(steps[i] for i in sorted(found)) for found in within]
     return Sweeps(tuple(Sweep(b, e) for b, e in zip(before, each, strict=False)), before[count])
 
@@ -444,12 +465,16 @@ class _Levels:
             needed = sorted(made[v] for v in mentioned if v in made)
             self.used.append(needed)
             self.level.append(max((self.level[j] + self.reduces(j) for j in needed), default=0))
-            self.inside.append(self.reduces(i) or not axes.isdisjoint(mentioned)
-                               or any(self.inside[j] and not self.reduces(j) for j in needed))
+            self.inside.append(
+                self.reduces(i)
+                or not axes.isdisjoint(mentioned)
+                or any(self.inside[j] and not self.reduces(j) for j in needed)
+            )
             if not isinstance(step, Write):
                 made[step.var] = i
-        self.ends = [i for i, s in enumerate(steps)
-                     if self.inside[i] and isinstance(s, (Reduction, Write))]
+        self.ends = [
+            i for i, s in enumerate(steps) if self.inside[i] and isinstance(s, (Reduction, Write))
+        ]
 
     def reduces(self, i: int) -> bool:
         return isinstance(self.steps[i], Reduction)
@@ -493,8 +518,9 @@ def is_extreme(x: Expr, top: Expr) -> Expr:
     return eq(x, top) | ne(x, x)
 
 
-def where_first(name: str, x: Expr, top: ir.Var, axes: Sequence[str], sizes: Mapping[str, Expr],
-                facts: Facts) -> Reduction:
+def where_first(
+    name: str, x: Expr, top: ir.Var, axes: Sequence[str], sizes: Mapping[str, Expr], facts: Facts
+) -> Reduction:
     """The reduction that gives the number of the first element equal to ``top``, as i32 (i64 where the
     facts do not tell that there are fewer than 2^31 elements)."""
     count = simplify(prod((sizes[a] for a in axes), start=ir.as_expr(1)), facts)

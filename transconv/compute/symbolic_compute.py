@@ -37,10 +37,12 @@ def with_examples(compute: Compute, values: ir.Values) -> Compute:
         tensor = of.tensor
         return ir.View(replace(tensor.at(values), extents=tensor.extents, pitches=tensor.pitches), of.dims)
 
-    axes = tuple(x if x.extent is None else replace(x, size=value_at(x.extent, values))
-                 for x in compute.axes)
-    steps = tuple(replace(s, view=view(s.view)) if isinstance(s, (Read, Write)) else s
-                  for s in compute.steps)
+    axes = tuple(
+        x if x.extent is None else replace(x, size=value_at(x.extent, values)) for x in compute.axes
+    )
+    steps = tuple(
+        replace(s, view=view(s.view)) if isinstance(s, (Read, Write)) else s for s in compute.steps
+    )
     each = tuple(replace(s, like=values[s.name]) for s in named.each)
     return replace(compute, axes=axes, steps=steps, named=replace(named, each=each))
 
@@ -69,12 +71,19 @@ def _refused(compute: Compute) -> Iterator[str]:
     sized = {x.name for x in compute.axes if x.extent is not None}
     for write in compute.writes:
         told = [compute.roots(d.coord) for d in write.view.dims]
-        alone = {a for seen, d in zip(told, write.view.dims, strict=True) if len(seen) == 1
-                 for a in seen if _moves(d, a)}
+        alone = {
+            a
+            for seen, d in zip(told, write.view.dims, strict=True)
+            if len(seen) == 1
+            for a in seen
+            if _moves(d, a)
+        }
         mixed = {a for seen in told if len(seen) > 1 for a in seen}
         if wrong := sorted(sized & mixed):
-            yield (f"sizes that are arguments: {write.view.tensor.name} has {wrong[0]} in a coordinate "
-                   "with something else; expected the axis alone")
+            yield (
+                f"sizes that are arguments: {write.view.tensor.name} has {wrong[0]} in a coordinate "
+                "with something else; expected the axis alone"
+            )
         reduced = set() if write in _inside(compute) else {*compute.reduced}
         if wrong := sorted(sized - alone - reduced):
             yield (f"sizes that are arguments: {write.view.tensor.name} has no coordinate for {wrong[0]}")

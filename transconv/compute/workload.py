@@ -46,6 +46,7 @@ from transconv.support import ComputeError, ScheduleError
 if TYPE_CHECKING:
     import torch
 
+
 @dataclass(frozen=True, slots=True)
 class TorchText:
     """What torch computes in a workload's place, as lines of Python for files that check themselves.
@@ -237,9 +238,11 @@ class Alone(Workload):
 
     def refuse(self) -> None:
         if self.compute.named and len(self.computations) > 1:
-            raise ScheduleError(f"{self.compute.name}: sizes that are arguments: it takes "
-                                f"{len(self.computations)} kernels, and memory between them; expected "
-                                "what one kernel computes")
+            raise ScheduleError(
+                f"{self.compute.name}: sizes that are arguments: it takes "
+                f"{len(self.computations)} kernels, and memory between them; expected "
+                "what one kernel computes"
+            )
         for compute in self.computations:
             if reason := why_not_lowered(compute) or why_not_any_size(compute):
                 raise ScheduleError(f"{compute.name}: {reason}")
@@ -287,8 +290,16 @@ ACC = "acc"
 """The name of the reduction in ``product``."""
 
 
-def product(name: str, axes: tuple[Axis, ...], a: View, b: View, c: View, acc: DType,
-            behind: tuple[tuple[Step, ...], str] | None = None, math: str = "tf32") -> Compute:
+def product(
+    name: str,
+    axes: tuple[Axis, ...],
+    a: View,
+    b: View,
+    c: View,
+    acc: DType,
+    behind: tuple[tuple[Step, ...], str] | None = None,
+    math: str = "tf32",
+) -> Compute:
     """``c = sum(a * b)`` over the axes that c does not mention. ``behind``: the steps from the sum, named
     ``acc``, to the store, and a name for them; by default the sum is cast and stored."""
     left, right = Read("a", a), Read("b", b)
@@ -321,12 +332,19 @@ def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) ->
     """``c = sum(a)`` over the axes that c does not mention, with the reduction of ``like``, the steps
     after it, and what these use of the steps before it, such as a bias that is read first."""
     assert like.sum is not None
-    before = like.steps[:like.steps.index(like.sum)]
+    before = like.steps[: like.steps.index(like.sum)]
     kept = needed(before, (v for s in like.after for v in used(s)))
     part = Read(fresh("a", [s.name for s in (*kept, *like.after) if not isinstance(s, Write)]), a)
     made = Reduction(like.sum.name, like.sum.op, Cast(part.var, like.acc), _summed(axes, c))
-    return Compute(name, axes, (part, made, *kept, *like.after), like.math, behind=like.behind,
-                   part=like.part, does="add")
+    return Compute(
+        name,
+        axes,
+        (part, made, *kept, *like.after),
+        like.math,
+        behind=like.behind,
+        part=like.part,
+        does="add",
+    )
 
 
 def moved(name: str, axes: tuple[Axis, ...], a: View, c: View, math: str) -> Compute:
@@ -352,8 +370,9 @@ def of_examples(compute: Compute, count: int, given: Collection[str]) -> Compute
     """The computation of ``count`` examples: the tensors ``given`` and all that is stored have them at a
     first dim, one behind the other. Raises ComputeError where sizes are arguments."""
     if compute.named is not None:
-        raise ComputeError(f"sizes that are arguments ({compute.named}) have no examples; "
-                           "expected numbers")
+        raise ComputeError(
+            f"sizes that are arguments ({compute.named}) have no examples; expected numbers"
+        )
     taken = {*compute.names.all, *(t.name for t in compute.tensors)}
     axis = Axis(fresh("example", taken), count, "")
     stored = {w.view.tensor.name for w in compute.writes}
@@ -375,5 +394,9 @@ def several(tensor: Tensor, dim: str, count: int) -> Tensor:
     old = tensor.layout
     step = 1 + sum((b.size - 1) * b.stride for b in old.blocks)
     blocks = (LayoutBlock(0, count, step), *(replace(b, dim=b.dim + 1) for b in old.blocks))
-    return Tensor(tensor.name, (dim, *tensor.dims), (count, *tensor.shape),
-                  Layout(old.dtype, old.ndims + 1, blocks, old.offset))
+    return Tensor(
+        tensor.name,
+        (dim, *tensor.dims),
+        (count, *tensor.shape),
+        Layout(old.dtype, old.ndims + 1, blocks, old.offset),
+    )

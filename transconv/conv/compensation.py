@@ -140,11 +140,15 @@ def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, by: Shif
     assert main.b is not None
     if (zeros.data or by.data) and not zeros.known:
         sums, states = _of_data(main, label)
-        axes = tuple(Axis(x.name, states[x.name].size, x.role) if x.name in states else x
-                     for x in main.axes if x.name != main.c.tensor.dims[0])
+        axes = tuple(
+            Axis(x.name, states[x.name].size, x.role) if x.name in states else x
+            for x in main.axes
+            if x.name != main.c.tensor.dims[0]
+        )
         at = {ir.Var(n): s.position(ir.Var(n)) for n, s in states.items()}
-        stored = ir.View(sums, (ir.ViewDim(main.c.dims[1].coord),
-                                *(ir.ViewDim(x.var) for x in _places(main))))
+        stored = ir.View(
+            sums, (ir.ViewDim(main.c.dims[1].coord), *(ir.ViewDim(x.var) for x in _places(main)))
+        )
         name = f"zero_{main.a.tensor.name}{label}"
         if any(by):
             made.append(_of_weights(name, p, zeros, main, axes, at, stored, by))
@@ -155,8 +159,16 @@ def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, by: Shif
     return tuple(made)
 
 
-def _of_weights(name: str, p: ConvProblem, zeros: ZeroPoints, main: Compute, axes: tuple[Axis, ...],
-                at: Mapping[ir.Var, ir.Expr], stored: ir.View, by: Shifts) -> Compute:
+def _of_weights(
+    name: str,
+    p: ConvProblem,
+    zeros: ZeroPoints,
+    main: Compute,
+    axes: tuple[Axis, ...],
+    at: Mapping[ir.Var, ir.Expr],
+    stored: ir.View,
+    by: Shifts,
+) -> Compute:
     """``sum (z - r)*(wei - s)`` with the shifts r and s; without a zero point of data z is 0."""
     assert main.b is not None
     wei = Read("b", main.b, float(by.wei))
@@ -189,8 +201,9 @@ def _sums_of_data(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str) 
     return Compute(f"zero_wei{label}", axes, (*steps, total, Write(stored, total.var)))
 
 
-def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc: ir.Expr,
-               by: Shifts) -> tuple[tuple[Step, ...], ir.Expr]:
+def subtracted(
+    p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc: ir.Expr, by: Shifts
+) -> tuple[tuple[Step, ...], ir.Expr]:
     """The reads of what the zero points add to a sum ``acc`` of the product ``main``, and the sum without
     it, in s32."""
     reads: list[Step] = []
@@ -201,8 +214,7 @@ def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc
         acc = acc - read.var
     elif zeros.data or by.data:
         sums, states = _of_data(main, label)
-        at = [ir.ViewDim(states[x.name].of_position(x.var) if x.name in states else x.var)
-              for x in places]
+        at = [ir.ViewDim(states[x.name].of_position(x.var) if x.name in states else x.var) for x in places]
         read = Read(f"{sums.name}_value", ir.View(sums, (ir.ViewDim(main.c.dims[1].coord), *at)))
         reads.append(read)
         acc = acc - read.var
@@ -230,8 +242,10 @@ def _in_table(p: ConvProblem, zeros: ZeroPoints, main: Compute) -> ir.View:
         first = dim.coord * p.stride[x]
         at += [ir.ViewDim(ir.maximum(p.pad_lo[x] - first, 0)), ir.ViewDim(ir.maximum(first + last, 0))]
     ones = [n == 1 for n in zeros.known]
-    return ir.View(zeros.table(p), (at[0], *(ir.ViewDim(ir.ZERO) if one else d
-                                             for one, d in zip(ones, at[1:], strict=True))))
+    return ir.View(
+        zeros.table(p),
+        (at[0], *(ir.ViewDim(ir.ZERO) if one else d for one, d in zip(ones, at[1:], strict=True))),
+    )
 
 
 HALF = 128
@@ -271,8 +285,9 @@ def shifted(compute: Compute, by: Shifts) -> Compute:
         factors.append(near[-1].var if shift else read.var)
     value = ir.Cast(factors[0], compute.acc) * ir.Cast(factors[1], compute.acc)
     made = Reduction(total.name, total.op, value, total.axes)
-    return Compute(compute.name, compute.axes, (*reads, *near, made, *after), compute.math,
-                   behind=compute.behind)
+    return Compute(
+        compute.name, compute.axes, (*reads, *near, made, *after), compute.math, behind=compute.behind
+    )
 
 
 def less(x: ir.Expr, shift: int) -> ir.Expr:
@@ -321,20 +336,33 @@ class ZeroPoints:
             name, *given = word.split(":")
             if name != WORD:
                 others.append(word)
-            elif given[:1] == ["wei"] and not wei and (
-                    given[1:] in ([], ["common"]) or given[1:] in [[w] for w in PER_CHANNEL.values()]):
+            elif (
+                given[:1] == ["wei"]
+                and not wei
+                and (given[1:] in ([], ["common"]) or given[1:] in [[w] for w in PER_CHANNEL.values()])
+            ):
                 wei, along = True, "".join(given[1:]).replace("common", "")
-            elif (given and not data and given[0] in PER_CHANNEL
-                    and given[1:] in ([], ["common"], [PER_CHANNEL[given[0]]])):
+            elif (
+                given
+                and not data
+                and given[0] in PER_CHANNEL
+                and given[1:] in ([], ["common"], [PER_CHANNEL[given[0]]])
+            ):
                 data, per_channel = given[0], given[1:] == [PER_CHANNEL[given[0]]]
-            elif len(given) == 3 and not data and given[:2] == ["src", KNOWN] and (
-                    all(map(str.isdecimal, given[2].split("x")))):
+            elif (
+                len(given) == 3
+                and not data
+                and given[:2] == ["src", KNOWN]
+                and (all(map(str.isdecimal, given[2].split("x"))))
+            ):
                 data, sizes = "src", tuple(map(int, given[2].split("x")))
             else:
                 known = [f"{WORD}:{n}, {WORD}:{n}:{along}" for n, along in PER_CHANNEL.items()]
-                raise ScheduleError(f"'{word}' is no zero point, or the second of its tensor; expected "
-                                    f"{', '.join(known)}, {WORD}:wei or {WORD}:wei:per_oc (that of a "
-                                    "result is added by add:s32:common or add:s32:per_oc)")
+                raise ScheduleError(
+                    f"'{word}' is no zero point, or the second of its tensor; expected "
+                    f"{', '.join(known)}, {WORD}:wei or {WORD}:wei:per_oc (that of a "
+                    "result is added by add:s32:common or add:s32:per_oc)"
+                )
         return ZeroPoints(data, per_channel, wei, along, sizes), others
 
     def tensors(self, p: ConvProblem) -> tuple[ir.Tensor, ...]:
@@ -342,8 +370,9 @@ class ZeroPoints:
         channels = {"src": p.ic, "dst": p.oc, "per_ic": p.ic, "per_oc": p.oc, "": 1}
         sizes = {f"{self.data}_zero": channels[self.data] if self.per_channel else 1} if self.data else {}
         sizes |= {"wei_zero": channels[self.along]} if self.wei else {}
-        found = [ir.Tensor(n, ("c",), (size,), ir.Layout.dense(ir.i32, (size,))) for n,
-                 size in sizes.items()]
+        found = [
+            ir.Tensor(n, ("c",), (size,), ir.Layout.dense(ir.i32, (size,))) for n, size in sizes.items()
+        ]
         return (*found, *[self.table(p)] * bool(self.known))
 
     def table(self, p: ConvProblem) -> ir.Tensor:
@@ -360,22 +389,29 @@ def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) ->
     if prop.roles[1] != "wei":
         return f"zero points are those of products with weights; {prop} has none"
     if zeros.data and zeros.data != prop.roles[0]:
-        return (f"{prop} multiplies {prop.roles[0]} by weights; expected its zero point, not one of "
-                f"{zeros.data}")
+        return (
+            f"{prop} multiplies {prop.roles[0]} by weights; expected its zero point, not one of "
+            f"{zeros.data}"
+        )
     if p.acc is not ir.i32:
         types = " and ".join(f"{n} is {p.specs[n].dtype}" for n in prop.operands)
         return f"zero points are for integers; {types}"
     if zeros.known and (prop.roles[0] != "src" or p.src.dtype is not ir.i8 or p.wei.dtype is not ir.i8):
         return "known sums of zero points are for forward convolutions of s8"
     if (zeros.known and len(zeros.known) != 2 * p.ndims) or any(
-            n <= max(0, pad) for n, pad in zip(zeros.known, _pads(p), strict=False)):
-        return (f"known sums of zero points have the sizes {zeros.known}; expected those of windows that "
-                f"reach {_pads(p)} positions before and behind each axis, with 0")
+        n <= max(0, pad) for n, pad in zip(zeros.known, _pads(p), strict=False)
+    ):
+        return (
+            f"known sums of zero points have the sizes {zeros.known}; expected those of windows that "
+            f"reach {_pads(p)} positions before and behind each axis, with 0"
+        )
     if zeros.wei and p.g > 1:
         return f"a zero point of weights is for one group; there are {p.g}"
     if zeros.along and zeros.along == PER_CHANNEL[prop.roles[0]]:
-        return (f"{prop} sums over the channels of {prop.roles[0]}; expected zero points of weights for "
-                f"each of the result's, not {zeros.along}")
+        return (
+            f"{prop} sums over the channels of {prop.roles[0]}; expected zero points of weights for "
+            f"each of the result's, not {zeros.along}"
+        )
     return "zero points are subtracted for given sizes, not for those of each call" if sized else None
 
 
@@ -399,8 +435,13 @@ def without_zeros(tensors: Mapping[str, torch.Tensor], zeros: ZeroPoints) -> dic
 MOST_STATES = 1024  # ways to reach beyond an image, with as many sums for each feature
 
 
-def zero_sums(weight: torch.Tensor, zero: torch.Tensor, pad_lo: Sequence[int], pad_hi: Sequence[int],
-              dilation: Sequence[int]) -> torch.Tensor | None:
+def zero_sums(
+    weight: torch.Tensor,
+    zero: torch.Tensor,
+    pad_lo: Sequence[int],
+    pad_hi: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor | None:
     """The sums, s32, of a weight (oc, ic/groups, *k) of integers and one zero point; None where windows
     reach beyond images in too many ways."""
     import torch

@@ -33,17 +33,37 @@ from transconv.target import Target
 __all__ = ["build", "forget", "lower", "plan", "plan_steps", "question", "replan"]
 
 
-def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
-          epilogue: Epilogue | None = None, choose: Choose | None = None,
-          deterministic: bool = False) -> CompiledDirection:
+def build(
+    problem: ConvProblem,
+    prop: Prop,
+    target: Target,
+    schedule: Schedule | None = None,
+    epilogue: Epilogue | None = None,
+    choose: Choose | None = None,
+    deterministic: bool = False,
+) -> CompiledDirection:
     """Compile one direction of a problem, as ``runtime.build`` does a workload."""
-    return runtime.build(ConvWorkload(problem, prop, epilogue or Epilogue()), target, schedule, choose,
-                         deterministic, CompiledDirection)
+    return runtime.build(
+        ConvWorkload(problem, prop, epilogue or Epilogue()),
+        target,
+        schedule,
+        choose,
+        deterministic,
+        CompiledDirection,
+    )
 
 
-def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | str | None = None,
-         epilogue: Epilogue | str = "", *, aligned: bool = True, deterministic: bool = False,
-         mode: str = "now") -> CompiledDirection:
+def plan(
+    problem: ConvProblem,
+    prop: Prop,
+    target: Target,
+    schedule: Schedule | str | None = None,
+    epilogue: Epilogue | str = "",
+    *,
+    aligned: bool = True,
+    deterministic: bool = False,
+    mode: str = "now",
+) -> CompiledDirection:
     """``build``, cached: equal arguments give the same plan, which is compiled once per process.
 
     ``aligned``: every tensor will begin at a multiple of 16 bytes, as boxes need. ``deterministic``:
@@ -59,8 +79,15 @@ def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | 
     )
 
 
-def question(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue | str = "", *,
-             aligned: bool = True, deterministic: bool = False) -> PlanRequest:
+def question(
+    problem: ConvProblem,
+    prop: Prop,
+    target: Target,
+    epilogue: Epilogue | str = "",
+    *,
+    aligned: bool = True,
+    deterministic: bool = False,
+) -> PlanRequest:
     """The arguments of ``plan`` as the key of its cache."""
     if isinstance(epilogue, str):
         epilogue = Epilogue.parse(epilogue)
@@ -75,8 +102,14 @@ def suited(target: Target, aligned: bool) -> Target:
     return target if aligned else replace(target, features=target.features - {"box"})
 
 
-def plan_steps(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,
-               epilogue: Epilogue, choose: Choose | None = None) -> Planned:
+def plan_steps(
+    problem: ConvProblem,
+    prop: Prop,
+    target: Target,
+    schedule: Schedule | None,
+    epilogue: Epilogue,
+    choose: Choose | None = None,
+) -> Planned:
     """The computations to run, in order, each with its schedule: see ``runtime.plan_steps``."""
     return runtime.plan_steps(ConvWorkload(problem, prop, epilogue), target, schedule, choose)
 
@@ -100,8 +133,12 @@ class CompiledDirection(Plan):
         self.padding = result.padding(shape) if result.extents != shape else []
         if self.padding:
             return
-        if len(self.steps) == 1 and not self.workspaces and self.steps[0].zero is None and (
-                all(p in NAMES for p in self.steps[0].params)):
+        if (
+            len(self.steps) == 1
+            and not self.workspaces
+            and self.steps[0].zero is None
+            and (all(p in NAMES for p in self.steps[0].params))
+        ):
             self.order = tuple(NAMES.index(p) for p in self.steps[0].params)
 
     @property
@@ -127,12 +164,14 @@ class CompiledDirection(Plan):
         p = self.problem
         found = {"deterministic" for s in self.steps if s.schedule.reduce == "atomic"}
         if any(getattr(p, n).dtype is f32 for n in self.prop.operands) and (
-                not p.g == p.ic == p.oc or any(s.schedule.unit == "mma" for s in self.steps)):
+            not p.g == p.ic == p.oc or any(s.schedule.unit == "mma" for s in self.steps)
+        ):
             found.add("precision")
         return frozenset(found)
 
-    def starter(self, device: int, aligned: bool, names: tuple[str, ...] = NAMES,
-                spaces: bool = False) -> Callable[..., None] | None:
+    def starter(
+        self, device: int, aligned: bool, names: tuple[str, ...] = NAMES, spaces: bool = False
+    ) -> Callable[..., None] | None:
         """As ``Plan.starter``; also None if padding must be cleared after the launches."""
         return None if self.padding else Plan.starter(self, device, aligned, names, spaces)
 
@@ -157,8 +196,11 @@ class CompiledDirection(Plan):
     def _clear_padding(self, result: Any) -> None:
         """Store zeros where blocks reach beyond the result's shape, as oneDNN requires."""
         layout = getattr(self.problem, self.prop.result).layout
-        blocks = result.as_strided([b.size for b in layout.blocks], [b.stride for b in layout.blocks],
-                                   result.storage_offset() + layout.offset)
+        blocks = result.as_strided(
+            [b.size for b in layout.blocks],
+            [b.stride for b in layout.blocks],
+            result.storage_offset() + layout.offset,
+        )
         for box in self.padding:
             blocks[box].zero_()
 
@@ -169,13 +211,17 @@ Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
 EXAMPLES: dict[int, Examples] = {
     1: ((8, 4096), (1, 256), (32, 32768)),
     2: ((8, 56), (1, 14), (16, 224), (1, (400, 100)), (8, (24, 200)), (16, 96)),
-    3: ((4, 16), (8, 32), (1, 8), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24)))}
+    3: ((4, 16), (8, 32), (1, 8), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24))),
+}
 SQUARE = 3  # of these
 # Where there is room for one: large images cost more, and tiles of several images waste half of one.
 ALONE = {1: (8, 16384), 2: (2, 160), 3: (2, 32)}
 # Those for images of a multiple of a stride, which may also take the plans for all images.
 OTHERS: dict[int, Examples] = {
-    1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (16, 96)), 3: ((2, 20), (8, 20))}
+    1: ((4, 8192), (2, 1024), (32, 8192)),
+    2: ((2, 96), (16, 96)),
+    3: ((2, 20), (8, 20)),
+}
 ONE_IMAGE = {1: (1, 16384), 2: (1, 224), 3: (1, 24)}  # where all stride phases are one launch
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
 
@@ -185,8 +231,15 @@ class LayerRegistry(runtime.Registry[CompiledDirection]):
     and orders of memory. Sizes are images, then the sides of src. Raises ProblemError for a layer that has
     none."""
 
-    def __init__(self, problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue, aligned: bool,
-                 deterministic: bool) -> None:
+    def __init__(
+        self,
+        problem: ConvProblem,
+        prop: Prop,
+        target: Target,
+        epilogue: Epilogue,
+        aligned: bool,
+        deterministic: bool,
+    ) -> None:
         if any(_length(problem, x, i) != problem.o[x] for x, i in enumerate(problem.i)):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
         target = suited(target, aligned)
@@ -196,16 +249,26 @@ class LayerRegistry(runtime.Registry[CompiledDirection]):
         sizes = _examples(problem, prop, planes)[:room] if room > 1 else (ALONE[problem.ndims],)
         ways = [(every, sizes)]
         if planes and not (is_direct() and len(sizes) == MOST_KERNELS):
-            ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
-                         (*sizes, ONE_IMAGE[problem.ndims])))
+            ways.append(
+                (whole, OTHERS[problem.ndims][:room] if room > 1 else (*sizes, ONE_IMAGE[problem.ndims]))
+            )
         if share := _share_of_rows(problem, prop, target):
             shared = planes_of if _is_pointwise(problem) and problem.ndims > 1 else rows_of
             ways = [(every, sizes[:1]), (partial(shared, share=share), sizes[:1]), (every, sizes[1:])]
-        questions = [PlanRequest(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
-                     for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
+        questions = [
+            PlanRequest(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
+            for names, of in ways
+            for p in dict.fromkeys(_like(problem, *e) for e in of)
+        ]
         count = len(phases(problem, prop))  # a schedule for each, and then one for all of them
-        super().__init__(questions, CompiledDirection, "layer", questions[0].workload.title,
-                         most=max(MOST_KERNELS, count + planes), each=count * count)
+        super().__init__(
+            questions,
+            CompiledDirection,
+            "layer",
+            questions[0].workload.title,
+            most=max(MOST_KERNELS, count + planes),
+            each=count * count,
+        )
 
 
 def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
@@ -226,8 +289,14 @@ def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
 def _has_planes(p: ConvProblem, prop: Prop, target: Target) -> bool:
     """Whether boxes may read or write src as planes if its sides are multiples of the strides."""
     strided = any(s > 1 and (k > 1 or prop is Prop.BWD_D) for s, k in zip(p.stride, p.k, strict=True))
-    return (strided and prop is not Prop.BWD_W and "box" in target.features and p.g == 1
-            and _is_innermost(p) and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0)
+    return (
+        strided
+        and prop is not Prop.BWD_W
+        and "box" in target.features
+        and p.g == 1
+        and _is_innermost(p)
+        and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0
+    )
 
 
 def _is_innermost(p: ConvProblem) -> bool:
@@ -263,6 +332,8 @@ def _like(p: ConvProblem, images: int, side: int | tuple[int, ...]) -> ConvProbl
     """The layer of a problem at other sizes: sides so long, or as long as the filter needs, which are
     multiples of the strides."""
     sides = side if isinstance(side, tuple) else (side,) * p.ndims
-    i = tuple(next(n for n in range(-(-sides[x] // s) * s, 1 << 30, s) if _length(p, x, n) >= 1)
-              for x, s in enumerate(p.stride))
+    i = tuple(
+        next(n for n in range(-(-sides[x] // s) * s, 1 << 30, s) if _length(p, x, n) >= 1)
+        for x, s in enumerate(p.stride)
+    )
     return p.at(images, i, tuple(_length(p, x, n) for x, n in enumerate(i)))

@@ -67,8 +67,11 @@ class Prop(enum.Enum):
         return _ROLES[self][2]
 
 
-_ROLES = {Prop.FWD: ("src", "wei", "dst"), Prop.BWD_D: ("dst", "wei", "src"),
-          Prop.BWD_W: ("src", "dst", "wei")}
+_ROLES = {
+    Prop.FWD: ("src", "wei", "dst"),
+    Prop.BWD_D: ("dst", "wei", "src"),
+    Prop.BWD_W: ("src", "dst", "wei"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +117,30 @@ class ConvProblem:
         if f32 not in self.dtypes and not (short > 1 and self.math == "ieee"):
             object.__setattr__(self, "math", "tf32")
         if '"' in self.name or any(c.isspace() or not c.isprintable() for c in self.name):
-            raise ProblemError(f"the name {self.name!r} has a quote or a space in it, or what cannot "
-                               "be printed; expected one word")
+            raise ProblemError(
+                f"the name {self.name!r} has a quote or a space in it, or what cannot "
+                "be printed; expected one word"
+            )
 
     # -- construction ----------------------------------------------------------------------------
 
     @staticmethod
-    def make(mb: int, ic: int, oc: int, i: Sizes, k: Sizes, stride: Sizes = 1, dilation: Sizes = 1,
-             pad: Sizes = 0, o: Sizes | None = None, g: int = 1, dtype: DTypes = "f32",
-             layout: Layouts = "nchw", math: str = "tf32", name: str = "") -> ConvProblem:
+    def make(
+        mb: int,
+        ic: int,
+        oc: int,
+        i: Sizes,
+        k: Sizes,
+        stride: Sizes = 1,
+        dilation: Sizes = 1,
+        pad: Sizes = 0,
+        o: Sizes | None = None,
+        g: int = 1,
+        dtype: DTypes = "f32",
+        layout: Layouts = "nchw",
+        math: str = "tf32",
+        name: str = "",
+    ) -> ConvProblem:
         """Build a problem from its sizes. ``i`` sets the number of axes (an int is 1D); any other int
         applies to all axes. ``pad`` is the low padding; without ``o`` the high padding is the same.
         ``dtype`` and ``layout`` are one word, or (src, wei, dst). Raises ProblemError."""
@@ -130,28 +148,49 @@ class ConvProblem:
         k, stride, dilation, pad = (_spread(v, len(i)) for v in (k, stride, dilation, pad))
         if o is None:
             if not len(i) == len(k) == len(stride) == len(dilation) == len(pad):
-                raise ProblemError(f"i, k, stride, dilation and pad have {len(i)}, {len(k)}, "
-                                   f"{len(stride)}, {len(dilation)} and {len(pad)} entries; "
-                                   "expected as many each")
+                raise ProblemError(
+                    f"i, k, stride, dilation and pad have {len(i)}, {len(k)}, "
+                    f"{len(stride)}, {len(dilation)} and {len(pad)} entries; "
+                    "expected as many each"
+                )
             if min(stride) < 1:
                 raise ProblemError(f"stride = {stride} is out of range; expected at least 1")
-            o = tuple((n + 2 * p - (taps - 1) * d - 1) // s + 1
-                      for n, taps, s, d, p in zip(i, k, stride, dilation, pad, strict=True))
+            o = tuple(
+                (n + 2 * p - (taps - 1) * d - 1) // s + 1
+                for n, taps, s, d, p in zip(i, k, stride, dilation, pad, strict=True)
+            )
         shape = Descriptor(mb, g, ic, oc, i, _spread(o, len(i)), k, stride, dilation, pad, name)
         return ConvProblem.of_descriptor(shape, dtype, layout, math)
 
     @staticmethod
-    def of_descriptor(d: Descriptor, dtype: DTypes = "f32", layout: Layouts = "nchw",
-                      math: str = "tf32") -> ConvProblem:
+    def of_descriptor(
+        d: Descriptor, dtype: DTypes = "f32", layout: Layouts = "nchw", math: str = "tf32"
+    ) -> ConvProblem:
         """The problem of a descriptor, with element types and layouts as in ``make``. Raises
         ProblemError."""
         dtypes = read_dtypes(dtype)
         wei_shape = (d.oc, d.ic // max(d.g, 1), *d.k)
         shapes = ((d.mb, d.ic, *d.i), wei_shape, (d.mb, d.oc, *d.o))
-        src, wei, dst = (TensorSpec(t, Layout.dense(t, shape))
-                         for t, shape in zip(dtypes, shapes, strict=True))
-        p = ConvProblem(d.mb, d.g, d.ic, d.oc, d.i, d.o, d.k, d.stride, d.dilation, d.pad_lo,
-                        src, wei, dst, math, d.name)
+        src, wei, dst = (
+            TensorSpec(t, Layout.dense(t, shape)) for t, shape in zip(dtypes, shapes, strict=True)
+        )
+        p = ConvProblem(
+            d.mb,
+            d.g,
+            d.ic,
+            d.oc,
+            d.i,
+            d.o,
+            d.k,
+            d.stride,
+            d.dilation,
+            d.pad_lo,
+            src,
+            wei,
+            dst,
+            math,
+            d.name,
+        )
         return p if layout == "nchw" else p.with_layout(layout, grouped=d.grouped)
 
     @staticmethod
@@ -164,25 +203,31 @@ class ConvProblem:
             if not is_option or 'n"' in key:
                 shapes.append(word)
             elif key not in ("dt", "tag", "math"):
-                raise ProblemError(f"problem '{text}': unknown word '{word}'; "
-                                   "expected dt=, tag= or math=")
+                raise ProblemError(f"problem '{text}': unknown word '{word}'; expected dt=, tag= or math=")
             elif key in words:
                 raise ProblemError(f"problem '{text}': '{key}=' occurs twice; expected it once")
             else:
                 words[key] = value
         if len(shapes) != 1:
-            raise ProblemError(f"problem '{text}' has {len(shapes)} descriptors; expected one, "
-                               "such as mb32ic64ih56oc128oh28kh3sh2ph1")
-        return ConvProblem.of_descriptor(parse_descriptor(shapes[0]), words.get("dt", "f32"),
-                               words.get("tag", "nchw"), words.get("math", "tf32"))
+            raise ProblemError(
+                f"problem '{text}' has {len(shapes)} descriptors; expected one, "
+                "such as mb32ic64ih56oc128oh28kh3sh2ph1"
+            )
+        return ConvProblem.of_descriptor(
+            parse_descriptor(shapes[0]),
+            words.get("dt", "f32"),
+            words.get("tag", "nchw"),
+            words.get("math", "tf32"),
+        )
 
     def with_layout(self, layout: Layouts, grouped: bool = False) -> ConvProblem:
         """The problem with other layouts: one tag for the three tensors (``nhwc``), a text of three
         (``nhwc:oihw:nhwc``), or a sequence (src, wei, dst) of tags and Layouts. ``grouped``: a weight tag
         may name a group axis (``goihw``). Raises ProblemError."""
         try:
-            layouts = read_tags(layout, self.dtypes, tuple(self.shapes.values()),
-                                self.g if grouped or self.g > 1 else 0)
+            layouts = read_tags(
+                layout, self.dtypes, tuple(self.shapes.values()), self.g if grouped or self.g > 1 else 0
+            )
         except LayoutError as error:
             raise ProblemError(f"problem '{self.shape_text}': {error}") from error
         src, wei, dst = (TensorSpec(new.dtype, new) for new in layouts)
@@ -190,15 +235,20 @@ class ConvProblem:
 
     def with_dtype(self, dtype: DTypes) -> ConvProblem:
         """The problem with other element types (one, or src, wei, dst) in the same layouts."""
-        src, wei, dst = (TensorSpec(t, replace(spec.layout, dtype=t)) for spec, t
-                         in zip(self.specs.values(), read_dtypes(dtype), strict=True))
+        src, wei, dst = (
+            TensorSpec(t, replace(spec.layout, dtype=t))
+            for spec, t in zip(self.specs.values(), read_dtypes(dtype), strict=True)
+        )
         return replace(self, src=src, wei=wei, dst=dst)
 
     def at(self, mb: int, i: tuple[int, ...], o: tuple[int, ...]) -> ConvProblem:
         """The same layer over other images: src and dst dense, in the order that they have here."""
-        src, dst = (replace(spec, layout=Layout.dense(spec.dtype, (mb, c, *n), [
-            b.dim for b in spec.layout.blocks])) for spec, c, n in
-            ((self.src, self.ic, i), (self.dst, self.oc, o)))
+        src, dst = (
+            replace(
+                spec, layout=Layout.dense(spec.dtype, (mb, c, *n), [b.dim for b in spec.layout.blocks])
+            )
+            for spec, c, n in ((self.src, self.ic, i), (self.dst, self.oc, o))
+        )
         return replace(self, mb=mb, i=i, o=o, src=src, dst=dst, name="")
 
     # -- text ------------------------------------------------------------------------------------
@@ -211,8 +261,19 @@ class ConvProblem:
     @property
     def descriptor(self) -> Descriptor:
         """The sizes, without types and layouts."""
-        return Descriptor(self.mb, self.g, self.ic, self.oc, self.i, self.o, self.k, self.stride,
-                          self.dilation, self.pad_lo, self.name)
+        return Descriptor(
+            self.mb,
+            self.g,
+            self.ic,
+            self.oc,
+            self.i,
+            self.o,
+            self.k,
+            self.stride,
+            self.dilation,
+            self.pad_lo,
+            self.name,
+        )
 
     def __str__(self) -> str:
         words = [self.shape_text]
@@ -234,7 +295,7 @@ class ConvProblem:
     @property
     def spatial(self) -> tuple[str, ...]:
         """The letters of the spatial axes: ("w",), ("h", "w") or ("d", "h", "w")."""
-        return tuple(SPATIAL[3 - len(self.i):])
+        return tuple(SPATIAL[3 - len(self.i) :])
 
     @property
     def pad_hi(self) -> tuple[int, ...]:
@@ -260,8 +321,11 @@ class ConvProblem:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The logical shapes by name, in the order src, wei, dst."""
-        return {"src": (self.mb, self.ic, *self.i), "wei": (self.oc, self.icg, *self.k),
-                "dst": (self.mb, self.oc, *self.o)}
+        return {
+            "src": (self.mb, self.ic, *self.i),
+            "wei": (self.oc, self.icg, *self.k),
+            "dst": (self.mb, self.oc, *self.o),
+        }
 
     @property
     def dtypes(self) -> tuple[DType, DType, DType]:
@@ -293,8 +357,9 @@ class ConvProblem:
 
     def bytes_moved(self) -> int:
         """Bytes of the three tensors, each once: the least memory traffic of any direction."""
-        return sum(arithmetic.prod(shape) * self.specs[what].dtype.bytes
-                   for what, shape in self.shapes.items())
+        return sum(
+            arithmetic.prod(shape) * self.specs[what].dtype.bytes for what, shape in self.shapes.items()
+        )
 
 
 def _spread(value: Sizes, n: int) -> tuple[int, ...]:
@@ -309,20 +374,33 @@ def check_sizes(p: ConvProblem) -> None:
     n = len(p.i)
     if not 1 <= n <= 3:
         raise ProblemError(f"{n} spatial axes; expected 1, 2 or 3")
-    least = {"mb": 0, "g": 1, "ic": 1, "oc": 1, "i": 1, "o": 1, "k": 1, "stride": 1,
-             "dilation": 1, "pad_lo": 0}
+    least = {
+        "mb": 0,
+        "g": 1,
+        "ic": 1,
+        "oc": 1,
+        "i": 1,
+        "o": 1,
+        "k": 1,
+        "stride": 1,
+        "dilation": 1,
+        "pad_lo": 0,
+    }
     for what, low in least.items():
         sizes = getattr(p, what)
         if isinstance(sizes, tuple) and len(sizes) != n:
-            raise ProblemError(f"{what} = {sizes} has {len(sizes)} entries; expected {n}, "
-                               f"one for each of {', '.join(p.spatial)}")
+            raise ProblemError(
+                f"{what} = {sizes} has {len(sizes)} entries; expected {n}, "
+                f"one for each of {', '.join(p.spatial)}"
+            )
         for size in sizes if isinstance(sizes, tuple) else (sizes,):
             if size < low:
                 raise ProblemError(f"{what} = {sizes} is out of range; expected at least {low}")
     for what in ("ic", "oc"):
         if getattr(p, what) % p.g:
-            raise ProblemError(f"{what} = {getattr(p, what)} does not divide into {p.g} "
-                               f"groups; expected a multiple of g")
+            raise ProblemError(
+                f"{what} = {getattr(p, what)} does not divide into {p.g} groups; expected a multiple of g"
+            )
 
 
 def check_tensors(p: ConvProblem) -> None:
@@ -332,25 +410,33 @@ def check_tensors(p: ConvProblem) -> None:
         spec: TensorSpec = getattr(p, what)
         legal = multiplied() if alone and not spec.dtype.operand else results()
         if spec.dtype not in legal:
-            raise ProblemError(f"{what} of dtype {spec.dtype}; "
-                               f"expected one of {' '.join(map(str, legal))}")
+            raise ProblemError(
+                f"{what} of dtype {spec.dtype}; expected one of {' '.join(map(str, legal))}"
+            )
         if spec.layout.dtype != spec.dtype:
-            raise ProblemError(f"{what} is {spec.dtype} but its layout holds "
-                               f"{spec.layout.dtype}; expected one dtype")
+            raise ProblemError(
+                f"{what} is {spec.dtype} but its layout holds {spec.layout.dtype}; expected one dtype"
+            )
         if spec.layout.offset < 0 or any(b.stride < 0 for b in spec.layout.blocks):
-            raise ProblemError(f"the layout of {what}, {spec.layout}, has a negative stride or "
-                               "offset, which leads out of its memory; expected 0 or more")
+            raise ProblemError(
+                f"the layout of {what}, {spec.layout}, has a negative stride or "
+                "offset, which leads out of its memory; expected 0 or more"
+            )
         if spec.layout.ndims != len(shape):
-            raise ProblemError(f"the layout of {what} has {spec.layout.ndims} dims; "
-                               f"expected {len(shape)}, for shape {shape}")
+            raise ProblemError(
+                f"the layout of {what} has {spec.layout.ndims} dims; "
+                f"expected {len(shape)}, for shape {shape}"
+            )
         if spec.layout.extents != spec.layout.padded(shape):
-            raise ProblemError(f"the layout of {what} covers {spec.layout.extents}; "
-                               f"expected {spec.layout.padded(shape)}, for shape {shape}")
+            raise ProblemError(
+                f"the layout of {what} covers {spec.layout.extents}; "
+                f"expected {spec.layout.padded(shape)}, for shape {shape}"
+            )
 
 
 def valid_taps(i: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
     """The number of pairs (output point, tap) along one axis that read an input point."""
-    return (_taps_below(i, o, k, stride, dilation, pad) - _taps_below(0, o, k, stride, dilation, pad))
+    return _taps_below(i, o, k, stride, dilation, pad) - _taps_below(0, o, k, stride, dilation, pad)
 
 
 def _taps_below(bound: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:

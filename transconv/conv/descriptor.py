@@ -93,17 +93,24 @@ def parse_descriptor(text: str) -> Descriptor:
     given, name = _scan(text)
     for key in ("ic", "oc"):
         if given.get(key, 0) <= 0:
-            raise ProblemError(f"problem '{text}': '{key}' is missing or 0; "
-                               f"expected {key}N, N >= 1")
+            raise ProblemError(f"problem '{text}': '{key}' is missing or 0; expected {key}N, N >= 1")
     if given.get("g", 1) == 0:
         raise ProblemError(f"problem '{text}': 'g0' has no groups; expected gN, N >= 1")
     axes = [_complete(_axis(given, x, text), x, text) for x in SPATIAL]
     axes = _drop_and_spread(axes, text)
     return Descriptor(
-        mb=given.get("mb", DEFAULT_MB), g=given.get("g", 1), ic=given["ic"], oc=given["oc"],
-        i=tuple(a.i for a in axes), o=tuple(a.o for a in axes), k=tuple(a.k for a in axes),
-        stride=tuple(a.s for a in axes), dilation=tuple(a.d + 1 for a in axes),
-        pad_lo=tuple(a.p for a in axes), name=name, grouped="g" in given,
+        mb=given.get("mb", DEFAULT_MB),
+        g=given.get("g", 1),
+        ic=given["ic"],
+        oc=given["oc"],
+        i=tuple(a.i for a in axes),
+        o=tuple(a.o for a in axes),
+        k=tuple(a.k for a in axes),
+        stride=tuple(a.s for a in axes),
+        dilation=tuple(a.d + 1 for a in axes),
+        pad_lo=tuple(a.p for a in axes),
+        name=name,
+        grouped="g" in given,
     )
 
 
@@ -117,18 +124,23 @@ def _scan(text: str) -> tuple[dict[str, int], str]:
         if text[at] == "n":
             return given, _read_name(text, at)
         found = _ITEM.match(text, at)
-        key = found.group(1) if found else text[at:at + 8]
-        where = f"at position {at}, '{text[at:at + 12]}'"
+        key = found.group(1) if found else text[at : at + 8]
+        where = f"at position {at}, '{text[at : at + 12]}'"
         if found is None or key not in KEYS:
-            raise ProblemError(f"problem '{text}': unknown key '{key}' {where}; expected one of "
-                               f"{' '.join(KEYS)} and a number, or n and a name")
+            raise ProblemError(
+                f"problem '{text}': unknown key '{key}' {where}; expected one of "
+                f"{' '.join(KEYS)} and a number, or n and a name"
+            )
         if not found.group(2):
-            raise ProblemError(f"problem '{text}': key '{key}' has no number {where}; "
-                               f"expected {key}N, N a whole number >= 0")
+            raise ProblemError(
+                f"problem '{text}': key '{key}' has no number {where}; "
+                f"expected {key}N, N a whole number >= 0"
+            )
         value = int(found.group(2))
         if value > INT_MAX:
-            raise ProblemError(f"problem '{text}': the number is too large {where}; "
-                               "expected at most 2^63 - 1")
+            raise ProblemError(
+                f"problem '{text}': the number is too large {where}; expected at most 2^63 - 1"
+            )
         given[key] = value
         at = found.end()
     return given, ""
@@ -137,14 +149,22 @@ def _scan(text: str) -> tuple[dict[str, int], str]:
 def _read_name(text: str, at: int) -> str:
     found = _NAME.match(text, at)
     if found is None:
-        raise ProblemError(f"problem '{text}': bad name at position {at}, '{text[at:]}'; "
-                           'expected n"..." with neither quotes nor spaces inside')
+        raise ProblemError(
+            f"problem '{text}': bad name at position {at}, '{text[at:]}'; "
+            'expected n"..." with neither quotes nor spaces inside'
+        )
     return found.group(1).strip('"')
 
 
 def _axis(given: dict[str, int], x: str, text: str) -> _Axis:
-    axis = _Axis(i=given.get("i" + x, 0), o=given.get("o" + x, 0), k=given.get("k" + x, 0),
-                 s=given.get("s" + x, 1), p=given.get("p" + x, MISSING), d=given.get("d" + x, 0))
+    axis = _Axis(
+        i=given.get("i" + x, 0),
+        o=given.get("o" + x, 0),
+        k=given.get("k" + x, 0),
+        s=given.get("s" + x, 1),
+        p=given.get("p" + x, MISSING),
+        d=given.get("d" + x, 0),
+    )
     if axis.s == 0:
         raise ProblemError(f"problem '{text}': 's{x}0' is no stride; expected s{x}N, N >= 1")
     return axis
@@ -156,21 +176,27 @@ def _complete(axis: _Axis, x: str, text: str) -> _Axis:
         return axis
     for role, size in (("i", axis.i), ("k", axis.k)):
         if size == 0:
-            raise ProblemError(f"problem '{text}': axis {x} is used but '{role}{x}' is missing "
-                               f"or 0; expected {role}{x}N, N >= 1")
+            raise ProblemError(
+                f"problem '{text}': axis {x} is used but '{role}{x}' is missing "
+                f"or 0; expected {role}{x}N, N >= 1"
+            )
     if axis.o == 0:
         axis.p = max(axis.p, 0)
         axis.o = _quotient(axis.i - axis.reach + 2 * axis.p, axis.s) + 1
         if axis.o <= 0:
-            raise ProblemError(f"problem '{text}': the output along {x} is empty, the kernel "
-                               f"spans {axis.reach} of {axis.i} + 2*{axis.p} points; expected "
-                               f"i{x} + 2*p{x} >= {axis.reach}, or o{x}N")
+            raise ProblemError(
+                f"problem '{text}': the output along {x} is empty, the kernel "
+                f"spans {axis.reach} of {axis.i} + 2*{axis.p} points; expected "
+                f"i{x} + 2*p{x} >= {axis.reach}, or o{x}N"
+            )
     elif axis.p == MISSING:
         axis.p = default_pad(axis.i, axis.o, axis.k, axis.s, axis.d + 1)
         if axis.p < 0:
-            raise ProblemError(f"problem '{text}': o{x}{axis.o} leaves input unused on both "
-                               f"sides of axis {x} (padding {axis.p}); expected a larger o{x}, "
-                               f"or p{x}N")
+            raise ProblemError(
+                f"problem '{text}': o{x}{axis.o} leaves input unused on both "
+                f"sides of axis {x} (padding {axis.p}); expected a larger o{x}, "
+                f"or p{x}N"
+            )
     return axis
 
 
@@ -192,8 +218,10 @@ def _drop_and_spread(axes: list[_Axis], text: str) -> list[_Axis]:
         raise ProblemError(f"problem '{text}' has no spatial axis; expected at least iwN owN kwN")
     absent = [a for a in axes[1:] if a.absent]
     if len(axes) == 3 and len(absent) == 1:
-        raise ProblemError(f"problem '{text}': of the axes h and w of a 3D problem one is missing; "
-                           "expected both, or neither for a cube")
+        raise ProblemError(
+            f"problem '{text}': of the axes h and w of a 3D problem one is missing; "
+            "expected both, or neither for a cube"
+        )
     return [axes[0] if a.absent else a for a in axes]
 
 
@@ -201,7 +229,7 @@ def print_descriptor(d: Descriptor, each: bool = False) -> str:
     """The shortest text that ``parse_descriptor`` reads back as ``d``, except for ``grouped``; with
     ``each`` spatial axis also where they are alike."""
     axes = list(zip(d.i, d.o, d.k, d.stride, d.dilation, d.pad_lo, strict=True))
-    names = SPATIAL[len(SPATIAL) - len(axes):]
+    names = SPATIAL[len(SPATIAL) - len(axes) :]
     shown = names if each or any(a != axes[0] for a in axes) else names[:1]
     default = tuple(default_pad(i, o, k, s, dilation) for i, o, k, s, dilation, _ in axes)
     text = f"g{d.g}" if d.g != 1 else ""
@@ -234,8 +262,10 @@ def why_not_multiplied(a: DType, b: DType) -> str | None:
     if a.kind != b.kind:
         whole, real = (a, b) if a.kind == "int" else (b, a)
         if whole.digits > real.digits:
-            return (f"{a} is multiplied by {b}, but {real} has not all numbers of {whole}; expected two "
-                    "types of floats or of integers, or a wider float")
+            return (
+                f"{a} is multiplied by {b}, but {real} has not all numbers of {whole}; expected two "
+                "types of floats or of integers, or a wider float"
+            )
     return None
 
 
@@ -254,9 +284,11 @@ def read_dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
     found = [_read(t) for t in given]
     types = [t for t in found if t is not None and t.result]
     if len(found) not in (1, 3) or len(types) != len(found):
-        raise ProblemError(f"dt={':'.join(map(str, given))} is unknown; expected one of "
-                           f"{' '.join(map(str, results()))}, or three of them as src:wei:dst"
-                           f"{nearest(str(given[0]), map(str, results()), ELSEWHERE)}")
+        raise ProblemError(
+            f"dt={':'.join(map(str, given))} is unknown; expected one of "
+            f"{' '.join(map(str, results()))}, or three of them as src:wei:dst"
+            f"{nearest(str(given[0]), map(str, results()), ELSEWHERE)}"
+        )
     return (types[0], types[0], types[0]) if len(types) == 1 else (types[0], types[1], types[2])
 
 
@@ -275,8 +307,9 @@ _ANY_NDIMS = {"": "abx", "any": "abx", "nchw": "abx", "nhwc": "axb"}
 _ACTIVATION_TO_WEIGHT = str.maketrans("nNcC", "oOiI")
 
 
-def read_tags(texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shapes: Sequence[Shape],
-              groups: int = 0) -> list[Layout]:
+def read_tags(
+    texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shapes: Sequence[Shape], groups: int = 0
+) -> list[Layout]:
     """Layouts of src, wei and dst. With ``groups`` above 0 a weight tag may name the group axis. Raises
     LayoutError."""
     if isinstance(texts, str):
@@ -285,8 +318,10 @@ def read_tags(texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shap
             tag = _ANY_NDIMS.get(texts[0], texts[0])
             texts = [tag, for_weights(tag), tag]
     if len(texts) != 3:
-        raise LayoutError(f"tag '{':'.join(map(str, texts))}' has {len(texts)} parts; "
-                          "expected one tag, or three as src:wei:dst")
+        raise LayoutError(
+            f"tag '{':'.join(map(str, texts))}' has {len(texts)} parts; "
+            "expected one tag, or three as src:wei:dst"
+        )
     found = []
     for text, dtype, shape, is_wei in zip(texts, dtypes, shapes, (False, True, False), strict=True):
         if isinstance(text, Layout):
@@ -303,7 +338,7 @@ def for_weights(tag: str) -> str:
 
 def _read_tag(tag: str, dtype: DType, shape: Shape, groups: int, is_wei: bool) -> Layout:
     tag = _ANY_NDIMS.get(tag, tag)
-    spatial = SPATIAL[5 - len(shape):]
+    spatial = SPATIAL[5 - len(shape) :]
     if groups and _names_groups(tag, len(shape)):
         grouped = (groups, shape[0] // groups, *shape[1:])
         return _merge_groups(tag, Layout.parse(tag, dtype, grouped, "goi" + spatial))
@@ -323,8 +358,9 @@ def _merge_groups(tag: str, grouped: Layout) -> Layout:
     """(g, o, i, *k) as (g*o, i, *k): the output channel over all groups is g*ocg + o."""
     dims = [b.dim for b in grouped.blocks if b.dim < 2 and b.size > 1]
     if dims != sorted(dims):
-        raise LayoutError(f"tag '{tag}' puts output channels outside of groups; "
-                          "expected a tag with g before o")
+        raise LayoutError(
+            f"tag '{tag}' puts output channels outside of groups; expected a tag with g before o"
+        )
     kept = [b for b in grouped.blocks if b.dim > 1 or b.size != 1]
     blocks = [LayoutBlock(max(0, b.dim - 1), b.size, b.stride) for b in kept]
     if all(b.dim for b in blocks):
@@ -348,17 +384,19 @@ def _fuse(blocks: list[LayoutBlock]) -> list[LayoutBlock]:
 def write_tags(layouts: Sequence[Layout], shapes: Sequence[Shape]) -> str:
     """The shortest text that ``read_tags`` reads back; empty if all three are dense in the order of their
     dims."""
-    tags = [_write(layout, shape, is_wei) for layout, shape, is_wei
-            in zip(layouts, shapes, (False, True, False), strict=True)]
+    tags = [
+        _write(layout, shape, is_wei)
+        for layout, shape, is_wei in zip(layouts, shapes, (False, True, False), strict=True)
+    ]
     src, wei, dst = tags
     if src == dst and wei == for_weights(src) and not src[0].isdigit() and "(" not in src:
-        return "" if src == "nc" + SPATIAL[5 - len(shapes[0]):] else src
+        return "" if src == "nc" + SPATIAL[5 - len(shapes[0]) :] else src
     return ":".join(tags)
 
 
 @lru_cache(maxsize=1024)  # the sizes that a layer's kernels are made for have one weight
 def _write(layout: Layout, shape: Shape, is_wei: bool) -> str:
-    letters = ("oi" if is_wei else "nc") + SPATIAL[5 - len(shape):]
+    letters = ("oi" if is_wei else "nc") + SPATIAL[5 - len(shape) :]
     strides = layout.strides()
     candidates = [layout.tag(letters) or ""]
     if strides is not None and 0 <= layout.offset:

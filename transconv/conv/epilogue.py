@@ -49,21 +49,40 @@ if TYPE_CHECKING:
 
 ALL = -1
 """The mask of a tensor of the result's shape."""
-MASKS = {"common": 0, "per_oc": 2, "per_dim_0": 1, "per_dim_1": 2, "per_dim_01": 3, "per_dim_2": 4,
-         "per_dim_3": 8, "per_tensor": ALL}
+MASKS = {
+    "common": 0,
+    "per_oc": 2,
+    "per_dim_0": 1,
+    "per_dim_1": 2,
+    "per_dim_01": 3,
+    "per_dim_2": 4,
+    "per_dim_3": 8,
+    "per_tensor": ALL,
+}
 NEAR = 1e-4  # numbers such as 1/6 are written with few digits
 
 # The functions of one value, with oneDNN's names and numbers. The table's rows have the others.
 FUNCTIONS = {
-    "clip": "clamp(acc, alpha, beta)", "clip_v2": "clamp(acc, alpha, beta)", "elu": "elu(acc, alpha)",
-    "hardsigmoid": "clamp(acc*alpha + beta, 0, 1)", "hardswish": "acc*clamp(acc*alpha + beta, 0, 1)",
-    "linear": "acc*alpha + beta", "pow": "pow(acc, beta)*alpha", "relu": "leaky_relu(acc, alpha)",
-    "soft_relu": "softplus(acc, alpha)", "square": "acc*acc", "swish": "acc*sigmoid(acc*alpha)",
+    "clip": "clamp(acc, alpha, beta)",
+    "clip_v2": "clamp(acc, alpha, beta)",
+    "elu": "elu(acc, alpha)",
+    "hardsigmoid": "clamp(acc*alpha + beta, 0, 1)",
+    "hardswish": "acc*clamp(acc*alpha + beta, 0, 1)",
+    "linear": "acc*alpha + beta",
+    "pow": "pow(acc, beta)*alpha",
+    "relu": "leaky_relu(acc, alpha)",
+    "soft_relu": "softplus(acc, alpha)",
+    "square": "acc*acc",
+    "swish": "acc*sigmoid(acc*alpha)",
     **{name: f"{name}(acc)" for name in ("abs", "exp", "log", "mish", "round", "sqrt")},
 }
 # Of the value and a tensor, or a number.
 BINARY = {
-    "add": "acc + arg", "sub": "acc - arg", "mul": "acc*arg", "div": "acc/arg", "max": "max(acc, arg)",
+    "add": "acc + arg",
+    "sub": "acc - arg",
+    "mul": "acc*arg",
+    "div": "acc/arg",
+    "max": "max(acc, arg)",
     "min": "min(acc, arg)",
     **{name: f"where({name}(acc, arg), 1, 0)" for name in ("ge", "gt", "le", "lt", "eq", "ne")},
 }
@@ -129,8 +148,9 @@ def known() -> tuple[str, ...]:
     """Every name of a word."""
     rows = (op.name for op in OPS.values() if op.arity == 1)
     theirs = (name for op in OPS.values() if op.activation for name, _, _ in op.onednn)
-    return tuple(dict.fromkeys(["bias", "res", "sum", "prelu", "select", *BINARY, *FUNCTIONS, *theirs,
-                                *rows]))
+    return tuple(
+        dict.fromkeys(["bias", "res", "sum", "prelu", "select", *BINARY, *FUNCTIONS, *theirs, *rows])
+    )
 
 
 def _at(arguments: Sequence[str], place: int) -> str:
@@ -143,22 +163,24 @@ def _renamed(text: str, **names: str) -> Pointwise:
 
 def _numbers(text: str, words: Sequence[str], defaults: Sequence[float]) -> list[float]:
     if len(words) > len(defaults):
-        raise ScheduleError(f"post-op '{text}' has {len(words)} arguments; expected at most "
-                            f"{len(defaults)}")
+        raise ScheduleError(
+            f"post-op '{text}' has {len(words)} arguments; expected at most {len(defaults)}"
+        )
     try:
         given = [float(w) if w else d for w, d in zip(words, defaults, strict=False)]
     except ValueError:
         raise ScheduleError(f"post-op '{text}' has an argument that is no number") from None
     if any(n != n for n in given):
         raise ScheduleError(f"post-op '{text}' has an argument that is no number")
-    return given + list(defaults[len(given):])
+    return given + list(defaults[len(given) :])
 
 
 def _of_table(text: str, name: str, arguments: list[str]) -> PostOp | None:
     """A row of the operations' table, by oneDNN's name and numbers or by its own; None if there is
     none."""
-    rows = [(op, a, b) for op in OPS.values() if op.activation for theirs, a, b in op.onednn
-            if theirs == name]
+    rows = [
+        (op, a, b) for op in OPS.values() if op.activation for theirs, a, b in op.onednn if theirs == name
+    ]
     if rows and (arguments or name not in OPS):
         alpha, beta, scale = _numbers(text, arguments, (0, 0, 1))
         for op, a, b in rows:
@@ -167,7 +189,7 @@ def _of_table(text: str, name: str, arguments: list[str]) -> PostOp | None:
     row = OPS.get(name)
     if row is None or row.arity != 1 or ((name in FUNCTIONS or rows) and arguments) or name in NUMBERED:
         return None
-    numbers = "".join(f", {number(n)}" for n in _numbers(text, arguments, row.defaults)[:len(arguments)])
+    numbers = "".join(f", {number(n)}" for n in _numbers(text, arguments, row.defaults)[: len(arguments)])
     return PostOp(":".join([name, *arguments]), pointwise(f"{name}(acc{numbers})"))
 
 
@@ -178,8 +200,10 @@ def _function(text: str, name: str, arguments: list[str]) -> PostOp:
     if name == "soft_relu" and not alpha:
         raise ScheduleError(f"post-op '{text}' divides by alpha; expected another number than 0")
     if text.startswith(f"{name}_dst") and name in ("relu", "elu") and alpha < 0:
-        raise ScheduleError(f"post-op '{text}' has a negative alpha, with which a result does not tell "
-                            "its derivative; expected 0 or more")
+        raise ScheduleError(
+            f"post-op '{text}' has a negative alpha, with which a result does not tell "
+            "its derivative; expected 0 or more"
+        )
     said = [] if name in WITHOUT_NUMBERS else [number(alpha), number(beta)]
     while said and said[-1] == "0":
         said.pop()
@@ -204,14 +228,15 @@ def _bias(text: str, arguments: list[str]) -> PostOp:
 
 def _sum(text: str, arguments: list[str]) -> PostOp:
     if len(arguments) > 3:
-        raise ScheduleError(f"post-op '{text}' has {len(arguments)} arguments; expected "
-                            "sum:SCALE:ZERO:TYPE")
+        raise ScheduleError(
+            f"post-op '{text}' has {len(arguments)} arguments; expected sum:SCALE:ZERO:TYPE"
+        )
     scale, zero = _numbers(text, arguments[:2], (1, 0))
     dtype = _type(text, arguments[2]) if _at(arguments, 2) else None
     function = pointwise("acc + (res - zero)*scale", {"scale": scale, "zero": zero})
     said = ["sum", number(scale), number(zero), *([dtype.name] if dtype else [])]
     if dtype is None:
-        said = said[:3 if zero else 2 if scale != 1 else 1]
+        said = said[: 3 if zero else 2 if scale != 1 else 1]
     plain = "res" if said == ["sum"] else ":".join(said)
     return PostOp(plain, function, (PostOpOperand("res", dtype),))
 
@@ -231,8 +256,10 @@ def _mask(text: str, word: str) -> int:
         return MASKS.get(word, 0)
     if word.isascii() and word.isdecimal() and int(word) < 32:
         return int(word)
-    raise ScheduleError(f"post-op '{text}' has the mask '{word}', which is unknown; expected a number or "
-                        f"one of {' '.join(MASKS)}")
+    raise ScheduleError(
+        f"post-op '{text}' has the mask '{word}', which is unknown; expected a number or "
+        f"one of {' '.join(MASKS)}"
+    )
 
 
 def _binary(text: str, name: str, arguments: list[str], first: int) -> PostOp:
@@ -244,8 +271,12 @@ def _binary(text: str, name: str, arguments: list[str], first: int) -> PostOp:
         return PostOp(f"{name}:{number(value)}", pointwise(BINARY[name], {"arg": value}))
     if len(arguments) > 3:
         raise ScheduleError(f"post-op '{text}' has strides; expected a tag at most")
-    operand = PostOpOperand(f"arg{first}", _type(text, arguments[0]), _mask(text, _at(arguments, 1)),
-                      _at(arguments, 2).replace("any", ""))
+    operand = PostOpOperand(
+        f"arg{first}",
+        _type(text, arguments[0]),
+        _mask(text, _at(arguments, 1)),
+        _at(arguments, 2).replace("any", ""),
+    )
     return PostOp(text, _renamed(BINARY[name], arg=operand.name), (operand,))
 
 
@@ -260,8 +291,9 @@ def _select(text: str, arguments: list[str], first: int) -> PostOp:
     """``select:TYPE[.MASK[.TAG]][:MASK[.TAG]]``: the value where the condition, of s8, is not 0, else the
     tensor's."""
     if not arguments or len(arguments) > 2:
-        raise ScheduleError(f"post-op '{text}'; expected select:TYPE.MASK.TAG:MASK.TAG, the latter those "
-                            "of the condition")
+        raise ScheduleError(
+            f"post-op '{text}'; expected select:TYPE.MASK.TAG:MASK.TAG, the latter those of the condition"
+        )
     kind, *other = arguments[0].split(".")
     told = _at(arguments, 1).split(".")
     tensor = PostOpOperand(f"arg{first}", _type(text, kind), _mask(text, _at(other, 0)), _at(other, 1))
@@ -276,9 +308,10 @@ def _traced(text: str, first: int) -> PostOp:
     if not bar or not text.endswith(")"):
         raise ScheduleError(f"'{text}' cannot be read; expected fn(TYPE:MASK,...|TEXT)")
     words = [w.split(":") for w in given.split(",") if w]
-    operands = tuple(PostOpOperand(f"arg{first + i}", _type(text, w[0]) if w[0] else None,
-                             _mask(text, _at(w, 1)))
-                     for i, w in enumerate(words))
+    operands = tuple(
+        PostOpOperand(f"arg{first + i}", _type(text, w[0]) if w[0] else None, _mask(text, _at(w, 1)))
+        for i, w in enumerate(words)
+    )
     function = pointwise(body)
     names = {f"arg{i}": o.name for i, o in enumerate(operands)}
     if unknown := [n for n in function.names if n not in ("acc", *names)]:
@@ -326,16 +359,21 @@ class Epilogue:
         random = given[-1:] == [STOCHASTIC]
         for word in given[:-1] if random else given:
             if word == STOCHASTIC:
-                raise ScheduleError(f"epilogue '{text}' has '{word}' ahead of others; expected it last, "
-                                    "because the result is rounded behind all")
+                raise ScheduleError(
+                    f"epilogue '{text}' has '{word}' ahead of others; expected it last, "
+                    "because the result is rounded behind all"
+                )
             found = post_op(word)
             if found is None:
-                raise ScheduleError(f"epilogue '{text}' has '{word.partition(':')[0]}', expected one of: "
-                                    f"{', '.join(known())}")
+                raise ScheduleError(
+                    f"epilogue '{text}' has '{word.partition(':')[0]}', expected one of: "
+                    f"{', '.join(known())}"
+                )
             words += split(found.text)
         if len(words) > MOST_OPERATIONS + 4:
-            raise ScheduleError(f"epilogue '{text}' has {len(words)} operations; expected at most "
-                                f"{MOST_OPERATIONS}")
+            raise ScheduleError(
+                f"epilogue '{text}' has {len(words)} operations; expected at most {MOST_OPERATIONS}"
+            )
         if sum(w.partition(":")[0] == "bias" for w in words) > 1:
             raise ScheduleError(f"epilogue '{text}' uses 'bias' twice; it can be used once")
         for i, word in enumerate(words):
@@ -376,8 +414,10 @@ class Epilogue:
         """The tensors that the epilogue reads, each once. Raises ScheduleError for a mask or a tag of
         another rank than the result's, and for a result that is not rounded at random."""
         if self.random and result.dtype not in SHORT:
-            raise ScheduleError(f"'{STOCHASTIC}' rounds results of {' '.join(map(str, SHORT))}; "
-                                f"{result.name} is {result.dtype}")
+            raise ScheduleError(
+                f"'{STOCHASTIC}' rounds results of {' '.join(map(str, SHORT))}; "
+                f"{result.name} is {result.dtype}"
+            )
         return tuple({o.name: _tensor(o, result) for o in self.operands}.values())
 
     def views(self, c: View) -> tuple[View, ...]:
@@ -444,21 +484,29 @@ def _tensor(operand: PostOpOperand, result: Tensor) -> Tensor:
         channels = result.shape[1:2]
         return Tensor("bia", result.dims[1:2], channels, Layout.dense(dtype, channels))
     if operand.mask >= 1 << rank:
-        raise ScheduleError(f"post-op tensor {operand.name} has the mask {operand.mask}; expected less "
-                            f"than {1 << rank}, for a result of {rank} dimensions")
+        raise ScheduleError(
+            f"post-op tensor {operand.name} has the mask {operand.mask}; expected less "
+            f"than {1 << rank}, for a result of {rank} dimensions"
+        )
     along = [operand.mask < 0 or bool(operand.mask >> d & 1) for d in range(rank)]
     shape = tuple(n if on else 1 for n, on in zip(result.shape, along, strict=True))
-    extents = result.extents and tuple(e if on else Const(1) for e, on in
-                                       zip(result.extents, along, strict=True))
-    return Tensor(operand.name, result.dims, shape, _layout(operand, dtype, shape, result),
-                  extents=extents if shape != (1,) * rank else ())
+    extents = result.extents and tuple(
+        e if on else Const(1) for e, on in zip(result.extents, along, strict=True)
+    )
+    return Tensor(
+        operand.name,
+        result.dims,
+        shape,
+        _layout(operand, dtype, shape, result),
+        extents=extents if shape != (1,) * rank else (),
+    )
 
 
 def _layout(operand: PostOpOperand, dtype: DType, shape: tuple[int, ...], result: Tensor) -> Layout:
     """The layout of the tag; without one the result's, or for another shape its order of dimensions."""
     if operand.tag:
         try:
-            return Layout.parse(operand.tag, dtype, shape, RANK[:len(shape)])
+            return Layout.parse(operand.tag, dtype, shape, RANK[: len(shape)])
         except LayoutError as error:
             raise ScheduleError(f"post-op tensor {operand.name}: {error}") from error
     if shape == result.shape:
@@ -472,5 +520,7 @@ def _layout(operand: PostOpOperand, dtype: DType, shape: tuple[int, ...], result
 def _view(tensor: Tensor, mask: int, c: View) -> View:
     if tensor.name == "bia":
         return View(tensor, (ViewDim(c.dims[1].coord),))
-    return View(tensor, tuple(dim if mask < 0 or mask >> d & 1 else ViewDim(Const(0))
-                              for d, dim in enumerate(c.dims)))
+    return View(
+        tensor,
+        tuple(dim if mask < 0 or mask >> d & 1 else ViewDim(Const(0)) for d, dim in enumerate(c.dims)),
+    )

@@ -160,8 +160,13 @@ class Surrounded(Workload):
         found = [examine(c, tensors) for c in self.parts]
         if wrong := next((f for f in found if f.reason), None):
             return wrong
-        return SampleOutcome(sum(f.checked for f in found), sum(f.telling for f in found),
-                     all(f.varied for f in found), (), "")
+        return SampleOutcome(
+            sum(f.checked for f in found),
+            sum(f.telling for f in found),
+            all(f.varied for f in found),
+            (),
+            "",
+        )
 
 
 def surrounded(problem: ConvProblem, prop: Prop, parts: Sequence[Compute]) -> Surrounded:

@@ -26,8 +26,13 @@ T = TypeVar("T")
 Source = str | Path | Iterable[str]
 
 OPTION_DIRECTIONS: dict[str, Prop | None] = {
-    "": None, "FWD_D": Prop.FWD, "FWD_B": Prop.FWD, "FWD_I": Prop.FWD, "BWD_D": Prop.BWD_D,
-    "BWD_W": Prop.BWD_W, "BWD_WB": Prop.BWD_W,
+    "": None,
+    "FWD_D": Prop.FWD,
+    "FWD_B": Prop.FWD,
+    "FWD_I": Prop.FWD,
+    "BWD_D": Prop.BWD_D,
+    "BWD_W": Prop.BWD_W,
+    "BWD_WB": Prop.BWD_W,
 }
 MAX_NESTING = 16
 OPEN = (",", "+", ":", "=")  # what no token ends with
@@ -36,8 +41,9 @@ OPEN = (",", "+", ":", "=")  # what no token ends with
 def _direction(word: str) -> Prop | None:
     word = word.upper()  # oneDNN's files have both
     if word not in OPTION_DIRECTIONS:
-        raise ProblemError(f"direction '{word}' is unknown; "
-                           f"expected one of {' '.join(filter(None, OPTION_DIRECTIONS))}")
+        raise ProblemError(
+            f"direction '{word}' is unknown; expected one of {' '.join(filter(None, OPTION_DIRECTIONS))}"
+        )
     return OPTION_DIRECTIONS[word]
 
 
@@ -50,7 +56,11 @@ def _minibatch(word: str) -> int:
 # The parser of one alternative of each option; an empty text gives the default. Problems of a descriptor
 # vary the first option slowest.
 OPTIONS: dict[str, Callable[[str], Any]] = {
-    "dir": _direction, "dt": lambda word: word or "f32", "stag": str, "wtag": str, "dtag": str,
+    "dir": _direction,
+    "dt": lambda word: word or "f32",
+    "stag": str,
+    "wtag": str,
+    "dtag": str,
     "mb": _minibatch,
 }
 
@@ -72,8 +82,10 @@ class State:
         elif option in OPTIONS:
             self.options[option] = [OPTIONS[option](word) for word in value.split(",")]
         else:
-            raise ProblemError(f"option '--{option}' is unknown; expected one of "
-                               f"{' '.join('--' + name for name in ('batch', 'reset', *OPTIONS))}")
+            raise ProblemError(
+                f"option '--{option}' is unknown; expected one of "
+                f"{' '.join('--' + name for name in ('batch', 'reset', *OPTIONS))}"
+            )
 
     def problems(self, text: str) -> Iterator[tuple[ConvProblem, Prop | None]]:
         """The problems of one descriptor: the product of the alternatives."""
@@ -82,8 +94,7 @@ class State:
             now = dict(zip(self.options, values, strict=True))
             sized = replace(shape, mb=now["mb"] or shape.mb)
             tags = tuple(now[option] for option in ("stag", "wtag", "dtag"))
-            yield (ConvProblem.of_descriptor(sized, now["dt"], tags if any(tags) else "nchw"),
-                   now["dir"])
+            yield (ConvProblem.of_descriptor(sized, now["dt"], tags if any(tags) else "nchw"), now["dir"])
 
 
 def iter_problems(source: Source) -> Iterator[tuple[ConvProblem, Prop | None]]:
@@ -99,8 +110,12 @@ def read_problems(source: Source, *, prop: Prop | None = None) -> list[ConvProbl
     return [p for p, way in iter_problems(source) if prop in (None, way) or way is None]
 
 
-def walk(source: Source, option: Callable[[str, str], None],
-         descriptor: Callable[[str, str], Iterable[T]], depth: int = 0) -> Iterator[T]:
+def walk(
+    source: Source,
+    option: Callable[[str, str], None],
+    descriptor: Callable[[str, str], Iterable[T]],
+    depth: int = 0,
+) -> Iterator[T]:
     """Read a batch file, or lines, and the files that they name: call ``option(name, value)`` for each
     option, and yield from ``descriptor(text, where)`` for each descriptor. Raises ProblemError naming file
     and line."""
@@ -109,9 +124,14 @@ def walk(source: Source, option: Callable[[str, str], None],
         yield from take(token, option, descriptor, path, f"{path or 'list'}:{number}", depth)
 
 
-def take(token: str, option: Callable[[str, str], None],
-         descriptor: Callable[[str, str], Iterable[T]], path: Path | None, where: str,
-         depth: int = 0) -> Iterator[T]:
+def take(
+    token: str,
+    option: Callable[[str, str], None],
+    descriptor: Callable[[str, str], Iterable[T]],
+    path: Path | None,
+    where: str,
+    depth: int = 0,
+) -> Iterator[T]:
     """One token of a batch, read in the file ``path`` at ``where``. See ``walk``."""
     name, _, value = token.removeprefix("--").partition("=")
     if name == "batch" and token.startswith("--"):
@@ -165,8 +185,16 @@ KINDS = ("dense", "first", "last", "grouped", "depthwise")
 SCHEMA = "transconv-suite-1"
 """The schema of JSON files of layers."""
 # A folded batch norm is a bias; the activation, and the residual before it, remain.
-EPILOGUES = {"none": "", "relu": "relu", "bn_relu": "bias+relu", "bn_relu6": "bias+relu6",
-             "bn_silu": "bias+silu", "bn_add_relu": "bias+res+relu", "add": "res", "gelu": "gelu"}
+EPILOGUES = {
+    "none": "",
+    "relu": "relu",
+    "bn_relu": "bias+relu",
+    "bn_relu6": "bias+relu6",
+    "bn_silu": "bias+silu",
+    "bn_add_relu": "bias+res+relu",
+    "add": "res",
+    "gelu": "gelu",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +293,10 @@ def _layer(row: dict[str, Any]) -> ListedLayer:
     axes = tuple(zip(outer, taps, stride, dilation, pad, high, strict=True))
     if row["transposed"]:
         extra = row.get("output_padding", (0,) * len(outer))
-        made = tuple((n - 1) * s - lo - hi + (k - 1) * d + 1 + x
-                     for (n, k, s, d, lo, hi), x in zip(axes, extra, strict=True))
+        made = tuple(
+            (n - 1) * s - lo - hi + (k - 1) * d + 1 + x
+            for (n, k, s, d, lo, hi), x in zip(axes, extra, strict=True)
+        )
         ic, oc, i, o = cout, cin, made, outer
     else:
         made = tuple((n + lo + hi - (k - 1) * d - 1) // s + 1 for n, k, s, d, lo, hi in axes)
@@ -276,8 +306,13 @@ def _layer(row: dict[str, Any]) -> ListedLayer:
     epilogue = EPILOGUES.get(word, "")
     if row.get("bias") and "bias" not in epilogue:
         epilogue = "+".join(["bias", epilogue]).strip("+")
-    return ListedLayer(row["name"], ConvProblem.of_descriptor(shape), row["transposed"], epilogue,
-                 (*row.get("tags", ()), row.get("tier", "full")))
+    return ListedLayer(
+        row["name"],
+        ConvProblem.of_descriptor(shape),
+        row["transposed"],
+        epilogue,
+        (*row.get("tags", ()), row.get("tier", "full")),
+    )
 
 
 def select(layers: Iterable[ListedLayer], pattern: str = "", kinds: str = "") -> list[ListedLayer]:

@@ -130,8 +130,14 @@ def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
     o = simplify(q.var - t.var + (r.var + pad) // stride, facts)
     inside = (o >= 0) & (o < p.o[x])
     exists = (k < p.k[x]) if p.k[x] % stride else TRUE
-    return _Spatial(q, t, ViewDim(i, (i < p.i[x]) if p.i[x] % stride else TRUE),
-                    ViewDim(o, all_of([inside, exists])), ViewDim(k, exists), r)
+    return _Spatial(
+        q,
+        t,
+        ViewDim(i, (i < p.i[x]) if p.i[x] % stride else TRUE),
+        ViewDim(o, all_of([inside, exists])),
+        ViewDim(k, exists),
+        r,
+    )
 
 
 MANY_PHASES = 16  # more kernels take longer to compile and launch than they save
@@ -139,8 +145,7 @@ MANY_PHASES = 16  # more kernels take longer to compile and launch than they sav
 
 def _meets_one(p: ConvProblem, x: int) -> bool:
     """Whether dst has one position along a dimension and every position of src has exactly one tap."""
-    return (p.o[x] == 1 and p.k[x] > 1 and p.dilation[x] == 1
-            and 0 <= p.pad_lo[x] <= p.k[x] - p.i[x])
+    return p.o[x] == 1 and p.k[x] > 1 and p.dilation[x] == 1 and 0 <= p.pad_lo[x] <= p.k[x] - p.i[x]
 
 
 def _fold_phases(p: ConvProblem, strided: list[int]) -> bool:
@@ -191,22 +196,24 @@ def computes(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tu
     one = [x for x in range(p.ndims) if _meets_one(p, x)]
     strided = [x for x in range(p.ndims) if p.stride[x] > 1 and x not in one]
     if not strided or _fold_phases(p, strided):
-        spatial = [_solve_all_phases(p, x) if x in (*one, *strided) else _solve_o(p, x, 0)
-                   for x in range(p.ndims)]
+        spatial = [
+            _solve_all_phases(p, x) if x in (*one, *strided) else _solve_o(p, x, 0) for x in range(p.ndims)
+        ]
         return _assemble(p, prop, spatial, epilogue, "_phases" if strided else "")
-    phases = itertools.product(*(range(min(p.stride[x], p.i[x]) if x in strided else 1)
-                                 for x in range(p.ndims)))
+    phases = itertools.product(
+        *(range(min(p.stride[x], p.i[x]) if x in strided else 1) for x in range(p.ndims))
+    )
     made: list[Compute] = []
     for phase in phases:
-        spatial = [_solve_all_phases(p, x) if x in one else _solve_o(p, x, r)
-                   for x, r in enumerate(phase)]
+        spatial = [_solve_all_phases(p, x) if x in one else _solve_o(p, x, r) for x, r in enumerate(phase)]
         *before, main = _assemble(p, prop, spatial, epilogue, "".join(f"_{r}" for r in phase))
         made += [*before, replace(main, part=phase)]
     return tuple(made)
 
 
-def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epilogue | None,
-              label: str) -> tuple[Compute, ...]:
+def _assemble(
+    p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epilogue | None, label: str
+) -> tuple[Compute, ...]:
     """The product, and before it the computations of zero points."""
     mb, g = Axis("mb", p.mb, "position"), Axis("g", p.g, "batch")
     ic, oc = Axis("ic", p.icg, "feature"), Axis("oc", p.ocg, "feature")
@@ -222,8 +229,11 @@ def _assemble(p: ConvProblem, prop: Prop, spatial: list[_Spatial], epilogue: Epi
     }
     outer, taps = [s.outer for s in spatial], [s.tap for s in spatial]
     phases = [s.phase for s in spatial if s.phase is not None]
-    order = {Prop.FWD: (g, mb, *outer, oc, *taps, ic), Prop.BWD_D: (g, mb, *outer, *phases, ic, *taps, oc),
-            Prop.BWD_W: (g, *taps, ic, oc, mb, *outer)}[prop]
+    order = {
+        Prop.FWD: (g, mb, *outer, oc, *taps, ic),
+        Prop.BWD_D: (g, mb, *outer, *phases, ic, *taps, oc),
+        Prop.BWD_W: (g, *taps, ic, oc, mb, *outer),
+    }[prop]
     a, b, c = (views[name] for name in prop.roles)
     used = tuple(x for x in order if x is not g or p.g > 1)
     epilogue = epilogue or Epilogue()
@@ -256,8 +266,10 @@ def marked(text: str) -> tuple[str, frozenset[str]]:
     names = frozenset({*found, *(n + share for n, share in found.items() if int(share[1:] or 1) > 1)})
     plain = ANY.sub(r"\1\2", text)
     if "?" in plain:
-        raise ProblemError(f"problem '{text}': a question mark stands behind mb, id, ih or iw and a "
-                           "number, such as mb8?; channels and filters are numbers")
+        raise ProblemError(
+            f"problem '{text}': a question mark stands behind mb, id, ih or iw and a "
+            "number, such as mb8?; channels and filters are numbers"
+        )
     return plain, names
 
 
@@ -306,8 +318,9 @@ def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
     return re.sub(r"(mb|id|ih|iw)\d+", said, head) + space + rest
 
 
-def any_size(problem: ConvProblem, prop: Prop, names: frozenset[str] = ALL,
-             epilogue: Epilogue | None = None) -> tuple[Compute, ...]:
+def any_size(
+    problem: ConvProblem, prop: Prop, names: frozenset[str] = ALL, epilogue: Epilogue | None = None
+) -> tuple[Compute, ...]:
     """The computations of one direction for any size of ``names``, or any multiple (``ih%2``); the
     problem's sizes are the examples.
     ``BWD_D`` with strides has one for each stride phase, which may run in any order. Raises ProblemError
@@ -325,8 +338,12 @@ def any_tensors(problem: ConvProblem, names: frozenset[str]) -> dict[str, Tensor
     for name, sizes in written.shapes().items():
         extents = tuple(simplify(of_sizes(str(size), named)) for size in sizes)
         made[name] = Tensor(
-            name, tuple(f"{name}_{dim}" for dim in range(len(sizes))), problem.shapes[name],
-            problem.specs[name].layout, extents=extents if any(map(free_vars, extents)) else ())
+            name,
+            tuple(f"{name}_{dim}" for dim in range(len(sizes))),
+            problem.shapes[name],
+            problem.specs[name].layout,
+            extents=extents if any(map(free_vars, extents)) else (),
+        )
     return made
 
 
@@ -388,8 +405,11 @@ class _Written:
         for x, n in enumerate(p.spatial):
             if f"i{n}" in self.names:
                 share = self.share(f"i{n}")
-                least = next(i for i in range(share, longest, share)
-                             if (i >= p.stride[x] or not phased) and self.length(x, i) >= 1)
+                least = next(
+                    i
+                    for i in range(share, longest, share)
+                    if (i >= p.stride[x] or not phased) and self.length(x, i) >= 1
+                )
                 words.append(f"I{n.upper()}={least} in {least}..{longest}")
         most = {"*".join(f"({n})" for n in (word.partition("=")[2] for word in points.split())): POSITIONS}
         for name in ("src", "dst") if self.is_narrow() else ():
@@ -414,16 +434,21 @@ class _Written:
 
     def shapes(self) -> dict[str, list[int | str]]:
         p = self.p
-        return {"src": [self.mb, p.ic, *self.i], "wei": [p.oc, p.icg, *p.k],
-                "dst": [self.mb, p.oc, *self.o]}
+        return {
+            "src": [self.mb, p.ic, *self.i],
+            "wei": [p.oc, p.icg, *p.k],
+            "dst": [self.mb, p.oc, *self.o],
+        }
 
     def tensors(self) -> list[str]:
         p, sizes, lines = self.p, self.shapes(), []
         for name, spec in p.specs.items():
             tag = spec.layout.tag()
             if tag is None:
-                raise ProblemError(f"problem '{p}': {name} lies as {spec.layout}; expected a dense tensor "
-                                   "where sizes are arguments")
+                raise ProblemError(
+                    f"problem '{p}': {name} lies as {spec.layout}; expected a dense tensor "
+                    "where sizes are arguments"
+                )
             shape = ", ".join(map(str, sizes[name]))
             lines.append(f"tensor {name} {spec.dtype} [{shape}] {tag}")
         return lines
@@ -433,28 +458,43 @@ class _Written:
         around = [solved(p, prop, x, phase[x] if phase else 0) for x in range(p.ndims)]
         group = f"g={p.g} " if p.g > 1 else ""
         ic, oc = (f"g*{n}+{name}" if p.g > 1 else name for n, name in ((p.icg, "ic"), (p.ocg, "oc")))
-        at = {"src": ["mb", ic, *(_said(s.i.coord) for s in around)],
-              "wei": [oc, "ic", *(_said(s.k.coord) for s in around)],
-              "dst": ["mb", oc, *(_said(s.o.coord) for s in around)]}
-        outer = " ".join(f"{s.outer.name}={self.outer(x, s.outer.name, phase)}"
-                         for x, s in enumerate(around))
+        at = {
+            "src": ["mb", ic, *(_said(s.i.coord) for s in around)],
+            "wei": [oc, "ic", *(_said(s.k.coord) for s in around)],
+            "dst": ["mb", oc, *(_said(s.o.coord) for s in around)],
+        }
+        outer = " ".join(
+            f"{s.outer.name}={self.outer(x, s.outer.name, phase)}" for x, s in enumerate(around)
+        )
         taps = " ".join(f"{s.tap.name}={s.tap.size}" for s in around)
         free, summed = {
             Prop.FWD: (f"mb={self.mb} {outer} oc={p.ocg}", f"{taps} ic={p.icg}"),
             Prop.BWD_D: (f"mb={self.mb} {outer} ic={p.icg}", f"{taps} oc={p.ocg}"),
-            Prop.BWD_W: (f"{taps} ic={p.icg} oc={p.ocg}", f"mb={self.mb} {outer}")}[prop]
+            Prop.BWD_W: (f"{taps} ic={p.icg} oc={p.ocg}", f"mb={self.mb} {outer}"),
+        }[prop]
         over = " ".join(word.partition("=")[0] for word in summed.split())
         a, b, c = (f"{name}[{', '.join(at[name])}]" for name in prop.roles)
         label = "".join(f"_{r}" for r in phase) if any(s > 1 for s in p.stride) else ""
-        made = _parsed("\n".join([
-            f"compute {prop}{label} math={p.math}",
-            f"sizes {self.line(f'mb={self.mb} {outer}', bool(phase))}", *self.tensors(),
-            f"axes {group}{free} | {summed}", f"read a = {a}", f"read b = {b}",
-            f"store {c} = sum(a*b; {over})"]))
+        made = _parsed(
+            "\n".join(
+                [
+                    f"compute {prop}{label} math={p.math}",
+                    f"sizes {self.line(f'mb={self.mb} {outer}', bool(phase))}",
+                    *self.tensors(),
+                    f"axes {group}{free} | {summed}",
+                    f"read a = {a}",
+                    f"read b = {b}",
+                    f"store {c} = sum(a*b; {over})",
+                ]
+            )
+        )
         # A text cannot say that a weight gradient sums over positions.
         roles = {"g": "batch", "ic": "feature", "oc": "feature"} | {s.tap.name: "window" for s in around}
-        made = replace(made, part=phase if label else None, axes=tuple(
-            replace(a, role=roles.get(a.name, "position")) for a in made.axes))
+        made = replace(
+            made,
+            part=phase if label else None,
+            axes=tuple(replace(a, role=roles.get(a.name, "position")) for a in made.axes),
+        )
         sizes = {"MB": p.mb, **{f"I{n.upper()}": i for n, i in zip(p.spatial, p.i, strict=True)}}
         return with_examples(made, {n: size for n, size in sizes.items() if n.lower() in self.names})
 

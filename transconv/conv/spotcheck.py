@@ -63,8 +63,9 @@ class SampledBatches:
     rows: tuple[torch.Tensor, ...]
 
     def to(self, device: torch.device) -> SampledBatches:
-        return SampledBatches(self.group.to(device), self.columns.to(device),
-                      tuple(r.to(device) for r in self.rows))
+        return SampledBatches(
+            self.group.to(device), self.columns.to(device), tuple(r.to(device) for r in self.rows)
+        )
 
     def batch(self, at: slice) -> SampledBatches:
         return SampledBatches(self.group[at], self.columns[at], tuple(r[at] for r in self.rows))
@@ -99,7 +100,7 @@ def choose(axes: Axes, points: int, wide: bool = True) -> SampledBatches:
     else:
         corners = torch.tensor(list(itertools.product(*(sorted({0, n - 1}) for n in sizes))))
         for drawn, ends in zip((group, columns, *rows), corners.T, strict=True):
-            drawn[:len(ends), 0] = ends[:batches]
+            drawn[: len(ends), 0] = ends[:batches]
     return SampledBatches(group, columns, tuple(rows))
 
 
@@ -112,8 +113,9 @@ def _positions(size: int, shape: tuple[int, int], generator: torch.Generator) ->
         return torch.randint(0, n, shape, generator=generator)
 
     uniform, kind = below(size), below(6)
-    near = torch.where(kind < 2, kind, torch.where(kind < 4, size + 1 - kind,
-                                                   below(size) // 16 * 16 + kind - 5))
+    near = torch.where(
+        kind < 2, kind, torch.where(kind < 4, size + 1 - kind, below(size) // 16 * 16 + kind - 5)
+    )
     chosen = torch.where(torch.arange(shape[0])[:, None] % 4 == 0, near, uniform)
     return chosen.clamp(0, size - 1)
 
@@ -135,8 +137,9 @@ def _gather(tensor: torch.Tensor, coordinates: Sequence[torch.Tensor]) -> torch.
     return tensor.as_strided((span,), (1,), tensor.storage_offset())[offset]
 
 
-def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: SampledBatches,
-             first: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _factors(
+    p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: SampledBatches, first: slice
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A (batch, r, *summed axes), B (batch, c, *summed axes), both f64, and the mask of A; ``first`` is
     the range of the outermost summed axis (images or channels)."""
     import torch
@@ -181,8 +184,9 @@ def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: S
     return a.double(), b.double(), exists
 
 
-def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
-          at: SampledBatches) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _sums(
+    p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: SampledBatches
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sums of products and of absolute products, f64 (batch, r, c), and whether both operands have
     different values."""
     import torch
@@ -197,8 +201,7 @@ def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
         part = at.batch(slice(low, low + together))
         total = size = torch.zeros((len(part.group), r, c), dtype=torch.float64, device=at.group.device)
         for start in range(0, summed[0], images):
-            a, b, exists = _factors(p, prop, tensors, part,
-                                    slice(start, min(summed[0], start + images)))
+            a, b, exists = _factors(p, prop, tensors, part, slice(start, min(summed[0], start + images)))
             varied.append(torch.stack([(t != t.flatten()[0]).any() for t in (a, b)]))
             a, b = a.masked_fill_(~exists, 0.0).flatten(2), b.flatten(2)
             if r * c == 1:
@@ -215,8 +218,7 @@ def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
 # -- allowed error ---------------------------------------------------------------------------------
 
 
-def _allowed(p: ConvProblem, terms: int, short: bool, y: torch.Tensor,
-             size: torch.Tensor) -> torch.Tensor:
+def _allowed(p: ConvProblem, terms: int, short: bool, y: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     """The allowed error of a sum in the accumulator's type, where ``y`` is the f64 sum of the products and
     ``size`` that of their absolute values.
 
@@ -241,9 +243,14 @@ def _allowed(p: ConvProblem, terms: int, short: bool, y: torch.Tensor,
     return allowed
 
 
-def _after(p: ConvProblem, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
-           where: Sequence[torch.Tensor], y: torch.Tensor,
-           allowed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _after(
+    p: ConvProblem,
+    epilogue: Epilogue,
+    tensors: dict[str, torch.Tensor],
+    where: Sequence[torch.Tensor],
+    y: torch.Tensor,
+    allowed: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and its allowed error after the epilogue in f64, including the error of its
     arithmetic."""
     if not epilogue:
@@ -252,14 +259,18 @@ def _after(p: ConvProblem, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
     given = {"acc": y}
     for operand in epilogue.operands:
         t = tensors[operand.name]
-        places = where[1:2] if operand.name == "bia" else [
-            w if n > 1 else w * 0 for w, n in zip(where, t.shape, strict=True)]
+        places = (
+            where[1:2]
+            if operand.name == "bia"
+            else [w if n > 1 else w * 0 for w, n in zip(where, t.shape, strict=True)]
+        )
         given[operand.name] = _gather(t, places).double()
     return with_error(epilogue.function, given, {"acc": allowed}, eps)
 
 
-def _stored(result: DType, want: torch.Tensor, allowed: torch.Tensor,
-            acc: DType) -> tuple[torch.Tensor, torch.Tensor, float]:
+def _stored(
+    result: DType, want: torch.Tensor, allowed: torch.Tensor, acc: DType
+) -> tuple[torch.Tensor, torch.Tensor, float]:
     """What a type makes of expected values and their errors, and the largest value that is compared:
     beyond the largest float infinity may be correct, also because a sum in f32 can overflow on the way."""
     import torch
@@ -283,8 +294,9 @@ def _coordinates(p: ConvProblem, prop: Prop, at: SampledBatches) -> list[torch.T
     return [head, group * Axes.of(p, prop).columns + column, *rest]
 
 
-def sampled(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
-            points: int = POINTS) -> tuple[list[torch.Tensor], torch.Tensor]:
+def sampled(
+    p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], points: int = POINTS
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The coordinates of sampled elements of a result, which broadcast to one another, and their sums
     in f64, before any epilogue. ``tensors`` by name (src, wei, dst) as for ``examine``."""
     import torch
@@ -295,8 +307,14 @@ def sampled(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
         return _coordinates(p, prop, at), _sums(p, prop, tensors, at)[0]
 
 
-def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
-            result: torch.Tensor, points: int = POINTS) -> SampleOutcome:
+def examine(
+    p: ConvProblem,
+    prop: Prop,
+    epilogue: Epilogue,
+    tensors: dict[str, torch.Tensor],
+    result: torch.Tensor,
+    points: int = POINTS,
+) -> SampleOutcome:
     """Compare sampled elements of a result with f64 sums. ``tensors`` by name (src, wei, dst, bia, res) in
     their logical shapes, with any strides; works on their device and waits for it once."""
     import torch
@@ -313,26 +331,35 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
         short = all(p.specs[n].dtype.is_short for n in prop.operands)
         where = _coordinates(p, prop, at)
         got = _gather(result, where).double()
-        want, allowed = _after(p, epilogue, tensors, where, total,
-                               _allowed(p, prod(axes.summed), short, total, size))
+        want, allowed = _after(
+            p, epilogue, tensors, where, total, _allowed(p, prod(axes.summed), short, total, size)
+        )
         want, allowed, most = _stored(getattr(p, prop.result).dtype, want, allowed, p.acc)
         sure = (want.isnan() | (want.abs() + allowed < most)) & (size < most)
         if not result.is_floating_point():
             sure &= ~want.isnan()  # no integer is right
         bad = sure & ~((got - want).abs() <= allowed) & ~(got.isnan() & want.isnan())
         seen, telling, wrong, several = torch.stack(
-            [sure.sum(), (sure & (total != 0)).sum(), bad.sum(), varied]).tolist()
+            [sure.sum(), (sure & (total != 0)).sum(), bad.sum(), varied]
+        ).tolist()
         if not wrong:
             return SampleOutcome(seen, telling, bool(several), (), "")
         places = torch.stack([x.expand(bad.shape)[bad] for x in where], -1).tolist()
         first = tuple(places[0])
-        reason = (f"{wrong} of {seen} sampled elements are wrong, the first at {first}: "
-                  f"{float(got[bad][0]):g} instead of {float(want[bad][0]):g}")
+        reason = (
+            f"{wrong} of {seen} sampled elements are wrong, the first at {first}: "
+            f"{float(got[bad][0]):g} instead of {float(want[bad][0]):g}"
+        )
         return SampleOutcome(seen, telling, bool(several), tuple(map(tuple, places)), reason)
 
 
-def spot_check(problem: ConvProblem, prop: Prop, epilogue: Epilogue,
-               tensors: dict[str, torch.Tensor], result: torch.Tensor,
-               points: int = POINTS) -> str | None:
+def spot_check(
+    problem: ConvProblem,
+    prop: Prop,
+    epilogue: Epilogue,
+    tensors: dict[str, torch.Tensor],
+    result: torch.Tensor,
+    points: int = POINTS,
+) -> str | None:
     """None if the sampled elements of a result are correct, else a sentence about the wrong ones."""
     return examine(problem, prop, epilogue, tensors, result, points).reason or None

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 FEW = 16  # channels; problems with fewer are compared only if the number is equal
 OTHER_TYPE = 0.25  # the distance of other element types, such as f16 and bf16
-MEANS = {Prop.FWD: "the convolution",
-         Prop.BWD_D: "the gradient of its input, or a transposed convolution",
-         Prop.BWD_W: "the gradient of its weight"}
+MEANS = {
+    Prop.FWD: "the convolution",
+    Prop.BWD_D: "the gradient of its input, or a transposed convolution",
+    Prop.BWD_W: "the gradient of its weight",
+}
 LEAST = 0.01  # the smallest distance of different problems
 
 
@@ -95,9 +97,11 @@ class ConvWorkload(Workload):
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         p, around = self.problem, self.problem.spatial
-        dims = {"src": ("mb", "ic", *(f"i{n}" for n in around)),
-                "wei": ("oc", "ic", *(f"k{n}" for n in around)),
-                "dst": ("mb", "oc", *(f"o{n}" for n in around))}
+        dims = {
+            "src": ("mb", "ic", *(f"i{n}" for n in around)),
+            "wei": ("oc", "ic", *(f"k{n}" for n in around)),
+            "dst": ("mb", "oc", *(f"o{n}" for n in around)),
+        }
         made = {n: Tensor(n, dims[n], p.shapes[n], spec.layout) for n, spec in p.specs.items()}
         if self.open:
             made = any_tensors(p, self.open)
@@ -173,8 +177,13 @@ class ConvWorkload(Workload):
     @property
     def torch_text(self) -> TorchText:
         p = self.problem
-        return TorchText(self.prop.operands, self.terms, 2.0 ** -(23 if p.acc.bits == 32 else 52),
-                         tuple(program(p, self.prop)), tuple(continued(self.epilogue, p.ndims)))
+        return TorchText(
+            self.prop.operands,
+            self.terms,
+            2.0 ** -(23 if p.acc.bits == 32 else 52),
+            tuple(program(p, self.prop)),
+            tuple(continued(self.epilogue, p.ndims)),
+        )
 
     def part_of(self, at: Sequence[int]) -> tuple[int, ...]:
         """The stride phase of an element of src."""
@@ -188,8 +197,10 @@ def computable(problem: ConvProblem, prop: Prop) -> None:
         raise Unsupported(f"dtype:{a}:{b}", f"{' and '.join(prop.operands)}: {reason}")
     result = problem.specs[prop.result].dtype
     if a.kind != b.kind and result.kind == "int":
-        raise Unsupported(f"dtype:{a}:{b}:{result}", f"{prop.result}: sums of floats by integers are "
-                          f"floats, not {result}")
+        raise Unsupported(
+            f"dtype:{a}:{b}:{result}",
+            f"{prop.result}: sums of floats by integers are floats, not {result}",
+        )
 
 
 def writable(problem: ConvProblem, prop: Prop) -> None:
@@ -197,9 +208,11 @@ def writable(problem: ConvProblem, prop: Prop) -> None:
     layout = getattr(problem, prop.result).layout
     if layout.overlaps:
         dense = Layout.dense(layout.dtype, problem.shapes[prop.result]).strides() or ()
-        raise ProblemError(f"problem '{problem}': {prop} computes {prop.result}, elements of which share "
-                           f"a place in the layout {layout}; expected a place for each, such as "
-                           f"strides({','.join(map(str, dense))})")
+        raise ProblemError(
+            f"problem '{problem}': {prop} computes {prop.result}, elements of which share "
+            f"a place in the layout {layout}; expected a place for each, such as "
+            f"strides({','.join(map(str, dense))})"
+        )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -225,6 +238,7 @@ def _bridged(p: ConvProblem) -> tuple[object, ...]:
 def _distance(one: ConvProblem, other: ConvProblem) -> float:
     """The distance of two comparable problems. Images and positions weigh half as much as channels and
     groups, because a tile covers a small part of all positions."""
+
     def sizes(p: ConvProblem) -> tuple[float, ...]:
         return p.mb * prod(p.o), p.o[-1], p.icg, p.ocg, p.g
 
@@ -264,18 +278,24 @@ def program(p: ConvProblem, prop: Prop) -> Iterator[str]:
         given = ("{0}", "b") if prop is Prop.BWD_D else ("a", "{0}")
         grad = "a" if prop is Prop.BWD_D else "b"
         made = prop.result
-        yield (f"    {made} = torch.zeros({p.shapes[made]}, dtype=torch.float64, device=a.device, "
-               "requires_grad=True)")
-        yield (f"    return torch.autograd.grad(convolved({', '.join(given).format(made)}), {made}, "
-               f"{grad})[0]")
+        yield (
+            f"    {made} = torch.zeros({p.shapes[made]}, dtype=torch.float64, device=a.device, "
+            "requires_grad=True)"
+        )
+        yield (
+            f"    return torch.autograd.grad(convolved({', '.join(given).format(made)}), {made}, "
+            f"{grad})[0]"
+        )
     pads = [n for low, high in reversed(list(zip(p.pad_lo, p.pad_hi, strict=True))) for n in (low, high)]
     yield ""
     yield ""
     yield "def convolved(src, wei):"
-    yield (f"    src = F.pad(src, {pads})  # low and high of each axis, the last one first; below 0: left "
-           "out")
-    yield (f"    return F.conv{p.ndims}d(src, wei, stride={p.stride}, dilation={p.dilation}, "
-           f"groups={p.g})")
+    yield (
+        f"    src = F.pad(src, {pads})  # low and high of each axis, the last one first; below 0: left out"
+    )
+    yield (
+        f"    return F.conv{p.ndims}d(src, wei, stride={p.stride}, dilation={p.dilation}, groups={p.g})"
+    )
 
 
 def continued(epilogue: Epilogue, ndims: int) -> Iterator[str]:
@@ -284,8 +304,10 @@ def continued(epilogue: Epilogue, ndims: int) -> Iterator[str]:
     if not epilogue:
         return
     if epilogue.random:
-        raise Unsupported("export:rounding", "results that are rounded at random: files that check "
-                          "themselves round to nearest")
+        raise Unsupported(
+            "export:rounding",
+            "results that are rounded at random: files that check themselves round to nearest",
+        )
     yield "acc = want, bound"
     for name in dict.fromkeys(o.name for o in epilogue.operands):
         shaped = f".view({(-1, *[1] * ndims)})" if name == "bia" else ""
@@ -293,14 +315,19 @@ def continued(epilogue: Epilogue, ndims: int) -> Iterator[str]:
     for i, step in enumerate(epilogue.function.steps):
         row = OPS[step.op]
         if not isinstance(row.torch, str):
-            raise Unsupported("export:operation", f"the operation '{step.op}' has a function of torch "
-                              "without a name, which a file could not import; register it by its "
-                              "dotted name")
-        numbers = (*step.numbers, *row.defaults[len(step.numbers):])
+            raise Unsupported(
+                "export:operation",
+                f"the operation '{step.op}' has a function of torch "
+                "without a name, which a file could not import; register it by its "
+                "dotted name",
+            )
+        numbers = (*step.numbers, *row.defaults[len(step.numbers) :])
         given = "".join([*(f", {n!r}" for n in numbers), *(f", {k}={v!r}" for k, v in row.options)])
-        names = ", ".join("xyz"[:row.arity])
-        yield (f"value_{i} = applied(lambda {names}: {row.torch}({names}{given}), "
-               f"{4 if row.exact else 32} * eps, {', '.join(map(_said, step.values))})")
+        names = ", ".join("xyz"[: row.arity])
+        yield (
+            f"value_{i} = applied(lambda {names}: {row.torch}({names}{given}), "
+            f"{4 if row.exact else 32} * eps, {', '.join(map(_said, step.values))})"
+        )
     yield f"want, bound = {_said(epilogue.function.result)}"
 
 

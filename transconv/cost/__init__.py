@@ -10,5 +10,19 @@ from transconv.cost.registers import spills
 from transconv.cost.symbolic_cost import Lines, Number
 from transconv.cost.work import ASYNCHRONOUS, Work, count, is_small
 
-__all__ = ["ACCESS", "ASYNCHRONOUS", "AtSizes", "CostFormula", "Lines", "Number", "Work", "aligned",
-           "along_sum", "count", "estimate", "is_small", "spills", "within_groups"]
+__all__ = [
+    "ACCESS",
+    "ASYNCHRONOUS",
+    "AtSizes",
+    "CostFormula",
+    "Lines",
+    "Number",
+    "Work",
+    "aligned",
+    "along_sum",
+    "count",
+    "estimate",
+    "is_small",
+    "spills",
+    "within_groups",
+]

@@ -51,8 +51,9 @@ def _beside(compute: Compute, pack: str, split: bool, target: Target) -> float:
     return cast(float, us(*[value_at(n, like) for n in counts]))
 
 
-def copied_at(compute: Compute, schedule: Schedule,
-              target: Target) -> tuple[tuple[Expr, ...], Callable[..., Number]]:
+def copied_at(
+    compute: Compute, schedule: Schedule, target: Target
+) -> tuple[tuple[Expr, ...], Callable[..., Number]]:
     """The elements of those copies whose sizes are arguments, as expressions of these; and of their values
     the microseconds of all copies, times the computation's share of them."""
     grouped = Scheduled(compute, schedule, target).grouped
@@ -60,8 +61,9 @@ def copied_at(compute: Compute, schedule: Schedule,
 
 
 @lru_cache(maxsize=512)  # many schedules of a computation have the same copies
-def _copied_at(compute: Compute, pack: str, split: bool, unit: str,
-               target: Target) -> tuple[tuple[Expr, ...], Callable[..., Number]]:
+def _copied_at(
+    compute: Compute, pack: str, split: bool, unit: str, target: Target
+) -> tuple[tuple[Expr, ...], Callable[..., Number]]:
     made = Scheduled(compute, Schedule(pack=pack, split_k=1 + split, unit=unit), target)
     part, each = share(compute), made.copies
     sized = [c for c in each if c.named is not None]
@@ -76,8 +78,9 @@ def _copied_at(compute: Compute, pack: str, split: bool, unit: str,
     return tuple(prod(c.c.tensor.extents, start=ONE) for c in sized), us
 
 
-def copying(copy: Compute, target: Target, constants: Constants | None = None,
-            elements: Number | None = None) -> Number:
+def copying(
+    copy: Compute, target: Target, constants: Constants | None = None, elements: Number | None = None
+) -> Number:
     """Microseconds of a copy into another order: bytes read and written, and its launch. Rows of bytes
     that begin anywhere are stored one or two bytes at a time; those of odd lengths in runs that divide the
     length. ``elements``: how many there are, if not those of the copy's examples."""
@@ -135,8 +138,7 @@ def leaving_us(schedule: Schedule, compute: Compute, target: Target) -> float:
         shuffled, meets = _across_lanes(reduced, schedule, compute)
         each += (INSTRUCTIONS[w.op] * values + shuffled) / (chip.cores * chip.clock) + EXCHANGED_NS * meets
     moved = partial_results.left_bytes(compute, schedule)
-    return (programs(schedule, compute) / target.sms * each / 1e3
-            + moved / (target.bandwidth_gbs * 1e3))
+    return programs(schedule, compute) / target.sms * each / 1e3 + moved / (target.bandwidth_gbs * 1e3)
 
 
 def _across_lanes(reduced: str, schedule: Schedule, compute: Compute) -> tuple[float, bool]:
@@ -193,10 +195,15 @@ def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
     written = [v for v in others if _elements(schedule.blocks, compute, v) == whole]
     sent = sum(float(whole * v.tensor.dtype.bytes) for v in written if v in results)
     stored = sum(float(whole * v.tensor.dtype.bytes) for v in written if v not in results) * here
-    return EpilogueCost(sum(whole / _at_once(v, schedule, compute) for v in loaded),
-                  sum(float(whole * v.tensor.dtype.bytes) for v in boxes), sent, stored,
-                  sum(touched(v, compute) for v in (*large, *written)),
-                  (whole * called + SPILLED * spilled) * (schedule.split_k == 1), (*large, *written))
+    return EpilogueCost(
+        sum(whole / _at_once(v, schedule, compute) for v in loaded),
+        sum(float(whole * v.tensor.dtype.bytes) for v in boxes),
+        sent,
+        stored,
+        sum(touched(v, compute) for v in (*large, *written)),
+        (whole * called + SPILLED * spilled) * (schedule.split_k == 1),
+        (*large, *written),
+    )
 
 
 @lru_cache(maxsize=512)
@@ -206,22 +213,27 @@ def _behind(compute: Compute) -> tuple[list[View], list[View], float, bool]:
     steps = compute.sweeps.behind if compute.sum else ()
     values = [s.value for s in steps if not isinstance(s, Read)]
     others = [w.view for w in compute.writes if compute.sum and w.view is not compute.c and not w.op]
-    return ([s.view for s in steps if isinstance(s, Read)], others,
-            max(0.0, slots(values) - PLAIN),
-            any(CALLS[e.name].branches for v in values for e in find(v, Call)))
+    return (
+        [s.view for s in steps if isinstance(s, Read)],
+        others,
+        max(0.0, slots(values) - PLAIN),
+        any(CALLS[e.name].branches for v in values for e in find(v, Call)),
+    )
 
 
 @by_tile
 def _elements(tiles: tuple[Block, ...], compute: Compute, view: View) -> int:
     strides = axis_strides(view, compute)
-    return prod(b.extent for b in tiles
-                if compute.kind(b.first) != "K" and any(strides[a] for a in b.axes))
+    return prod(
+        b.extent for b in tiles if compute.kind(b.first) != "K" and any(strides[a] for a in b.axes)
+    )
 
 
 def _at_once(view: View, schedule: Schedule, compute: Compute) -> int:
     """How many elements a lane loads at once: two, if the columns of the register tile are contiguous."""
     strides = axis_strides(view, compute)
     columns = "M" if schedule.swap else "N"
-    along = any(strides[b.last] == 1 and b.extent > 1 for b in schedule.blocks
-                if compute.kind(b.first) == columns)
+    along = any(
+        strides[b.last] == 1 and b.extent > 1 for b in schedule.blocks if compute.kind(b.first) == columns
+    )
     return TOGETHER if along else 1

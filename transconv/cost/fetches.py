@@ -77,13 +77,17 @@ def fetch(
 
 def within_groups(schedule: Schedule, compute: Compute) -> bool:
     """Whether boxes end within rows of their tensor, with a group; they are slower than others."""
-    return any(fetch(v, schedule, compute, word).ends for v, word in (
-        (compute.a, schedule.a), (compute.b, schedule.b)) if v is not None)
+    return any(
+        fetch(v, schedule, compute, word).ends
+        for v, word in ((compute.a, schedule.a), (compute.b, schedule.b))
+        if v is not None
+    )
 
 
 @by_tile
-def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: int, word: str,
-             only_along: bool) -> FetchCost:
+def _fetched(
+    blocks: tuple[Block, ...], compute: Compute, view: View, widest: int, word: str, only_along: bool
+) -> FetchCost:
     """``fetch`` in accesses of at most so many elements."""
     elements = elements_of(blocks, compute, view)
     size = view.tensor.dtype.bytes
@@ -98,16 +102,27 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
     vector = min(aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / packing.diagonal(view, compute)  # elements off the diagonal are masked
     ahead = vector * size >= ASYNC
-    near = (not ahead and view is compute.b and not compute.sums_positions and not view.tensor.extents
-            and 0 < touched(view, compute) <= NEAR)
+    near = (
+        not ahead
+        and view is compute.b
+        and not compute.sums_positions
+        and not view.tensor.extents
+        and 0 < touched(view, compute) <= NEAR
+    )
     if near:
         there *= _within(blocks, compute, view)
     row = found.bytes  # the rates of wider types were fitted without the lines that rows share
     if size == 1:
         row *= together(view, found, blocks, compute)
-    return FetchCost(there * max(size, found.each), elements / vector, row, ahead,
-                 found.run == 1 and elements > 1,
-                 only_along and packing.wants_rounding(view, compute), near=near)
+    return FetchCost(
+        there * max(size, found.each),
+        elements / vector,
+        row,
+        ahead,
+        found.run == 1 and elements > 1,
+        only_along and packing.wants_rounding(view, compute),
+        near=near,
+    )
 
 
 @by_tile
@@ -121,8 +136,11 @@ def elements_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> int:
 def _within(tiles: tuple[Block, ...], compute: Compute, view: View) -> float:
     """The fraction of a view's tile that is not masked: 3 / 16 if a block of 16 features has 3."""
     strides = axis_strides(view, compute)
-    return prod(min(1.0, prod(compute.size(a) for a in b.axes) / b.extent) for b in tiles
-                if any(strides[a] for a in b.axes))
+    return prod(
+        min(1.0, prod(compute.size(a) for a in b.axes) / b.extent)
+        for b in tiles
+        if any(strides[a] for a in b.axes)
+    )
 
 
 @by_tile
@@ -130,8 +148,10 @@ def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> TileRow:
     """The row of a view's tile that moves the fewest bytes for each element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     runs = runs_of(view, compute) if compute.merge > 1 else compute.sizes
-    return min((row_along(strides, b, runs, size) for b in tiles
-                if any(strides[a] for a in b.axes)), default=TileRow(SECTOR, SECTOR))
+    return min(
+        (row_along(strides, b, runs, size) for b in tiles if any(strides[a] for a in b.axes)),
+        default=TileRow(SECTOR, SECTOR),
+    )
 
 
 def stored(schedule: Schedule, compute: Compute) -> FetchCost:
@@ -145,8 +165,9 @@ def stored(schedule: Schedule, compute: Compute) -> FetchCost:
         return found._replace(bytes=found.accesses * SECTOR)
     row = _row_of(schedule.blocks, compute, compute.c)
     single = schedule.via == "gluon" and aligned(compute.c, row.axes, compute) == 1
-    return found._replace(bytes=found.bytes * straddling(compute.c, row, SECTOR, compute),
-                           alone=found.alone or single)
+    return found._replace(
+        bytes=found.bytes * straddling(compute.c, row, SECTOR, compute), alone=found.alone or single
+    )
 
 
 WIDEST = 1 << 10  # more elements than one access takes
@@ -205,15 +226,24 @@ def together(view: View, row: TileRow, blocks: tuple[Block, ...], compute: Compu
     if not row.run or row.run != prod(compute.size(a) for a in row.axes):
         return 1
     strides = axis_strides(view, compute)
-    return max((min(b.extent, compute.size(b.last)) for b in blocks if b.last not in row.axes
-                and strides[b.last] == row.run), default=1)
+    return max(
+        (
+            min(b.extent, compute.size(b.last))
+            for b in blocks
+            if b.last not in row.axes and strides[b.last] == row.run
+        ),
+        default=1,
+    )
 
 
 @lru_cache(maxsize=512)
 def aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
     """The alignment of all rows of the tensor along these axes: elements, a power of two."""
-    steps = [s for a, s in axis_strides(view, compute).items()
-             if a not in row and (not a or compute.size(a) > 1)]
+    steps = [
+        s
+        for a, s in axis_strides(view, compute).items()
+        if a not in row and (not a or compute.size(a) > 1)
+    ]
     common = gcd(WIDEST, *steps, *_steps_of_any_size(view, row, compute))
     return common & -common
 

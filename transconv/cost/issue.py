@@ -51,9 +51,17 @@ def slots(values: Iterable[Expr]) -> float:
     of others one, which a product and what is added to it share. Loads and stores have the casts."""
     each = {e for v in values for e in find(v, Expr) if e.children() and not isinstance(e, Cast)}
     fused = sum(isinstance(e, Add | Sub) and Mul in map(type, e.children()) for e in each)
-    return sum(CALLS[e.name].slots if isinstance(e, Call) else
-               QUOTIENT if isinstance(e, Div) and not isinstance(e.b, Const) else 1.0
-               for e in each) - fused
+    return (
+        sum(
+            CALLS[e.name].slots
+            if isinstance(e, Call)
+            else QUOTIENT
+            if isinstance(e, Div) and not isinstance(e.b, Const)
+            else 1.0
+            for e in each
+        )
+        - fused
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,9 @@ class _Operand:
         return self.positions * self.elements
 
 
-def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: Number,
-                 steps: Number) -> Number:
+def microseconds(
+    schedule: Schedule, compute: Compute, target: Target, tiles: Number, steps: Number
+) -> Number:
     """Microseconds of the busiest multiprocessor for its share of ``tiles``, of ``steps`` steps each."""
     return Issued.of(schedule, compute, target)(tiles, steps)
 
@@ -91,8 +100,7 @@ class Issued:
         chip = self.target.rates.issue
         rounds = kept(-(-tiles // self.target.sms))
         together = smaller(self.resident, rounds)
-        busy = (rounds * larger(self.step, self.alone / together) * steps
-                + rounds / together * chip.fill_ns)
+        busy = rounds * larger(self.step, self.alone / together) * steps + rounds / together * chip.fill_ns
         cache = rounds * self.distinct / chip.cache_gbs
         return (larger(busy, cache) + rounds * self.scattered / chip.cache_gbs) / 1e3
 
@@ -114,30 +122,57 @@ def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
     rows = max(1.0, held * views[0].tensor.dtype.bytes / ACCESS)
     quads = by_fours(schedule, compute, target)
     made = [*QUADS] if quads else [1.5 * (wide < 32) for wide in bits]
-    issued = (words * written * held * (FOURTH if quads else 1.0) + STEP + ROW * rows
-              + sum(each * x.all for each, x in zip(made, found, strict=True))
-              + sum(3 * x.positions * x.loads for x in found))
+    issued = (
+        words * written * held * (FOURTH if quads else 1.0)
+        + STEP
+        + ROW * rows
+        + sum(each * x.all for each, x in zip(made, found, strict=True))
+        + sum(3 * x.positions * x.loads for x in found)
+    )
     clocks = max(issued / chip.schedulers, sum(x.positions * x.loads * x.lines for x in found))
-    sums = prod(b.extent for b in schedule.blocks
-                if schedule.in_registers(b) and compute.kind(b.first) != "K") * held * words
+    sums = (
+        prod(
+            b.extent for b in schedule.blocks if schedule.in_registers(b) and compute.kind(b.first) != "K"
+        )
+        * held
+        * words
+    )
     short = [x.all * v.tensor.dtype.bytes / 4 for x, v in zip(found, views, strict=True)]
-    registers = REGISTERS + sums + min(sum(short), IN_FLIGHT) + (
-        WORDS if quads else UNPACKED if 8 in bits else 0)
-    resident = max(1, int(min(target.regs / (warps * target.warp_size * min(registers, 255)),
-                              chip.threads / (warps * target.warp_size))))
+    registers = (
+        REGISTERS + sums + min(sum(short), IN_FLIGHT) + (WORDS if quads else UNPACKED if 8 in bits else 0)
+    )
+    resident = max(
+        1,
+        int(
+            min(
+                target.regs / (warps * target.warp_size * min(registers, 255)),
+                chip.threads / (warps * target.warp_size),
+            )
+        ),
+    )
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
     if not schedule.late and lanes(schedule, compute, "K") > 1:
         step += chip.barriers_ns
     stall = chip.stall * (CONVERTED if 8 in bits and not quads else 1.0)
-    return Issued(step, chip.latency_ns + issued * stall / chip.clock, resident,
-                  _distinct(schedule, compute, views), _scattered(schedule, compute), target)
+    return Issued(
+        step,
+        chip.latency_ns + issued * stall / chip.clock,
+        resident,
+        _distinct(schedule, compute, views),
+        _scattered(schedule, compute),
+        target,
+    )
 
 
 def by_fours(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the bytes of a sum of integers are multiplied four at a time."""
     views = [v for v in (compute.a, compute.b) if v is not None]
-    return (has_quads(schedule, compute, target) and not compute.prologue and len(views) == 2
-            and all(v.tensor.dtype.is_integer and v.tensor.dtype.bits == 8 for v in views))
+    return (
+        has_quads(schedule, compute, target)
+        and not compute.prologue
+        and len(views) == 2
+        and all(v.tensor.dtype.is_integer and v.tensor.dtype.bits == 8 for v in views)
+    )
 
 
 def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, held: float) -> _Operand:
@@ -165,8 +200,12 @@ def _scattered(schedule: Schedule, compute: Compute) -> float:
     """Bytes that a program stores beyond its results: if adjacent lanes are not contiguous in memory, each
     element moves a sector."""
     inner = _innermost(schedule, compute)
-    if schedule.split_k > 1 or inner is None or inner.extent == 1 or (
-            axis_strides(compute.c, compute)[inner.last] in (0, 1)):
+    if (
+        schedule.split_k > 1
+        or inner is None
+        or inner.extent == 1
+        or (axis_strides(compute.c, compute)[inner.last] in (0, 1))
+    ):
         return 0.0  # partial sums are contiguous along the lanes
     stored = prod(lanes(schedule, compute, kind) for kind in "BMN")
     stored *= prod(n for a, n in schedule.written if compute.kind(a) != "K")

@@ -117,11 +117,13 @@ class MapTime:
         return _Step(
             sum(s.bytes + again for s, (again, _) in zip(found, reloads, strict=True)),
             sum(s.small for s in found) / SMALL_GBS,
-            sum(LATENCY_NS if s.fresh else ns
-                for s, (_, ns) in zip(found, reloads, strict=True) if s.reads),
+            sum(
+                LATENCY_NS if s.fresh else ns for s, (_, ns) in zip(found, reloads, strict=True) if s.reads
+            ),
             # one instruction a clock
             sum(s.instructions for s in found) * max(1.0, registers / most) ** 2 / chip.clock,
-            sum(s.exchanges for s in found))
+            sum(s.exchanges for s in found),
+        )
 
     def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
         schedule, compute, target = self.schedule, self.compute, self.target
@@ -132,26 +134,31 @@ class MapTime:
         rate = kept(smaller(EDGE_GBS, target.bandwidth_gbs * FULL / smaller(started, target.sms)))
         thread, moved, hit = kept(step.thread * steps), kept(step.moved * steps), kept(step.hit * steps)
         latency = LATENCY_NS if self.held or self.written else step.latency * steps
-        divided = partial_results.within(schedule.blocks, schedule.warps, tiled.reduced, compute,
-                                         target.warp_size)
+        divided = partial_results.within(
+            schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size
+        )
         meets = kept(step.exchanges * EXCHANGE_NS[divided] * (1 if schedule.late else steps))
         # Programs of several tiles that are not beside others leave the memory idle while they compute.
-        share = EDGE_GBS if self.single else kept(
-            smaller(EDGE_GBS, rate * smaller(each, self.together)))
+        share = EDGE_GBS if self.single else kept(smaller(EDGE_GBS, rate * smaller(each, self.together)))
         works = kept(meets + thread * max(STALL, schedule.warps / chip.schedulers / ISSUED))
         turn = latency + moved / share + hit + works
         if self.deep > 2:  # the loads of tiles go on beside, but not those of one element for a tile
-            turn = larger(works + LATENCY_NS * _lone(schedule.blocks, compute), larger(
-                moved / share, (LATENCY_NS + moved / share) / (self.deep - 2)))
+            turn = larger(
+                works + LATENCY_NS * _lone(schedule.blocks, compute),
+                larger(moved / share, (LATENCY_NS + moved / share) / (self.deep - 2)),
+            )
         alone = START_NS + turns * turn
         issued = hit + thread * schedule.warps / chip.schedulers / ISSUED
         if compute.statistics and not (self.carries and schedule.late):
             issued = issued + steps * (
-                len(compute.statistics) * _crossing(schedule, tiled, compute, target))
+                len(compute.statistics) * _crossing(schedule, tiled, compute, target)
+            )
         if divided == "block":
             issued = issued + meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
-        busy = larger(each * larger(larger(turns * moved / rate, turns * issued), NEXT_NS),
-                      -(-each // self.together) * alone)
+        busy = larger(
+            each * larger(larger(turns * moved / rate, turns * issued), NEXT_NS),
+            -(-each // self.together) * alone,
+        )
         bandwidth = target.bandwidth_gbs * FULL * 1e3
         return chip.empty_us + larger(busy / 1e3, traffic / bandwidth) + self._behind(bandwidth)
 
@@ -199,8 +206,10 @@ def _ahead(blocks: tuple[Block, ...], stages: int, compute: Compute) -> int:
 @lru_cache(maxsize=4096)
 def _lone(blocks: tuple[Block, ...], compute: Compute) -> bool:
     """Whether a tile reads one element for all of its lanes, and another one in the next tile."""
-    return any(not any(moves(r.view, b, compute) for b in blocks)
-               and any(axis_strides(r.view, compute).values()) for r in compute.reads)
+    return any(
+        not any(moves(r.view, b, compute) for b in blocks) and any(axis_strides(r.view, compute).values())
+        for r in compute.reads
+    )
 
 
 def _crossing(schedule: Schedule, tiled: Tiled, compute: Compute, target: Target) -> float:
@@ -252,10 +261,18 @@ def facts_of(compute: Compute, target: Target) -> SweepFacts:
     sizes = {v: touched(v, compute) for v in compute.views()}
     largest = max(sizes.values())
     small = {v for v, n in sizes.items() if n < SMALL * min(target.l2_bytes, largest)}
-    return SweepFacts(sizes, frozenset(small), sum(sizes.values()), _live(compute, small),
-                  sum(_words(v) for v in {r.view for r in compute.reads} if not any(
-                      axis_strides(v, compute)[x.name] for x in compute.axes_of("M"))),
-                  tuple(s.steps for s in compute.sweeps.each) or (compute.sweeps.behind,))
+    return SweepFacts(
+        sizes,
+        frozenset(small),
+        sum(sizes.values()),
+        _live(compute, small),
+        sum(
+            _words(v)
+            for v in {r.view for r in compute.reads}
+            if not any(axis_strides(v, compute)[x.name] for x in compute.axes_of("M"))
+        ),
+        tuple(s.steps for s in compute.sweeps.each) or (compute.sweeps.behind,),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +289,18 @@ class Tiled:
 @lru_cache(maxsize=4096)
 def tiled_by(blocks: tuple[Block, ...], compute: Compute) -> Tiled:
     schedule = Schedule(blocks, "fma")
-    return Tiled(prod(tile(schedule, compute, kind) for kind in "BMNK"), tile(schedule, compute, "K"),
-                  k_steps(schedule, compute), programs(schedule, compute))
+    return Tiled(
+        prod(tile(schedule, compute, kind) for kind in "BMNK"),
+        tile(schedule, compute, "K"),
+        k_steps(schedule, compute),
+        programs(schedule, compute),
+    )
 
 
 @lru_cache(maxsize=4096)
-def sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
-            target: Target) -> list[SweepCost]:
+def sweeps(
+    blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool, target: Target
+) -> list[SweepCost]:
     """The sweeps of a program; a map is one sweep. It takes blocks and warps instead of a schedule, so
     that the cache hits for schedules that differ in other words."""
     facts = facts_of(compute, target)
@@ -287,19 +309,31 @@ def sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
     lanes = tiled_by(blocks, compute).elements / threads
     moved = {v: fetch(v, schedule, compute, "gather") for v in facts.sizes}
     windows = not held and prod(x.size for x in compute.axes_of("K")) <= WINDOW
-    bytes_of = {v: min(_bytes(f) * (1.0 if windows else _present(v, blocks, compute)),
-                       _distinct(v, blocks, compute) * SECTOR,
-                       facts.sizes[v] if v in facts.small else 1 << 60) for v, f in moved.items()}
+    bytes_of = {
+        v: min(
+            _bytes(f) * (1.0 if windows else _present(v, blocks, compute)),
+            _distinct(v, blocks, compute) * SECTOR,
+            facts.sizes[v] if v in facts.small else 1 << 60,
+        )
+        for v, f in moved.items()
+    }
     if windows:  # elements of overlapping windows are near, and what a mask excludes is not loaded
         tiled = tiled_by(blocks, compute)
         for v in (r.view for r in compute.reads if r.view not in facts.small):
             each = facts.sizes[v] / max(1, tiled.programs * tiled.steps)  # a sum over nothing has none
             bytes_of[v] = min(bytes_of[v], each + (bytes_of[v] - each) / NEAR)
-    return [SweepCost(sum([bytes_of[v] for v in r.first]),
-                   sum([bytes_of[v] for v in r.again if v not in facts.small]),
-                   sum([bytes_of[v] for v in r.again if v in facts.small]),
-                   lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
-                   r.reads, r.fresh, r.exchanges) for r in _roles(compute, held, target)]
+    return [
+        SweepCost(
+            sum([bytes_of[v] for v in r.first]),
+            sum([bytes_of[v] for v in r.again if v not in facts.small]),
+            sum([bytes_of[v] for v in r.again if v in facts.small]),
+            lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
+            r.reads,
+            r.fresh,
+            r.exchanges,
+        )
+        for r in _roles(compute, held, target)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,9 +363,17 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_SweepRole, ..
         again = [v for v in reads if v in seen or v in facts.small]
         seen |= {*reads}
         values = [s.value for s in inner if not isinstance(s, Read)]
-        found.append(_SweepRole((*first, *stored), tuple(again), (*reads, *stored),
-                           slots(values) + len(inner) - len(values), bool(reads), bool(first),
-                           sum(isinstance(s, Reduction) for s in inner)))
+        found.append(
+            _SweepRole(
+                (*first, *stored),
+                tuple(again),
+                (*reads, *stored),
+                slots(values) + len(inner) - len(values),
+                bool(reads),
+                bool(first),
+                sum(isinstance(s, Reduction) for s in inner),
+            )
+        )
     return tuple(found)
 
 
@@ -344,8 +386,13 @@ def _bytes(moved: FetchCost) -> float:
 def _present(view: View, blocks: tuple[Block, ...], compute: Compute) -> float:
     """The fraction of a tile's lanes that a view has elements for, on average: lanes beyond the end of an
     axis load nothing."""
-    return prod(n / (ceil(n / b.extent) * b.extent) for b in blocks if moves(view, b, compute)
-                for n in [prod(map(compute.size, b.axes))] if n)
+    return prod(
+        n / (ceil(n / b.extent) * b.extent)
+        for b in blocks
+        if moves(view, b, compute)
+        for n in [prod(map(compute.size, b.axes))]
+        if n
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -356,7 +403,7 @@ def _distinct(view: View, blocks: tuple[Block, ...], compute: Compute) -> int:
     for block in blocks:
         if moves(view, block, compute):
             last = max(i for i, a in enumerate(block.axes) if strides[a])
-            alike = prod(map(compute.size, block.axes[last + 1:]))
+            alike = prod(map(compute.size, block.axes[last + 1 :]))
             count *= ceil(block.extent / max(1, alike))
     return count
 

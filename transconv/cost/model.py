@@ -63,8 +63,9 @@ WAITING = 2.0  # times all of it, where products wait for one another, for want 
 BYTEWISE_NS, BYTEWISE_TOGETHER_NS = 0.25, 0.06
 
 
-def estimate(schedule: Schedule, compute: Compute, target: Target,
-             constants: Constants | None = None) -> float:
+def estimate(
+    schedule: Schedule, compute: Compute, target: Target, constants: Constants | None = None
+) -> float:
     """Estimated microseconds on a target (on the interpreter, in steps), corrected by the words that have
     a ``price``. ``constants``: instead of the target's."""
     us = _estimate(schedule, compute, target, constants)
@@ -75,8 +76,9 @@ def estimate(schedule: Schedule, compute: Compute, target: Target,
 
 
 @lru_cache(maxsize=1 << 14)  # ranking, neighbours and the output of commands ask for the same schedules
-def _estimate(schedule: Schedule, compute: Compute, target: Target,
-              constants: Constants | None = None) -> float:
+def _estimate(
+    schedule: Schedule, compute: Compute, target: Target, constants: Constants | None = None
+) -> float:
     if target.backend == "interpreter":
         return interpreted(schedule, Scheduled(compute, schedule, target).grouped)
     if compute.streams:
@@ -186,8 +188,15 @@ def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) 
     return cast(float, launched(w, busy, w.traffic, schedule, target, c))
 
 
-def launched(w: Work, busy: Number, traffic: Number, schedule: Schedule, target: Target,
-             c: Constants, behind: bool = False) -> Number:
+def launched(
+    w: Work,
+    busy: Number,
+    traffic: Number,
+    schedule: Schedule,
+    target: Target,
+    c: Constants,
+    behind: bool = False,
+) -> Number:
     """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of the bytes
     (``traffic``) that cross the memory's pins; ``behind``: without the launch itself."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
@@ -201,8 +210,9 @@ def launched(w: Work, busy: Number, traffic: Number, schedule: Schedule, target:
     return total
 
 
-def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together: Number,
-             steps: Number) -> Number:
+def _step_ns(
+    w: Work, schedule: Schedule, target: Target, c: Constants, together: Number, steps: Number
+) -> Number:
     """Nanoseconds of one of the ``steps`` of a sum, on a multiprocessor that ``together`` programs
     share."""
     macs = w.m * w.n * w.k * w.group
@@ -218,10 +228,14 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     short = c.short_rows if w.shared == 1 else SHORT_ROWS
-    fetch = sum(f.bytes * (1 + short * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
-                * (ENDED if f.ends else 1)
-                / (c.fetch_gbs if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
-                for f in w.fetched)
+    fetch = sum(
+        f.bytes
+        * (1 + short * max(0.0, LINE / f.row - 1))
+        * (STEPPED if f.stepped else 1)
+        * (ENDED if f.ends else 1)
+        / (c.fetch_gbs if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
+        for f in w.fetched
+    )
     unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
     fetch += accesses * (c.access_ns + unpacked)
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
@@ -301,8 +315,7 @@ class CostFormula:
     def among(self, others: Lines, at: int, counts: Sequence[str]) -> str:
         """The text of the estimate as the ``at``-th in the text of a function, whose lines get those that
         it needs; ``counts``: the texts of their values there."""
-        names = [c if c.isidentifier() or c.isdecimal() else others.name(others.number(c))
-                 for c in counts]
+        names = [c if c.isidentifier() or c.isdecimal() else others.name(others.number(c)) for c in counts]
 
         def own(text: str) -> str:
             for n, name in enumerate(names):
@@ -343,10 +356,16 @@ class AtSizes:
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
             issued = issue.Issued.of(schedule, Scheduled(compute, schedule, self.target).main, self.target)
             self.us = lambda tiles, steps, traffic: launched(
-                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton, self.behind)
+                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton, self.behind
+            )
         else:
-            self.us = ModelTime(work, schedule, self.target,
-                            rates.gluon if schedule.via == "gluon" else rates.triton, self.behind)
+            self.us = ModelTime(
+                work,
+                schedule,
+                self.target,
+                rates.gluon if schedule.via == "gluon" else rates.triton,
+                self.behind,
+            )
         if schedule.pack:
             elements, beside = copied_at(compute, schedule, self.target)
             self.counts += elements

@@ -27,8 +27,12 @@ LANE = 4  # with unit fma, registers for the address and the mask of each produc
 
 def spills(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether a kernel is likely to need more registers than a thread has."""
-    if target.backend != "hip" or "async_copy" in target.features or compute.b is None or (
-            schedule.regs or schedule.late or schedule.unroll):
+    if (
+        target.backend != "hip"
+        or "async_copy" in target.features
+        or compute.b is None
+        or (schedule.regs or schedule.late or schedule.unroll)
+    ):
         return False
     return registers(schedule, compute, target) > SAFE * WAVE * target.warp_size
 
@@ -53,5 +57,7 @@ def registers(schedule: Schedule, compute: Compute, target: Target) -> float:
 def _uneven(schedule: Schedule, compute: Compute, steps: int) -> bool:
     """Whether some step reaches beyond the end of the sum, or of a program's part of it."""
     return bool(steps % schedule.split_k) or any(
-        prod(compute.size(a) for a in b.axes) % b.extent for b in schedule.blocks
-        if compute.kind(b.first) == "K")
+        prod(compute.size(a) for a in b.axes) % b.extent
+        for b in schedule.blocks
+        if compute.kind(b.first) == "K"
+    )

@@ -61,21 +61,33 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     views = [v for v in (compute.a, compute.b) if v is not None]
     words, wide = (schedule.a, schedule.b), in_registers(schedule.pack)
     along = _only_along(schedule, compute, target)
-    small = (along and compute.a.tensor.dtype.memory is f32 and "wgmma" in target.features
-             and is_small(schedule, compute))
-    fetched = tuple(fetch(v, schedule, compute, word, along and not small)
-                    for v, word in zip(views, words, strict=False))
+    small = (
+        along
+        and compute.a.tensor.dtype.memory is f32
+        and "wgmma" in target.features
+        and is_small(schedule, compute)
+    )
+    fetched = tuple(
+        fetch(v, schedule, compute, word, along and not small)
+        for v, word in zip(views, words, strict=False)
+    )
     if schedule.slide:  # the bytes of a step, of which a group shares rows
-        fetched = tuple(f._replace(bytes=f.bytes * shared_memory.tiles_of_a_stage(v, schedule, compute)
-                                   / compute.size(schedule.slide), common=_is_common(v, compute))
-                        for f, v in zip(fetched, views, strict=True))
+        fetched = tuple(
+            f._replace(
+                bytes=f.bytes
+                * shared_memory.tiles_of_a_stage(v, schedule, compute)
+                / compute.size(schedule.slide),
+                common=_is_common(v, compute),
+            )
+            for f, v in zip(fetched, views, strict=True)
+        )
     if wide:
         fetched = tuple(f._replace(through=True) for f in fetched)
     kept, steps = 0.0, counts.k_steps(schedule, compute)
     if schedule.keep:
         at = "ab".index(schedule.keep)
         kept = fetched[at].bytes * steps
-        fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1:])
+        fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1 :])
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums = m * n * group
@@ -83,25 +95,36 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
     behind = read_behind(schedule, compute)
     return Work(
-        tiles=counts.programs(schedule, compute), steps=-(-steps // schedule.split_k),
-        m=m, n=n, k=k, group=group,
+        tiles=counts.programs(schedule, compute),
+        steps=-(-steps // schedule.split_k),
+        m=m,
+        n=n,
+        k=k,
+        group=group,
         left=n if schedule.swap else m,
-        right=min(counts.product_columns(schedule, compute),
-                  INTEGERS if compute.acc.kind == "int" else m * n),
+        right=min(
+            counts.product_columns(schedule, compute), INTEGERS if compute.acc.kind == "int" else m * n
+        ),
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
-        fetched=fetched, stored=stored(schedule, compute),
+        fetched=fetched,
+        stored=stored(schedule, compute),
         resident=1 if schedule.programs else _resident(schedule, compute, target),
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=16 if wide else compute.a.tensor.dtype.bits,
         transposed=shared_memory.transposed_bytes(schedule, compute),
-        kept=kept, shared=compute.size(schedule.slide) if schedule.slide else 1,
-        moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
+        kept=kept,
+        shared=compute.size(schedule.slide) if schedule.slide else 1,
+        moved=sums * moved,
+        whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
-        behind=behind, small=small, bytewise=_bytewise(schedule, compute, target),
+        behind=behind,
+        small=small,
+        bytewise=_bytewise(schedule, compute, target),
         sized=compute.named is not None,
-        serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)
+        serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps,
+    )
 
 
 def _is_common(view: View, compute: Compute) -> bool:
@@ -114,18 +137,27 @@ def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
     registers to be transposed. Asynchronous units need that of operands of 32 bits, and of 8 bits, which
     ``_bytewise`` counts."""
-    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
-            and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
+    return (
+        schedule.unit == "mma"
+        and schedule.via == "tl"
+        and compute.a.tensor.dtype.memory is f32
+        and compute.math != "ieee"
+        and bool(ASYNCHRONOUS & target.features)
+    )
 
 
 def _bytewise(schedule: Schedule, compute: Compute, target: Target) -> int:
     """Bytes of a step that go through registers, to lie in shared memory with K innermost: those of tiles
     of 8 bits that lie otherwise in memory."""
     if in_registers(schedule.pack) or not (
-            schedule.unit == "mma" and schedule.via == "tl" and ASYNCHRONOUS & target.features):
+        schedule.unit == "mma" and schedule.via == "tl" and ASYNCHRONOUS & target.features
+    ):
         return 0
-    found = sum(elements_of(schedule.blocks, compute, v) for v in (compute.a, compute.b)
-                if v is not None and v.tensor.dtype.bits == 8 and not along_sum(v, compute))
+    found = sum(
+        elements_of(schedule.blocks, compute, v)
+        for v in (compute.a, compute.b)
+        if v is not None and v.tensor.dtype.bits == 8 and not along_sum(v, compute)
+    )
     return found // OLDER_TURNS if is_small(schedule, compute) else found
 
 
@@ -152,8 +184,10 @@ def _resident(schedule: Schedule, compute: Compute, target: Target) -> int:
     registers = _registers(schedule, compute, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
     if schedule.unit == "mma" and compute.b is not None:
-        shared = 1024 + sum(of(schedule, compute) for of in (
-            shared_memory.shared_bytes, shared_memory.result_bytes, shared_memory.behind_bytes))
+        shared = 1024 + sum(
+            of(schedule, compute)
+            for of in (shared_memory.shared_bytes, shared_memory.result_bytes, shared_memory.behind_bytes)
+        )
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))
 

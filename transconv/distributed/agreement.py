@@ -41,8 +41,9 @@ def agree(mesh: Any, text: str) -> None:
     if text in known:
         return
     if not _is_same(mesh, text):
-        raise RuntimeError("the ranks of a mesh disagree about a sharded convolution. Rank "
-                           f"{dist.get_rank()} has: {text}")
+        raise RuntimeError(
+            f"the ranks of a mesh disagree about a sharded convolution. Rank {dist.get_rank()} has: {text}"
+        )
     if len(known) >= MOST:
         known.clear()  # all ranks of a mesh do, at the same call
     known.add(text)
@@ -60,8 +61,14 @@ def agree_on_schedules(mesh: Any) -> None:
     the first one, if theirs differ. RuntimeError on every rank, which names the ranks, where versions or
     the variables differ that schedules follow from."""
     set_ = (f"{name}='{text}'" for name, text in (knob.given for knob in SAME) if text)
-    about = ", ".join((f"transconv {__version__} ({files_digest()[:8]})", f"Triton {triton_version()}",
-                       "no tuned schedules" if knobs.tuned() == "0" else "tuned schedules", *set_))
+    about = ", ".join(
+        (
+            f"transconv {__version__} ({files_digest()[:8]})",
+            f"Triton {triton_version()}",
+            "no tuned schedules" if knobs.tuned() == "0" else "tuned schedules",
+            *set_,
+        )
+    )
     if not _is_same(mesh, about):
         told = "; ".join(f"rank {rank} has {text}" for rank, text in gathered(mesh, about))
         raise RuntimeError(f"the ranks of a mesh would compute with different kernels: {told}")
@@ -72,8 +79,12 @@ def agree_on_schedules(mesh: Any) -> None:
     first, digest = found[0]
     others = ", ".join(str(rank) for rank, other in found if other != digest)
     if dist.get_rank() == first:
-        warnings.warn(f"the tuned schedules of rank {first} differ from those of {others}; all ranks use "
-                      f"those of rank {first}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"the tuned schedules of rank {first} differ from those of {others}; all ranks use "
+            f"those of rank {first}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     tuning_db.adopt(tuning_db.read_rows(_of_first(mesh, own)))
 
 
@@ -148,8 +159,10 @@ class EventWatch:
             self._pending.clear()
         if self._pending and self._clock() > self._pending[0][2]:
             _, since, _, does = self._pending[0]
-            self._tell(f"transconv: {does} in a sharded convolution, after {self._clock() - since:.0f} s. "
-                       "The other rank is gone, or calls something else.")
+            self._tell(
+                f"transconv: {does} in a sharded convolution, after {self._clock() - since:.0f} s. "
+                "The other rank is gone, or calls something else."
+            )
             self._pending.clear()
 
     def _run(self) -> None:

@@ -51,8 +51,16 @@ def _by_image(places: Sequence[Placement], otherwise: Placement) -> list[Placeme
 
 
 @torch.no_grad()
-def group_norm(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int, c: int, rows: int,
-               groups: int, eps: float) -> tuple[DTensor, DTensor, DTensor]:
+def group_norm(
+    x: DTensor,
+    weight: DTensor | None,
+    bias: DTensor | None,
+    _n: int,
+    c: int,
+    rows: int,
+    groups: int,
+    eps: float,
+) -> tuple[DTensor, DTensor, DTensor]:
     """aten.native_group_norm: the result, and the mean and 1 / standard deviation of each group."""
     mesh, places = x.device_mesh, _places_of_norm(x)
     local = _with_rows(part(x, places))
@@ -76,9 +84,18 @@ def group_norm(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int
 
 
 @torch.no_grad()
-def group_norm_backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor, weight: DTensor | None,
-                        _n: int, c: int, rows: int, groups: int,
-                        mask: Sequence[bool]) -> tuple[DTensor | None, DTensor | None, DTensor | None]:
+def group_norm_backward(
+    grad: DTensor,
+    x: DTensor,
+    mean: DTensor,
+    rstd: DTensor,
+    weight: DTensor | None,
+    _n: int,
+    c: int,
+    rows: int,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[DTensor | None, DTensor | None, DTensor | None]:
     """aten.native_group_norm_backward: gradients of the input, the weight and the bias; None where
     ``mask`` is False."""
     mesh, places = x.device_mesh, _places_of_norm(x)
@@ -87,8 +104,11 @@ def group_norm_backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor,
     images = _by_image(places, Replicate())
     m, r = (part(t, images).repeat_interleave(c // groups, 1) for t in (mean, rstd))
     w = _whole(weight, mesh)
-    both = (torch.stack(norms.sums(g, local)) if local.numel() else
-            local.new_zeros(2, *local.shape[:2], dtype=held))
+    both = (
+        torch.stack(norms.sums(g, local))
+        if local.numel()
+        else local.new_zeros(2, *local.shape[:2], dtype=held)
+    )
     with_x, alone = _summed_over_ranks(both, mesh, places)
     scaled = r if w is None else r * w.to(held)
 
@@ -102,14 +122,21 @@ def group_norm_backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor,
     rest = -factor * m - per_group(alone) * r
     found: list[DTensor | None] = [None]
     if mask[0]:
-        dx = (
-            norms.mixed(g, local, scaled, factor, rest) if local.numel() else torch.empty_like(local)
-        )
+        dx = norms.mixed(g, local, scaled, factor, rest) if local.numel() else torch.empty_like(local)
         found = [_like(dx, x, places)]
     for wanted, of_image in ((mask[1], (with_x - alone * m) * r), (mask[2], alone)):
         total = of_image.sum(0).to(x.dtype if weight is None else weight.dtype)
-        found.append(dealt(total, mesh, [Partial() if p.is_shard() else p for p in images],
-                           total.shape, total.stride()) if wanted else None)
+        found.append(
+            dealt(
+                total,
+                mesh,
+                [Partial() if p.is_shard() else p for p in images],
+                total.shape,
+                total.stride(),
+            )
+            if wanted
+            else None
+        )
     return found[0], found[1], found[2]
 
 
@@ -141,12 +168,15 @@ def padded(x: DTensor, pad: Sequence[int], value: Any = 0) -> DTensor:
     """aten.constant_pad_nd."""
     mesh, rank = x.device_mesh, x.dim()
     widths = [(0, 0)] * (rank - len(pad) // 2) + [
-        (pad[at], pad[at + 1]) for at in range(len(pad) - 2, -1, -2)]
+        (pad[at], pad[at + 1]) for at in range(len(pad) - 2, -1, -2)
+    ]
     shape = [n + low + high for n, (low, high) in zip(x.shape, widths, strict=True)]
     if min(shape) < 0:
         raise RuntimeError(f"a border of {list(pad)} leaves no image of {list(x.shape)}")
-    places = [p if isinstance(p, Shard) and (p.dim > 1 or not any(widths[p.dim])) else Replicate()
-              for p in x.placements]
+    places = [
+        p if isinstance(p, Shard) and (p.dim > 1 or not any(widths[p.dim])) else Replicate()
+        for p in x.placements
+    ]
     local = part(x, places)
     last = suggests_channels_last(x.shape, x.stride())
     for at, place in enumerate(places):
@@ -200,8 +230,9 @@ def planned_rows(rows: tuple[int, ...], size: int, parts: int, rank: int, back: 
 def _index(rows: tuple[int, ...], read: RowRange, own: RowRange, device: torch.device) -> Tensor:
     """The row, counted from the first that is read, of each of a rank's rows of the result. Kept: a copy
     from the host waits for the device, and cannot be recorded in a CUDA graph."""
-    return torch.tensor([row - read.start for row in rows[own.start:own.stop]], dtype=torch.long,
-                        device=device)
+    return torch.tensor(
+        [row - read.start for row in rows[own.start : own.stop]], dtype=torch.long, device=device
+    )
 
 
 def _places(x: DTensor) -> tuple[Placement, ...]:
@@ -211,8 +242,9 @@ def _places(x: DTensor) -> tuple[Placement, ...]:
 class _UpsampleCall:
     """One call: what each row of the result is, along each spatial axis."""
 
-    def __init__(self, exact: bool, size: Sequence[int], result: Sequence[int],
-                 scales: Sequence[float | None]) -> None:
+    def __init__(
+        self, exact: bool, size: Sequence[int], result: Sequence[int], scales: Sequence[float | None]
+    ) -> None:
         self.size, self.result = tuple(size), tuple(result)
         every = (*scales, *[None] * len(self.size))  # those at the end may be left out
         self.rows = [source_rows(exact, *line) for line in zip(size, result, every, strict=False)]
@@ -246,8 +278,9 @@ def _upsampled(exact: bool, x: DTensor, result: Sequence[int], *scales: float | 
     return dealt(local, x.device_mesh, places, shape, result_strides(shape, last))
 
 
-def _upsampled_by_scales(exact: bool, x: DTensor, result: Sequence[int] | None,
-                scales: Sequence[float] | None) -> DTensor:
+def _upsampled_by_scales(
+    exact: bool, x: DTensor, result: Sequence[int] | None, scales: Sequence[float] | None
+) -> DTensor:
     """The overload that is given sizes or scales, which inference mode leaves whole."""
     if result is None:
         assert scales is not None
@@ -255,13 +288,14 @@ def _upsampled_by_scales(exact: bool, x: DTensor, result: Sequence[int] | None,
     return _upsampled(exact, x, result, *(scales or ()))
 
 
-def _upsampled_gradient(exact: bool, grad: DTensor, result: Sequence[int], size: Sequence[int],
-              *scales: float | None) -> DTensor:
+def _upsampled_gradient(
+    exact: bool, grad: DTensor, result: Sequence[int], size: Sequence[int], *scales: float | None
+) -> DTensor:
     call = _UpsampleCall(exact, size[2:], result, scales)
     local, have, places = call.moved(grad, True)
     for axis, (own, readers) in enumerate(have):
         counts = [0] * own.size
-        for row in call.rows[axis][readers.start:readers.stop]:
+        for row in call.rows[axis][readers.start : readers.stop]:
             counts[row - own.start] += 1
         local = _sums_of_rows(local, 2 + axis, counts)
     last = suggests_channels_last(grad.shape, grad.stride())
@@ -272,7 +306,7 @@ def _upsampled_gradient(exact: bool, grad: DTensor, result: Sequence[int], size:
 def _sums_of_rows(grad: Tensor, dim: int, counts: Sequence[int]) -> Tensor:
     """Sums of so many rows each, in their order: the same bits in every run."""
     if counts and counts[0] > 0 and len(set(counts)) == 1:
-        shape = (*grad.shape[:dim], len(counts), counts[0], *grad.shape[dim + 1:])
+        shape = (*grad.shape[:dim], len(counts), counts[0], *grad.shape[dim + 1 :])
         return grad.reshape(shape).sum(dim + 1)
     parts = [part.sum(dim, keepdim=True) for part in torch.split(grad, list(counts), dim)]
     return torch.cat(parts, dim) if parts else grad.narrow(dim, 0, 0)
@@ -282,12 +316,18 @@ def _rule(function: Callable[..., DTensor], exact: bool) -> Callable[..., DTenso
     @torch.no_grad()
     def run(*call: Any, **named: Any) -> DTensor:
         return function(exact, *call, *named.values())
+
     return run
 
 
-UPSAMPLING = {f"aten::{name}{n}d{back}": _rule(function, exact)
-              for name, exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True))
-              for back, function in (("", _upsampled), (".vec", _upsampled_by_scales),
-                                     ("_backward", _upsampled_gradient))
-              for n in (1, 2, 3)}
+UPSAMPLING = {
+    f"aten::{name}{n}d{back}": _rule(function, exact)
+    for name, exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True))
+    for back, function in (
+        ("", _upsampled),
+        (".vec", _upsampled_by_scales),
+        ("_backward", _upsampled_gradient),
+    )
+    for n in (1, 2, 3)
+}
 """What computes aten's nearest upsampling on DTensors."""

@@ -119,10 +119,16 @@ def exchange(owned: Sequence[RowRange], needed: Sequence[RowRange], rank: int) -
     """The exchange of one rank, where rank r owns ``owned[r]`` and needs ``needed[r]``. A piece of its own
     has -1 for a rank."""
     mine = owned[rank]
-    sends = [HaloRows(r, rows.seen_from(mine.start)) for r, want in enumerate(needed)
-             if r != rank and (rows := want.within(mine)).size]
-    pieces = [HaloRows(-1 if r == rank else r, rows) for r, have in enumerate(owned)
-              if (rows := needed[rank].within(have)).size]
+    sends = [
+        HaloRows(r, rows.seen_from(mine.start))
+        for r, want in enumerate(needed)
+        if r != rank and (rows := want.within(mine)).size
+    ]
+    pieces = [
+        HaloRows(-1 if r == rank else r, rows)
+        for r, have in enumerate(owned)
+        if (rows := needed[rank].within(have)).size
+    ]
     return Exchange(mine, needed[rank], tuple(sends), tuple(pieces))
 
 
@@ -171,7 +177,7 @@ class Sent:
         """On a GPU the current stream waits, not the host. RuntimeError that names the ranks."""
         works, self._works = self._works, []
         for at, work in enumerate(works):  # NCCL has one for all
-            with self._named(self._does if len(works) < len(self._does) else self._does[at:at + 1]):
+            with self._named(self._does if len(works) < len(self._does) else self._does[at : at + 1]):
                 work.wait()
         if works and self._requests[0].tensor.is_cuda:
             watch_group(self._group, self._requests[0].tensor.device, " nor ".join(self._does))
@@ -181,8 +187,9 @@ class Sent:
         try:
             yield
         except RuntimeError as error:
-            raise RuntimeError(f"rank {dist.get_rank()} could not {' nor '.join(does)} in a sharded "
-                               f"convolution: {error}") from error
+            raise RuntimeError(
+                f"rank {dist.get_rank()} could not {' nor '.join(does)} in a sharded convolution: {error}"
+            ) from error
 
 
 @dataclass(frozen=True)

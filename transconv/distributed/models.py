@@ -39,14 +39,33 @@ Tensor = torch.Tensor
 AXES = {"n": 0, "d": -3, "h": -2, "w": -1}
 # Modules that compute each row from the same row of their inputs, or have rules of ours. The others get
 # whole tensors: DTensor's rules for them gather in the best case.
-ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-               nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid)
+ELEMENTWISE = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Hardswish,
+    nn.Hardsigmoid,
+)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
 ROWWISE = (*ELEMENTWISE, *PADS, nn.PReLU, nn.Identity, nn.GroupNorm, nn.UpsamplingNearest2d)
 
 
-def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
-                whole: Sequence[str] = (), rows: Sequence[str | type[nn.Module]] = ()) -> nn.Module:
+def parallelize(
+    model: nn.Module,
+    mesh: Any,
+    plan: Mapping[str, int | str],
+    whole: Sequence[str] = (),
+    rows: Sequence[str | type[nn.Module]] = (),
+) -> nn.Module:
     """Shard the images of a model over the ranks of a mesh, in place.
 
     ``plan`` says which axis of images (n, d, h or w) each mesh dim, by number or name, deals over its
@@ -66,16 +85,21 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
     if lacking := [name for name in (*whole, *rows) if isinstance(name, str) and name not in known]:
         raise ValueError(f"the model has no module {', '.join(lacking)}")
     classes = tuple(kind for kind in rows if not isinstance(kind, str))
-    by_row = [name for name, module in known.items()
-              if (name in rows or isinstance(module, classes)) and not _within(name, whole)]
+    by_row = [
+        name
+        for name, module in known.items()
+        if (name in rows or isinstance(module, classes)) and not _within(name, whole)
+    ]
     by_row = [name for name in by_row if not _within(name, [other for other in by_row if other != name])]
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.conv._ConvNd) and not modules.is_ours(type(module)):
             if why := modules.why_not(module):
                 raise ValueError(f"'{name}' cannot be sharded: {why}")
         if any(isinstance(p, DTensor) for p in module.parameters(recurse=False)):
-            raise ValueError(f"'{name}' has parameters that are DTensors already; parallelize the model "
-                             "before other plans")
+            raise ValueError(
+                f"'{name}' has parameters that are DTensors already; parallelize the model "
+                "before other plans"
+            )
     rules.serve_models()
     modules.convert_(model)
     distribute_module(model, mesh)
@@ -87,8 +111,9 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
         _compute_whole(model.get_submodule(name), mesh, dims)
     for name in by_row:
         module = model.get_submodule(name)
-        module.forward = partial(sharded_modules.named, module, name, module.forward,
-                                 partial(_dealt, mesh=mesh, dims=dims))
+        module.forward = partial(
+            sharded_modules.named, module, name, module.forward, partial(_dealt, mesh=mesh, dims=dims)
+        )
     for name, module in model.named_modules():
         if _within(name, (*whole, *by_row)):
             continue
@@ -100,13 +125,18 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
             module.forward = partial(sharded_modules.elementwise, module, module.forward)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
-            stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
-                            ", gets whole tensors on every rank: there is no rule for its sharded rows. "
-                            "Name it in rows= if it makes each row from the same rows of its inputs")
+            stats.tell_once(
+                f"parallelize:{kind}",
+                f"transconv.distributed.parallelize: '{name}', a {kind}"
+                ", gets whole tensors on every rank: there is no rule for its sharded rows. "
+                "Name it in rows= if it makes each row from the same rows of its inputs",
+            )
             _gather(module, mesh, dims)
     model.register_forward_pre_hook(
         lambda _module, args, kwargs: (_dealt(args, mesh, dims), _dealt(kwargs, mesh, dims)),
-        with_kwargs=True, prepend=True)
+        with_kwargs=True,
+        prepend=True,
+    )
     return model
 
 
@@ -114,11 +144,14 @@ def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
     """The dim of images, as in ``AXES``, that each mesh dim deals. Raises ValueError; TypeError for what
     is no mesh and no plan."""
     if not isinstance(mesh, DeviceMesh):
-        raise TypeError("mesh: expected a DeviceMesh, as of torch.distributed.init_device_mesh, got "
-                        f"{type(mesh).__name__}")
+        raise TypeError(
+            "mesh: expected a DeviceMesh, as of torch.distributed.init_device_mesh, got "
+            f"{type(mesh).__name__}"
+        )
     if not isinstance(plan, Mapping):
-        raise TypeError("plan: expected axes of images with the mesh dim of each, such as {'h': 0}, got "
-                        f"{plan!r}")
+        raise TypeError(
+            f"plan: expected axes of images with the mesh dim of each, such as {{'h': 0}}, got {plan!r}"
+        )
     names = mesh.mesh_dim_names or ()
     found: dict[int, int] = {}
     for axis, at in plan.items():
@@ -126,8 +159,10 @@ def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
             raise ValueError(f"the plan shards '{axis}'; expected one of {', '.join(AXES)}")
         number = names.index(at) if at in names else at
         if not isinstance(number, int) or not 0 <= number < mesh.ndim:
-            raise ValueError(f"the plan shards {axis} along mesh dim {at!r}; the mesh has "
-                             f"{mesh.ndim} dims{', named ' + ', '.join(names) if names else ''}")
+            raise ValueError(
+                f"the plan shards {axis} along mesh dim {at!r}; the mesh has "
+                f"{mesh.ndim} dims{', named ' + ', '.join(names) if names else ''}"
+            )
         if number in found:
             raise ValueError(f"the plan shards two axes along mesh dim {at!r}; expected one for each")
         found[number] = AXES[axis]
@@ -157,6 +192,7 @@ def _places(tensor: Tensor, mesh: Any, dims: Mapping[int, int]) -> list[Placemen
 
 def _dealt(given: Any, mesh: Any, dims: Mapping[int, int]) -> Any:
     """Arguments or results with their tensors as the plan has them."""
+
     def one(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
@@ -171,7 +207,8 @@ def _dealt(given: Any, mesh: Any, dims: Mapping[int, int]) -> Any:
 def _gather(module: nn.Module, mesh: Any, dims: Mapping[int, int]) -> None:
     """Let a module see whole tensors."""
     module.register_forward_pre_hook(
-        lambda _module, args, kwargs: (_dealt(args, mesh, {}), _dealt(kwargs, mesh, {})), with_kwargs=True)
+        lambda _module, args, kwargs: (_dealt(args, mesh, {}), _dealt(kwargs, mesh, {})), with_kwargs=True
+    )
     module.register_forward_hook(lambda _module, _args, result: _dealt(result, mesh, dims))
 
 
@@ -261,14 +298,23 @@ class Certificate:
             lines.append(f"{d.tensor:{wide}}  {max(d.errors):13.3g}  {d.allowed:9.3g}  {where}")
         wrong = sum(bool(d.ranks) for d in self.differences)
         how = "bit by bit" if self.exact else "within the error of one process"
-        said = f"{wrong} of {len(self.differences)} tensors are wrong" if wrong else (
-            f"{len(self.differences)} tensors equal those of one process, {how}")
+        said = (
+            f"{wrong} of {len(self.differences)} tensors are wrong"
+            if wrong
+            else (f"{len(self.differences)} tensors equal those of one process, {how}")
+        )
         return "\n".join([*lines, said])
 
 
-def verify(model: nn.Module, mesh: Any, plan: Mapping[str, int | str], *inputs: Tensor,
-           exact: bool = False, whole: Sequence[str] = (),
-           rows: Sequence[str | type[nn.Module]] = ()) -> Certificate:
+def verify(
+    model: nn.Module,
+    mesh: Any,
+    plan: Mapping[str, int | str],
+    *inputs: Tensor,
+    exact: bool = False,
+    whole: Sequence[str] = (),
+    rows: Sequence[str | type[nn.Module]] = (),
+) -> Certificate:
     """Compare a step of ``model``, sharded as by ``parallelize`` with these words, with one process: its
     result, the gradients of its parameters and of inputs that are floats. All ranks of the mesh call it
     with the same model and inputs, which stay as they are; the result is one tensor. ``exact``: parameters
@@ -284,15 +330,18 @@ def verify(model: nn.Module, mesh: Any, plan: Mapping[str, int | str], *inputs: 
     wide = [t.double() if t.is_floating_point() else t for t in given]
     true = _step(copy.deepcopy(model).double(), wide)
     alone = _step(copy.deepcopy(model), given)
-    parts = _step(parallelize(copy.deepcopy(model), mesh, plan, whole, rows), [
-        DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim) for t in given])
+    parts = _step(
+        parallelize(copy.deepcopy(model), mesh, plan, whole, rows),
+        [DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim) for t in given],
+    )
     found = []
     for name, want in true.items():
         one = alone[name]
         allowed = 0.0 if exact else TIMES * max(_off(one, want), _rounding(one) * _largest(want))
         part = parts.get(name)
-        error = torch.inf if part is None else _off(part.to_local(), _same_part(
-            one if exact else want, part))
+        error = (
+            torch.inf if part is None else _off(part.to_local(), _same_part(one if exact else want, part))
+        )
         found.append(Difference(name, _of_all_ranks(error, mesh), allowed))
     return Certificate(exact, tuple(found))
 
@@ -302,11 +351,16 @@ def _step(model: nn.Module, inputs: list[Any]) -> dict[str, Any]:
     given = [t.requires_grad_() if t.is_floating_point() else t for t in (t.detach() for t in inputs)]
     result = model(*given)
     grad = _integers(torch.empty(result.shape, dtype=result.dtype, device=result.device), -1)
-    result.backward(distribute_tensor(grad, result.device_mesh, result.placements)
-                    if isinstance(result, DTensor) else grad)
-    named = [("result", result.detach()),
-             *((f"gradient of input {at}", t.grad) for at, t in enumerate(given)),
-             *((f"gradient of {name}", p.grad) for name, p in model.named_parameters())]
+    result.backward(
+        distribute_tensor(grad, result.device_mesh, result.placements)
+        if isinstance(result, DTensor)
+        else grad
+    )
+    named = [
+        ("result", result.detach()),
+        *((f"gradient of input {at}", t.grad) for at, t in enumerate(given)),
+        *((f"gradient of {name}", p.grad) for name, p in model.named_parameters()),
+    ]
     return {name: t for name, t in named if t is not None}
 
 

@@ -55,8 +55,17 @@ def splits(ndims: int, transposed: bool, grouped: bool) -> tuple[Split, ...]:
             continue
         source, weight, result = dims
         spatial = result - 2 if source is not None and result is not None and result >= 2 else None
-        found.append(Split(name, source, weight, 0 if result == 1 else None, result,
-                           weight is not None and source == result == 1, spatial))
+        found.append(
+            Split(
+                name,
+                source,
+                weight,
+                0 if result == 1 else None,
+                result,
+                weight is not None and source == result == 1,
+                spatial,
+            )
+        )
     return tuple(found)
 
 
@@ -91,8 +100,10 @@ class WholeShapes:
         if split in used:
             return False
         per = [self.shapes[name][1] // self.groups for name in ("input", "result")]
-        cuts = [[rows.start / n for rows in shards(self.shapes[name][1], parts)]
-                for name, n in zip(("input", "result"), per, strict=True)]
+        cuts = [
+            [rows.start / n for rows in shards(self.shapes[name][1], parts)]
+            for name, n in zip(("input", "result"), per, strict=True)
+        ]
         return cuts[0] == cuts[1] and all(cut == int(cut) for cut in cuts[0])
 
 
@@ -117,9 +128,15 @@ def choose(
     for at in range(mesh.ndim):
         parts = mesh.size(at)
         legal = [None, *(row for row in rows if sizes.fits(row, parts, made))]
-        made.append(min(legal, key=lambda row: sum(
-            _moved(t.placements[at], wanted(row, name), parts) * t.numel() * t.element_size()
-            for name, t in operands.items())))
+        made.append(
+            min(
+                legal,
+                key=lambda row: sum(
+                    _moved(t.placements[at], wanted(row, name), parts) * t.numel() * t.element_size()
+                    for name, t in operands.items()
+                ),
+            )
+        )
     return tuple(made)
 
 
@@ -152,8 +169,9 @@ def part(tensor: DTensor, places: Sequence[Placement]) -> Tensor:
 _specs: Cache[Any, Any] = Cache("specs of DTensors", 1 << 12)  # by what they are made of
 
 
-def dealt(local: Tensor, mesh: Any, places: Sequence[Placement], shape: Sequence[int],
-          stride: Sequence[int]) -> DTensor:
+def dealt(
+    local: Tensor, mesh: Any, places: Sequence[Placement], shape: Sequence[int], stride: Sequence[int]
+) -> DTensor:
     """The tensor of which every rank has its part. Below autograd, where ``DTensor.from_local``, which
     checks and differentiates, costs the host more than a launch: what is made again takes what that call
     made before, as FSDP makes its DTensors."""

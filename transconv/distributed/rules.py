@@ -32,17 +32,24 @@ def _check(*tensors: Any) -> None:
     if plain:
         raise RuntimeError(
             f"a convolution got a plain tensor of size {list(plain[0].shape)} beside DTensors; distribute "
-            "all of them over one mesh, with torch.distributed.tensor.distribute_tensor")
+            "all of them over one mesh, with torch.distributed.tensor.distribute_tensor"
+        )
     meshes = list(dict.fromkeys(t.device_mesh for t in given))
     if len(meshes) > 1:
-        raise RuntimeError(f"a convolution got DTensors of {len(meshes)} meshes: {meshes[0]} and "
-                           f"{meshes[1]}; distribute all of them over one")
+        raise RuntimeError(
+            f"a convolution got DTensors of {len(meshes)} meshes: {meshes[0]} and "
+            f"{meshes[1]}; distribute all of them over one"
+        )
     if meshes[0].get_coordinate() is None:
-        raise RuntimeError("a convolution of DTensors was called by a rank that their mesh "
-                           f"{meshes[0]} does not have")
+        raise RuntimeError(
+            f"a convolution of DTensors was called by a rank that their mesh {meshes[0]} does not have"
+        )
     if torch.compiler.is_compiling() or any(isinstance(t.to_local(), FakeTensor) for t in given):
-        raise Unsupported("distributed:compile", "sharded convolutions run eagerly; leave them out of "
-                          "torch.compile with torch.compiler.disable")
+        raise Unsupported(
+            "distributed:compile",
+            "sharded convolutions run eagerly; leave them out of "
+            "torch.compile with torch.compiler.disable",
+        )
 
 
 @torch.no_grad()
@@ -62,8 +69,9 @@ def backward(grad: Any, input: Any, weight: Any, *rest: Any) -> tuple[DTensor | 
     return sharded_convolution.backward(grad, input, weight, params, mask)
 
 
-def _aten_backward(grad: Any, input: Any, weight: Any, _bias_sizes: Any,
-                   *rest: Any) -> tuple[DTensor | None, ...]:
+def _aten_backward(
+    grad: Any, input: Any, weight: Any, _bias_sizes: Any, *rest: Any
+) -> tuple[DTensor | None, ...]:
     return backward(grad, input, weight, *rest)
 
 
@@ -71,21 +79,26 @@ def _aten_backward(grad: Any, input: Any, weight: Any, _bias_sizes: Any,
 def _own_forward(input: Any, weight: Any, bias: Any, residual: Any, numbers: str) -> DTensor:
     params, activation, _ = operators.read(numbers)
     if residual is not None or activation:
-        raise Unsupported("distributed:fused", "DTensors have no fused convolution; call the convolution, "
-                          "then the activation")
+        raise Unsupported(
+            "distributed:fused",
+            "DTensors have no fused convolution; call the convolution, then the activation",
+        )
     return forward(input, weight, bias, *params)
 
 
 def _add(name: str, function: Callable[..., Any], library: Any) -> None:
     """Let an operator on DTensors be computed by a function of its arguments."""
+
     def rule(_class: Any, _function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         return function(*args, **(kwargs or {}))
 
     _register(name, DTensor, rule, lib=library)
 
 
-_ATEN: dict[str, Callable[..., Any]] = {"aten::convolution": forward,
-                                        "aten::convolution_backward": _aten_backward}
+_ATEN: dict[str, Callable[..., Any]] = {
+    "aten::convolution": forward,
+    "aten::convolution_backward": _aten_backward,
+}
 
 
 class _Libraries:
@@ -116,7 +129,8 @@ _OF_MODELS: dict[str, Callable[..., Any]] = {
     "aten::native_group_norm": aten_operators.group_norm,
     "aten::native_group_norm_backward": aten_operators.group_norm_backward,
     "aten::constant_pad_nd": aten_operators.padded,
-    **aten_operators.UPSAMPLING}
+    **aten_operators.UPSAMPLING,
+}
 
 
 def serve_models() -> None:
@@ -135,8 +149,10 @@ def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:
 
 # The first is called below autograd, the others where there is none, as in inference mode.
 _OWN: dict[str, Callable[..., Any]] = {
-    "transconv::fwd": _own_forward, "transconv::convolution": forward,
-    "transconv::convolution_backward": _own_backward}
+    "transconv::fwd": _own_forward,
+    "transconv::convolution": forward,
+    "transconv::convolution_backward": _own_backward,
+}
 for _name, _rule in _OWN.items():
     _add(_name, _rule, operators.library)
 tensor_subclasses.serve(DTensor, forward, backward, replace)

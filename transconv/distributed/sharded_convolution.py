@@ -67,8 +67,9 @@ class LocalConv(NamedTuple):
         src = self.read(src)
         if not (src.numel() and wei.numel() and all(shape)):
             return with_bias(src.new_zeros(tuple(shape)), bias)
-        made: Tensor = select_impl.forward_route(request("", 0, *self.params), src, wei, bias,
-                                            settings.mode).forward(src, wei, bias)
+        made: Tensor = select_impl.forward_route(
+            request("", 0, *self.params), src, wei, bias, settings.mode
+        ).forward(src, wei, bias)
         return made
 
     def src(self, dst: Tensor, wei: Tensor, like: Tensor) -> Tensor:
@@ -111,20 +112,37 @@ class Problem:
 
     def __init__(self, input: DTensor, weight: DTensor, p: Params) -> None:
         self.mesh, self.p = input.device_mesh, p
-        self.shapes = {"input": tuple(input.shape), "weight": tuple(weight.shape),
-                       "result": arguments.output_shape(input.shape, weight.shape, p)}
+        self.shapes = {
+            "input": tuple(input.shape),
+            "weight": tuple(weight.shape),
+            "result": arguments.output_shape(input.shape, weight.shape, p),
+        }
         self.shapes["bias"] = self.shapes["result"][1:2]
         self.channels_last = arguments.channels_last_result(input, weight)
         src, dst = ("result", "input") if p.transposed else ("input", "result")
-        self.lines = [SpatialAxis(*sizes) for sizes in zip(
-            self.shapes[src][2:], self.shapes[dst][2:], weight.shape[2:], p.stride, p.dilation, p.pad_lo,
-            strict=True)]
+        self.lines = [
+            SpatialAxis(*sizes)
+            for sizes in zip(
+                self.shapes[src][2:],
+                self.shapes[dst][2:],
+                weight.shape[2:],
+                p.stride,
+                p.dilation,
+                p.pad_lo,
+                strict=True,
+            )
+        ]
 
     def choose(self, **operands: DTensor | None) -> Choice:
         """Which axis each mesh dim splits. RuntimeError on all ranks if they disagree on the call."""
         given = {name: t for name, t in operands.items() if t is not None}
-        key = (self.mesh, self.p, self.channels_last, given["weight"].dtype,
-               *((name, t.shape, t.placements) for name, t in given.items()))
+        key = (
+            self.mesh,
+            self.p,
+            self.channels_last,
+            given["weight"].dtype,
+            *((name, t.shape, t.placements) for name, t in given.items()),
+        )
         if (known := _choices.get(key)) is not None:
             return known
         laid = " ".join(f"{name}{list(t.shape)}{t.placements}" for name, t in given.items())
@@ -196,8 +214,9 @@ def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) ->
     return problem.whole(made, "result", places)
 
 
-def backward(grad: DTensor, input: DTensor, weight: DTensor, p: Params,
-             mask: Sequence[bool]) -> tuple[DTensor | None, ...]:
+def backward(
+    grad: DTensor, input: DTensor, weight: DTensor, p: Params, mask: Sequence[bool]
+) -> tuple[DTensor | None, ...]:
     """Gradients of input, weight and bias of a checked, batched call; None where ``mask`` is False."""
     problem = Problem(input, weight, p)
     choice = problem.choose(result=grad, input=input, weight=weight)
@@ -228,8 +247,10 @@ def _gradients(problem: Problem, g: Halo, x: Tensor, w: Tensor, mask: Sequence[b
     def of_weight(part: LocalConv, rows: Tensor, other: Tensor, addend: bool) -> Tensor:
         return part.wei(*((other, rows) if transposed else (rows, other)), w, addend)
 
-    return (g.computed(of_input, x.shape) if mask[0] else None,
-            g.summed(of_weight, x).to(w.dtype) if mask[1] else None)
+    return (
+        g.computed(of_input, x.shape) if mask[0] else None,
+        g.summed(of_weight, x).to(w.dtype) if mask[1] else None,
+    )
 
 
 def _of_bias(split: Any) -> Placement:
@@ -279,8 +300,11 @@ def apart(line: SpatialAxis, prop: Prop, parts: int, rank: int) -> OverlapSplit 
     inner = line.needs(prop, RowRange(low, high))  # rows in the padding alone may end the search too early
     if low - mine.start + mine.stop - high > most or inner.within(own).size < inner.size:
         return None
-    edges = tuple(Pair(line.needs(prop, rows), rows)
-                  for rows in (RowRange(mine.start, low), RowRange(high, mine.stop)) if rows.size)
+    edges = tuple(
+        Pair(line.needs(prop, rows), rows)
+        for rows in (RowRange(mine.start, low), RowRange(high, mine.stop))
+        if rows.size
+    )
     back = Prop.BWD_D if prop is Prop.FWD else Prop.FWD
     others = (RowRange(plan.needed.start, own.start), RowRange(own.stop, plan.needed.stop))
     received = tuple(Pair(rows, line.needs(back, rows).within(mine)) for rows in others if rows.size)
@@ -352,4 +376,4 @@ class Halo:
 
 
 def _resized(shape: Sequence[int], dim: int, rows: RowRange) -> tuple[int, ...]:
-    return (*shape[:dim], rows.size, *shape[dim + 1:])
+    return (*shape[:dim], rows.size, *shape[dim + 1 :])

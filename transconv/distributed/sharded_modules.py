@@ -47,8 +47,11 @@ def _activation(module: Any) -> Activation | None:
     """That of a module whose gradient is known here; of others autograd keeps what torch's need."""
     if type(module) is nn.LeakyReLU and module.negative_slope > 0:
         slope = module.negative_slope
-        return Activation(lambda x: F.leaky_relu(x, slope),
-                          lambda grad, y: _aten.leaky_relu_backward(grad, y, slope, True), True)
+        return Activation(
+            lambda x: F.leaky_relu(x, slope),
+            lambda grad, y: _aten.leaky_relu_backward(grad, y, slope, True),
+            True,
+        )
     if type(module) is nn.ReLU:
         return Activation(F.relu, lambda grad, y: _aten.threshold_backward(grad, y, 0), True)
     if type(module) is nn.SiLU:
@@ -71,8 +74,11 @@ class _Activated(torch.autograd.Function):
     def backward(ctx: Any, grad: DTensor) -> tuple[Any, None]:
         (kept,), (made, gradient, of_result) = ctx.saved_tensors, ctx.activation
         if torch.is_grad_enabled():  # it is differentiated again: by DTensor's rules
-            found = (gradient(grad, kept) if of_result else
-                     torch.autograd.grad(made(kept), kept, grad, create_graph=True)[0])
+            found = (
+                gradient(grad, kept)
+                if of_result
+                else torch.autograd.grad(made(kept), kept, grad, create_graph=True)[0]
+            )
             return found, None
         return _like(kept, gradient(lying(grad, kept.placements).to_local(), kept.to_local())), None
 
@@ -99,8 +105,14 @@ def elementwise(module: Any, inner: Callable[..., Any], *args: Any, **kwargs: An
 _activated: Callable[..., DTensor] = _Activated.apply
 
 
-def named(module: Any, name: str, inner: Callable[..., Any], dealt: Callable[[Any], Any], *args: Any,
-          **kwargs: Any) -> Any:
+def named(
+    module: Any,
+    name: str,
+    inner: Callable[..., Any],
+    dealt: Callable[[Any], Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """The forward of a module that its model's owner says to compute row by row. ``inner``: its own;
     ``dealt`` lays arguments as the plan has them. ValueError if a result has other rows than the rank."""
     leaves, form = tree_flatten(dealt((args, kwargs)))
@@ -120,8 +132,10 @@ def named(module: Any, name: str, inner: Callable[..., Any], dealt: Callable[[An
 def _parameters(module: nn.Module, places: Sequence[Placement]) -> dict[str, Any]:
     """Plain parameters and buffers; the gradients of the ranks are parts of sums."""
     parts = [Partial() if p.is_shard() else Replicate() for p in places]
-    return {name: p.to_local(grad_placements=parts) if isinstance(p, DTensor) else p
-            for name, p in (*module.named_parameters(), *module.named_buffers())}
+    return {
+        name: p.to_local(grad_placements=parts) if isinstance(p, DTensor) else p
+        for name, p in (*module.named_parameters(), *module.named_buffers())
+    }
 
 
 def _whole(made: Tensor, x: DTensor, name: str) -> DTensor:
@@ -131,8 +145,10 @@ def _whole(made: Tensor, x: DTensor, name: str) -> DTensor:
         if isinstance(place, Shard):
             at = place.dim if place.dim < 2 else place.dim - x.dim()  # spatial axes are the last ones
             if made.dim() < x.dim() or made.shape[at] != local.shape[place.dim]:
-                raise ValueError(f"'{name}' was said to compute row by row, but makes {list(made.shape)} "
-                                 f"of a rank's {list(local.shape)}, of which dim {place.dim} is split")
+                raise ValueError(
+                    f"'{name}' was said to compute row by row, but makes {list(made.shape)} "
+                    f"of a rank's {list(local.shape)}, of which dim {place.dim} is split"
+                )
             shape[at] = x.shape[place.dim]
     whole, last = torch.Size(shape), suggests_channels_last(x.shape, x.stride())
     stride = x.stride() if whole == x.shape else result_strides(whole, last and len(whole) > 2)
@@ -182,10 +198,13 @@ def pool(module: Any, x: DTensor) -> DTensor:
         one: Any = x.unsqueeze(0)
         return cast(DTensor, pool(module, one).squeeze(0))
     mesh = x.device_mesh
-    kernel, stride, padding, dilation = (_spread(getattr(module, name, 1), n) for name in (
-        "kernel_size", "stride", "padding", "dilation"))
-    lines = [SpatialAxis(i, (i + 2 * p - (k - 1) * d - 1) // s + 1, k, s, d, p) for i, k, s, p, d in zip(
-        x.shape[2:], kernel, stride, padding, dilation, strict=True)]
+    kernel, stride, padding, dilation = (
+        _spread(getattr(module, name, 1), n) for name in ("kernel_size", "stride", "padding", "dilation")
+    )
+    lines = [
+        SpatialAxis(i, (i + 2 * p - (k - 1) * d - 1) // s + 1, k, s, d, p)
+        for i, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+    ]
     places = [p if isinstance(p, Shard) else Replicate() for p in x.placements]
     x = x.redistribute(mesh, places)
     local, last = x.to_local(), suggests_channels_last(x.shape, x.stride())
@@ -252,13 +271,17 @@ def batch_norm(module: Any, x: DTensor) -> DTensor:
     if count < 2:
         raise ValueError(f"a batch norm needs more than one value for each channel, got {list(x.shape)}")
     seen = x.transpose(0, 1).unsqueeze(0)
-    result, mean, rstd = torch.native_group_norm(seen, weight, bias, 1, channels, count, channels,
-                                                 module.eps)
+    result, mean, rstd = torch.native_group_norm(
+        seen, weight, bias, 1, channels, count, channels, module.eps
+    )
     if running and module.training:
         with torch.no_grad():
             module.num_batches_tracked.add_(1)
-            share = (1.0 / float(module.num_batches_tracked.item()) if module.momentum is None
-                     else module.momentum)
+            share = (
+                1.0 / float(module.num_batches_tracked.item())
+                if module.momentum is None
+                else module.momentum
+            )
             variance = (rstd[0].square().reciprocal() - module.eps) * (count / max(1, count - 1))
             module.running_mean.lerp_(mean[0].to(module.running_mean.dtype), share)
             module.running_var.lerp_(variance.to(module.running_var.dtype), share)
@@ -304,7 +327,6 @@ def _is_plain(module: Any) -> bool:
         return not module.return_indices
     divides = getattr(module, "divisor_override", None) is None
     return divides and (module.count_include_pad or not any(padding))
-
 
 
 class Border(NamedTuple):
@@ -383,7 +405,7 @@ def convolution(module: Any, x: DTensor) -> DTensor:
             plan = border_exchange(lines[axis], parts, rank)
             local = exchanged(local, place.dim, plan, mesh.get_group(at), last)
             sizes[axis] = shards(lines[axis].o, parts)[rank].size
-            whole[2 * (n - 1 - axis):2 * (n - axis)] = [0, 0]
+            whole[2 * (n - 1 - axis) : 2 * (n - axis)] = [0, 0]
     of_parameters = [Partial() if p.is_shard() else Replicate() for p in places]
     weight: Tensor = module.weight.to_local(grad_placements=of_parameters)
     bias = None if module.bias is None else module.bias.to_local(grad_placements=of_parameters)
@@ -403,14 +425,16 @@ def _borders(module: Any, x: DTensor) -> list[Border]:
     n, mode = len(module.kernel_size), module.padding_mode
     most = {"circular": 0, "reflect": -1}.get(mode)
     found = []
-    for axis, (i, k, s, d) in enumerate(zip(x.shape[2:], module.kernel_size, module.stride,
-                                            module.dilation, strict=True)):
-        low, high = module._reversed_padding_repeated_twice[2 * (n - 1 - axis):2 * (n - axis)]
+    for axis, (i, k, s, d) in enumerate(
+        zip(x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
+    ):
+        low, high = module._reversed_padding_repeated_twice[2 * (n - 1 - axis) : 2 * (n - axis)]
         if most is not None and max(low, high) > i + most:
             raise RuntimeError(f"a {mode} border of {max(low, high)} rows is wider than an image of {i}")
         o = (i + low + high - (k - 1) * d - 1) // s + 1
         if o < 1:
-            raise RuntimeError(f"a kernel of {(k - 1) * d + 1} rows is larger than the padded image of "
-                               f"{i + low + high}")
+            raise RuntimeError(
+                f"a kernel of {(k - 1) * d + 1} rows is larger than the padded image of {i + low + high}"
+            )
         found.append(Border(i, o, k, s, d, low, mode))
     return found

@@ -134,7 +134,8 @@ class Captured:
         raise RuntimeError(
             f"a sharded step cannot be recorded as a CUDA graph: {self.why_not}. Recorded steps may not "
             "look at values (item(), print, a branch on a tensor) nor copy from the host; the next call "
-            "runs as it is") from own
+            "runs as it is"
+        ) from own
 
     def _take(self, args: Any, kwargs: Any) -> None:
         """Copy the arguments to where the graph reads them."""
@@ -142,8 +143,10 @@ class Captured:
         kept, recorded = self._given
         same = form == recorded and all(map(_is_like, leaves, kept))
         if not same:
-            raise ValueError(f"a recorded step was called with {_said(leaves)}, recorded with "
-                             f"{_said(kept)}; transconv.distributed.captured makes one of each kind")
+            raise ValueError(
+                f"a recorded step was called with {_said(leaves)}, recorded with "
+                f"{_said(kept)}; transconv.distributed.captured makes one of each kind"
+            )
         with torch.no_grad():
             for given, own in zip(leaves, kept, strict=True):
                 if isinstance(own, Tensor) and given is not own:
@@ -158,8 +161,11 @@ class Captured:
                 group = self._mesh.get_group(dim)
                 dist.all_reduce(self._beat, group=group)
                 others = sorted({*dist.get_process_group_ranks(group)} - {dist.get_rank()})
-                watch_group(group, self._beat.device, "end a recorded step with rank "
-                            + ", ".join(map(str, others)))
+                watch_group(
+                    group,
+                    self._beat.device,
+                    "end a recorded step with rank " + ", ".join(map(str, others)),
+                )
         return self._result
 
 
@@ -210,6 +216,7 @@ def _local(t: Any) -> Tensor:
 def _detached(result: Any) -> Any:
     """Results without a place in autograd. What of them is on its way is waited for: a graph ends with
     all of its messages."""
+
     def one(t: Any) -> Any:
         if not isinstance(t, Tensor):
             return t

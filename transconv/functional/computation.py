@@ -71,8 +71,9 @@ class Computation:
         if not known:
             return _one_or_all(self._of_nothing(given, **named))
         if len(given) > len(known):
-            raise TypeError(f"{self.compute.name} reads {len(known)} tensors ({', '.join(known)}), "
-                            f"got {len(given)}")
+            raise TypeError(
+                f"{self.compute.name} reads {len(known)} tensors ({', '.join(known)}), got {len(given)}"
+            )
         found = dict(zip(known, given, strict=False))
         for name in named:
             if name not in known or name in found:
@@ -87,8 +88,10 @@ class Computation:
         if given or named:
             raise TypeError(f"{self.compute.name} reads no tensor; expected device= alone")
         if device is None:
-            raise TensorError(f"{self.compute.name} reads no tensor, and none says where its result shall "
-                              "be; expected device=, such as device=\"cuda\"")
+            raise TensorError(
+                f"{self.compute.name} reads no tensor, and none says where its result shall "
+                'be; expected device=, such as device="cuda"'
+            )
         made: list[Tensor] = torch_operators.of_nothing(self.text, torch.device(device))
         return made
 
@@ -100,13 +103,17 @@ class Computation:
             form = "a nested tensor" if t.is_nested else f"one of layout {t.layout}"
             raise TensorError(f"{self.compute.name}: {name}: expected a strided tensor, got {form}")
         if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
-            raise TensorError(f"{self.compute.name}: {name}: expected {m.dtype} of shape {m.shape}, "
-                              f"got {t.dtype} of shape {tuple(t.shape)}")
+            raise TensorError(
+                f"{self.compute.name}: {name}: expected {m.dtype} of shape {m.shape}, "
+                f"got {t.dtype} of shape {tuple(t.shape)}"
+            )
         return t
 
     def __repr__(self) -> str:
-        return f"transconv.computation({self.compute.name}: {', '.join(self.program.given)} -> " \
-               f"{', '.join(self.program.stored)})"
+        return (
+            f"transconv.computation({self.compute.name}: {', '.join(self.program.given)} -> "
+            f"{', '.join(self.program.stored)})"
+        )
 
 
 def _one_or_all(made: list[Tensor]) -> Any:
@@ -124,8 +131,10 @@ def computation(text: str | Compute) -> Computation:
     named = parse(text).named if isinstance(text, str) and "sizes" in text else None
     named = text.named if isinstance(text, Compute) else named
     if named is not None:
-        raise ComputeError(f"sizes that are arguments ({named}): expected numbers; transconv.compile "
-                           "makes a plan for any size")
+        raise ComputeError(
+            f"sizes that are arguments ({named}): expected numbers; transconv.compile "
+            "makes a plan for any size"
+        )
     return Computation(text if isinstance(text, str) else str(text))
 
 
@@ -177,8 +186,9 @@ def _keep(ctx: Any, given: Sequence[Any], output: Tensors, tangents: Sequence[bo
     wanted = [name for name, t in zip(found.given, tensors, strict=True) if t.requires_grad]
     moved = {name for name, on in zip(found.given, tangents, strict=False) if on}
     known = _reached(text)
-    still = [t for name, t in zip(found.stored, output, strict=True)
-             if not known[name] & {*wanted, *moved}]
+    still = [
+        t for name, t in zip(found.stored, output, strict=True) if not known[name] & {*wanted, *moved}
+    ]
     ctx.mark_non_differentiable(*still)
     ctx.set_materialize_grads(False)
     moving = tuple(name for name in found.stored if known[name] & {*wanted})
@@ -208,9 +218,15 @@ def _gradients(ctx: Any, needed: Sequence[bool], *grads: Tensor | None) -> tuple
     known = _reached(ctx.text)
     like = next(iter(given.values()))
     return None, *[
-        None if name not in wanted else values[derivative.of[name]] if name in derivative.of else
-        like.new_zeros(m.shape, dtype=m.dtype) if any(name in known[g] for g in given) else None
-        for name, m in found.given.items()]
+        None
+        if name not in wanted
+        else values[derivative.of[name]]
+        if name in derivative.of
+        else like.new_zeros(m.shape, dtype=m.dtype)
+        if any(name in known[g] for g in given)
+        else None
+        for name, m in found.given.items()
+    ]
 
 
 # -- tangents --------------------------------------------------------------------------------------
@@ -226,8 +242,9 @@ class Transposed(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _transposed(text: str, of: tuple[str, ...], given: tuple[str, ...]) -> tuple[
-        Derivative, list[DerivativeText], list[Transposed], bool]:
+def _transposed(
+    text: str, of: tuple[str, ...], given: tuple[str, ...]
+) -> tuple[Derivative, list[DerivativeText], list[Transposed], bool]:
     """The gradients of the results ``given``, and their transposes in the order in which they run; last,
     whether these read what the gradients' texts store."""
     derivative, texts = _derivative(text, of, given)
@@ -251,8 +268,9 @@ def _transposed(text: str, of: tuple[str, ...], given: tuple[str, ...]) -> tuple
     return derivative, texts, found, between
 
 
-def _tangents_of(primals: Sequence[Any], moving: Sequence[Tensor | None],
-              results: Tensors) -> list[Tensor | None]:
+def _tangents_of(
+    primals: Sequence[Any], moving: Sequence[Tensor | None], results: Tensors
+) -> list[Tensor | None]:
     """The tangents of a text's results, None for those that depend on no tensor that has one."""
     text, *tensors = primals
     program_ = program(text)
@@ -280,8 +298,10 @@ def _tangents_of(primals: Sequence[Any], moving: Sequence[Tensor | None],
         _run(one.texts, inner)
         for n, own in one.of.items():
             flows[n] = flows[n] + inner[own] if n in flows else inner[own]
-    return [flows.get(derivative.given[n], results[i].new_zeros(memory[n].shape)) if n in given else None
-            for i, n in enumerate(program_.stored)]
+    return [
+        flows.get(derivative.given[n], results[i].new_zeros(memory[n].shape)) if n in given else None
+        for i, n in enumerate(program_.stored)
+    ]
 
 
 # -- examples --------------------------------------------------------------------------------------
@@ -332,7 +352,7 @@ class TextFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _text: None, _tangents: None, *moving: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
-        return tuple(_tangents_of((ctx.text, *kept[:len(moving)]), (None, *moving), kept[len(moving):]))
+        return tuple(_tangents_of((ctx.text, *kept[: len(moving)]), (None, *moving), kept[len(moving) :]))
 
 
 # Function.apply would look for transforms, which have kernels of their own.

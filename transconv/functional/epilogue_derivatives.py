@@ -27,8 +27,9 @@ Tensor = torch.Tensor
 Place = tuple[tuple[int, ...], tuple[int, ...], DType]  # shape, strides, type
 
 
-def gradients(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tensor,
-              wanted: Sequence[bool]) -> list[Tensor | None] | None:
+def gradients(
+    text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None] | None:
     """The gradients of ``acc`` and of the operands by one kernel, or None where torch computes them: on
     the CPU, in graphs, and for a function that has no derivative."""
     given = [acc, *(spread(t, acc.dim()) for t in operands), grad]
@@ -44,13 +45,16 @@ def gradients(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tensor,
     for i in stores:
         like = acc if i == 0 else operands[i - 1]
         found[i] = next(made).sum_to_size(like.shape).to(like.dtype)
-    return [t if t is not None or not on else torch.zeros_like(given[i])
-            for i, (t, on) in enumerate(zip(found, wanted, strict=True))]
+    return [
+        t if t is not None or not on else torch.zeros_like(given[i])
+        for i, (t, on) in enumerate(zip(found, wanted, strict=True))
+    ]
 
 
 @lru_cache(maxsize=256)
-def _compute(text: str, places: tuple[Place, ...],
-             wanted: tuple[bool, ...]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def _compute(
+    text: str, places: tuple[Place, ...], wanted: tuple[bool, ...]
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """The computation's text, the places of the tensors that it reads in order, and of those whose
     gradients it stores."""
     function = pointwise(text)

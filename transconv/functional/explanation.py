@@ -36,8 +36,13 @@ class TextExplanation:
         if self.reason:
             later = f"; then {self.schedule}" if self.schedule else ""
             return f"{self.computes}: torch, because {self.reason}{later}"
-        return "\n".join([f"{self.computes}: {self.text}: {self.schedule}", f"    {self.why}",
-                          *(f"    {line}" for line in self.others)])
+        return "\n".join(
+            [
+                f"{self.computes}: {self.text}: {self.schedule}",
+                f"    {self.why}",
+                *(f"    {line}" for line in self.others),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,7 @@ def _part(computes: str, step: BoundText, given: Sequence[torch.Tensor]) -> Text
         head = step.named.head.removeprefix("compute ")
         try:
             taken, _ = chosen(step.named, device, is_aligned, "now")
-            others = tuple(registry_of(step.named, device, is_aligned).told(
-                [*step.named.sizes.values()]))
+            others = tuple(registry_of(step.named, device, is_aligned).told([*step.named.sizes.values()]))
             return TextExplanation(
                 computes, head, str(taken.plan.schedule), taken.why, others, waits(taken.question)
             )
@@ -108,8 +112,9 @@ def _part(computes: str, step: BoundText, given: Sequence[torch.Tensor]) -> Text
     except Unsupported as error:
         return TextExplanation(computes, reason=_said(error))
     head = plan.workload.computations[0].name
-    return TextExplanation(computes, head, str(plan.schedule), plan.why, exact,
-                waits(question(step.text, device, is_aligned)))
+    return TextExplanation(
+        computes, head, str(plan.schedule), plan.why, exact, waits(question(step.text, device, is_aligned))
+    )
 
 
 def _said(error: Unsupported) -> str:

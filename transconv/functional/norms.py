@@ -74,8 +74,16 @@ def _batch(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.L
     return library.batch_norm(x, mean, variance, w, b, training, momentum, eps, saves, made[0])
 
 
-def _by_batch(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Tensor | None, b: Tensor | None,
-              training: bool, momentum: float, eps: float) -> Any:
+def _by_batch(
+    x: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    w: Tensor | None,
+    b: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     """torch's batch_norm without its side effects: the new running statistics are results."""
     if not training or mean is None or variance is None:
         return F.batch_norm(x, mean, variance, w, b, training, momentum, eps)
@@ -83,8 +91,16 @@ def _by_batch(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Tensor
     return F.batch_norm(x, mean, variance, w, b, training, momentum, eps), mean, variance
 
 
-def _by_instance(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Tensor | None,
-                 b: Tensor | None, own: bool, momentum: float, eps: float) -> Any:
+def _by_instance(
+    x: Tensor,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    w: Tensor | None,
+    b: Tensor | None,
+    own: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     """torch's instance_norm without its side effects: the new running statistics are results."""
     if not own or mean is None or variance is None:
         return F.instance_norm(x, mean, variance, w, b, own, momentum, eps)
@@ -92,8 +108,9 @@ def _by_instance(x: Tensor, mean: Tensor | None, variance: Tensor | None, w: Ten
     return F.instance_norm(x, mean, variance, w, b, own, momentum, eps), mean, variance
 
 
-def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
-                     results: Sequence[Tensor]) -> Tensor:
+def _keep_statistics(
+    tensors: Sequence[Tensor | None], numbers: Numbers, results: Sequence[Tensor]
+) -> Tensor:
     """Move the running statistics, in place as torch does: also those of inference mode outside of it."""
     if len(results) == 3:
         for held, new in zip(tensors[1:3], results[1:], strict=True):
@@ -110,7 +127,7 @@ def _keep_statistics(tensors: Sequence[Tensor | None], numbers: Numbers,
 def _of_last(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
     x, *affine = given
     assert x is not None
-    expect(len(numbers[0]) > 0 and x.shape[-len(numbers[0]):] == numbers[0])
+    expect(len(numbers[0]) > 0 and x.shape[-len(numbers[0]) :] == numbers[0])
     expect(all([t is None or t.shape == numbers[0] for t in affine]))
     return (x.shape,)
 
@@ -129,10 +146,27 @@ def _of_features(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
     return (x.shape, *[t.shape for t in running if t is not None])
 
 
-LAYER = declare(PublicFunction("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
-                         _layer, autocast="f32", passing=("B",), shapes=_of_last, shaped=True))
-RMS = declare(PublicFunction("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms,
-                       autocast="torch", shapes=_of_last, shaped=True))
+LAYER = declare(
+    PublicFunction(
+        "layer_norm",
+        lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
+        _layer,
+        autocast="f32",
+        passing=("B",),
+        shapes=_of_last,
+        shaped=True,
+    )
+)
+RMS = declare(
+    PublicFunction(
+        "rms_norm",
+        lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps),
+        _rms,
+        autocast="torch",
+        shapes=_of_last,
+        shaped=True,
+    )
+)
 GROUP = declare(
     PublicFunction(
         "group_norm",
@@ -143,8 +177,17 @@ GROUP = declare(
         shapes=_of_groups,
     )
 )
-INSTANCE = declare(PublicFunction("instance_norm", _by_instance, _instance, passing=("P", "Q", "B"),
-                            handed=F.instance_norm, finish=_keep_statistics, shapes=_of_features))
+INSTANCE = declare(
+    PublicFunction(
+        "instance_norm",
+        _by_instance,
+        _instance,
+        passing=("P", "Q", "B"),
+        handed=F.instance_norm,
+        finish=_keep_statistics,
+        shapes=_of_features,
+    )
+)
 BATCH = declare(
     PublicFunction(
         "batch_norm",
@@ -158,43 +201,68 @@ BATCH = declare(
 )
 
 
-def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
-               bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
     """torch.nn.functional.layer_norm: over the last dims, of the sizes ``normalized_shape``, also those of
     weight and bias. The mean first, then squared deviations from it, in f32 (f64 for f64). f16, bf16, f32
     and f64 have kernels. Raises what torch raises, with the operands named."""
     return call(LAYER, (input, weight, bias), (normalized_shape, eps))
 
 
-def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
-             eps: float | None = None) -> Tensor:
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     """torch.nn.functional.rms_norm; ``eps`` None: the spacing of f64 beside 1 for f64,
     that of f32 for all other types. As layer_norm."""
     return call(RMS, (input, weight), (normalized_shape, eps))
 
 
-def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
-               eps: float = 1e-5) -> Tensor:
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
     """torch.nn.functional.group_norm of input (n, c, ...), weight and bias (c,). As layer_norm."""
     return call(GROUP, (input, weight, bias), (num_groups, eps))
 
 
-def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
-                  weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
-                  momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """torch.nn.functional.instance_norm of input (n, c, ...); torch computes where running statistics are
     updated. As layer_norm."""
-    return call(INSTANCE, (input, running_mean, running_var, weight, bias),
-                (use_input_stats, momentum, eps))
+    return call(
+        INSTANCE, (input, running_mean, running_var, weight, bias), (use_input_stats, momentum, eps)
+    )
 
 
-def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
-               weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
-               momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """torch.nn.functional.batch_norm of input (n, c, ...): in training by its own statistics, which
     update the running ones in place; else by the running ones. As layer_norm."""
-    return call(BATCH, (input, running_mean, running_var, weight, bias),
-                (training, momentum, eps))
+    return call(BATCH, (input, running_mean, running_var, weight, bias), (training, momentum, eps))
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -231,12 +299,14 @@ def _formula(name: str) -> Any:
         assert x is not None
         if saves:
             raise Unsupported("gradient:parts", "a part of a norm has no gradient of its own")
-        if any(t is not None and len(t.shape) == len(x.shape) and len(x.shape) > 2 and t != x
-               for t in given):
+        if any(
+            t is not None and len(t.shape) == len(x.shape) and len(x.shape) > 2 and t != x for t in given
+        ):
             raise Unsupported("layout:two", "two images that lie differently")
         of = getattr(library, name)
         found: library.LibraryFormula = of(x, made[0]) if len(made) == 1 else of(x)
         return found
+
     return formula
 
 
@@ -288,6 +358,7 @@ def _exponential(make: Any) -> Any:
         assert x is not None
         found: library.LibraryFormula = make(x, *dims(dim, len(x.shape)), y=made[0])
         return found
+
     return formula
 
 
@@ -305,9 +376,16 @@ def _log_softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Ten
     return (found.to(numbers[2] or dtype),)
 
 
-SOFTMAX = declare(PublicFunction("softmax", lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
-                           _exponential(library.softmax), autocast="f32", again=_softmax_again,
-                           shapes=as_first))
+SOFTMAX = declare(
+    PublicFunction(
+        "softmax",
+        lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
+        _exponential(library.softmax),
+        autocast="f32",
+        again=_softmax_again,
+        shapes=as_first,
+    )
+)
 LOG_SOFTMAX = declare(
     PublicFunction(
         "log_softmax",
@@ -320,16 +398,18 @@ LOG_SOFTMAX = declare(
 )
 
 
-def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
-            dtype: torch.dtype | None = None) -> Tensor:
+def softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
     """torch.nn.functional.softmax: exp(input) over its sum along ``dim``, of any shape; ``dtype`` of the
     result, default input's. f16, bf16, f32 and f64 have kernels, the rest is torch's. Raises what torch
     raises: IndexError for a dim out of range, with the operands named."""
     return call(SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))
 
 
-def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
-                dtype: torch.dtype | None = None) -> Tensor:
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
     """torch.nn.functional.log_softmax: the logarithm of ``softmax``. Arguments, dtypes and errors as
     there."""
     return call(LOG_SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))
@@ -344,7 +424,7 @@ def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
     p, dim, eps = numbers
     if p != 2:
         raise Unsupported("norm:order", f"p={p}; only p=2 has a kernel")
-    x, = given
+    (x,) = given
     assert x is not None
     return library.normalize(x, dims(dim, len(x.shape)), eps, made[0])
 
@@ -360,8 +440,9 @@ NORMALIZE = declare(
 )
 
 
-def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12,
-              out: Tensor | None = None) -> Tensor:
+def normalize(
+    input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
     """torch.nn.functional.normalize: input over its norm along ``dim``, or over ``eps`` where that is
     larger. p=2 has kernels; with ``out`` torch computes. Dtypes and errors as softmax."""
     return call(NORMALIZE, (input,), (p, dim, eps), out)
@@ -378,30 +459,51 @@ def _of_rows(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
     x, t = given
     assert x is not None and t is not None
     dim = min(1, len(x.shape) - 1)
-    expect(len(x.shape) > 1 and t.shape == x.shape[:dim] + x.shape[dim + 1:])
+    expect(len(x.shape) > 1 and t.shape == x.shape[:dim] + x.shape[dim + 1 :])
     return (t.shape,)
 
 
-CROSS_ENTROPY = declare(PublicFunction(
-    "cross_entropy", lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"),
-    _rows, whole=(False, True), autocast="f32", shapes=_of_rows))
+CROSS_ENTROPY = declare(
+    PublicFunction(
+        "cross_entropy",
+        lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"),
+        _rows,
+        whole=(False, True),
+        autocast="f32",
+        shapes=_of_rows,
+    )
+)
 
 
-def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None,
-                  size_average: bool | None = None, ignore_index: int = -100, reduce: bool | None = None,
-                  reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as whole numbers.
     Weights, smoothing and targets that are probabilities are torch's. An invalid class gives infinity on
     a GPU, where torch aborts with a device assertion; dtypes and errors as softmax."""
-    plain = (weight is None and size_average is None and reduce is None
-             and isinstance(label_smoothing, float) and label_smoothing == 0
-             and reduction in ("none", "mean", "sum") and isinstance(target, Tensor)
-             and target.dtype is torch.int64)
+    plain = (
+        weight is None
+        and size_average is None
+        and reduce is None
+        and isinstance(label_smoothing, float)
+        and label_smoothing == 0
+        and reduction in ("none", "mean", "sum")
+        and isinstance(target, Tensor)
+        and target.dtype is torch.int64
+    )
     if not plain:
         if not torch.compiler.is_compiling():
             stats.handed_over("form:cross_entropy", "cross_entropy")
-        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction,
-                               label_smoothing)
+        return F.cross_entropy(
+            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        )
     rows: Tensor = call(CROSS_ENTROPY, (input, target), (ignore_index,))
     if reduction == "none":
         return rows

@@ -41,8 +41,10 @@ def _max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.LibraryFormul
     def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, (window, stride, padding, dilation, _, indices) = given[0], numbers
         assert x is not None
-        return library.max_pool(x, window, stride, padding, dilation, made[0], saves,
-                                made[1] if indices else None)
+        return library.max_pool(
+            x, window, stride, padding, dilation, made[0], saves, made[1] if indices else None
+        )
+
     return formula
 
 
@@ -51,6 +53,7 @@ def _average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.LibraryFo
         x, (window, stride, padding, _, pads, *divisor) = given[0], numbers
         assert x is not None
         return library.average_pool(x, window, stride, padding, made[0], pads, *divisor)
+
     return formula
 
 
@@ -62,6 +65,7 @@ def _adaptive_average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.
             return library.adaptive_average_pool(x, n, y)
         window = tuple(a // b for a, b in zip(x.shape[-n:], y.shape[-n:], strict=True))
         return library.average_pool(x, window, window, (0,) * n, y)
+
     return formula
 
 
@@ -69,6 +73,7 @@ def _adaptive_max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Libr
     def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         assert given[0] is not None
         return library.adaptive_max_pool(given[0], n, made[0], made[1] if numbers[-1] else None, saves)
+
     return formula
 
 
@@ -78,8 +83,9 @@ def _with_indices(name: str, n: int) -> Callable[..., Any]:
     return lambda x, *numbers: theirs(x, *numbers[:-1], return_indices=numbers[-1])
 
 
-def _declared(name: str, formulas: Formulas, theirs: Callable[[str, int], Callable[..., Any]],
-              **more: Any) -> dict[int, PublicFunction]:
+def _declared(
+    name: str, formulas: Formulas, theirs: Callable[[str, int], Callable[..., Any]], **more: Any
+) -> dict[int, PublicFunction]:
     return {
         n: declare(PublicFunction(f"{name}{n}d", theirs(name, n), formulas(n), **more)) for n in (1, 2, 3)
     }
@@ -102,8 +108,10 @@ def _of_windows(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
     n = len(window)
     expect(not ceil and len(x.shape) > n)
     space = x.shape[-n:]
-    made = [(i + 2 * p - d * (k - 1) - 1) // s + 1
-            for i, k, s, p, d in zip(space, window, stride, padding, dilation, strict=True)]
+    made = [
+        (i + 2 * p - d * (k - 1) - 1) // s + 1
+        for i, k, s, p, d in zip(space, window, stride, padding, dilation, strict=True)
+    ]
     expect(all([o >= 1 for o in made]))
     return ((*x.shape[:-n], *made),) * (2 if is_max and more[2] else 1)
 
@@ -114,61 +122,136 @@ ADAPTIVE_AVERAGE = _declared("adaptive_avg_pool", _adaptive_average, _plainly, l
 ADAPTIVE_MAX = _declared("adaptive_max_pool", _adaptive_max, _with_indices, finish=_first_if_alone)
 
 
-def _max_pool(n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints, dilation: Ints,
-              ceil_mode: bool, return_indices: bool) -> Any:
-    return call(MAX[n], (input,), (
-        _each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), _each(dilation, n),
-        ceil_mode, return_indices))
+def _max_pool(
+    n: int,
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None,
+    padding: Ints,
+    dilation: Ints,
+    ceil_mode: bool,
+    return_indices: bool,
+) -> Any:
+    return call(
+        MAX[n],
+        (input,),
+        (
+            _each(kernel_size, n),
+            _step(stride, kernel_size, n),
+            _each(padding, n),
+            _each(dilation, n),
+            ceil_mode,
+            return_indices,
+        ),
+    )
 
 
-def max_pool1d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
-               dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool1d(
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """torch.nn.functional.max_pool1d. As max_pool2d."""
     return _max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def max_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
-               dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool2d(
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """torch.nn.functional.max_pool2d of input (n, c, h, w) or (c, h, w), with indices from the same kernel
     on request; the first of equal elements gets the gradient. f16, bf16, f32 and f64 have
     kernels. Raises what torch raises, with the operands named."""
     return _max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def max_pool3d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
-               dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool3d(
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """torch.nn.functional.max_pool3d. As max_pool2d."""
     return _max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def avg_pool1d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
+def avg_pool1d(
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
     """torch.nn.functional.avg_pool1d. As max_pool2d."""
-    return call(AVERAGE[1], (input,), (
-        _each(kernel_size, 1), _step(stride, kernel_size, 1), _each(padding, 1), ceil_mode,
-        count_include_pad))
+    return call(
+        AVERAGE[1],
+        (input,),
+        (
+            _each(kernel_size, 1),
+            _step(stride, kernel_size, 1),
+            _each(padding, 1),
+            ceil_mode,
+            count_include_pad,
+        ),
+    )
 
 
-def avg_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True,
-               divisor_override: int | None = None, *, out: Tensor | None = None) -> Tensor:
+def avg_pool2d(
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.nn.functional.avg_pool2d. As max_pool2d."""
-    return _averaged(2, input, kernel_size, stride, padding,
-                     ceil_mode, count_include_pad, divisor_override, out=out)
+    return _averaged(
+        2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, out=out
+    )
 
 
-def avg_pool3d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
-               ceil_mode: bool = False, count_include_pad: bool = True,
-               divisor_override: int | None = None, *, out: Tensor | None = None) -> Tensor:
+def avg_pool3d(
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.nn.functional.avg_pool3d. As max_pool2d."""
-    return _averaged(3, input, kernel_size, stride, padding,
-                     ceil_mode, count_include_pad, divisor_override, out=out)
+    return _averaged(
+        3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, out=out
+    )
 
 
-def _averaged(n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints,
-              *more: Any, out: Any) -> Tensor:
-    return call(AVERAGE[n], (input,), (
-        _each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), *more), out)
+def _averaged(
+    n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints, *more: Any, out: Any
+) -> Tensor:
+    return call(
+        AVERAGE[n],
+        (input,),
+        (_each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), *more),
+        out,
+    )
 
 
 def adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor:

@@ -41,10 +41,12 @@ def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
 
 def _then(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch's product and then the activation; ``math`` is for kernels."""
+
     def whole(*given: Any, **out: Any) -> Tensor:
         *tensors, activation, _ = given
         made = ACTIVATIONS[activation](product(*tensors, **out))
         return out["out"].copy_(made) if activation and out else made
+
     return whole
 
 
@@ -68,8 +70,14 @@ def _math(word: str) -> str:
     return "tf32" if read_precision("cuda", "matmul") == "tf32" else "ieee"
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,
-           activation: str | None = None, *, out: Tensor | None = None) -> Tensor:
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.nn.functional.linear of input (..., k), weight (n, k) and bias (n,), then an activation,
     by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32
     where torch's precision of products says so; with ``out`` torch computes. Raises what torch raises,
@@ -77,14 +85,16 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,
     return call(LINEAR, (input, weight, bias), _numbers(input, activation), out)
 
 
-def matmul(input: Tensor, other: Tensor, activation: str | None = None, *,
-           out: Tensor | None = None) -> Tensor:
+def matmul(
+    input: Tensor, other: Tensor, activation: str | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """torch.matmul of (..., m, k) and (..., k, n), whose leading dims broadcast, or of vectors. As
     linear."""
     return call(MATMUL, (input, other), _numbers(input, activation), out)
 
 
-def bmm(input: Tensor, mat2: Tensor, activation: str | None = None, *,
-        out: Tensor | None = None) -> Tensor:
+def bmm(
+    input: Tensor, mat2: Tensor, activation: str | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """torch.bmm of (b, m, k) and (b, k, n). As linear."""
     return call(BMM, (input, mat2), _numbers(input, activation), out)

@@ -30,13 +30,15 @@ def dims(dim: Any, rank: int) -> tuple[int, ...]:
     named = (dim,) if isinstance(dim, int) else tuple(dim or range(rank))
     for d in named:
         if not -rank <= d < rank:
-            raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], "
-                             f"but got {d})")
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {d})"
+            )
     return tuple(sorted({d % rank for d in named}))
 
 
 def _formula(name: str) -> Callable[..., library.LibraryFormula]:
     """Numbers: dim, keepdim, and the dtype, or the correction of a variance."""
+
     def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, dim, keep = given[0], numbers[0], bool(numbers[1])
         assert x is not None
@@ -47,9 +49,17 @@ def _formula(name: str) -> Callable[..., library.LibraryFormula]:
         over = dims(dim, len(x.shape))
         rank = len(x.shape)
         whole = made[0] if len(made[0].shape) == (rank if keep else rank - len(over)) else None
-        return library.reduced(name, x, over, keep and whole is not None, made[0].dtype, whole,
-                               correction=1.0 if correction is None else float(correction),
-                               undirected=dim is None)
+        return library.reduced(
+            name,
+            x,
+            over,
+            keep and whole is not None,
+            made[0].dtype,
+            whole,
+            correction=1.0 if correction is None else float(correction),
+            undirected=dim is None,
+        )
+
     return formula
 
 
@@ -95,22 +105,40 @@ ANY = _declared("any", _asking(torch.any), whole=(True,))
 ALL = _declared("all", _asking(torch.all), whole=(True,))
 
 
-def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None,
-        out: Tensor | None = None) -> Tensor:
+def sum(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result.
     Summed in f32, f64 in f64; torch computes whole numbers, empty tensors, and calls with ``out``.
     Raises torch's errors: IndexError for a dim out of range, with the operands named."""
     return call(SUM, (input,), (dim, keepdim, dtype), out)
 
 
-def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None,
-         out: Tensor | None = None) -> Tensor:
+def mean(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.mean. Arguments, dtypes and errors as sum."""
     return call(MEAN, (input,), (dim, keepdim, dtype), out)
 
 
-def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None,
-         out: Tensor | None = None) -> Tensor:
+def prod(
+    input: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.prod. Arguments, dtypes and errors as sum."""
     return call(PROD, (input,), (dim, keepdim, dtype), out)
 
@@ -125,21 +153,36 @@ def amin(input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | 
     return call(AMIN, (input,), (dim, keepdim), out)
 
 
-def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False, *,
-              out: Tensor | None = None) -> Tensor:
+def logsumexp(
+    input: Tensor, dim: int | Sequence[int], keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """torch.logsumexp: never overflows. Arguments, dtypes and errors as sum."""
     return call(LOGSUMEXP, (input,), (dim, keepdim), out)
 
 
-def var(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
-        correction: float | None = None, out: Tensor | None = None) -> Tensor:
+def var(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.var: the mean first, then squared deviations from it, over their number less ``correction``
     (default 1; ``unbiased`` False is 0). Dtypes and errors as sum."""
     return call(VAR, (input,), _spread(dim, unbiased, keepdim, correction), out)
 
 
-def std(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
-        correction: float | None = None, out: Tensor | None = None) -> Tensor:
+def std(
+    input: Tensor,
+    dim: Dims = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """torch.std: the root of ``var``."""
     return call(STD, (input,), _spread(dim, unbiased, keepdim, correction), out)
 
@@ -166,36 +209,62 @@ def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor |
 
 def _extremum(name: str, with_value: bool) -> Callable[..., library.LibraryFormula]:
     """Numbers: dim and keepdim. Of all dims torch's result has none, or as many of size 1."""
+
     def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, (dim, keep) = given[0], numbers
         assert x is not None
         over = dims(dim, len(x.shape))
         whole = len(made[-1].shape) == (len(x.shape) if keep else len(x.shape) - len(over))
-        at = made[-1] if whole else library.Strided.dense(
-            tuple(n for d, n in enumerate(x.shape) if d not in over), made[-1].dtype)
-        return library.extreme(name, x, over, at, keep and whole,
-                               (made[0] if whole else library.Strided.dense(at.shape, made[0].dtype))
-                               if with_value else None)
+        at = (
+            made[-1]
+            if whole
+            else library.Strided.dense(
+                tuple(n for d, n in enumerate(x.shape) if d not in over), made[-1].dtype
+            )
+        )
+        return library.extreme(
+            name,
+            x,
+            over,
+            at,
+            keep and whole,
+            (made[0] if whole else library.Strided.dense(at.shape, made[0].dtype)) if with_value else None,
+        )
+
     return formula
 
 
 ARGMAX = declare(PublicFunction("argmax", torch.argmax, _extremum("argmax", False)))
 ARGMIN = declare(PublicFunction("argmin", torch.argmin, _extremum("argmin", False)))
-MAX = declare(PublicFunction("max", torch.max, _extremum("argmax", True),
-                       finish=lambda tensors, numbers, made: torch.return_types.max(made)))
-MIN = declare(PublicFunction("min", torch.min, _extremum("argmin", True),
-                       finish=lambda tensors, numbers, made: torch.return_types.min(made)))
+MAX = declare(
+    PublicFunction(
+        "max",
+        torch.max,
+        _extremum("argmax", True),
+        finish=lambda tensors, numbers, made: torch.return_types.max(made),
+    )
+)
+MIN = declare(
+    PublicFunction(
+        "min",
+        torch.min,
+        _extremum("argmin", True),
+        finish=lambda tensors, numbers, made: torch.return_types.min(made),
+    )
+)
 
 
-def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *,
-           out: Tensor | None = None) -> Tensor:
+def argmax(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """torch.argmax: the index of the greatest element along ``dim``, or of all; the first of equal ones.
     NaN is the greatest. f16, bf16, f32 and f64 have kernels. IndexError for a dim out of range."""
     return call(ARGMAX, (_detached(input),), (dim, keepdim), out)
 
 
-def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *,
-           out: Tensor | None = None) -> Tensor:
+def argmin(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """torch.argmin; as argmax, NaN is the least."""
     return call(ARGMIN, (_detached(input),), (dim, keepdim), out)
 
@@ -215,10 +284,18 @@ def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = Non
     return _extreme(MIN, MIN_OF_ALL, torch.min, input, dim, keepdim, out)
 
 
-def _extreme(f: PublicFunction, whole: PublicFunction, theirs: Callable[..., Any], input: Tensor,
-             dim: Any, keepdim: bool, out: Any) -> Any:
+def _extreme(
+    f: PublicFunction,
+    whole: PublicFunction,
+    theirs: Callable[..., Any],
+    input: Tensor,
+    dim: Any,
+    keepdim: bool,
+    out: Any,
+) -> Any:
     named: dict[str, Any] = ({} if keepdim is False else {"keepdim": keepdim}) | (
-        {} if out is None else {"out": out})
+        {} if out is None else {"out": out}
+    )
     if isinstance(dim, Tensor):
         if not torch.compiler.is_compiling():
             stats.handed_over("form:elementwise", f.name)

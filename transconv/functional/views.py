@@ -12,7 +12,7 @@ torch.use_deterministic_algorithms torch's functions compute them, which sort th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ def _padded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
     x, (pad, mode, value) = given[0], numbers
     assert x is not None
     before = [0] * len(x.shape)
-    before[len(x.shape) - len(pad) // 2:] = pad[-2::-2]
+    before[len(x.shape) - len(pad) // 2 :] = pad[-2::-2]
     return library.pad(x, made[0], before, mode, float(value or 0.0))
 
 
@@ -50,9 +50,19 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     return call(PAD, (input,), (_tuple(pad), mode, value))
 
 
-FLIP = declare(PublicFunction("flip", torch.flip, lambda given, made, numbers, saves: library.flip(
-    given[0], made[0], dims(numbers[0], len(given[0].shape)) if numbers[0] else ()),  # type: ignore[arg-type, union-attr]
-    whole=(True,), linear=True))
+def _flip(x: library.Strided, made: Made, numbers: Numbers) -> library.LibraryFormula:
+    return library.flip(x, made[0], dims(numbers[0], len(x.shape)) if numbers[0] else ())
+
+
+FLIP = declare(
+    PublicFunction(
+        "flip",
+        torch.flip,
+        lambda given, made, numbers, saves: _flip(cast(library.Strided, given[0]), made, numbers),
+        whole=(True,),
+        linear=True,
+    )
+)
 
 
 def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
@@ -62,14 +72,21 @@ def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
 
 def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     parts = [t for t in given if t is not None]
-    dim, = dims(numbers[0], len(made[0].shape))
+    (dim,) = dims(numbers[0], len(made[0].shape))
     if any(len(t.shape) != len(made[0].shape) for t in parts):
         raise Unsupported("shape:empty")  # torch lets tensors without elements have one dim
     return library.join(parts, made[0], dim)
 
 
-CAT = declare(PublicFunction("cat", lambda *all, **out: torch.cat(all[:-1], all[-1], **out), _joined,
-                       whole=(True,) * 64, linear=True))
+CAT = declare(
+    PublicFunction(
+        "cat",
+        lambda *all, **out: torch.cat(all[:-1], all[-1], **out),
+        _joined,
+        whole=(True,) * 64,
+        linear=True,
+    )
+)
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
@@ -96,32 +113,40 @@ def _interpolated(x: Tensor, size: Any, scales: Any, mode: str, again: Any) -> T
 NEAREST = declare(PublicFunction("interpolate", _interpolated, _resized, linear=True))
 
 
-def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
-                align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
-                antialias: bool = False) -> Tensor:
+def interpolate(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
     """torch.nn.functional.interpolate by nearest and nearest-exact; other modes are torch's. f16, bf16,
     f32 and f64 have kernels. Raises what torch raises, with the operands named."""
     if mode not in ("nearest", "nearest-exact") or align_corners is not None or antialias:
         if not torch.compiler.is_compiling():
             stats.handed_over(f"form:{mode}", "interpolate")
-        return F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor,
-                             antialias)
-    return call(NEAREST, (input,), (_tuple(size), _tuple(scale_factor), mode,
-                                    recompute_scale_factor))
+        return F.interpolate(
+            input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+        )
+    return call(NEAREST, (input,), (_tuple(size), _tuple(scale_factor), mode, recompute_scale_factor))
 
 
 def _shuffled(back: bool) -> Any:
     def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         assert given[0] is not None
         return library.shuffle(given[0], made[0], numbers[0], back)
+
     return formula
 
 
 SHUFFLE = declare(
     PublicFunction("pixel_shuffle", F.pixel_shuffle, _shuffled(False), whole=(True,), linear=True)
 )
-UNSHUFFLE = declare(PublicFunction("pixel_unshuffle", F.pixel_unshuffle, _shuffled(True), whole=(True,),
-                             linear=True))
+UNSHUFFLE = declare(
+    PublicFunction("pixel_unshuffle", F.pixel_unshuffle, _shuffled(True), whole=(True,), linear=True)
+)
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
@@ -158,17 +183,23 @@ UNFOLD = declare(PublicFunction("unfold", F.unfold, _unfolded, linear=True))
 FOLD = declare(PublicFunction("fold", F.fold, _folded, linear=True))
 
 
-def unfold(input: Tensor, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,
-           stride: Ints = 1) -> Tensor:
+def unfold(
+    input: Tensor, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0, stride: Ints = 1
+) -> Tensor:
     """torch.nn.functional.unfold: every window as a column. As interpolate."""
     return call(UNFOLD, (input,), tuple(map(_pair, (kernel_size, dilation, padding, stride))))
 
 
-def fold(input: Tensor, output_size: Ints, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,
-         stride: Ints = 1) -> Tensor:
+def fold(
+    input: Tensor,
+    output_size: Ints,
+    kernel_size: Ints,
+    dilation: Ints = 1,
+    padding: Ints = 0,
+    stride: Ints = 1,
+) -> Tensor:
     """torch.nn.functional.fold: the sum of columns at their windows. As interpolate."""
-    return call(FOLD, (input,), tuple(map(_pair, (
-        output_size, kernel_size, dilation, padding, stride))))
+    return call(FOLD, (input,), tuple(map(_pair, (output_size, kernel_size, dilation, padding, stride))))
 
 
 def _taken(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
@@ -189,8 +220,11 @@ def _looked_up(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
     left_out = numbers[0]
     rank = len(made[0].shape) - 1
     index = index if rank else library.Strided((1,), (1,), index.dtype)
-    y = made[0] if rank else library.Strided((1, *made[0].shape), (made[0].shape[0], *made[0].strides),
-                                             made[0].dtype)
+    y = (
+        made[0]
+        if rank
+        else library.Strided((1, *made[0].shape), (made[0].shape[0], *made[0].strides), made[0].dtype)
+    )
     return library.embedding(index, table, y, None if left_out is None else left_out % table.shape[0])
 
 
@@ -230,8 +264,9 @@ def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None =
     return call(TAKE, (input, index), (dim,), out)
 
 
-def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
-           out: Tensor | None = None) -> Tensor:
+def gather(
+    input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None
+) -> Tensor:
     """torch.gather: for every element of ``index`` the element of input at that position of ``dim``. As
     index_select; sparse gradients are torch's."""
     if sparse_grad:
@@ -240,8 +275,15 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
     return call(GATHER, (input, index), (dim,), out)
 
 
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-              norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
     """torch.nn.functional.embedding: rows of ``weight`` by their numbers; the row ``padding_idx`` gets no
     gradient. Norms, frequencies and sparse gradients are torch's. As index_select."""
     if max_norm is not None or scale_grad_by_freq or sparse:

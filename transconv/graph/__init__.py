@@ -7,5 +7,13 @@ from transconv.graph.graph_report import GraphReport, KernelRow, Report, TorchRo
 from transconv.graph.optimization import Optimization, optimize
 from transconv.graph.torch_compile import backend
 
-__all__ = ["GraphReport", "KernelRow", "Optimization", "Report", "TorchRow", "backend", "optimize",
-           "report"]
+__all__ = [
+    "GraphReport",
+    "KernelRow",
+    "Optimization",
+    "Report",
+    "TorchRow",
+    "backend",
+    "optimize",
+    "report",
+]

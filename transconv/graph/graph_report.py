@@ -48,6 +48,7 @@ def measured(asked: str | Workload, device: torch.device, clock: timing.Clock) -
     def make(_: int) -> Callable[[], object]:
         tensors = [_made(m.shape, m.strides or (), m.elements, device) for m in operands]
         return lambda: found.start(tensors)
+
     return clock.one(make, sum(prod(m.shape) * m.elements.itemsize for m in operands)).us
 
 
@@ -64,14 +65,17 @@ class TorchSide:
         not compute the operations of such data alone."""
         gm = graph_of(self.nodes)
         given = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
-        if not all(isinstance(t, Tensor) and all(isinstance(n, int) for n in (*t.shape, *t.stride()))
-                   for t in given):
+        if not all(
+            isinstance(t, Tensor) and all(isinstance(n, int) for n in (*t.shape, *t.stride()))
+            for t in given
+        ):
             return None
         run = self.compiled(gm)
 
         def make(_: int) -> Callable[[], object]:
             tensors = [_made(t.shape, t.stride(), t.dtype, self.device) for t in given]
             return lambda: run(*tensors)
+
         try:
             with torch.no_grad():
                 return clock.one(make, sum(t.numel() * t.dtype.itemsize for t in given)).us
@@ -99,8 +103,9 @@ def sides(kernels: Sequence[Origins], compiled: Compiled, device: torch.device) 
     return found
 
 
-def _made(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype,
-          device: torch.device) -> Tensor:
+def _made(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     t = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     return t.normal_() if t.is_floating_point() else t.zero_()
 
@@ -204,9 +209,11 @@ class GraphReport:
         """The text, line by line; the first has the sums."""
         ours = self.kernels
         others = len(self.rows) - len(ours)
-        yield (f"{self.phase}: {many(len(ours), 'kernel')}, {many(others, 'region')} of torch, "
-               f"{sum(r.us for r in ours):.4g} us, {sum(r.bytes for r in ours) / 1e6:.4g} MB, "
-               f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP (estimated), {self.peak / 1e6:.4g} MB held")
+        yield (
+            f"{self.phase}: {many(len(ours), 'kernel')}, {many(others, 'region')} of torch, "
+            f"{sum(r.us for r in ours):.4g} us, {sum(r.bytes for r in ours) / 1e6:.4g} MB, "
+            f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP (estimated), {self.peak / 1e6:.4g} MB held"
+        )
         if self.sizes:
             yield f"  sizes: {self.sizes}"
         if self.whole:
@@ -227,23 +234,31 @@ class GraphReport:
     @property
     def left(self) -> tuple[LeftOperation, ...]:
         """What torch computes."""
-        return tuple(x for row in self.rows if isinstance(row, TorchRow)
-                     for x in row.left or (LeftOperation(row.operations, "", "; ".join(row.reasons)),))
+        return tuple(
+            x
+            for row in self.rows
+            if isinstance(row, TorchRow)
+            for x in row.left or (LeftOperation(row.operations, "", "; ".join(row.reasons)),)
+        )
 
     def _estimates(self) -> Iterator[str]:
         """Kernels in the order in which they run."""
         if self.kernels:
             yield f"  {'us':>9} {'MB':>10} {'GFLOP':>10}  kernel"
         for row in self.kernels:
-            yield (f"  {row.us:9.4g} {row.bytes / 1e6:10.4g} {row.flops / 1e9:10.4g}  "
-                   f"{row.title} ({row.name})")
+            yield (
+                f"  {row.us:9.4g} {row.bytes / 1e6:10.4g} {row.flops / 1e9:10.4g}  "
+                f"{row.title} ({row.name})"
+            )
             if row.numbers:
                 yield f"      a kernel for each sizes: {row.numbers}"
 
     def _times(self, step: float) -> Iterator[str]:
         """Kernels and regions of torch, those first that lose most time."""
-        yield (f"  {'us':>9} {'of step':>8} {'limit us':>9} {'by':10} {'torch us':>9} {'torch/ours':>10}"
-               "  what, most above its limit first")
+        yield (
+            f"  {'us':>9} {'of step':>8} {'limit us':>9} {'by':10} {'torch us':>9} {'torch/ours':>10}"
+            "  what, most above its limit first"
+        )
         for row in _worst_first(self.rows):
             limit, by, name = f"{'-':>9}", "-", ""
             beside: tuple[float | None, ...] = row.measured_us, None, None
@@ -251,8 +266,10 @@ class GraphReport:
                 limit, by, name = f"{row.limit_us:9.4g}", row.limit, f" ({row.name})"
                 beside = row.measured_us, row.torch_us, row.gain
             took, torchs, gain = (f"{'-':>9}" if x is None else f"{x:9.4g}" for x in beside)
-            yield (f"  {took} {(row.measured_us or 0.0) / step:8.1%} {limit} {by:10} {torchs} {gain:>10}"
-                   f"  {row.title}{name}")
+            yield (
+                f"  {took} {(row.measured_us or 0.0) / step:8.1%} {limit} {by:10} {torchs} {gain:>10}"
+                f"  {row.title}{name}"
+            )
 
 
 def _worst_first(rows: Iterable[KernelRow | TorchRow]) -> list[KernelRow | TorchRow]:
@@ -292,8 +309,10 @@ class Report:
 
     def __str__(self) -> str:
         chosen = () if self.optimization is None else (self.optimization,)
-        return ("\n".join(map(str, (*chosen, *self.graphs)))
-                or "no graph yet: a model is compiled by its first call")
+        return (
+            "\n".join(map(str, (*chosen, *self.graphs)))
+            or "no graph yet: a model is compiled by its first call"
+        )
 
     def html(self) -> str:
         """The same as a page, one text that needs no other file."""
@@ -307,12 +326,23 @@ def _tables(graph: GraphReport) -> Iterator[PrintedTable]:
 
     head: tuple[str, ...] = ("what", "estimate, us", "MB", "GFLOP", "kernel")
     rows: list[tuple[str | float | None, ...]] = [
-        (r.title, r.us, r.bytes / 1e6, r.flops / 1e9, r.name) for r in graph.kernels]
+        (r.title, r.us, r.bytes / 1e6, r.flops / 1e9, r.name) for r in graph.kernels
+    ]
     if graph.step_us is not None:
         head = ("what", "us", "% of step", "limit, us", "by", "torch, us", "torch / ours", "kernel")
-        rows = [(r.title, r.measured_us, 100 * (r.measured_us or 0.0) / graph.step_us,
-                 *((r.limit_us, r.limit, r.torch_us, r.gain, r.name) if isinstance(r, KernelRow) else
-                   (None, "", None, None, ""))) for r in _worst_first(graph.rows)]
+        rows = [
+            (
+                r.title,
+                r.measured_us,
+                100 * (r.measured_us or 0.0) / graph.step_us,
+                *(
+                    (r.limit_us, r.limit, r.torch_us, r.gain, r.name)
+                    if isinstance(r, KernelRow)
+                    else (None, "", None, None, "")
+                ),
+            )
+            for r in _worst_first(graph.rows)
+        ]
     remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []), *graph.remarks)
     yield PrintedTable(graph.phase, head, tuple(rows), remarks)
     if left := tuple((float(n), said) for said, n in _counted(graph.left).items()):
@@ -325,8 +355,12 @@ def kernel_rows(region: RegionPlan, rates: Price, compiled: Compiled) -> list[Ke
     """The rows of a region; ``compiled`` makes functions of torch's of graphs."""
     by = origins(region.region)
     made: list[Origins] = [{p: by[p] for p in k.group.evaluated if p in by} for k in region.kernels]
-    return [_row(kernel, region, rates, _said(values), side) for kernel, values, side in zip(
-        region.kernels, made, sides(made, compiled, region.device), strict=True)]
+    return [
+        _row(kernel, region, rates, _said(values), side)
+        for kernel, values, side in zip(
+            region.kernels, made, sides(made, compiled, region.device), strict=True
+        )
+    ]
 
 
 def _said(values: Origins) -> str:
@@ -334,8 +368,9 @@ def _said(values: Origins) -> str:
     return title([n for p, n in values.items() if p.label and p.label not in UNSAID] or [*values.values()])
 
 
-def _row(kernel: RegionKernel, region: RegionPlan, rates: Price, said: str,
-         side: TorchSide | None) -> KernelRow:
+def _row(
+    kernel: RegionKernel, region: RegionPlan, rates: Price, said: str, side: TorchSide | None
+) -> KernelRow:
     moved, operations = traffic(kernel.group, {*region.plan.stored})
 
     def us() -> float:
@@ -345,19 +380,33 @@ def _row(kernel: RegionKernel, region: RegionPlan, rates: Price, said: str,
             return rates.kernel(moved, 0.0 if kernel.group.product else operations, kernel.group.product)
 
     product = kernel.group.product
-    limits = {"memory": rates.moved(moved),
-              "products" if product else "arithmetic": (rates.multiplied(product) if product
-                                                        else rates.worked(operations))}
+    limits = {
+        "memory": rates.moved(moved),
+        "products" if product else "arithmetic": (
+            rates.multiplied(product) if product else rates.worked(operations)
+        ),
+    }
     limit = max(limits, key=limits.__getitem__)
     labels = tuple(w for w in kernel.group.labels if w not in UNSAID)
-    return KernelRow(kernel.group.name, labels, moved, operations, us,
-                     lambda clock: measured(kernel.asked, region.device, clock), "\n".join(kernel.texts),
-                     kernel.sized.refused if kernel.sized else "", title=said or kernel.group.name,
-                     limit_us=limits[limit], limit=limit, beside=side)
+    return KernelRow(
+        kernel.group.name,
+        labels,
+        moved,
+        operations,
+        us,
+        lambda clock: measured(kernel.asked, region.device, clock),
+        "\n".join(kernel.texts),
+        kernel.sized.refused if kernel.sized else "",
+        title=said or kernel.group.name,
+        limit_us=limits[limit],
+        limit=limit,
+        beside=side,
+    )
 
 
-def torch_row(region: Region, by: str, reasons: list[str], compiled: Compiled,
-              device: torch.device) -> TorchRow:
+def torch_row(
+    region: Region, by: str, reasons: list[str], compiled: Compiled, device: torch.device
+) -> TorchRow:
     """The row of a region of torch's. ``reasons``: why, where that is one for all operations."""
     side = TorchSide(tuple(region.nodes), compiled, device)
     each = {n: region.reasons[n.name] for n in region.nodes if n.name in region.reasons}
@@ -381,8 +430,10 @@ def _measured(graphs: tuple[GraphReport, ...], clock: timing.Clock) -> tuple[Gra
     """With the time of every row, what torch takes for the same, and the time of all graphs."""
     timed = [[replace(row, measured_us=row.measure(clock)) for row in g.rows] for g in graphs]
     step = sum(r.measured_us or 0.0 for rows in timed for r in rows)
-    return tuple(replace(g, rows=tuple(_beside(rows, clock)), step_us=step or None)
-                 for g, rows in zip(graphs, timed, strict=True))
+    return tuple(
+        replace(g, rows=tuple(_beside(rows, clock)), step_us=step or None)
+        for g, rows in zip(graphs, timed, strict=True)
+    )
 
 
 def _beside(rows: list[KernelRow | TorchRow], clock: timing.Clock) -> Iterator[KernelRow | TorchRow]:

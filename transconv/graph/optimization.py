@@ -1,9 +1,9 @@
 """``transconv.optimize``: one line for a model, which chooses how it runs and says what it chose.
 
-    fast = transconv.optimize(model)                          compiled by its first call
-    fast = transconv.optimize(model, x)                       compiled now, by many processes
-    fast = transconv.optimize(model, x, measure=True)         the fastest of eager, torch.compile, ours
-    print(transconv.graph.report(fast))                       what was chosen, the times, the kernels
+fast = transconv.optimize(model)                          compiled by its first call
+fast = transconv.optimize(model, x)                       compiled now, by many processes
+fast = transconv.optimize(model, x, measure=True)         the fastest of eager, torch.compile, ours
+print(transconv.graph.report(fast))                       what was chosen, the times, the kernels
 """
 
 from __future__ import annotations
@@ -68,13 +68,24 @@ class Optimization:
             yield f"  {'':24} {'ms':>9} {'x eager':>8}  difference"
         for s in sorted(self.sides, key=lambda s: (s.ms is None, s.ms or 0.0)):
             kept = "   kept" if s.name == self.kept else ""
-            yield f"  {s.name:24} {s.error}" if s.ms is None else (
-                f"  {s.name:24} {s.ms:9.4g} {eager / s.ms:8.2f}  {s.difference:10.1e}{kept}")
+            yield (
+                f"  {s.name:24} {s.error}"
+                if s.ms is None
+                else (f"  {s.name:24} {s.ms:9.4g} {eager / s.ms:8.2f}  {s.difference:10.1e}{kept}")
+            )
 
 
-def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, training: bool | None = None,
-             cudagraphs: bool | None = None, filter_fn: Callable[[nn.Module, str], bool] | None = None,
-             rest: str = "inductor", verbose: bool = True) -> Any:
+def optimize(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    measure: bool = False,
+    training: bool | None = None,
+    cudagraphs: bool | None = None,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    rest: str = "inductor",
+    verbose: bool = True,
+) -> Any:
     """A copy of a model that shares its weights and runs as is best for it: a graph compiled by transconv,
     with CUDA graphs where they are legal, images with features last, and weights copied once for
     inference. ``example``: a tensor, or a tuple of arguments, or a dictionary of named ones; the copy is
@@ -97,11 +108,15 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
     ``measure`` has no example."""
     arguments.expect_module(model, "optimize")
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("transconv.optimize: a ScriptModule is compiled already; hand over the module "
-                        "from which it was made")
+        raise TypeError(
+            "transconv.optimize: a ScriptModule is compiled already; hand over the module "
+            "from which it was made"
+        )
     if measure and example is None:
-        raise ValueError("transconv.optimize: measure=True needs an example; write "
-                         "optimize(model, x, measure=True), x as the model is called")
+        raise ValueError(
+            "transconv.optimize: measure=True needs an example; write "
+            "optimize(model, x, measure=True), x as the model is called"
+        )
     training = model.training if training is None else training
     trial = trial_of(model, example, training, filter_fn, rest)
     with settings.waiting():
@@ -109,8 +124,9 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
     if verbose:
         print(made)
     fast: Any = trial.model
-    fast._compiled_call_impl = ChosenCall(trial.calls[made.kept], made, training, made.kept == RECORDED,
-                                          trial.handle)
+    fast._compiled_call_impl = ChosenCall(
+        trial.calls[made.kept], made, training, made.kept == RECORDED, trial.handle
+    )
     return fast
 
 
@@ -118,8 +134,14 @@ class ChosenCall:
     """What a call of an optimized model runs. ``compiled``: the function of torch.compile, or eager's;
     ``recorded``: its results lie in the memory of a CUDA graph, and are copied."""
 
-    def __init__(self, compiled: Call, optimization: Optimization, training: bool = True,
-                 recorded: bool = False, handle: Inference | None = None) -> None:
+    def __init__(
+        self,
+        compiled: Call,
+        optimization: Optimization,
+        training: bool = True,
+        recorded: bool = False,
+        handle: Inference | None = None,
+    ) -> None:
         self.compiled, self.optimization = compiled, optimization
         self.training, self.recorded, self.handle = training, recorded, handle
 
@@ -154,8 +176,11 @@ class ModelTrial:
         if measure:
             return self.fastest(*self.tried(legal or bool(cudagraphs)))
         if not ours:
-            return self.choice(EAGER, "it stays eager: there is no GPU here", (
-                "expected: torch's own time; transconv.compile(.., target=\"sm_90\") has kernels"))
+            return self.choice(
+                EAGER,
+                "it stays eager: there is no GPU here",
+                ('expected: torch\'s own time; transconv.compile(.., target="sm_90") has kernels'),
+            )
         if self.given is not None:
             self.run(OURS)
         kept = RECORDED if cudagraphs or (legal and self.recorded_is_faster()) else OURS
@@ -181,17 +206,24 @@ class ModelTrial:
         on_gpu = self.given is not None and all(t.is_cuda for t in _tensors(self.given))
         return on_gpu and not self.training
 
-    def choice(self, kept: str, what: str, expected: str,
-               sides: tuple[TimedSide, ...] = ()) -> Optimization:
+    def choice(
+        self, kept: str, what: str, expected: str, sides: tuple[TimedSide, ...] = ()
+    ) -> Optimization:
         """With the three lines."""
         weights = ", weights copied once" if self.handle is not None and kept in (OURS, RECORDED) else ""
         off = [name for name, m in self.model.named_modules() if modules.is_off(m)]
         left = ", ".join(off[:4]) + " .." * (len(off) > 4)
         left = left or "no module; transconv.off(module) leaves one out"
-        return Optimization(kept, (
-            f"transconv.optimize: {type(self.model).__name__} for "
-            f"{'training' if self.training else 'inference'}: {what}{weights}",
-            f"  {expected}", f"  left to torch: {left}"), sides)
+        return Optimization(
+            kept,
+            (
+                f"transconv.optimize: {type(self.model).__name__} for "
+                f"{'training' if self.training else 'inference'}: {what}{weights}",
+                f"  {expected}",
+                f"  left to torch: {left}",
+            ),
+            sides,
+        )
 
     def recorded_is_faster(self) -> bool:
         """Whether a call takes less time in a CUDA graph, the copies of its results included. The host may
@@ -201,8 +233,12 @@ class ModelTrial:
         try:
             self.run(RECORDED)
         except Exception as error:  # such as too little memory for another pool: the graph runs as it is
-            log.warning("optimize: %s runs without CUDA graphs: %s: %s", type(self.model).__name__,
-                        type(error).__name__, error)
+            log.warning(
+                "optimize: %s runs without CUDA graphs: %s: %s",
+                type(self.model).__name__,
+                type(error).__name__,
+                error,
+            )
             return False
         seconds = [(self.seconds(OURS), self.seconds(RECORDED)) for _ in range(TURNS)]
         ours, recorded = (min(times) for times in zip(*seconds, strict=True))
@@ -216,8 +252,11 @@ class ModelTrial:
         sides, want = {n: TimedSide(n) for n in names}, self.run(EAGER)
         # Of a model that draws random numbers, such as for dropout, no two results are alike. Gradients of
         # many layers may hang on how their inputs were rounded.
-        furthest = max(FURTHEST, 2 * _apart(self.run(EAGER, seed=1), want),
-                       AS_NUDGED * _apart(self.run(EAGER, given=_nudged(self.given)), want))
+        furthest = max(
+            FURTHEST,
+            2 * _apart(self.run(EAGER, seed=1), want),
+            AS_NUDGED * _apart(self.run(EAGER, given=_nudged(self.given)), want),
+        )
         for n in names:
             try:
                 if n == INDUCTOR:
@@ -236,14 +275,21 @@ class ModelTrial:
             for n, times in taken.items():
                 if sum(times) * CALLS < BUDGET_S or not times:
                     times.append(self.seconds(n))
-        sides |= {n: replace(sides[n], ms=sorted(times)[len(times) // 2] * 1e3)
-                  for n, times in taken.items()}
+        sides |= {
+            n: replace(sides[n], ms=sorted(times)[len(times) // 2] * 1e3) for n, times in taken.items()
+        }
         right = [s for s in sides.values() if s.ms is not None and (s.difference or 0.0) <= furthest]
         kept = min(right, key=lambda s: s.ms or 0.0)
-        said = (f"measured: {kept.ms:.4g} ms a {'step' if self.training else 'call'}, "
-                f"{(sides[EAGER].ms or 0.0) / (kept.ms or 1.0):.2f} times as fast as eager")
-        return self.choice(kept.name, f"kept {kept.name}",
-                           said + (f"; {self.expected()}" if OURS in taken else ""), tuple(sides.values()))
+        said = (
+            f"measured: {kept.ms:.4g} ms a {'step' if self.training else 'call'}, "
+            f"{(sides[EAGER].ms or 0.0) / (kept.ms or 1.0):.2f} times as fast as eager"
+        )
+        return self.choice(
+            kept.name,
+            f"kept {kept.name}",
+            said + (f"; {self.expected()}" if OURS in taken else ""),
+            tuple(sides.values()),
+        )
 
     def compiled(self, how: Any, options: Any = None) -> Call:
         """The model through torch's compiler: a function with code of its own, to which compiled code is
@@ -252,6 +298,7 @@ class ModelTrial:
 
         def call(*given: Any, **named: Any) -> Any:
             return model._call_impl(*given, **named)
+
         code = call.__code__.replace(co_name=f"optimized_{type(model).__name__}_{id(call):x}")
         function: Any = type(call)
         own = function(code, call.__globals__, code.co_name, None, call.__closure__)
@@ -277,8 +324,11 @@ class ModelTrial:
             results = _tensors(call(*positional, **named))
             ends = [t for t in results if t.requires_grad]
             of = [t for t in self.model.parameters() if t.requires_grad]
-            grads = torch.autograd.grad(ends, of, [self.weight(t) for t in ends],
-                                        allow_unused=True) if ends and of else ()
+            grads = (
+                torch.autograd.grad(ends, of, [self.weight(t) for t in ends], allow_unused=True)
+                if ends and of
+                else ()
+            )
         return results, [t for t in grads if t is not None]
 
     def weight(self, result: Tensor) -> Tensor:
@@ -305,8 +355,9 @@ class ModelTrial:
 
     def device(self) -> torch.device:
         """Where it computes: the first of its weights or of the example that is on no CPU."""
-        found = (t.device for t in (*self.model.parameters(), *self.model.buffers(),
-                                    *_tensors(self.given)))
+        found = (
+            t.device for t in (*self.model.parameters(), *self.model.buffers(), *_tensors(self.given))
+        )
         return next((d for d in found if d.type != "cpu"), torch.device("cpu"))
 
     def graphs(self) -> tuple[graph_report.GraphReport, ...]:
@@ -322,23 +373,31 @@ class ModelTrial:
             return "expected: transconv.graph.report tells it after the first call, which compiles"
         kernels = [k for g in self.graphs() for k in g.kernels]
         many = graph_report.many
-        return (f"expected: {sum(k.us for k in kernels):.4g} us (estimated) in "
-                f"{many(len(kernels), 'kernel')} for {sum(len(k.operations) for k in kernels)} "
-                f"operations; {many(self.gaps(), 'region')} of torch")
+        return (
+            f"expected: {sum(k.us for k in kernels):.4g} us (estimated) in "
+            f"{many(len(kernels), 'kernel')} for {sum(len(k.operations) for k in kernels)} "
+            f"operations; {many(self.gaps(), 'region')} of torch"
+        )
 
 
-def trial_of(model: nn.Module, example: Any, training: bool,
-             filter_fn: Callable[[nn.Module, str], bool] | None = None,
-             rest: str = "inductor") -> ModelTrial:
+def trial_of(
+    model: nn.Module,
+    example: Any,
+    training: bool,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    rest: str = "inductor",
+) -> ModelTrial:
     """The trial of a copy of a model that shares its weights (``optimize`` has the arguments)."""
     return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest)
 
 
 def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], bool] | None) -> nn.Module:
     """A copy of a model with its weights and buffers; for inference its parameters need no gradient."""
+
     def shared(t: Tensor) -> Tensor:
         frozen = isinstance(t, nn.Parameter) and t.requires_grad and not training
         return nn.Parameter(t.detach(), requires_grad=False) if frozen else t
+
     memo: dict[int, Any] = {id(t): shared(t) for t in (*model.parameters(), *model.buffers())}
     twin: nn.Module = copy.deepcopy(model, memo)
     for name, module in twin.named_modules():
@@ -357,11 +416,13 @@ def _arguments(example: Any) -> Example | None:
 
 def _nudged(given: Example | None) -> Example | None:
     """An example whose floats are one unit in the last place larger or smaller, in turn."""
+
     def nudged(t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.is_floating_point():
             return t
         signs = torch.arange(t.numel(), device=t.device).view(t.shape) % 2 * 2 - 1
         return (t.detach().double() * (1 + torch.finfo(t.dtype).eps * signs)).to(t.dtype)
+
     made: Example | None = _pytree.tree_map(nudged, given)
     return made
 
@@ -370,8 +431,9 @@ def _features_last(model: nn.Module) -> None:
     """Put weights of images in memory as kernels read them."""
     for p in model.parameters():
         if type(p) is nn.Parameter and p.dim() in (4, 5):
-            p.data = p.data.contiguous(memory_format=(
-                torch.channels_last if p.dim() == 4 else torch.channels_last_3d))
+            p.data = p.data.contiguous(
+                memory_format=(torch.channels_last if p.dim() == 4 else torch.channels_last_3d)
+            )
 
 
 def _tensors(of: Any) -> list[Tensor]:
@@ -386,6 +448,9 @@ def _weights(result: Tensor) -> Tensor:
 
 def _apart(made: list[Tensor], want: list[Tensor]) -> float:
     """The largest relative difference, by root mean squares; infinite where only one is finite."""
-    found = [float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30))
-             for a, b in zip(made, want, strict=True) if not b.isnan().any()]
+    found = [
+        float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30))
+        for a, b in zip(made, want, strict=True)
+        if not b.isnan().any()
+    ]
     return max((d if d == d else float("inf") for d in found), default=0.0)

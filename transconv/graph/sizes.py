@@ -81,8 +81,11 @@ class Known:
         inner = simplify(found // common, self.facts)
         if inner not in self.named:
             reach, example = range_of(inner, self.facts), value_at(inner, self.like)
-            var = self.name(example, min(example, 0) if reach.lo is None else reach.lo,
-                            LARGEST_SIZE if reach.hi is None else reach.hi)
+            var = self.name(
+                example,
+                min(example, 0) if reach.lo is None else reach.lo,
+                LARGEST_SIZE if reach.hi is None else reach.hi,
+            )
             self.named[inner], self.derived[var] = var, inner
         return simplify(self.named[inner] * common, self.facts)
 
@@ -107,8 +110,11 @@ class Known:
 
     def said(self) -> str:
         """The names with their examples and ranges, and what is assumed of them; empty without names."""
-        ranges = [f"{s}={self.like[s]} in {r.lo}..{r.hi}" for s in self.names
-                  for r in (self.facts.stated_range(Var(s)),)]
+        ranges = [
+            f"{s}={self.like[s]} in {r.lo}..{r.hi}"
+            for s in self.names
+            for r in (self.facts.stated_range(Var(s)),)
+        ]
         return ", ".join([*ranges, *map(readable, self.assumed)])
 
     def why_not(self, values: Mapping[str, int]) -> str:
@@ -191,8 +197,9 @@ class SymbolicSize(SizeArithmetic):
         if not all(isinstance(x, (int, float, SymbolicSize)) for x in (a, b)):
             return NotImplemented
         known = next(x.known for x in (a, b) if isinstance(x, SymbolicSize))
-        return known.made(op(*(x.expr if isinstance(x, SymbolicSize) else as_expr(int(x))
-                               for x in (a, b))))
+        return known.made(
+            op(*(x.expr if isinstance(x, SymbolicSize) else as_expr(int(x)) for x in (a, b)))
+        )
 
     def __neg__(self) -> Any:
         return 0 - self
@@ -248,8 +255,11 @@ class Fraction(SizeArithmetic):
     @classmethod
     def of(cls, n: Any) -> Fraction:
         """A number, a size or a fraction as one."""
-        return n if isinstance(n, Fraction) else cls(repr(float(n)) if isinstance(n, (int, float)) else (
-            f"({n} * 1.0)"))
+        return (
+            n
+            if isinstance(n, Fraction)
+            else cls(repr(float(n)) if isinstance(n, (int, float)) else (f"({n} * 1.0)"))
+        )
 
     @classmethod
     def _made(cls, op: Operator, a: Any, b: Any) -> Any:
@@ -295,7 +305,7 @@ def packed(shape: Sequence[Length], strides: Sequence[Length]) -> list[int] | No
 
 def dense_strides(shape: Sequence[Length]) -> tuple[Length, ...]:
     """The strides of a tensor without gaps, the last dim innermost."""
-    return tuple(prod(shape[d + 1:]) for d in range(len(shape)))
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 NOTHING = Facts()

@@ -20,11 +20,19 @@ from transconv.ir import LARGEST_SIZE, Const, Expr, Var, as_expr, value_at
 
 ROUNDED, EXTREMES, DIVIDED, TIMES = (
     tuple(found for name in names.split() if (found := getattr(functions, name, None)))  # of this release
-    for names in ("TruncToInt FloorToInt CeilToInt", "Max Min", "IntTrueDiv FloatTrueDiv",
-                  "FloatTrueMul FloatMul"))
+    for names in (
+        "TruncToInt FloorToInt CeilToInt",
+        "Max Min",
+        "IntTrueDiv FloatTrueDiv",
+        "FloatTrueMul FloatMul",
+    )
+)
 OPERATIONS: tuple[tuple[Any, Callable[[Expr, Expr], Expr]], ...] = (
-    (sympy.Add, add), (sympy.Mul, mul), (functions.FloorDiv, floordiv),
-    ((functions.Mod, functions.PythonMod), mod))
+    (sympy.Add, add),
+    (sympy.Mul, mul),
+    (functions.FloorDiv, floordiv),
+    ((functions.Mod, functions.PythonMod), mod),
+)
 
 
 class Told(NamedTuple):
@@ -55,8 +63,9 @@ class Symbols:
         """Whether the graph has any."""
         return bool(self.told)
 
-    def _enter(self, env: Any, places: Mapping[sympy.Symbol, tuple[int, int | None]],
-               values: Sequence[int]) -> None:
+    def _enter(
+        self, env: Any, places: Mapping[sympy.Symbol, tuple[int, int | None]], values: Sequence[int]
+    ) -> None:
         guards = [g.expr for g in env.guards]
         equal = [g for g in guards if isinstance(g, sympy.Eq)]
         self.ones = {g.lhs if g.rhs == 1 else g.rhs for g in equal if 1 in g.args}
@@ -72,8 +81,12 @@ class Symbols:
 
     def values(self, given: Sequence[Any]) -> tuple[int, ...]:
         """The values of the names, in their order, of a call's inputs."""
-        return tuple([(int(given[t.place]) if t.dim is None else given[t.place].shape[t.dim]) // t.times
-                      for t in self.told])
+        return tuple(
+            [
+                (int(given[t.place]) if t.dim is None else given[t.place].shape[t.dim]) // t.times
+                for t in self.told
+            ]
+        )
 
     def by_name(self, values: Sequence[int]) -> dict[str, int]:
         """The same by name, derived ones too."""
@@ -89,8 +102,9 @@ class Symbols:
 
     def result(self, t: torch.Tensor) -> ResultSpec:
         """Shape, type and strides of a tensor without values. Raises NotOurs."""
-        return ResultSpec(tuple([self.length(n) for n in t.shape]), t.dtype,
-                      tuple([self.length(n) for n in t.stride()]))
+        return ResultSpec(
+            tuple([self.length(n) for n in t.shape]), t.dtype, tuple([self.length(n) for n in t.stride()])
+        )
 
     def number(self, n: Any) -> Length | Fraction:
         """A number of torch's, whole or broken. Raises NotOurs for one that data tell."""
@@ -101,8 +115,10 @@ class Symbols:
     def numbered(self, n: Any, values: Sequence[int]) -> int | float:
         """The value of a number for sizes of a call."""
         if isinstance(n, torch.SymFloat):
-            whole = {s: value_at(e, dict(zip(self.known.names, values, strict=True)))
-                     for s, e in self.names.items()}
+            whole = {
+                s: value_at(e, dict(zip(self.known.names, values, strict=True)))
+                for s, e in self.names.items()
+            }
             return float(n.node.expr.subs(whole))
         return self.known.value(self.length(n), self.by_name(values))
 
@@ -188,16 +204,20 @@ def _places(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, in
         elif isinstance(val, torch.Tensor):
             sizes = [(n, d) for d, n in enumerate(val.shape)]
         for n, d in sizes:
-            if isinstance(n, torch.SymInt) and isinstance(n.node.expr, sympy.Symbol) and (
-                    n.node.expr in _examples(n.node.shape_env)):
+            if (
+                isinstance(n, torch.SymInt)
+                and isinstance(n.node.expr, sympy.Symbol)
+                and (n.node.expr in _examples(n.node.shape_env))
+            ):
                 found.setdefault(n.node.expr, (i, d))
     return found
 
 
 def _examples(env: Any) -> Mapping[Any, Any]:
     """The sizes of the call for which a graph was made, by symbol: none for those that data tell."""
-    found: Mapping[Any, Any] = (env.backed_var_to_val if hasattr(env, "backed_var_to_val")
-                                else env.var_to_val)
+    found: Mapping[Any, Any] = (
+        env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    )
     return found
 
 

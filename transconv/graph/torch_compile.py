@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -24,27 +23,16 @@ from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
 from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.cudagraphs import Captures
-from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, by_torch
+from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, by_torch, expect_kernels
 from transconv.graph.regions.partition import extracted, is_size, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
-from transconv.graph.regions.region_kernel import RefusedKernel, Region, compile_mode
+from transconv.graph.regions.region_kernel import RefusedKernel, Region
 from transconv.graph.regions.region_kernels import UPSAMPLING, launches
-from transconv.graph.regions.torch_region import TorchRegion
+from transconv.graph.regions.torch_region import TorchRegion, announce_torch, left_nodes, whole_graph
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedCall
-from transconv.runtime import (
-    SIZES,
-    Batch,
-    PlanRequest,
-    Waiting,
-    begin_processes,
-    beside,
-    collect,
-    cores,
-    is_collecting,
-    torch_internals,
-)
+from transconv.runtime import SIZES, Batch, PlanRequest, Waiting, collect, is_collecting, torch_internals
 from transconv.support import TransconvError, Unsupported
 from transconv.target import TARGETS, Target
 from transconv.torch_ops.calls.lower_call import target_of
@@ -55,14 +43,20 @@ RESTS = ("inductor", "eager")
 CPU = torch.device("cpu")
 CAPTURING = "reduce-overhead"  # the mode of torch.compile that asks for CUDA graphs
 PRICED = "sm_90"  # whose rates decide where there is no chip
-MANY = 16  # operations of a graph for which processes are started before it is traced
 MOST = 8  # ways to compute a graph, for different sizes
-NO_CPU = ('no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" has Triton\'s interpreter '
-          "run them)")
+NO_CPU = (
+    'no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" has Triton\'s interpreter '
+    "run them)"
+)
 
 
-def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-            options: dict[str, Any] | None = None) -> Callable[..., Any]:
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
     """The backend of torch.compile, by the name ``transconv``, or handed over as a function.
 
     ``options``: ``{"rest": "inductor" | "eager"}``, who computes what kernels of ours do not;
@@ -76,16 +70,18 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
     records = given.pop("cudagraphs", mode == CAPTURING)
     if given or rest not in RESTS or upsampling not in UPSAMPLING or not isinstance(records, bool):
-        raise ValueError(f"options {options}; expected {{\"rest\": one of {', '.join(RESTS)}, "
-                         f"\"upsampling\": one of {', '.join(UPSAMPLING)}, "
-                         "\"cudagraphs\": True or False}")
+        raise ValueError(
+            f'options {options}; expected {{"rest": one of {", ".join(RESTS)}, '
+            f'"upsampling": one of {", ".join(UPSAMPLING)}, '
+            '"cudagraphs": True or False}'
+        )
     captures = Captures(len(example_inputs)) if records else None
     made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
         stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))
-        return _marked(_whole(gm, example_inputs, rest), made)
+        return _marked(whole_graph(gm, example_inputs, rest), made)
 
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -95,42 +91,35 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
+
             run = recorded(call, found.waits) if recorded else call
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
+
         return compiled
 
-    _expect(gm, tensors)
+    expect_kernels(gm, tensors)
     aot_graphs.repeated(gm)
     aot_graphs.normalized(gm)
-    run = torch_internals.aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
-                       inference_compiler=compiler("inference"), decompositions=aot_graphs.table(),
-                       partition_fn=aot_graphs.divided, keep_inference_input_mutations=True)
+    run = torch_internals.aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        decompositions=aot_graphs.table(),
+        partition_fn=aot_graphs.divided,
+        keep_inference_input_mutations=True,
+    )
     return _marked(run(gm, example_inputs), made)
-
-
-def _expect(gm: fx.GraphModule, tensors: Sequence[Tensor]) -> None:
-    """Start the processes that will compile the kernels, while autograd traces the graph."""
-    device = next((t.device for t in tensors if t.device.type != "cpu"), CPU)
-    calls = sum(n.op.startswith("call") for n in gm.graph.nodes)
-    if device is not CPU and calls >= MANY and cores() > 1 and not is_collecting():
-        with suppress(TransconvError):  # no kernel runs there, which is told later
-            most = beside() if compile_mode() == "background" else cores()
-            begin_processes(target_of(device), min(most, calls))
 
 
 def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:
     """The function, with what ``report`` looks for."""
+
     def whole(*given: Any) -> Any:
         return run(*given)
+
     whole.transconv = made  # type: ignore[attr-defined]
     return whole
-
-
-def _whole(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[..., Any]:
-    if rest == "eager":
-        return gm.forward
-    return cast(Callable[..., Any], torch_internals.compile_fx(gm, list(inputs)))
 
 
 Chosen = tuple["_Way | FirstCall | WaitingCall", dict[str, int], dict[str, "int | float"]]
@@ -141,8 +130,15 @@ class _Graph:
     for an example of its sizes, and is right for all that meet what was assumed; for others it is made
     anew, at most ``MOST`` times."""
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
-                 made: Made, upsampling: str = "auto") -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        phase: str,
+        rest: str,
+        made: Made,
+        upsampling: str = "auto",
+    ) -> None:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.checks = Checks(gm, device)
         if phase == "backward":
@@ -178,10 +174,12 @@ class _Graph:
         """How its results lie, without those that are written to inputs; None for what is no tensor."""
         outs: Any = self.gm.graph.output_node().args[0]
         lying = self.ways[0].parts.lying()
-        own = outs[:len(outs) - len(self.mutated)]
+        own = outs[: len(outs) - len(self.mutated)]
         vals = [x.meta.get("val") if isinstance(x, fx.Node) else None for x in own]
-        return [lying.get(x.name, v.stride()) if isinstance(v, Tensor) else None
-                for x, v in zip(own, vals, strict=True)]
+        return [
+            lying.get(x.name, v.stride()) if isinstance(v, Tensor) else None
+            for x, v in zip(own, vals, strict=True)
+        ]
 
     def way(self, values: tuple[int, ...]) -> Chosen:
         """What runs for the sizes of a call, these by name, and the values of nodes that are sizes."""
@@ -231,20 +229,19 @@ class _Graph:
             else:
                 self.enter(values, chosen)
             way.told()
+
         return FirstCall(self.checks, way, values, self.mutated, waits, entered), sizes, numbers
 
     def another(self, values: tuple[int, ...]) -> _Way:
         symbols = Symbols(self.gm.graph, values)
-        why = "" if len(self.ways) < MOST else (
-            f"its sizes, such as {values}, are not those of {MOST} ways to compute it")
+        why = (
+            ""
+            if len(self.ways) < MOST
+            else (f"its sizes, such as {values}, are not those of {MOST} ways to compute it")
+        )
         way = _Way(self, symbols, why)
         self.ways.append(way)
         return way
-
-
-def _left(gm: fx.GraphModule) -> dict[str, str]:
-    """The operations, by their names, of modules that ``transconv.off`` leaves to torch, and why."""
-    return {n.name: why for n in gm.graph.nodes if (why := (n.meta.get("custom") or {}).get("by"))}
 
 
 class _Way:
@@ -253,8 +250,20 @@ class _Way:
 
     def __init__(self, graph: _Graph, symbols: Symbols, whole: str = "") -> None:
         self.graph, self.symbols, self.whole = graph, symbols, whole
-        self.parts = Parts(graph.gm, Setting(graph.device, graph.target, graph.rates, graph.rest, symbols,
-                                             self.changed, graph.upsampling), whole, _left(graph.gm))
+        self.parts = Parts(
+            graph.gm,
+            Setting(
+                graph.device,
+                graph.target,
+                graph.rates,
+                graph.rest,
+                symbols,
+                self.changed,
+                graph.upsampling,
+            ),
+            whole,
+            left_nodes(graph.gm),
+        )
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         self.wait = GraphWait(self.parts, graph.checks, graph.device, graph.target, self.told)
@@ -282,9 +291,15 @@ class _Way:
         """What it runs."""
         held = [found.peak for found in self.parts.launches()]
         return graph_report.GraphReport(
-            self.graph.phase, tuple(self.parts.rows()), self.parts.edges(),
-            whole=self.whole, sizes=self.symbols.known.said(), peak=max(held, default=0),
-            compared=len(self.graph.checks.sizes.seen), remarks=self.remarks())
+            self.graph.phase,
+            tuple(self.parts.rows()),
+            self.parts.edges(),
+            whole=self.whole,
+            sizes=self.symbols.known.said(),
+            peak=max(held, default=0),
+            compared=len(self.graph.checks.sizes.seen),
+            remarks=self.remarks(),
+        )
 
     def changed(self) -> None:
         """Report anew."""
@@ -324,8 +339,13 @@ class Parts:
     list that is emptied, and those of its sizes, they return its results. ``whole``: why torch computes
     all of it; ``refused``: why some operations, by their names."""
 
-    def __init__(self, gm: fx.GraphModule, setting: Setting, whole: str = "",
-                 refused: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        setting: Setting,
+        whole: str = "",
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
         nodes = [*gm.graph.nodes]
         self.given = [n.name for n in nodes if n.op == "placeholder"]
         self.results = [n.name if isinstance(n, fx.Node) else n for n in nodes[-1].args[0]]
@@ -350,12 +370,18 @@ class Parts:
         ends = [r for r in self.results if isinstance(r, str)]
         if any(r not in values and r not in self.held for r in ends):
             return None
-        return Wired([self.given.index(n) for n in part.inputs], [self.given.index(n) for n in used],
-                     [(values.get(r, -1), self.held.get(r)) if isinstance(r, str) else (-1, r)
-                      for r in self.results])
+        return Wired(
+            [self.given.index(n) for n in part.inputs],
+            [self.given.index(n) for n in used],
+            [
+                (values.get(r, -1), self.held.get(r)) if isinstance(r, str) else (-1, r)
+                for r in self.results
+            ],
+        )
 
-    def __call__(self, sizes: Mapping[str, int], given: list[Any],
-                 numbers: Mapping[str, int | float]) -> list[Any]:
+    def __call__(
+        self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float]
+    ) -> list[Any]:
         if self.alone is not None:
             inputs, used, results = self.alone
             made = [given[at] for at in used]
@@ -372,8 +398,14 @@ class Parts:
             values.update(zip(part.outputs, part(sizes, tensors), strict=True))
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
-    def compared(self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float],
-                 watch: WatchedCall | None, wait: GraphWait | None = None) -> list[Any]:
+    def compared(
+        self,
+        sizes: Mapping[str, int],
+        given: list[Any],
+        numbers: Mapping[str, int | float],
+        watch: WatchedCall | None,
+        wait: GraphWait | None = None,
+    ) -> list[Any]:
         """As a call, whose results a ``watch`` compares with torch's, or are torch's for a ``wait``."""
         values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
         given.clear()
@@ -403,8 +435,11 @@ class Parts:
 
     def lying(self) -> dict[str, tuple[int, ...]]:
         """The strides of results that lie as kernels like it, by the names of their nodes."""
-        return {name: tuple(map(like, strides)) for found in self.launches()
-                for name, strides in found.lying.items()}
+        return {
+            name: tuple(map(like, strides))
+            for found in self.launches()
+            for name, strides in found.lying.items()
+        }
 
     def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
         """What the kernels are asked for."""
@@ -449,8 +484,9 @@ class RunnableRegion:
         """Find the kernels. What cannot be written as texts is torch's."""
         s = self.setting
         try:
-            self.launches = RegionLaunches.of(launches(
-                self.region, s.device, s.target, s.rates, s.symbols, s.upsampling))
+            self.launches = RegionLaunches.of(
+                launches(self.region, s.device, s.target, s.rates, s.symbols, s.upsampling)
+            )
         except RefusedKernel as refused:
             self.divide(refused)
         except TransconvError as error:
@@ -469,8 +505,13 @@ class RunnableRegion:
         else:
             self.why = [str(refused)]
 
-    def __call__(self, sizes: Mapping[str, int], given: list[Any],
-                 watch: WatchedCall | None = None, wait: GraphWait | None = None) -> Sequence[Any]:
+    def __call__(
+        self,
+        sizes: Mapping[str, int],
+        given: list[Any],
+        watch: WatchedCall | None = None,
+        wait: GraphWait | None = None,
+    ) -> Sequence[Any]:
         """Empties the list, where its tensors may go before the region ends. ``watch``: compares results
         with torch's; ``wait``: torch answers, for kernels that are not there yet."""
         if self.launches is not None and wait is not None:
@@ -487,10 +528,13 @@ class RunnableRegion:
                 return made
         if self.launches is not None:
             try:
-                return self.launches(sizes, given) if watch is None else self.launches.compared(
-                    sizes, given, watch)
+                return (
+                    self.launches(sizes, given)
+                    if watch is None
+                    else self.launches.compared(sizes, given, watch)
+                )
             except RefusedKernel as refused:
-                _announce(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
+                announce_torch(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
                 with unseen():
                     self.divide(refused)
                 self.setting.changed()
@@ -500,7 +544,7 @@ class RunnableRegion:
                     watch.overs.append(waits.over)
                 return by_torch(self.launches, self.gm, sizes, given)
             except Unsupported as error:
-                _announce(error.reason, error.message, "this part of a graph")
+                announce_torch(error.reason, error.message, "this part of a graph")
                 if error.reason not in PASSING:
                     self.launches, self.why = None, [str(error)]
                     self.setting.changed()
@@ -517,7 +561,7 @@ class RunnableRegion:
         """What Inductor has made; torch's own operators from now on where it is not theirs."""
         found, why = watch.compiled(self.region, made)
         if why:
-            _announce("wrong", why, "a part of a graph that Inductor compiled")
+            announce_torch("wrong", why, "a part of a graph that Inductor compiled")
             self.torch, self.why = TorchRegion(self.gm, "eager", self.torch.sized), [why]
             self.setting.changed()
         return found
@@ -527,13 +571,12 @@ class RunnableRegion:
         if self.instead is not None:
             return self.instead.rows()
         if self.launches is not None:
-            return graph_report.kernel_rows(self.launches, self.setting.rates,
-                                            lambda gm: TorchRegion(gm, "inductor", False))
+            return graph_report.kernel_rows(
+                self.launches, self.setting.rates, lambda gm: TorchRegion(gm, "inductor", False)
+            )
         by = self.setting.rest if self.torch.compiles else "eager"
-        return [graph_report.torch_row(self.region, by, self.why, lambda gm: TorchRegion(gm, by, False),
-                                       self.setting.device)]
-
-
-def _announce(reason: str, message: str, what: str) -> None:
-    stats.announce(reason, message, what)
-    stats.add(False, reason, 1)
+        return [
+            graph_report.torch_row(
+                self.region, by, self.why, lambda gm: TorchRegion(gm, by, False), self.setting.device
+            )
+        ]

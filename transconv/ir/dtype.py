@@ -57,8 +57,12 @@ class RowTable(dict[str, Row]):
             if entry(row) is not None:
                 made.pop(key(row), None)
 
-    def table(self, entry: Callable[[Row], T | None], first: dict[Any, T] | None = None,
-              key: Callable[[Row], Any] = attrgetter("name")) -> dict[Any, T]:
+    def table(
+        self,
+        entry: Callable[[Row], T | None],
+        first: dict[Any, T] | None = None,
+        key: Callable[[Row], Any] = attrgetter("name"),
+    ) -> dict[Any, T]:
         """``first``, then {key(row): entry(row)} for the rows whose entry is not None: a plain dict that
         rows added or removed later are added to or removed from. ``key`` is called only for rows with an
         entry."""
@@ -94,14 +98,18 @@ def nearest_tf32(x: Array) -> Array:
     return (near.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-NEAREST_TF32 = Rounding("nearest_tf32", nearest_tf32, '''
+NEAREST_TF32 = Rounding(
+    "nearest_tf32",
+    nearest_tf32,
+    '''
 @{jit}
 def nearest_tf32(x):
     """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
     place = (x.to({tl}.int32, bitcast=True) & -8388608).to({tl}.float32, bitcast=True)  # 1.0 * 2**exponent
     near = x + place * 2**-11
     return (near.to({tl}.int32, bitcast=True) & -8192).to({tl}.float32, bitcast=True)
-''')
+''',
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +166,7 @@ class DType:
     @property
     def limits(self) -> tuple[int, int]:
         """The least and the largest integer. A type with as many digits as bits is unsigned."""
-        return (0 if self.digits == self.bits else -2**self.digits), 2**self.digits - 1
+        return (0 if self.digits == self.bits else -(2**self.digits)), 2**self.digits - 1
 
     @property
     def range(self) -> tuple[float, float]:
@@ -168,12 +176,12 @@ class DType:
     @property
     def spacing(self) -> float:
         """The distance from 1 to the next larger number."""
-        return float(2.0**(1 - self.digits))
+        return float(2.0 ** (1 - self.digits))
 
     @property
     def tiny(self) -> float:
         """Half the distance between the smallest floats: the largest rounding error near zero."""
-        halves = 2 - 2**(self.bits - self.digits - 1) - self.digits
+        halves = 2 - 2 ** (self.bits - self.digits - 1) - self.digits
         return float(2.0**halves) if self.kind == "float" else 0.0
 
     @property
@@ -205,11 +213,35 @@ i64 = DType("i64", "int", 64, "int64", "int64", "int64", "i64", 63)
 boolean = DType("boolean", "bool", 1, "bool", "int1", "bool", "i1", 1)
 """True or false."""
 # Numbers beyond the largest finite one saturate, as on the chips.
-f8e4m3 = DType("f8e4m3", "float", 8, "float32", "float8e4nv", "float8_e4m3fn", "fp8e4nv", 4, operand=True,
-               result=True, aliases=("f8_e4m3",), largest=448.0)
+f8e4m3 = DType(
+    "f8e4m3",
+    "float",
+    8,
+    "float32",
+    "float8e4nv",
+    "float8_e4m3fn",
+    "fp8e4nv",
+    4,
+    operand=True,
+    result=True,
+    aliases=("f8_e4m3",),
+    largest=448.0,
+)
 """8-bit floats, 4 bits of exponent; finite."""
-f8e5m2 = DType("f8e5m2", "float", 8, "float32", "float8e5", "float8_e5m2", "fp8e5", 3, operand=True,
-               result=True, aliases=("f8_e5m2",), largest=57344.0)
+f8e5m2 = DType(
+    "f8e5m2",
+    "float",
+    8,
+    "float32",
+    "float8e5",
+    "float8_e5m2",
+    "fp8e5",
+    3,
+    operand=True,
+    result=True,
+    aliases=("f8_e5m2",),
+    largest=57344.0,
+)
 """8-bit floats, 5 bits of exponent."""
 f16 = DType("f16", "float", 16, "float16", "float16", "float16", "fp16", 11, operand=True, result=True)
 """16-bit floats."""
@@ -220,8 +252,9 @@ f32 = DType("f32", "float", 32, "float32", "float32", "float32", "fp32", 24, ope
 f64 = DType("f64", "float", 64, "float64", "float64", "float64", "fp64", 53, operand=True, result=True)
 """64-bit floats."""
 # The matrix unit's format of f32: the exponents of f32, the significand of f16.
-tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32,
-             rounding=NEAREST_TF32)
+tf32 = DType(
+    "tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, within=f32, rounding=NEAREST_TF32
+)
 """f32 with the significand of f16, as matrix units multiply it."""
 
 # Hopper's matrix unit cuts what it adds to a sum of 8-bit floats to some 13 bits, so that a long sum of
@@ -263,7 +296,22 @@ def promote(a: DType, b: DType) -> DType:
         return f32 if a.kind == "float" else a
     return a if a.bits >= b.bits else b
 
-ELSEWHERE = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16",
-             "float64": "f64", "double": "f64", "int8": "i8", "uint8": "u8", "byte": "u8", "int": "i32",
-             "int32": "i32", "int64": "i64", "long": "i64", "bool": "boolean"}
+
+ELSEWHERE = {
+    "float32": "f32",
+    "float": "f32",
+    "float16": "f16",
+    "half": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "double": "f64",
+    "int8": "i8",
+    "uint8": "u8",
+    "byte": "u8",
+    "int": "i32",
+    "int32": "i32",
+    "int64": "i64",
+    "long": "i64",
+    "bool": "boolean",
+}
 """Types by the names that they have in torch, NumPy and C."""

@@ -26,8 +26,9 @@ def number_of(value: object) -> int | float | bool:
         return int(value)
     if isinstance(value, (float, np.floating)):
         return float(value)
-    raise TypeError(f"the operand {value!r} ({type(value).__name__}) is neither an IR expression nor a "
-                    "number")
+    raise TypeError(
+        f"the operand {value!r} ({type(value).__name__}) is neither an IR expression nor a number"
+    )
 
 
 class Standing(Protocol):
@@ -150,8 +151,10 @@ class Expr(Node):
         return Not(self)
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the truth of `{self}` is not known while the kernel is built; "
-                        "use And/Or/Not/Select, or `is` to compare nodes")
+        raise TypeError(
+            f"the truth of `{self}` is not known while the kernel is built; "
+            "use And/Or/Not/Select, or `is` to compare nodes"
+        )
 
 
 @node
@@ -236,6 +239,7 @@ class Binary(Expr):
 
 class Arithmetic(Binary):
     """An operation whose result has the promoted type of its operands."""
+
     __slots__ = ()
 
     @property
@@ -250,6 +254,7 @@ class Arithmetic(Binary):
 
 class Compare(Binary):
     """A comparison; the result is a boolean."""
+
     __slots__ = ()
 
     @property
@@ -259,6 +264,7 @@ class Compare(Binary):
 
 class Logic(Binary):
     """An operation on booleans, or on the bits of integers."""
+
     __slots__ = ()
 
     @property

@@ -41,8 +41,9 @@ _STRIDES = re.compile(r"strides\((-?\d+(?:,-?\d+)*)\)")
 _TAG = re.compile(r"([A-Za-z]+)((?:\d+[a-z])*)")
 _DIVIDED = re.compile(r"([A-Z]*)\(?([A-Z])/(\d+)\)?([A-Z]*?)(\d+)")
 _OFFSET = re.compile(r"(.*?[^@\s])\s*([+-]\d+)")
-_FORMS = ("a form such as nhwc, nChw16c, aBcd16b, axb, N(C/4)HW4, 4n2c7h7w32n32c, 8a@64 8b@8, "
-          "or strides(64,8,1)")
+_FORMS = (
+    "a form such as nhwc, nChw16c, aBcd16b, axb, N(C/4)HW4, 4n2c7h7w32n32c, 8a@64 8b@8, or strides(64,8,1)"
+)
 
 
 def layout_text(blocks: Sequence[Triple], packed: bool, offset: int, letters: str) -> str:
@@ -84,12 +85,12 @@ def parse_blocks(text: str, shape: Sequence[int] | None, letters: str | None) ->
     return ndims, blocks, offset
 
 
-def _from_strides(text: str, strides: list[int],
-                  shape: Sequence[int] | None) -> tuple[int, list[Triple]]:
+def _from_strides(text: str, strides: list[int], shape: Sequence[int] | None) -> tuple[int, list[Triple]]:
     shape = _need_shape(text, shape)
     if len(strides) != len(shape):
-        raise LayoutError(f"layout '{text}' has {len(strides)} strides; "
-                          f"expected {len(shape)}, for shape {tuple(shape)}")
+        raise LayoutError(
+            f"layout '{text}' has {len(strides)} strides; expected {len(shape)}, for shape {tuple(shape)}"
+        )
     order = sorted(range(len(shape)), key=lambda d: (-strides[d], -shape[d], d))
     return len(shape), [(d, int(shape[d]), strides[d]) for d in order]
 
@@ -100,9 +101,11 @@ def _from_sizes(text: str, body: str, letters: str | None) -> tuple[int, list[Tr
     dims = [_dim(text, letter, letters) for _, letter, _ in items]
     missing = set(range(len(letters))) - set(dims)
     if missing:
-        raise LayoutError(f"layout '{text}' has no block of "
-                          f"{' '.join(letters[d] for d in sorted(missing))}; expected every dim of "
-                          f"{letters}")
+        raise LayoutError(
+            f"layout '{text}' has no block of "
+            f"{' '.join(letters[d] for d in sorted(missing))}; expected every dim of "
+            f"{letters}"
+        )
     sizes = [int(size) for size, _, _ in items]
     strides = [int(stride) for _, _, stride in items] if "@" in body else _packed(sizes)
     return len(letters), list(zip(dims, sizes, strides, strict=True))
@@ -115,13 +118,16 @@ def _undivided(text: str, body: str) -> str:
         return body
     before, dim, size, after, inner = found.groups()
     if size != inner:
-        raise LayoutError(f"layout '{text}' divides {dim} by {size} but ends in {inner}; "
-                          f"expected both to be the size of one block")
+        raise LayoutError(
+            f"layout '{text}' divides {dim} by {size} but ends in {inner}; "
+            f"expected both to be the size of one block"
+        )
     return f"{before.lower()}{dim}{after.lower()}{size}{dim.lower()}"
 
 
-def _from_tag(text: str, body: str, shape: Sequence[int] | None,
-              letters: str | None) -> tuple[int, list[Triple]]:
+def _from_tag(
+    text: str, body: str, shape: Sequence[int] | None, letters: str | None
+) -> tuple[int, list[Triple]]:
     found = _TAG.fullmatch(body)
     if found is None:
         raise LayoutError(f"layout '{text}' is unreadable; expected {_FORMS}")
@@ -130,16 +136,22 @@ def _from_tag(text: str, body: str, shape: Sequence[int] | None,
     outer = _expand(text, found.group(1), letters)
     dims = [_dim(text, name.lower(), letters) for name in outer]
     if sorted(dims) != list(range(len(shape))):
-        raise LayoutError(f"layout '{text}' names the dims {' '.join(outer)}; "
-                          f"expected each of {' '.join(letters[:len(shape)])} once")
-    inner = [(_dim(text, letter, letters), int(size))
-             for size, letter in re.findall(r"(\d+)([a-z])", found.group(2))]
+        raise LayoutError(
+            f"layout '{text}' names the dims {' '.join(outer)}; "
+            f"expected each of {' '.join(letters[: len(shape)])} once"
+        )
+    inner = [
+        (_dim(text, letter, letters), int(size))
+        for size, letter in re.findall(r"(\d+)([a-z])", found.group(2))
+    ]
     capitals = {d for d, name in zip(dims, outer, strict=True) if name.isupper()}
     split = {d for d, _ in inner}
     for d in capitals ^ split:
         wanted = f"{letters[d]} with no block" if d in capitals else f"{letters[d].upper()}"
-        raise LayoutError(f"layout '{text}' splits {letters[d]} in one place only; "
-                          f"expected {wanted}, because capitals are dims that have inner blocks")
+        raise LayoutError(
+            f"layout '{text}' splits {letters[d]} in one place only; "
+            f"expected {wanted}, because capitals are dims that have inner blocks"
+        )
     if any(size < 1 for _, size in inner):
         raise LayoutError(f"layout '{text}' has a block of size 0; expected at least 1")
     return len(shape), _split(dims, inner, shape)
@@ -164,12 +176,14 @@ def _letters_of_tag(text: str, body: str, letters: str | None, ndims: int) -> st
 
 
 def _guess(text: str, used: set[str]) -> str:
-    for known in (LETTERS[:len(used)], _ACTIVATION, _WEIGHT):
+    for known in (LETTERS[: len(used)], _ACTIVATION, _WEIGHT):
         names = "".join(c for c in known if c in used)
         if len(names) == len(used) and (known[0] in names or "o" in names):
             return names
-    raise LayoutError(f"layout '{text}' mixes the dims {' '.join(sorted(used))}; "
-                      f"expected letters of abcdef, of {_ACTIVATION}, or of {_WEIGHT}")
+    raise LayoutError(
+        f"layout '{text}' mixes the dims {' '.join(sorted(used))}; "
+        f"expected letters of abcdef, of {_ACTIVATION}, or of {_WEIGHT}"
+    )
 
 
 def _expand(text: str, outer: str, letters: str) -> list[str]:
@@ -184,8 +198,9 @@ def _expand(text: str, outer: str, letters: str) -> list[str]:
 def _dim(text: str, letter: str, letters: str) -> int:
     at = letters.find(letter)
     if at < 0:
-        raise LayoutError(f"layout '{text}' has an unknown dim '{letter}'; "
-                          f"expected one of {' '.join(letters)}")
+        raise LayoutError(
+            f"layout '{text}' has an unknown dim '{letter}'; expected one of {' '.join(letters)}"
+        )
     return at
 
 
@@ -200,21 +215,24 @@ def _packed(sizes: Iterable[int]) -> list[int]:
 
 def _need_shape(text: str, shape: Sequence[int] | None) -> Sequence[int]:
     if shape is None:
-        raise LayoutError(f"layout '{text}' has no sizes; expected a shape beside it, "
-                          "or a form such as 4n2c7h7w32n32c")
+        raise LayoutError(
+            f"layout '{text}' has no sizes; expected a shape beside it, or a form such as 4n2c7h7w32n32c"
+        )
     return shape
 
 
 def _check_covers(text: str, blocks: list[Triple], ndims: int, shape: Sequence[int]) -> None:
     if ndims != len(shape):
-        raise LayoutError(f"layout '{text}' has {ndims} dims; expected {len(shape)}, "
-                          f"for shape {tuple(shape)}")
+        raise LayoutError(
+            f"layout '{text}' has {ndims} dims; expected {len(shape)}, for shape {tuple(shape)}"
+        )
     extents = [1] * ndims
     for d, size, _ in blocks:
         extents[d] *= size
     if any(extent < size for extent, size in zip(extents, shape, strict=True)):
-        raise LayoutError(f"layout '{text}' holds {tuple(extents)} elements; "
-                          f"expected at least the shape {tuple(shape)}")
+        raise LayoutError(
+            f"layout '{text}' holds {tuple(extents)} elements; expected at least the shape {tuple(shape)}"
+        )
 
 
 @node
@@ -241,8 +259,9 @@ class Layout(Node):
     offset: int = 0
 
     @staticmethod
-    def from_strides(dtype: DType, shape: Sequence[int], strides: Sequence[int],
-                     offset: int = 0) -> Layout:
+    def from_strides(
+        dtype: DType, shape: Sequence[int], strides: Sequence[int], offset: int = 0
+    ) -> Layout:
         """The layout of an array with a stride per dimension, in elements as in torch; blocks are ordered
         by stride, largest first."""
         order = sorted(range(len(shape)), key=lambda d: (-strides[d], -shape[d], d))
@@ -262,8 +281,9 @@ class Layout(Node):
         return Layout(dtype, len(shape), blocks)
 
     @staticmethod
-    def parse(text: str, dtype: DType, shape: Sequence[int] | None = None,
-              letters: str | None = None) -> Layout:
+    def parse(
+        text: str, dtype: DType, shape: Sequence[int] | None = None, letters: str | None = None
+    ) -> Layout:
         """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the
         letters of the text decide between ``abcdef``, activations and weights. ``shape`` is needed
         where the text has no sizes; a blocked dimension is padded up to its block. Raises
@@ -341,7 +361,7 @@ class Layout(Node):
                 digit, rest = divmod(rest, max(1, inner))
                 beyond = digit if i == at[-1] else digit + 1
                 if beyond < self.blocks[i].size:
-                    found.append((*box[:i], slice(beyond, None), *box[i + 1:]))
+                    found.append((*box[:i], slice(beyond, None), *box[i + 1 :]))
                 box[i] = slice(digit, digit + 1)
         return found
 
@@ -372,9 +392,11 @@ class Layout(Node):
             most = min(size - 1, (near - away) // stride) if stride else 0
             return any(leads_back(count - 1, away + n * stride) for n in range(least, most + 1))
 
-        return any(not stride or any(leads_back(at, n * stride)
-                                     for n in range(1, min(size - 1, reach[at] // stride) + 1))
-                   for at, (stride, size) in enumerate(blocks))
+        return any(
+            not stride
+            or any(leads_back(at, n * stride) for n in range(1, min(size - 1, reach[at] // stride) + 1))
+            for at, (stride, size) in enumerate(blocks)
+        )
 
     def of_dim(self, dim: int) -> tuple[LayoutBlock, ...]:
         """The blocks of one dimension, outermost first."""

@@ -55,7 +55,7 @@ class _Interning(type):
     """Metaclass whose call returns the existing node with the same fields, if there is one."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        given = () if kwargs else args + _defaults(cls)[len(args):]
+        given = () if kwargs else args + _defaults(cls)[len(args) :]
         known = _plain(cls)
         plain = [known.get(type(v)) for v in given]
         key = None
@@ -67,8 +67,13 @@ class _Interning(type):
         made = super().__call__(*args, **kwargs)
         if key is None:
             values = [getattr(made, name) for name in field_names(cls)]
-            known.update({type(v): not isinstance(v, (tuple, bool, float))
-                          for v, a in zip(values, given, strict=False) if v is a})
+            known.update(
+                {
+                    type(v): not isinstance(v, (tuple, bool, float))
+                    for v, a in zip(values, given, strict=False)
+                    if v is a
+                }
+            )
             key = (cls, *map(_key, values))
         with _lock:
             return _interned.setdefault(key, made)

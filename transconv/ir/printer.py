@@ -33,9 +33,21 @@ from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
 from transconv.ir.visit import find, lanes_of, walk
 
 INFIX = {
-    ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.Div: "/", ex.FloorDiv: "//", ex.Mod: "%",
-    ex.Shl: "<<", ex.Shr: ">>", ex.Lt: "<", ex.Le: "<=", ex.Eq: "==", ex.Ne: "!=",
-    ex.And: "&", ex.Or: "|", ex.Xor: "^",
+    ex.Add: "+",
+    ex.Sub: "-",
+    ex.Mul: "*",
+    ex.Div: "/",
+    ex.FloorDiv: "//",
+    ex.Mod: "%",
+    ex.Shl: "<<",
+    ex.Shr: ">>",
+    ex.Lt: "<",
+    ex.Le: "<=",
+    ex.Eq: "==",
+    ex.Ne: "!=",
+    ex.And: "&",
+    ex.Or: "|",
+    ex.Xor: "^",
 }
 PREFIX = {ex.Neg: "-", ex.Not: "~"}
 LITERAL = {bool: boolean, int: index, float: f32}  # the types of literals that are printed without one
@@ -250,8 +262,12 @@ class Printer(ExprPrinter):
         self.header = Header.of(s)
         sizes = [f"sizes {s.sizes}"] if s.sizes else []
         about = [*sizes, *(f"# {tensor_line(p)}" for p in s.params), *self.header_lines(self.header)]
-        return [*notes, f"kernel {s.name}({params}):", *("    " + line for line in about),
-                *self.block(s.body)]
+        return [
+            *notes,
+            f"kernel {s.name}({params}):",
+            *("    " + line for line in about),
+            *self.block(s.body),
+        ]
 
     def header_lines(self, header: Header) -> list[str]:
         """The lines that define the lanes, boxes and pieces of the body."""
@@ -259,8 +275,10 @@ class Printer(ExprPrinter):
         names = [f"{x.name}[0:{x.extent}{axis_and_kind(x)}]" for x in lanes]
         lines = [f"lanes {' '.join(names)}"] if names else []
         lines += [f"box {name} = [{self.several(within)}]" for name, within in header.boxes.items()]
-        return lines + [f"piece {name} = [{self.several(within)}] of {_bare(self.text(member))}"
-                        for name, (member, within) in header.pieces.items()]
+        return lines + [
+            f"piece {name} = [{self.several(within)}] of {_bare(self.text(member))}"
+            for name, (member, within) in header.pieces.items()
+        ]
 
 
 def _commented(text: str) -> list[str]:
@@ -315,11 +333,15 @@ def axis_and_kind(lane: ex.Lane) -> str:
 
 def tensor_line(t: ac.Tensor) -> str:
     """The header's line about a tensor: everything but its type."""
-    words = ((t.copy_of, f"copy of {t.copy_of}"), (t.parts_of, f"parts of {t.parts_of}"),
-             (t.planes, "planes"), (t.number, "number"),
-             (t.extents, f"any [{', '.join(map(str, t.extents))}]"),
-             (t.pitches, f"apart [{', '.join(map(str, t.pitches))}]"),
-             (t.every, f"every [{', '.join(map(str, t.every))}]"))
+    words = (
+        (t.copy_of, f"copy of {t.copy_of}"),
+        (t.parts_of, f"parts of {t.parts_of}"),
+        (t.planes, "planes"),
+        (t.number, "number"),
+        (t.extents, f"any [{', '.join(map(str, t.extents))}]"),
+        (t.pitches, f"apart [{', '.join(map(str, t.pitches))}]"),
+        (t.every, f"every [{', '.join(map(str, t.every))}]"),
+    )
     return ", ".join([str(t), *(text for holds, text in words if holds)])
 
 
@@ -329,11 +351,40 @@ def _over_lanes(exprs: Iterable[ex.Expr]) -> bool:
 
 
 # Precedence, weakest first: that of Python's `or`, `and`, comparisons, `^`, shifts, sums and products.
-LEVEL = {ex.Or: 1, ex.And: 2, ex.Lt: 4, ex.Le: 4, ex.Eq: 4, ex.Ne: 4, ex.Xor: 5, ex.Shl: 6,
-         ex.Shr: 6, ex.Add: 7, ex.Sub: 7, ex.Mul: 8, ex.Div: 8, ex.FloorDiv: 8, ex.Mod: 8}
-SIGN = {ex.Or: " or ", ex.And: " and ", ex.Lt: " < ", ex.Le: " <= ", ex.Eq: " == ", ex.Ne: " != ",
-        ex.Xor: " ^ ", ex.Shl: " << ", ex.Shr: " >> ", ex.Add: " + ", ex.Sub: " - ", ex.Mul: "*",
-        ex.Div: " / ", ex.FloorDiv: " // ", ex.Mod: " % "}
+LEVEL = {
+    ex.Or: 1,
+    ex.And: 2,
+    ex.Lt: 4,
+    ex.Le: 4,
+    ex.Eq: 4,
+    ex.Ne: 4,
+    ex.Xor: 5,
+    ex.Shl: 6,
+    ex.Shr: 6,
+    ex.Add: 7,
+    ex.Sub: 7,
+    ex.Mul: 8,
+    ex.Div: 8,
+    ex.FloorDiv: 8,
+    ex.Mod: 8,
+}
+SIGN = {
+    ex.Or: " or ",
+    ex.And: " and ",
+    ex.Lt: " < ",
+    ex.Le: " <= ",
+    ex.Eq: " == ",
+    ex.Ne: " != ",
+    ex.Xor: " ^ ",
+    ex.Shl: " << ",
+    ex.Shr: " >> ",
+    ex.Add: " + ",
+    ex.Sub: " - ",
+    ex.Mul: "*",
+    ex.Div: " / ",
+    ex.FloorDiv: " // ",
+    ex.Mod: " % ",
+}
 UNARY, ATOM = 9, 10
 WIDTH = 70  # characters of a statement, without indentation
 
@@ -439,13 +490,18 @@ class ReadingStatements(Reading, Printer):
 
     def lines_Kernel(self, s: st.Kernel) -> list[str]:
         params = ", ".join(f"{p.name}: {p.dtype}" for p in s.params)
-        return [*(f"# {n}" for n in s.notes), f"kernel {s.name}({params}):",
-                *(f"    # {p}" for p in s.params), *self.block(s.body)]
+        return [
+            *(f"# {n}" for n in s.notes),
+            f"kernel {s.name}({params}):",
+            *(f"    # {p}" for p in s.params),
+            *self.block(s.body),
+        ]
 
     def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
         """Print the precision of a product only for f32 operands: it has no effect on others."""
-        if s.func.name == "dot" and all(isinstance(a, ex.Expr) and a.dtype.memory is not f32
-                                        for a in s.args[1:]):
+        if s.func.name == "dot" and all(
+            isinstance(a, ex.Expr) and a.dtype.memory is not f32 for a in s.args[1:]
+        ):
             return [f"dot({', '.join(self.argument(a) for a in s.args)})"]
         return super().lines_FuncCall(s)
 
@@ -460,9 +516,9 @@ def _folded(line: str) -> list[str]:
         what, where = line.split(" -> ", 1)
         return [what, f"      -> {where}"]
     if 0 < opening < (cut := line.find(", mask=")):
-        return [line[:cut + 1], *_conditions(line[cut + 2:], opening)]
+        return [line[: cut + 1], *_conditions(line[cut + 2 :], opening)]
     if 0 < opening < (cut := line.find(", extents=")):
-        return [line[:cut + 1], " " * opening + line[cut + 2:]]
+        return [line[: cut + 1], " " * opening + line[cut + 2 :]]
     return [line]
 
 

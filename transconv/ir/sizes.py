@@ -88,8 +88,9 @@ class Sizes(Node):
                 return f"{s.name}={values[s.name]} is not in {s.least}..{s.most}"
         for condition in self.where:
             if not value_at(condition, values):
-                given = " ".join(f"{n}={values[n]}" for n in self.names
-                                if ex.Var(n) in free_vars(condition))
+                given = " ".join(
+                    f"{n}={values[n]}" for n in self.names if ex.Var(n) in free_vars(condition)
+                )
                 return f"{text_of(condition)} does not hold for {given}"
         return ""
 
@@ -165,7 +166,7 @@ class _At(Mutator):
         body = self.mutate(at.body)
         start = self.mutate(at.start)
         if at.until is None or free_vars(at.until) - self.consts.keys():
-            return replace(at, body=body, start=start,
-                           until=None if at.until is None else self.mutate(at.until))
+            return replace(
+                at, body=body, start=start, until=None if at.until is None else self.mutate(at.until)
+            )
         return replace(at, body=body, start=start, until=None, stop=value_at(at.until, self.values))
-

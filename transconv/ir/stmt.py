@@ -24,6 +24,7 @@ from transconv.ir.tensor import Tensor, box_address
 if TYPE_CHECKING:
     from transconv.ir.sizes import Sizes
 
+
 class Stmt(Node):
     """Base of all statements."""
 
@@ -233,8 +234,7 @@ class FuncSpec:
 
 FUNCS = {
     "dot": FuncSpec(
-        ("acc", "a", "b"),
-        "acc[..m, n] += sum over k of a[..m, k] * b[..k, n], summed in the type of acc",
+        ("acc", "a", "b"), "acc[..m, n] += sum over k of a[..m, k] * b[..k, n], summed in the type of acc"
     ),
     "atomic_add": FuncSpec(
         ("tensor", "offset", "value", "mask"),
@@ -246,22 +246,22 @@ FUNCS = {
         "count, along the lanes that offset lacks; there are none yet, and the tile is all points around",
     ),
     "assume": FuncSpec(
-        ("condition",), "the condition holds; it may be relied on, and is checked when interpreted",
+        ("condition",), "the condition holds; it may be relied on, and is checked when interpreted"
     ),
     "wait": FuncSpec(
-        ("barrier", "slot", "phase"), "go on once the barrier's phase of that parity has completed",
+        ("barrier", "slot", "phase"), "go on once the barrier's phase of that parity has completed"
     ),
-    "expect": FuncSpec(
-        ("barrier", "slot", "bytes"), "announce that so many bytes will land, and arrive",
-    ),
+    "expect": FuncSpec(("barrier", "slot", "bytes"), "announce that so many bytes will land, and arrive"),
     "arrive": FuncSpec(("barrier", "slot", "when"), "arrive at the barrier where the condition holds"),
     "dot_async": FuncSpec(
-        ("acc", "a", "b"), "start acc += a * b; acc and the pieces a and b stay in use until a dot_wait",
+        ("acc", "a", "b"), "start acc += a * b; acc and the pieces a and b stay in use until a dot_wait"
     ),
     "dot_wait": FuncSpec(("pending",), "go on when at most so many products are still running"),
     "part_wait": FuncSpec(
-        ("pending", "acc", "total"), "go on when at most so many products are still running; acc may be "
-        "read then, and what was added to total before is in it"),
+        ("pending", "acc", "total"),
+        "go on when at most so many products are still running; acc may be "
+        "read then, and what was added to total before is in it",
+    ),
     "fence": FuncSpec((), "what was put into shared memory is visible to the copy engine"),
     "send_wait": FuncSpec(("pending",), "go on when at most so many sends still read shared memory"),
 }

@@ -101,8 +101,12 @@ class Tensor(Node):
         shape = tuple(value_at(e, values) for e in self.extents)
         layout = Layout.dense(self.dtype, shape, [b.dim for b in self.layout.blocks])
         if self.pitches:
-            layout = replace(layout, blocks=tuple(
-                replace(b, stride=value_at(self.pitches[b.dim], values)) for b in layout.blocks))
+            layout = replace(
+                layout,
+                blocks=tuple(
+                    replace(b, stride=value_at(self.pitches[b.dim], values)) for b in layout.blocks
+                ),
+            )
         return replace(self, shape=shape, layout=layout, extents=(), pitches=())
 
     def offset_of(self, coords: Sequence[Expr]) -> Expr:
@@ -200,8 +204,7 @@ class BoxLoad(MemoryRead):
 
 
 @functools.lru_cache(maxsize=256)  # asked for after each pass, and at each copy that is interpreted
-def box_address(tensor: Tensor, corner: tuple[Expr, ...],
-                within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+def box_address(tensor: Tensor, corner: tuple[Expr, ...], within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
     """The offset of each element of a box, and the condition that it is inside the tensor."""
     steps = tensor.every or [1] * len(corner)
     coords = [a + (b if n == 1 else b * n) for a, b, n in zip(corner, within, steps, strict=True)]

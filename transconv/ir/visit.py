@@ -137,8 +137,11 @@ class _Substitute(ExprMutator):
 
 def substitute(root: T, values: Mapping[Any, Expr]) -> T:
     """Replace expressions (usually variables) by others throughout a tree."""
-    if isinstance(root, Expr) and not any(v in values for v in free_vars(root)) and all(
-            isinstance(v, Var) for v in values):
+    if (
+        isinstance(root, Expr)
+        and not any(v in values for v in free_vars(root))
+        and all(isinstance(v, Var) for v in values)
+    ):
         return root
     return _Substitute(values).mutate(root) if values else root
 
@@ -179,8 +182,7 @@ def _free_vars(e: Node) -> frozenset[Var]:
     try:
         return e._free_vars
     except AttributeError:
-        found = frozenset((e,)) if isinstance(e, Var) else _NONE.union(
-            *map(_free_vars, e.children()))
+        found = frozenset((e,)) if isinstance(e, Var) else _NONE.union(*map(_free_vars, e.children()))
         object.__setattr__(e, "_free_vars", found)
         return found
 

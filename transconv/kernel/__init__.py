@@ -18,7 +18,28 @@ SubGroup = Scope.SubGroup
 WorkItem = Scope.WorkItem
 """The scope of each work-item, ``@group.workitems``."""
 
-__all__ = ["Buffer", "Builder", "Constant", "DeviceFunction", "Group", "IndexMap", "IntrinsicArgument",
-           "KernelDecorator", "KernelError", "KernelFunction", "Mapping", "Scope", "ScopeError",
-           "SubGroup", "Tunable", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "index_map",
-           "kernel", "symbols", "uniform"]
+__all__ = [
+    "Buffer",
+    "Builder",
+    "Constant",
+    "DeviceFunction",
+    "Group",
+    "IndexMap",
+    "IntrinsicArgument",
+    "KernelDecorator",
+    "KernelError",
+    "KernelFunction",
+    "Mapping",
+    "Scope",
+    "ScopeError",
+    "SubGroup",
+    "Tunable",
+    "WorkGroup",
+    "WorkItem",
+    "atomic_ref",
+    "create_mapping",
+    "index_map",
+    "kernel",
+    "symbols",
+    "uniform",
+]

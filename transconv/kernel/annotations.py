@@ -49,8 +49,10 @@ class Tunable:
     def __post_init__(self) -> None:
         whole = [v for v in (self.default, *self.values) if isinstance(v, int) and not isinstance(v, bool)]
         if len(whole) != 1 + len(self.values) or not self.name.isidentifier():
-            raise KernelError(f"Tunable({self.name!r}, {self.default!r}, {self.values!r}); expected a "
-                              "name, a whole number and a tuple of whole numbers")
+            raise KernelError(
+                f"Tunable({self.name!r}, {self.default!r}, {self.values!r}); expected a "
+                "name, a whole number and a tuple of whole numbers"
+            )
         object.__setattr__(self, "values", tuple(dict.fromkeys((self.default, *self.values))))
 
 
@@ -125,13 +127,17 @@ class Declared:
             if not isinstance(e, Var):
                 later.append((said, e, size))
             elif found.setdefault(e.name, size) != size:
-                raise KernelError(f"{name}: {where[e.name]} is {found[e.name]} and {said} is {size}; "
-                                  f"both are {e.name}, so expected equal sizes")
+                raise KernelError(
+                    f"{name}: {where[e.name]} is {found[e.name]} and {said} is {size}; "
+                    f"both are {e.name}, so expected equal sizes"
+                )
             where.setdefault(getattr(e, "name", ""), said)
         for said, e, size in later:
             if (wanted := value_of(name, e, found)) != size:
-                raise KernelError(f"{name}: {said} is {size}; expected {wanted}" + (
-                    "" if isinstance(e, Const) else f", which is {text_of(e)}"))
+                raise KernelError(
+                    f"{name}: {said} is {size}; expected {wanted}"
+                    + ("" if isinstance(e, Const) else f", which is {text_of(e)}")
+                )
         return {n: (size, where[n]) for n, size in found.items()}
 
     def _sizes(self, name: str, given: Mapping[str, Any]) -> Iterable[tuple[str, Expr, int]]:
@@ -144,14 +150,18 @@ class Declared:
                 shape = getattr(value, "shape", None)
                 if shape is None or len(shape) != len(declared.sizes):
                     has = "no array" if shape is None else f"an array of {len(shape)} dimensions"
-                    raise KernelError(f"{name}: {parameter} is {has}; expected {len(declared.sizes)} "
-                                      f"dimensions, {parameter}: {_spelled(declared)}")
+                    raise KernelError(
+                        f"{name}: {parameter} is {has}; expected {len(declared.sizes)} "
+                        f"dimensions, {parameter}: {_spelled(declared)}"
+                    )
                 for d, (e, n) in enumerate(zip(declared.sizes, shape, strict=True)):
                     yield f"{parameter}.shape[{d}]", e, int(n)
             elif isinstance(declared, Expr):
                 if not isinstance(value, int) or isinstance(value, bool):
-                    raise KernelError(f"{name}: {parameter} is {value!r}; expected a whole number, which "
-                                      f"is {text_of(declared)}")
+                    raise KernelError(
+                        f"{name}: {parameter} is {value!r}; expected a whole number, which "
+                        f"is {text_of(declared)}"
+                    )
                 yield parameter, declared, value
 
     def constants(self) -> frozenset[str]:
@@ -159,8 +169,9 @@ class Declared:
         found = {p for p, declared in self.each.items() if declared is Constant}
         for parameter, declared in self.each.items():
             if isinstance(declared, Buffer):
-                found |= {f"{parameter}.shape[{d}]" for d, e in enumerate(declared.sizes)
-                          if isinstance(e, Const)}
+                found |= {
+                    f"{parameter}.shape[{d}]" for d, e in enumerate(declared.sizes) if isinstance(e, Const)
+                }
         return frozenset(found)
 
     def group(self, name: str, bound: Mapping[str, tuple[int, str]], tuned: Mapping[str, int]) -> Group:
@@ -168,8 +179,10 @@ class Declared:
         argument has."""
         sizes = {n: size for n, (size, _) in bound.items()}
         work = tuple(value_of(name, e, sizes) for e in self.work)
-        shape = tuple(tuned.get(n.name, n.default) if isinstance(n, Tunable) else value_of(
-            name, as_expr(n), sizes) for n in self.shape)
+        shape = tuple(
+            tuned.get(n.name, n.default) if isinstance(n, Tunable) else value_of(name, as_expr(n), sizes)
+            for n in self.shape
+        )
         return Group(work, shape or None)
 
 
@@ -177,8 +190,10 @@ def value_of(name: str, e: Expr, sizes: Values) -> int:
     """The value of a size of symbols. Raises KernelError for a symbol that no argument has."""
     missing = sorted(v.name for v in free_vars(e) if v.name not in sizes)
     if missing:
-        raise KernelError(f"{name}: no argument has the size {missing[0]}; expected an annotation such as "
-                          f"X: Buffer[{missing[0]}]")
+        raise KernelError(
+            f"{name}: no argument has the size {missing[0]}; expected an annotation such as "
+            f"X: Buffer[{missing[0]}]"
+        )
     return value_at(e, sizes)
 
 
@@ -196,8 +211,11 @@ def declared_of(function: Any, names: Sequence[str], work: Any = None, shape: An
             said = _evaluated(function, said)
         if said is Constant or isinstance(said, (Buffer, Var)):
             each[parameter] = said
-    return Declared(each, tuple(_size("work_shape", n) for n in _tuple(work)),
-                    tuple(n if isinstance(n, Tunable) else _size("group_shape", n) for n in _tuple(shape)))
+    return Declared(
+        each,
+        tuple(_size("work_shape", n) for n in _tuple(work)),
+        tuple(n if isinstance(n, Tunable) else _size("group_shape", n) for n in _tuple(shape)),
+    )
 
 
 def _tuple(given: Any) -> tuple[Any, ...]:
@@ -248,8 +266,10 @@ class Group:
         if self.group_shape_hint is not None:
             hint = _sizes("group_shape_hint", self.group_shape_hint, 1)
             if len(hint) != len(work):
-                raise KernelError(f"group_shape_hint={hint} has {len(hint)} dimensions; work_shape="
-                                  f"{work} has {len(work)}")
+                raise KernelError(
+                    f"group_shape_hint={hint} has {len(hint)} dimensions; work_shape="
+                    f"{work} has {len(work)}"
+                )
             object.__setattr__(self, "group_shape_hint", hint)
         size = self.subgroup_size_hint
         if size is not None and (not isinstance(size, int) or size < 1 or size & (size - 1)):

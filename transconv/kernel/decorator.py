@@ -113,14 +113,17 @@ class KernelLaunches:
             collect(Batch((PlanRequest(made.plan.workload, target, aligned=aligned),)))
             return returned(asked.made)
         found = self.start_right(asked, arguments, target)
-        if (found is not None and key is not None and not arguments.alike
-                and arguments.device.type == "cuda"
-                and not first_run_check.is_capturing(arguments.device)):  # a later one is compared
+        if (
+            found is not None
+            and key is not None
+            and not arguments.alike
+            and arguments.device.type == "cuda"
+            and not first_run_check.is_capturing(arguments.device)
+        ):  # a later one is compared
             self.remember(key, found, args, asked, arguments)
         return returned(asked.made)
 
-    def start_right(self, asked: KernelCall, arguments: Arguments,
-                    target: Target) -> Launch | None:
+    def start_right(self, asked: KernelCall, arguments: Arguments, target: Target) -> Launch | None:
         """``start`` with the best words. Where the machine code shows a known mistake of the compiler, and
         the call leaves the warps open, with other warps, which later calls like it have, too. Raises
         Miscompiled if each number of warps has such code."""
@@ -147,17 +150,22 @@ class KernelLaunches:
         found = made.launch(first_run_check.is_aligned(arguments.tensors), values)
         given = arguments.tensors | arguments.floats
         try:
-            found.start([given[n] for n in found.names], SimulatorCheck(
-                self.owner.python, asked, arguments, made.stored).judge)
+            found.start(
+                [given[n] for n in found.names],
+                SimulatorCheck(self.owner.python, asked, arguments, made.stored).judge,
+            )
         except Exception as error:
             if type(error).__name__ != "OutOfResources":  # of Triton, which is imported by now
                 raise
-            raise KernelError(f"{self.name} does not fit the chip: {error}; expected a smaller group, or "
-                              f"fewer than {made.step.schedule.stages} stages") from None
+            raise KernelError(
+                f"{self.name} does not fit the chip: {error}; expected a smaller group, or "
+                f"fewer than {made.step.schedule.stages} stages"
+            ) from None
         return found
 
-    def remember(self, key: Any, found: Launch, args: tuple[Any, ...], asked: KernelCall,
-                 arguments: Arguments) -> None:
+    def remember(
+        self, key: Any, found: Launch, args: tuple[Any, ...], asked: KernelCall, arguments: Arguments
+    ) -> None:
         """Have later calls like this one start the kernel directly."""
         if len(self.calls) >= KNOWN_CALLS:
             self.calls.clear()
@@ -178,13 +186,17 @@ class KernelLaunches:
             raise KernelError(f"{self.name} is called without an array; expected at least one")
         kind = arguments.device.type
         if kind == "cpu" and not knobs.interpret():
-            raise KernelError(f"{self.name} is called with arrays of the CPU; expected arrays of a "
-                              'GPU; without one, set transconv.config.cpu = "interpret" at the beginning '
-                              "of the program (or TRITON_INTERPRET=1) for Triton's interpreter, or call "
-                              f"{self.name}.simulate(..)")
+            raise KernelError(
+                f"{self.name} is called with arrays of the CPU; expected arrays of a "
+                'GPU; without one, set transconv.config.cpu = "interpret" at the beginning '
+                "of the program (or TRITON_INTERPRET=1) for Triton's interpreter, or call "
+                f"{self.name}.simulate(..)"
+            )
         if kind not in ("cpu", "cuda", "xpu") or (kind != "cpu" and knobs.interpret()):
-            raise KernelError(f"{self.name} is called with arrays of {arguments.device}, where it "
-                              "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
+            raise KernelError(
+                f"{self.name} is called with arrays of {arguments.device}, where it "
+                "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda")
+            )
         return detect(arguments.device)
 
     def best(self, asked: KernelCall, arguments: Arguments, target: Target) -> tuple[KernelCall, str]:
@@ -195,8 +207,9 @@ class KernelLaunches:
         if key not in self.found:
             self.found[key] = recorded(key, owner.tunables)
         found = self.found[key]
-        best, told = (asked, "") if found is None else (
-            self.worded(asked, found.words), f"tuned      {found}")
+        best, told = (
+            (asked, "") if found is None else (self.worded(asked, found.words), f"tuned      {found}")
+        )
         if key not in self.instead:
             return best, told
         words, why = self.instead[key]
@@ -235,8 +248,9 @@ class KernelLaunches:
         """The kernel that such a call launches on a chip, compiled anew."""
         arguments = tensors_of(asked.given)
         asked, why = self.best(asked, arguments, target)
-        low = lowered(self.owner.source, asked.group, arguments, target, self.owner.precision,
-                      meant=asked.meant)
+        low = lowered(
+            self.owner.source, asked.group, arguments, target, self.owner.precision, meant=asked.meant
+        )
         return low, asked.meant, why
 
     def of(
@@ -276,12 +290,26 @@ class KernelLaunches:
                 made_of = trace_digest(self.owner.source, modules)
             except Untold as reason:
                 log.debug("%s is not kept on disk: it uses %s", self.name, reason)
-        kinds = [(n, k.__name__ if isinstance(k, (ModuleType, type)) else k)
-                 for n, k in arguments.kinds.items()]
-        kind = (*group.launched, kinds, sorted(arguments.alike.items()), sorted(meant.places.items()),
-                sorted(meant.constants), sorted(meant.tuned.items()))
-        return KernelRequest(self.name, made_of, kind, self.owner.precision, arguments,
-                             arguments.numbers_with(group.work), target)
+        kinds = [
+            (n, k.__name__ if isinstance(k, (ModuleType, type)) else k) for n, k in arguments.kinds.items()
+        ]
+        kind = (
+            *group.launched,
+            kinds,
+            sorted(arguments.alike.items()),
+            sorted(meant.places.items()),
+            sorted(meant.constants),
+            sorted(meant.tuned.items()),
+        )
+        return KernelRequest(
+            self.name,
+            made_of,
+            kind,
+            self.owner.precision,
+            arguments,
+            arguments.numbers_with(group.work),
+            target,
+        )
 
 
 # -- calls that are known --------------------------------------------------------------------------
@@ -314,8 +342,14 @@ class KernelFunction(KernelDeclaration):
         if wrong := sorted({*values} - {*self.tunables}):
             known = " ".join(self.tunables) or "none"
             raise KernelError(f"{self.source.name} has no tunable number {wrong[0]}; it has: {known}")
-        return KernelFunction(self.python, self.precision, self.work_shape, self.group_shape,
-                              self.tuned | values, self.asked_results)
+        return KernelFunction(
+            self.python,
+            self.precision,
+            self.work_shape,
+            self.group_shape,
+            self.tuned | values,
+            self.asked_results,
+        )
 
     def simulate(self, *args: Any, **words: Any) -> Any:
         """Run the Python function itself, for one group after the other, on NumPy arrays: slow, in an
@@ -325,16 +359,23 @@ class KernelFunction(KernelDeclaration):
         simulate(self.python, asked.group, asked.given, asked.symbols | asked.meant.tuned)
         return returned(asked.made)
 
-    def check(self, *args: Any, rtol: float | None = None, atol: float | None = None,
-              **words: Any) -> None:
+    def check(
+        self, *args: Any, rtol: float | None = None, atol: float | None = None, **words: Any
+    ) -> None:
         """Run the kernel and its simulation on copies of the arguments, and compare all arrays; by default
         to some units in the last place. The simulation executes the bodies of functions in Python, so a
         wrong intrinsic is found. Raises KernelError for the first element that differs."""
         asked = self.asked(args, words)
         _compare(self, asked.group, asked.given, rtol, atol)
 
-    def as_operator(self, name: str, *, group: Callable[..., Group], results: Results,
-                    backward: KernelFunction | None = None) -> Any:
+    def as_operator(
+        self,
+        name: str,
+        *,
+        group: Callable[..., Group],
+        results: Results,
+        backward: KernelFunction | None = None,
+    ) -> Any:
         """The kernel as an operator of torch, registered under a name such as ``mine::silu``.
 
             op = silu.as_operator("mine::silu", group=lambda X: Group(X.numel(), 1024), results="Y")
@@ -351,8 +392,9 @@ class KernelFunction(KernelDeclaration):
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
         return self._launches.chosen(self.asked(args, words), chip)[0]
 
-    def show(self, *args: Any, stage: str = "emit", target: Target | str | None = None,
-             **words: Any) -> str:
+    def show(
+        self, *args: Any, stage: str = "emit", target: Target | str | None = None, **words: Any
+    ) -> str:
         """The text after a stage: ``written`` (as the source has it), the name of a pass, or ``emit``, the
         Triton text."""
         return self.lower(*args, target=target, **words).stage(stage)
@@ -395,11 +437,24 @@ class KernelDecorator:
     def __call__(self, function: Callable[..., Any]) -> KernelFunction: ...
 
     @overload
-    def __call__(self, *, precision: str = "ieee", work_shape: Any = None, group_shape: Any = None,
-                 results: AskedResults = None) -> Callable[[Callable[..., Any]], KernelFunction]: ...
+    def __call__(
+        self,
+        *,
+        precision: str = "ieee",
+        work_shape: Any = None,
+        group_shape: Any = None,
+        results: AskedResults = None,
+    ) -> Callable[[Callable[..., Any]], KernelFunction]: ...
 
-    def __call__(self, function: Callable[..., Any] | None = None, *, precision: str = "ieee",
-                 work_shape: Any = None, group_shape: Any = None, results: AskedResults = None) -> Any:
+    def __call__(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        precision: str = "ieee",
+        work_shape: Any = None,
+        group_shape: Any = None,
+        results: AskedResults = None,
+    ) -> Any:
         """The kernel of a function; a decorator where only words are given."""
         if function is not None:
             return KernelFunction(function, precision, work_shape, group_shape, results=results)
@@ -410,13 +465,19 @@ kernel = KernelDecorator()
 """Makes a kernel of a function, see ``KernelDecorator``."""
 
 
-def _compare(kernel: KernelFunction, group: Group, given: dict[str, Any], rtol: float | None,
-          atol: float | None) -> None:
+def _compare(
+    kernel: KernelFunction, group: Group, given: dict[str, Any], rtol: float | None, atol: float | None
+) -> None:
     """Run a kernel and its simulation on copies of the arguments, and compare the arrays. Raises
     KernelError for the first difference."""
     torch = torch_module()
-    compiled, simulated = ({n: v if plain_number(v) is not None or isinstance(v, ModuleType)
-                            else as_tensor(n, v).clone() for n, v in given.items()} for _ in range(2))
+    compiled, simulated = (
+        {
+            n: v if plain_number(v) is not None or isinstance(v, ModuleType) else as_tensor(n, v).clone()
+            for n, v in given.items()
+        }
+        for _ in range(2)
+    )
     kernel(group, **compiled)
     kernel.simulate(group, **simulated)
     own = {c.name for c in find(kernel.lower(group, **given).kernel, Call) if CALLS[c.name].takes}
@@ -431,5 +492,7 @@ def _compare(kernel: KernelFunction, group: Group, given: dict[str, Any], rtol: 
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
             told = f"; it has functions of a chip: {' '.join(sorted(own))}" if own else ""
             place = f"{name}[{', '.join(map(str, at))}]"
-            raise KernelError(f"{kernel.source.name}: {place} is {got[at]:.9g}, and {wanted[at]:.9g} in "
-                              f"the simulator ({int(wrong.sum())} of {wrong.size} elements differ){told}")
+            raise KernelError(
+                f"{kernel.source.name}: {place} is {got[at]:.9g}, and {wanted[at]:.9g} in "
+                f"the simulator ({int(wrong.sum())} of {wrong.size} elements differ){told}"
+            )

@@ -48,8 +48,9 @@ class DeviceFunction:
     the only one that it is for; its first argument is then the group, sub-group or work-item, which calls
     in kernels leave out. ``inline``: whether its body is read in the place of the call."""
 
-    def __init__(self, function: Callable[..., Any], scope: Scope | None = None,
-                 inline: bool = True) -> None:
+    def __init__(
+        self, function: Callable[..., Any], scope: Scope | None = None, inline: bool = True
+    ) -> None:
         functools.update_wrapper(self, function)
         self.python, self.scope, self.inline = function, scope, inline
         self._source: FunctionSource | None = None
@@ -61,13 +62,17 @@ class DeviceFunction:
             made = FunctionSource.of(self.python)
             a, place = made.tree.args, made.place(made.tree)
             if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
-                raise KernelError(f"{place}: found parameters with defaults, * or /; allowed: plain "
-                                  f"parameters\n    {place.text.strip()}\n"
-                                  f"  for example: def {made.name}(x, y):")
+                raise KernelError(
+                    f"{place}: found parameters with defaults, * or /; allowed: plain "
+                    f"parameters\n    {place.text.strip()}\n"
+                    f"  for example: def {made.name}(x, y):"
+                )
             if self.scope is not None and not a.args:
-                raise KernelError(f"{place}: found a body for {self.scope.value} without parameters; "
-                                  f"allowed: the group, sub-group or work-item first\n"
-                                  f"    {place.text.strip()}\n  for example: def {made.name}(item, x):")
+                raise KernelError(
+                    f"{place}: found a body for {self.scope.value} without parameters; "
+                    f"allowed: the group, sub-group or work-item first\n"
+                    f"    {place.text.strip()}\n  for example: def {made.name}(item, x):"
+                )
             self._source = made
         return self._source
 
@@ -86,8 +91,9 @@ def atomic_ref(array: Any) -> Any:
     KernelError outside of them."""
     if hasattr(array, "atomic"):
         return array.atomic()
-    raise KernelError("atomic_ref is for arrays inside of kernels; expected atomic_ref(X)[i] += value "
-                      "there")
+    raise KernelError(
+        "atomic_ref is for arrays inside of kernels; expected atomic_ref(X)[i] += value there"
+    )
 
 
 @DeviceFunction
@@ -95,9 +101,9 @@ def uniform(place: Any, seed: Any) -> Any:
     """Numbers from 0 to below 1, multiples of 2**-24, one for each whole number of ``place`` (of 32 bits).
     A hash with two multiplications: for dropout and noise, not for cryptography."""
     h = place.astype(np.int32) * 747796405 + seed
-    h = (h ^ (h >> 16 & 0xffff)) * 0x21f0aaad
-    h = (h ^ (h >> 15 & 0x1ffff)) * 0x735a2d97
-    return (h >> 8 & 0xffffff) * 2.0**-24
+    h = (h ^ (h >> 16 & 0xFFFF)) * 0x21F0AAAD
+    h = (h ^ (h >> 15 & 0x1FFFF)) * 0x735A2D97
+    return (h >> 8 & 0xFFFFFF) * 2.0**-24
 
 
 HELD = "__transconv_family__"  # the attribute of a function that holds its family
@@ -126,8 +132,10 @@ class Intrinsic:
         except TypeError as error:
             raise Refusal(f"the intrinsic {self.name}, which fails for such arguments ({error})") from None
         if made is not None and not callable(made):
-            raise Refusal(f"{made!r}, which the intrinsic {self.name} returns",
-                          "a function of the builder and the arguments, or None")
+            raise Refusal(
+                f"{made!r}, which the intrinsic {self.name} returns",
+                "a function of the builder and the arguments, or None",
+            )
         return made
 
 
@@ -152,8 +160,10 @@ class OverloadSet:
     def candidates(self) -> str:
         """All bodies, each with its scope and its line."""
         told = [f"for {s.value} at {f.place}" for s, f in self.bodies.items()]
-        told += [f"the intrinsic {i.name} for {i.scope.value if i.scope else 'every scope'} at {i.place}"
-                 for i in self.intrinsics.values()]
+        told += [
+            f"the intrinsic {i.name} for {i.scope.value if i.scope else 'every scope'} at {i.place}"
+            for i in self.intrinsics.values()
+        ]
         return "; ".join(told)
 
 
@@ -170,8 +180,9 @@ def family_for(function: Any) -> OverloadSet:
         return found
     python = _python(function)
     if not hasattr(python, "__code__"):
-        raise KernelError(f"{function!r} has no bodies for scopes; expected a function that is defined by "
-                          "def")
+        raise KernelError(
+            f"{function!r} has no bodies for scopes; expected a function that is defined by def"
+        )
     own = function if isinstance(function, DeviceFunction) else DeviceFunction(python)
     made = OverloadSet(python.__name__, own if _says_something(python) else None)
     setattr(python, HELD, made)
@@ -181,8 +192,10 @@ def family_for(function: Any) -> OverloadSet:
 def of_another_scope(body: DeviceFunction, scope: Scope) -> WrongScope:
     """Why a body cannot be called in a scope."""
     assert body.scope is not None
-    return WrongScope(f"a call of {body.source.name} by {scope.value}, which is for {body.scope.value} "
-                      f"({body.place})", f"calls by {body.scope.value}")
+    return WrongScope(
+        f"a call of {body.source.name} by {scope.value}, which is for {body.scope.value} ({body.place})",
+        f"calls by {body.scope.value}",
+    )
 
 
 def _python(callee: Any) -> Any:
@@ -193,7 +206,8 @@ def _says_something(function: Callable[..., Any]) -> bool:
     """Whether the body is more than ``pass``, ``...`` and a text."""
     return not all(
         isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
-        for s in FunctionSource.of(function).tree.body)
+        for s in FunctionSource.of(function).tree.body
+    )
 
 
 # -- what declares bodies ----------------------------------------------------------------------------
@@ -224,6 +238,7 @@ def func(function: Any = None, *, scope: Scope | None = None, inline: bool = Tru
         if function is not None and scope is not None:
             family_for(function).bodies[scope] = given
         return given
+
     return made
 
 
@@ -243,6 +258,7 @@ def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callabl
         given = Intrinsic(decides, scope)
         family.intrinsics[getattr(decides, "__qualname__", given.name), scope] = given
         return decides
+
     return made
 
 

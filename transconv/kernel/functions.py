@@ -111,8 +111,9 @@ def _quotient_of_floats(a: Expr, b: Expr) -> Expr:
     return select(eq(b, zero), a / b, nearest)
 
 
-def _divided(a: Expr, b: Expr, divide: Callable[[Expr, Expr], Expr], by_zero: Expr,
-             by_minus: Expr) -> Expr:
+def _divided(
+    a: Expr, b: Expr, divide: Callable[[Expr, Expr], Expr], by_zero: Expr, by_minus: Expr
+) -> Expr:
     """A quotient or remainder of whole numbers that is NumPy's also for 0, and for -1, by which the least
     number has a quotient beyond its type: no division by either takes place."""
     others: list[tuple[int, Expr]] = [(0, by_zero)]
@@ -170,8 +171,9 @@ def _sign(x: Expr) -> Expr:
     return select(x > zero, one, select(x < zero, -one, x if x.dtype.kind == "float" else zero))
 
 
-def _wide(name: str, function: Any, expression: Expression | None = None, *others: Any,
-          often: bool = False) -> TileFunction:
+def _wide(
+    name: str, function: Any, expression: Expression | None = None, *others: Any, often: bool = False
+) -> TileFunction:
     return TileFunction(name, 1, function, expression or _op(name), "float", True, often, others)
 
 
@@ -180,8 +182,15 @@ ROWS = (
     TileFunction("subtract", 2, np.subtract, _op("sub"), others=(operator.sub,)),
     TileFunction("multiply", 2, np.multiply, _op("mul"), others=(operator.mul,)),
     TileFunction("divide", 2, np.divide, _op("div"), "float", True, others=(operator.truediv,)),
-    TileFunction("floor_divide", 2, np.floor_divide, _floor_divided, wide=True, often=True,
-             others=(operator.floordiv,)),
+    TileFunction(
+        "floor_divide",
+        2,
+        np.floor_divide,
+        _floor_divided,
+        wide=True,
+        often=True,
+        others=(operator.floordiv,),
+    ),
     TileFunction("remainder", 2, np.remainder, _remainder, wide=True, often=True, others=(operator.mod,)),
     TileFunction("power", 2, np.power, _power, "float", True, often=True, others=(operator.pow,)),
     TileFunction("maximum", 2, np.maximum, _op("max")),
@@ -200,8 +209,14 @@ ROWS = (
     TileFunction("bitwise_or", 2, np.bitwise_or, lambda a, b: a | b, "bits", others=(operator.or_,)),
     TileFunction("bitwise_xor", 2, np.bitwise_xor, lambda a, b: a ^ b, "bits", others=(operator.xor,)),
     TileFunction("invert", 1, np.invert, _inverted, "bits", others=(operator.invert,)),
-    TileFunction("left_shift", 2, np.left_shift, lambda a, b: _shifted(a, b, Shl, _const(0, a)),
-                 often=True, others=(operator.lshift,)),
+    TileFunction(
+        "left_shift",
+        2,
+        np.left_shift,
+        lambda a, b: _shifted(a, b, Shl, _const(0, a)),
+        often=True,
+        others=(operator.lshift,),
+    ),
     TileFunction("right_shift", 2, np.right_shift, _shifted_right, often=True, others=(operator.rshift,)),
     TileFunction("negative", 1, np.negative, _op("neg"), others=(operator.neg,)),
     TileFunction("positive", 1, np.positive, lambda x: x, others=(operator.pos,)),
@@ -245,8 +260,7 @@ def common(types: list[DType], weak: list[type]) -> DType:
     found = strong[0]
     for t in strong[1:]:
         if t is not found and t.kind == found.kind == "int" and t.bits == found.bits:
-            raise Refusal(f"{named(found)} with {named(t)}", "integers of one kind",
-                          "x.astype(np.int32)")
+            raise Refusal(f"{named(found)} with {named(t)}", "integers of one kind", "x.astype(np.int32)")
         found = promote(found, t)
     if found.kind == "float" and found.bits == 8:
         return f32
@@ -297,14 +311,20 @@ def out_of_bounds(found: tuple[int, int], dtype: DType) -> Refusal:
     """The refusal of a number for a tile whose type does not hold it."""
     least, most = dtype.limits
     told = f"{found[0]}" if found[0] == found[1] else "a number that is known at run time only"
-    return Refusal(f"{told} beside values of {named(dtype)}, which are {least} to {most}",
-                   "numbers that the type holds, a wider type", "x.astype(np.int32)")
+    return Refusal(
+        f"{told} beside values of {named(dtype)}, which are {least} to {most}",
+        "numbers that the type holds, a wider type",
+        "x.astype(np.int32)",
+    )
 
 
 def held_number(value: Any, dtype: DType) -> None:
     """Refuse a whole number of Python for a place of a type that does not hold it, as NumPy does."""
-    if isinstance(value, int) and dtype.kind == "int" and not (
-            dtype.limits[0] <= value <= dtype.limits[1]):
+    if (
+        isinstance(value, int)
+        and dtype.kind == "int"
+        and not (dtype.limits[0] <= value <= dtype.limits[1])
+    ):
         raise out_of_bounds((value, value), dtype)
 
 

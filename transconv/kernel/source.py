@@ -80,18 +80,24 @@ class FunctionSource:
             lines, first = inspect.getsourcelines(function)
         except (OSError, TypeError):
             name = getattr(function, "__name__", repr(function))
-            raise KernelError(f"{name} has no Python source that could be read; expected a function that "
-                              "is defined by def in a file") from None
+            raise KernelError(
+                f"{name} has no Python source that could be read; expected a function that "
+                "is defined by def in a file"
+            ) from None
         text = textwrap.dedent("".join(lines))
         file = inspect.getsourcefile(function) or "<unknown>"
         try:
             tree = ast.parse(text).body[0]
         except RecursionError:
-            raise KernelError(f"{Path(file).name}:{first}: more operations inside one another than Python "
-                              "reads; expected parts of them with names") from None
+            raise KernelError(
+                f"{Path(file).name}:{first}: more operations inside one another than Python "
+                "reads; expected parts of them with names"
+            ) from None
         if not isinstance(tree, ast.FunctionDef):
-            raise KernelError(f"{Path(file).name}:{first}: found {type(tree).__name__}; expected a "
-                              "function that is defined by def")
+            raise KernelError(
+                f"{Path(file).name}:{first}: found {type(tree).__name__}; expected a "
+                "function that is defined by def"
+            )
         found = FunctionSource(function, tree, file, tuple(lines), first - 1)
         found.check()
         return found
@@ -144,8 +150,16 @@ def outside(function: Any) -> dict[str, Any]:
     return found
 
 
-NUMPY = {"float16": "f16", "float32": "f32", "float64": "f64", "int8": "i8", "uint8": "u8", "int32": "i32",
-         "int64": "i64", "bool": "boolean"}
+NUMPY = {
+    "float16": "f16",
+    "float32": "f32",
+    "float64": "f64",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
+    "int64": "i64",
+    "bool": "boolean",
+}
 NAMES = {t.name: t.torch for t in DTYPES.values() if t.torch and t.within is None}
 
 
@@ -175,7 +189,7 @@ def is_number(value: Any) -> bool:
 
 def number_of(value: Any) -> Any:
     """A number of Python. Refuses whole numbers beyond 64 bits."""
-    if isinstance(value, int) and not -2**63 <= value < 2**63:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise Refusal(f"the number {value}", "whole numbers of 64 bits")
     return value
 

@@ -28,6 +28,27 @@ from transconv.passes.pipeline import (
     unregister,
 )
 
-__all__ = ["EMIT", "NAIVE", "PIPELINE", "PROBLEM", "SCHEDULE", "STAGES", "TOGETHER", "Context", "Form",
-           "Pass", "Stage", "finish", "forms", "leave", "levels", "lower", "passes", "register", "running",
-           "stages", "together", "unregister"]
+__all__ = [
+    "EMIT",
+    "NAIVE",
+    "PIPELINE",
+    "PROBLEM",
+    "SCHEDULE",
+    "STAGES",
+    "TOGETHER",
+    "Context",
+    "Form",
+    "Pass",
+    "Stage",
+    "finish",
+    "forms",
+    "leave",
+    "levels",
+    "lower",
+    "passes",
+    "register",
+    "running",
+    "stages",
+    "together",
+    "unregister",
+]

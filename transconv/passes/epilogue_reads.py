@@ -156,8 +156,14 @@ def behind(
         box = let.value
         assert isinstance(box, ir.BoxLoad)
         own = f"{box.tensor.name}_tile"
-        alike = (s for s in stored if result is None and s.extents == box.extents
-                 and s.within == box.within and s.tensor.dtype is box.dtype)
+        alike = (
+            s
+            for s in stored
+            if result is None
+            and s.extents == box.extents
+            and s.within == box.within
+            and s.tensor.dtype is box.dtype
+        )
         if (taken := next(alike, None)) is not None:
             own = f"{taken.tensor.name}_tile"
         of[let.var] = ir.SmemRing(own, box.dtype, consumers, box.extents)
@@ -185,21 +191,27 @@ class Sooner:
     early: tuple[ir.Stmt, ...] = ()
 
 
-def sooner(after: Sequence[ir.Stmt], names: Iterable[ir.Stmt], acc: ir.Alloc,
-           schedule: Schedule) -> Sooner:
+def sooner(
+    after: Sequence[ir.Stmt], names: Iterable[ir.Stmt], acc: ir.Alloc, schedule: Schedule
+) -> Sooner:
     """What of the statements behind the sum ``acc`` need not wait for it. ``names``: the statements before
     it, which say the places of a tile."""
     lets = [s for s in after if isinstance(s, ir.Let)]
     stored = {x.tensor for s in after for x in ir.find(s, ir.Store)} | {
-        x.tensor for s in after for x in ir.find(s, ir.BoxStore)}
+        x.tensor for s in after for x in ir.find(s, ir.BoxStore)
+    }
     scope = _scope(names)
     once = _once(lets, stored, scope)
     late = {acc.var, *(s.var for s in lets)} - {s.var for s in once}
     left = REGISTERS - _of_tiles(acc, lets, schedule)
     early: list[ir.Stmt] = []
     for s in lets:
-        if s in once or not isinstance(s.value, ir.Load) or s.value.tensor in stored or (
-                late & ir.free_vars(s.value)):
+        if (
+            s in once
+            or not isinstance(s.value, ir.Load)
+            or s.value.tensor in stored
+            or (late & ir.free_vars(s.value))
+        ):
             continue
         along = ir.lanes_of(s.value, scope)
         if len(along) < 2 and (need := _registers(s.value, along, schedule)) <= left:

@@ -108,35 +108,74 @@ STAGES: tuple[Stage, ...] = (
     Form("merging", "neighbouring groups are seen as one", lambda s: s.grouped),
     Form("packing", "tensors are seen through their copies", lambda s: s.main),
     Stage("naive", "the loop nest of the computation", takes="compute", level="nest"),
-    Pass("gridwise", "axes become grid x loop x tile",
-         lambda k, c: gridwise.gridwise(k, c.schedule, c.compute), optional=False, level="tiles",
-         scheduled=True),
-    Pass("blockwise", "boxes, and how the parts of a split sum meet",
-         lambda k, c: blockwise.blockwise(k, c.schedule, c.compute), optional=False, scheduled=True),
-    Pass("lanewise", "tiles become vectors, products become calls",
-         lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision), optional=False, level="lanes",
-         scheduled=True),
+    Pass(
+        "gridwise",
+        "axes become grid x loop x tile",
+        lambda k, c: gridwise.gridwise(k, c.schedule, c.compute),
+        optional=False,
+        level="tiles",
+        scheduled=True,
+    ),
+    Pass(
+        "blockwise",
+        "boxes, and how the parts of a split sum meet",
+        lambda k, c: blockwise.blockwise(k, c.schedule, c.compute),
+        optional=False,
+        scheduled=True,
+    ),
+    Pass(
+        "lanewise",
+        "tiles become vectors, products become calls",
+        lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision),
+        optional=False,
+        level="lanes",
+        scheduled=True,
+    ),
     Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
     Pass("reuse", "what is loaded twice is loaded once", lambda k, c: cse.reuse(k)),
-    Pass("simplify", "shorter indices, fewer masks",
-         lambda k, c: simplification.simplify_kernel(k)),
+    Pass("simplify", "shorter indices, fewer masks", lambda k, c: simplification.simplify_kernel(k)),
     Pass("lets", "names that nothing reads disappear", lambda k, c: cse.optimise_lets(k)),
     Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
-    Pass("edges", "tiles inside need no masks of the edges",
-         lambda k, c: unroll.edges(k, c.schedule), scheduled=True),
+    Pass(
+        "edges",
+        "tiles inside need no masks of the edges",
+        lambda k, c: unroll.edges(k, c.schedule),
+        scheduled=True,
+    ),
     Pass("cse", "repeated divisions get a name", lambda k, c: cse.cse(k)),
-    Pass("narrow", "32 or 64 bits for every index", lambda k, c: index_width.narrow(k),
-         optional=False),
-    Pass("widen", "operands are loaded along all lanes of their products",
-         lambda k, c: blockwise.widen(k, c.schedule, c.compute), scheduled=True),
-    Pass("upright", "rows of results are the first dimension of their tiles",
-         lambda k, c: lanewise.upright(k, c.schedule), scheduled=True),
-    Pass("final", "what the target spells differently",
-         lambda k, c: legalization.final(k, c.target.upcast16), optional=False),
-    Pass("quads", "bytes are multiplied four at a time",
-         lambda k, c: dp4a.quads(k, c.schedule, c.compute, c.target), scheduled=True),
-    Pass("roles", "shared memory, barriers and the roles of warps",
-         lambda k, c: warp_roles.roles(k, c.schedule), optional=False, level="explicit", scheduled=True),
+    Pass("narrow", "32 or 64 bits for every index", lambda k, c: index_width.narrow(k), optional=False),
+    Pass(
+        "widen",
+        "operands are loaded along all lanes of their products",
+        lambda k, c: blockwise.widen(k, c.schedule, c.compute),
+        scheduled=True,
+    ),
+    Pass(
+        "upright",
+        "rows of results are the first dimension of their tiles",
+        lambda k, c: lanewise.upright(k, c.schedule),
+        scheduled=True,
+    ),
+    Pass(
+        "final",
+        "what the target spells differently",
+        lambda k, c: legalization.final(k, c.target.upcast16),
+        optional=False,
+    ),
+    Pass(
+        "quads",
+        "bytes are multiplied four at a time",
+        lambda k, c: dp4a.quads(k, c.schedule, c.compute, c.target),
+        scheduled=True,
+    ),
+    Pass(
+        "roles",
+        "shared memory, barriers and the roles of warps",
+        lambda k, c: warp_roles.roles(k, c.schedule),
+        optional=False,
+        level="explicit",
+        scheduled=True,
+    ),
     Stage("together", "all stride phases in one launch"),
     Stage("emit", "the kernel in Triton", gives="text"),
 )
@@ -221,14 +260,22 @@ def running(switches: Mapping[str, bool] | None = None) -> dict[str, bool]:
     always = [p.name for p in passes() if not p.optional]
     for name, on in said.items():
         if name not in optional and not (on and name in always):
-            raise ValueError(f"{knobs.passes.name}: there is no optional pass '{name}'; expected some of "
-                             + " ".join(optional))
+            raise ValueError(
+                f"{knobs.passes.name}: there is no optional pass '{name}'; expected some of "
+                + " ".join(optional)
+            )
     return {p.name: said.get(p.name, p.default or not p.optional) for p in passes()}
 
 
-def lower(compute: Compute, schedule: Schedule, target: Target, name: str, precision: str = "tf32",
-          switches: Mapping[str, bool] | None = None,
-          seconds: dict[str, float] | None = None) -> list[tuple[str, Kernel]]:
+def lower(
+    compute: Compute,
+    schedule: Schedule,
+    target: Target,
+    name: str,
+    precision: str = "tf32",
+    switches: Mapping[str, bool] | None = None,
+    seconds: dict[str, float] | None = None,
+) -> list[tuple[str, Kernel]]:
     """The kernel after ``naive`` and after every pass: ``[(stage, kernel), ...]``. With the words
     ``merge`` and ``pack`` it is over merged groups and over copies of the packed tensors. ``seconds``
     receives the time of each pass.
@@ -255,8 +302,9 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
             kernel = step.run(kernel, context)
             spent[step.name] = time.perf_counter() - started
             if twice := hidden(kernel):
-                return lower(_apart(compute, schedule, twice), schedule, target, name, precision, switches,
-                             seconds)
+                return lower(
+                    _apart(compute, schedule, twice), schedule, target, name, precision, switches, seconds
+                )
             if checked:
                 verify(kernel, level[step.name], step.name)
         made.append((step.name, kernel))
@@ -269,14 +317,17 @@ def _apart(compute: Compute, schedule: Schedule, names: frozenset[str]) -> Compu
     one is no value's."""
     values = {s.name: s.var for s in compute.steps if not isinstance(s, Write)}
     if left := sorted(names - values.keys()):
-        raise ScheduleError(f"{schedule}: the kernel has a variable '{left[0]}' of its own; expected "
-                            "another name for the axis or size")
+        raise ScheduleError(
+            f"{schedule}: the kernel has a variable '{left[0]}' of its own; expected "
+            "another name for the axis or size"
+        )
     taken = VariableNames(taken=compute.names.all)
     return renamed(compute, {values[n]: taken.fresh(f"{n}_") for n in sorted(names)})
 
 
-def finish(kernel: Kernel, target: Target,
-           switches: Mapping[str, bool] | None = None) -> list[tuple[str, Kernel]]:
+def finish(
+    kernel: Kernel, target: Target, switches: Mapping[str, bool] | None = None
+) -> list[tuple[str, Kernel]]:
     """The stages of a kernel that was written by hand, at the level of lanes: as it is, then
     after each pass that needs no schedule. It is verified before, at the end, and with
     TRANSCONV_VERIFY=1 after each pass; raises VerifyError."""
@@ -305,8 +356,13 @@ def _trace(whole: Scheduled, made: list[tuple[str, Kernel]], seconds: dict[str, 
     before: Kernel | None = None
     for stage, kernel in made if level >= 3 else ():
         if level > 3 or kernel is not before:
-            log.warning("after %s of %s, %.1f ms\n%s", stage, name, 1e3 * seconds.get(stage, 0.0),
-                        "(unchanged)" if kernel is before else kernel)
+            log.warning(
+                "after %s of %s, %.1f ms\n%s",
+                stage,
+                name,
+                1e3 * seconds.get(stage, 0.0),
+                "(unchanged)" if kernel is before else kernel,
+            )
         before = kernel
     if knobs.dump() is not None:
         leave(name, SCHEDULE.name, str(whole.schedule))

@@ -62,8 +62,9 @@ class ScopedMutator(ir.Mutator):
         if isinstance(s, ir.Seq):
             for part in s.stmts:
                 self.learn(part)
-        elif (isinstance(s, ir.Let) and s.value.dtype.kind == "index"
-                and not ir.find(s.value, ir.MemoryRead)):
+        elif (
+            isinstance(s, ir.Let) and s.value.dtype.kind == "index" and not ir.find(s.value, ir.MemoryRead)
+        ):
             found = range_of(self.whole(s.value), self.facts)
             self.facts = self.facts.with_range(s.var, found.lo, found.hi)
             if s.var in self.defs:
@@ -95,8 +96,9 @@ class ScopedMutator(ir.Mutator):
         looser = isinstance(b, ir.Le) - isinstance(a, ir.Le)
         return isinstance(more, ir.Const) and int(more.value) + looser >= 0
 
-    def _expand(self, e: ir.Expr, known: dict[ir.Var, ir.Expr],
-                wanted: Callable[[ir.Expr], bool]) -> ir.Expr:
+    def _expand(
+        self, e: ir.Expr, known: dict[ir.Var, ir.Expr], wanted: Callable[[ir.Expr], bool]
+    ) -> ir.Expr:
         values: dict[ir.Var, ir.Expr] = {}
         for v in ir.free_vars(e):
             if v not in known and v in self.defs and wanted(self.defs[v]):

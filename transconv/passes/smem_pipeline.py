@@ -69,8 +69,12 @@ class Rings:
 
     @property
     def barriers(self) -> tuple[ir.Barrier, ...]:
-        return (self.landed, self.free, *((self.transposed, self.taken) if self.turns else ()),
-                *((self.kept,) if self.kept else ()))
+        return (
+            self.landed,
+            self.free,
+            *((self.transposed, self.taken) if self.turns else ()),
+            *((self.kept,) if self.kept else ()),
+        )
 
     def fetches(self, barrier: ir.Barrier) -> list[ir.Fetch]:
         """The fetches whose bytes a barrier counts, in the order of the operands."""
@@ -81,8 +85,9 @@ class Rings:
         return self.landed.slots
 
 
-def rings(fetched: tuple[ir.Let, ...], lets: tuple[ir.Stmt, ...], stages: int, loop: ir.For,
-          keep: str = "") -> Rings:
+def rings(
+    fetched: tuple[ir.Let, ...], lets: tuple[ir.Stmt, ...], stages: int, loop: ir.For, keep: str = ""
+) -> Rings:
     """A ring of ``stages`` slots for each box load in ``fetched``; ``lets`` are the lets before them. The
     resident operand ``keep`` has a slot for each step of the sum, the ``loop``."""
     landed, kept = ir.Barrier("landed", stages), ir.Barrier("kept", loop.stop)
@@ -97,19 +102,36 @@ def rings(fetched: tuple[ir.Let, ...], lets: tuple[ir.Stmt, ...], stages: int, l
         within = tuple(whole(w, spread) for w in box.within)
         pile = _pile({x for c in corners for x in ir.lanes_of(c)}, within, box.extents)
         members, below = (pile.boxes, pile.below) if pile else (1, False)
-        buffer = ir.SmemRing(f"{box.tensor.name}_{'kept' if stays else 'ring'}", box.dtype,
-                             barrier.slots,
-                        box.extents, members, below)
+        buffer = ir.SmemRing(
+            f"{box.tensor.name}_{'kept' if stays else 'ring'}",
+            box.dtype,
+            barrier.slots,
+            box.extents,
+            members,
+            below,
+        )
         piece = ir.SlotTile(buffer, slot, simplify(pile.lane // pile.inner) if pile else ir.ZERO, within)
         fetches = tuple(
-            ir.Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
-                     replace(piece, member=ir.Const(j)), barrier, slot)
-            for j in range(buffer.members))
+            ir.Fetch(
+                box.tensor,
+                tuple(_corner(c, j, pile) for c in corners),
+                replace(piece, member=ir.Const(j)),
+                barrier,
+                slot,
+            )
+            for j in range(buffer.members)
+        )
         made[let.var] = OperandRing(buffer, piece, fetches, _transposed(piece, box.tensor))
     readers = len({r.transposed is None for r in made.values()})
     free = ir.Barrier("free", stages, readers)
-    return Rings(made, landed, free, ir.Barrier("transposed", stages), ir.Barrier("taken", stages),
-                 kept if keep else None)
+    return Rings(
+        made,
+        landed,
+        free,
+        ir.Barrier("transposed", stages),
+        ir.Barrier("taken", stages),
+        kept if keep else None,
+    )
 
 
 def _transposed(piece: ir.SlotTile, tensor: ir.Tensor) -> ir.SlotTile | None:
@@ -119,8 +141,9 @@ def _transposed(piece: ir.SlotTile, tensor: ir.Tensor) -> ir.SlotTile | None:
     along, across = sorted(ir.lanes_of(piece), key=lambda x: x.kind != "K")
     if along in ir.lanes_of(piece.within[-1]):
         return None
-    buffer = ir.SmemRing(f"{tensor.name}_transposed", piece.dtype, piece.buffer.slots,
-                    (across.extent, along.extent))
+    buffer = ir.SmemRing(
+        f"{tensor.name}_transposed", piece.dtype, piece.buffer.slots, (across.extent, along.extent)
+    )
     return ir.SlotTile(buffer, SLOT, ir.ZERO, (across, along))
 
 
@@ -175,8 +198,10 @@ def _corner(corner: ir.Expr, member: int, pile: _Pile | None) -> ir.Expr:
 def advance(slots: int) -> list[ir.Stmt]:
     """Advance to the next slot; after the last one to the first, in the next phase."""
     last = ir.eq(SLOT, slots - 1)
-    return [ir.Update(PHASE, ir.select(last, ir.ONE - PHASE, PHASE)),
-            ir.Update(SLOT, ir.select(last, 0, SLOT + 1))]
+    return [
+        ir.Update(PHASE, ir.select(last, ir.ONE - PHASE, PHASE)),
+        ir.Update(SLOT, ir.select(last, 0, SLOT + 1)),
+    ]
 
 
 def slot_before(steps: int, slots: int) -> ir.Expr:
@@ -206,8 +231,9 @@ def grouped(loop: ir.For, lets: tuple[ir.Stmt, ...], axis: str) -> SharedBoxStep
     """The groups of a sum's loop, whose innermost axis is ``axis``: its variable modulo the size. None
     where it is no axis of this loop: no word asks for it, or a stride phase has one step along it."""
     var, moving = ir.Var(axis), dict[ir.Var, ir.Expr]()
-    sizes = [s.value.b for s in lets if isinstance(s, ir.Let) and s.var == var
-             and isinstance(s.value, ir.Mod)]
+    sizes = [
+        s.value.b for s in lets if isinstance(s, ir.Let) and s.var == var and isinstance(s.value, ir.Mod)
+    ]
     if not sizes or not isinstance(sizes[0], ir.Const):
         return None
     count = int(sizes[0].value)
@@ -236,18 +262,30 @@ def shared_rings(
         corners = [tuple(group.at(c, step, spread) for c in box.corner) for step in range(group.count)]
         within = tuple(whole(w, spread) for w in box.within)
         ways = [[simplify(x - y) for x, y in zip(corner, corners[0], strict=True)] for corner in corners]
-        made[let.var] = (_rows(box, corners, within, ways, landed)
-                         or _in_turn(box, corners, within, landed))
-    return Rings(made, landed, ir.Barrier("free", stages), ir.Barrier("transposed", stages),
-                 ir.Barrier("taken", stages))
+        made[let.var] = _rows(box, corners, within, ways, landed) or _in_turn(box, corners, within, landed)
+    return Rings(
+        made,
+        landed,
+        ir.Barrier("free", stages),
+        ir.Barrier("transposed", stages),
+        ir.Barrier("taken", stages),
+    )
 
 
-def _rows(box: ir.BoxLoad, corners: list[tuple[ir.Expr, ...]], within: tuple[ir.Expr, ...],
-          ways: list[list[ir.Expr]], landed: ir.Barrier) -> OperandRing | None:
+def _rows(
+    box: ir.BoxLoad,
+    corners: list[tuple[ir.Expr, ...]],
+    within: tuple[ir.Expr, ...],
+    ways: list[list[ir.Expr]],
+    landed: ir.Barrier,
+) -> OperandRing | None:
     """All rows that the steps read, once; None where tiles do not overlap."""
     moved = [d for d, x in enumerate(ways[1]) if x != ir.ZERO]
-    if len(moved) != 1 or any(e > 1 for e in box.extents[:moved[0]]) or not all(
-            isinstance(way[moved[0]], ir.Const) for way in ways):
+    if (
+        len(moved) != 1
+        or any(e > 1 for e in box.extents[: moved[0]])
+        or not all(isinstance(way[moved[0]], ir.Const) for way in ways)
+    ):
         return None
     (dim,) = moved
     places = [int(x.value) for way in ways if isinstance(x := way[dim], ir.Const)]
@@ -260,29 +298,47 @@ def _rows(box: ir.BoxLoad, corners: list[tuple[ir.Expr, ...]], within: tuple[ir.
         each *= 2
 
     def changed(dims: tuple[ir.Expr, ...], at: ir.Expr) -> tuple[ir.Expr, ...]:
-        return (*dims[:dim], simplify(at), *dims[dim + 1:])
+        return (*dims[:dim], simplify(at), *dims[dim + 1 :])
 
-    buffer = ir.SmemRing(f"{box.tensor.name}_ring", box.dtype, landed.slots,
-                    (*box.extents[:dim], each, *box.extents[dim + 1:]), rows // each, below=True)
+    buffer = ir.SmemRing(
+        f"{box.tensor.name}_ring",
+        box.dtype,
+        landed.slots,
+        (*box.extents[:dim], each, *box.extents[dim + 1 :]),
+        rows // each,
+        below=True,
+    )
     starts = [within[dim] + (at - least) for at in places]
-    pieces = tuple(ir.SlotTile(buffer, SLOT, simplify(at // each), changed(within, at % each))
-                   for at in starts)
+    pieces = tuple(
+        ir.SlotTile(buffer, SLOT, simplify(at // each), changed(within, at % each)) for at in starts
+    )
     inside = changed(within, within[dim] % each)
-    fetches = tuple(ir.Fetch(box.tensor, changed(corners[0], corners[0][dim] + (least + i * each)),
-                             ir.SlotTile(buffer, SLOT, ir.Const(i), inside), landed, SLOT)
-                    for i in range(rows // each))
+    fetches = tuple(
+        ir.Fetch(
+            box.tensor,
+            changed(corners[0], corners[0][dim] + (least + i * each)),
+            ir.SlotTile(buffer, SLOT, ir.Const(i), inside),
+            landed,
+            SLOT,
+        )
+        for i in range(rows // each)
+    )
     return OperandRing(buffer, pieces[0], fetches, pieces=pieces)
 
 
-def _in_turn(box: ir.BoxLoad, corners: list[tuple[ir.Expr, ...]], within: tuple[ir.Expr, ...],
-             landed: ir.Barrier) -> OperandRing:
+def _in_turn(
+    box: ir.BoxLoad, corners: list[tuple[ir.Expr, ...]], within: tuple[ir.Expr, ...], landed: ir.Barrier
+) -> OperandRing:
     """The boxes of the steps one after another; one, where they are the same."""
     each = [*dict.fromkeys(corners)]
-    buffer = ir.SmemRing(f"{box.tensor.name}_ring", box.dtype, landed.slots, box.extents, len(each),
-                         below=True)
+    buffer = ir.SmemRing(
+        f"{box.tensor.name}_ring", box.dtype, landed.slots, box.extents, len(each), below=True
+    )
     pieces = tuple(ir.SlotTile(buffer, SLOT, ir.Const(each.index(c)), within) for c in corners)
-    fetches = tuple(ir.Fetch(box.tensor, c, ir.SlotTile(buffer, SLOT, ir.Const(i), within), landed, SLOT)
-                    for i, c in enumerate(each))
+    fetches = tuple(
+        ir.Fetch(box.tensor, c, ir.SlotTile(buffer, SLOT, ir.Const(i), within), landed, SLOT)
+        for i, c in enumerate(each)
+    )
     return OperandRing(buffer, pieces[0], fetches, pieces=pieces)
 
 
@@ -335,8 +391,9 @@ def take_apart(body: ir.Stmt) -> TileStatements:
     assert isinstance(product, ir.FuncCall) and product.func.multiplies
     fetched = tuple(s for s in steps if isinstance(s, ir.Let) and isinstance(s.value, ir.BoxLoad))
     lets = tuple(s for s in steps if s not in fetched)
-    return TileStatements(tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product,
-                parts[at + 1:])
+    return TileStatements(
+        tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product, parts[at + 1 :]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,14 @@ class Consumer:
 ALONE = Consumer()
 
 
-def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: Sooner, grid: ir.For,
-             consumer: Consumer) -> Act:
+def multiply(
+    tile: TileStatements,
+    rings: Rings,
+    brought: EpilogueBoxes,
+    ahead: Sooner,
+    grid: ir.For,
+    consumer: Consumer,
+) -> Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed. What stands behind the sum and need not wait for it comes ``ahead``."""
     pairs = [*zip(*(_operands(a, rings) for a in tile.product.args[1:]), strict=True)]
@@ -132,10 +138,14 @@ def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: 
 
     def start(acc: ir.Var, step: ir.Expr) -> tuple[ir.Stmt, ...]:
         kept = [ir.FuncCall(ir.WAIT, (rings.kept, tile.loop.var, ir.ZERO))] if rings.kept else []
-        product = ir.seq(*kept, *(ir.FuncCall(ir.WAIT, (b, SLOT, PHASE)) for b in ready),
-                         *(ir.FuncCall(ir.DOT_ASYNC, (acc, *pair)) for pair in pairs))
-        return ir.statements(product if step is tile.loop.var
-                             else ir.substitute(product, {tile.loop.var: step}))
+        product = ir.seq(
+            *kept,
+            *(ir.FuncCall(ir.WAIT, (b, SLOT, PHASE)) for b in ready),
+            *(ir.FuncCall(ir.DOT_ASYNC, (acc, *pair)) for pair in pairs),
+        )
+        return ir.statements(
+            product if step is tile.loop.var else ir.substitute(product, {tile.loop.var: step})
+        )
 
     def free(before: int, when: ir.Expr = ir.TRUE) -> tuple[ir.Stmt, ...]:
         return tuple(ir.FuncCall(ir.ARRIVE, (b, slot_before(before, rings.slots), when)) for b in read)
@@ -147,12 +157,14 @@ def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: 
         landed = (*tile.lets, *(ir.FuncCall(ir.WAIT, (b, SLOT, PHASE)) for b in ready))
         sums = in_groups(Multiplying(tile.loop, tile.acc, each, start, free), landed, pairs, onward)
     elif each:
-        sums = in_parts(Multiplying(tile.loop, tile.acc, each,
-                                    lambda acc, step: (*start(acc, step), *onward), free))
+        sums = in_parts(
+            Multiplying(tile.loop, tile.acc, each, lambda acc, step: (*start(acc, step), *onward), free)
+        )
     else:
         running = ir.FuncCall(ir.DOT_WAIT, (ir.Const(len(pairs)),))
-        step = ir.seq(*tile.lets, *start(tile.acc.var, tile.loop.var), running,
-                      *free(1, tile.loop.var > 0), *onward)
+        step = ir.seq(
+            *tile.lets, *start(tile.acc.var, tile.loop.var), running, *free(1, tile.loop.var > 0), *onward
+        )
         sums = (replace(tile.loop, body=step, stages=0),)
         ended = (ir.FuncCall(ir.DOT_WAIT, (ir.ZERO,)), *free(1))
     first = counters(0)
@@ -163,19 +175,27 @@ def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: 
     moved = ahead.once + ahead.early
     after = [results.mutate(s) for s in brought.read(tile.after, consumer.number) if s not in moved]
     whole = ir.seq(*tile.before, *ahead.early, tile.acc, *sums, *ended, *after)
-    return Act((*ahead.once, *first, *brought.met()), whole,
-               (ir.FuncCall(ir.SEND_WAIT, (ir.ZERO,)),) if sent else ())
+    return Act(
+        (*ahead.once, *first, *brought.met()),
+        whole,
+        (ir.FuncCall(ir.SEND_WAIT, (ir.ZERO,)),) if sent else (),
+    )
 
 
-def _in_turn(sums: tuple[ir.Stmt, ...], tile: TileStatements, rings: Rings, grid: ir.For,
-             consumer: Consumer) -> tuple[ir.Stmt, ...]:
+def _in_turn(
+    sums: tuple[ir.Stmt, ...], tile: TileStatements, rings: Rings, grid: ir.For, consumer: Consumer
+) -> tuple[ir.Stmt, ...]:
     """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
     has begun all its products. What is left of those runs on beside the first ones here."""
     fetched = grid.var // grid.programs * tile.loop.stop
-    return (ir.Let(FETCHED, fetched), ir.Alloc(SLOT, (), FETCHED % rings.slots),
-            ir.Alloc(PHASE, (), FETCHED // rings.slots % 2),
-            ir.FuncCall(ir.WAIT, (BATON, ir.ZERO, ir.Const(1 - consumer.number))), *sums,
-            ir.FuncCall(ir.ARRIVE, (BATON, ir.ZERO, ir.TRUE)))
+    return (
+        ir.Let(FETCHED, fetched),
+        ir.Alloc(SLOT, (), FETCHED % rings.slots),
+        ir.Alloc(PHASE, (), FETCHED // rings.slots % 2),
+        ir.FuncCall(ir.WAIT, (BATON, ir.ZERO, ir.Const(1 - consumer.number))),
+        *sums,
+        ir.FuncCall(ir.ARRIVE, (BATON, ir.ZERO, ir.TRUE)),
+    )
 
 
 def _operands(arg: ir.Node, rings: Rings) -> tuple[ir.SlotTile, ...]:
@@ -205,8 +225,9 @@ class Results(ir.Mutator):
         sent = (ir.Put(piece, at.value), ir.FuncCall(ir.FENCE, ()), ir.Send(at.tensor, at.corner, piece))
         if brought.result is not None:
             return ir.seq(*sent, *(brought.done(self.number) if at.tensor is self.tensors[-1] else ()))
-        return ir.seq(*([ir.FuncCall(ir.SEND_WAIT, (ir.ZERO,))] if at.tensor is self.tensors[0]
-                        else []), *sent)
+        return ir.seq(
+            *([ir.FuncCall(ir.SEND_WAIT, (ir.ZERO,))] if at.tensor is self.tensors[0] else []), *sent
+        )
 
 
 PAIR = ir.Var("pair")
@@ -252,39 +273,59 @@ def in_parts(m: Multiplying) -> tuple[ir.Stmt, ...]:
     pairs, until = turns.stop // both, None if turns.until is None else turns.until // both
     first, second, others = PAIR * both, PAIR * both + each, range(1, each)
     body = ir.seq(
-        m.zero(even), *m.products(even, first, range(1)), m.add(held), *m.products(even, first, others),
-        m.zero(odd), *m.products(odd, second, range(1)),
+        m.zero(even),
+        *m.products(even, first, range(1)),
+        m.add(held),
+        *m.products(even, first, others),
+        m.zero(odd),
+        *m.products(odd, second, range(1)),
         ir.FuncCall(ir.PART_WAIT, (ir.ONE, even, m.acc.var)),
-        *_freed(m, range(each + 1, 1, -1)), m.add(even),
+        *_freed(m, range(each + 1, 1, -1)),
+        m.add(even),
         *m.products(odd, second, others),
         ir.FuncCall(ir.PART_WAIT, (ir.ZERO, odd, m.acc.var)),
-        *_freed(m, range(each, 0, -1)), ir.Update(held, odd))
+        *_freed(m, range(each, 0, -1)),
+        ir.Update(held, odd),
+    )
     whole: list[ir.Stmt] = []
     if pairs:
         whole = [m.zero(held), ir.For(PAIR, pairs, body, until=until), m.add(held)]
     if until is not None or turns.stop % both:
-        alone = ir.seq(m.zero(even), *m.products(even, turns.var, range(1)),
-                       ir.FuncCall(ir.PART_WAIT, (ir.ZERO, even, m.acc.var)), *m.free(1), m.add(even))
+        alone = ir.seq(
+            m.zero(even),
+            *m.products(even, turns.var, range(1)),
+            ir.FuncCall(ir.PART_WAIT, (ir.ZERO, even, m.acc.var)),
+            *m.free(1),
+            m.add(even),
+        )
         start = ir.Const(pairs * both) if until is None else until * both
         whole.append(ir.For(turns.var, turns.stop, alone, start=start, until=turns.until))
     return tuple(whole)
 
 
-def in_groups(m: Multiplying, landed: tuple[ir.Stmt, ...], pairs: list[tuple[ir.SlotTile, ir.SlotTile]],
-              onward: list[ir.Stmt]) -> tuple[ir.Stmt, ...]:
+def in_groups(
+    m: Multiplying,
+    landed: tuple[ir.Stmt, ...],
+    pairs: list[tuple[ir.SlotTile, ir.SlotTile]],
+    onward: list[ir.Stmt],
+) -> tuple[ir.Stmt, ...]:
     """The statements of a whole sum of groups of steps, whose products have these ``pairs`` of operands in
     a slot that has ``landed``. ``onward``: those that go on to the next slot."""
     held = ir.Var("held", m.acc.var.type)
     body, before = list(landed), held
     for at in range(0, len(pairs), m.each):
         part = ir.Var(f"part{at // m.each}", m.acc.var.type)
-        first, *others = (ir.FuncCall(ir.DOT_ASYNC, (part, *pair)) for pair in pairs[at:at + m.each])
+        first, *others = (ir.FuncCall(ir.DOT_ASYNC, (part, *pair)) for pair in pairs[at : at + m.each])
         body += [m.zero(part), first]
         body += [ir.FuncCall(ir.PART_WAIT, (ir.ONE, before, m.acc.var))] if at else []
         body += [m.add(before), *others]
         before = part
-    body += [*onward, ir.FuncCall(ir.PART_WAIT, (ir.ZERO, before, m.acc.var)), *m.free(1),
-             ir.Update(held, before)]
+    body += [
+        *onward,
+        ir.FuncCall(ir.PART_WAIT, (ir.ZERO, before, m.acc.var)),
+        *m.free(1),
+        ir.Update(held, before),
+    ]
     return m.zero(held), replace(m.turns, body=ir.seq(*body), stages=0), m.add(held)
 
 
@@ -316,20 +357,36 @@ def roles(kernel: ir.Kernel, schedule: Schedule) -> ir.Kernel:
     consumers = [Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
     brought = behind(lets, tile.after, schedule.consumers, bool(grid.programs))
     ahead = sooner(tile.after, lets, tile.acc, schedule)
-    own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
-                  _dealt(grid, around, multiply(tile, ring, brought, ahead, grid, t), t))
-           for t in consumers]
+    own = [
+        _clean(
+            t.name,
+            schedule.warps,
+            CONSUMER_REGISTERS if t.number else 0,
+            _dealt(grid, around, multiply(tile, ring, brought, ahead, grid, t), t),
+        )
+        for t in consumers
+    ]
     for number in range(schedule.transposers if ring.turns else 0):
         name = TRANSPOSERS[number] if schedule.transposers > 1 else "transposer"
-        own.append(_clean(name, TRANSPOSER_WARPS, TRANSPOSER_REGISTERS[schedule.transposers - 1],
-                          _dealt(grid, around, transpose(tile, ring, number, schedule.transposers))))
+        own.append(
+            _clean(
+                name,
+                TRANSPOSER_WARPS,
+                TRANSPOSER_REGISTERS[schedule.transposers - 1],
+                _dealt(grid, around, transpose(tile, ring, number, schedule.transposers)),
+            )
+        )
     reserved = [ir.Shared(r.buffer) for r in ring.of.values()]
     reserved += [ir.Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
     reserved += [ir.Shared(b) for b in ring.barriers]
     reserved += [ir.Shared(BATON)] if schedule.consumers > 1 else []
     reserved += [ir.Shared(x) for x in brought.shared]
-    reserved += [ir.Shared(x.piece.buffer) for role in own for x in ir.find(role, ir.Put)
-                 if x.piece.buffer.slots == 1 and x.piece.buffer is not brought.result]
+    reserved += [
+        ir.Shared(x.piece.buffer)
+        for role in own
+        for x in ir.find(role, ir.Put)
+        if x.piece.buffer.slots == 1 and x.piece.buffer is not brought.result
+    ]
     body = _dealt(grid, around, fetch(tile, ring, brought, grid.var))
     own.append(_clean("producer", 1, PRODUCER_REGISTERS, body))
     body = ir.seq(*reserved, ir.Roles(tuple(own)))
@@ -365,14 +422,19 @@ def fetch(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, number: ir
     """The producer: fill a slot per step as soon as it is free. In the first round all slots are free, so
     it waits for the phase before the first one, which counts as completed. A resident operand is fetched
     once, from the corners of the program's first tile. What is read behind the sum is ``brought``."""
-    step = ir.seq(*tile.lets, ir.FuncCall(ir.WAIT, (rings.free, SLOT, PHASE)),
-                  *_expected(rings, rings.landed, SLOT), *advance(rings.slots))
+    step = ir.seq(
+        *tile.lets,
+        ir.FuncCall(ir.WAIT, (rings.free, SLOT, PHASE)),
+        *_expected(rings, rings.landed, SLOT),
+        *advance(rings.slots),
+    )
     first = (*counters(1), *brought.counters())
     if rings.kept is not None:
         once = ir.seq(*tile.lets, *_expected(rings, rings.kept, tile.loop.var))
         kept = ir.seq(*tile.before, replace(tile.loop, body=once, stages=0))
-        names: dict[ir.Var, ir.Expr] = {s.var: ir.Var(f"first_{s.var.name}", s.var.type)
-                                        for s in tile.before if isinstance(s, ir.Let)}
+        names: dict[ir.Var, ir.Expr] = {
+            s.var: ir.Var(f"first_{s.var.name}", s.var.type) for s in tile.before if isinstance(s, ir.Let)
+        }
         first = (*ir.statements(ir.substitute(kept, names | {number: PROGRAM})), *first)
     loop = replace(tile.loop, body=step, stages=0)
     return Act(first, ir.seq(*tile.before, loop, *brought.fetches()))
@@ -391,10 +453,15 @@ def transpose(tile: TileStatements, rings: Rings, number: int, of: int) -> Act:
     first round all slots of that ring count as taken. One ``of`` two rests at every other step and does
     not see each phase of ``landed``: after the wait for ``taken``, only this step's phase is left."""
     puts = [ir.Put(r.transposed, r.piece) for r in rings.turns if r.transposed is not None]
-    step = ir.seq(*tile.lets, ir.FuncCall(ir.WAIT, (rings.taken, SLOT, ir.ONE - PHASE)),
-                  ir.FuncCall(ir.WAIT, (rings.landed, SLOT, PHASE)), *puts, ir.FuncCall(ir.FENCE, ()),
-                  ir.FuncCall(ir.ARRIVE, (rings.transposed, SLOT, ir.TRUE)),
-                  ir.FuncCall(ir.ARRIVE, (rings.free, SLOT, ir.TRUE)))
+    step = ir.seq(
+        *tile.lets,
+        ir.FuncCall(ir.WAIT, (rings.taken, SLOT, ir.ONE - PHASE)),
+        ir.FuncCall(ir.WAIT, (rings.landed, SLOT, PHASE)),
+        *puts,
+        ir.FuncCall(ir.FENCE, ()),
+        ir.FuncCall(ir.ARRIVE, (rings.transposed, SLOT, ir.TRUE)),
+        ir.FuncCall(ir.ARRIVE, (rings.free, SLOT, ir.TRUE)),
+    )
     first = counters(0)
     if of > 1:
         first = (*first, ir.Alloc(RESTING, (), ir.Const(number)))

@@ -7,5 +7,13 @@ the runtime and what is below it.
 from transconv.report.page import LARGEST, PrintedTable, page, tables_page, write_page
 from transconv.report.subject import LabeledTime, Section, Subject
 
-__all__ = ["LARGEST", "LabeledTime", "PrintedTable", "Section", "Subject", "page", "tables_page",
-           "write_page"]
+__all__ = [
+    "LARGEST",
+    "LabeledTime",
+    "PrintedTable",
+    "Section",
+    "Subject",
+    "page",
+    "tables_page",
+    "write_page",
+]

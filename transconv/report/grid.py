@@ -55,9 +55,18 @@ def dealt(whole: Scheduled) -> Dealt:
     along = {k: tiles_along(schedule, compute, k) for k in "BMN"}
     slots = schedule.programs or whole.target.sms
     started = min(schedule.programs or programs(schedule, compute), programs(schedule, compute))
-    return Dealt(along["M"], along["N"], along["B"], schedule.split_k, started, slots,
-                 k_steps(schedule, compute), {k: tile(schedule, compute, k) for k in "BMNK"},
-                 {k: _axes(schedule, compute, k) for k in "BMNK"}, compute.b is not None)
+    return Dealt(
+        along["M"],
+        along["N"],
+        along["B"],
+        schedule.split_k,
+        started,
+        slots,
+        k_steps(schedule, compute),
+        {k: tile(schedule, compute, k) for k in "BMNK"},
+        {k: _axes(schedule, compute, k) for k in "BMNK"},
+        compute.b is not None,
+    )
 
 
 def _axes(schedule: Schedule, compute: Compute, kind: str) -> str:
@@ -72,10 +81,13 @@ def draw(whole: Scheduled, kernel: Kernel | None) -> Markup:
     grid, height = _grid(d, kernel)
     loop, below = _loop(d)
     piece, tall = _tile(d)
-    return Markup("").join((
-        tagged("Grid", _words_of_grid(d), svg.drawing(WIDTH + 4, height, _words_of_grid(d), *grid)),
-        tagged("Loop", _words_of_loop(d), svg.drawing(WIDTH + 4, below, _words_of_loop(d), *loop)),
-        tagged("Tile", _words_of_tile(d), svg.drawing(WIDTH + 4, tall, _words_of_tile(d), *piece))))
+    return Markup("").join(
+        (
+            tagged("Grid", _words_of_grid(d), svg.drawing(WIDTH + 4, height, _words_of_grid(d), *grid)),
+            tagged("Loop", _words_of_loop(d), svg.drawing(WIDTH + 4, below, _words_of_loop(d), *loop)),
+            tagged("Tile", _words_of_tile(d), svg.drawing(WIDTH + 4, tall, _words_of_tile(d), *piece)),
+        )
+    )
 
 
 def tagged(title: str, words: str, picture: Markup) -> Markup:
@@ -83,13 +95,23 @@ def tagged(title: str, words: str, picture: Markup) -> Markup:
 
 
 def _words_of_grid(d: Dealt) -> str:
-    parts = [f"{n} {what}" for n, what in ((d.rows, "along rows"), (d.columns, "along columns"),
-                                           (d.batches, "batches"), (d.parts, "parts of the sum")) if n > 1]
+    parts = [
+        f"{n} {what}"
+        for n, what in (
+            (d.rows, "along rows"),
+            (d.columns, "along columns"),
+            (d.batches, "batches"),
+            (d.parts, "parts of the sum"),
+        )
+        if n > 1
+    ]
     how = f"{d.programs} persistent programs share them" if d.programs < d.tiles else "one program each"
     said = f"{d.tiles} tiles ({' x '.join(parts)}), {how}" if parts else f"{d.tiles} tile, {how}"
     last = d.tiles - (d.waves - 1) * d.slots
-    return (f"{said}; {d.slots} run at a time, so {d.waves} wave{'s' * (d.waves > 1)}, "
-            f"the last {last / d.slots:.0%} full.")
+    return (
+        f"{said}; {d.slots} run at a time, so {d.waves} wave{'s' * (d.waves > 1)}, "
+        f"the last {last / d.slots:.0%} full."
+    )
 
 
 def _words_of_loop(d: Dealt) -> str:
@@ -102,8 +124,11 @@ def _words_of_loop(d: Dealt) -> str:
 
 def _words_of_tile(d: Dealt) -> str:
     m, n, k, batches = (d.extents[x] for x in "MNKB")
-    named = ", ".join(f"{what} {d.axes[x]}" for x, what in (
-        ("M", "rows"), ("N", "columns"), ("B", "batches"), ("K", "summed")) if d.axes[x])
+    named = ", ".join(
+        f"{what} {d.axes[x]}"
+        for x, what in (("M", "rows"), ("N", "columns"), ("B", "batches"), ("K", "summed"))
+        if d.axes[x]
+    )
     results = f"{m} x {n} results" if d.product else f"{m * n} result{'s' * (m * n > 1)}"
     each = f" of each of {batches} batches" if batches > 1 else ""
     deep = f", {k} deep in a step" if d.product or k > 1 else ""
@@ -149,15 +174,17 @@ def _grid(d: Dealt, kernel: Kernel | None) -> tuple[list[Markup], float]:
         flat = order.T.ravel()
         wide = max(1, min(len(flat), ceil(sqrt(len(flat) * 2.2))))
         padded = np.full(-(-len(flat) // wide) * wide, -1)
-        padded[:len(flat)] = flat
+        padded[: len(flat)] = flat
         order = padded.reshape(-1, wide)
     rows = max(1, min(order.shape[0], MOST_CELLS // max(1, min(order.shape[1], 64))))
     shown = order[:rows, :64]
     size = min(26.0, WIDTH / shown.shape[1], 190 / min(shown.shape[0], 60))
-    shown = shown[:int(190 // size) + 1]
+    shown = shown[: int(190 // size) + 1]
     gap = min(1.5, size / 5)
-    parts = [svg.cells((shown >= 0) & (shown // d.slots % WAVES == w), f"wave{w}", size, 1, 1, gap)
-             for w in range(min(d.waves, WAVES))]
+    parts = [
+        svg.cells((shown >= 0) & (shown // d.slots % WAVES == w), f"wave{w}", size, 1, 1, gap)
+        for w in range(min(d.waves, WAVES))
+    ]
     mine = (shown >= 0) & (shown % d.programs == 0) if d.programs < d.tiles else shown == 0
     parts.append(svg.cells(mine, "chosen", size, 1, 1, gap))
     height = shown.shape[0] * size + 4
@@ -176,8 +203,10 @@ def _loop(d: Dealt) -> tuple[list[Markup], float]:
     each.ravel()[:count] = True
     number = np.arange(each.size).reshape(each.shape)
     part = number // max(1, d.steps_each)
-    parts = [svg.cells(each & (part % WAVES == w), f"wave{w}", size, 1, 1, min(1.5, size / 5))
-             for w in range(min(WAVES, d.parts))]
+    parts = [
+        svg.cells(each & (part % WAVES == w), f"wave{w}", size, 1, 1, min(1.5, size / 5))
+        for w in range(min(WAVES, d.parts))
+    ]
     parts.append(svg.cells(each & (number == 0), "chosen", size, 1, 1, min(1.5, size / 5)))
     height = each.shape[0] * size + 4
     if count < d.steps:
@@ -198,12 +227,16 @@ def _tile(d: Dealt) -> tuple[list[Markup], float]:
     left, top = 46.0, 18.0
     parts = []
     if product:
-        parts += [svg.rect(left, top + kk + 6, kk, mm, "slab hue0", f"left operand {m} x {k}", 2),
-                  svg.rect(left + kk + 6, top, nn, kk, "slab hue1", f"right operand {k} x {n}", 2)]
+        parts += [
+            svg.rect(left, top + kk + 6, kk, mm, "slab hue0", f"left operand {m} x {k}", 2),
+            svg.rect(left + kk + 6, top, nn, kk, "slab hue1", f"right operand {k} x {n}", 2),
+        ]
         parts += [svg.text(left + kk / 2, top + kk + mm + 18, str(k), "tick", "middle")]
     said = "results" if d.product or d.extents["K"] == 1 else "read in a step"
-    parts += [svg.rect(left + kk + 6, top + kk + 6, nn, mm, "slab hue2", f"{m} x {n}", 2),
-              svg.text(left + kk + 6 + nn / 2, top - 5, str(n), "tick", "middle"),
-              svg.text(left - 6, top + kk + 6 + mm / 2 + 3, str(m), "tick", "end"),
-              svg.text(left + kk + 12 + nn, top + kk + 6 + mm / 2 + 3, said, "tick")]
+    parts += [
+        svg.rect(left + kk + 6, top + kk + 6, nn, mm, "slab hue2", f"{m} x {n}", 2),
+        svg.text(left + kk + 6 + nn / 2, top - 5, str(n), "tick", "middle"),
+        svg.text(left - 6, top + kk + 6 + mm / 2 + 3, str(m), "tick", "end"),
+        svg.text(left + kk + 12 + nn, top + kk + 6 + mm / 2 + 3, said, "tick"),
+    ]
     return parts, top + kk + mm + 26

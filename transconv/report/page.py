@@ -68,11 +68,19 @@ def _fitting(sections: Sequence[Section], title: str, remarks: Sequence[str]) ->
 
 def _rendered(shown: Sequence[tuple[Section, list[_Shown]]], title: str, remarks: Sequence[str]) -> str:
     template = environment().get_template("page.html.j2")
-    return template.render(title=title, sections=shown, remarks=remarks, version=__version__,
-                           style=template_text("style.css"), script=template_text("script.js"),
-                           chips=dict.fromkeys(roofline.chip(s.target) for _, subjects in shown
-                                               for s in subjects),
-                           kinds=subject.KINDS) + "\n"
+    return (
+        template.render(
+            title=title,
+            sections=shown,
+            remarks=remarks,
+            version=__version__,
+            style=template_text("style.css"),
+            script=template_text("script.js"),
+            chips=dict.fromkeys(roofline.chip(s.target) for _, subjects in shown for s in subjects),
+            kinds=subject.KINDS,
+        )
+        + "\n"
+    )
 
 
 @cache
@@ -80,8 +88,13 @@ def environment() -> Environment:
     """Of the templates."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    return Environment(loader=FunctionLoader(template_text), autoescape=True, undefined=StrictUndefined,
-                       trim_blocks=True, lstrip_blocks=True)
+    return Environment(
+        loader=FunctionLoader(template_text),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 @cache
@@ -147,8 +160,9 @@ class _Shown:
     def lowered(self, whole: Scheduled) -> list[tuple[str, Kernel]]:
         if whole not in self.kernels:
             name = kernel_name(self.subject.workload, whole.compute, whole.schedule, self.target)
-            self.kernels[whole] = lower(whole.compute, whole.schedule, self.target, name,
-                                        self.subject.workload.math)
+            self.kernels[whole] = lower(
+                whole.compute, whole.schedule, self.target, name, self.subject.workload.math
+            )
         return self.kernels[whole]
 
     def launched(self, whole: Scheduled) -> Kernel:
@@ -159,8 +173,16 @@ class _Shown:
     @property
     def joined(self) -> Kernel | None:
         """The kernel of all stride phases, where one launch does them."""
-        return next((s.kernel for s in self.plan.steps if any(w.compute.phase for w in self.wholes)
-                     and s.compute.does == "compute" and not s.compute.phase), None)
+        return next(
+            (
+                s.kernel
+                for s in self.plan.steps
+                if any(w.compute.phase for w in self.wholes)
+                and s.compute.does == "compute"
+                and not s.compute.phase
+            ),
+            None,
+        )
 
     def dealt(self, whole: Scheduled) -> Markup:
         return grid.draw(whole, dict(self.lowered(whole)).get("gridwise"))
@@ -179,20 +201,33 @@ class _Shown:
     @property
     def stages(self) -> list[tuple[str, list[subject.Shown]]]:
         problem = f"{self.subject.workload} {self.subject.workload.direction} on {self.target}".strip()
-        return [(w.compute.name, list(subject.shown(w, self.lowered(w), problem, self.joined)))
-                for w in self.wholes[:self.staged]]
+        return [
+            (w.compute.name, list(subject.shown(w, self.lowered(w), problem, self.joined)))
+            for w in self.wholes[: self.staged]
+        ]
 
     @property
     def not_staged(self) -> list[str]:
-        return [w.compute.name for w in self.wholes[self.staged:]]
+        return [w.compute.name for w in self.wholes[self.staged :]]
 
     @property
     def launches(self) -> list[KernelReport]:
         answers: list[object] = [*self.subject.answers] or [None] * len(self.plan.steps)
-        return [KernelReport(s.compute.name, subject.marked(s.source, "source", self.most), a,
-                       tuple(subject.marked(a.texts[k], k, self.most) for k in ("ptx", "sass", "amdgcn")
-                             if k in a.texts) if isinstance(a, Resources) else ())
-                for s, a in zip(self.plan.steps, answers, strict=True)]
+        return [
+            KernelReport(
+                s.compute.name,
+                subject.marked(s.source, "source", self.most),
+                a,
+                tuple(
+                    subject.marked(a.texts[k], k, self.most)
+                    for k in ("ptx", "sass", "amdgcn")
+                    if k in a.texts
+                )
+                if isinstance(a, Resources)
+                else (),
+            )
+            for s, a in zip(self.plan.steps, answers, strict=True)
+        ]
 
     @property
     def roofline(self) -> Markup:
@@ -234,5 +269,14 @@ class PrintedTable:
 def tables_page(title: str, tables: Sequence[PrintedTable], remarks: Sequence[str] = ()) -> str:
     """The page as a text of HTML that needs no other file. Cells are escaped; None is shown as a dash."""
     template = environment().get_template("tables.html.j2")
-    return template.render(title=title, tables=tables, remarks=remarks, version=__version__,
-                           style=template_text("style.css"), script=template_text("script.js")) + "\n"
+    return (
+        template.render(
+            title=title,
+            tables=tables,
+            remarks=remarks,
+            version=__version__,
+            style=template_text("style.css"),
+            script=template_text("script.js"),
+        )
+        + "\n"
+    )

@@ -87,7 +87,7 @@ class ProgramTile:
                 groups.append(g)
             else:
                 middle = len(g.at) // 2 if len(g.at) < 3 else _middle(g)
-                groups.append(TiledAxes(g.axes, g.at[middle:middle + 1], g.first[middle:middle + 1]))
+                groups.append(TiledAxes(g.axes, g.at[middle : middle + 1], g.first[middle : middle + 1]))
         return ProgramTile(self.compute, tuple(groups), self.cut)
 
 
@@ -95,8 +95,10 @@ def first_tile(compute: Compute, schedule: Schedule) -> ProgramTile:
     """The tile of program 0, with every step of its sum."""
     groups, cut = [], False
     blocked = {a for b in schedule.blocks for a in b.axes}
-    for axes, extent in [*((b.axes, b.extent) for b in schedule.blocks),
-                         *(((x.name,), 1) for x in compute.axes if x.name not in blocked)]:
+    for axes, extent in [
+        *((b.axes, b.extent) for b in schedule.blocks),
+        *(((x.name,), 1) for x in compute.axes if x.name not in blocked),
+    ]:
         axes = tuple(a for a in axes if a in compute.sizes)
         if not axes:
             continue
@@ -120,7 +122,7 @@ def _product(groups: list[TiledAxes], cut: bool) -> AxisPoints:
         i = max(range(len(groups)), key=lambda i: len(groups[i].at))
         half = groups[i]
         groups = [*groups]
-        groups[i] = TiledAxes(half.axes, half.at[:len(half.at) // 2], half.first[:len(half.at) // 2])
+        groups[i] = TiledAxes(half.axes, half.at[: len(half.at) // 2], half.first[: len(half.at) // 2])
         cut = True
     counts = [len(g.at) for g in groups]
     index = np.indices(counts).reshape(len(counts), -1) if groups else np.zeros((0, 1), int)
@@ -170,8 +172,11 @@ class TouchedRange:
             return f"{self.name}: decided by an index tensor, of {self.size}"
         every = self.first <= 0 and self.last >= self.size - 1
         span = f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
-        return f"{self.name}: all {self.size}" if every and self.size > 1 else (
-            f"{self.name}: {span} of {self.size}")
+        return (
+            f"{self.name}: all {self.size}"
+            if every and self.size > 1
+            else (f"{self.name}: {span} of {self.size}")
+        )
 
 
 @dataclass(frozen=True)
@@ -205,8 +210,12 @@ class Plane:
     def partial(self) -> bool:
         """Whether not all of the plane is drawn."""
         height, width = self.state.shape
-        return self.scale == 1 and (self.top > 0 or self.left > 0 or self.top + height < self.sizes[0]
-                                    or self.left + width < self.sizes[1])
+        return self.scale == 1 and (
+            self.top > 0
+            or self.left > 0
+            or self.top + height < self.sizes[0]
+            or self.left + width < self.sizes[1]
+        )
 
     @property
     def legend(self) -> tuple[tuple[int, str], ...]:
@@ -214,9 +223,21 @@ class Plane:
         touched = np.isin(self.state, (LATER, FIRST))
         (ny, nx), (y, x) = self.phases, self.dims
         parts = [(y, ny), (x, nx)]
-        return tuple((int(p), ", ".join(f"{name} mod {n} = {at}" for (name, n), at in
-                                        zip(parts, divmod(int(p), nx), strict=True) if n > 1))
-                     for p in np.unique(self.phase[touched])) if (ny, nx) != (1, 1) else ()
+        return (
+            tuple(
+                (
+                    int(p),
+                    ", ".join(
+                        f"{name} mod {n} = {at}"
+                        for (name, n), at in zip(parts, divmod(int(p), nx), strict=True)
+                        if n > 1
+                    ),
+                )
+                for p in np.unique(self.phase[touched])
+            )
+            if (ny, nx) != (1, 1)
+            else ()
+        )
 
     @property
     def pads(self) -> bool:
@@ -243,22 +264,44 @@ def plane_of(
     for level, chosen in ((FILLED, ~inside), (LATER, inside), (FIRST, inside & first)):
         _put(state, rows[chosen] // scale - top, columns[chosen] // scale - left, level)
     _put(marked, mine[0][mine[2]] // scale - top, mine[1][mine[2]] // scale - left, True)
-    phase = np.add.outer((np.arange(height) + top) % steps[0] * steps[1],
-                         (np.arange(width) + left) % steps[1])
+    phase = np.add.outer(
+        (np.arange(height) + top) % steps[0] * steps[1], (np.arange(width) + left) % steps[1]
+    )
     ranges = tuple(_range(view, i, coords[i], compute, tile) for i in range(len(coords)))
     names = view.tensor.dims
-    return Plane(view, stored, (names[y] if y is not None else "", names[x]), sizes, top, left, state,
-                 phase if steps != (1, 1) else np.full_like(phase, hue), steps, marked,
-                 _written(view), ranges, hue, cut, compute.fill_of(view),
-                 _different(rows[inside], columns[inside]), _different(rows[~inside], columns[~inside]),
-                 _different(mine[0][mine[2]], mine[1][mine[2]]), scale)
+    return Plane(
+        view,
+        stored,
+        (names[y] if y is not None else "", names[x]),
+        sizes,
+        top,
+        left,
+        state,
+        phase if steps != (1, 1) else np.full_like(phase, hue),
+        steps,
+        marked,
+        _written(view),
+        ranges,
+        hue,
+        cut,
+        compute.fill_of(view),
+        _different(rows[inside], columns[inside]),
+        _different(rows[~inside], columns[~inside]),
+        _different(mine[0][mine[2]], mine[1][mine[2]]),
+        scale,
+    )
 
 
 def _chosen(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | None, int]:
     """The two dimensions to draw: first those with computed coordinates, then those with axes that other
     views compute with, then the largest."""
-    mixed = {a for v in compute.views() for d in v.dims if len(_moving(d, compute)) > 1
-             for a in _moving(d, compute)}
+    mixed = {
+        a
+        for v in compute.views()
+        for d in v.dims
+        if len(_moving(d, compute)) > 1
+        for a in _moving(d, compute)
+    }
 
     def score(i: int) -> tuple[int, int, int]:
         own, size = _moving(view.dims[i], compute), view.tensor.shape[i]
@@ -279,13 +322,21 @@ def _moving(dim: ViewDim, compute: Compute) -> frozenset[str]:
     return frozenset(a for a in compute.roots(dim.coord) if compute.size(a) > 1)
 
 
-def _elements(view: View, coords: Sequence[Expr | None], dims: tuple[int | None, int], compute: Compute,
-              tile: ProgramTile) -> tuple[Array, Array, Array, Array, bool]:
+def _elements(
+    view: View,
+    coords: Sequence[Expr | None],
+    dims: tuple[int | None, int],
+    compute: Compute,
+    tile: ProgramTile,
+) -> tuple[Array, Array, Array, Array, bool]:
     """Row, column, whether the element exists, and whether the first step takes it: of every point."""
     asked = [d for d in dims if d is not None]
     axes = frozenset(a for d in asked for a in compute.roots(view.dims[d].coord))
-    masks = [in_axes(d.mask, compute) for i, d in enumerate(view.dims)
-             if i in asked or compute.roots(d.mask) <= axes]
+    masks = [
+        in_axes(d.mask, compute)
+        for i, d in enumerate(view.dims)
+        if i in asked or compute.roots(d.mask) <= axes
+    ]
     axes |= {a for m in masks if m is not None for a in compute.roots(m)}
     points = tile.points(axes)
     exist = np.ones(len(points), bool)
@@ -367,8 +418,15 @@ def draw(plane: Plane) -> Markup:
     height, width = plane.state.shape
     size = float(max(4.0, min(24.0, SIDE / max(height, width, 1))))
     inside = _inside(plane)
-    parts = [svg.rect(LEFT + inside[1] * size, ABOVE + inside[0] * size, (inside[3] - inside[1]) * size,
-                      (inside[2] - inside[0]) * size, "ground")]
+    parts = [
+        svg.rect(
+            LEFT + inside[1] * size,
+            ABOVE + inside[0] * size,
+            (inside[3] - inside[1]) * size,
+            (inside[2] - inside[0]) * size,
+            "ground",
+        )
+    ]
     gap = 1.0 if size >= 7 else 0.0
     for phase in np.unique(plane.phase):
         for level, kind in ((LATER, "later"), (FIRST, "first")):
@@ -377,13 +435,21 @@ def draw(plane: Plane) -> Markup:
     parts.append(svg.cells(plane.state == FILLED, "filled", size, LEFT, ABOVE, gap))
     if size >= 7:
         parts.append(_lines(inside, size))
-    parts.append(svg.rect(LEFT + inside[1] * size, ABOVE + inside[0] * size,
-                          (inside[3] - inside[1]) * size, (inside[2] - inside[0]) * size, "edge"))
+    parts.append(
+        svg.rect(
+            LEFT + inside[1] * size,
+            ABOVE + inside[0] * size,
+            (inside[3] - inside[1]) * size,
+            (inside[2] - inside[0]) * size,
+            "edge",
+        )
+    )
     if plane.marked.sum() <= MOST_MARKED:
         parts.append(svg.cells(plane.marked, "marked", size, LEFT, ABOVE, gap or 0.6))
     parts += _labels(plane, size)
-    return svg.drawing(LEFT + width * size + 12, ABOVE + height * size + 8, said(plane), *parts,
-                       kind="plane")
+    return svg.drawing(
+        LEFT + width * size + 12, ABOVE + height * size + 8, said(plane), *parts, kind="plane"
+    )
 
 
 def said(plane: Plane) -> str:
@@ -403,16 +469,24 @@ def _inside(plane: Plane) -> tuple[int, int, int, int]:
     """The cells of the picture that are elements: top, left, bottom, right."""
     height, width = plane.state.shape
     rows, columns = (-(-n // plane.scale) for n in plane.sizes)
-    return (max(0, -plane.top), max(0, -plane.left), min(height, rows - plane.top),
-            min(width, columns - plane.left))
+    return (
+        max(0, -plane.top),
+        max(0, -plane.left),
+        min(height, rows - plane.top),
+        min(width, columns - plane.left),
+    )
 
 
 def _lines(inside: tuple[int, int, int, int], size: float) -> Markup:
     top, left, bottom, right = inside
-    path = "".join(f"M{LEFT + c * size:g} {ABOVE + top * size:g}V{ABOVE + bottom * size:g}"
-                   for c in range(left + 1, right))
-    path += "".join(f"M{LEFT + left * size:g} {ABOVE + r * size:g}H{LEFT + right * size:g}"
-                    for r in range(top + 1, bottom))
+    path = "".join(
+        f"M{LEFT + c * size:g} {ABOVE + top * size:g}V{ABOVE + bottom * size:g}"
+        for c in range(left + 1, right)
+    )
+    path += "".join(
+        f"M{LEFT + left * size:g} {ABOVE + r * size:g}H{LEFT + right * size:g}"
+        for r in range(top + 1, bottom)
+    )
     return svg.tag("path", d=path, class_="mesh") if path else Markup("")
 
 
@@ -422,8 +496,17 @@ def _labels(plane: Plane, size: float) -> list[Markup]:
     made = [svg.text(LEFT + width * size / 2, 11, plane.dims[1], "axis", "middle")]
     if plane.dims[0]:
         middle = ABOVE + height * size / 2
-        made.append(svg.tag("text", plane.dims[0], x=10, y=middle, class_="axis", text_anchor="middle",
-                            transform=f"rotate(-90 10 {middle:g})"))
+        made.append(
+            svg.tag(
+                "text",
+                plane.dims[0],
+                x=10,
+                y=middle,
+                class_="axis",
+                text_anchor="middle",
+                transform=f"rotate(-90 10 {middle:g})",
+            )
+        )
     for at in dict.fromkeys((left, right - 1)):
         number = (at + plane.left) * plane.scale
         made.append(svg.text(LEFT + (at + 0.5) * size, 20, str(number), "tick", "middle"))

@@ -62,8 +62,13 @@ def _moved(workload: Workload) -> float:
 def estimated(subject: Subject) -> LabeledTime:
     """The estimates of all computations, one launch after another."""
     us = sum(estimate(s, c, subject.target) for c, s in subject.mains)
-    return LabeledTime("estimate of this schedule", us, True, True,
-                 "of each computation by itself" if len(subject.mains) > 1 else "")
+    return LabeledTime(
+        "estimate of this schedule",
+        us,
+        True,
+        True,
+        "of each computation by itself" if len(subject.mains) > 1 else "",
+    )
 
 
 def draw(roof: Roof, times: Sequence[LabeledTime]) -> Markup:
@@ -83,19 +88,29 @@ def draw(roof: Roof, times: Sequence[LabeledTime]) -> Markup:
     low = max(x0, y0 * 1e12 / roof.bandwidth)
     start = at(low, low * roof.bandwidth / 1e12)
     end = at(x1, roof.peak / 1e12)
-    parts = [*_axes(x0, x1, y0, y1, at),
-             svg.tag("path", d=f"M{start[0]} {start[1]}L{knee[0]} {knee[1]}L{end[0]} {end[1]}",
-                     class_="roof"),
-             svg.text(end[0] - 4, end[1] - 5, f"{roof.peak / 1e12:.4g} TFLOP/s", "tick", "end")]
+    parts = [
+        *_axes(x0, x1, y0, y1, at),
+        svg.tag("path", d=f"M{start[0]} {start[1]}L{knee[0]} {knee[1]}L{end[0]} {end[1]}", class_="roof"),
+        svg.text(end[0] - 4, end[1] - 5, f"{roof.peak / 1e12:.4g} TFLOP/s", "tick", "end"),
+    ]
     top = at(roof.intensity, min(roof.peak, roof.intensity * roof.bandwidth) / 1e12)
     parts.append(svg.tag("path", d=f"M{top[0]} {top[1]}V{HEIGHT - BELOW}", class_="here"))
     for t, rate in zip(times, rates, strict=True):
         x, y = at(roof.intensity, rate)
         kind = "estimated" if t.from_estimate else "ours" if t.own else "theirs"
-        parts.append(svg.tag("circle", svg.tag("title", f"{t.name}: {t.us:.4g} us, {rate:.4g} TFLOP/s"),
-                             cx=x, cy=y, r=5, class_=f"point {kind}"))
-    words = (f"Roofline: {roof.intensity:.3g} operations a byte, bound by {roof.bound}; "
-             + "; ".join(f"{t.name} {r:.3g} TFLOP/s" for t, r in zip(times, rates, strict=True)))
+        parts.append(
+            svg.tag(
+                "circle",
+                svg.tag("title", f"{t.name}: {t.us:.4g} us, {rate:.4g} TFLOP/s"),
+                cx=x,
+                cy=y,
+                r=5,
+                class_=f"point {kind}",
+            )
+        )
+    words = f"Roofline: {roof.intensity:.3g} operations a byte, bound by {roof.bound}; " + "; ".join(
+        f"{t.name} {r:.3g} TFLOP/s" for t, r in zip(times, rates, strict=True)
+    )
     return svg.drawing(WIDTH, HEIGHT, words, *parts, kind="roofline")
 
 
@@ -109,20 +124,34 @@ def _axes(x0: float, x1: float, y0: float, y1: float, at: object) -> list[Markup
     made = []
     for x in _decades(x0, x1):
         px, _ = at(x, y0)
-        made += [svg.tag("path", d=f"M{px} 10V{HEIGHT - BELOW}", class_="mesh"),
-                 svg.text(px, HEIGHT - BELOW + 14, f"{x:g}", "tick", "middle")]
+        made += [
+            svg.tag("path", d=f"M{px} 10V{HEIGHT - BELOW}", class_="mesh"),
+            svg.text(px, HEIGHT - BELOW + 14, f"{x:g}", "tick", "middle"),
+        ]
     for y in _decades(y0, y1):
         _, py = at(x0, y)
-        made += [svg.tag("path", d=f"M{LEFT} {py}H{WIDTH - RIGHT}", class_="mesh"),
-                 svg.text(LEFT - 5, py + 3, f"{y:g}", "tick", "end")]
+        made += [
+            svg.tag("path", d=f"M{LEFT} {py}H{WIDTH - RIGHT}", class_="mesh"),
+            svg.text(LEFT - 5, py + 3, f"{y:g}", "tick", "end"),
+        ]
     middle = (HEIGHT - BELOW) / 2
-    return [*made, svg.text((LEFT + WIDTH) / 2, HEIGHT - 6, "operations a byte", "axis", "middle"),
-            svg.tag("text", "TFLOP/s", x=12, y=middle, class_="axis", text_anchor="middle",
-                    transform=f"rotate(-90 12 {middle:g})")]
+    return [
+        *made,
+        svg.text((LEFT + WIDTH) / 2, HEIGHT - 6, "operations a byte", "axis", "middle"),
+        svg.tag(
+            "text",
+            "TFLOP/s",
+            x=12,
+            y=middle,
+            class_="axis",
+            text_anchor="middle",
+            transform=f"rotate(-90 12 {middle:g})",
+        ),
+    ]
 
 
 def _decades(low: float, high: float) -> list[float]:
-    return [10.0 ** n for n in range(-6, 9) if low <= 10.0 ** n <= high]
+    return [10.0**n for n in range(-6, 9) if low <= 10.0**n <= high]
 
 
 @dataclass(frozen=True)
@@ -141,12 +170,20 @@ def bars(roof: Roof, times: Sequence[LabeledTime]) -> list[Bar]:
     every = [LabeledTime("floor: each tensor once, all operations", roof.floor_us, False, True), *times]
     longest = max(t.us for t in every)
     own = next((t.us for t in times if t.own and not t.from_estimate), None)
-    return [Bar(t, max(0.4, 100 * t.us / longest), t.us / own if own else None,
-                "floor" if i == 0 else "estimated" if t.from_estimate else "ours" if t.own else "theirs")
-            for i, t in enumerate(every)]
+    return [
+        Bar(
+            t,
+            max(0.4, 100 * t.us / longest),
+            t.us / own if own else None,
+            "floor" if i == 0 else "estimated" if t.from_estimate else "ours" if t.own else "theirs",
+        )
+        for i, t in enumerate(every)
+    ]
 
 
 def chip(target: Target) -> str:
-    return (f"{target}: {target.sms} multiprocessors, {target.tflops:g} TFLOP/s of 16-bit products, "
-            f"{target.bandwidth_gbs:g} GB/s, {target.shared_bytes} bytes of shared memory a program "
-            "(data sheet)")
+    return (
+        f"{target}: {target.sms} multiprocessors, {target.tflops:g} TFLOP/s of 16-bit products, "
+        f"{target.bandwidth_gbs:g} GB/s, {target.shared_bytes} bytes of shared memory a program "
+        "(data sheet)"
+    )

@@ -77,8 +77,15 @@ class Section:
     refusals: Lines = ()  # computations without a kernel, with reasons
 
 
-MORE = {"merge": (2, 4, 8), "split_k": (2, 4), "stages": (2, 4, 6), "group_m": (1, 16), "order": (),
-        "programs": (0,), "regs": ()}
+MORE = {
+    "merge": (2, 4, 8),
+    "split_k": (2, 4),
+    "stages": (2, 4, 6),
+    "group_m": (1, 16),
+    "order": (),
+    "programs": (0,),
+    "regs": (),
+}
 PACKS = ("", "a", "b", "c", "a.b", "a.b.c")
 
 
@@ -135,8 +142,13 @@ def others(whole: Scheduled) -> list[AlternativeSchedule]:
             if value == schedule.word(word.name):
                 continue
             other = schedule.with_words(**{word.name: value})
-            change = str(value) if word.name == "unit" else f"{word.name}={value}" if value != "" else (
-                f"no {word.name}=")
+            change = (
+                str(value)
+                if word.name == "unit"
+                else f"{word.name}={value}"
+                if value != ""
+                else (f"no {word.name}=")
+            )
             try:
                 if reason := why_not(other, compute, target):
                     made.append(AlternativeSchedule(change, None, reason))
@@ -166,8 +178,10 @@ def requirements(plan: Plan) -> list[tuple[str, str]]:
         boxed = [p.tensor.name for p in parameters(step.kernel) if p.box is not None]
         needs = [f"{grid_size(step.kernel)} programs of {step.schedule.warps} warps"]
         if boxed:
-            needs.append(f"descriptors of boxes for {', '.join(sorted(boxed))}, which begin at multiples "
-                        "of 16 bytes")
+            needs.append(
+                f"descriptors of boxes for {', '.join(sorted(boxed))}, which begin at multiples "
+                "of 16 bytes"
+            )
         if is_explicit(step.kernel):
             needs.append("Gluon, with warps in roles")
         if step.zero is not None:
@@ -192,8 +206,9 @@ class Shown:
     note: str = ""
 
 
-def shown(whole: Scheduled, made: list[tuple[str, Kernel]], problem: str,
-          joined: Kernel | None) -> Iterator[Shown]:
+def shown(
+    whole: Scheduled, made: list[tuple[str, Kernel]], problem: str, joined: Kernel | None
+) -> Iterator[Shown]:
     """Every stage in its order. ``joined``: the kernel of all stride phases, where there is one."""
     kernels_of, runs = dict(made), running()
     before: list[str] = []
@@ -252,35 +267,55 @@ def _skipped(count: int) -> Markup:
 
 
 # Kinds of lines by language: the first pattern that matches decides.
-KINDS = {"matrix": "matrix products", "copy": "copies past the registers", "memory": "loads and stores",
-         "shared": "shared memory", "spill": "spills"}
-MARKS: dict[str, tuple[tuple[str, str], ...]] = {
-    "source": (("matrix", r"\btl\.dot\b|warpgroup_mma\(|\bmma_v2\("),
-               ("copy", r"\bfetch_box\(|\bsend_box\(|_(?:desc|box)\.(?:load|store)\("),
-               ("memory", r"\btl\.(?:load|store|atomic_add)\(|\bgl\.(?:load|store)\("),
-               ("shared", r"\bmbarrier\.|\.index\(.*\.(?:load|store)\(")),
-    "ptx": (("matrix", r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)"),
-            ("copy", r"\bcp\.(?:async|reduce)\.\S*"), ("spill", r"\b(?:ld|st)\.local\b"),
-            ("memory", r"\b(?:ld|st|red|atom)\.(?:\w+\.)*global\S*"),
-            ("shared", r"\b(?:ld|st)\.(?:\w+\.)*shared\S*|\b(?:ld|st)matrix\S*|\bmbarrier\.\S*")),
-    "sass": (("matrix", r"\b(?:[HQID]G?MMA|UTC\w*MMA)\b\S*"),
-             ("copy", r"\b(?:UTMA\w+|UBLKCP|LDGSTS)\b\S*"), ("spill", r"\b(?:LDL|STL)\b\S*"),
-             ("memory", r"\b(?:LDG|STG|RED|ATOMG)\b\S*"),
-             ("shared", r"\b(?:LDS|STS|LDSM|STSM|SYNCS)\b\S*")),
-    "amdgcn": (("matrix", r"\bv_(?:mfma|smfmac|wmma|swmmac|dot)\w*"),
-               ("copy", r"\b(?:global_load_lds|buffer_load\w*\b.*\blds)\b\S*"),
-               ("spill", r"\bscratch_(?:load|store)\w*"),
-               ("memory", r"\b(?:buffer|global|flat)_(?:load|store|atomic)\w*"),
-               ("shared", r"\bds_\w+")),
+KINDS = {
+    "matrix": "matrix products",
+    "copy": "copies past the registers",
+    "memory": "loads and stores",
+    "shared": "shared memory",
+    "spill": "spills",
 }
-NOISE = {"ptx": re.compile(r"^\s*(?://|\.loc\b|\.file\b|\.section\b)|^\s*$"),
-         "amdgcn": re.compile(r"^\s*(?:;|\.loc\b|\.cfi_\S*|\.file\b|\.Ltmp\S*:)|^\s*$"),
-         "sass": re.compile(r"^\s*$"), "source": re.compile(r"(?!)")}
+MARKS: dict[str, tuple[tuple[str, str], ...]] = {
+    "source": (
+        ("matrix", r"\btl\.dot\b|warpgroup_mma\(|\bmma_v2\("),
+        ("copy", r"\bfetch_box\(|\bsend_box\(|_(?:desc|box)\.(?:load|store)\("),
+        ("memory", r"\btl\.(?:load|store|atomic_add)\(|\bgl\.(?:load|store)\("),
+        ("shared", r"\bmbarrier\.|\.index\(.*\.(?:load|store)\("),
+    ),
+    "ptx": (
+        ("matrix", r"\b(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)"),
+        ("copy", r"\bcp\.(?:async|reduce)\.\S*"),
+        ("spill", r"\b(?:ld|st)\.local\b"),
+        ("memory", r"\b(?:ld|st|red|atom)\.(?:\w+\.)*global\S*"),
+        ("shared", r"\b(?:ld|st)\.(?:\w+\.)*shared\S*|\b(?:ld|st)matrix\S*|\bmbarrier\.\S*"),
+    ),
+    "sass": (
+        ("matrix", r"\b(?:[HQID]G?MMA|UTC\w*MMA)\b\S*"),
+        ("copy", r"\b(?:UTMA\w+|UBLKCP|LDGSTS)\b\S*"),
+        ("spill", r"\b(?:LDL|STL)\b\S*"),
+        ("memory", r"\b(?:LDG|STG|RED|ATOMG)\b\S*"),
+        ("shared", r"\b(?:LDS|STS|LDSM|STSM|SYNCS)\b\S*"),
+    ),
+    "amdgcn": (
+        ("matrix", r"\bv_(?:mfma|smfmac|wmma|swmmac|dot)\w*"),
+        ("copy", r"\b(?:global_load_lds|buffer_load\w*\b.*\blds)\b\S*"),
+        ("spill", r"\bscratch_(?:load|store)\w*"),
+        ("memory", r"\b(?:buffer|global|flat)_(?:load|store|atomic)\w*"),
+        ("shared", r"\bds_\w+"),
+    ),
+}
+NOISE = {
+    "ptx": re.compile(r"^\s*(?://|\.loc\b|\.file\b|\.section\b)|^\s*$"),
+    "amdgcn": re.compile(r"^\s*(?:;|\.loc\b|\.cfi_\S*|\.file\b|\.Ltmp\S*:)|^\s*$"),
+    "sass": re.compile(r"^\s*$"),
+    "source": re.compile(r"(?!)"),
+}
 DATA = re.compile(r"^\s*\.section\s+\.(?:rodata|debug|AMDGPU\.csdata)")  # after the code
 CONTROL = re.compile(r"^[-0-9a-f:Y]+\t")  # of a line of SASS: when it may be issued
-PYTHON = re.compile(r"(?P<comment>#.*$)|(?P<string>\"[^\"]*\"|'[^']*')|(?P<deco>^@\S+)|"
-                    r"\b(?P<word>def|for|in|if|else|elif|while|return|import|from|as|range|None|True|False|"
-                    r"and|or|not)\b")
+PYTHON = re.compile(
+    r"(?P<comment>#.*$)|(?P<string>\"[^\"]*\"|'[^']*')|(?P<deco>^@\S+)|"
+    r"\b(?P<word>def|for|in|if|else|elif|while|return|import|from|as|range|None|True|False|"
+    r"and|or|not)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -323,7 +358,7 @@ def _python(line: str) -> Markup:
     """A line of Python with keywords, texts and comments in their colours."""
     made, at = Markup(""), 0
     for m in PYTHON.finditer(line):
-        made += escape(line[at:m.start()])
+        made += escape(line[at : m.start()])
         made += Markup('<i class="{}">{}</i>').format(str(m.lastgroup)[0], m.group())
         at = m.end()
     return made + escape(line[at:])

@@ -62,9 +62,17 @@ class SharedMemoryRing:
 def rings(kernel: Kernel) -> list[SharedMemoryRing]:
     """The buffers that an explicit kernel allocates; none where Triton does it."""
     found = [s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, SmemRing)]
-    return [SharedMemoryRing(b.name, b.slots, b.slots * b.members * b.box_bytes,
-                 f"{b.slots} x {b.members} x {b.type}{list(b.extents)}" if b.members > 1 else
-                 f"{b.slots} x {b.type}{list(b.extents)}") for b in found]
+    return [
+        SharedMemoryRing(
+            b.name,
+            b.slots,
+            b.slots * b.members * b.box_bytes,
+            f"{b.slots} x {b.members} x {b.type}{list(b.extents)}"
+            if b.members > 1
+            else f"{b.slots} x {b.type}{list(b.extents)}",
+        )
+        for b in found
+    ]
 
 
 def implied(whole: Scheduled) -> list[SharedMemoryRing]:
@@ -72,8 +80,14 @@ def implied(whole: Scheduled) -> list[SharedMemoryRing]:
     schedule, compute = whole.schedule, whole.main
     if schedule.unit != "mma" or compute.b is None:
         return []
-    return [SharedMemoryRing("operands in flight", schedule.stages, shared_bytes(schedule, compute),
-                 f"{schedule.stages} stages of both operands' tiles")]
+    return [
+        SharedMemoryRing(
+            "operands in flight",
+            schedule.stages,
+            shared_bytes(schedule, compute),
+            f"{schedule.stages} stages of both operands' tiles",
+        )
+    ]
 
 
 def draw_memory(found: list[SharedMemoryRing], limit: int) -> Markup:
@@ -84,8 +98,16 @@ def draw_memory(found: list[SharedMemoryRing], limit: int) -> Markup:
     for i, ring in enumerate(found):
         each = ring.bytes / max(1, ring.slots) * per
         for slot in range(ring.slots):
-            parts.append(svg.rect(x + slot * each, top, max(0.5, each - 1), height, f"slab hue{i % 8}",
-                                  f"{ring.name}[{slot}]: {ring.bytes // max(1, ring.slots)} bytes"))
+            parts.append(
+                svg.rect(
+                    x + slot * each,
+                    top,
+                    max(0.5, each - 1),
+                    height,
+                    f"slab hue{i % 8}",
+                    f"{ring.name}[{slot}]: {ring.bytes // max(1, ring.slots)} bytes",
+                )
+            )
         if ring.bytes * per > 7 * len(ring.name):
             parts.append(svg.text(x + 2, 12, ring.name, "tick"))
         x += ring.bytes * per
@@ -96,8 +118,14 @@ def draw_memory(found: list[SharedMemoryRing], limit: int) -> Markup:
 
 
 UNIT = "matrix unit"  # shared by all roles
-KINDS = {"multiply": "multiplies", "store": "writes the result to shared memory",
-         "transpose": "transposes", "wait": "waits", "landing": "a copy is under way", "held": "in use"}
+KINDS = {
+    "multiply": "multiplies",
+    "store": "writes the result to shared memory",
+    "transpose": "transposes",
+    "wait": "waits",
+    "landing": "a copy is under way",
+    "held": "in use",
+}
 ISSUE_NS = 15.0  # to issue a copy, an arrival, a product
 MOST = 4000  # statements that are simulated
 
@@ -179,8 +207,9 @@ class _Play:
         self.lands: list[tuple[float, int, Gate, int, Cell, float]] = []
         self.held: dict[Cell, float] = {}  # time at which a slot was filled
         self.used: dict[Cell, float] = {}  # time of the last read of a slot
-        self.buffers = [s.what for s in walk(kernel) if isinstance(s, Shared)
-                        and isinstance(s.what, SmemRing)]
+        self.buffers = [
+            s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, SmemRing)
+        ]
         self.outer = {s.var: 0 for s in walk(kernel) if isinstance(s, For) and s.kind == "grid"}
         self.roles = [_Role(r.name, iter(())) for r in roles.roles]
         for role, said in zip(self.roles, roles.roles, strict=True):
@@ -222,8 +251,13 @@ class _Play:
         slots = [f"{b.name}[{i}]" for b in self.buffers for i in range(b.slots)]
         used = {s.row for s in self.spans}
         busy = [UNIT] if UNIT in used else []
-        return Timeline((*busy, *(r.name for r in self.roles)), tuple(s for s in slots if s in used),
-                        tuple(self.spans), max(ended, self.clock), bool(ready or self.lands))
+        return Timeline(
+            (*busy, *(r.name for r in self.roles)),
+            tuple(s for s in slots if s in used),
+            tuple(self.spans),
+            max(ended, self.clock),
+            bool(ready or self.lands),
+        )
 
     def span(self, row: str, kind: str, start: float, end: float, said: str) -> None:
         if end > start:
@@ -283,7 +317,7 @@ class _Play:
                 gate = (barrier, _int(run, slot))
                 role.wants = (self.gates[gate], _int(run, phase))
                 yield gate
-            case ("expect" | "arrive"), (Barrier() as barrier, Expr() as slot, Expr() as x):
+            case (("expect" | "arrive"), (Barrier() as barrier, Expr() as slot, Expr() as x)):
                 gate = (barrier, _int(run, slot))
                 if value := _int(run, x):
                     self.gates[gate].announced += value if s.func.name == "expect" else 0
@@ -292,10 +326,10 @@ class _Play:
                 yield ISSUE_NS
             case "dot_async", (Var(), Expr() as a, Expr() as b):
                 yield self.multiply(role, run, a, b)
-            case ("dot_wait" | "part_wait" | "send_wait"), (Expr() as pending, *_):
+            case (("dot_wait" | "part_wait" | "send_wait"), (Expr() as pending, *_)):
                 under_way = role.sends if s.func.name == "send_wait" else role.products
                 keep = _int(run, pending)
-                gone, left = under_way[:len(under_way) - keep], under_way[len(under_way) - keep:]
+                gone, left = under_way[: len(under_way) - keep], under_way[len(under_way) - keep :]
                 under_way[:] = left
                 yield max(0.0, max(gone, default=0.0) - self.clock)
 
@@ -324,8 +358,13 @@ class _Play:
         taken = s.piece.buffer.box_bytes / self.rates.shared_gbs
         cell = (s.piece.buffer, _int(run, s.piece.slot))
         moved = isinstance(s.value, SlotTile)
-        self.span(role.name, "transpose" if moved else "store", self.clock, self.clock + taken,
-                  f"writes {_name(cell)}")
+        self.span(
+            role.name,
+            "transpose" if moved else "store",
+            self.clock,
+            self.clock + taken,
+            f"writes {_name(cell)}",
+        )
         self.release(cell)
         self.held[cell] = self.clock + taken
         if isinstance(s.value, SlotTile):
@@ -375,19 +414,31 @@ def draw(line: Timeline) -> Markup:
     for rows, height in ((line.roles, ROW), (line.slots, THIN)):
         for row in rows:
             tops[row] = y
-            parts += [svg.text(LEFT - 8, y + height / 2 + 3.5, row, "row", "end"),
-                      svg.rect(LEFT, y, WIDTH - LEFT - 8, height - 3, "ground", round_=2)]
+            parts += [
+                svg.text(LEFT - 8, y + height / 2 + 3.5, row, "row", "end"),
+                svg.rect(LEFT, y, WIDTH - LEFT - 8, height - 3, "ground", round_=2),
+            ]
             y += height
         y += 6
     for s in line.spans:
         if s.start < until and s.row in tops:
             end, height = min(s.end, until), (ROW if s.row in line.roles else THIN) - 3
             length = max(0.8, (end - s.start) * scale - 0.4)
-            parts.append(svg.rect(LEFT + s.start * scale, tops[s.row], length, height, f"span {s.kind}",
-                                  f"{s.said}: {s.start / 1e3:.2f} to {s.end / 1e3:.2f} us"))
+            parts.append(
+                svg.rect(
+                    LEFT + s.start * scale,
+                    tops[s.row],
+                    length,
+                    height,
+                    f"span {s.kind}",
+                    f"{s.said}: {s.start / 1e3:.2f} to {s.end / 1e3:.2f} us",
+                )
+            )
     parts += _scale(until, scale, y)
-    words = (f"{', '.join(line.roles)} and {len(line.slots)} slots of shared memory during the first "
-             f"{until / 1e3:.1f} us of program 0")
+    words = (
+        f"{', '.join(line.roles)} and {len(line.slots)} slots of shared memory during the first "
+        f"{until / 1e3:.1f} us of program 0"
+    )
     return svg.drawing(WIDTH, y + 18, words, *parts, kind="wide")
 
 
@@ -402,6 +453,8 @@ def _scale(until: float, scale: float, y: float) -> list[Markup]:
     made = []
     for i in range(int(until // step) + 1):
         x = LEFT + i * step * scale
-        made += [svg.tag("path", d=f"M{x:g} 2V{y:g}", class_="mesh"),
-                 svg.text(x, y + 12, f"{i * step / 1e3:g} us", "tick", "middle" if i else "start")]
+        made += [
+            svg.tag("path", d=f"M{x:g} 2V{y:g}", class_="mesh"),
+            svg.text(x, y + 12, f"{i * step / 1e3:g} us", "tick", "middle" if i else "start"),
+        ]
     return made

@@ -1,7 +1,7 @@
 r"""What the package offers beside torch's convolutions: computations compiled to kernels.
 
-    plan = transconv.compile("compute double\n axes n=8\n read x = X[n]\n store Y[n] = x + x")
-    plan.launch(X=x, Y=y)
+plan = transconv.compile("compute double\n axes n=8\n read x = X[n]\n store Y[n] = x + x")
+plan.launch(X=x, Y=y)
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _Kind = TypeVar("_Kind")
 __all__ = ["Compute", "Kernel", "Plan", "Schedule", "Target", "compile", "lower"]
 
 
-def compile(compute: Compute | str, target: Target | str | None = None,
-            schedule: Schedule | str | None = None) -> Plan:
+def compile(
+    compute: Compute | str, target: Target | str | None = None, schedule: Schedule | str | None = None
+) -> Plan:
     """The plan of a computation, or of its text: ``plan.source`` is the Triton text, ``plan.launch``
     takes torch tensors by name and writes what is stored.
 
@@ -35,8 +36,9 @@ def compile(compute: Compute | str, target: Target | str | None = None,
     return build_compute(made, _target(target), _schedule(schedule))
 
 
-def lower(compute: Compute | str, schedule: Schedule | str,
-          target: Target | str | None = None) -> list[tuple[str, Kernel]]:
+def lower(
+    compute: Compute | str, schedule: Schedule | str, target: Target | str | None = None
+) -> list[tuple[str, Kernel]]:
     """The kernel after every pass, ``[(stage, kernel), ...]``; each prints and can be interpreted
     (``transconv.ir.run``). Raises as ``compile``."""
     made = parse(compute) if isinstance(compute, str) else _of(Compute, compute, "compute")

@@ -42,8 +42,10 @@ RECORDS = {
 }
 LONGEST = 1 << 28  # bytes of one member
 MOST = 1 << 33  # bytes of all members
-_NAME = re.compile(r"(records/(plans|compiled|verdicts)/[A-Za-z0-9_.-]{1,120}\.json"
-                   r"|triton/[A-Z2-7]{40,64}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,200})")
+_NAME = re.compile(
+    r"(records/(plans|compiled|verdicts)/[A-Za-z0-9_.-]{1,120}\.json"
+    r"|triton/[A-Z2-7]{40,64}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,200})"
+)
 GROUP = "__grp__"  # the prefix of Triton's list of the files of a kernel, with their paths
 
 
@@ -61,8 +63,13 @@ class BundleContents:
     def __str__(self) -> str:
         chips = ", ".join(f"{n} plans for {chip}" for chip, n in sorted(self.plans.items())) or "no plans"
         head = f"{chips}; {self.kernels} compiled kernels, {self.bytes / 1e6:.1f} megabytes"
-        return "\n".join([head, *(f"ignored: {line}" for line in self.ignored),
-                          *([f"digest {self.digest}"] if self.digest else [])])
+        return "\n".join(
+            [
+                head,
+                *(f"ignored: {line}" for line in self.ignored),
+                *([f"digest {self.digest}"] if self.digest else []),
+            ]
+        )
 
 
 def versions() -> dict[str, str]:
@@ -78,8 +85,11 @@ def info() -> BundleContents:
 def pack(path: Path) -> BundleContents:
     """Write all plans of this version, and their machine code, to a file, atomically. Raises OSError."""
     members = _members()
-    manifest = {"format": FORMAT, **versions(),
-                "members": {name: _digest(data) for name, data in members.items()}}
+    manifest = {
+        "format": FORMAT,
+        **versions(),
+        "members": {name: _digest(data) for name, data in members.items()},
+    }
     manifest["seal"] = _sealed(manifest)
     fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     try:
@@ -114,8 +124,10 @@ def unpack(path: Path, chip: str = "", digest: str = "") -> BundleContents:
             raise ValueError(f"{path}: its digest is another than {digest}; nothing is read from it")
         manifest, members = _read_file(path, file)
     if not digest and not _is_sealed(manifest):
-        raise ValueError(f"{path}: was packed with another key than this user's, and has kernels that "
-                         "your GPU would run; give the digest that cache pack printed (--digest)")
+        raise ValueError(
+            f"{path}: was packed with another key than this user's, and has kernels that "
+            "your GPU would run; give the digest that cache pack printed (--digest)"
+        )
     here = versions()
     if other := [f"{n} {manifest.get(n)} (here {v})" for n, v in here.items() if manifest.get(n) != v]:
         return BundleContents({}, 0, 0, (f"all of {path.name}, which is of {', '.join(other)}",))
@@ -125,17 +137,21 @@ def unpack(path: Path, chip: str = "", digest: str = "") -> BundleContents:
         if kind:
             content = json.loads(data)
             if kind == "verdicts":
-                check_records.record(rest.removesuffix(".json"), check_records.WRONG,
-                                reason=str(content.get("reason", "")),
-                                function=str(content.get("function", "")))
+                check_records.record(
+                    rest.removesuffix(".json"),
+                    check_records.WRONG,
+                    reason=str(content.get("reason", "")),
+                    function=str(content.get("function", "")),
+                )
             else:
                 RECORDS[kind].put(rest.removesuffix(".json"), content)
     for name, data in sorted(wanted.items(), key=lambda m: GROUP in m[0]):  # a list of files comes last
         if name.startswith("triton/"):
             _, folder, member = name.split("/")
             (place / folder).mkdir(mode=0o700, exist_ok=True)
-            replace_data(place / folder / member,
-                         _placed(data, place / folder) if GROUP in member else data)
+            replace_data(
+                place / folder / member, _placed(data, place / folder) if GROUP in member else data
+            )
     return _summed(wanted, ignored)
 
 
@@ -209,10 +225,15 @@ def _signed(manifest: dict[str, Any]) -> tuple[str, str]:
 
 
 def _summed(members: dict[str, bytes], ignored: tuple[str, ...] = ()) -> BundleContents:
-    plans = Counter(str(json.loads(d).get("target")) for n, d in members.items()
-                    if n.startswith("records/plans/"))
-    return BundleContents(dict(plans), sum(n.startswith("records/compiled/") for n in members),
-                   sum(map(len, members.values())), ignored)
+    plans = Counter(
+        str(json.loads(d).get("target")) for n, d in members.items() if n.startswith("records/plans/")
+    )
+    return BundleContents(
+        dict(plans),
+        sum(n.startswith("records/compiled/") for n in members),
+        sum(map(len, members.values())),
+        ignored,
+    )
 
 
 # -- a file ----------------------------------------------------------------------------------------
@@ -224,7 +245,8 @@ def _read_file(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], dict[str, b
         with zipfile.ZipFile(file) as archive:
             infos = {i.filename: i for i in archive.infolist()}
             if sum(i.file_size for i in infos.values()) > MOST or any(
-                    i.file_size > LONGEST for i in infos.values()):
+                i.file_size > LONGEST for i in infos.values()
+            ):
                 raise ValueError(f"{path}: has more than {MOST} bytes, or a member of more than {LONGEST}")
             manifest = json.loads(archive.read(MANIFEST))
             told = manifest["members"]
@@ -233,8 +255,15 @@ def _read_file(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], dict[str, b
             if odd := [n for n in told if not _NAME.fullmatch(n)]:
                 raise ValueError(f"{path}: {odd[0]!r} is no name of a member")
             members = {n: archive.read(n) for n in told}
-    except (zipfile.BadZipFile, KeyError, TypeError, RecursionError, UnicodeDecodeError,
-            NotImplementedError, EOFError) as error:
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        TypeError,
+        RecursionError,
+        UnicodeDecodeError,
+        NotImplementedError,
+        EOFError,
+    ) as error:
         raise ValueError(f"{path}: this is no packed cache, or it is damaged ({error})") from error
     if wrong := [n for n, data in members.items() if _digest(data) != told[n]]:
         raise ValueError(f"{path}: {wrong[0]} was changed or is damaged; nothing is read from it")
@@ -247,12 +276,19 @@ def _for_chip(members: dict[str, bytes], chip: str) -> tuple[dict[str, bytes], t
         return members, ()
     plans = {n: json.loads(d) for n, d in members.items() if n.startswith("records/plans/")}
     mine = {n: p for n, p in plans.items() if p.get("target") == chip}
-    keys = {compile_records.name_of(s["digest"], a) for p in mine.values() for s in p["steps"]
-            for a in (True, False)}
+    keys = {
+        compile_records.name_of(s["digest"], a)
+        for p in mine.values()
+        for s in p["steps"]
+        for a in (True, False)
+    }
     records = {n for n in members if n.startswith("records/compiled/") and Path(n).stem in keys}
     folders = {json.loads(members[n])["folder"] for n in records}
-    wanted = {n: d for n, d in members.items() if n in mine or n in records
-              or n.startswith("records/verdicts/") or n.split("/")[1] in folders}
+    wanted = {
+        n: d
+        for n, d in members.items()
+        if n in mine or n in records or n.startswith("records/verdicts/") or n.split("/")[1] in folders
+    }
     others = len(plans) - len(mine)
     return wanted, (f"{others} plans for other chips than {chip}",) if others else ()
 

@@ -41,7 +41,8 @@ def variant(key: str, aligned: bool) -> str:
 def is_wrong(key: str) -> bool:
     """Whether a kernel, in either variant, is known to be wrong; False with TRANSCONV_TRUST=never."""
     return knobs.trust() != "never" and any(
-        look_up(variant(key, aligned)) == WRONG for aligned in (True, False))
+        look_up(variant(key, aligned)) == WRONG for aligned in (True, False)
+    )
 
 
 def is_right(key: str, aligned: bool) -> bool:
@@ -64,8 +65,9 @@ def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
     _known[name] = KnownVerdict(verdict, own=True)
     if keep:
         news = {**about, "verdict": verdict, "triton": triton_version()}
-        DRAWER.update(name, lambda old: old if old and _verdict(old) == WRONG else news,
-                      lasting=verdict == WRONG)  # what was right is checked again
+        DRAWER.update(
+            name, lambda old: old if old and _verdict(old) == WRONG else news, lasting=verdict == WRONG
+        )  # what was right is checked again
 
 
 def _read(name: str) -> str:

@@ -40,8 +40,14 @@ log = logging.getLogger("transconv.compiler")
 Made = TypeVar("Made", bound=Plan)
 
 
-def build(workload: Workload, target: Target, schedule: Schedule | None, choose: Choose | None,
-          deterministic: bool, kind: type[Made]) -> Made:
+def build(
+    workload: Workload,
+    target: Target,
+    schedule: Schedule | None,
+    choose: Choose | None,
+    deterministic: bool,
+    kind: type[Made],
+) -> Made:
     """Compile a workload into a plan of a front end's ``kind``, without any cache.
 
     Without a schedule, each kernel is the best that is not known to be wrong, or that of ``choose``.
@@ -54,32 +60,56 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
     computations, given = main_computations(workload, target, schedule)
     for compute in computations:
         mains.append((compute, given_schedule(compute, workload, target, given) or pick(compute, target)))
-    planned, one = shelf.one_launch(with_copies(mains, target, given, pick), target,
-                                    schedule is None and choose is None)
+    planned, one = shelf.one_launch(
+        with_copies(mains, target, given, pick), target, schedule is None and choose is None
+    )
     if deterministic and (varying := [c for _, c in planned if c.varies]):
         raise _same_bits(varying[0])
     if deterministic and (adding := next((a for a, _ in planned if a.added), None)) is not None:
-        raise ScheduleError(f"{adding.name} adds to {adding.added[0].tensor.name} in no order, and the "
-                            "same bits were asked for")
+        raise ScheduleError(
+            f"{adding.name} adds to {adding.added[0].tensor.name} in no order, and the "
+            "same bits were asked for"
+        )
     steps, spaces = shelf.assembled(planned, one, target)
-    used = next((s.schedule for s in steps if not is_copy(s.compute)
-                 and not workload.prepares(s.compute)), schedule or Schedule())
+    used = next(
+        (s.schedule for s in steps if not is_copy(s.compute) and not workload.prepares(s.compute)),
+        schedule or Schedule(),
+    )
     spent = time.perf_counter() - started
     level = logging.INFO if spent > 1 else logging.DEBUG
     if knobs.debug() >= 1:
         level = logging.WARNING
-    log.log(level, "%s %s on %s: %s, generated in %.2f s", workload, workload.direction, target.name, used,
-            spent)
+    log.log(
+        level,
+        "%s %s on %s: %s, generated in %.2f s",
+        workload,
+        workload.direction,
+        target.name,
+        used,
+        spent,
+    )
     if knobs.debug() >= 2:
         for step in steps:
             log.warning("%s\n%s", step.compute, step.source)
-    return kind(workload, target, used, tuple(steps), spaces, schedule is not None or choose is not None,
-                shelf.rejected, shelf.why or "given by the caller", shelf.tuned, deterministic)
+    return kind(
+        workload,
+        target,
+        used,
+        tuple(steps),
+        spaces,
+        schedule is not None or choose is not None,
+        shelf.rejected,
+        shelf.why or "given by the caller",
+        shelf.tuned,
+        deterministic,
+    )
 
 
 def _same_bits(schedule: Schedule) -> ScheduleError:
-    return ScheduleError(f"{schedule}: atomic sums differ from run to run, and the same bits were asked "
-                         "for; use reduce=partials")
+    return ScheduleError(
+        f"{schedule}: atomic sums differ from run to run, and the same bits were asked "
+        "for; use reduce=partials"
+    )
 
 
 def build_compute(compute: Compute, target: Target, schedule: Schedule | None = None) -> Plan:
@@ -110,18 +140,27 @@ class _Shelf:
             try:
                 name, math = kernel_name(self.workload, compute, schedule, target), self.workload.math
                 self.made[key] = launched(
-                    self.workload, compute, schedule, target,
-                    lower(compute, schedule, target, name, math, self.switches)[-1][1])
+                    self.workload,
+                    compute,
+                    schedule,
+                    target,
+                    lower(compute, schedule, target, name, math, self.switches)[-1][1],
+                )
             except ScheduleError:
                 raise
             except Exception as cause:
                 raise StageError(
-                    stage="passes", problem=str(self.workload), options=self.workload.options,
-                    schedule=str(schedule), reason=f"{type(cause).__name__}: {cause}") from cause
+                    stage="passes",
+                    problem=str(self.workload),
+                    options=self.workload.options,
+                    schedule=str(schedule),
+                    reason=f"{type(cause).__name__}: {cause}",
+                ) from cause
         return self.made[key]
 
-    def assembled(self, planned: Planned, one: PlanStep | None,
-                  target: Target) -> tuple[list[PlanStep], dict[str, Tensor]]:
+    def assembled(
+        self, planned: Planned, one: PlanStep | None, target: Target
+    ) -> tuple[list[PlanStep], dict[str, Tensor]]:
         """The launches of the planned computations, and the workspaces that they share."""
         steps: list[PlanStep] = []
         spaces: dict[str, Tensor] = {}
@@ -149,9 +188,7 @@ class _Shelf:
             return []
         return [w.view.tensor for w in compute.writes if w.view.tensor not in self.workload.tensors]
 
-    def one_launch(
-        self, planned: Planned, target: Target, free: bool
-    ) -> tuple[Planned, PlanStep | None]:
+    def one_launch(self, planned: Planned, target: Target, free: bool) -> tuple[Planned, PlanStep | None]:
         """The stride phases of one result as one launch: if a schedule of one of them makes explicit
         kernels and is legal for all, the one with the best estimate for all first; else, where schedules
         are ``free``, one of the longest sum's with which all take no longer than each with its own and a
@@ -168,22 +205,25 @@ class _Shelf:
             apart = sum(estimate(c, a, target) for a, c in phases)
             saved = (len(phases) - 1) * target.rates.gluon.launch_us
             listed = shortlist(MOST_JOINED, phases[0][0], target, self.workload)
-            step = self.joined(phases, (k.schedule for k in listed if k.schedule.via == "gluon"),
-                               apart + saved, target)
+            step = self.joined(
+                phases, (k.schedule for k in listed if k.schedule.via == "gluon"), apart + saved, target
+            )
         elif step is None and phases[0][0].named and len(own := {c for _, c in phases}) == 1:
             step = self.joined(phases, [c for c in own if not c.regs], inf, target)
         if step is None:
             return planned, None
         return [(a, step.schedule if a.phase else c) for a, c in planned], step
 
-    def joined(self, phases: Planned, schedules: Iterable[Schedule], most: float,
-               target: Target) -> PlanStep | None:
+    def joined(
+        self, phases: Planned, schedules: Iterable[Schedule], most: float, target: Target
+    ) -> PlanStep | None:
         """One launch of all phases with one of some schedules that is estimated to take ``most`` at most
         for all of them, the best first."""
         found: dict[Schedule, float] = {}
         for s in dict.fromkeys(schedules):
             if s.split_k == 1 and not any(
-                    (c.pack, c.merge) != (s.pack, s.merge) or why_not(s, a, target) for a, c in phases):
+                (c.pack, c.merge) != (s.pack, s.merge) or why_not(s, a, target) for a, c in phases
+            ):
                 found[s] = sum(estimate(s, a, target) for a, _ in phases)
         for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):
             kernel = together([self.step(a, schedule, target).kernel for a, _ in phases])
@@ -224,27 +264,49 @@ class _Shelf:
                     self.why, self.tuned = made.why, made.close
                 return made.schedule
             self.rejected += 1
-        raise Unsupported("miscompiled", f"the {len(candidates)} best kernels for {compute.name} "
-                          f"of {self.workload} are known to give wrong results on {target.name}")
+        raise Unsupported(
+            "miscompiled",
+            f"the {len(candidates)} best kernels for {compute.name} "
+            f"of {self.workload} are known to give wrong results on {target.name}",
+        )
 
 
 _plans: Cache[tuple[Any, ...], Plan] = Cache("plans")
 _lock = threading.Lock()
 
 
-def plan(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-         kind: type[Made], keeps: bool = True) -> Made:
+def plan(
+    workload: Workload,
+    target: Target,
+    schedule: Schedule | None,
+    deterministic: bool,
+    kind: type[Made],
+    keeps: bool = True,
+) -> Made:
     """``build``, cached: equal arguments give the same plan, compiled once per process. ``keeps``: whether
     plans are also read from disk and written to it; checks of the passes do not use the disk."""
     found = known(workload, target, schedule, deterministic, kind, keeps)
     if found is None:
-        found = added(build(workload, target, schedule, None, deterministic, kind), workload, target,
-                      schedule, deterministic, kind, keeps)
+        found = added(
+            build(workload, target, schedule, None, deterministic, kind),
+            workload,
+            target,
+            schedule,
+            deterministic,
+            kind,
+            keeps,
+        )
     return found
 
 
-def known(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-          kind: type[Made], keeps: bool = True) -> Made | None:
+def known(
+    workload: Workload,
+    target: Target,
+    schedule: Schedule | None,
+    deterministic: bool,
+    kind: type[Made],
+    keeps: bool = True,
+) -> Made | None:
     """The plan if this process has made it, or if it is on disk and may be read (``keeps``); else None."""
     key = (workload, target, schedule, kind, deterministic)
     found = _plans.get(key)
@@ -254,8 +316,13 @@ def known(workload: Workload, target: Target, schedule: Schedule | None, determi
         if plain is not None and not any(s.schedule.varies for s in plain.steps):
             made = replace(plain, deterministic=True)  # shares the kernels
         elif schedule is None and keeps:
-            made = plan_cache.find(workload, target, deterministic, kind, lambda: build(
-                workload, target, None, None, deterministic, kind))
+            made = plan_cache.find(
+                workload,
+                target,
+                deterministic,
+                kind,
+                lambda: build(workload, target, None, None, deterministic, kind),
+            )
         if made is None:
             return None
         with _lock:
@@ -263,8 +330,15 @@ def known(workload: Workload, target: Target, schedule: Schedule | None, determi
     return cast(Made, found)
 
 
-def added(made: Made, workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-          kind: type[Made], keeps: bool = True) -> Made:
+def added(
+    made: Made,
+    workload: Workload,
+    target: Target,
+    schedule: Schedule | None,
+    deterministic: bool,
+    kind: type[Made],
+    keeps: bool = True,
+) -> Made:
     """A plan that was just built, as the one of this process, and on disk unless its ``schedule`` was
     given or the disk is not used (``keeps``)."""
     if schedule is None and keeps:
@@ -277,8 +351,9 @@ def added(made: Made, workload: Workload, target: Target, schedule: Schedule | N
 def adopt(answer: dict[str, Any]) -> None:
     """Record the kernels that another process found to be wrong (``wrong``), and log them."""
     for found in answer.get("wrong", ()):
-        log.warning("rejected: %s with schedule %s: %s", found["function"], found["schedule"],
-                    found["reason"])
+        log.warning(
+            "rejected: %s with schedule %s: %s", found["function"], found["schedule"], found["reason"]
+        )
         check_records.record(
             found["kernel"],
             check_records.WRONG,

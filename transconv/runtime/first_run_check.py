@@ -121,15 +121,22 @@ def run(plan: Made, tensors: Tensors, judge: Judge = by_samples) -> Made:
             return plan
         note(plan, found.blamed, check_records.WRONG, aligned, device, found.reason, found.lasting)
         for step in found.blamed:
-            log.warning("rejected: %s with schedule %s: %s; kernel in %s", f"{plan.workload.direction} "
-                        f"{plan.workload}".strip(), step.schedule, found.reason, step.path)
+            log.warning(
+                "rejected: %s with schedule %s: %s; kernel in %s",
+                f"{plan.workload.direction} {plan.workload}".strip(),
+                step.schedule,
+                found.reason,
+                step.path,
+            )
         if found.error is not None:
             raise found.error
         if plan.fixed:
             raise Unsupported("miscompiled", f"{plan.schedule} gives wrong results: {found.reason}")
         plan = compiler.replan(plan)
-    raise Unsupported("miscompiled", f"{MOST_REJECTED} plans for {plan.workload.direction} of "
-                      f"{plan.workload} gave wrong results")
+    raise Unsupported(
+        "miscompiled",
+        f"{MOST_REJECTED} plans for {plan.workload.direction} of {plan.workload} gave wrong results",
+    )
 
 
 def first_result(plan: Made, device: Any) -> Made:
@@ -181,10 +188,16 @@ def _fitting(plan: Plan, sizes: Sequence[int], room: int) -> Plan | None:
 
 def _varied(plan: Plan, device: torch.device, aligned: bool) -> Tensors:
     """Tensors for a call of a plan."""
-    indices = {s.view.tensor.name for c in plan.workload.computations for s in c.names.placing
-               if isinstance(s, Read)}
-    return {w.name: w.varied(device, at, int(not aligned), w.name in indices)
-            for at, w in enumerate(plan.operands())}
+    indices = {
+        s.view.tensor.name
+        for c in plan.workload.computations
+        for s in c.names.placing
+        if isinstance(s, Read)
+    }
+    return {
+        w.name: w.varied(device, at, int(not aligned), w.name in indices)
+        for at, w in enumerate(plan.operands())
+    }
 
 
 def _small(sizes: Sizes) -> dict[str, int]:
@@ -263,8 +276,9 @@ def _in_part(workload: Workload) -> list[str]:
             tensor, name = write.view.tensor, write.view.tensor.name
             seen = {v for d in write.view.dims for v in free_vars(d.coord)}
             whole[name] = prod(tensor.shape)
-            stored[name] = stored.get(name, 0) + (whole[name] if write.op else prod(
-                x.size for x in compute.axes if x.var in seen))
+            stored[name] = stored.get(name, 0) + (
+                whole[name] if write.op else prod(x.size for x in compute.axes if x.var in seen)
+            )
     return [name for name in workload.results if stored.get(name, 0) < whole.get(name, 0)]
 
 
@@ -311,13 +325,14 @@ def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
             raise
         _let_go(error)
         return False
-    same: bool = torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),
-                             made.as_strided(c.shape, strides[1], c.layout.offset))
+    same: bool = torch.equal(
+        given.as_strided(a.shape, strides[0], a.layout.offset),
+        made.as_strided(c.shape, strides[1], c.layout.offset),
+    )
     return same
 
 
-def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
-            tensors: Tensors) -> Sequence[PlanStep]:
+def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]], tensors: Tensors) -> Sequence[PlanStep]:
     """The steps that may have made wrong elements: wrong copies; else, if each kernel computes one stride
     phase, those of the wrong phases; else all but the copies."""
     suspects = _suspects(plan, tensors)
@@ -329,12 +344,27 @@ def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
     return [step for step in suspects if step.compute.part in phases] or suspects
 
 
-def note(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool, device: torch.device,
-         reason: str = "", keep: bool = True) -> None:
+def note(
+    plan: Plan,
+    steps: Sequence[PlanStep],
+    verdict: str,
+    aligned: bool,
+    device: torch.device,
+    reason: str = "",
+    keep: bool = True,
+) -> None:
     """Record what was found of some steps of a plan on a device: whether they are right, or why not."""
     name = torch_module().cuda.get_device_name(device) if device.type == "cuda" else device.type
     for step in steps:
-        check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,
-                        function=step.triton.function, problem=str(plan.workload),
-                        schedule=str(step.schedule), device=name, transconv=__version__,
-                        torch=torch_module().__version__)
+        check_records.record(
+            check_records.variant(step.digest, aligned),
+            verdict,
+            keep,
+            reason=reason,
+            function=step.triton.function,
+            problem=str(plan.workload),
+            schedule=str(step.schedule),
+            device=name,
+            transconv=__version__,
+            torch=torch_module().__version__,
+        )

@@ -59,14 +59,30 @@ class Launch:
     """A plan of a workload on one kind of device, and what starts it without asking once it has run there.
     ``aligned``: all its tensors begin at multiples of 16 bytes; ``names``: their order."""
 
-    __slots__ = ("agreed", "aligned", "begin", "computes", "current", "device", "divided", "indexed",
-                 "names", "of", "plan", "request", "sized", "sizes", "starts")
+    __slots__ = (
+        "agreed",
+        "aligned",
+        "begin",
+        "computes",
+        "current",
+        "device",
+        "divided",
+        "indexed",
+        "names",
+        "of",
+        "plan",
+        "request",
+        "sized",
+        "sizes",
+        "starts",
+    )
 
     def __init__(self, plan: Plan, aligned: bool, names: Sequence[str] = ()) -> None:
         workload = plan.workload
         stored = {*workload.results}
         self.names = tuple(names) or tuple(
-            sorted([t.name for t in workload.tensors], key=stored.__contains__))
+            sorted([t.name for t in workload.tensors], key=stored.__contains__)
+        )
         self.aligned = aligned
         self.computes = (workload.compute,) if isinstance(workload, Alone) else workload.computations
         self.indexed = any(c.names.indices for c in self.computes)
@@ -83,19 +99,24 @@ class Launch:
         self.divided: DividedPlan | None = None
 
     @classmethod
-    def requested(cls, request: PlanRequest, device: torch.device, mode: str,
-                  names: Sequence[str] = ()) -> Launch:
+    def requested(
+        cls, request: PlanRequest, device: torch.device, mode: str, names: Sequence[str] = ()
+    ) -> Launch:
         """The launch of what is asked for. ``request``, ``mode``: as for ``ready``. Raises Unsupported
         where there is no kernel, or none yet as the mode has it, with the reason."""
         if first_run_check.is_capturing(device):
-            raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured; "
-                              "call once before capturing")
+            raise Unsupported(
+                "capture:cold",
+                "a kernel cannot be built while a CUDA graph is captured; call once before capturing",
+            )
         workload, same = request.workload, request.deterministic
         for t in (t for t in workload.tensors if t.layout.strides() is None or t.layout.offset):
             raise Unsupported("layout:blocked", f"{t.name} has the layout {t.layout}; expected strides")
         if same and any(c.added for c in workload.computations):
-            raise Unsupported("deterministic:add", f"{workload.title} adds in place, in no order, and the "
-                              "same bits were asked for")
+            raise Unsupported(
+                "deterministic:add",
+                f"{workload.title} adds in place, in no order, and the same bits were asked for",
+            )
         try:
             plan = ready(workload, request.target, None, same, Plan, request.aligned, mode)
         except (ScheduleError, ProblemError) as error:
@@ -142,12 +163,16 @@ class Launch:
                 except TensorError as error:
                     raise IndexError(str(error)) from None
             self._run(views, judge)
-            if device.type == "cuda" and not (self.indexed and knobs.verify()) and (
-                    first_run_check.is_trusted(self.plan, self.aligned)):
+            if (
+                device.type == "cuda"
+                and not (self.indexed and knobs.verify())
+                and (first_run_check.is_trusted(self.plan, self.aligned))
+            ):
                 self.begin, self.device = self._starter(device.index), device.index
 
-    def guarded(self, device: int, names: tuple[str, ...],
-                spans: Mapping[str, int]) -> Callable[..., bool] | None:
+    def guarded(
+        self, device: int, names: tuple[str, ...], spans: Mapping[str, int]
+    ) -> Callable[..., bool] | None:
         """``Plan.guarded_at``, written once for all sizes; ``spans``: the bytes of each tensor."""
         at = self.starts.get((device, names)) or self.plan.guarded_at(device, names, [*spans])
         self.starts[device, names] = at
@@ -158,23 +183,29 @@ class Launch:
         if self.plan.required is not None and not self.sizes:
             return None
         at = self.starts.get((device, spaces)) or self.plan.starter_at(
-            device, self.aligned, self.names, spaces)
+            device, self.aligned, self.names, spaces
+        )
         self.starts[device, spaces] = at
         return at and at(self.plan.in_order(self.sizes))
 
     def _begun_before(self, device: torch.device) -> Begin | None:
         """What starts kernels that take these sizes as arguments, if they run on the device already and
         were found to be right: nothing is left to look at then."""
-        if self.current() != device.index or knobs.verify() or not first_run_check.is_trusted(
-                self.plan, self.aligned):
+        if (
+            self.current() != device.index
+            or knobs.verify()
+            or not first_run_check.is_trusted(self.plan, self.aligned)
+        ):
             return None
         self.begin, self.device = self._starter(device.index), device.index
         return self.begin
 
     def views(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """The tensors by the plan's names, as it takes them."""
-        return {w.name: t if w.number else t.detach().as_strided(w.shape, w.strides, t.storage_offset())
-                for w, t in zip(self.operands(), tensors, strict=True)}
+        return {
+            w.name: t if w.number else t.detach().as_strided(w.shape, w.strides, t.storage_offset())
+            for w, t in zip(self.operands(), tensors, strict=True)
+        }
 
     def operands(self) -> list[Wanted]:
         """What each of its tensors has to be, in their order."""
@@ -225,13 +256,15 @@ class Launch:
         for place, halves in divided.copied:
             store.lay_out(halves, tensors[place])
 
-    def _start_rest(self, place: int, halves: WeightPrepack[Plan], tensors: Sequence[Any],
-                    made: Sequence[Any]) -> None:
+    def _start_rest(
+        self, place: int, halves: WeightPrepack[Plan], tensors: Sequence[Any], made: Sequence[Any]
+    ) -> None:
         """Launch what is behind the copies."""
         copies, divided = [c.name for c in halves.copies], self.divided
         if divided is not None and self.begin is not None and self.current() == self.device:
             begin = divided.begins.get(place) or halves.rest.starter(
-                self.device, self.aligned, (*self.names, *copies))
+                self.device, self.aligned, (*self.names, *copies)
+            )
             if begin is not None:
                 divided.begins[place] = begin
                 begin(*tensors, *made)

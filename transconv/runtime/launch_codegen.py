@@ -65,14 +65,25 @@ class StartWriter:
     of workspaces, which ``empty`` allocates; ``values``: the numbers of arguments that are passed
     themselves."""
 
-    def __init__(self, numbers: Callable[..., tuple[Any, ...]], device: int, arguments: int,
-                 sizes: int = 0, types: Sequence[Any] = (), empty: Any = None,
-                 values: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        numbers: Callable[..., tuple[Any, ...]],
+        device: int,
+        arguments: int,
+        sizes: int = 0,
+        types: Sequence[Any] = (),
+        empty: Any = None,
+        values: Sequence[int] = (),
+    ) -> None:
         self.arguments, self.types, self.values = arguments, types, values
         self.sizes = _listed("n", range(sizes))
         self.known: dict[str, Any] = {  # what the text mentions
-            "numbers": numbers, "empty": empty, "stream": None, "device": device,
-            **{f"t{at}": kind for at, kind in enumerate(types)}}
+            "numbers": numbers,
+            "empty": empty,
+            "stream": None,
+            "device": device,
+            **{f"t{at}": kind for at, kind in enumerate(types)},
+        }
 
     def starter(self, steps: Sequence[StepStart]) -> StarterAt:
         """From sizes to a function of tensors that starts all steps."""
@@ -80,14 +91,20 @@ class StartWriter:
         made: StarterAt = self.made(len(steps), lines)
         return made
 
-    def guarded(self, near: Sequence[StepStart] | None, far: Sequence[StepStart] | None,
-                tensors: Sequence[int]) -> GuardedAt:
+    def guarded(
+        self, near: Sequence[StepStart] | None, far: Sequence[StepStart] | None, tensors: Sequence[int]
+    ) -> GuardedAt:
         """``starter`` that looks at its arguments, of which ``tensors`` are. ``near``, ``far``: the steps
         for such that begin at multiples of 16 bytes, and for others; None where one is not loaded."""
         each = [*(near or ()), *(far or ())]
         bits = " | ".join(f"a{x}" for x in tensors) or "0"
-        lines = [*self.guard(tensors), *self.prepared(each, tensors), f"if ({bits}) & 15:",
-                 *(f"    {line}" for line in self.variant(far, len(near or ()))), *self.variant(near, 0)]
+        lines = [
+            *self.guard(tensors),
+            *self.prepared(each, tensors),
+            f"if ({bits}) & 15:",
+            *(f"    {line}" for line in self.variant(far, len(near or ()))),
+            *self.variant(near, 0),
+        ]
         made: GuardedAt = self.made(len(near or far or ()), lines, tensors)
         return made
 
@@ -96,12 +113,17 @@ class StartWriter:
         grids = "".join(f"(g{at}, p{at}), " for at in range(count))
         rooms = f"({_listed('s', range(len(self.types)))})" if self.types else "_"
         given = "" if spans is None else ", spans"
-        lines = [f"def made({', '.join(self.known)}):", f"def at(sizes{given}):",
-                 *([f"    {self.sizes}= sizes"] if self.sizes else []),
-                 *([f"    {_listed('r', spans)}= spans"] if spans else []),
-                 f"    {grids}{rooms}, = numbers({self.sizes})",
-                 f"    def run({_listed('x', range(self.arguments))}):",
-                 *(f"        {line}" for line in body), "    return run", "return at"]
+        lines = [
+            f"def made({', '.join(self.known)}):",
+            f"def at(sizes{given}):",
+            *([f"    {self.sizes}= sizes"] if self.sizes else []),
+            *([f"    {_listed('r', spans)}= spans"] if spans else []),
+            f"    {grids}{rooms}, = numbers({self.sizes})",
+            f"    def run({_listed('x', range(self.arguments))}):",
+            *(f"        {line}" for line in body),
+            "    return run",
+            "return at",
+        ]
         return factory("\n    ".join(lines))(**self.known)
 
     def guard(self, tensors: Sequence[int]) -> Iterator[str]:
@@ -139,15 +161,21 @@ class StartWriter:
                 self.known[f"start{at}"] = begun
                 yield f"start{at}(({sizes}), (g{place}, p{place}), ({_listed('x', order)}), on)"
                 continue
-            self.known |= {f"raw{at}": begun.raw, f"f{at}": kernel.function,
-                           f"m{at}": kernel.packed_metadata, f"e{at}": begun.early}
+            self.known |= {
+                f"raw{at}": begun.raw,
+                f"f{at}": kernel.function,
+                f"m{at}": kernel.packed_metadata,
+                f"e{at}": begun.early,
+            }
             given = "".join(f"{'x' if x in self.values else 'a'}{x}, " for x in order) + sizes
             if begun.encoder is not None:
                 self.known |= {f"known{at}": begun.encoder.calls.get, f"encode{at}": begun.encoder}
                 yield f"k{at} = ({given})"
                 given = f"*(known{at}(k{at}) or encode{at}(k{at}, p{place}))"
-            yield (f"raw{at}(g{place}, 1, 1, on, f{at}, False, e{at}, None, None, m{at}, None, None, "
-                   f"None, {given})")
+            yield (
+                f"raw{at}(g{place}, 1, 1, on, f{at}, False, e{at}, None, None, m{at}, None, None, "
+                f"None, {given})"
+            )
 
 
 def _addresses(numbers: Sequence[int]) -> str:

@@ -37,8 +37,15 @@ class Wanted:
     def of(tensor: Tensor) -> Wanted:
         """A tensor of a workload."""
         layout = tensor.layout
-        return Wanted(tensor.name, torch_type(tensor), tensor.shape,
-                      None if layout.offset else layout.strides(), layout.span, layout, tensor.number)
+        return Wanted(
+            tensor.name,
+            torch_type(tensor),
+            tensor.shape,
+            None if layout.offset else layout.strides(),
+            layout.span,
+            layout,
+            tensor.number,
+        )
 
     def why_not(self, given: Any) -> str:
         """Why a tensor is not the wanted one, as the end of a sentence; empty if it can be used."""
@@ -49,11 +56,20 @@ class Wanted:
         shape, strides = tuple(given.shape), tuple(given.stride())
         if given.numel() >= self.span and given.dim() == 1 and given.is_contiguous():
             return ""  # memory
-        if self.strides is not None and shape == self.shape and (not prod(shape) or all(
-                n == 1 or a == b for n, a, b in zip(shape, strides, self.strides, strict=True))):
+        if (
+            self.strides is not None
+            and shape == self.shape
+            and (
+                not prod(shape)
+                or all(n == 1 or a == b for n, a, b in zip(shape, strides, self.strides, strict=True))
+            )
+        ):
             return ""
-        wanted = (f"{self.span} contiguous elements, laid out as {self.layout}"
-                  if self.strides is None else f"shape {self.shape} and strides {self.strides}")
+        wanted = (
+            f"{self.span} contiguous elements, laid out as {self.layout}"
+            if self.strides is None
+            else f"shape {self.shape} and strides {self.strides}"
+        )
         return f"{wanted}, got shape {shape} and strides {strides}"
 
     def filled(self, device: Any, seed: int) -> Any:
@@ -81,8 +97,11 @@ class Wanted:
             else:
                 least = -8 if memory.is_floating_point() or memory.dtype.is_signed else 0
                 memory.copy_(torch.randint(least, 9, memory.shape, generator=own, device=device))
-        return (memory[behind:] if self.strides is None else
-                memory.as_strided(self.shape, self.strides, behind))
+        return (
+            memory[behind:]
+            if self.strides is None
+            else memory.as_strided(self.shape, self.strides, behind)
+        )
 
 
 def draw(memory: Any, seed: int) -> None:
@@ -95,8 +114,7 @@ def draw(memory: Any, seed: int) -> None:
     memory.copy_(torch.randint(least, 3, memory.shape, generator=generator, device=memory.device))
 
 
-def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
-          about: Callable[[], str]) -> None:
+def check(wanted: Sequence[Wanted], tensors: dict[str, Any], about: Callable[[], str]) -> None:
     """Raise TensorError unless each tensor is the wanted one and all are on one device on which kernels
     run. Kernels do not check this. ``about``: what the plan computes, for the error."""
     device: Any = None
@@ -105,19 +123,27 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
         if want.number and type(given) is float:
             continue
         if not hasattr(given, "is_neg"):
-            raise TensorError(f"{want.name}: expected a tensor, got {type(given).__name__}; "
-                              f"the plan is for {about()}")
+            raise TensorError(
+                f"{want.name}: expected a tensor, got {type(given).__name__}; the plan is for {about()}"
+            )
         first = device is None
         device = given.device if first else device
-        if (given.dtype is not want.elements or given.stride() != want.strides
-                or given.shape != want.shape or given.is_neg()) and (why := want.why_not(given)):
+        if (
+            given.dtype is not want.elements
+            or given.stride() != want.strides
+            or given.shape != want.shape
+            or given.is_neg()
+        ) and (why := want.why_not(given)):
             raise TensorError(f"{want.name}: expected {why}; the plan is for {about()}")
         if given.device != device:
-            raise TensorError(f"{want.name}: expected {device}, where {wanted[0].name} is, "
-                              f"got {given.device}")
+            raise TensorError(
+                f"{want.name}: expected {device}, where {wanted[0].name} is, got {given.device}"
+            )
     if device and device.type != "cuda" and not (device.type == "cpu" and knobs.interpret()):
-        raise TensorError(f"{wanted[0].name}: expected a tensor on a GPU, got one on {device}; on the CPU "
-                          "kernels run in Triton's interpreter alone (TRITON_INTERPRET=1)")
+        raise TensorError(
+            f"{wanted[0].name}: expected a tensor on a GPU, got one on {device}; on the CPU "
+            "kernels run in Triton's interpreter alone (TRITON_INTERPRET=1)"
+        )
 
 
 def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:

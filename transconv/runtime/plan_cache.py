@@ -43,22 +43,42 @@ Again = Callable[[], Plan]  # makes the plan by running the passes
 def keeps() -> bool:
     """Whether plans are read and written: not if the user sets a schedule, dumps, traces or verifies the
     passes, or has registered words or passes that other processes lack."""
-    return not (knobs.schedule() or knobs.verify() or knobs.dump() or knobs.debug() >= 2
-                or registered_words() or len(stages()) != len(STAGES))
+    return not (
+        knobs.schedule()
+        or knobs.verify()
+        or knobs.dump()
+        or knobs.debug() >= 2
+        or registered_words()
+        or len(stages()) != len(STAGES)
+    )
 
 
 def key(workload: Workload, target: Target, deterministic: bool) -> str:
     """The name of a plan's record; empty if plans are neither read nor written."""
     if not keeps():
         return ""
-    return name_of(workload, target, deterministic, workload.direction, workload.behind,
-                   [str(t) for t in workload.tensors])
+    return name_of(
+        workload,
+        target,
+        deterministic,
+        workload.direction,
+        workload.behind,
+        [str(t) for t in workload.tensors],
+    )
 
 
 def name_of(workload: Workload, target: Target, *more: Any) -> str:
     """A digest of a workload, of what its plan depends on, and of ``more``."""
-    told = (SCHEMA, triton_version(), sorted(running().items()), type(workload).__name__, str(workload),
-            workload.math, stamp(workload, target), *more)
+    told = (
+        SCHEMA,
+        triton_version(),
+        sorted(running().items()),
+        type(workload).__name__,
+        str(workload),
+        workload.math,
+        stamp(workload, target),
+        *more,
+    )
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
@@ -72,17 +92,24 @@ def keep(plan: Plan) -> None:
 def content_of(plan: Plan) -> Content:
     """What the record of a plan has."""
     return {
-        "files": files_digest(), "target": plan.target.name, "why": plan.why,
+        "files": files_digest(),
+        "target": plan.target.name,
+        "why": plan.why,
         "question": PlanRequest(plan.workload, plan.target, plan.deterministic).job,
-        "schedule": str(plan.schedule), "rejected": plan.rejected, "tuned": plan.tuned,
+        "schedule": str(plan.schedule),
+        "rejected": plan.rejected,
+        "tuned": plan.tuned,
         "workspaces": [tensor_content(t) for t in plan.workspaces.values()],
-        "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us]
-                      for f in plan.formulas()] if plan.required else [],
-        "steps": [_step(s) for s in plan.steps]}
+        "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us] for f in plan.formulas()]
+        if plan.required
+        else [],
+        "steps": [_step(s) for s in plan.steps],
+    }
 
 
-def find(workload: Workload, target: Target, deterministic: bool, kind: type[Made],
-         again: Again) -> Made | None:
+def find(
+    workload: Workload, target: Target, deterministic: bool, kind: type[Made], again: Again
+) -> Made | None:
     """The plan of a record; None if there is none, if it is unreadable, or if one of its kernels is known
     to be wrong."""
     name = key(workload, target, deterministic)
@@ -96,8 +123,14 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
     return None if any(check_records.is_wrong(s.digest) for s in plan.steps) else plan
 
 
-def read(content: Content, workload: Workload, target: Target, deterministic: bool, kind: type[Made],
-         again: Again) -> Made:
+def read(
+    content: Content,
+    workload: Workload,
+    target: Target,
+    deterministic: bool,
+    kind: type[Made],
+    again: Again,
+) -> Made:
     """The plan of a record's content, each field of which is judged by its type and range and against the
     others. Raises what is ``UNREADABLE`` for what is not as ``keep`` writes it."""
     if content["target"] != target.name or content["files"] != files_digest():
@@ -110,34 +143,61 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
     if given.keys() & spaces.keys() or len(spaces) < len(content["workspaces"]):
         raise ValueError(f"workspaces {', '.join(spaces)}; expected names of their own")
     steps = tuple([_read(s, target, again, at, given | spaces) for at, s in enumerate(listed)])
-    if missing := [n for n in workload.results if 0 not in given[n].shape and all(
-            n not in s.params for s in steps)]:
+    if missing := [
+        n for n in workload.results if 0 not in given[n].shape and all(n not in s.params for s in steps)
+    ]:
         raise ValueError(f"no kernel stores {missing[0]}")
-    plan = kind(workload, target, Schedule.parse(records.text(content["schedule"])), steps, spaces,
-                rejected=records.whole(content["rejected"], most=1 << 16),
-                why=records.text(content["why"]), tuned=records.flag(content["tuned"]),
-                deterministic=deterministic)
+    plan = kind(
+        workload,
+        target,
+        Schedule.parse(records.text(content["schedule"])),
+        steps,
+        spaces,
+        rejected=records.whole(content["rejected"], most=1 << 16),
+        why=records.text(content["why"]),
+        tuned=records.flag(content["tuned"]),
+        deterministic=deterministic,
+    )
     if plan.required:
-        plan.estimated = tuple([_formula(f, plan.required.sizes)
-                                for f in records.several(content["estimated"])])
+        plan.estimated = tuple(
+            [_formula(f, plan.required.sizes) for f in records.several(content["estimated"])]
+        )
     return plan
 
 
 def _step(step: PlanStep) -> Content:
     run = step.triton
-    sized = {"sizes": str(run.sizes), "where": list(map(str, run.requires.where)),
-             "programs": str(run.programs)} if run.requires else {"sizes": None}
-    return {**sized, "does": step.does, "schedule": str(step.schedule), "source": step.source,
-            "function": run.function, "file": step.path.stem if step.path else run.function,
-            "grid": run.grid, "warps": run.warps, "stages": run.stages, "fuse": run.fuse,
-            "boxes": [b and [tensor_content(b[0]), list(b[1])] for b in run.boxes],
-            "explicit": run.explicit, "early": run.early, "params": list(step.params),
-            "types": list(run.types), "digest": step.digest, "zero": step.zero and step.zero.name}
+    sized = (
+        {
+            "sizes": str(run.sizes),
+            "where": list(map(str, run.requires.where)),
+            "programs": str(run.programs),
+        }
+        if run.requires
+        else {"sizes": None}
+    )
+    return {
+        **sized,
+        "does": step.does,
+        "schedule": str(step.schedule),
+        "source": step.source,
+        "function": run.function,
+        "file": step.path.stem if step.path else run.function,
+        "grid": run.grid,
+        "warps": run.warps,
+        "stages": run.stages,
+        "fuse": run.fuse,
+        "boxes": [b and [tensor_content(b[0]), list(b[1])] for b in run.boxes],
+        "explicit": run.explicit,
+        "early": run.early,
+        "params": list(step.params),
+        "types": list(run.types),
+        "digest": step.digest,
+        "zero": step.zero and step.zero.name,
+    }
 
 
-def _read(
-    kept: Content, target: Target, again: Again, at: int, known: Mapping[str, Tensor]
-) -> PlanStep:
+def _read(kept: Content, target: Target, again: Again, at: int, known: Mapping[str, Tensor]) -> PlanStep:
     """A step; ``known``: the tensors of the call and the plan's workspaces, by name."""
     schedule, source = Schedule.parse(records.text(kept["schedule"])), records.text(kept["source"], TEXT)
     function = records.name(kept["function"])
@@ -162,16 +222,38 @@ def _read(
     if sizes:
         where = tuple([of_sizes(records.text(c), sizes) for c in records.several(kept["where"])])
         requires, grid = replace(sizes, where=where), of_sizes(records.text(kept["programs"]), sizes)
-    run = TritonKernel(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
-                   fuse, sizes, requires)
+    run = TritonKernel(
+        source,
+        function,
+        path,
+        grid,
+        *words,
+        boxes,
+        explicit,
+        early,
+        types,
+        kept["digest"],
+        fuse,
+        sizes,
+        requires,
+    )
 
     def lowered() -> LoweredStep:
         step = again().steps[at]
         return LoweredStep(step.compute, step.kernel)
 
     zero = None if kept["zero"] is None else known[records.name(kept["zero"])]
-    return PlanStep(records.name(kept["does"]), schedule, lowered, source, path, run,
-                tuple([t.name for t in params]), kept["digest"], zero)
+    return PlanStep(
+        records.name(kept["does"]),
+        schedule,
+        lowered,
+        source,
+        path,
+        run,
+        tuple([t.name for t in params]),
+        kept["digest"],
+        zero,
+    )
 
 
 def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[Any, ...]:
@@ -188,8 +270,11 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
         seen, extents = box
         view = tensor_of(seen, sizes)
         extents = [records.whole(n, 1, 1 << 16) for n in records.several(extents)]
-        if (view.name, view.dtype) != (tensor.name, tensor.dtype) or len(extents) != len(view.dims) or (
-                not sizes and not view.planes and view.layout.span > tensor.layout.span):
+        if (
+            (view.name, view.dtype) != (tensor.name, tensor.dtype)
+            or len(extents) != len(view.dims)
+            or (not sizes and not view.planes and view.layout.span > tensor.layout.span)
+        ):
             raise ValueError(f"a box of {view}; expected one of {tensor}")
         made.append((view, tuple(extents)))
     return tuple(made)
@@ -197,35 +282,63 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
 
 def _formula(kept: Any, sizes: Sizes) -> CostFormula:
     counts, lines, us = kept
-    return CostFormula(tuple([of_sizes(records.text(c), sizes) for c in records.several(counts)]),
-                   tuple([(n, t) for n, t in records.several(lines)]), us)
+    return CostFormula(
+        tuple([of_sizes(records.text(c), sizes) for c in records.several(counts)]),
+        tuple([(n, t) for n, t in records.several(lines)]),
+        us,
+    )
 
 
 def tensor_content(tensor: Tensor) -> Content:
     """What a record has of a tensor."""
     lay = tensor.layout
-    return {"name": tensor.name, "dims": list(tensor.dims), "shape": list(tensor.shape),
-            "dtype": lay.dtype.name, "blocks": [[b.dim, b.size, b.stride] for b in lay.blocks],
-            "offset": lay.offset, "near": tensor.near and tensor.near.name,
-            "copy_of": tensor.copy_of, "parts_of": tensor.parts_of, "planes": tensor.planes,
-            "extents": list(map(str, tensor.extents)), "pitches": list(map(str, tensor.pitches)),
-            "every": list(tensor.every)}
+    return {
+        "name": tensor.name,
+        "dims": list(tensor.dims),
+        "shape": list(tensor.shape),
+        "dtype": lay.dtype.name,
+        "blocks": [[b.dim, b.size, b.stride] for b in lay.blocks],
+        "offset": lay.offset,
+        "near": tensor.near and tensor.near.name,
+        "copy_of": tensor.copy_of,
+        "parts_of": tensor.parts_of,
+        "planes": tensor.planes,
+        "extents": list(map(str, tensor.extents)),
+        "pitches": list(map(str, tensor.pitches)),
+        "every": list(tensor.every),
+    }
 
 
 def tensor_of(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
     """The tensor of a record's content. Raises what is ``UNREADABLE``."""
     dims = tuple([records.text(d) for d in records.several(kept["dims"], 64)])
     shape = tuple([records.whole(n) for n in records.several(kept["shape"])])
-    blocks = tuple([LayoutBlock(records.whole(d, most=len(dims) - 1), records.whole(n),
-                                records.whole(step))
-                    for d, n, step in records.several(kept["blocks"])])
+    blocks = tuple(
+        [
+            LayoutBlock(records.whole(d, most=len(dims) - 1), records.whole(n), records.whole(step))
+            for d, n, step in records.several(kept["blocks"])
+        ]
+    )
     every = tuple([records.whole(n, 1) for n in records.several(kept["every"])])
     if len(shape) != len(dims) or len(every) not in (0, len(dims)):
         raise ValueError(f"{len(shape)} sizes of {len(dims)} dims")
     layout = Layout(DTYPES[kept["dtype"]], len(dims), blocks, records.whole(kept["offset"]))
     near = None if kept["near"] is None else DTYPES[kept["near"]]
-    extents, pitches = (tuple([of_sizes(records.text(e), sizes) for e in records.several(kept[name])])
-                        if sizes else () for name in ("extents", "pitches"))
+    extents, pitches = (
+        tuple([of_sizes(records.text(e), sizes) for e in records.several(kept[name])]) if sizes else ()
+        for name in ("extents", "pitches")
+    )
     copy_of, parts_of = (kept[n] and records.name(kept[n]) for n in ("copy_of", "parts_of"))
-    return Tensor(records.name(kept["name"]), dims, shape, layout, near, copy_of, parts_of,
-                  records.flag(kept["planes"]), extents, pitches, every=every)
+    return Tensor(
+        records.name(kept["name"]),
+        dims,
+        shape,
+        layout,
+        near,
+        copy_of,
+        parts_of,
+        records.flag(kept["planes"]),
+        extents,
+        pitches,
+        every=every,
+    )

@@ -105,8 +105,9 @@ class Plan:
             found = *[s.triton.numbers()[0] for s in self.steps], rooms
             return lambda: found
         if required.numbers is None:  # a plan that is read need not be run
-            required.numbers = numbers_of([s.triton for s in self.steps], [t.room for t in spaces],
-                                          required.names)
+            required.numbers = numbers_of(
+                [s.triton for s in self.steps], [t.room for t in spaces], required.names
+            )
         return required.numbers
 
     @property
@@ -127,9 +128,14 @@ class Plan:
             sized = [s for s in self.steps if s.triton.sizes and not _copies(s)]
             each = self.workload.computations
             together = len(sized) == 1  # which may compute all stride phases
-            self.estimated = tuple([AtSizes(s.schedule, c, self.target, together and n > 0).formula()
-                                    for n, (s, c) in enumerate(zip(
-                                        sized * len(each) if together else sized, each, strict=True))])
+            self.estimated = tuple(
+                [
+                    AtSizes(s.schedule, c, self.target, together and n > 0).formula()
+                    for n, (s, c) in enumerate(
+                        zip(sized * len(each) if together else sized, each, strict=True)
+                    )
+                ]
+            )
         return self.estimated
 
     def launch(self, /, **tensors: Any) -> None:
@@ -143,15 +149,21 @@ class Plan:
 
     def check(self, tensors: dict[str, Any]) -> None:
         """Raise TensorError unless each tensor is as the workload says. Kernels do not check this."""
-        wanted = (self.required.wanted(self.required.of_call(tensors))
-                  if self.required and not self.sizes else self.operands())
+        wanted = (
+            self.required.wanted(self.required.of_call(tensors))
+            if self.required and not self.sizes
+            else self.operands()
+        )
         check(wanted, tensors, lambda: self.workload.title)
 
     def operands(self) -> tuple[Wanted, ...]:
         """The tensors of its calls, of the given sizes where these are arguments of its kernels."""
         if not self.wanted:
-            self.wanted = (self.required.wanted(self.sizes) if self.required and self.sizes else
-                           tuple(map(Wanted.of, self.workload.tensors)))
+            self.wanted = (
+                self.required.wanted(self.sizes)
+                if self.required and self.sizes
+                else tuple(map(Wanted.of, self.workload.tensors))
+            )
         return self.wanted
 
     def at(self: Made, sizes: Values) -> Made:
@@ -183,8 +195,9 @@ class Plan:
                 tensors[step.zero.name].zero_()
             step.triton.run([tensors[name] for name in step.params], sizes)
 
-    def starter(self, device: int, aligned: bool, names: tuple[str, ...],
-                spaces: bool = False) -> Callable[..., None] | None:
+    def starter(
+        self, device: int, aligned: bool, names: tuple[str, ...], spaces: bool = False
+    ) -> Callable[..., None] | None:
         """A function of the tensors ``names`` that launches the plan without checks; ``spaces``: behind
         them it takes the plan's workspaces, too, in their order, which the caller then allocates.
 
@@ -197,8 +210,9 @@ class Plan:
         at = self.starter_at(device, aligned, names, spaces)
         return at and at(self.in_order(self.sizes))
 
-    def starter_at(self, device: int, aligned: bool, names: tuple[str, ...],
-                   spaces: bool = False) -> StarterAt | None:
+    def starter_at(
+        self, device: int, aligned: bool, names: tuple[str, ...], spaces: bool = False
+    ) -> StarterAt | None:
         """``starter`` as a function of the sizes that are arguments, in the order of their names."""
         steps = self._starts(device, aligned, names)
         if not steps:
@@ -225,8 +239,13 @@ class Plan:
             begun = step.triton.begun(device, aligned)
             if begun is None or self.padding or not {*step.params} <= {*known}:
                 return None
-            steps.append(StepStart(begun, tuple([known.index(p) for p in step.params]),
-                                   known.index(step.zero.name) if step.zero else None))
+            steps.append(
+                StepStart(
+                    begun,
+                    tuple([known.index(p) for p in step.params]),
+                    known.index(step.zero.name) if step.zero else None,
+                )
+            )
         return steps
 
     def _writer(self, device: int, names: tuple[str, ...], spaces: bool = False) -> StartWriter:
@@ -234,8 +253,15 @@ class Plan:
         values = [names.index(t.name) for t in self.workload.tensors if t.number]
         sizes = self.required.names if self.required is not None else ()
         types = [torch_type(spec) for spec in self.workspaces.values()]
-        return StartWriter(self.numbers, device, len(names) + spaces * len(types), len(sizes),
-                           [] if spaces else types, torch_internals.quickest(), values)
+        return StartWriter(
+            self.numbers,
+            device,
+            len(names) + spaces * len(types),
+            len(sizes),
+            [] if spaces else types,
+            torch_internals.quickest(),
+            values,
+        )
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
         """The shape and the type, torch's, of each workspace; of its own sizes, where these are
@@ -283,23 +309,27 @@ class Required:
     def takes(self, *sizes: int) -> bool:
         """Whether sizes, in the order of their names, meet the requirements."""
         if self.meets is None:  # many plans are read from disk, and few take a call
-            self.meets = function_of(self.sizes.requirements, self.names,
-                                     lambda texts: ([], " and ".join(texts) or "True"))
+            self.meets = function_of(
+                self.sizes.requirements, self.names, lambda texts: ([], " and ".join(texts) or "True")
+            )
         return self.meets(*sizes)
 
     def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
         if not self.takes(*[values[n] for n in self.names]):
-            raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
-                              f"{self.about}")
+            raise TensorError(
+                f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for {self.about}"
+            )
 
     def of_call(self, tensors: Mapping[str, Any]) -> dict[str, int]:
         """Each size by name: that of the first tensor that has it as a dimension. Raises TensorError, with
         a message of one line, for sizes that do not meet the requirements, and if no tensor has a size."""
         found = sizes_told((t, getattr(tensors.get(t.name), "shape", ())) for t in self.tensors)
         if missing := [n for n in self.sizes.names if n not in found]:
-            raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size "
-                              f"does; the plan is for {self.about}")
+            raise TensorError(
+                f"no tensor of the call tells {missing[0]}, as a dimension of that size "
+                f"does; the plan is for {self.about}"
+            )
         self.check(found)
         return found
 
@@ -330,5 +360,7 @@ def required(each: Sequence[Sizes], tensors: tuple[Tensor, ...], about: str) -> 
 def _narrower(sizes: Sizes, first: Sizes) -> list[Expr]:
     """The ends of ranges that exclude more than those of the first kernel."""
     pairs = [*zip(sizes.each, first.each, strict=True)]
-    return [*(s.var >= s.least for s, own in pairs if s.least > own.least),
-            *(s.var <= s.most for s, own in pairs if s.most < own.most)]
+    return [
+        *(s.var >= s.least for s, own in pairs if s.least > own.least),
+        *(s.var <= s.most for s, own in pairs if s.most < own.most),
+    ]

@@ -51,8 +51,10 @@ class ChosenPlan(Generic[Made]):
         """Why it is taken, in a sentence."""
         assert self.plan.required is not None
         among = f"the fastest of {self.of} kernels" if self.of > 1 else "the kernel"
-        return (f"{among} for any size of this {self.kind}, by its estimate for this one; requires "
-                f"{self.plan.required.sizes}")
+        return (
+            f"{among} for any size of this {self.kind}, by its estimate for this one; requires "
+            f"{self.plan.required.sizes}"
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -89,11 +91,14 @@ class SizeTable(Generic[Made]):
         own = [[c for c in mine if c not in common] for mine in each]
         counts = [c for k in self.kernels for e in k.estimates for c in e.counts]
         self.find: Callable[..., tuple[int, tuple[float, ...]]] = function_of(
-            [*common, *(c for mine in own for c in mine), *counts], kernels[0].sizes.names,
-            lambda texts: self._spelled(texts, len(common), own))
+            [*common, *(c for mine in own for c in mine), *counts],
+            kernels[0].sizes.names,
+            lambda texts: self._spelled(texts, len(common), own),
+        )
 
-    def _spelled(self, texts: list[str], common: int, own: Sequence[Sequence[Expr]]) -> tuple[
-            Sequence[tuple[str, str]], str]:
+    def _spelled(
+        self, texts: list[str], common: int, own: Sequence[Sequence[Expr]]
+    ) -> tuple[Sequence[tuple[str, str]], str]:
         """What ``find`` returns, of the texts of requirements, of which some are common to all plans, and
         of counts. That large sizes are not too large is looked at for one plan only."""
         lines, left = Lines(), iter(texts)
@@ -115,14 +120,15 @@ class SizeTable(Generic[Made]):
             takes.append(_all_of(limits))
         best = "-1"
         for at in reversed(range(len(us))):
-            first = " and ".join(f"{us[at]} <= {other}" for other in us[at + 1:]) or "True"
+            first = " and ".join(f"{us[at]} <= {other}" for other in us[at + 1 :]) or "True"
             best = f"({at} if {takes[at]} else -1) if {first} else {best}"
         return lines.named, f"(({best}) if {shared} else -1, ({', '.join(us)},))"
 
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, RegisteredPlan[Made]]]:
         """The plans that take sizes, each with the microseconds that it is estimated to take."""
-        return [(us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True)
-                if k.takes(*sizes)]
+        return [
+            (us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True) if k.takes(*sizes)
+        ]
 
 
 def is_limit(condition: Expr) -> bool:
@@ -139,8 +145,15 @@ class Registry(Generic[Made]):
     is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels
     with those before them are left out (0: none is); ``each`` as for a batch."""
 
-    def __init__(self, questions: Sequence[PlanRequest], made: type[Made], kind: str, title: str,
-                 most: int = 0, each: int = 1) -> None:
+    def __init__(
+        self,
+        questions: Sequence[PlanRequest],
+        made: type[Made],
+        kind: str,
+        title: str,
+        most: int = 0,
+        each: int = 1,
+    ) -> None:
         self.questions, self.made, self.kind, self.most = [*questions], made, kind, most
         self.each = each
         self.there: dict[PlanRequest, RegisteredPlan[Made]] = {}
@@ -206,9 +219,12 @@ class Registry(Generic[Made]):
         in the line that says so. Makes them; compiles nothing."""
         taken = self.choose(sizes, "now")
         us = {k.question: us for us, k in self.estimates(sizes)}
-        return [f"{'taken' if q is taken.question else '     '}  "
-                f"{f'{us[q]:10.4g} us' if q in us else self._why_not(k, sizes)}  "
-                f"chosen for {q.workload.text}: {k.plan.schedule}" for q, k in self.there.items()]
+        return [
+            f"{'taken' if q is taken.question else '     '}  "
+            f"{f'{us[q]:10.4g} us' if q in us else self._why_not(k, sizes)}  "
+            f"chosen for {q.workload.text}: {k.plan.schedule}"
+            for q, k in self.there.items()
+        ]
 
     @property
     def batch(self) -> Batch:
@@ -247,8 +263,15 @@ class Registry(Generic[Made]):
                 continue
             try:
                 plan = self._left_out(question, room, mode) or ready(
-                    question.workload, question.target, None, question.deterministic, self.made,
-                    question.aligned, mode, sizes)
+                    question.workload,
+                    question.target,
+                    None,
+                    question.deterministic,
+                    self.made,
+                    question.aligned,
+                    mode,
+                    sizes,
+                )
                 if not room.takes(plan.digests):
                     self.failed[question] = f"with its kernels there would be more than {self.most}"
                 else:

@@ -53,8 +53,9 @@ Planned = list[tuple[Compute, Schedule]]
 MAX_NAME = 64  # characters of a name in the IR
 
 
-def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = None,
-               choose: Choose | None = None) -> Planned:
+def plan_steps(
+    workload: Workload, target: Target, schedule: Schedule | None = None, choose: Choose | None = None
+) -> Planned:
     """The computations to run, in order, each with its schedule: copies of operands, main kernels, kernels
     that add partial sums, copies of results. Raises Unsupported and ProblemError for a workload without a
     plan, ScheduleError for a given schedule that is not legal."""
@@ -64,8 +65,9 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
     return with_copies(mains, target, schedule, choose)
 
 
-def main_computations(workload: Workload, target: Target,
-                      schedule: Schedule | None) -> tuple[list[Compute], Schedule | None]:
+def main_computations(
+    workload: Workload, target: Target, schedule: Schedule | None
+) -> tuple[list[Compute], Schedule | None]:
     """The computations of the main kernels, and the given schedule, None where none is for all of them.
     Raises Unsupported and ProblemError for a workload without a plan."""
     workload.refuse()
@@ -80,12 +82,12 @@ def main_computations(workload: Workload, target: Target,
         computations = tuple(k for c in computations for k in parts[c])
         if len(computations) > len(parts):  # rows are in parts, each kernel with a schedule of its own
             schedule = None
-    return [c for c in computations
-            if all(x.size or c.kind(x.name) == "K" for x in c.axes)], schedule
+    return [c for c in computations if all(x.size or c.kind(x.name) == "K" for x in c.axes)], schedule
 
 
-def given_schedule(compute: Compute, workload: Workload, target: Target,
-                   schedule: Schedule | None) -> Schedule | None:
+def given_schedule(
+    compute: Compute, workload: Workload, target: Target, schedule: Schedule | None
+) -> Schedule | None:
     """The given schedule, as a computation has it; None where its own is chosen."""
     if schedule is None or workload.prepares(compute) or any(not x.size for x in compute.axes_of("K")):
         return None
@@ -123,8 +125,9 @@ def _in_order(made: Planned, copies: Planned) -> Planned:
     return [*first, *(m for main, after in zip(made, behind, strict=True) for m in (main, *after))]
 
 
-def _to_the_end(compute: Compute, chosen: Schedule, target: Target, choose: Choose) -> Iterator[tuple[
-        Compute, Schedule]]:
+def _to_the_end(
+    compute: Compute, chosen: Schedule, target: Target, choose: Choose
+) -> Iterator[tuple[Compute, Schedule]]:
     """The kernel, the one that adds its partial sums, and those that combine what it leaves of statistics;
     the schedule of any of these may leave partial sums again."""
     yield compute, chosen
@@ -143,8 +146,15 @@ def _same_copies(mains: Planned, target: Target) -> Planned:
     _, longest = max(phases, key=lambda m: prod(x.size for x in m[0].axes_of("K")))
     if not longest.pack:
         return mains
-    return [(a, longest if (a, c) in phases and c.pack != longest.pack
-             and why_not(longest, a, target) is None else c) for a, c in mains]
+    return [
+        (
+            a,
+            longest
+            if (a, c) in phases and c.pack != longest.pack and why_not(longest, a, target) is None
+            else c,
+        )
+        for a, c in mains
+    ]
 
 
 def _second(whole: Scheduled) -> Compute:
@@ -172,12 +182,13 @@ def _agreed(mains: Planned, target: Target) -> Planned:
 def _same_result(mains: Planned, target: Target) -> Planned:
     """The kernels of one result, some of which write to its copy: all of them, or where that is not legal
     none."""
-    asked = [(a, c if c.unpacks else replace(c, c="gather", split_k=1, pack=with_letter(c.pack, "c")))
-             for a, c in mains]
+    asked = [
+        (a, c if c.unpacks else replace(c, c="gather", split_k=1, pack=with_letter(c.pack, "c")))
+        for a, c in mains
+    ]
     if all(why_not(c, a, target) is None for a, c in asked):
         return asked
-    return [(a, replace(c, c="gather", pack=without(c.pack, "c")) if c.unpacks else c)
-            for a, c in mains]
+    return [(a, replace(c, c="gather", pack=without(c.pack, "c")) if c.unpacks else c) for a, c in mains]
 
 
 def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target: Target) -> str:
@@ -190,7 +201,7 @@ def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target
     sizes = "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in compute.axes)
     shape = sizes if is_copy(compute) or alone else workload.shape_text
     shape = "".join(c for c in shape if (c.isascii() and c.isalnum()) or c == "_")
-    return f"{stem}_{shape[:MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
+    return f"{stem}_{shape[: MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
 
 
 def _subject(workload: Workload, compute: Compute) -> str:
@@ -206,20 +217,27 @@ def _subject(workload: Workload, compute: Compute) -> str:
 def _has_no_example(workload: Workload, compute: Compute) -> bool:
     """Whether the sizes that are arguments of a workload's kernels are no matter of this one, which adds
     up parts: it then is the same kernel whatever they are chosen for."""
-    return compute.named is None and not is_copy(compute) and any(
-        c.named is not None for c in workload.computations)
+    return (
+        compute.named is None
+        and not is_copy(compute)
+        and any(c.named is not None for c in workload.computations)
+    )
 
 
-def header(workload: Workload, compute: Compute, schedule: Schedule,
-           target: Target) -> tuple[str, ...]:
+def header(workload: Workload, compute: Compute, schedule: Schedule, target: Target) -> tuple[str, ...]:
     """The comment lines above a kernel's text."""
     about = workload.lines or (f"{compute.name} of {_subject(workload, compute)}",)
-    return (*about, *([f"epilogue {compute.behind}"] if compute.behind else []),
-            f"schedule {schedule}", f"target {target.name}")
+    return (
+        *about,
+        *([f"epilogue {compute.behind}"] if compute.behind else []),
+        f"schedule {schedule}",
+        f"target {target.name}",
+    )
 
 
-def launched(workload: Workload, compute: Compute, schedule: Schedule, target: Target,
-             kernel: Kernel) -> PlanStep:
+def launched(
+    workload: Workload, compute: Compute, schedule: Schedule, target: Target, kernel: Kernel
+) -> PlanStep:
     """The step that launches a kernel, under the name of its computation."""
     name = kernel_name(workload, compute, schedule, target)
     kernel = replace(kernel, name=name)
@@ -231,8 +249,17 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     return kernel_step(compute.does, kernel, source, name, schedule, target, lambda: lowered, early)
 
 
-def kernel_step(does: str, kernel: Kernel, source: str, file: str, schedule: Schedule, target: Target,
-                lowered: Callable[[], LoweredStep], early: bool = False, fuse: bool = True) -> PlanStep:
+def kernel_step(
+    does: str,
+    kernel: Kernel,
+    source: str,
+    file: str,
+    schedule: Schedule,
+    target: Target,
+    lowered: Callable[[], LoweredStep],
+    early: bool = False,
+    fuse: bool = True,
+) -> PlanStep:
     """The step that launches a kernel of a text. ``file``: the name of the text's readable copy;
     ``early``, ``fuse``: as for ``TritonKernel``."""
     types = tuple(t.dtype.torch for t in kernel.params)
@@ -240,15 +267,29 @@ def kernel_step(does: str, kernel: Kernel, source: str, file: str, schedule: Sch
     digest = digest_of(source, schedule, target, () if fuse else types)
     path, words = write(source, file), (schedule.warps, schedule.stages)
     grid = programs(kernel) if kernel.sizes else grid_size(kernel)
-    made = TritonKernel(source, kernel.name, path, grid, *words, descriptors, is_explicit(kernel), early,
-                        types, digest, fuse, kernel.sizes)
+    made = TritonKernel(
+        source,
+        kernel.name,
+        path,
+        grid,
+        *words,
+        descriptors,
+        is_explicit(kernel),
+        early,
+        types,
+        digest,
+        fuse,
+        kernel.sizes,
+    )
     params = tuple(t.name for t in kernel.params)
     return PlanStep(does, schedule, lowered, source, path, made, params, digest)
 
 
-def one_kernel_plan(workload: Workload, target: Target, kernel: Kernel, source: str, file: str, warps: int,
-                    stages: int) -> Plan:
+def one_kernel_plan(
+    workload: Workload, target: Target, kernel: Kernel, source: str, file: str, warps: int, stages: int
+) -> Plan:
     """The plan of a workload that is one kernel of no computation, in which nothing is fused."""
+
     def lowered() -> LoweredStep:
         raise NotImplementedError(f"{workload.title} is no computation")
 
@@ -292,8 +333,10 @@ def is_estimated(workload: Workload, target: Target) -> bool:
 
 def _made(workload: Workload, target: Target) -> float | str:
     """The sum, or the reason why there is none."""
+
     def first(compute: Compute, target: Target) -> Schedule:
         return shortlist(1, compute, target, workload)[0].schedule
+
     try:
         return float(sum(estimate(s, c, target) for c, s in plan_steps(workload, target, choose=first)))
     except TransconvError as error:
@@ -304,8 +347,14 @@ def _key(workload: Workload, target: Target) -> str:
     """The name of a record; empty if none is kept: other processes lack the user's schedule and words."""
     if knobs.schedule() or registered_words():
         return ""
-    told = (type(workload).__name__, workload.text, workload.direction, workload.behind, workload.math,
-            stamp(workload, target))
+    told = (
+        type(workload).__name__,
+        workload.text,
+        workload.direction,
+        workload.behind,
+        workload.math,
+        stamp(workload, target),
+    )
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 

@@ -52,8 +52,7 @@ def summary(samples: Sequence[float], method: str, host_us: float = 0.0) -> Timi
     """A Timing of samples in microseconds."""
     ordered = sorted(samples)
     last = len(ordered) - 1
-    return Timing(median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)], method,
-                  host_us)
+    return Timing(median(ordered), ordered[round(0.2 * last)], ordered[round(0.8 * last)], method, host_us)
 
 
 class Clock:
@@ -77,8 +76,7 @@ class Clock:
         for _ in range(rounds):
             for name, (run, _, _) in runs.items():
                 samples[name] += run(self.budget_ms / rounds)
-        return {name: summary(samples[name], method, host)
-                for name, (_, method, host) in runs.items()}
+        return {name: summary(samples[name], method, host) for name, (_, method, host) in runs.items()}
 
     def one(self, make: Make, footprint: int) -> Timing:
         return self.compare({"": make}, footprint, rounds=2)[""]
@@ -98,24 +96,33 @@ class Clock:
         found: dict[str, tuple[Run, str, float]] = {}
         if min(took.values(), default=SLOW_US) <= GRAPH_US:
             try:
-                found = {name: (self._graph(make, footprint, took[name]), "graph", host[name])
-                         for name, make in makes.items() if took[name] <= FAR * GRAPH_US}
+                found = {
+                    name: (self._graph(make, footprint, took[name]), "graph", host[name])
+                    for name, make in makes.items()
+                    if took[name] <= FAR * GRAPH_US
+                }
             except Exception:  # not everything can be captured
                 torch.cuda.synchronize()
-        return {name: found.get(name) or (self._by_events(call, took[name]), "events", host[name])
-                for name, call in calls.items()}
+        return {
+            name: found.get(name) or (self._by_events(call, took[name]), "events", host[name])
+            for name, call in calls.items()
+        }
 
     def _on_host(self, call: Call) -> Run:
         def run(budget_ms: float) -> list[float]:
             found: list[float] = []
             budget = budget_ms * 1e3
             # The first call may have waited for a core that another program used: time more than one.
-            while (not found or sum(found) + min(found) < min(budget, 100 * min(found))
-                   or (len(found) < FEW and sum(found) < PATIENCE * budget)):
+            while (
+                not found
+                or sum(found) + min(found) < min(budget, 100 * min(found))
+                or (len(found) < FEW and sum(found) < PATIENCE * budget)
+            ):
                 start = time.perf_counter()
                 call()
                 found.append((time.perf_counter() - start) * 1e6)
             return found
+
         return run
 
     def _host(self, call: Call, times: int) -> float:
@@ -146,6 +153,7 @@ class Clock:
             times = min(200, max(5, int(budget_ms * 1e3 / (estimate + 80))))
             call()
             return self._events(call, times)
+
         return run
 
     def _graph(self, make: Make, footprint: int, estimate: float) -> Run:
@@ -181,6 +189,7 @@ class Clock:
             torch.cuda.synchronize()
             assert len(calls) == len(kept)  # the graph reads and writes their tensors
             return [start.elapsed_time(stop) * 1e3 / count for start, stop in marks]
+
         return run
 
 

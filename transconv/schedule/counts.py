@@ -28,6 +28,7 @@ FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last on
 def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
     """A cache of a function of blocks, a computation and more. Proposals differ in their words more often
     than in their blocks: the last ones are known without a look at what they are."""
+
     @lru_cache(maxsize=MOST_TILES)
     def values(blocks: tuple[Block, ...], compute: Compute) -> dict[tuple[Any, ...], Made]:
         return {}
@@ -45,6 +46,7 @@ def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
         if found is None:
             found = known[rest] = f(blocks, compute, *rest)
         return found
+
     return cached
 
 
@@ -92,8 +94,11 @@ def has_quads(c: Schedule, compute: Compute, target: Target) -> bool:
     each operand. What is interpreted cannot."""
     blocks = [b for b in c.blocks if b.extent > 1 and not c.in_registers(b)]
     shared = [b for b in blocks if compute.kind(b.first) == "B"]  # along which both operands have elements
-    return (target.backend == "cuda" and not target.upcast16
-            and not any(b.extent % QUAD for b in shared or blocks))
+    return (
+        target.backend == "cuda"
+        and not target.upcast16
+        and not any(b.extent % QUAD for b in shared or blocks)
+    )
 
 
 def k_steps(c: Schedule, compute: Compute) -> int:

@@ -72,8 +72,9 @@ def why_not_c(c: Schedule, compute: Compute, target: Target) -> str | None:
     return _why_not_box("c", c.c, compute.c, c, compute, target)
 
 
-def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: Compute,
-                 target: Target) -> str | None:
+def _why_not_box(
+    name: str, way: str, view: View | None, c: Schedule, compute: Compute, target: Target
+) -> str | None:
     if way == "gather":
         return None
     if reason := _any_box(c, compute, target):
@@ -86,17 +87,25 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
     if isinstance(found, str):
         return f"{name}=box: {found}"
     if found.tensor.every and not is_direct():
-        return (f"{name}=box: it takes every so many-th position of {view.tensor.name}, Triton "
-                f"{triton_version()} has no such descriptors")
+        return (
+            f"{name}=box: it takes every so many-th position of {view.tensor.name}, Triton "
+            f"{triton_version()} has no such descriptors"
+        )
     if name == "c" and ends_short(found, view, axis_facts(compute)):
-        return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
-                "and TMA writes beyond them")
+        return (
+            f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
+            "and TMA writes beyond them"
+        )
     if name != "c" and _folded(found):
-        return (f"{name}=box: the innermost side of the tile is spread over several dimensions "
-                "of the box, the matrix unit reads rows of one")
+        return (
+            f"{name}=box: the innermost side of the tile is spread over several dimensions "
+            "of the box, the matrix unit reads rows of one"
+        )
     if c.via == "tl" and name == ("b" if c.swap else "a") and _rank(found, target) > 2:
-        return (f"{name}=box: a left operand of more than two dimensions goes through "
-                "registers, where Triton 3.6 gets some sums wrong")
+        return (
+            f"{name}=box: a left operand of more than two dimensions goes through "
+            "registers, where Triton 3.6 gets some sums wrong"
+        )
     return None
 
 
@@ -122,12 +131,16 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
         return "boxes are for the matrix unit (unit mma), elementwise products gain nothing from them"
     ends = _ends_at_a_name(compute)
     if c.split_k > 1 and ends and c.via == "tl":
-        return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts whose last steps "
-                "may be beyond it, and boxes have no mask")
+        return (
+            f"split_k={c.split_k} divides a sum that ends at an argument, into parts whose last steps "
+            "may be beyond it, and boxes have no mask"
+        )
     if c.split_k > 1 and ends and c.programs:
-        return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts that may be "
-                f"empty, after which the next one of a program (programs={c.programs}) would meet a full "
-                "ring")
+        return (
+            f"split_k={c.split_k} divides a sum that ends at an argument, into parts that may be "
+            f"empty, after which the next one of a program (programs={c.programs}) would meet a full "
+            "ring"
+        )
     if c.split_k > 1 and k_steps(c, compute) % c.split_k and c.via == "tl":
         return f"split_k={c.split_k} does not divide the {k_steps(c, compute)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
@@ -182,8 +195,10 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     if tile(c, compute, "K") % 16:
         return "via=gluon: a product takes 16 steps of the sum at a time"
     if transposed_bytes(c, compute) and tile(c, compute, "K") * dtype.bytes > ROW:
-        return (f"via=gluon: {dtype} is transposed in rows of {ROW} bytes, {tile(c, compute, 'K')} steps "
-                "of the sum are more")
+        return (
+            f"via=gluon: {dtype} is transposed in rows of {ROW} bytes, {tile(c, compute, 'K')} steps "
+            "of the sum are more"
+        )
     steps = k_steps(c, compute)
     if (c.split_k - 1) * -(-steps // c.split_k) >= steps and not _ends_at_a_name(compute):
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part empty"
@@ -198,8 +213,9 @@ def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
     if compute.acc.kind == "int" and (columns := product_columns(c, compute)) > INTEGERS:
-        return (f"via=gluon: Triton 3.6 has no product of integers with {columns} columns, "
-                f"{INTEGERS} at most")
+        return (
+            f"via=gluon: Triton 3.6 has no product of integers with {columns} columns, {INTEGERS} at most"
+        )
     return None
 
 
@@ -212,11 +228,15 @@ def most_sums(warps: int, transposed: bool = False) -> int:
 
 def _why_not_parts(c: Schedule, compute: Compute, sums: int) -> str | None:
     if tile(c, compute, "K") > EXACT_TERMS:
-        return (f"via=gluon: sums of 8-bit floats move to f32 after {EXACT_TERMS} products (math=ieee), "
-                f"a step has {tile(c, compute, 'K')}")
+        return (
+            f"via=gluon: sums of 8-bit floats move to f32 after {EXACT_TERMS} products (math=ieee), "
+            f"a step has {tile(c, compute, 'K')}"
+        )
     if sums > (most := most_sums(c.warps, transposed_bytes(c, compute) > 0)):
-        return (f"via=gluon: sums of 8-bit floats that move to f32 (math=ieee) are held three times, "
-                f"{c.warps} warps hold {most} so, the tile has {sums}")
+        return (
+            f"via=gluon: sums of 8-bit floats that move to f32 (math=ieee) are held three times, "
+            f"{c.warps} warps hold {most} so, the tile has {sums}"
+        )
     return None
 
 
@@ -233,8 +253,10 @@ def why_not_consumers(c: Schedule, compute: Compute, target: Target) -> str | No
         return "consumers=2: with reduce=stream a program has one tile or two, too few to alternate"
     tiles, steps = programs(c, compute), k_steps(c, compute)
     if not 0 < c.programs < tiles:
-        return (f"consumers=2 take turns at the tiles of one program: say how many programs there are, "
-                f"fewer than the {tiles} tiles (programs=132)")
+        return (
+            f"consumers=2 take turns at the tiles of one program: say how many programs there are, "
+            f"fewer than the {tiles} tiles (programs=132)"
+        )
     if steps % c.split_k:
         return f"consumers=2: {steps} steps in {c.split_k} parts make sums of different lengths"
     return None
@@ -254,8 +276,10 @@ def why_not_kept(c: Schedule, compute: Compute, target: Target) -> str | None:
     if not c.keep:
         return None
     if c.via != "gluon" or c.programs < 1:
-        return f"keep={c.keep}: only a persistent explicit kernel (via=gluon programs=132) has tiles " \
-               "that share what is kept"
+        return (
+            f"keep={c.keep}: only a persistent explicit kernel (via=gluon programs=132) has tiles "
+            "that share what is kept"
+        )
     if c.split_k > 1 or c.reduce == "stream":
         return f"keep={c.keep}: each part of a split sum multiplies different boxes"
     if transposed_bytes(c, compute):
@@ -290,18 +314,23 @@ def _why_not_smaller(write: Write, c: Schedule, compute: Compute) -> str | None:
     kept = stat.kept(write) or {}
     groups = blocks_of_sides(compute, c)
     crossing = [next((b for b in blocks if not is_within(b, kept, compute)), None) for blocks in groups]
-    combined = prod(b.extent for blocks, bad in zip(groups, crossing, strict=True) if bad is None
-                    for b in blocks)
+    combined = prod(
+        b.extent for blocks, bad in zip(groups, crossing, strict=True) if bad is None for b in blocks
+    )
     free = [x for x in compute.axes if x.name not in kept and compute.kind(x.name) != "K"]
     if combined >= min(FEWEST, prod(x.size for x in free)):
         return None
     for blocks, block in zip(groups, crossing, strict=True):
         if block is not None and is_mixed(blocks, kept):
             crossed = next(a for a in block.axes if a in kept)
-            return (f"keeps {crossed}, and block {block} crosses its positions; expected a block within "
-                    f"one position of {crossed}")
-    return (f"has {combined} value{'s' * (combined > 1)} in a tile; expected larger blocks of "
-            f"{' '.join(x.name for x in free)}")
+            return (
+                f"keeps {crossed}, and block {block} crosses its positions; expected a block within "
+                f"one position of {crossed}"
+            )
+    return (
+        f"has {combined} value{'s' * (combined > 1)} in a tile; expected larger blocks of "
+        f"{' '.join(x.name for x in free)}"
+    )
 
 
 SPARE = 1024  # bytes of shared memory for reductions beside tiles
@@ -345,13 +374,28 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     without boxes."""
     plain = Schedule()
     most = replace(schedule, pack="")
-    changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
-                      keep=plain.keep, slide=plain.slide, behind=plain.behind,
-                      warps=schedule.warps * schedule.consumers,
-                      reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
+    changed = replace(
+        most,
+        programs=plain.programs,
+        via=plain.via,
+        consumers=plain.consumers,
+        keep=plain.keep,
+        slide=plain.slide,
+        behind=plain.behind,
+        warps=schedule.warps * schedule.consumers,
+        reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce,
+    )
     packed = replace(changed, pack=schedule.pack)
-    ways = (schedule, packed, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
-            replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
+    ways = (
+        schedule,
+        packed,
+        most,
+        changed,
+        replace(changed, swap=1),
+        replace(changed, a="gather"),
+        replace(changed, a="gather", b="gather"),
+        replace(changed, a="gather", b="gather", c="gather"),
+    )
     return tuple(dict.fromkeys(ways))
 
 
@@ -361,18 +405,25 @@ def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
     if c.reduce == "stream":
         return "sizes that are arguments: reduce=stream deals out tiles of given sizes"
     if c.split_k > 1 and compute.c.tensor.extents:
-        return (f"sizes that are arguments: the parts of split_k={c.split_k} would take as many bytes as "
-                f"those of {compute.c.tensor.name} say; expected split_k=1")
-    if c.split_k > 1 and (c.reduce != "partials" or not any(
-            x.extent is not None for x in compute.axes_of("K"))):
-        return (f"sizes that are arguments: split_k={c.split_k} divides a sum that ends at one, into "
-                "parts that a second kernel adds (reduce=partials); expected split_k=1")
+        return (
+            f"sizes that are arguments: the parts of split_k={c.split_k} would take as many bytes as "
+            f"those of {compute.c.tensor.name} say; expected split_k=1"
+        )
+    if c.split_k > 1 and (
+        c.reduce != "partials" or not any(x.extent is not None for x in compute.axes_of("K"))
+    ):
+        return (
+            f"sizes that are arguments: split_k={c.split_k} divides a sum that ends at one, into "
+            "parts that a second kernel adds (reduce=partials); expected split_k=1"
+        )
     ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
     if c.unroll and ends:
         return f"sizes that are arguments: unroll=1, but the sum over {ends[0]} ends at one"
     if c.unit == "mma" and c.via == "tl" and ends and c.warps > FEW_WARPS:
-        return (f"sizes that are arguments: the sum over {ends[0]} ends at one, and Triton 3.6 makes the "
-                f"matrix unit of {c.warps} warps wait in such a loop; expected at most {FEW_WARPS} warps")
+        return (
+            f"sizes that are arguments: the sum over {ends[0]} ends at one, and Triton 3.6 makes the "
+            f"matrix unit of {c.warps} warps wait in such a loop; expected at most {FEW_WARPS} warps"
+        )
     return None
 
 
@@ -409,8 +460,10 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
     acc = m * n * (k if c.late else 1) * compute.acc.bytes // 4
     threads = c.warps * target.warp_size
     if acc > 224 * threads:
-        return (f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
-                f"{c.warps} warps have 224 to give")
+        return (
+            f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
+            f"{c.warps} warps have 224 to give"
+        )
     if c.unit == "mma" and compute.b is not None:
         need = shared_bytes(c, compute)
         held = m * n * compute.c.tensor.dtype.bytes if _reordered(c, compute) else 0
@@ -420,11 +473,15 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
             twice = ", with what is transposed" if transposed_bytes(c, compute) else ""
             twice += f", {c.keep} kept," if c.keep else ""
             twice += f", and {fetched} bytes of what is read behind the sum," if fetched else ""
-            return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
-                    f"memory, {target.name} has {target.shared_bytes}")
+            return (
+                f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
+                f"memory, {target.name} has {target.shared_bytes}"
+            )
     if (need := ahead_bytes(c, compute)) + SPARE > target.shared_bytes and c.programs:
-        return (f"{c.stages} stages of a tile need {need} bytes of shared memory, {target.name} has "
-                f"{target.shared_bytes}")
+        return (
+            f"{c.stages} stages of a tile need {need} bytes of shared memory, {target.name} has "
+            f"{target.shared_bytes}"
+        )
     if c.unit == "fma" and m * n * k > 256 * threads:
         return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
     return None
@@ -440,11 +497,31 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # The order of the rules. Those of registered words come last; those of `merge` and `pack` come first,
 # because the others see the computation that these give.
 ASKED: tuple[Rule, ...] = (
-    _axes_exist, _blocks_are_pure, rules.why_not_order, rules.why_not_late, rules.why_not_regs,
-    rules.why_not_matrix_unit, rules.why_not_slide, _fits, rules.why_not_reduce, rules.why_not_split,
-    rules.why_not_early, why_not_explicit, why_not_consumers, why_not_transposers,
-    why_not_kept, why_not_a, why_not_b, why_not_c, why_not_behind,
-    why_not_partials, rules.why_not_back, why_not_red, why_not_row, why_not_turn)
+    _axes_exist,
+    _blocks_are_pure,
+    rules.why_not_order,
+    rules.why_not_late,
+    rules.why_not_regs,
+    rules.why_not_matrix_unit,
+    rules.why_not_slide,
+    _fits,
+    rules.why_not_reduce,
+    rules.why_not_split,
+    rules.why_not_early,
+    why_not_explicit,
+    why_not_consumers,
+    why_not_transposers,
+    why_not_kept,
+    why_not_a,
+    why_not_b,
+    why_not_c,
+    why_not_behind,
+    why_not_partials,
+    rules.why_not_back,
+    why_not_red,
+    why_not_row,
+    why_not_turn,
+)
 
 
 @lru_cache(maxsize=4)

@@ -144,9 +144,11 @@ class Schedule(_Hashed):
                 blocks.append(block)
             else:
                 named = sorted({*TABLE} - {"unit"})
-                raise ScheduleError(f"schedule '{text}': '{token}' is neither a block (n.h.w:128), nor "
-                                    f"mma or fma, nor one of {', '.join(named)}=..."
-                                    f"{nearest(token.partition('=')[0], named)}")
+                raise ScheduleError(
+                    f"schedule '{text}': '{token}' is neither a block (n.h.w:128), nor "
+                    f"mma or fma, nor one of {', '.join(named)}=..."
+                    f"{nearest(token.partition('=')[0], named)}"
+                )
         own: dict[str, Any] = {n: v for n, v in said.items() if n in _FIELDS}
         made = Schedule(tuple(blocks), **own)
         return made.with_words(**said) if len(own) < len(said) else made
@@ -157,8 +159,9 @@ class Schedule(_Hashed):
             value: Value = getattr(self, name)
             return value
         if name not in TABLE:
-            raise ScheduleError(f"there is no word '{name}'; expected one of {', '.join(TABLE)}"
-                                f"{nearest(name, TABLE)}")
+            raise ScheduleError(
+                f"there is no word '{name}'; expected one of {', '.join(TABLE)}{nearest(name, TABLE)}"
+            )
         return dict(self.more).get(name, TABLE[name].default)
 
     def with_words(self, **changes: Any) -> Schedule:
@@ -210,7 +213,8 @@ class Schedule(_Hashed):
 
 
 _PUTS: dict[str, Callable[[Schedule, Any], None]] = {
-    f.name: Schedule.__dict__[f.name].__set__ for f in fields(Schedule)}  # write a field of a new schedule
+    f.name: Schedule.__dict__[f.name].__set__ for f in fields(Schedule)
+}  # write a field of a new schedule
 _values = attrgetter(*_PUTS)
 _FIELDS = frozenset(_PUTS) - {"blocks", "more"}
 _HEAD = ("unit", "a", "b")  # printed before the other words
@@ -221,15 +225,20 @@ def register(word: Word) -> None:
     read it by ``schedule.word(name)``. Raises ScheduleError for a name that is taken, or values that the
     text form cannot have."""
     if not re.fullmatch(r"[a-z]\w*", word.name, re.ASCII) or hasattr(Schedule, word.name):
-        raise ScheduleError(f"a word '{word.name}' cannot be registered; expected a name of letters "
-                            "that no word and no attribute of a schedule has")
+        raise ScheduleError(
+            f"a word '{word.name}' cannot be registered; expected a name of letters "
+            "that no word and no attribute of a schedule has"
+        )
     if word.name in TABLE or word.name in UNITS:
         raise ScheduleError(f"there is a word '{word.name}' already; expected a name of its own")
     listed = word.values if isinstance(word.values, tuple) else ()
     if word.default not in word.values or not all(
-            type(v) is word.kind and (word.kind is int or TEXT.fullmatch(str(v))) for v in listed):
-        raise ScheduleError(f"the values of '{word.name}' are {word.expected}; expected numbers, or texts "
-                            f"of letters, digits and dots, with the default {word.default!r} among them")
+        type(v) is word.kind and (word.kind is int or TEXT.fullmatch(str(v))) for v in listed
+    ):
+        raise ScheduleError(
+            f"the values of '{word.name}' are {word.expected}; expected numbers, or texts "
+            f"of letters, digits and dots, with the default {word.default!r} among them"
+        )
     TABLE.add(word)
 
 

@@ -34,16 +34,21 @@ LONGEST = 64  # a longer sum stays a loop
 def why_not_merge(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Checked for the computation before merging."""
     if compute.statistics and c.merge > 1:
-        return (f"merge={c.merge}: groups are merged in the result, which "
-                f"{compute.statistics[0].view.tensor.name} reduces by group")
+        return (
+            f"merge={c.merge}: groups are merged in the result, which "
+            f"{compute.statistics[0].view.tensor.name} reduces by group"
+        )
     return why_not_merged(compute, c.merge)
 
 
 def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Checked for the original tensors; later rules see the computation over the copies."""
     if in_registers(c.pack):
-        reason = "it is for the matrix unit" if c.unit != "mma" else why_not_widened(compute) or _ragged(
-            c, compute)
+        reason = (
+            "it is for the matrix unit"
+            if c.unit != "mma"
+            else why_not_widened(compute) or _ragged(c, compute)
+        )
         return None if reason is None else f"pack={c.pack}: {reason}"
     for letter in letters(c.pack):
         view = view_of(compute, letter)
@@ -54,14 +59,19 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
         if widens(c.pack) and not view.tensor.dtype.is_short:
             return f"pack={c.pack}: {view.tensor.name} holds {view.tensor.dtype}, no floats of 8 bits"
-        reason = why_not_rows(view, compute) if has_rows(c.pack) else why_not_copied(
-            compute, letter, gathered, widens(c.pack))
+        reason = (
+            why_not_rows(view, compute)
+            if has_rows(c.pack)
+            else why_not_copied(compute, letter, gathered, widens(c.pack))
+        )
         if reason:
             return f"pack={letter}: {reason}"
     if "c" in letters(c.pack):
         if not compute.stores_all:
-            return (f"pack=c: the copy has all elements of {compute.c.tensor.name}, and some of these are "
-                    "not stored")
+            return (
+                f"pack=c: the copy has all elements of {compute.c.tensor.name}, and some of these are "
+                "not stored"
+            )
         if c.split_k > 1 and c.reduce == "atomic":
             return "pack=c: atomic sums meet in the result itself"
         if c.split_k == 1 and compute.reads_results:
@@ -91,10 +101,18 @@ def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 def why_not_early(c: Schedule, compute: Compute, target: Target) -> str | None:
     """None if Triton compiles sums of lanes that are added at every step; else the reason."""
-    if not c.late and c.unit == "fma" and lanes(c, compute, "K") > 1 and k_steps(c, compute) > 1 and (
-            lanes(c, compute, "M") * lanes(c, compute, "N") > 1) and (name := _used_twice(compute)):
-        return (f"late=0: Triton's pass OptimizeThreadLocality fails on a loop that adds up what it loads "
-                f"if the sum, {name}, is used more than once; late=1 has another loop")
+    if (
+        not c.late
+        and c.unit == "fma"
+        and lanes(c, compute, "K") > 1
+        and k_steps(c, compute) > 1
+        and (lanes(c, compute, "M") * lanes(c, compute, "N") > 1)
+        and (name := _used_twice(compute))
+    ):
+        return (
+            f"late=0: Triton's pass OptimizeThreadLocality fails on a loop that adds up what it loads "
+            f"if the sum, {name}, is used more than once; late=1 has another loop"
+        )
     return None
 
 
@@ -110,7 +128,8 @@ def _used_twice(compute: Compute) -> str:
         while isinstance(e, Cast) and e.x.dtype == e.type:
             e = e.x
         if any(e == r.var for r in compute.reads) and (
-                sum(v is made.var for value in values for v in walk(value)) > 1):
+            sum(v is made.var for value in values for v in walk(value)) > 1
+        ):
             return made.name
     return ""
 
@@ -151,8 +170,10 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
         return reason
     for kind, least in zip("MNK", _least(compute, target), strict=True):
         if tile(c, compute, kind) < least:
-            return (f"the {kind} side of the tile is {tile(c, compute, kind)}, the matrix unit "
-                    f"takes {least} or more" + (" of 8 bits" if least > 16 else ""))
+            return (
+                f"the {kind} side of the tile is {tile(c, compute, kind)}, the matrix unit "
+                f"takes {least} or more" + (" of 8 bits" if least > 16 else "")
+            )
     if tile(c, compute, "B") > 1:
         return "a tile for the matrix unit covers one group"
     if compute.prologue and (reason := _uneven(c, compute)):
@@ -188,8 +209,10 @@ def _uneven(c: Schedule, compute: Compute) -> str | None:
     value computed from it may be anything."""
     computed = compute.nonzero
     if computed and (reason := _ragged(c, compute)):
-        return (f"{reason}: {computed[0].name}, which is computed before it is multiplied, would not be 0 "
-                "beyond the end")
+        return (
+            f"{reason}: {computed[0].name}, which is computed before it is multiplied, would not be 0 "
+            "beyond the end"
+        )
     return None
 
 
@@ -207,8 +230,10 @@ def _lanes_of_factors(c: Schedule, compute: Compute) -> str | None:
     summed = [a for b in c.blocks if b.extent > 1 and compute.kind(b.first) == "K" for a in b.axes]
     for roots, view in zip(_roots(compute), (compute.a, compute.b), strict=False):
         if view is not None and not roots.intersection(summed):
-            return (f"{view.tensor.name} is the same along {'.'.join(summed)}, the matrix unit wants both "
-                    "factors there")
+            return (
+                f"{view.tensor.name} is the same along {'.'.join(summed)}, the matrix unit wants both "
+                "factors there"
+            )
     return None
 
 
@@ -227,8 +252,10 @@ def why_not_reduce(c: Schedule, compute: Compute, target: Target) -> str | None:
         if compute.sum is not None and compute.sum.op != "sum":
             return f"reduce=atomic adds, {compute.sum.name} is {compute.sum.op}(...)"
         if not compute.stores_all:
-            return (f"atomic sums set the whole result to 0 first, and some elements of "
-                    f"{compute.c.tensor.name} are not stored")
+            return (
+                f"atomic sums set the whole result to 0 first, and some elements of "
+                f"{compute.c.tensor.name} are not stored"
+            )
         if compute.finishes:
             return f"the epilogue {compute.behind} needs the whole sum, atomic additions add parts of it"
     return None
@@ -238,8 +265,7 @@ def _stream(c: Schedule, compute: Compute) -> str | None:
     if c.via != "gluon":
         return "reduce=stream: only an explicit kernel (via=gluon) has sums of different lengths"
     if c.split_k > 1 or c.group_m != 1 or c.pack:
-        return "reduce=stream assigns tiles to programs itself: it needs split_k=1 " \
-               "group_m=1 and no pack"
+        return "reduce=stream assigns tiles to programs itself: it needs split_k=1 group_m=1 and no pack"
     if c.programs < 1:
         return "reduce=stream divides the steps among programs: set their number (programs=132)"
     return None
@@ -257,14 +283,18 @@ def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
     if compute.again and c.split_k > 1:
         return f"split_k={c.split_k}: elements of a row are needed again, by one that has all of them"
     if compute.sum is not None and not compute.adds_zeros and steps % c.split_k:
-        return (f"split_k={c.split_k} does not divide the {steps} steps of {compute.sum.op}(...), and "
-                "elements read beyond the last one would change it")
+        return (
+            f"split_k={c.split_k} does not divide the {steps} steps of {compute.sum.op}(...), and "
+            "elements read beyond the last one would change it"
+        )
     meet = c.reduce == "stream" or (c.split_k > 1 and c.reduce == "partials")
     if meet and (reason := compute.why_not_plain(compute.c)):
         return f"parts of sums have the layout of {compute.c.tensor.name}: {reason}"
     if meet and len(compute.writes) > 1 and compute.c.mask() is not TRUE:
-        return (f"parts of sums lie as {compute.c.tensor.name} does, which has no place for some that are "
-                f"stored in {compute.writes[1].view.tensor.name}")
+        return (
+            f"parts of sums lie as {compute.c.tensor.name} does, which has no place for some that are "
+            f"stored in {compute.writes[1].view.tensor.name}"
+        )
     if c.split_k > max(1, steps):
         return f"split_k={c.split_k}, but the sum has only {steps} steps"
     return None
@@ -281,8 +311,10 @@ def why_not_slide(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.via != "gluon":
         return f"slide={c.slide}: only explicit kernels (via=gluon) have shared memory of their own"
     if not has_wide_views():
-        return (f"slide={c.slide}: Triton {triton_version()} refuses views of shared memory larger than "
-                "what they are views of; 3.7 takes them")
+        return (
+            f"slide={c.slide}: Triton {triton_version()} refuses views of shared memory larger than "
+            "what they are views of; 3.7 takes them"
+        )
     if c.slide not in compute.sizes or compute.kind(c.slide) != "K" or c.block_of(c.slide) is not None:
         return f"slide={c.slide} names no axis that the sum runs through one by one"
     if c.order.split(".")[-1] != c.slide:

@@ -119,8 +119,10 @@ UNITS = ("mma", "fma")
 WAYS = ("gather", "box")
 AXIS = Such(re.compile(r"\w*", re.ASCII).fullmatch, "an axis, such as kh")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
-PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|f16)?").fullmatch,
-             "some of a.b.c, in this order, a.b.f16, a.b.rows or f16")
+PACKS = Such(
+    re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|f16)?").fullmatch,
+    "some of a.b.c, in this order, a.b.f16, a.b.rows or f16",
+)
 
 
 WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
@@ -172,72 +174,195 @@ def _some_axes(rng: Random, schedule: Schedule, compute: Compute) -> Value:
 
 
 WORDS: tuple[Word, ...] = (
-    Word("unit", "mma", "`mma` multiplies tiles on the matrix unit, `fma` element by element.",
-         UNITS),
-    Word("a", "gather", "How operand A is loaded: one address per element (`gather`) or TMA boxes "
-         "(`box`).", WAYS),
+    Word("unit", "mma", "`mma` multiplies tiles on the matrix unit, `fma` element by element.", UNITS),
+    Word(
+        "a",
+        "gather",
+        "How operand A is loaded: one address per element (`gather`) or TMA boxes (`box`).",
+        WAYS,
+    ),
     Word("b", "gather", "How operand B is loaded.", WAYS),
-    Word("c", "gather", "How the result is stored. With `box` explicit kernels (`gluon`) store other "
-         "results of the same tile in boxes as well, where they have one.", WAYS),
-    Word("behind", "gather", "How the maps behind the sum read what is as large as the result, such as a "
-         "residual: one address per element, or TMA boxes that the producer fetches (`gluon`).", WAYS,
-         draw=("box", "box", "gather"), together=("split_k", "reduce")),
-    Word("merge", 1, "Treats this many adjacent groups as one group, whose operand B is block "
-         "diagonal.", range(1, ENDLESS), "at least one group is seen as one", draw=(1, 2, 3, 4, 8, 16)),
-    Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
-         "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
-         "floats as f16; those in `a.b.rows` have rows of summed positions, once for each column of a "
-         "window. `f16` copies nothing: 8-bit floats become f16 in registers.", PACKS,
-         "each operand is copied once, and named in the order a.b.c"),
-    Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",
-         (0, 1)),
-    Word("order", "", "The loop order of the summed axes, outermost first; default: the order of the "
-         "computation.", AXES, draw=_some_order),
-    Word("group_m", 8, "Programs are numbered in groups of this many row blocks, so that programs that "
-         "run together share columns in the L2 cache.", range(1, ENDLESS), draw=(1, 2, 3, 8)),
-    Word("back", 0, "1 numbers the programs from the last one, whose elements the kernel before may have "
-         "left in the L2 cache (`tl`).", (0, 1),
-         "programs are numbered from the first (0) or the last (1)", draw=(0, 0, 0, 1)),
-    Word("split_k", 1, "Splits each sum among this many programs.", range(1, ENDLESS),
-         "at least one program works on a sum", draw=(1, 1, 2, 3, 5)),
-    Word("reduce", "partials", "How the parts of a split sum are added: `partials` adds f32 tiles in a "
-         "second kernel, `atomic` uses atomic additions, `stream` splits all steps evenly (stream-K).",
-         ("partials", "atomic", "stream")),
-    Word("red", "", "What reduces a row: one thread (`lane`), the threads of a `warp` or of a `block`, or "
-         "several programs (`split`); default: the tile decides.",
-         ("", "lane", "warp", "block", "split")),
-    Word("row", "", "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
-         "each (`again`); default: the tile decides.", ("", "held", "again"), draw=()),
-    Word("turn", 0, "1 lets each sweep over a row that is loaded again begin where the last one ended, "
-         "whose elements the caches still hold (`tl`).", (0, 1),
-         "every sweep begins at the first step (0), or every other one at the last (1)", draw=(0, 0, 1)),
-    Word("programs", 0, "0 starts one program per tile; another number starts this many persistent "
-         "programs, which share the tiles.", range(ENDLESS), draw=(0, 1, 2, 5, 132)),
-    Word("unroll", 0, "1 unrolls the loop over the steps of the sum.", (0, 1),
-         draw=(0, 0, 1)),
-    Word("regs", "", "Unrolls the positions of these blocks into separate registers, and loads elements "
-         "that they share only once (`fma`).", AXES, draw=_some_axes),
-    Word("late", 0, "1 keeps one partial sum per lane and reduces across lanes after the last step, or "
-         "the last tile of a program that carries statistics; 0 at every step (`fma`).", (0, 1),
-         "the lanes of a sum are added late (1) or at every step (0)"),
-    Word("consumers", 1, "2 runs two consumer warp groups in ping-pong: one multiplies while the other "
-         "stores (`gluon`).", (1, 2), "tiles are worked at by one consumer, or by two in turns",
-         together=("programs", "warps", "split_k"), former="teams"),
-    Word("transposers", 1, "2 runs two groups of warps that transpose operands in shared memory, at every "
-         "other step each: one reads while the other writes (`gluon`).", (1, 2),
-         "operands are transposed by one group of warps, or by two in turns", together=("warps",)),
-    Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
-         "program (`gluon`).", ("", "a", "b"),
-         together=("programs", "split_k", "consumers")),
-    Word("slide", "", "The steps along this axis, the innermost of the sum, share the boxes of an "
-         "operand that it moves by whole rows (`gluon`).", AXIS, draw=_some_axis,
-         together=("order", "split_k", "keep")),
-    Word("stages", 3, "Buffers of the software pipeline: the number of loop iterations in flight.",
-         range(1, ENDLESS), draw=(1, 2, 3, 4), always=True),
-    Word("warps", 4, "Warps per program; with `consumers=2`, per consumer.", (1, 2, 4, 8, 16, 32),
-         "the number of warps is a power of two up to 32", draw=(1, 2, 4, 4, 8), always=True),
-    Word("via", "tl", "`tl` emits Triton, which manages shared memory and barriers; `gluon` emits a "
-         "warp-specialized Gluon kernel that does so itself.", ("tl", "gluon")),
+    Word(
+        "c",
+        "gather",
+        "How the result is stored. With `box` explicit kernels (`gluon`) store other "
+        "results of the same tile in boxes as well, where they have one.",
+        WAYS,
+    ),
+    Word(
+        "behind",
+        "gather",
+        "How the maps behind the sum read what is as large as the result, such as a "
+        "residual: one address per element, or TMA boxes that the producer fetches (`gluon`).",
+        WAYS,
+        draw=("box", "box", "gather"),
+        together=("split_k", "reduce"),
+    ),
+    Word(
+        "merge",
+        1,
+        "Treats this many adjacent groups as one group, whose operand B is block diagonal.",
+        range(1, ENDLESS),
+        "at least one group is seen as one",
+        draw=(1, 2, 3, 4, 8, 16),
+    ),
+    Word(
+        "pack",
+        "",
+        "Copies these operands first with features innermost (f32: the summed "
+        "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
+        "floats as f16; those in `a.b.rows` have rows of summed positions, once for each column of a "
+        "window. `f16` copies nothing: 8-bit floats become f16 in registers.",
+        PACKS,
+        "each operand is copied once, and named in the order a.b.c",
+    ),
+    Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].", (0, 1)),
+    Word(
+        "order",
+        "",
+        "The loop order of the summed axes, outermost first; default: the order of the computation.",
+        AXES,
+        draw=_some_order,
+    ),
+    Word(
+        "group_m",
+        8,
+        "Programs are numbered in groups of this many row blocks, so that programs that "
+        "run together share columns in the L2 cache.",
+        range(1, ENDLESS),
+        draw=(1, 2, 3, 8),
+    ),
+    Word(
+        "back",
+        0,
+        "1 numbers the programs from the last one, whose elements the kernel before may have "
+        "left in the L2 cache (`tl`).",
+        (0, 1),
+        "programs are numbered from the first (0) or the last (1)",
+        draw=(0, 0, 0, 1),
+    ),
+    Word(
+        "split_k",
+        1,
+        "Splits each sum among this many programs.",
+        range(1, ENDLESS),
+        "at least one program works on a sum",
+        draw=(1, 1, 2, 3, 5),
+    ),
+    Word(
+        "reduce",
+        "partials",
+        "How the parts of a split sum are added: `partials` adds f32 tiles in a "
+        "second kernel, `atomic` uses atomic additions, `stream` splits all steps evenly (stream-K).",
+        ("partials", "atomic", "stream"),
+    ),
+    Word(
+        "red",
+        "",
+        "What reduces a row: one thread (`lane`), the threads of a `warp` or of a `block`, or "
+        "several programs (`split`); default: the tile decides.",
+        ("", "lane", "warp", "block", "split"),
+    ),
+    Word(
+        "row",
+        "",
+        "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
+        "each (`again`); default: the tile decides.",
+        ("", "held", "again"),
+        draw=(),
+    ),
+    Word(
+        "turn",
+        0,
+        "1 lets each sweep over a row that is loaded again begin where the last one ended, "
+        "whose elements the caches still hold (`tl`).",
+        (0, 1),
+        "every sweep begins at the first step (0), or every other one at the last (1)",
+        draw=(0, 0, 1),
+    ),
+    Word(
+        "programs",
+        0,
+        "0 starts one program per tile; another number starts this many persistent "
+        "programs, which share the tiles.",
+        range(ENDLESS),
+        draw=(0, 1, 2, 5, 132),
+    ),
+    Word("unroll", 0, "1 unrolls the loop over the steps of the sum.", (0, 1), draw=(0, 0, 1)),
+    Word(
+        "regs",
+        "",
+        "Unrolls the positions of these blocks into separate registers, and loads elements "
+        "that they share only once (`fma`).",
+        AXES,
+        draw=_some_axes,
+    ),
+    Word(
+        "late",
+        0,
+        "1 keeps one partial sum per lane and reduces across lanes after the last step, or "
+        "the last tile of a program that carries statistics; 0 at every step (`fma`).",
+        (0, 1),
+        "the lanes of a sum are added late (1) or at every step (0)",
+    ),
+    Word(
+        "consumers",
+        1,
+        "2 runs two consumer warp groups in ping-pong: one multiplies while the other stores (`gluon`).",
+        (1, 2),
+        "tiles are worked at by one consumer, or by two in turns",
+        together=("programs", "warps", "split_k"),
+        former="teams",
+    ),
+    Word(
+        "transposers",
+        1,
+        "2 runs two groups of warps that transpose operands in shared memory, at every "
+        "other step each: one reads while the other writes (`gluon`).",
+        (1, 2),
+        "operands are transposed by one group of warps, or by two in turns",
+        together=("warps",),
+    ),
+    Word(
+        "keep",
+        "",
+        "This operand stays resident in shared memory for all tiles of a persistent program (`gluon`).",
+        ("", "a", "b"),
+        together=("programs", "split_k", "consumers"),
+    ),
+    Word(
+        "slide",
+        "",
+        "The steps along this axis, the innermost of the sum, share the boxes of an "
+        "operand that it moves by whole rows (`gluon`).",
+        AXIS,
+        draw=_some_axis,
+        together=("order", "split_k", "keep"),
+    ),
+    Word(
+        "stages",
+        3,
+        "Buffers of the software pipeline: the number of loop iterations in flight.",
+        range(1, ENDLESS),
+        draw=(1, 2, 3, 4),
+        always=True,
+    ),
+    Word(
+        "warps",
+        4,
+        "Warps per program; with `consumers=2`, per consumer.",
+        (1, 2, 4, 8, 16, 32),
+        "the number of warps is a power of two up to 32",
+        draw=(1, 2, 4, 4, 8),
+        always=True,
+    ),
+    Word(
+        "via",
+        "tl",
+        "`tl` emits Triton, which manages shared memory and barriers; `gluon` emits a "
+        "warp-specialized Gluon kernel that does so itself.",
+        ("tl", "gluon"),
+    ),
 )
 """The package's own words, in the order in which they are printed."""
 TABLE = RowTable(*WORDS)
@@ -257,17 +382,23 @@ def words() -> tuple[Word, ...]:
 
 def registered() -> tuple[Word, ...]:
     """The registered words."""
-    return words()[len(WORDS):]
+    return words()[len(WORDS) :]
 
 
 def table() -> str:
     """All words as a Markdown table, for the documentation."""
-    rows = ["| word | values | default | says |", "|---|---|---|---|",
-            "| `n.h.w:128` | axes and an extent | | A block: fused axes, and how many of their "
-            "positions make one tile; axes of a sum make its steps. |"]
+    rows = [
+        "| word | values | default | says |",
+        "|---|---|---|---|",
+        "| `n.h.w:128` | axes and an extent | | A block: fused axes, and how many of their "
+        "positions make one tile; axes of a sum make its steps. |",
+    ]
     for word in words():
-        values = (" ".join(f"`{v}`" for v in word.values if v != "")
-                  if isinstance(word.values, tuple) else word.expected)
+        values = (
+            " ".join(f"`{v}`" for v in word.values if v != "")
+            if isinstance(word.values, tuple)
+            else word.expected
+        )
         name = word.name if word.name == "unit" else f"{word.name}="
         default = f"`{word.default}`" if word.default != "" else ""
         rows.append(f"| `{name}` | {values} | {default} | {word.says} |")

@@ -9,6 +9,20 @@ from transconv.selection.choice import schedule_of_user
 from transconv.selection.transfer import believable, fitted
 from transconv.selection.tuning_db import TuningRecord, files_digest, register_reader, workload_of
 
-__all__ = ["HELD", "Listed", "TuningRecord", "believable", "completed", "estimated",
-           "files_digest", "fitted", "forget_lists", "register_reader", "schedule_of_user",
-           "shortlist", "spread", "stamp", "workload_of"]
+__all__ = [
+    "HELD",
+    "Listed",
+    "TuningRecord",
+    "believable",
+    "completed",
+    "estimated",
+    "files_digest",
+    "fitted",
+    "forget_lists",
+    "register_reader",
+    "schedule_of_user",
+    "shortlist",
+    "spread",
+    "stamp",
+    "workload_of",
+]

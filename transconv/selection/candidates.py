@@ -67,14 +67,23 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
     if key and (found := _listed.get(key) or _read(DRAWER.get(key), compute, target)):
         return _listed.keep(key, found)[:asked]
-    made = [Listed(c.schedule, c.why, c.row is not None, c.is_close)
-            for c in choice.ranked(compute, target, workload, enough=count)[:count]]
+    made = [
+        Listed(c.schedule, c.why, c.row is not None, c.is_close)
+        for c in choice.ranked(compute, target, workload, enough=count)[:count]
+    ]
     if key:
         _listed.keep(key, made)
-        DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned,
-                                      "close": k.close}
-                                     for k in made],
-                         "problem": workload.text, "direction": workload.direction})
+        DRAWER.put(
+            key,
+            {
+                "schedules": [
+                    {"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned, "close": k.close}
+                    for k in made
+                ],
+                "problem": workload.text,
+                "direction": workload.direction,
+            },
+        )
     return made[:asked]
 
 
@@ -98,8 +107,9 @@ def estimated(count: int, compute: Compute, target: Target) -> list[Listed]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _estimated(count: int, compute: Compute, target: Target,
-               table: tuple[Word, ...]) -> tuple[Listed, ...]:
+def _estimated(
+    count: int, compute: Compute, target: Target, table: tuple[Word, ...]
+) -> tuple[Listed, ...]:
     made = choice.ranked(compute, target, most=count, enough=count)[:count]
     return tuple(Listed(c.schedule, c.why, False) for c in made)
 
@@ -107,9 +117,10 @@ def _estimated(count: int, compute: Compute, target: Target,
 def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
     """The list of a record; empty if one of its schedules is unreadable or not legal."""
     try:
-        found = [Listed(Schedule.parse(c["schedule"]), str(c["why"]), c["tuned"] is True,
-                        c["close"] is True)
-                 for c in (content or {})["schedules"]]
+        found = [
+            Listed(Schedule.parse(c["schedule"]), str(c["why"]), c["tuned"] is True, c["close"] is True)
+            for c in (content or {})["schedules"]
+        ]
     except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
         return []
     return found if all(transfer.believable(k.schedule, compute, target) for k in found) else []
@@ -118,8 +129,15 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
     about = (compute.name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
     rows = [sorted(map(VALUES, tuning_db.rows_of(name))) for name in _groups(workload, target)]
-    parts = (count, unnamed(compute), about if any(rows) else "", __version__, told_by(target),
-             rows, files_digest())
+    parts = (
+        count,
+        unnamed(compute),
+        about if any(rows) else "",
+        __version__,
+        told_by(target),
+        rows,
+        files_digest(),
+    )
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

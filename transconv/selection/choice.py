@@ -96,13 +96,20 @@ class Choice:
         measured = f"{self.row.us:.4g} us, the fastest of {self.row.tried} tried"
         if not self.away:
             return f"tuned for this problem on {self.row.machine}: {measured}"
-        return (f"like the schedule tuned for {self.row.problem} {self.row.direction}"
-                f"{' ' + self.row.kind if self.row.kind else ''} on {self.row.machine} "
-                f"({measured}; distance {self.away:.2g})")
+        return (
+            f"like the schedule tuned for {self.row.problem} {self.row.direction}"
+            f"{' ' + self.row.kind if self.row.kind else ''} on {self.row.machine} "
+            f"({measured}; distance {self.away:.2g})"
+        )
 
 
-def ranked(compute: Compute, target: Target, workload: Workload | None = None,
-           most: int = heuristics.MOST, enough: int = heuristics.MOST) -> list[Choice]:
+def ranked(
+    compute: Compute,
+    target: Target,
+    workload: Workload | None = None,
+    most: int = heuristics.MOST,
+    enough: int = heuristics.MOST,
+) -> list[Choice]:
     """At most ``most`` legal schedules, the most promising first. Without a workload, and for one without
     tuned rows near it, the estimate alone ranks them, and little more than ``enough`` are returned: among
     the first ``enough`` are some of other kinds than the first. Raises ScheduleError if none is legal, or
@@ -114,15 +121,20 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
         return [Choice(fitted(given, compute, target), 0.0)]
     rows = tuning_db.rows_of(group) if group else []
     twin = about.innermost() if about is not None and group else None
-    spoken = about is not None and bool((rows and transfer.nearest(about, rows, 1)) or (twin is not None
-                                        and tuning_db.rows_of(twin.group(machine(target)))))
+    spoken = about is not None and bool(
+        (rows and transfer.nearest(about, rows, 1))
+        or (twin is not None and tuning_db.rows_of(twin.group(machine(target))))
+    )
     few = most if spoken or compute.named else min(most, enough)
     proposed = at_several(heuristics.candidates(compute, target, few), compute, target)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
     if about is None or not spoken:
         return _varied(choices, enough)
-    first = [f for f in _tuned(choices, compute, target, about, rows)
-             if lasts(f.schedule, choices[0].schedule, compute, target)]
+    first = [
+        f
+        for f in _tuned(choices, compute, target, about, rows)
+        if lasts(f.schedule, choices[0].schedule, compute, target)
+    ]
     return _varied([*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))], enough)
 
 
@@ -136,8 +148,8 @@ def _varied(choices: list[Choice], enough: int) -> list[Choice]:
     for is_other in heuristics.KINDS:
         if not any(is_other(c.schedule, first) for c in (*head, *spares)):
             spares += [c for c in rest if is_other(c.schedule, first)][:1]
-    kept = head[:enough - len(spares)]
-    return [*kept, *spares, *(c for c in choices[len(kept):] if c not in spares)]
+    kept = head[: enough - len(spares)]
+    return [*kept, *spares, *(c for c in choices[len(kept) :] if c not in spares)]
 
 
 def _given() -> Schedule | None:
@@ -162,8 +174,13 @@ def default(compute: Compute, target: Target, workload: Workload | None = None) 
     return ranked(compute, target, workload, enough=1)[0].schedule
 
 
-def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload: Workload,
-           rows: Sequence[TuningRecord]) -> list[Choice]:
+def _tuned(
+    choices: Sequence[Choice],
+    compute: Compute,
+    target: Target,
+    workload: Workload,
+    rows: Sequence[TuningRecord],
+) -> list[Choice]:
     """The choices that the database puts before the best estimate: one or none."""
     for away, row, other in transfer.nearest(workload, rows):
         try:
@@ -182,15 +199,19 @@ def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload
     return _over_copies(choices, compute, target, workload)
 
 
-def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
-                 workload: Workload) -> list[Choice]:
+def _over_copies(
+    choices: Sequence[Choice], compute: Compute, target: Target, workload: Workload
+) -> list[Choice]:
     """The schedule tuned for the same workload with features innermost, over copies with that layout. The
     result is either copied as well, or stored to its own layout."""
     twin = workload.innermost()
     if twin is None:
         return []
-    apart = [letter for letter, view in (("a", compute.a), ("b", compute.b), ("c", compute.c))
-             if view is not None and not why_not_copied(compute, letter)]
+    apart = [
+        letter
+        for letter, view in (("a", compute.a), ("b", compute.b), ("c", compute.c))
+        if view is not None and not why_not_copied(compute, letter)
+    ]
     packs = dict.fromkeys((".".join(apart), ".".join(x for x in apart if x != "c")))
     rows = tuning_db.rows_of(twin.group(machine(target)))
     for away, row, other in transfer.nearest(twin, rows):
@@ -201,16 +222,28 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
             schedule = fitted(given, compute, target)
         except ValueError:
             continue
-        found = [replace(schedule, pack=pack, c=c) for pack in packs if pack
-                 for c in dict.fromkeys((schedule.c, "gather"))]
+        found = [
+            replace(schedule, pack=pack, c=c)
+            for pack in packs
+            if pack
+            for c in dict.fromkeys((schedule.c, "gather"))
+        ]
         legal = [c for c in found if believable(c, compute, target)]
         if made := _cheap(legal, SLACK, row, away + OTHER_ORDER, choices, compute, target):
             return made
     return []
 
 
-def of_neighbour(schedule: Schedule, here: Schedule, row: TuningRecord, away: float, other: Workload,
-                 choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
+def of_neighbour(
+    schedule: Schedule,
+    here: Schedule,
+    row: TuningRecord,
+    away: float,
+    other: Workload,
+    choices: Sequence[Choice],
+    compute: Compute,
+    target: Target,
+) -> list[Choice]:
     """The best of the ``relatives`` of another workload's winner, if its estimate exceeds the best one by
     no larger factor than the winner's did for the other workload. ``here``: the winner with the axes that
     the computation has."""
@@ -224,17 +257,26 @@ def of_neighbour(schedule: Schedule, here: Schedule, row: TuningRecord, away: fl
     return made if slow <= SLACK * surprise(schedule, compute, target, other) else []
 
 
-def _cheap(found: Sequence[Schedule], factor: float, row: TuningRecord, away: float,
-           choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
+def _cheap(
+    found: Sequence[Schedule],
+    factor: float,
+    row: TuningRecord,
+    away: float,
+    choices: Sequence[Choice],
+    compute: Compute,
+    target: Target,
+) -> list[Choice]:
     """The schedule with the best estimate, if that is at most ``factor`` times the best of all choices. A
     row may be older than the word ``behind``, or of a computation that reads nothing there."""
     found = [*dict.fromkeys(also_fetching(iter(found), compute, target))]
     made = [Choice(c, estimate(c, compute, target), row, away) for c in found]
-    made = [c for c in made if c.us <= factor * choices[0].us
-            and not too_long(c.schedule, compute, target)]
+    made = [
+        c for c in made if c.us <= factor * choices[0].us and not too_long(c.schedule, compute, target)
+    ]
     made.sort(key=lambda c: c.us)
-    shapes = [c.schedule for c in made if replace(c.schedule, blocks=made[0].schedule.blocks)
-              == made[0].schedule]  # where sizes are arguments, others than the example have a say
+    shapes = [
+        c.schedule for c in made if replace(c.schedule, blocks=made[0].schedule.blocks) == made[0].schedule
+    ]  # where sizes are arguments, others than the example have a say
     best = at_several(shapes, compute, target)[:1]
     return [c for c in made if c.schedule in best]
 
@@ -250,8 +292,9 @@ def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload
     return max(1.0, estimate(winner, there, target) / best) if best else 0.0
 
 
-def _there(winner: Schedule, compute: Compute, target: Target,
-           other: Workload) -> tuple[Compute, Schedule] | None:
+def _there(
+    winner: Schedule, compute: Compute, target: Target, other: Workload
+) -> tuple[Compute, Schedule] | None:
     """The computation of another workload that has the name of this one, and its winner; None if that is
     not a legal schedule there."""
     there = other.named(compute.name)
@@ -299,8 +342,11 @@ def at_several(schedules: list[Schedule], compute: Compute, target: Target) -> l
     mean: dict[Schedule, float] = {}
     for schedule in schedules if sizes else ():
         tiles[schedule.blocks] += 1
-        if (tiles[schedule.blocks] <= OF_TILE and len(mean) < MOST
-                and _kind(schedule, compute, target) == kind):
+        if (
+            tiles[schedule.blocks] <= OF_TILE
+            and len(mean) < MOST
+            and _kind(schedule, compute, target) == kind
+        ):
             mean[schedule] = _mean(schedule, compute, target, sizes)
     return [*sorted(mean, key=mean.__getitem__), *(s for s in schedules if s not in mean)]
 
@@ -356,11 +402,13 @@ def given(schedule: Schedule, choices: list[Choice], compute: Compute, target: T
     """Lines about a schedule that is not the first choice, because the caller set it or stride phases
     share it, and about the first choice."""
     first = choices[0]
-    by = "by the caller, or together with the other stride phases" if compute.phase else (
-        "by the caller")
-    return [*behind(schedule, compute, target), f"chosen     {by}",
-            *_wrapped("estimate", parts(schedule, compute, target)),
-            *_wrapped("without", f"{first.schedule}: {first.why}")]
+    by = "by the caller, or together with the other stride phases" if compute.phase else ("by the caller")
+    return [
+        *behind(schedule, compute, target),
+        f"chosen     {by}",
+        *_wrapped("estimate", parts(schedule, compute, target)),
+        *_wrapped("without", f"{first.schedule}: {first.why}"),
+    ]
 
 
 def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
@@ -389,9 +437,13 @@ def behind(schedule: Schedule, compute: Compute, target: Target) -> list[str]:
         reason = why_not(replace(schedule, behind="box"), compute, target)
         return _wrapped("behind", f"the consumers load it; {reason or 'behind=box would fetch it'}")
     kept = in_place(schedule, seen)
-    return _wrapped("behind", "; ".join(
-        f"{view.tensor.name} is " + _taken(found, view.tensor.name, view is kept)
-        for view, found in told.items()))
+    return _wrapped(
+        "behind",
+        "; ".join(
+            f"{view.tensor.name} is " + _taken(found, view.tensor.name, view is kept)
+            for view, found in told.items()
+        ),
+    )
 
 
 def _taken(found: Box | str, name: str, kept: bool) -> str:
@@ -408,23 +460,27 @@ def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
     total = estimate(schedule, compute, target)
     w = count(schedule, compute, target)
     if target.backend == "interpreter":
-        return (f"{total:.4g} units of an interpreted step; {_counted(w.tiles, 'program')} of "
-                f"{_counted(w.steps, 'step')}")
+        return (
+            f"{total:.4g} units of an interpreted step; {_counted(w.tiles, 'program')} of "
+            f"{_counted(w.steps, 'step')}"
+        )
     slots = schedule.programs or target.sms
     waves = w.tiles / slots
     idle = (ceil(waves) * slots - w.tiles) / slots
     flops = 2 * prod(x.size for x in Scheduled(compute, schedule, target).grouped.axes)
     peak = target.tflops * 1e6 * 16 / max(16, w.bits)  # operations a microsecond
     moved = w.traffic + w.partial
-    text = (f"{total:.4g} us: {_counted(w.tiles, 'tile')} on {slots} "
-            f"{'programs' if schedule.programs else 'multiprocessors'} "
-            f"{'is' if w.tiles == 1 else 'are'} {waves:.3g} waves, "
-            f"{idle:.0%} of the last one idle; "
-            f"{'two consumers take turns at them; ' if schedule.consumers > 1 else ''}"
-            f"{_counted(w.steps, 'step')} of {w.m * w.group}x{w.n}x{w.k}; "
-            f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate"
-            f"{_wasted(schedule)}; "
-            f"{moved / 1e6:.3g} MB, {moved / target.bandwidth_gbs / 1e3:.3g} us at the memory's")
+    text = (
+        f"{total:.4g} us: {_counted(w.tiles, 'tile')} on {slots} "
+        f"{'programs' if schedule.programs else 'multiprocessors'} "
+        f"{'is' if w.tiles == 1 else 'are'} {waves:.3g} waves, "
+        f"{idle:.0%} of the last one idle; "
+        f"{'two consumers take turns at them; ' if schedule.consumers > 1 else ''}"
+        f"{_counted(w.steps, 'step')} of {w.m * w.group}x{w.n}x{w.k}; "
+        f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate"
+        f"{_wasted(schedule)}; "
+        f"{moved / 1e6:.3g} MB, {moved / target.bandwidth_gbs / 1e3:.3g} us at the memory's"
+    )
     return text + (f", {w.partial / 1e6:.3g} MB of them parts of sums" if w.partial else "")
 
 
@@ -450,8 +506,10 @@ def refusals(compute: Compute, target: Target) -> list[str]:
     for name, n in found.most_common(TOLD):
         lines += _wrapped("refused", f"{_counted(n, 'proposal')}, such as: {example[name]}")
     if len(found) > TOLD:
-        lines.append(f"           and {sum(n for _, n in found.most_common()[TOLD:])} more for "
-                     f"{len(found) - TOLD} other reasons")
+        lines.append(
+            f"           and {sum(n for _, n in found.most_common()[TOLD:])} more for "
+            f"{len(found) - TOLD} other reasons"
+        )
     return lines
 
 

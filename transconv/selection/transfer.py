@@ -25,8 +25,10 @@ def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
     known = {x.name for x in compute.axes}
     if not compute.phase or not all(a in known for b in schedule.blocks for a in b.axes):
         return schedule
-    blocks = tuple(replace(b, extent=min(b.extent, max(1, compute.size(b.first))))
-                   if schedule.in_registers(b) else b for b in schedule.blocks)
+    blocks = tuple(
+        replace(b, extent=min(b.extent, max(1, compute.size(b.first)))) if schedule.in_registers(b) else b
+        for b in schedule.blocks
+    )
     schedule = replace(schedule, blocks=blocks)
     steps = k_steps(schedule, Scheduled(compute, schedule, target).grouped)
     return replace(schedule, split_k=min(schedule.split_k, max(1, steps)))
@@ -39,33 +41,45 @@ def believable(schedule: Schedule, compute: Compute, target: Target) -> bool:
         return False
     grouped = Scheduled(compute, schedule, target).grouped
     unrolled = k_steps(schedule, grouped) if schedule.unroll else 0
-    return (unrolled <= MOST_UNROLLED and 1 <= schedule.stages <= MOST_STAGES
-            and 1 <= schedule.group_m <= 1024 and schedule.programs <= MOST_WAVES * target.sms
-            and len(schedule.blocks) <= len(compute.axes))
+    return (
+        unrolled <= MOST_UNROLLED
+        and 1 <= schedule.stages <= MOST_STAGES
+        and 1 <= schedule.group_m <= 1024
+        and schedule.programs <= MOST_WAVES * target.sms
+        and len(schedule.blocks) <= len(compute.axes)
+    )
 
 
-def relatives(schedule: Schedule, proposed: Sequence[Schedule], compute: Compute,
-              target: Target) -> list[Schedule]:
+def relatives(
+    schedule: Schedule, proposed: Sequence[Schedule], compute: Compute, target: Target
+) -> list[Schedule]:
     """Schedules for this computation that correspond to another workload's schedule: that schedule with
     its blocks clipped, and those ``proposed`` that have the same words and extents of the tile."""
     ways = of_any_size(schedule) if compute.named else (schedule,)
     return [s for way in ways for s in _alike(way, proposed, compute, target)]
 
 
-def _alike(schedule: Schedule, proposed: Sequence[Schedule], compute: Compute,
-           target: Target) -> list[Schedule]:
+def _alike(
+    schedule: Schedule, proposed: Sequence[Schedule], compute: Compute, target: Target
+) -> list[Schedule]:
     """``relatives`` of a schedule whose words are those of this computation."""
     known = {x.name for x in compute.axes}
     if not all(a in known for b in schedule.blocks for a in b.axes):
         return []
     sizes = [prod(compute.size(a) for a in b.axes) for b in schedule.blocks]
     if compute.named and any(
-            b.extent > _room(size, "") for b, size in zip(schedule.blocks, sizes, strict=True)
-            if not schedule.in_registers(b)):
+        b.extent > _room(size, "")
+        for b, size in zip(schedule.blocks, sizes, strict=True)
+        if not schedule.in_registers(b)
+    ):
         return []  # most of such a tile would be empty, for all sizes that are as small
-    blocks = tuple(replace(b, extent=min(b.extent, max(1, size) if schedule.in_registers(b) else
-                                         _room(size, schedule.unit)))
-                   for b, size in zip(schedule.blocks, sizes, strict=True))
+    blocks = tuple(
+        replace(
+            b,
+            extent=min(b.extent, max(1, size) if schedule.in_registers(b) else _room(size, schedule.unit)),
+        )
+        for b, size in zip(schedule.blocks, sizes, strict=True)
+    )
     clipped = replace(schedule, blocks=blocks)
     if schedule.programs:
         dealt = schedule.via == "gluon" and schedule.reduce != "stream"
@@ -85,8 +99,11 @@ def _room(size: int, unit: str) -> int:
 def _family(schedule: Schedule, compute: Compute) -> tuple[object, ...]:
     """The words and the extents of the tile along each kind; schedules that agree in these are
     relatives."""
-    words = tuple(getattr(schedule, f.name) for f in fields(schedule)
-                  if f.name not in ("blocks", "split_k", "merge", "programs", "behind"))
+    words = tuple(
+        getattr(schedule, f.name)
+        for f in fields(schedule)
+        if f.name not in ("blocks", "split_k", "merge", "programs", "behind")
+    )
     extents = (tile(schedule, compute, kind) for kind in "BMNK")
     return (*words, schedule.split_k > 1, schedule.merge > 1, schedule.programs > 0, *extents)
 
@@ -104,8 +121,9 @@ FARTHEST = 6.0  # rows at a greater distance are ignored
 OTHER_KIND = 0.5  # the distance to what does something else to its sums
 
 
-def nearest(workload: Workload, rows: Iterable[TuningRecord],
-            most: int = 3) -> list[tuple[float, TuningRecord, Workload]]:
+def nearest(
+    workload: Workload, rows: Iterable[TuningRecord], most: int = 3
+) -> list[tuple[float, TuningRecord, Workload]]:
     """The rows about the likest workloads, nearest first: (distance, row, its workload); a distance
     of 0 is this very text and kind.
     ``rows`` are of one group (see ``Workload.group``); those that are not readable are passed over."""

@@ -90,8 +90,17 @@ def _same_triton(one: str, other: str) -> bool:
 
 def make(workload: Workload, target: Target, schedule: str, us: float, tried: int) -> TuningRecord:
     """A row of a measurement with this version; the time is rounded to the digits of a file."""
-    return TuningRecord(workload.text, workload.direction, workload.kind, machine(target), schedule,
-               float(DIGITS % us), tried, LOWERING, triton_version())
+    return TuningRecord(
+        workload.text,
+        workload.direction,
+        workload.kind,
+        machine(target),
+        schedule,
+        float(DIGITS % us),
+        tried,
+        LOWERING,
+        triton_version(),
+    )
 
 
 def machine(target: Target) -> str:
@@ -120,8 +129,11 @@ def of_mapping(found: Any) -> TuningRecord | None:
         if any(len(str(found[c])) > (PROBLEM if c == "problem" else LONGEST) for c in COLUMNS):
             return None
         texts = {c: str(found[c]) for c in COLUMNS}
-        numbers = {"us": float(texts["us"]), "tried": int(texts["tried"]),
-                   "lowering": int(texts["lowering"])}
+        numbers = {
+            "us": float(texts["us"]),
+            "tried": int(texts["tried"]),
+            "lowering": int(texts["lowering"]),
+        }
         row = TuningRecord(**{**texts, **numbers})  # type: ignore[arg-type]
     except (AttributeError, TypeError, ValueError):
         return None
@@ -164,15 +176,23 @@ def unnamed(compute: Compute) -> str:
     placing = _placing(compute)
     text = "\n".join(_without_fractions(line, placing) for line in str(compute).split("\n")[1:])
     lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
-    rest = (compute.math, compute.merge, compute.behind, compute.part, compute.does,
-            [(x.name, x.role) for x in compute.axes], [str(t.layout) for t in compute.tensors])
+    rest = (
+        compute.math,
+        compute.merge,
+        compute.behind,
+        compute.part,
+        compute.does,
+        [(x.name, x.role) for x in compute.axes],
+        [str(t.layout) for t in compute.tensors],
+    )
     return f"{lines}\n{rest}"
 
 
 def _placing(compute: Compute) -> set[str]:
     """The names of values that coordinates and masks depend on."""
-    found = {v for view in compute.views() for d in view.dims for e in (d.coord, d.mask)
-             for v in free_vars(e)}
+    found = {
+        v for view in compute.views() for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)
+    }
     for step in reversed(compute.steps):
         if isinstance(step, (Value, Reduction)) and step.var in found:
             found |= free_vars(step.value)
@@ -202,12 +222,16 @@ def files_digest() -> str:
     schedules. It uses their content, not their dates, so that a cache can be moved to another machine."""
     root = str(keep.PACKAGE)
     seen = hashlib.blake2b(digest_size=16)
-    paths = [f"{folder}/{name}" for folder, _, names in os.walk(root) for name in names
-             if name.endswith((".py", ".csv"))]
+    paths = [
+        f"{folder}/{name}"
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name.endswith((".py", ".csv"))
+    ]
     for path in sorted(paths):  # os.walk and open: pathlib takes twice as long
         with open(path, "rb", buffering=0) as file:
             data = file.read()
-        name = path[len(root):].replace(os.sep, "/")
+        name = path[len(root) :].replace(os.sep, "/")
         seen.update(f"{name} {len(data)}\n".encode())
         seen.update(data)
     return seen.hexdigest()
@@ -302,8 +326,10 @@ def load(path: Path) -> list[TuningRecord]:
     text = read_named(path, "a table of tuned schedules", LONGEST_FILE)
     found = read_rows(text)
     if text.strip() and not found and text.strip() != write_rows(()).strip():
-        raise ValueError(f"{path} holds no row of tuned schedules; expected the columns of "
-                         "transconv/data/tuned_h200.csv")
+        raise ValueError(
+            f"{path} holds no row of tuned schedules; expected the columns of "
+            "transconv/data/tuned_h200.csv"
+        )
     return found
 
 
@@ -350,8 +376,11 @@ def _read(content: Content | None) -> list[TuningRecord]:
 def _of_file(path: str, computations: bool) -> Groups:
     """The current rows of a file (the package's, if ``path`` is empty), by group: those of computations,
     or all others."""
-    return grouped(r for r in (_named(path) if path else _package())
-                   if r.current and _is_compute(r.problem) is computations)
+    return grouped(
+        r
+        for r in (_named(path) if path else _package())
+        if r.current and _is_compute(r.problem) is computations
+    )
 
 
 def _is_compute(text: str) -> bool:

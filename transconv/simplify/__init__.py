@@ -10,5 +10,19 @@ from transconv.simplify.presburger import Verdict, decide
 from transconv.simplify.ranges import Range, multiple_of, range_of
 from transconv.simplify.translation import from_sympy, to_sympy
 
-__all__ = ["Facts", "Range", "Verdict", "decide", "facts_of", "from_sympy", "multiple_of",
-           "one_value", "prove", "range_of", "reason", "simplify", "to_sympy", "witnessed"]
+__all__ = [
+    "Facts",
+    "Range",
+    "Verdict",
+    "decide",
+    "facts_of",
+    "from_sympy",
+    "multiple_of",
+    "one_value",
+    "prove",
+    "range_of",
+    "reason",
+    "simplify",
+    "to_sympy",
+    "witnessed",
+]

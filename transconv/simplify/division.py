@@ -154,7 +154,7 @@ def _split_factor(p: Polynomial, y: Polynomial) -> tuple[Polynomial, Polynomial]
     if len(y.terms) != 1 or y.const:
         q, r = p.divided(y)
         return (q, r) if len(r.terms) < len(p.terms) else (Polynomial.number(0), p)
-    (factors, c), = y.terms
+    ((factors, c),) = y.terms
     for mono, k in p.terms:
         left = list(mono)
         for f in factors:
@@ -206,6 +206,7 @@ def collect(p: Polynomial, facts: Facts, again: Again) -> Polynomial:
 
 def _identities(p: Polynomial, facts: Facts, again: Again) -> Iterable[Polynomial]:
     """Polynomials equal to 0, each with a ``//`` or ``%`` of the sum in it."""
+
     def poly(e: Expr) -> Polynomial:
         return facts.poly(again(e))
 

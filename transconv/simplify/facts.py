@@ -23,11 +23,28 @@ class Facts:
     dicts keyed by node.
     """
 
-    __slots__ = ("_false", "_multiples", "_polys", "_ranges", "_true", "_unlimited", "_without_residues",
-                 "known_multiples", "known_ranges", "limits", "residues", "simple", "verdicts")
+    __slots__ = (
+        "_false",
+        "_multiples",
+        "_polys",
+        "_ranges",
+        "_true",
+        "_unlimited",
+        "_without_residues",
+        "known_multiples",
+        "known_ranges",
+        "limits",
+        "residues",
+        "simple",
+        "verdicts",
+    )
 
-    def __init__(self, ranges: Mapping[Expr, Range] | None = None, true: Iterable[Expr] = (),
-                 multiples: Mapping[Expr, int] | None = None) -> None:
+    def __init__(
+        self,
+        ranges: Mapping[Expr, Range] | None = None,
+        true: Iterable[Expr] = (),
+        multiples: Mapping[Expr, int] | None = None,
+    ) -> None:
         self._ranges: dict[Expr, Range] = {}
         self._multiples: dict[Expr, int] = dict(multiples or {})
         self._true: dict[Expr, None] = {}
@@ -213,8 +230,7 @@ class Facts:
                 if rest.hi is None:
                     continue
                 e = _unwidened(mono[0])
-                bound = between(-(rest.hi // c), math.inf) if c > 0 else between(
-                    -math.inf, rest.hi // -c)
+                bound = between(-(rest.hi // c), math.inf) if c > 0 else between(-math.inf, rest.hi // -c)
                 self._ranges[e] = bound & self._ranges.get(e, ANY)
         self._forget()
 

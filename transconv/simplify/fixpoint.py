@@ -171,6 +171,7 @@ def rule_name(e: Expr) -> str:
 
 def _step(e: Expr, facts: Facts) -> Expr:
     """Simplify the children of a node, then apply the rule of its class once."""
+
     def again(x: Expr) -> Expr:
         return _simple(x, facts)
 
@@ -214,6 +215,7 @@ def _with_simple_children(e: Expr, facts: Facts) -> Expr:
 
 def _mapped(e: Expr, child: Callable[[Expr], Expr]) -> Expr:
     """A node with other children."""
+
     def new(value: Any) -> Any:
         if isinstance(value, Expr):
             # Lanes are kept: a Reduce and a Spread name lanes.
@@ -402,9 +404,23 @@ def multiply(e: Expr, facts: Facts, again: Again) -> Expr:
 
 
 RULES: dict[type[Expr], Rule] = {
-    FloorDiv: divide, Mod: remainder, Min: extreme, Max: extreme, Select: choose, Cast: convert,
-    Not: negate, Lt: compare, Le: compare, Eq: equate, Ne: equate, Shl: shift, Shr: shift,
-    Xor: exclusive, And: bits, Or: bits, Mul: multiply,
+    FloorDiv: divide,
+    Mod: remainder,
+    Min: extreme,
+    Max: extreme,
+    Select: choose,
+    Cast: convert,
+    Not: negate,
+    Lt: compare,
+    Le: compare,
+    Eq: equate,
+    Ne: equate,
+    Shl: shift,
+    Shr: shift,
+    Xor: exclusive,
+    And: bits,
+    Or: bits,
+    Mul: multiply,
 }
 
 
@@ -435,5 +451,8 @@ def _ranges_in_words(parts: Iterable[Expr], facts: Facts) -> str:
     for e in parts:
         leaves |= set(free_vars(e)) | set(find(e, Lane))
     known = [(v, range_of(v, facts)) for v in sorted(leaves, key=lambda v: v.name)]
-    return ", ".join(f"{v.name} in {r.lo}..{r.hi}" if r.lo != r.hi else f"{v.name} = {r.lo}"
-                     for v, r in known if r.lo is not None and r.hi is not None)
+    return ", ".join(
+        f"{v.name} in {r.lo}..{r.hi}" if r.lo != r.hi else f"{v.name} = {r.lo}"
+        for v, r in known
+        if r.lo is not None and r.hi is not None
+    )

@@ -42,8 +42,9 @@ class Polynomial:
 
     __slots__ = ("_const", "_element", "_terms", "atoms")
 
-    def __init__(self, atoms: Mono, element: PolyElement | None, terms: Terms | None = None,
-                 const: int = 0) -> None:
+    def __init__(
+        self, atoms: Mono, element: PolyElement | None, terms: Terms | None = None, const: int = 0
+    ) -> None:
         self.atoms = atoms
         self._element = element  # None: not made yet, there are terms
         self._terms = terms  # None: not read yet, nor the constant
@@ -69,8 +70,9 @@ class Polynomial:
     def element(self) -> PolyElement:
         """The element of SymPy's ring; many sums are only read, and need none."""
         if self._element is None:
-            self._element = ring_of(len(self.atoms)).dtype({
-                tuple(map(m.count, self.atoms)): c for m, c in (*self.terms, ((), self._const)) if c})
+            self._element = ring_of(len(self.atoms)).dtype(
+                {tuple(map(m.count, self.atoms)): c for m, c in (*self.terms, ((), self._const)) if c}
+            )
         return self._element
 
     @property

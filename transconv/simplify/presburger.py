@@ -82,8 +82,9 @@ def _decide(condition: ir.Expr, facts: Facts, steps: int) -> Verdict | None:
         return Verdict(bool(condition.value), "simplify")
     if isinstance(condition, (ir.And, ir.Or)):
         return _of_parts(condition, facts, steps)
-    if (not isinstance(condition, (ir.Lt, ir.Le, ir.Eq, ir.Ne))
-            or not both_integers(condition.a, condition.b)):
+    if not isinstance(condition, (ir.Lt, ir.Le, ir.Eq, ir.Ne)) or not both_integers(
+        condition.a, condition.b
+    ):
         return None
     seen = truths_at_points(condition, facts)
     if len(seen) == 2:
@@ -192,8 +193,12 @@ class _System:
                 if top < 0:
                     return True
                 for (mono, k), high in zip(p.terms, highs, strict=True):
-                    rest = top - high if top < INF else p.const + sum(
-                        h for (m, _), h in zip(p.terms, highs, strict=True) if m is not mono)
+                    rest = (
+                        top - high
+                        if top < INF
+                        else p.const
+                        + sum(h for (m, _), h in zip(p.terms, highs, strict=True) if m is not mono)
+                    )
                     if rest == INF:
                         continue
                     # k * x >= -rest
@@ -224,8 +229,7 @@ class _System:
                     continue
                 content = made.content
                 if content > 1:
-                    made = Polynomial.of(((m, c // content) for m, c in made.terms),
-                                         made.const // content)
+                    made = Polynomial.of(((m, c // content) for m, c in made.terms), made.const // content)
                 if all(m in self.bounds for m, _ in made.terms):
                     yield made
                     waiting += [(made, r) for r in self.rows if r is not q and r is not p]
@@ -233,8 +237,9 @@ class _System:
 
     def _signs_exclude(self) -> bool:
         """Whether the factors of a goal p that is no sum of atoms make p, or p + 1, too small."""
-        products = [p for p in self.goals
-                    if len(p.terms) <= FACTORED and any(len(m) > 1 for m, _ in p.terms)]
+        products = [
+            p for p in self.goals if len(p.terms) <= FACTORED and any(len(m) > 1 for m, _ in p.terms)
+        ]
         return any(_sign_of(p, self.facts) < 0 or _sign_of(p + 1, self.facts) <= 0 for p in products)
 
     def _unsolvable(self) -> bool:
@@ -309,8 +314,10 @@ def _has_integer_solution(equations: list[Polynomial]) -> bool:
     unknowns = list(dict.fromkeys(m for p in equations for m, _ in p.terms))
     rows = [[ZZ(p.coefficient(m)) for m in unknowns] for p in equations]
     wide = [[*row, ZZ(p.const)] for row, p in zip(rows, equations, strict=True)]
-    found = [[abs(int(f)) for f in invariant_factors(DomainMatrix(a, (len(a), len(a[0])), ZZ)) if f]
-             for a in (rows, wide)]
+    found = [
+        [abs(int(f)) for f in invariant_factors(DomainMatrix(a, (len(a), len(a[0])), ZZ)) if f]
+        for a in (rows, wide)
+    ]
     return len(found[0]) == len(found[1]) and math.prod(found[0]) == math.prod(found[1])
 
 
@@ -365,8 +372,9 @@ def truths_at_points(condition: ir.Expr, facts: Facts) -> set[bool]:
     are looked at once there are two. Empty if it has other operations, or no point is found."""
     own = variables(condition)
     given = [c for c in facts.true if variables(c) & own]
-    everything = dict.fromkeys(v for e in (condition, *given) for v in ir.walk(e)
-                               if isinstance(v, (ir.Var, ir.Lane)))
+    everything = dict.fromkeys(
+        v for e in (condition, *given) for v in ir.walk(e) if isinstance(v, (ir.Var, ir.Lane))
+    )
     seen: set[bool] = set()
     try:
         for at in _points(list(everything), facts):

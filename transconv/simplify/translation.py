@@ -37,12 +37,19 @@ from transconv.support import Unsupported
 if TYPE_CHECKING:
     import sympy
 
-BITS: dict[str, type[ir.Binary]] = {"bits_and": ir.And, "bits_or": ir.Or, "bits_xor": ir.Xor,
-                                    "shl": ir.Shl, "shr": ir.Shr}
+BITS: dict[str, type[ir.Binary]] = {
+    "bits_and": ir.And,
+    "bits_or": ir.Or,
+    "bits_xor": ir.Xor,
+    "shl": ir.Shl,
+    "shr": ir.Shr,
+}
 _BITS = {kind: name for name, kind in BITS.items()}
-_SYMBOL = re.compile(r"(?P<name>.*?)"
-                     r"(\[0:(?P<extent>\d+)\]@(?P<axis>-?\d+)(?P<kind>[BMNK]?)|:(?P<dtype>\w+))?"
-                     r"(//(?P<n>\d+))?")
+_SYMBOL = re.compile(
+    r"(?P<name>.*?)"
+    r"(\[0:(?P<extent>\d+)\]@(?P<axis>-?\d+)(?P<kind>[BMNK]?)|:(?P<dtype>\w+))?"
+    r"(//(?P<n>\d+))?"
+)
 
 
 def to_sympy(e: ir.Expr, facts: Facts = NO_FACTS) -> sympy.Basic:
@@ -82,8 +89,12 @@ def _binary(e: ir.Binary, a: Any, b: Any) -> Any:
 
     if e.dtype.kind == "bool" and e.a.dtype.kind == "bool":
         kinds: dict[type[ir.Expr], Callable[[Any, Any], Any]] = {
-            ir.And: sympy.And, ir.Or: sympy.Or, ir.Xor: sympy.Xor, ir.Eq: sympy.Equivalent,
-            ir.Ne: sympy.Xor}
+            ir.And: sympy.And,
+            ir.Or: sympy.Or,
+            ir.Xor: sympy.Xor,
+            ir.Eq: sympy.Equivalent,
+            ir.Ne: sympy.Xor,
+        }
         return kinds[type(e)](a, b)
     match e:
         case ir.Shl(_, ir.Const(int(n))) if n >= 0:
@@ -93,10 +104,18 @@ def _binary(e: ir.Binary, a: Any, b: Any) -> Any:
         case ir.And() | ir.Or() | ir.Xor() | ir.Shl() | ir.Shr():
             return sympy.Function(_BITS[type(e)])(a, b)
     meant: dict[type[ir.Expr], Callable[[Any, Any], Any]] = {
-        ir.Add: lambda x, y: x + y, ir.Sub: lambda x, y: x - y, ir.Mul: lambda x, y: x * y,
-        ir.FloorDiv: lambda x, y: sympy.floor(x / y), ir.Mod: sympy.Mod,
-        ir.Min: sympy.Min, ir.Max: sympy.Max,
-        ir.Lt: sympy.Lt, ir.Le: sympy.Le, ir.Eq: sympy.Eq, ir.Ne: sympy.Ne}
+        ir.Add: lambda x, y: x + y,
+        ir.Sub: lambda x, y: x - y,
+        ir.Mul: lambda x, y: x * y,
+        ir.FloorDiv: lambda x, y: sympy.floor(x / y),
+        ir.Mod: sympy.Mod,
+        ir.Min: sympy.Min,
+        ir.Max: sympy.Max,
+        ir.Lt: sympy.Lt,
+        ir.Le: sympy.Le,
+        ir.Eq: sympy.Eq,
+        ir.Ne: sympy.Ne,
+    }
     return meant[type(e)](a, b)
 
 
@@ -152,10 +171,20 @@ def from_sympy(e: sympy.Basic) -> ir.Expr:
         return ir.Not(parts[0])
     if isinstance(e, sympy.ITE):
         return ir.Select(*parts)
-    for kind, made in ((sympy.Add, ir.Add), (sympy.Mul, ir.Mul), (sympy.Min, ir.Min),
-                       (sympy.Max, ir.Max), (sympy.And, ir.And), (sympy.Or, ir.Or),
-                       (sympy.Xor, ir.Xor), (sympy.Lt, ir.Lt), (sympy.Le, ir.Le),
-                       (sympy.Eq, ir.Eq), (sympy.Ne, ir.Ne), (sympy.Equivalent, ir.Eq)):
+    for kind, made in (
+        (sympy.Add, ir.Add),
+        (sympy.Mul, ir.Mul),
+        (sympy.Min, ir.Min),
+        (sympy.Max, ir.Max),
+        (sympy.And, ir.And),
+        (sympy.Or, ir.Or),
+        (sympy.Xor, ir.Xor),
+        (sympy.Lt, ir.Lt),
+        (sympy.Le, ir.Le),
+        (sympy.Eq, ir.Eq),
+        (sympy.Ne, ir.Ne),
+        (sympy.Equivalent, ir.Eq),
+    ):
         if isinstance(e, kind):
             return functools.reduce(made, parts)
     raise Unsupported(f"SymPy's `{e}` has no form here: {name} is no arithmetic of integers or conditions")

@@ -1,15 +1,15 @@
 """All exceptions that transconv raises on purpose.
 
-    TransconvError                     anything below
-    +-- ProblemError   (ValueError)    an impossible problem, or an invalid text of one
-    +-- ComputeError   (ValueError)    an invalid text of a computation
-    +-- KernelError    (ValueError)    an invalid text of a kernel
-    |   +-- ScopeError                 what work-groups, sub-groups or work-items cannot do
-    +-- ScheduleError  (ValueError)    a schedule that is illegal for a problem, or an invalid text of one
-    +-- LayoutError    (ValueError)    an impossible layout, or an invalid text of one
-    +-- TensorError    (ValueError)    a tensor that does not match a plan
-    +-- Unsupported    (NotImplementedError)  a request that transconv cannot compute, with a ``reason``
-    +-- StageError     (RuntimeError)  a pipeline stage failed; has the command that repeats it
+TransconvError                     anything below
++-- ProblemError   (ValueError)    an impossible problem, or an invalid text of one
++-- ComputeError   (ValueError)    an invalid text of a computation
++-- KernelError    (ValueError)    an invalid text of a kernel
+|   +-- ScopeError                 what work-groups, sub-groups or work-items cannot do
++-- ScheduleError  (ValueError)    a schedule that is illegal for a problem, or an invalid text of one
++-- LayoutError    (ValueError)    an impossible layout, or an invalid text of one
++-- TensorError    (ValueError)    a tensor that does not match a plan
++-- Unsupported    (NotImplementedError)  a request that transconv cannot compute, with a ``reason``
++-- StageError     (RuntimeError)  a pipeline stage failed; has the command that repeats it
 """
 
 from __future__ import annotations
@@ -80,8 +80,15 @@ class StageError(TransconvError, RuntimeError):
     command. ``options``: the words of the command line that name the problem, beside its text.
     """
 
-    def __init__(self, stage: str, reason: str, *, problem: object = "", schedule: object = "",
-                 options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        stage: str,
+        reason: str,
+        *,
+        problem: object = "",
+        schedule: object = "",
+        options: Sequence[str] = (),
+    ) -> None:
         self.stage = stage
         self.reason = reason
         self.problem = str(problem)
@@ -111,8 +118,9 @@ class StageError(TransconvError, RuntimeError):
         return _stage_error, (self.stage, self.reason, self.problem, self.schedule, self.options)
 
 
-def _stage_error(stage: str, reason: str, problem: str, schedule: str,
-                 options: tuple[str, ...]) -> StageError:
+def _stage_error(
+    stage: str, reason: str, problem: str, schedule: str, options: tuple[str, ...]
+) -> StageError:
     # Errors cross process borders (compiles run in child processes), where keywords get lost.
     return StageError(stage, reason, problem=problem, schedule=schedule, options=options)
 

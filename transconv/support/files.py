@@ -68,8 +68,11 @@ def folder(*inside: str) -> Path | None:
         except OSError as error:
             reason = f"cannot be made or read ({words(error)})"
         if reason:
-            tell(at, f"{reason}; nothing is read from it or kept in it. Kernels are generated and "
-                     "checked anew in every process. TRANSCONV_CACHE names another folder")
+            tell(
+                at,
+                f"{reason}; nothing is read from it or kept in it. Kernels are generated and "
+                "checked anew in every process. TRANSCONV_CACHE names another folder",
+            )
             return None
     return at
 
@@ -92,17 +95,23 @@ def why_reached(at: Path, of: int | None = None) -> str:
             trusted.add(status.st_uid)  # in a user namespace of its own, a container's root is nobody
         is_link = stat.S_ISLNK(status.st_mode)
         if status.st_uid not in trusted:
-            return (f"is reached through {here}, a link of user {status.st_uid}" if is_link else
-                    f"is reached through {here}, which belongs to user {status.st_uid}")
+            return (
+                f"is reached through {here}, a link of user {status.st_uid}"
+                if is_link
+                else f"is reached through {here}, which belongs to user {status.st_uid}"
+            )
         writers = 0 if is_link or status.st_mode & stat.S_ISVTX else status.st_mode & 0o022
         if writers & 0o002 or (writers and not _is_private(status.st_gid, os.geteuid())):
-            return (f"is reached through {here}, where others can replace it (mode "
-                    f"{stat.S_IMODE(status.st_mode):04o}; chmod go-w {here} ends that)")
+            return (
+                f"is reached through {here}, where others can replace it (mode "
+                f"{stat.S_IMODE(status.st_mode):04o}; chmod go-w {here} ends that)"
+            )
     return ""
 
 
-def why_foreign(status: os.stat_result, written: str = " (mode {:04o})",
-                also: tuple[int, ...] = ()) -> str:
+def why_foreign(
+    status: os.stat_result, written: str = " (mode {:04o})", also: tuple[int, ...] = ()
+) -> str:
     """Why another user may have written what has this status, or empty. ``written``: what follows on the
     words that others can write to it; ``also``: owners who may besides the user."""
     if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), *also):
@@ -184,8 +193,11 @@ def keep_text(path: Path, text: str, lasting: bool = True) -> bool:
     try:
         replace_text(path, text, lasting)
     except OSError as error:
-        tell(path.parent, f"cannot be written to ({words(error)}); what is not kept is found out "
-                          "again by the next process")
+        tell(
+            path.parent,
+            f"cannot be written to ({words(error)}); what is not kept is found out "
+            "again by the next process",
+        )
         return False
     return True
 
@@ -211,8 +223,12 @@ def read_text(path: Path, longest: int) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        tell(path, "is a link, which is not followed" if error.errno == errno.ELOOP
-             else f"cannot be read ({words(error)})")
+        tell(
+            path,
+            "is a link, which is not followed"
+            if error.errno == errno.ELOOP
+            else f"cannot be read ({words(error)})",
+        )
         return None
     try:
         with os.fdopen(handle, "rb") as file:

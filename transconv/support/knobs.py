@@ -75,6 +75,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
         if text not in words:
             raise ValueError(text)
         return text
+
     return read
 
 
@@ -133,61 +134,142 @@ def _switches(text: str) -> tuple[tuple[str, bool], ...]:
     return tuple((word[1:], word[0] == "+") for word in words)
 
 
-debug = Knob("TRANSCONV_DEBUG", "0, 1, 2, 3 or 4", "0",
-             "1: cache misses and chosen schedules; 2: also the computation and the Triton source; "
-             "3: also the IR after each pass that changed it; 4: everything", _level)
-dump = Knob("TRANSCONV_DUMP", "a folder", "",
-            "where the text of every stage is written; not set: nowhere", _optional_folder)
-cache = Knob("TRANSCONV_CACHE", "a folder", "",
-             "where readable kernels and tuning results are kept; not set: transconv in the user's "
-             "cache folder", _cache_folder)
-key = Knob("TRANSCONV_KEY", "a file", "",
-           "where the key lies with which records of the cache that are executed are sealed; it is made "
-           "at the first use; not set: transconv/key in the user's state folder", _key_file)
-verify = Knob("TRANSCONV_VERIFY", "0 or 1", "0",
-              "1: check the well-formedness rules of the IR, and of its level, after each pass", _flag)
-schedule = Knob("TRANSCONV_SCHEDULE", "the text of a schedule", "",
-              "use this schedule for every problem; not set: heuristics and tuning choose", str,
-                former="TRANSCONV_CONFIG")
-fallback = Knob("TRANSCONV_FALLBACK", "silent, warn or error", "warn",
-                "what happens when a call has to be computed by torch",
-                _one_of("silent", "warn", "error"))
-compile = Knob("TRANSCONV_COMPILE", "auto, now, background or never", "auto",
-               "what a call does whose kernel is not compiled yet: now: it compiles, and waits; "
-               "background: torch answers while processes compile; never: torch answers; auto: background "
-               "on a GPU, unless the same bits are asked for or torch may not answer, otherwise now",
-               _one_of("auto", "now", "background", "never"))
-sizes = Knob("TRANSCONV_SIZES", "auto, exact or any", "auto",
-             "exact: a kernel is made for each size of a layer; any: batch and image sizes are arguments "
-             "of a few kernels for each layer, and a new size compiles nothing; auto: exact for the first "
-             "size of a layer and for those that are called often, any for the others, as far as torch "
-             "may answer while kernels are compiled, otherwise exact",
-             _one_of("auto", "exact", "any"))
-passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoist", "",
-              "passes that run, or not, against their default", _switches)
-features = Knob("TRANSCONV_FEATURES", "features of the chip to switch on or off, such as -wgmma", "",
-                "what kernels may use of a chip, against its record in transconv/target", _switches)
-trust = Knob("TRANSCONV_TRUST", "check, always or never", "check",
-             "check: the first result of every kernel is compared at sampled points with f64 sums, "
-             "and verdicts are kept; those of compiled graphs also with torch's operators; always: once "
-             "in every process, and interpreted kernels too; never: no kernel is compared, and no "
-             "verdict is read",
-             _one_of("check", "always", "never"))
-tuned = Knob("TRANSCONV_TUNED", "0, 1 or the file of a tuning database", "1",
-             "1: schedules that tuning found, in the user's cache or in the package, are preferred; "
-             "a file: its rows before those; 0: the estimate alone chooses", _switch_or_file)
-interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
-                 "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
+debug = Knob(
+    "TRANSCONV_DEBUG",
+    "0, 1, 2, 3 or 4",
+    "0",
+    "1: cache misses and chosen schedules; 2: also the computation and the Triton source; "
+    "3: also the IR after each pass that changed it; 4: everything",
+    _level,
+)
+dump = Knob(
+    "TRANSCONV_DUMP",
+    "a folder",
+    "",
+    "where the text of every stage is written; not set: nowhere",
+    _optional_folder,
+)
+cache = Knob(
+    "TRANSCONV_CACHE",
+    "a folder",
+    "",
+    "where readable kernels and tuning results are kept; not set: transconv in the user's cache folder",
+    _cache_folder,
+)
+key = Knob(
+    "TRANSCONV_KEY",
+    "a file",
+    "",
+    "where the key lies with which records of the cache that are executed are sealed; it is made "
+    "at the first use; not set: transconv/key in the user's state folder",
+    _key_file,
+)
+verify = Knob(
+    "TRANSCONV_VERIFY",
+    "0 or 1",
+    "0",
+    "1: check the well-formedness rules of the IR, and of its level, after each pass",
+    _flag,
+)
+schedule = Knob(
+    "TRANSCONV_SCHEDULE",
+    "the text of a schedule",
+    "",
+    "use this schedule for every problem; not set: heuristics and tuning choose",
+    str,
+    former="TRANSCONV_CONFIG",
+)
+fallback = Knob(
+    "TRANSCONV_FALLBACK",
+    "silent, warn or error",
+    "warn",
+    "what happens when a call has to be computed by torch",
+    _one_of("silent", "warn", "error"),
+)
+compile = Knob(
+    "TRANSCONV_COMPILE",
+    "auto, now, background or never",
+    "auto",
+    "what a call does whose kernel is not compiled yet: now: it compiles, and waits; "
+    "background: torch answers while processes compile; never: torch answers; auto: background "
+    "on a GPU, unless the same bits are asked for or torch may not answer, otherwise now",
+    _one_of("auto", "now", "background", "never"),
+)
+sizes = Knob(
+    "TRANSCONV_SIZES",
+    "auto, exact or any",
+    "auto",
+    "exact: a kernel is made for each size of a layer; any: batch and image sizes are arguments "
+    "of a few kernels for each layer, and a new size compiles nothing; auto: exact for the first "
+    "size of a layer and for those that are called often, any for the others, as far as torch "
+    "may answer while kernels are compiled, otherwise exact",
+    _one_of("auto", "exact", "any"),
+)
+passes = Knob(
+    "TRANSCONV_PASSES",
+    "passes to switch on or off, such as -cse,+hoist",
+    "",
+    "passes that run, or not, against their default",
+    _switches,
+)
+features = Knob(
+    "TRANSCONV_FEATURES",
+    "features of the chip to switch on or off, such as -wgmma",
+    "",
+    "what kernels may use of a chip, against its record in transconv/target",
+    _switches,
+)
+trust = Knob(
+    "TRANSCONV_TRUST",
+    "check, always or never",
+    "check",
+    "check: the first result of every kernel is compared at sampled points with f64 sums, "
+    "and verdicts are kept; those of compiled graphs also with torch's operators; always: once "
+    "in every process, and interpreted kernels too; never: no kernel is compared, and no "
+    "verdict is read",
+    _one_of("check", "always", "never"),
+)
+tuned = Knob(
+    "TRANSCONV_TUNED",
+    "0, 1 or the file of a tuning database",
+    "1",
+    "1: schedules that tuning found, in the user's cache or in the package, are preferred; "
+    "a file: its rows before those; 0: the estimate alone chooses",
+    _switch_or_file,
+)
+interpret = Knob(
+    "TRITON_INTERPRET",
+    "0 or 1",
+    "0",
+    "Triton's own: 1 runs kernels in its interpreter, on CPU tensors",
+    _triton_flag,
+)
 
 KNOBS: tuple[Knob[Any], ...] = (
-    debug, dump, cache, key, verify, schedule, fallback, compile, sizes, passes, features, trust,
-    tuned, interpret)
+    debug,
+    dump,
+    cache,
+    key,
+    verify,
+    schedule,
+    fallback,
+    compile,
+    sizes,
+    passes,
+    features,
+    trust,
+    tuned,
+    interpret,
+)
 
 
 def given(*prefixes: str) -> dict[str, str]:
     """The variables of the environment whose names begin so and whose values are not empty, by name."""
-    return {name: text for name, text in sorted(os.environ.items())
-            if name.startswith(prefixes) and text.strip()}
+    return {
+        name: text
+        for name, text in sorted(os.environ.items())
+        if name.startswith(prefixes) and text.strip()
+    }
 
 
 OF_BENCH = ("TRANSCONV_COMMIT", "TRANSCONV_SUITE", "TRANSCONV_DIST")  # bench and tests read them
@@ -200,7 +282,7 @@ def unknown(name: str) -> str:
     if name in (*ours, *(k.former for k in KNOBS), *OF_BENCH):
         return ""
     begin = "TRANSCONV_"  # which says nothing about what is meant
-    near = difflib.get_close_matches(name[len(begin):], [n[len(begin):] for n in ours], 1)
+    near = difflib.get_close_matches(name[len(begin) :], [n[len(begin) :] for n in ours], 1)
     return f"did you mean {begin}{near[0]}?" if near else f"known are {' '.join(ours)}"
 
 
@@ -239,7 +321,9 @@ def local_processes() -> int:
 
 def table() -> str:
     """All knobs as a Markdown table, for the documentation."""
-    rows = [f"| `{k.name}` | {k.legal} | {f'`{k.default}`' if k.default else 'not set'} "
-            f"| {k.meaning} |" for k in KNOBS]
+    rows = [
+        f"| `{k.name}` | {k.legal} | {f'`{k.default}`' if k.default else 'not set'} | {k.meaning} |"
+        for k in KNOBS
+    ]
     head = ["| variable | legal values | default | meaning |", "|---|---|---|---|"]
     return "\n".join(head + rows)

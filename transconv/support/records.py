@@ -67,8 +67,9 @@ class Drawer:
     can write one that is read; without a key there are none.
     """
 
-    def __init__(self, kind: str, schema: int, longest: int = 1 << 23, lasting: bool = True,
-                 sealed: bool = False) -> None:
+    def __init__(
+        self, kind: str, schema: int, longest: int = 1 << 23, lasting: bool = True, sealed: bool = False
+    ) -> None:
         self.name, self.longest, self.lasting = f"{kind}-{schema}", longest, lasting
         self.sealed = sealed
 
@@ -102,8 +103,9 @@ class Drawer:
             return False
         return keep_text(path, text, lasting and self.lasting)
 
-    def update(self, key: str, change: Callable[[Content | None], Content],
-               lasting: bool = True) -> Content:
+    def update(
+        self, key: str, change: Callable[[Content | None], Content], lasting: bool = True
+    ) -> Content:
         """Replace a record by the result of ``change`` (given None: there is none) under a lock against
         other threads and processes. Returns the new record, also where writing it fails."""
         with self._alone():
@@ -146,8 +148,12 @@ class Drawer:
         return "cannot be read" if text is None else self._parse(key, text)[0]
 
     def _text(self, key: str, content: Content) -> str:
-        whole = {"drawer": self.name, "key": key, self._mark: self._marked(key, content),
-                 "content": content}
+        whole = {
+            "drawer": self.name,
+            "key": key,
+            self._mark: self._marked(key, content),
+            "content": content,
+        }
         return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 
     def _parse(self, key: str, text: str) -> tuple[str, Content | None]:
@@ -158,8 +164,11 @@ class Drawer:
             return "is damaged", None
         content = found.get("content") if isinstance(found, dict) else None
         if not isinstance(content, dict) or not self._is_marked(key, content, found.get(self._mark)):
-            return ("is not sealed with this user's key" if self.sealed else
-                    "is damaged or was changed by hand"), None
+            return (
+                "is not sealed with this user's key"
+                if self.sealed
+                else "is damaged or was changed by hand"
+            ), None
         if (found.get("drawer"), found.get("key")) != (self.name, key):
             return "speaks of something else", None
         return "", content
@@ -191,8 +200,9 @@ class Drawer:
             yield
             return
         try:
-            handle = os.open(root / f".{self.name}.lock",
-                             os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            handle = os.open(
+                root / f".{self.name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError:  # then writing the record fails too, which is logged
             yield
             return
@@ -235,8 +245,12 @@ LARGEST = (1 << 63) - 1  # of what a kernel counts
 def is_name(text: object) -> bool:
     """Whether it is a name that a generated text or a file may have: a word that Python reads as it is
     written, which is no path and no code."""
-    return (isinstance(text, str) and text.isidentifier() and not keyword.iskeyword(text)
-            and unicodedata.is_normalized("NFKC", text))
+    return (
+        isinstance(text, str)
+        and text.isidentifier()
+        and not keyword.iskeyword(text)
+        and unicodedata.is_normalized("NFKC", text)
+    )
 
 
 def name(value: Any) -> str:
@@ -274,8 +288,10 @@ def several(value: Any, most: int = 1 << 12) -> list[Any]:
     return value
 
 
-WITHOUT = ("plans and what names compiled kernels are neither read from the cache nor kept in it, and are "
-           "made anew in every process. TRANSCONV_KEY names another file")
+WITHOUT = (
+    "plans and what names compiled kernels are neither read from the cache nor kept in it, and are "
+    "made anew in every process. TRANSCONV_KEY names another file"
+)
 
 
 def user_key() -> bytes | None:
@@ -311,8 +327,7 @@ def seal(secret: bytes, *told: str) -> str:
 
 def is_sealed(found: object, secret: bytes, *told: str) -> bool:
     """Whether something is the seal of texts."""
-    return isinstance(found, str) and found.isascii() and hmac.compare_digest(
-        found, seal(secret, *told))
+    return isinstance(found, str) and found.isascii() and hmac.compare_digest(found, seal(secret, *told))
 
 
 def forget() -> None:
@@ -338,8 +353,10 @@ def _read_or_make(path: Path) -> tuple[str, bytes | None]:
         if reason := why_foreign(status):
             return reason, None
         if os.name == "posix" and status.st_mode & 0o077:
-            return (f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}; remove it, and "
-                    "another is made)"), None
+            return (
+                f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}; remove it, and "
+                "another is made)"
+            ), None
         text = file.read(100).decode("ascii", "replace").strip()
     if not re.fullmatch("[0-9a-f]{64}", text):
         return "is damaged (remove it, and another is made)", None

@@ -72,7 +72,11 @@ class MovedModules(MetaPathFinder, Loader):
         name = self.moved_to(module.__name__)
         assert name is not None
         found = import_module(name)
-        warnings.warn(f"{module.__name__} is {name} now; the next release has no such module",
-                      DeprecationWarning, stacklevel=2)
-        vars(module).update(__getattr__=functools.partial(getattr, found),
-                            __dir__=functools.partial(dir, found))
+        warnings.warn(
+            f"{module.__name__} is {name} now; the next release has no such module",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        vars(module).update(
+            __getattr__=functools.partial(getattr, found), __dir__=functools.partial(dir, found)
+        )

@@ -18,5 +18,17 @@ from transconv.target.records import (
     why_no_switches,
 )
 
-__all__ = ["L2_GBS", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "of_card",
-           "register", "unregister", "why_no_switches"]
+__all__ = [
+    "L2_GBS",
+    "TARGETS",
+    "Constants",
+    "Issue",
+    "Mma",
+    "Rates",
+    "Target",
+    "detect",
+    "of_card",
+    "register",
+    "unregister",
+    "why_no_switches",
+]

@@ -59,8 +59,9 @@ class MmaFamily:
         return found and Mma(self.name, *found, self.asynchronous, self.a_from, self.b_from)
 
 
-WGMMA = MmaFamily("wgmma", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True,
-               REGISTERS | SHARED, SHARED)
+WGMMA = MmaFamily(
+    "wgmma", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True, REGISTERS | SHARED, SHARED
+)
 TCGEN05 = MmaFamily(
     "tcgen05", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True, SHARED, SHARED
 )
@@ -76,8 +77,15 @@ def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[Mm
     if "mma" not in features:
         return ()
     newest = tuple(f for f in (WGMMA, TCGEN05) if f.name in features)
-    return newest + {"cuda": (MMA_SYNC,), "xpu": (DPAS,), "interpreter": (NUMPY,),
-                     "hip": (MFMA if warp_size == 64 else WMMA,)}[backend]
+    return (
+        newest
+        + {
+            "cuda": (MMA_SYNC,),
+            "xpu": (DPAS,),
+            "interpreter": (NUMPY,),
+            "hip": (MFMA if warp_size == 64 else WMMA,),
+        }[backend]
+    )
 
 
 def sums(a: DType) -> DType:
@@ -163,9 +171,20 @@ class Rates:
 
 
 # In explicit kernels loads and products overlap, so that the products take most of the time.
-SM90 = Rates(gluon=Constants(
-    narrow=22.0, short_rows=0.515, fill_ns=3843, store_gbs=5.8, box_store=0.332, flat_positions=1.114,
-    persistent=0.424, memory_share=0.72, exposed=0.168, launch_us=0.7))
+SM90 = Rates(
+    gluon=Constants(
+        narrow=22.0,
+        short_rows=0.515,
+        fill_ns=3843,
+        store_gbs=5.8,
+        box_store=0.332,
+        flat_positions=1.114,
+        persistent=0.424,
+        memory_share=0.72,
+        exposed=0.168,
+        launch_us=0.7,
+    )
+)
 
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -259,57 +278,151 @@ class Target:
         found = _nearest(name)
         if found is None:
             if name.lower() in TOO_OLD:
-                raise ScheduleError(f"target '{name}': Triton compiles for chips from sm_80 on, so torch "
-                                    f"computes there; expected one of {' '.join(TARGETS)}")
-            raise ScheduleError(f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}"
-                                f"{nearest(name, TARGETS, CARDS)}")
+                raise ScheduleError(
+                    f"target '{name}': Triton compiles for chips from sm_80 on, so torch "
+                    f"computes there; expected one of {' '.join(TARGETS)}"
+                )
+            raise ScheduleError(
+                f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}"
+                f"{nearest(name, TARGETS, CARDS)}"
+            )
         return _switched(found)
+
 
 # What cards are called, and their chips.
 CARDS = {
-    "a100": "sm_80", "a800": "sm_80", "a10": "sm_86", "a40": "sm_86", "3090": "sm_86", "l4": "sm_89",
-    "l40s": "sm_89", "4090": "sm_89", "h100": "sm_90", "h200": "sm_90", "gh200": "sm_90",
-    "hopper": "sm_90", "b200": "sm_100", "5090": "sm_120", "mi200": "gfx90a", "mi250": "gfx90a",
-    "mi300": "gfx942", "mi300x": "gfx942", "mi350": "gfx950", "mi355x": "gfx950", "cpu": "interpreter"}
+    "a100": "sm_80",
+    "a800": "sm_80",
+    "a10": "sm_86",
+    "a40": "sm_86",
+    "3090": "sm_86",
+    "l4": "sm_89",
+    "l40s": "sm_89",
+    "4090": "sm_89",
+    "h100": "sm_90",
+    "h200": "sm_90",
+    "gh200": "sm_90",
+    "hopper": "sm_90",
+    "b200": "sm_100",
+    "5090": "sm_120",
+    "mi200": "gfx90a",
+    "mi250": "gfx90a",
+    "mi300": "gfx942",
+    "mi300x": "gfx942",
+    "mi350": "gfx950",
+    "mi355x": "gfx950",
+    "cpu": "interpreter",
+}
 TOO_OLD = ("sm_70", "sm_72", "sm_75", "v100", "t4")
 
 
-def _cuda(arch: int, sms: int, shared: int, l2: int, bandwidth: float, tflops: float,
-          *features: str, dtypes: tuple[DType, ...] = ()) -> Target:
-    return Target(f"sm_{arch}", "cuda", arch, 32, sms, shared, 65536, l2 * MIB, bandwidth, tflops,
-                  frozenset({"mma", "async_copy", *features}),
-                  frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}), ANY_F32)
+def _cuda(
+    arch: int,
+    sms: int,
+    shared: int,
+    l2: int,
+    bandwidth: float,
+    tflops: float,
+    *features: str,
+    dtypes: tuple[DType, ...] = (),
+) -> Target:
+    return Target(
+        f"sm_{arch}",
+        "cuda",
+        arch,
+        32,
+        sms,
+        shared,
+        65536,
+        l2 * MIB,
+        bandwidth,
+        tflops,
+        frozenset({"mma", "async_copy", *features}),
+        frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}),
+        ANY_F32,
+    )
 
 
-def _hip(arch: str, warp_size: int, sms: int, shared: int, regs: int, l2: int, bandwidth: float,
-         tflops: float, *features: str, precisions: tuple[str, ...] = IEEE) -> Target:
+def _hip(
+    arch: str,
+    warp_size: int,
+    sms: int,
+    shared: int,
+    regs: int,
+    l2: int,
+    bandwidth: float,
+    tflops: float,
+    *features: str,
+    precisions: tuple[str, ...] = IEEE,
+) -> Target:
     # The matrix units of wave-64 chips multiply f32; those of wave-32 chips do not.
     dtypes = {f16, bf16, i8} | ({f32} if warp_size == 64 else set())
     dtypes |= {*F8} if arch in ("gfx950", "gfx1201") else set()
-    return Target(arch, "hip", arch, warp_size, sms, shared, regs, l2 * MIB, bandwidth, tflops,
-                  frozenset({"mma", *features}), frozenset(dtypes), precisions)
+    return Target(
+        arch,
+        "hip",
+        arch,
+        warp_size,
+        sms,
+        shared,
+        regs,
+        l2 * MIB,
+        bandwidth,
+        tflops,
+        frozenset({"mma", *features}),
+        frozenset(dtypes),
+        precisions,
+    )
 
 
-TARGETS: dict[str, Target] = {t.name: t for t in (
-    _cuda(80, 108, 163 * KIB, 40, 2039, 312, dtypes=(f64,)),                      # A100 80 GB
-    _cuda(86, 84, 99 * KIB, 6, 696, 149.7),                                       # A40
-    _cuda(89, 142, 99 * KIB, 96, 864, 362),                                       # L40S
-    _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", "early", dtypes=(f64,)),  # H100 SXM
-    _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,)),  # B200
-    _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),                            # RTX 5090
-    _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),                    # MI250X, one die
-    _hip("gfx942", 64, 304, 64 * KIB, 131072, 32, 5300, 1307,
-         precisions=("tf32", "ieee")),                                            # MI300X
-    _hip("gfx950", 64, 256, 160 * KIB, 131072, 32, 8000, 2516, "async_copy"),     # MI355X
-    _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),                      # RX 7900 XTX
-    _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),                      # RX 9070 XT
-    Target("xpu", "xpu", "pvc", 16, 64, 128 * KIB, 131072, 204 * MIB, 1638, 419,  # Max 1550 die
-           frozenset({"mma"}), frozenset({f16, bf16, f32, i8}), ANY_F32),
-    # Triton's interpreter: memory is not limited. Its bf16 arithmetic is that of the bits as integers.
-    Target("interpreter", "interpreter", "numpy", 32, 1, 1 << 30, 1 << 30, MIB, 10, 0.01,
-           frozenset({"mma", "box"}), frozenset({f16, bf16, f32, f64, i8, *F8}), ANY_F32,
-           upcast16=True),
-)}
+TARGETS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        _cuda(80, 108, 163 * KIB, 40, 2039, 312, dtypes=(f64,)),  # A100 80 GB
+        _cuda(86, 84, 99 * KIB, 6, 696, 149.7),  # A40
+        _cuda(89, 142, 99 * KIB, 96, 864, 362),  # L40S
+        _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", "early", dtypes=(f64,)),  # H100 SXM
+        _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,)),  # B200
+        _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),  # RTX 5090
+        _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),  # MI250X, one die
+        _hip("gfx942", 64, 304, 64 * KIB, 131072, 32, 5300, 1307, precisions=("tf32", "ieee")),  # MI300X
+        _hip("gfx950", 64, 256, 160 * KIB, 131072, 32, 8000, 2516, "async_copy"),  # MI355X
+        _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),  # RX 7900 XTX
+        _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),  # RX 9070 XT
+        Target(
+            "xpu",
+            "xpu",
+            "pvc",
+            16,
+            64,
+            128 * KIB,
+            131072,
+            204 * MIB,
+            1638,
+            419,  # Max 1550 die
+            frozenset({"mma"}),
+            frozenset({f16, bf16, f32, i8}),
+            ANY_F32,
+        ),
+        # Triton's interpreter: memory is not limited. Its bf16 arithmetic is that of the bits as integers.
+        Target(
+            "interpreter",
+            "interpreter",
+            "numpy",
+            32,
+            1,
+            1 << 30,
+            1 << 30,
+            MIB,
+            10,
+            0.01,
+            frozenset({"mma", "box"}),
+            frozenset({f16, bf16, f32, f64, i8, *F8}),
+            ANY_F32,
+            upcast16=True,
+        ),
+    )
+}
 """The chips with a record, by name."""
 
 
@@ -319,8 +432,9 @@ def register(target: Target) -> Target:
     if target.name in TARGETS:
         raise ValueError(f"there is a record of {target.name} already")
     for feature in sorted(target.features - {*FEATURES}):
-        raise ScheduleError(f"{target.name}: there is no feature '{feature}'; expected some of "
-                            + " ".join(FEATURES))
+        raise ScheduleError(
+            f"{target.name}: there is no feature '{feature}'; expected some of " + " ".join(FEATURES)
+        )
     TARGETS[target.name] = target
     return target
 
@@ -336,8 +450,12 @@ def _nearest(name: str) -> Target | None:
     if name in TARGETS:
         return TARGETS[name]
     family, number = _family(name)
-    older = [(n, t) for t in TARGETS.values() for f, n in [_family(t.name)]
-             if f == family and (n <= number or family.startswith("gfx1"))]
+    older = [
+        (n, t)
+        for t in TARGETS.values()
+        for f, n in [_family(t.name)]
+        if f == family and (n <= number or family.startswith("gfx1"))
+    ]
     if not family or not older:
         return None
     found = max(older, key=lambda pair: pair[0])[1]
@@ -352,9 +470,14 @@ def _switched(target: Target) -> Target:
     made = set(target.features)
     for feature, on in knobs.features():
         if on and feature not in target.features and (feature != "early" or "box" not in target.features):
-            raise ScheduleError(f"{knobs.features.name}: {target} has no feature '{feature}'"
-                              + (", which came with the chips that move boxes (sm_90)"
-                                 if feature == "early" else "; what a chip has can be switched off"))
+            raise ScheduleError(
+                f"{knobs.features.name}: {target} has no feature '{feature}'"
+                + (
+                    ", which came with the chips that move boxes (sm_90)"
+                    if feature == "early"
+                    else "; what a chip has can be switched off"
+                )
+            )
         made = made | {feature} if on else made - {feature}
     return target if made == target.features else replace(target, features=frozenset(made))
 
@@ -362,8 +485,11 @@ def _switched(target: Target) -> Target:
 def why_no_switches() -> str:
     """Why TRANSCONV_FEATURES is invalid on every chip; empty if it is not."""
     unknown = [feature for feature, _ in knobs.features() if feature not in FEATURES]
-    return f"{knobs.features.name}: there is no feature '{unknown[0]}'; expected some of " \
-           f"{' '.join(FEATURES)}" if unknown else ""
+    return (
+        f"{knobs.features.name}: there is no feature '{unknown[0]}'; expected some of {' '.join(FEATURES)}"
+        if unknown
+        else ""
+    )
 
 
 def _family(name: str) -> tuple[str, int]:
@@ -419,8 +545,7 @@ def from_properties(properties: Any, is_hip: bool = False) -> Target:
     name = p.gcnArchName.split(":")[0] if is_hip else f"sm_{p.major}{p.minor}"
     found = _nearest(name)
     if found is None:
-        raise Unsupported(f"target:{name}", f"no record for {p.name}; "
-                          f"expected one of {' '.join(TARGETS)}")
+        raise Unsupported(f"target:{name}", f"no record for {p.name}; expected one of {' '.join(TARGETS)}")
     try:
         found = _switched(found)
     except ScheduleError as error:
@@ -433,5 +558,10 @@ def from_properties(properties: Any, is_hip: bool = False) -> Target:
     # HIP reports compute units or pairs of them, depending on the chip, so the rate is not scaled there.
     share = 1.0 if is_hip else sms / found.sms
     l2_bytes = getattr(p, "L2_cache_size", 0) or found.l2_bytes
-    return replace(of_card(found, p.name), sms=sms, l2_bytes=l2_bytes,
-                   bandwidth_gbs=round(bandwidth, 1), tflops=found.tflops * share)
+    return replace(
+        of_card(found, p.name),
+        sms=sms,
+        l2_bytes=l2_bytes,
+        bandwidth_gbs=round(bandwidth, 1),
+        tflops=found.tflops * share,
+    )

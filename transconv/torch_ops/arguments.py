@@ -43,7 +43,7 @@ class Params(NamedTuple):
 
     @property
     def pad_hi(self) -> Ints:
-        return self.padding[-len(self.stride):]
+        return self.padding[-len(self.stride) :]
 
     @property
     def symmetric(self) -> bool:
@@ -79,19 +79,22 @@ def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:
         return False
     raise RuntimeError(
         f"Expected {ndims + 1}D (unbatched) or {ndims + 2}D (batched) input to {name}, "
-        f"but got input of size: {list(input_shape)}")
+        f"but got input of size: {list(input_shape)}"
+    )
 
 
 def check_bias_dtype(input: torch.Tensor, bias: torch.Tensor | None) -> None:
     """torch compares these two before it looks at any shape (not for transposed convolutions, not
     for string paddings)."""
     if bias is not None and bias.dtype != input.dtype:
-        raise RuntimeError(f"Input type ({_type_name(input)}) and bias type ({_type_name(bias)}) "
-                           "should be the same")
+        raise RuntimeError(
+            f"Input type ({_type_name(input)}) and bias type ({_type_name(bias)}) should be the same"
+        )
 
 
-def same_padding(input_shape: Sequence[int], weight_shape: Sequence[int], stride: Ints,
-                 dilation: Ints, groups: int) -> Ints:
+def same_padding(
+    input_shape: Sequence[int], weight_shape: Sequence[int], stride: Ints, dilation: Ints, groups: int
+) -> Ints:
     """The padding that keeps the size: per dim, or low sides then high sides where they differ."""
     rank = len(weight_shape)
     ndims = rank - 2
@@ -113,10 +116,18 @@ def same_padding(input_shape: Sequence[int], weight_shape: Sequence[int], stride
     return lo if lo == hi else lo + hi
 
 
-def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
-            bias_shape: Sequence[int] | None, stride: Ints, padding: Ints | str, dilation: Ints,
-            transposed: bool, output_padding: Ints, groups: int,
-            two_sided: bool = False) -> Params:
+def resolve(
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    bias_shape: Sequence[int] | None,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    two_sided: bool = False,
+) -> Params:
     """All shape checks of a batched call, in torch's order; every list spread to one entry per dim.
 
     ``two_sided`` allows a padding list of low sides and high sides, which only the registered
@@ -139,8 +150,11 @@ def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
     params = Params(
         _spread("stride", stride, ndims),
         tuple(padding) if two_sided else _spread("padding", padding, ndims),
-        _spread("dilation", dilation, ndims), bool(transposed),
-        _spread("output_padding", output_padding, ndims), groups)
+        _spread("dilation", dilation, ndims),
+        bool(transposed),
+        _spread("output_padding", output_padding, ndims),
+        groups,
+    )
     _check_signs(params)
     check_shapes(input_shape, weight_shape, bias_shape, params)
     return params
@@ -157,8 +171,9 @@ def is_wide(bias: torch.Tensor | None, input: torch.Tensor) -> bool:
     return bias is not None and bias.dtype is torch.float32 and input.dtype in SHORT
 
 
-def check_tensors(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                  wide: bool = False) -> None:
+def check_tensors(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wide: bool = False
+) -> None:
     """Element types and devices must agree; torch lets some mixes with meta tensors through and
     returns uninitialised memory, we do not. A ``wide`` bias may be float32."""
     check_same(input, "weight", weight)
@@ -173,8 +188,7 @@ def check_same(input: torch.Tensor | None, role: str, other: torch.Tensor | None
         raise RuntimeError(f"Expected a tensor, but got None as {'input' if input is None else role}")
     if other.dtype == input.dtype and other.device == input.device:
         return
-    text = (f"Input type ({_type_name(input)}) and {role} type ({_type_name(other)}) "
-            "should be the same")
+    text = f"Input type ({_type_name(input)}) and {role} type ({_type_name(other)}) should be the same"
     if other.device != input.device:
         text += f", but they are on {input.device} and {other.device}"
     raise RuntimeError(text)
@@ -192,7 +206,8 @@ def _spread(name: str, value: Ints, ndims: int) -> Ints:
         return tuple(value) * ndims
     raise RuntimeError(
         f"expected {name} to be a single integer value or a list of {ndims} values to match the "
-        f"convolution dimensions, but got {name}={list(value)}")
+        f"convolution dimensions, but got {name}={list(value)}"
+    )
 
 
 def _check_signs(p: Params) -> None:
@@ -203,19 +218,21 @@ def _check_signs(p: Params) -> None:
     if any(v <= 0 for v in p.stride):
         raise RuntimeError("non-positive stride is not supported")
     if any(v <= 0 for v in p.dilation):
-        raise RuntimeError("non-positive dilation is not supported, "
-                           "dilation should be greater than zero")
+        raise RuntimeError("non-positive dilation is not supported, dilation should be greater than zero")
 
 
 def _rank_mismatch(input_shape: Sequence[int], weight_shape: Sequence[int]) -> str:
     rank = len(weight_shape)
-    return (f"Expected {rank}-dimensional input for {rank}-dimensional weight "
-            f"{list(weight_shape)}, but got {len(input_shape)}-dimensional input of size "
-            f"{list(input_shape)} instead")
+    return (
+        f"Expected {rank}-dimensional input for {rank}-dimensional weight "
+        f"{list(weight_shape)}, but got {len(input_shape)}-dimensional input of size "
+        f"{list(input_shape)} instead"
+    )
 
 
-def check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
-                 bias_shape: Sequence[int] | None, p: Params) -> None:
+def check_shapes(
+    input_shape: Sequence[int], weight_shape: Sequence[int], bias_shape: Sequence[int] | None, p: Params
+) -> None:
     """RuntimeError, in torch's order and words, where shapes do not fit each other."""
     weight, groups = list(weight_shape), p.groups
     if len(weight) != len(input_shape):
@@ -223,24 +240,27 @@ def check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
     if weight[0] < groups:
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be at least {groups} at dimension 0, "
-            f"but got weight of size {weight} instead")
+            f"but got weight of size {weight} instead"
+        )
     if weight[0] % groups != 0:
         raise RuntimeError(
             f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, "
-            f"but got weight of size {weight} instead")
-    takes, makes = ((weight[0], weight[1] * groups) if p.transposed
-                    else (weight[1] * groups, weight[0]))
+            f"but got weight of size {weight} instead"
+        )
+    takes, makes = (weight[0], weight[1] * groups) if p.transposed else (weight[1] * groups, weight[0])
     if input_shape[1] != takes:
         # Only here: a compiler that traces the checks has no text for a symbolic number of groups.
         given = "transposed=1" if p.transposed else f"groups={groups}"
         raise RuntimeError(
             f"Given {given}, weight of size {weight}, expected input{list(input_shape)} to have "
-            f"{takes} channels, but got {input_shape[1]} channels instead")
+            f"{takes} channels, but got {input_shape[1]} channels instead"
+        )
     if bias_shape is not None and (len(bias_shape) != 1 or bias_shape[0] != makes):
         given = "transposed=1, weight" if p.transposed else "weight"
         raise RuntimeError(
             f"Given {given} of size {weight}, expected bias to be 1-dimensional with {makes} "
-            f"elements, but got bias of size {list(bias_shape)} instead")
+            f"elements, but got bias of size {list(bias_shape)} instead"
+        )
     if any(k < 1 for k in weight[2:]):
         raise RuntimeError(f"kernel size should be greater than zero, but got {weight[2:]}")
     if not p.transposed:
@@ -248,8 +268,10 @@ def check_shapes(input_shape: Sequence[int], weight_shape: Sequence[int],
     if input_shape[0] == 0 or input_shape[1] == 0:
         return  # an empty result: torch checks no more
     if any(s == 0 for s in input_shape[2:]):
-        raise RuntimeError("Only zero batch or zero channel inputs are supported, but got input "
-                           f"shape: {list(input_shape)}")
+        raise RuntimeError(
+            "Only zero batch or zero channel inputs are supported, but got input "
+            f"shape: {list(input_shape)}"
+        )
     if p.transposed:
         _check_transposed(input_shape, weight_shape, p)
 
@@ -261,37 +283,47 @@ def _check_kernel_fits(input_shape: Sequence[int], weight_shape: Sequence[int], 
         raise RuntimeError(
             f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). "
             f"Kernel size: ({' x '.join(map(str, reach))}). "
-            "Kernel size can't be greater than actual input size")
+            "Kernel size can't be greater than actual input size"
+        )
 
 
 def _check_transposed(input_shape: Sequence[int], weight_shape: Sequence[int], p: Params) -> None:
-    if any(o >= s and o >= d for o, s, d in
-           zip(p.output_padding, p.stride, p.dilation, strict=True)):
-        names = ("depth", "height", "width")[-len(p.stride):]
+    if any(o >= s and o >= d for o, s, d in zip(p.output_padding, p.stride, p.dilation, strict=True)):
+        names = ("depth", "height", "width")[-len(p.stride) :]
         shown = " ".join(
             f"{what}_{name}: {value}"
-            for what, values in (("output_padding", p.output_padding), ("stride", p.stride),
-                                 ("dilation", p.dilation))
-            for name, value in zip(names, values, strict=True))
-        raise RuntimeError("output padding must be smaller than either stride or dilation, "
-                           f"but got {shown}")
+            for what, values in (
+                ("output_padding", p.output_padding),
+                ("stride", p.stride),
+                ("dilation", p.dilation),
+            )
+            for name, value in zip(names, values, strict=True)
+        )
+        raise RuntimeError(
+            f"output padding must be smaller than either stride or dilation, but got {shown}"
+        )
     if weight_shape[1] == 0:
-        raise RuntimeError("a transposed convolution needs at least one output channel, but got "
-                           f"weight of size {list(weight_shape)}")
+        raise RuntimeError(
+            "a transposed convolution needs at least one output channel, but got "
+            f"weight of size {list(weight_shape)}"
+        )
     sizes = transposed_sizes(input_shape[2:], weight_shape[2:], p)
     if any(s < 0 for s in sizes):  # torch's kernels decide about an empty result
         shape = " x ".join(map(str, input_shape[2:]))
         raise RuntimeError(
             f"Given input size per channel: ({shape}). Calculated output size per channel: "
-            f"({' x '.join(map(str, sizes))}). Output size is too small")
+            f"({' x '.join(map(str, sizes))}). Output size is too small"
+        )
 
 
 def transposed_sizes(sizes: Sequence[int], kernel: Sequence[int], p: Params) -> Ints:
     """Spatial sizes of a transposed convolution's result."""
-    return tuple((i - 1) * s - lo - hi + d * (k - 1) + 1 + extra
-                 for i, k, s, lo, hi, d, extra in
-                 zip(sizes, kernel, p.stride, p.pad_lo, p.pad_hi, p.dilation, p.output_padding,
-                     strict=True))
+    return tuple(
+        (i - 1) * s - lo - hi + d * (k - 1) + 1 + extra
+        for i, k, s, lo, hi, d, extra in zip(
+            sizes, kernel, p.stride, p.pad_lo, p.pad_hi, p.dilation, p.output_padding, strict=True
+        )
+    )
 
 
 Tensor = torch.Tensor
@@ -305,19 +337,22 @@ def autocast_dtype(input: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device)
 
 
-def autocast(input: Tensor, weight: Tensor,
-             bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The casts that torch's autocast makes for convolutions: every eligible tensor to the region's
     dtype, float64 and integers not."""
     device, dtype = input.device.type, autocast_dtype(input)
     if dtype is None:
         return input, weight, bias
-    return (_cast(input, device, dtype), _cast(weight, device, dtype),
-            None if bias is None else _cast(bias, device, dtype))
+    return (
+        _cast(input, device, dtype),
+        _cast(weight, device, dtype),
+        None if bias is None else _cast(bias, device, dtype),
+    )
 
 
-def traced_autocast(input: Tensor, weight: Tensor,
-                    bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def traced_autocast(
+    input: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same for a graph, but a float32 bias stays as it is where 16-bit tensors are multiplied: the
     kernel adds it to its float32 sums, and a graph need not launch a kernel that casts it."""
     input, weight, cast = autocast(input, weight, bias)
@@ -337,8 +372,7 @@ def cast_like(tensor: Tensor, input: Tensor) -> Tensor:
 
 
 def _is_cast(tensor: Tensor, device: str) -> bool:
-    return (tensor.is_floating_point() and tensor.dtype != torch.float64
-            and tensor.device.type == device)
+    return tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type == device
 
 
 def _cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
@@ -363,9 +397,12 @@ def output_shape(input_shape: Sequence[int], weight_shape: Sequence[int], p: Par
         spatial = transposed_sizes(input_shape[2:], weight_shape[2:], p)
     else:
         channels = weight_shape[0]
-        spatial = tuple((i + lo + hi - (d * (k - 1) + 1)) // s + 1 for i, k, s, lo, hi, d in
-                        zip(input_shape[2:], weight_shape[2:], p.stride, p.pad_lo, p.pad_hi,
-                            p.dilation, strict=True))
+        spatial = tuple(
+            (i + lo + hi - (d * (k - 1) + 1)) // s + 1
+            for i, k, s, lo, hi, d in zip(
+                input_shape[2:], weight_shape[2:], p.stride, p.pad_lo, p.pad_hi, p.dilation, strict=True
+            )
+        )
     if input_shape[1] == 0:
         channels = 0  # torch's rule: no channels in, no channels out, whatever the weight says
     return (input_shape[0], channels, *spatial)
@@ -376,8 +413,7 @@ def check_grad(grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, p:
     check_same(input, "grad_output", grad)
     shape = output_shape(input.shape, weight.shape, p)
     if tuple(grad.shape) != shape:
-        raise RuntimeError(f"Expected grad_output of size {list(shape)}, "
-                           f"but got {list(grad.shape)}")
+        raise RuntimeError(f"Expected grad_output of size {list(shape)}, but got {list(grad.shape)}")
 
 
 def bias_gradient(grad: torch.Tensor, weight: torch.Tensor, p: Params) -> torch.Tensor:
@@ -423,8 +459,9 @@ def result_strides(shape: Sequence[int], channels_last: bool) -> Ints:
 
 def channels_last_result(input: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the results of a convolution of these two tensors are channels_last."""
-    return (suggests_channels_last(input.shape, input.stride())
-            or suggests_channels_last(weight.shape, weight.stride()))
+    return suggests_channels_last(input.shape, input.stride()) or suggests_channels_last(
+        weight.shape, weight.stride()
+    )
 
 
 def empty_result(like: torch.Tensor, shape: Sequence[int], channels_last: bool) -> torch.Tensor:
@@ -441,8 +478,10 @@ def fake_result(input: torch.Tensor, weight: torch.Tensor, p: Params) -> torch.T
 def with_result_strides(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """``tensor`` itself if its elements lie as the rule says, else a copy whose do."""
     strides = result_strides(tensor.shape, channels_last)
-    if all(size <= 1 or has == wants for size, has, wants in
-           zip(tensor.shape, tensor.stride(), strides, strict=True)):
+    if all(
+        size <= 1 or has == wants
+        for size, has, wants in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    ):
         return tensor
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 

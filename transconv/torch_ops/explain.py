@@ -77,9 +77,19 @@ class Explanation:
         return "\n".join([*([str(problem)] if problem else []), *map(str, self.parts), *said])
 
 
-def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-            padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *, transposed: bool = False,
-            output_padding: Sizes = 0, target: Target | str | None = None) -> Explanation:
+def explain(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    transposed: bool = False,
+    output_padding: Sizes = 0,
+    target: Target | str | None = None,
+) -> Explanation:
     """The plans that conv1d/2d/3d (or conv_transpose, if ``transposed``) would use for these arguments.
 
     Names the plan of the result and of both gradients, or every reason why torch would compute
@@ -89,34 +99,45 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
     """
     f = FUNCTIONS.get((weight.dim() - 2, transposed))
     if f is None:
-        raise RuntimeError("expected a weight of 3, 4 or 5 dimensions, "
-                           f"but got {list(weight.shape)}")
+        raise RuntimeError(f"expected a weight of 3, 4 or 5 dimensions, but got {list(weight.shape)}")
     parsed = parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
-        raise TypeError("stride, padding, output_padding and dilation must be ints or tuples of "
-                        "ints, groups an int")
+        raise TypeError(
+            "stride, padding, output_padding and dilation must be ints or tuples of ints, groups an int"
+        )
     input, weight, bias = autocast(input, weight, bias)
     strides_, padding_, output_padding_, dilation_, groups = parsed
     check_bias(f, input, bias, padding)
     unbatched = not arguments.batched(f.name, f.ndims, input.shape)
     x = input.unsqueeze(0) if unbatched else input
-    p = arguments.resolve(x.shape, weight.shape, None if bias is None else bias.shape, strides_,
-                          padding_, dilation_, transposed, output_padding_, groups)
+    p = arguments.resolve(
+        x.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        strides_,
+        padding_,
+        dilation_,
+        transposed,
+        output_padding_,
+        groups,
+    )
     arguments.check_tensors(x, weight, bias)
     chip = Target.parse(target) if isinstance(target, str) else target
     return Explanation(tuple(_parts(x, weight, bias, p, chip)), unbatched)
 
 
-def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
-           chip: Target | None) -> list[TensorExplanation]:
+def _parts(
+    x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params, chip: Target | None
+) -> list[TensorExplanation]:
     why = tuple(r for r in lower_call.reasons(x, w) if chip is None or not r.startswith("device:"))
     if why:  # where it is the layout, there are no strides to look at
-        return [TensorExplanation(name, direction, reasons=why)
-                for name, direction in zip(layer_keys.COMPUTED, layer_keys.directions(p), strict=True)]
+        return [
+            TensorExplanation(name, direction, reasons=why)
+            for name, direction in zip(layer_keys.COMPUTED, layer_keys.directions(p), strict=True)
+        ]
     channels_last = arguments.channels_last_result(x, w)
     flags = lower_call.flags(x.dtype)
-    aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
-                      for t in (x, w, b))
+    aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT for t in (x, w, b))
     parts = []
     for name, direction, given in layer_keys.computed(x, w, p):
         bias = b if name == "result" else None
@@ -124,11 +145,22 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
         problem = lower_call.describe(x.dtype, *given, p, flags.math)
         request = problem, direction, x.device, epilogue, aligned, flags.deterministic
         of_any_size = partial(
-            layer_keys.choose_plan, direction, p, x.dtype, given, channels_last, x.device, epilogue,
-            None if bias is None else bias.dtype, aligned, flags)
+            layer_keys.choose_plan,
+            direction,
+            p,
+            x.dtype,
+            given,
+            channels_last,
+            x.device,
+            epilogue,
+            None if bias is None else bias.dtype,
+            aligned,
+            flags,
+        )
         try:
-            schedule, won, waits = _scheduled(of_any_size, request) if chip is None else _on_chip(
-                chip, *request)
+            schedule, won, waits = (
+                _scheduled(of_any_size, request) if chip is None else _on_chip(chip, *request)
+            )
             parts.append(
                 TensorExplanation(name, direction, problem, schedule, (waits,) if waits else (), won)
             )
@@ -138,17 +170,33 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
     return parts
 
 
-def _on_chip(chip: Target, problem: ConvProblem, prop: Prop, _: torch.device, epilogue: str, aligned: bool,
-             deterministic: bool) -> tuple[str, str, str]:
+def _on_chip(
+    chip: Target,
+    problem: ConvProblem,
+    prop: Prop,
+    _: torch.device,
+    epilogue: str,
+    aligned: bool,
+    deterministic: bool,
+) -> tuple[str, str, str]:
     """As ``_scheduled``, for another chip than that of the tensors."""
     with lower_call.or_unsupported(f"{problem} {prop}"):
-        made = compiler.plan(problem, prop, chip, epilogue=Epilogue.parse(epilogue), aligned=aligned,
-                             deterministic=deterministic, mode="text")
+        made = compiler.plan(
+            problem,
+            prop,
+            chip,
+            epilogue=Epilogue.parse(epilogue),
+            aligned=aligned,
+            deterministic=deterministic,
+            mode="text",
+        )
     return str(made.schedule), made.why, ""
 
 
-def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],
-               request: tuple[Any, Any, Any, Any, Any, Any]) -> tuple[str, str, str]:
+def _scheduled(
+    of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],
+    request: tuple[Any, Any, Any, Any, Any, Any],
+) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
     compiled. ``request``: the arguments of ``lower_call.question``."""
     if settings.sizes == "any":

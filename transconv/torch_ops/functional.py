@@ -88,8 +88,15 @@ class CastConvolutionFunction(torch.autograd.Function):
     autograd's engine casts the gradients back, and a call costs one node instead of three."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, cast: Tensor,
-                cast_bias: Tensor | None, route: ConvCall) -> Tensor:
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        cast: Tensor,
+        cast_bias: Tensor | None,
+        route: ConvCall,
+    ) -> Tensor:
         ctx.save_for_backward(input, cast, weight)
         ctx.route = route
         return route.forward(input, cast, cast_bias)
@@ -116,15 +123,24 @@ apply: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunctio
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
-def gradients(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
-              mask: tuple[bool, ...]) -> Gradients:
+def gradients(
+    route: ConvCall,
+    wanted: tuple[bool, ...],
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    mask: tuple[bool, ...],
+) -> Gradients:
     """Gradients of input, weight and bias the general way; None where ``mask`` is False. Recorded as
     the ``wanted`` of the route."""
     params = route.params
-    if (torch.is_grad_enabled() or torch.compiler.is_compiling()
-            or _modes()
-            or _transforms()
-            or is_batched(grad)):
+    if (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or _modes()
+        or _transforms()
+        or is_batched(grad)
+    ):
         found = operators.convolution_backward(grad, input, weight, *params, mask)
         return tuple(t if on else None for t, on in zip(found, mask, strict=True))
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
@@ -145,8 +161,13 @@ def _dense(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     return arguments.with_result_strides(grad, last)
 
 
-def function_of(route: ConvCall, biased: bool, cast: torch.dtype | None = None,
-                through: Callable[..., Tensor] | None = None, bound: bool = True) -> Callable[..., Tensor]:
+def function_of(
+    route: ConvCall,
+    biased: bool,
+    cast: torch.dtype | None = None,
+    through: Callable[..., Tensor] | None = None,
+    bound: bool = True,
+) -> Callable[..., Tensor]:
     """``apply`` of an autograd function for one route, of the tensors that it takes in their order: input,
     weight, a bias if ``biased``, and a residual where its epilogue reads one. With ``cast`` it casts
     weight and bias to this type, as CastConvolutionFunction has them cast. ``through``: the gradient of
@@ -158,11 +179,15 @@ def function_of(route: ConvCall, biased: bool, cast: torch.dtype | None = None,
         keeps = behind is not None and bool(behind.activation)
         operands = ["x", "w", *["b"] * biased, *["r"] * (behind is not None and "res" in behind.names)]
         run = route.bound() if bound and cast is None else route.of_given()
-        forward = (forward_of(run, operands, ("x", "w", *["made"] * keeps)) if cast is None else
-                   forward_of(run, operands, ("x", "cast_w", "w"), ("w", *["b"] * biased), cast))
+        forward = (
+            forward_of(run, operands, ("x", "w", *["made"] * keeps))
+            if cast is None
+            else forward_of(run, operands, ("x", "cast_w", "w"), ("w", *["b"] * biased), cast)
+        )
         name = "ConvolutionFunction" if behind is None else "FusedFunction"
-        backward = (_backward(route, biased) if through is None else
-                    _backward_through(route, biased, through))
+        backward = (
+            _backward(route, biased) if through is None else _backward_through(route, biased, through)
+        )
         made = route.functions[cast, bound] = class_of(forward, backward, name)
     return made
 
@@ -181,14 +206,14 @@ def _backward(route: ConvCall, biased: bool) -> Callable[..., Gradients]:
                     return found
         weight = saved[1] if len(saved) == 2 else _history(saved[1], saved[2])
         # Further returned values are None, which autograd allows.
-        return gradients(route, wanted, grad, saved[0], weight,
-                         wanted if biased else (*wanted, False))
+        return gradients(route, wanted, grad, saved[0], weight, wanted if biased else (*wanted, False))
 
     return backward
 
 
-def _backward_through(route: ConvCall, biased: bool,
-                      through: Callable[..., Tensor]) -> Callable[..., Gradients]:
+def _backward_through(
+    route: ConvCall, biased: bool, through: Callable[..., Tensor]
+) -> Callable[..., Gradients]:
     known = route.gradients
 
     def backward(ctx: Any, grad: Tensor) -> Gradients:
@@ -199,10 +224,13 @@ def _backward_through(route: ConvCall, biased: bool,
         entry = None if _compiling() else known.get(mask)
         found = None if entry is None else entry(of_sums, input, weight)
         if found is None:
-            found = ((None, None, None) if not any(mask) else
-                     gradients(route, mask, of_sums, input, weight, mask))
+            found = (
+                (None, None, None)
+                if not any(mask)
+                else gradients(route, mask, of_sums, input, weight, mask)
+            )
         # What is returned beyond the arguments has to be None.
-        return *found[:2 + biased], of_sums if wanted[-1] and len(wanted) == 3 + biased else None
+        return *found[: 2 + biased], of_sums if wanted[-1] and len(wanted) == 3 + biased else None
 
     return backward
 
@@ -212,8 +240,17 @@ def _hand_over(f: ConvFunction, input: Any, weight: Any, bias: Any, *numbers: An
     return f.aten(input, weight, bias, *f.ordered(*numbers))
 
 
-def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
-             output_padding: Any, dilation: Any, groups: Any) -> Tensor:
+def dispatch(
+    f: ConvFunction,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: Any,
+) -> Tensor:
     """Pass one call on to its implementation. The cheapest tests come first."""
     rest = (stride, padding, output_padding, dilation, groups)
     if torch.compiler.is_compiling():
@@ -229,8 +266,13 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         return _hand_over(f, input, weight, bias, *rest)
     if not (is_plain(input) and is_plain(weight) and (bias is None or is_plain(bias))):
         return _unusual(f, input, weight, bias, *rest)
-    if (input.is_neg() or weight.is_neg() or input._is_zerotensor()
-            or weight._is_zerotensor() or (bias is not None and means_more(bias))):
+    if (
+        input.is_neg()
+        or weight.is_neg()
+        or input._is_zerotensor()
+        or weight._is_zerotensor()
+        or (bias is not None and means_more(bias))
+    ):
         input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
         bias = None if bias is None else arguments.spelled_out(bias)
     given, cast = (input, weight, bias, None), None
@@ -260,20 +302,36 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         precompile.layers(given[1], input, weight, flags, settings.mode)
         route, layer = select_impl.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None:
-            call_entries.note_layer((apply, apply_cast), f, given,
-                                    (input, weight, bias, None), rest, route, layer, flags, aligned, cast)
+            call_entries.note_layer(
+                (apply, apply_cast),
+                f,
+                given,
+                (input, weight, bias, None),
+                rest,
+                route,
+                layer,
+                flags,
+                aligned,
+                cast,
+            )
     else:
         if not route.trains:
             select_impl.trained(route, input, weight, flags, aligned, settings.mode)
-        call_entries.note(function_of, f, given, (input, weight, bias, None), rest, route, flags,
-                          aligned, cast)
-    if (route.over is not None and route.compiled is None and route.asks_own
-            and input.device.type not in aten_convolutions.replacement.devices):
+        call_entries.note(
+            function_of, f, given, (input, weight, bias, None), rest, route, flags, aligned, cast
+        )
+    if (
+        route.over is not None
+        and route.compiled is None
+        and route.asks_own
+        and input.device.type not in aten_convolutions.replacement.devices
+    ):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
         return _hand_over(f, *given[:3], *rest)
     route.lay_out(weight)
-    if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
-                                    or (bias is not None and bias.requires_grad)):
+    if torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
         if weight is given[1] and bias is given[2]:
             return apply(input, weight, bias, route)
         return apply_cast(input, *given[1:3], weight, bias, route)
@@ -320,8 +378,9 @@ def _odd_form(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | Non
     return made
 
 
-def _mixed_types(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
-                 *rest: Any) -> Tensor:
+def _mixed_types(
+    f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> Tensor:
     made = _hand_over(f, input, weight, bias, *rest)
     if not torch.compiler.is_compiling():
         stats.handed_over("dtype:bias")
@@ -331,8 +390,17 @@ def _mixed_types(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | 
 # -- the ways that end in the registered operators -------------------------------------------------
 
 
-def _operator(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
-              padding: Any, output_padding: Any, dilation: Any, groups: Any) -> Tensor:
+def _operator(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: Any,
+) -> Tensor:
     rest = (stride, padding, output_padding, dilation, groups)
     parsed = parse(f, *rest)
     if parsed is None or input.dtype.is_complex:
@@ -352,8 +420,16 @@ def _operator(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | Non
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     x = input if is_batched else input.unsqueeze(0)
     p: Params = arguments.resolve(
-        x.shape, weight.shape, None if bias is None else bias.shape, stride, padding, dilation,
-        f.transposed, output_padding, groups)
+        x.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        stride,
+        padding,
+        dilation,
+        f.transposed,
+        output_padding,
+        groups,
+    )
     check_types(x, weight, bias)
     y = operators.called(x, weight, bias, *p)
     return y if is_batched else y.squeeze(0)
@@ -362,8 +438,7 @@ def _operator(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | Non
 def _compiled(f: ConvFunction, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
     """Inside torch.compile or export: no graph break on this way."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    if (_transforms() or forward_ad._current_level >= 0
-            or not all(isinstance(t, Tensor) for t in tensors)):
+    if _transforms() or forward_ad._current_level >= 0 or not all(isinstance(t, Tensor) for t in tensors):
         return _hand_over(f, input, weight, bias, *rest)
     return _operator(f, *traced_autocast(input, weight, bias), *rest)
 
@@ -376,8 +451,15 @@ CONV_TRANSPOSE2D = ConvFunction("conv_transpose2d", 2, True, F.conv_transpose2d,
 CONV_TRANSPOSE3D = ConvFunction("conv_transpose3d", 3, True, F.conv_transpose3d, dispatch)
 
 
-def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-           padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Tensor:
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
     """torch.nn.functional.conv1d. input (mb, ic, iw) or (ic, iw), weight (oc, ic/groups, kw), bias
     (oc,); result (mb, oc, ow). f16, bf16, f32 and f64 have generated kernels, the rest is torch's.
     Raises what torch raises: TypeError for forms, RuntimeError for sizes, types and devices."""
@@ -385,8 +467,15 @@ def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     return call(CONV1D, input, weight, bias, stride, padding, 0, dilation, groups)
 
 
-def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-           padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Tensor:
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
     """torch.nn.functional.conv2d. input (mb, ic, ih, iw) or (ic, ih, iw), weight
     (oc, ic/groups, kh, kw), bias (oc,); result (mb, oc, oh, ow), channels_last if input or weight
     is. f16, bf16, f32 and f64 have generated kernels, the rest is torch's. Raises what torch
@@ -395,8 +484,15 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     return call(CONV2D, input, weight, bias, stride, padding, 0, dilation, groups)
 
 
-def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-           padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1) -> Tensor:
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
     """torch.nn.functional.conv3d. input (mb, ic, id, ih, iw) or without mb, weight
     (oc, ic/groups, kd, kh, kw), bias (oc,); result (mb, oc, od, oh, ow), channels_last_3d if input
     or weight is. Dtypes and errors as conv2d."""
@@ -404,42 +500,62 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     return call(CONV3D, input, weight, bias, stride, padding, 0, dilation, groups)
 
 
-def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-                     padding: Sizes = 0, output_padding: Sizes = 0, groups: int = 1,
-                     dilation: Sizes = 1) -> Tensor:
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
     """torch.nn.functional.conv_transpose1d. input (mb, ic, iw) or (ic, iw), weight
     (ic, oc/groups, kw), bias (oc,); result (mb, oc, ow) with
     ow = (iw - 1)*stride - 2*padding + dilation*(kw - 1) + output_padding + 1. Dtypes and errors as
     conv1d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
-    return call(CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation,
-                groups)
+    return call(CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
-def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-                     padding: Sizes = 0, output_padding: Sizes = 0, groups: int = 1,
-                     dilation: Sizes = 1) -> Tensor:
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
     """torch.nn.functional.conv_transpose2d. input (mb, ic, ih, iw) or (ic, ih, iw), weight
     (ic, oc/groups, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as
     conv2d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
-    return call(CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation,
-                groups)
+    return call(CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
-def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-                     padding: Sizes = 0, output_padding: Sizes = 0, groups: int = 1,
-                     dilation: Sizes = 1) -> Tensor:
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
     """torch.nn.functional.conv_transpose3d. input (mb, ic, id, ih, iw) or without mb, weight
     (ic, oc/groups, kd, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as
     conv3d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
-    return call(CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation,
-                groups)
+    return call(CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
 
-FUNCTIONS = {(f.ndims, f.transposed): f for f in (
-    CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D)}
+FUNCTIONS = {
+    (f.ndims, f.transposed): f
+    for f in (CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D)
+}
 """The functions by their number of spatial dimensions, and whether they are transposed."""
 for _function in FUNCTIONS.values():  # handlers of `__torch_function__` get these names
     _function.public = globals()[_function.name]

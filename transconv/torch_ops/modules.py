@@ -33,9 +33,18 @@ from transconv.torch_ops.conversion.aten_replacement import aten
 Tensor = torch.Tensor
 
 __all__ = [
-    "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
-    "LazyConv1d", "LazyConv2d", "LazyConv3d",
-    "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "LazyConv1d",
+    "LazyConv2d",
+    "LazyConv3d",
+    "LazyConvTranspose1d",
+    "LazyConvTranspose2d",
+    "LazyConvTranspose3d",
 ]
 
 
@@ -53,8 +62,7 @@ class Convolves:
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         input, padding = padded(self, input)
-        made: Tensor = self.convolve(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        made: Tensor = self.convolve(input, weight, bias, self.stride, padding, self.dilation, self.groups)
         return made
 
 
@@ -67,16 +75,32 @@ class ConvolvesTransposed:
         """The transposed convolution of ``input``; ``output_size`` picks among the sizes that the
         stride leaves open. ValueError for another padding mode than zeros or an impossible size."""
         if self.padding_mode != "zeros":
-            raise ValueError("Only `zeros` padding mode is supported for "
-                             f"{type(self).__name__.removeprefix('Lazy')}")
+            raise ValueError(
+                f"Only `zeros` padding mode is supported for {type(self).__name__.removeprefix('Lazy')}"
+            )
         output_padding = self.output_padding
         if output_size is not None:
-            output_padding = tuple(self._output_padding(
-                input, output_size, self.stride, self.padding, self.kernel_size,
-                len(self.kernel_size), self.dilation))
+            output_padding = tuple(
+                self._output_padding(
+                    input,
+                    output_size,
+                    self.stride,
+                    self.padding,
+                    self.kernel_size,
+                    len(self.kernel_size),
+                    self.dilation,
+                )
+            )
         made: Tensor = self.convolve(
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
-            self.dilation)
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            output_padding,
+            self.groups,
+            self.dilation,
+        )
         return made
 
 
@@ -117,8 +141,10 @@ class ConvTranspose3d(ConvolvesTransposed, torch.nn.ConvTranspose3d):
 
 
 CONVOLUTIONS: dict[type, type] = {
-    kind: ours for ours in (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
-    for kind in (ours, ours.__bases__[1])}
+    kind: ours
+    for ours in (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
+    for kind in (ours, ours.__bases__[1])
+}
 """Our class of each of torch's convolutions, and of ours."""
 
 
@@ -168,11 +194,17 @@ class LazyConvTranspose3d(ConvolvesTransposed, torch.nn.LazyConvTranspose3d):  #
     convolve = staticmethod(functional.conv_transpose3d)
 
 
-_OURS: dict[type, type] = {getattr(torch.nn, name): getattr(modules, name)
-                           for name in modules.__all__}
+_OURS: dict[type, type] = {getattr(torch.nn, name): getattr(modules, name) for name in modules.__all__}
 _TORCHS: dict[type, type] = {ours: theirs for theirs, ours in _OURS.items()}
-_CALLS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-          "convolution"}
+_CALLS = {
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "convolution",
+}
 
 
 def is_ours(kind: type) -> bool:
@@ -189,12 +221,14 @@ def why_not(module: torch.nn.Module) -> str:
     transposed = issubclass(theirs, torch.nn.modules.conv._ConvTransposeNd)
     if transposed and "forward" in vars(module):
         return "it has a forward of its own, beside that of its class"
-    for owner in kind.__mro__[:kind.__mro__.index(theirs)]:
+    for owner in kind.__mro__[: kind.__mro__.index(theirs)]:
         for method in ("forward", "_conv_forward"):
             own = vars(owner).get(method)
             if own is not None and not _goes_on(own, method, theirs, transposed):
-                return (f"its class {kind.__qualname__} has a {method} of its own, which does not end "
-                        f"in {'super().forward' if transposed else '_conv_forward'}")
+                return (
+                    f"its class {kind.__qualname__} has a {method} of its own, which does not end "
+                    f"in {'super().forward' if transposed else '_conv_forward'}"
+                )
     return ""
 
 
@@ -210,8 +244,9 @@ def _goes_on(method: Any, name: str, theirs: type, transposed: bool) -> bool:
     above = "super" in names and name in names
     if transposed:
         return above
-    return above or (name == "forward" and (
-        "_conv_forward" in names or {theirs.__name__, "forward"} <= names))
+    return above or (
+        name == "forward" and ("_conv_forward" in names or {theirs.__name__, "forward"} <= names)
+    )
 
 
 def _names(code: CodeType) -> set[str]:
@@ -228,9 +263,18 @@ def exchanged(kind: type, ours: Mapping[type, type] = _OURS) -> type:
 
 @functools.cache
 def _mixed_with(kind: type, ours: type) -> type:
-    return type(kind.__name__, (kind, ours), {
-        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
-        "exchanged_for": kind, "exchanged_with": ours, "__reduce_ex__": _reduce})
+    return type(
+        kind.__name__,
+        (kind, ours),
+        {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+            "exchanged_for": kind,
+            "exchanged_with": ours,
+            "__reduce_ex__": _reduce,
+        },
+    )
 
 
 def restored(kind: type) -> type | None:
@@ -243,8 +287,10 @@ def expect_float(module: torch.nn.Module, kind: type, ours: Mapping[type, type],
     """Raises TypeError for a module that ``kind``, one of ``ours``, is not the class for."""
     theirs = next(c for c, made in ours.items() if made is kind)
     if type(module) is not theirs and restored(type(module)) is not theirs:
-        raise TypeError(f"{kind.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
-                        f"{type(module).__name__}{also}")
+        raise TypeError(
+            f"{kind.__name__}.from_float: expected a torch.nn.{theirs.__name__}, got "
+            f"{type(module).__name__}{also}"
+        )
 
 
 def exchange(module: torch.nn.Module, back: bool = False) -> bool:
@@ -256,8 +302,9 @@ def exchange(module: torch.nn.Module, back: bool = False) -> bool:
     if other is None:
         return False
     if parametrized:  # a class for this one module; parametrize restores its first base
-        own = {name: value for name, value in vars(kind).items()
-               if name not in ("__dict__", "__weakref__")}
+        own = {
+            name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")
+        }
         other = type(kind.__name__, (other,), own)
     module.__class__ = other
     return True
@@ -300,8 +347,9 @@ def _is_convolution(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.modules.conv._ConvNd)
 
 
-def convert_(model: torch.nn.Module,
-             filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> ConversionReport:
+def convert_(
+    model: torch.nn.Module, filter_fn: Callable[[torch.nn.Module, str], bool] | None = None
+) -> ConversionReport:
     """Let every torch.nn convolution of ``model`` compute with transconv, in place.
 
     Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
@@ -334,9 +382,16 @@ def convert_(model: torch.nn.Module,
 def revert_(model: torch.nn.Module) -> ConversionReport:
     """Undo `convert_`, in place. TypeError for what is no module."""
     arguments.expect_module(model, "revert_")
-    return ConversionReport(tuple([name for name, module in model.named_modules()
-                         if _is_convolution(module) and modules.exchange(module, back=True)]),
-                            did="torch's again")
+    return ConversionReport(
+        tuple(
+            [
+                name
+                for name, module in model.named_modules()
+                if _is_convolution(module) and modules.exchange(module, back=True)
+            ]
+        ),
+        did="torch's again",
+    )
 
 
 class EagerForward:
@@ -370,8 +425,10 @@ def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
             del part.forward
         elif not undo and not is_off(part):
             if "forward" in vars(part):
-                raise ValueError(f"transconv.off: '{name}' has a forward of its own, beside that of its "
-                                 "class, which cannot be replaced; call off with the modules in it")
+                raise ValueError(
+                    f"transconv.off: '{name}' has a forward of its own, beside that of its "
+                    "class, which cannot be replaced; call off with the modules in it"
+                )
             if _is_convolution(part):
                 modules.exchange(part, back=True)
             part.forward = EagerForward(part)

@@ -45,23 +45,31 @@ _new_library: Any = torch.library.Library
 register_fake: Any = torch.library.register_fake
 register_flop_formula: Any = flop_counter.register_flop_formula
 
-NUMBERS = ("SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
-           "SymInt[] output_padding, SymInt groups")
+NUMBERS = (
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "
+    "SymInt[] output_padding, SymInt groups"
+)
 SCHEMAS = {
     "fwd": "(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str numbers) -> Tensor",
     "bwd_d": "(Tensor grad_output, Tensor input, Tensor weight, str numbers) -> Tensor",
     "bwd_w": "(Tensor grad_output, Tensor input, Tensor weight, str numbers) -> Tensor",
     "convolution": f"(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}) -> Tensor",
-    "convolution_backward": (f"(Tensor grad_output, Tensor input, Tensor weight, {NUMBERS}, "
-                             "bool[3] output_mask) -> (Tensor, Tensor, Tensor)"),
-    "fused_convolution": ("(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str activation, "
-                          f"{NUMBERS}) -> Tensor"),
-    "traced_convolution": ("(Tensor input, Tensor weight, Tensor? bias, Tensor[] operands, str text, "
-                           f"{NUMBERS}) -> Tensor"),
+    "convolution_backward": (
+        f"(Tensor grad_output, Tensor input, Tensor weight, {NUMBERS}, "
+        "bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+    ),
+    "fused_convolution": (
+        "(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str activation, "
+        f"{NUMBERS}) -> Tensor"
+    ),
+    "traced_convolution": (
+        f"(Tensor input, Tensor weight, Tensor? bias, Tensor[] operands, str text, {NUMBERS}) -> Tensor"
+    ),
     "quantized_convolution": (
         f"(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}, Tensor?[] tensors, float[] numbers, "
         "ScalarType output_dtype, str activation, bool use_fast_accum, Tensor? rounding_seed=None) "
-        "-> Tensor"),
+        "-> Tensor"
+    ),
 }
 # The operators live as long as this object: it must stay at module scope.
 library: Any = _new_library("transconv", "DEF")
@@ -78,9 +86,14 @@ traced_convolution: Callable[..., Tensor] = torch.ops.transconv.traced_convoluti
 quantized_convolution: Callable[..., Tensor] = torch.ops.transconv.quantized_convolution.default
 
 
-def implement(name: str, fake: Callable[..., Any], kernel: Callable[..., Any],
-              composed: Callable[..., Any] | None = None, derivatives: Callable[..., Any] | None = None,
-              flops: Callable[..., int] | None = None) -> None:
+def implement(
+    name: str,
+    fake: Callable[..., Any],
+    kernel: Callable[..., Any],
+    composed: Callable[..., Any] | None = None,
+    derivatives: Callable[..., Any] | None = None,
+    flops: Callable[..., int] | None = None,
+) -> None:
     """Register what an operator is without values, and what computes it; ``composed``: as torch's
     functions, which torch's transforms see; ``derivatives``: above the kernel, where autograd is not
     bypassed, as inference mode does; ``flops``: of the shapes."""
@@ -131,9 +144,15 @@ def spelled(p: Params, activation: str = "") -> str:
     if p.padding != zeros:
         sides = (p.pad_lo,) if p.symmetric else (p.pad_lo, p.pad_hi)
         words.append(f"padding={':'.join(map(_times, sides))}")
-    words += [f"{name}={_times(got)}" for name, got, usual in (
-        ("dilation", p.dilation, ones), ("output_padding", p.output_padding, zeros),
-        ("groups", (p.groups,), (1,))) if got != usual]
+    words += [
+        f"{name}={_times(got)}"
+        for name, got, usual in (
+            ("dilation", p.dilation, ones),
+            ("output_padding", p.output_padding, zeros),
+            ("groups", (p.groups,), (1,)),
+        )
+        if got != usual
+    ]
     return " ".join([*words, *["transposed"] * p.transposed, *filter(None, [activation])])
 
 
@@ -149,14 +168,23 @@ def read(text: str) -> Numbers:
     """Parse a text of ``spelled``. RuntimeError for any other text."""
     words = [word.partition("=") for word in text.split(" ")]
     flags = [name for name, equals, _ in words if not equals]
-    lists = {name: tuple(int(size) for size in value.replace(":", "x").split("x"))
-             for name, equals, value in words if equals and re.fullmatch(r"\d+([x:]\d+)*", value)}
+    lists = {
+        name: tuple(int(size) for size in value.replace(":", "x").split("x"))
+        for name, equals, value in words
+        if equals and re.fullmatch(r"\d+([x:]\d+)*", value)
+    }
     transposed = "transposed" in flags
     activation = flags[-1] if len(flags) > transposed else ""
     stride = lists.get("stride", ())
     n = len(stride)
-    p = Params(stride, lists.get("padding", (0,) * n), lists.get("dilation", (1,) * n), transposed,
-               lists.get("output_padding", (0,) * n), lists.get("groups", (1,))[0])
+    p = Params(
+        stride,
+        lists.get("padding", (0,) * n),
+        lists.get("dilation", (1,) * n),
+        transposed,
+        lists.get("output_padding", (0,) * n),
+        lists.get("groups", (1,))[0],
+    )
     if not stride or not set(lists) <= set(_LISTS) or spelled(p, activation) != text:
         raise RuntimeError(f"expected a text such as 'stride=1x1 padding=2x2 groups=3', got {text!r}")
     return Numbers(p, activation, request("", 0, *p))
@@ -168,15 +196,28 @@ def resolve(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequenc
     stride, padding, dilation, transposed, output_padding, groups = numbers
     arguments.check_tensors(input, weight, bias, wide=True)
     return arguments.resolve(
-        input.shape, weight.shape, None if bias is None else bias.shape, tuple(stride),
-        tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups, two_sided=True)
+        input.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        transposed,
+        tuple(output_padding),
+        groups,
+        two_sided=True,
+    )
 
 
-def multiply_adds(input_shape: Sequence[int], weight_shape: Sequence[int],
-                  result_shape: Sequence[int], transposed: bool) -> int:
+def multiply_adds(
+    input_shape: Sequence[int], weight_shape: Sequence[int], result_shape: Sequence[int], transposed: bool
+) -> int:
     """Twice the products of one pass over the problem, which each of its three directions makes."""
-    return int(flop_counter.conv_flop_count(list(input_shape), list(weight_shape),
-                                            list(result_shape), transposed=transposed))
+    return int(
+        flop_counter.conv_flop_count(
+            list(input_shape), list(weight_shape), list(result_shape), transposed=transposed
+        )
+    )
 
 
 # -- fakes -----------------------------------------------------------------------------------------
@@ -186,8 +227,9 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> 
     return arguments.fake_result(input, weight, resolve(input, weight, bias, numbers))
 
 
-def _checked(grad: Tensor, input: Tensor, weight: Tensor,
-             numbers: Sequence[Any]) -> tuple[Params, Sequence[bool]]:
+def _checked(
+    grad: Tensor, input: Tensor, weight: Tensor, numbers: Sequence[Any]
+) -> tuple[Params, Sequence[bool]]:
     """The numbers of a call of the gradients' operator, whose tensors fit, and which ones are wanted."""
     *given, mask = numbers
     if len(mask) != 3:
@@ -197,13 +239,14 @@ def _checked(grad: Tensor, input: Tensor, weight: Tensor,
     return p, mask
 
 
-def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
-                   *numbers: Any) -> tuple[Tensor, ...]:
+def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
     p, mask = _checked(grad, input, weight, numbers)
     channels_last = arguments.channels_last_result(input, weight)
     wanted = [(input, input.shape), (weight, weight.shape)]
-    found = [arguments.empty_result(like, shape, channels_last) if on else grad.new_empty(0)
-             for (like, shape), on in zip(wanted, mask, strict=False)]
+    found = [
+        arguments.empty_result(like, shape, channels_last) if on else grad.new_empty(0)
+        for (like, shape), on in zip(wanted, mask, strict=False)
+    ]
     return *found, arguments.bias_gradient(grad, weight, p) if mask[2] else grad.new_empty(0)
 
 
@@ -252,9 +295,11 @@ class ConvolutionBackward(torch.autograd.Function):
             found = of_class.backward(grad, input, weight, *numbers)
             return tuple(grad.new_empty(0) if t is None else t for t in found)
         text = spelled(p)
-        made = (bwd_d(grad, input, weight, text) if mask[0] else None,
-                bwd_w(grad, input, weight, text) if mask[1] else None,
-                arguments.bias_gradient(grad, weight, p) if mask[2] else None)
+        made = (
+            bwd_d(grad, input, weight, text) if mask[0] else None,
+            bwd_w(grad, input, weight, text) if mask[1] else None,
+            arguments.bias_gradient(grad, weight, p) if mask[2] else None,
+        )
         return tuple(grad.new_empty(0) if t is None else t for t in made)
 
     @staticmethod
@@ -284,8 +329,7 @@ class ConvolutionBackward(torch.autograd.Function):
         if ctx.needs_input_grad[1] and b is not None:
             for_input = convolution_backward(grad, input, b, *ctx.numbers, [True, False, False])[0]
         if ctx.needs_input_grad[2] and a is not None:
-            for_weight = convolution_backward(grad, a, weight, *ctx.numbers,
-                                              [False, True, False])[1]
+            for_weight = convolution_backward(grad, a, weight, *ctx.numbers, [False, True, False])[1]
         return for_grad, for_input, for_weight, *[None] * 7
 
 
@@ -330,19 +374,37 @@ def composed_backward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any
 # -- FLOPs -----------------------------------------------------------------------------------------
 
 
-def _flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, *numbers: Any,
-           out_shape: Sequence[int], **_: Any) -> int:
+def _flops(
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    _bias: Any,
+    *numbers: Any,
+    out_shape: Sequence[int],
+    **_: Any,
+) -> int:
     return multiply_adds(input_shape, weight_shape, out_shape, numbers[3])
 
 
-def _backward_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
-                    weight_shape: Sequence[int], *numbers: Any, **_: Any) -> int:
+def _backward_flops(
+    grad_shape: Sequence[int],
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    *numbers: Any,
+    **_: Any,
+) -> int:
     *given, mask = numbers
     each = multiply_adds(input_shape, weight_shape, grad_shape, given[3])
     return sum(map(bool, mask[:2])) * each
 
 
-implement("convolution", _fake, Convolution.forward, composed,
-                    with_derivatives(Convolution, composed), _flops)
-implement("convolution_backward", _fake_backward, ConvolutionBackward.forward, composed_backward,
-                    with_derivatives(ConvolutionBackward, composed_backward), _backward_flops)
+implement(
+    "convolution", _fake, Convolution.forward, composed, with_derivatives(Convolution, composed), _flops
+)
+implement(
+    "convolution_backward",
+    _fake_backward,
+    ConvolutionBackward.forward,
+    composed_backward,
+    with_derivatives(ConvolutionBackward, composed_backward),
+    _backward_flops,
+)

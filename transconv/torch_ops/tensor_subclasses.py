@@ -1,7 +1,7 @@
 """Tensor classes that a room above serves: it is imported when their library is, and registers itself.
 
-    load()    imports the rooms whose library the program has imported
-    serve()   is called by a room: its class, a convolution of it and its gradients, what `enable` tells it
+load()    imports the rooms whose library the program has imported
+serve()   is called by a room: its class, a convolution of it and its gradients, what `enable` tells it
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class ServedClass:
     replaced: Callable[[frozenset[str]], None]
 
 
-
 def load() -> None:
     """Import the rooms for classes that can exist, or soon may, in this program."""
     distributed = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)()
@@ -48,8 +47,9 @@ def load() -> None:
 class _Together(MetaPathFinder):
     """Imports a room at the end of the first import of its library, before a tensor of it can exist."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None,
-                  target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in ROOMS:
             return None
         found = (f.find_spec(name, path, target) for f in sys.meta_path if f is not self)
@@ -79,8 +79,12 @@ class _Then(Loader):
 _together = _Together()
 
 
-def serve(kind: type, forward: Callable[..., Any], backward: Callable[..., Any],
-          replaced: Callable[[frozenset[str]], None]) -> None:
+def serve(
+    kind: type,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    replaced: Callable[[frozenset[str]], None],
+) -> None:
     """Serve tensors of a class. ``forward`` and ``backward`` take what ``transconv::convolution`` and
     ``transconv::convolution_backward`` take; ``replaced`` the devices on which aten's convolution is
     transconv's, now and at every change."""

@@ -55,6 +55,7 @@ class Rules:
 
 def compose(library: Any, name: str, function: Callable[..., Any]) -> None:
     """Have torch's transforms see ``function``, of torch's own, in the place of an operator."""
+
     def seen(*given: Any) -> Any:
         stats.handed_over("transform:functorch", name)
         return function(*given)
@@ -64,6 +65,7 @@ def compose(library: Any, name: str, function: Callable[..., Any]) -> None:
 
 def known_by(library: Any, name: str, rules: Rules) -> None:
     """Have torch's transforms ask the rules of an operator, which takes and gives what ``call`` does."""
+
     def seen(*given: Any) -> Any:
         made = transformed(rules, *given)
         return made[0] if len(made) == 1 else made
@@ -86,8 +88,9 @@ def transformed(rules: Rules, *given: Any) -> Tensors:
     if kind == _Kind.Jvp and has_tangent(given):
         return pushed(rules, *given)
     if kind not in (_Kind.Grad, _Kind.Jvp):
-        raise RuntimeError(f"{rules.name} has no rule for torch.func's {kind.name.lower()}; expected "
-                           "vmap, grad or jvp")
+        raise RuntimeError(
+            f"{rules.name} has no rule for torch.func's {kind.name.lower()}; expected vmap, grad or jvp"
+        )
     with torch_internals.single_level_autograd():
         return _apply_level(interpreter, rules, *given)
 
@@ -122,10 +125,14 @@ _apply_level: Callable[..., Tensors] = _Level.apply  # type: ignore[attr-defined
 def _mapped(rules: Rules, interpreter: Any, given: Sequence[Any]) -> Tensors:
     """One level of vmap."""
     level = interpreter.level()
-    on = [isinstance(t, Tensor) and functorch.is_batchedtensor(t) and functorch.maybe_get_level(t) == level
-          for t in given]
-    own = [functorch.get_unwrapped(t).movedim(functorch.maybe_get_bdim(t), 0) if there else t
-           for t, there in zip(given, on, strict=True)]
+    on = [
+        isinstance(t, Tensor) and functorch.is_batchedtensor(t) and functorch.maybe_get_level(t) == level
+        for t in given
+    ]
+    own = [
+        functorch.get_unwrapped(t).movedim(functorch.maybe_get_bdim(t), 0) if there else t
+        for t, there in zip(given, on, strict=True)
+    ]
     with interpreter.lower():
         if not any(on):
             return rules.call(*own)
@@ -138,8 +145,11 @@ def _mapped(rules: Rules, interpreter: Any, given: Sequence[Any]) -> Tensors:
 
 def has_tangent(given: Sequence[Any]) -> bool:
     """Whether one of the arguments carries a tangent that is asked for."""
-    return forward_ad._current_level >= 0 and _forward_enabled() and any(
-        isinstance(t, Tensor) and _unpack(t).tangent is not None for t in given)
+    return (
+        forward_ad._current_level >= 0
+        and _forward_enabled()
+        and any(isinstance(t, Tensor) and _unpack(t).tangent is not None for t in given)
+    )
 
 
 def refuse_tangents(name: str, given: Sequence[Any], inside: bool = False) -> None:
@@ -149,8 +159,10 @@ def refuse_tangents(name: str, given: Sequence[Any], inside: bool = False) -> No
         return
     with forward_ad._set_fwd_grad_enabled(inside or _forward_enabled()):
         if has_tangent(given):
-            raise RuntimeError(f"{name} has no derivative in forward mode; expected reverse mode, or "
-                               "tensors without tangents")
+            raise RuntimeError(
+                f"{name} has no derivative in forward mode; expected reverse mode, or "
+                "tensors without tangents"
+            )
 
 
 def pushed(rules: Rules, *given: Any) -> Tensors:
@@ -162,8 +174,7 @@ def pushed(rules: Rules, *given: Any) -> Tensors:
     primals = [t for t, _ in both]
     made = rules.call(*primals)
     moving = rules.tangents(primals, [d for _, d in both], made)
-    return tuple(y if dy is None else _make_dual(y, dy)
-                 for y, dy in zip(made, moving, strict=True))
+    return tuple(y if dy is None else _make_dual(y, dy) for y, dy in zip(made, moving, strict=True))
 
 
 # -- gradients of many results at once -------------------------------------------------------------
@@ -198,11 +209,14 @@ def _legacy_level(t: Any) -> int:
 
 def looped(call: Callable[..., Tensors]) -> Batched:
     """The rule of an operator that takes one example after the other."""
+
     def batched(size: int, on: Sequence[bool], given: Sequence[Any]) -> Sequence[Tensor]:
         if not size:  # the sizes of no results are those of one
             own = [t.new_zeros(t.shape[1:]) if there else t for t, there in zip(given, on, strict=True)]
             return [t.new_empty(0, *t.shape) for t in call(*own)]
-        each = [call(*(t[i] if there else t for t, there in zip(given, on, strict=True)))
-                for i in range(size)]
+        each = [
+            call(*(t[i] if there else t for t, there in zip(given, on, strict=True))) for i in range(size)
+        ]
         return [torch.stack(several) for several in zip(*each, strict=True)]
+
     return batched

@@ -38,6 +38,7 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 # -- in the process that has the GPU ---------------------------------------------------------------
 
+
 class KeptCases:
     """The workloads of the last trials, with their tensors: the one that was used longest ago is released
     first, when another needs its share of the memory."""
@@ -63,8 +64,9 @@ class KeptCases:
 kept = KeptCases()
 
 
-def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "",
-                  budget_ms: float = 30.0) -> Found:
+def measure_trial(
+    text: str, direction: str, behind: str = "", schedule: str = "", budget_ms: float = 30.0
+) -> Found:
     """Check a schedule on exact data, then time it on random data. ``verdict``: right, wrong or refused,
     with a reason."""
     case = kept.case(text, direction, behind)
@@ -74,8 +76,11 @@ def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "
         return {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
     judged = case.same(compiled)
     _record(compiled, judged.reason)
-    found: Found = {"verdict": "right" if judged.right else "wrong", "reason": judged.reason,
-                    "max_err": judged.max_err}
+    found: Found = {
+        "verdict": "right" if judged.right else "wrong",
+        "reason": judged.reason,
+        "max_err": judged.max_err,
+    }
     if judged.right:
         clock = _clock(case.where)
         clock.budget_ms = budget_ms
@@ -110,7 +115,12 @@ def _clock(where: str) -> Any:
 def _record(compiled: Plan, reason: str) -> None:
     """Record a kernel as wrong for other processes. Of a plan with several kernels none is recorded."""
     if reason and len(compiled.steps) == 1:
-        step, = compiled.steps
-        check_records.record(check_records.variant(step.digest, True), check_records.WRONG, reason=reason,
-                        function=step.triton.function, problem=str(compiled.workload),
-                        schedule=str(step.schedule))
+        (step,) = compiled.steps
+        check_records.record(
+            check_records.variant(step.digest, True),
+            check_records.WRONG,
+            reason=reason,
+            function=step.triton.function,
+            problem=str(compiled.workload),
+            schedule=str(step.schedule),
+        )

@@ -46,8 +46,10 @@ def own_gpu() -> None:
     if not count:
         return
     if at >= count:
-        raise ValueError(f"rank {at} of this machine has no GPU of its own, of {count}; expected at most "
-                         "one rank for each")
+        raise ValueError(
+            f"rank {at} of this machine has no GPU of its own, of {count}; expected at most "
+            "one rank for each"
+        )
     name = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
     seen = knobs.given(name).get(name, "")
     knobs.adopt({name: seen.split(",")[at] if seen else str(at)})
@@ -75,8 +77,9 @@ class Ranks:
     compile; ``gone_s``: seconds of silence after which a rank is taken for dead. Methods raise
     ConnectionError if the process is gone that has the store (rank 0, or torchrun)."""
 
-    def __init__(self, store: Any, rank: int, count: int, about: dict[str, str], jobs: int,
-                 gone_s: float) -> None:
+    def __init__(
+        self, store: Any, rank: int, count: int, about: dict[str, str], jobs: int, gone_s: float
+    ) -> None:
         self.store, self.rank, self.count = store, rank, count
         self.about, self.jobs, self.gone_s = about, jobs, gone_s
         self.over = threading.Event()
@@ -87,8 +90,9 @@ class Ranks:
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with suppress(ConnectionError):
             if self.rank:
                 self.put(f"left/{self.rank}", "" if error is None else f"{error or kind}")
@@ -141,8 +145,12 @@ class Ranks:
         """Until the others have left: they may need this process's store."""
         until = time.monotonic() + seconds
         for rank in range(1, self.count):
-            while (self.get(f"here/{rank}") is not None and self.get(f"left/{rank}") is None
-                   and not self.silent(rank) and time.monotonic() < until):
+            while (
+                self.get(f"here/{rank}") is not None
+                and self.get(f"left/{rank}") is None
+                and not self.silent(rank)
+                and time.monotonic() < until
+            ):
                 time.sleep(0.05)
 
 
@@ -166,8 +174,10 @@ def serve(groups: dict[str, WorkerTask], ranks: Ranks) -> tuple[int, list[Row]]:
         for task, row in pool.run([]):
             pool.tell(task, row)
     except ConnectionError as error:
-        raise ConnectionError(f"rank {ranks.rank} stops: rank 0, which deals trials and writes what was "
-                              f"found, is gone ({error})") from error
+        raise ConnectionError(
+            f"rank {ranks.rank} stops: rank 0, which deals trials and writes what was "
+            f"found, is gone ({error})"
+        ) from error
     assert pool.end is not None
     if pool.end["error"]:
         raise ValueError(f"rank {ranks.rank} stops: {pool.end['error']}")
@@ -239,8 +249,11 @@ class Dealer(Pool):
             super().add(task)
 
     def _pending(self, late: bool) -> bool:
-        return (super()._pending(late) or any(other.out for other in self.others)
-                or (bool(self.undealt) and not late))
+        return (
+            super()._pending(late)
+            or any(other.out for other in self.others)
+            or (bool(self.undealt) and not late)
+        )
 
     def exchange(self, late: bool, over: bool) -> Iterator[tuple[Task, Row]]:
         for other in self.others:
@@ -257,8 +270,10 @@ class Dealer(Pool):
         here = self.between.get(f"here/{other.rank}") if not other.depth else None
         if here is not None:
             if here["about"] != self.between.about:
-                raise ValueError(f"ranks 0 and {other.rank} cannot tune together: {self.between.about} "
-                                 f"and {here['about']}")
+                raise ValueError(
+                    f"ranks 0 and {other.rank} cannot tune together: {self.between.about} "
+                    f"and {here['about']}"
+                )
             other.depth = here["jobs"] + 2
         while (found := self.between.get(f"told/{other.rank}/{other.heard}")) is not None:
             other.heard += 1
@@ -277,8 +292,10 @@ class Dealer(Pool):
         if not other.gone:
             return
         why = left or f"no sign of life for {self.between.gone_s:.0f} s"
-        print(f"rank {other.rank} is gone ({why}); {len(other.out)} trials that it had are dealt again",
-              flush=True)
+        print(
+            f"rank {other.rank} is gone ({why}); {len(other.out)} trials that it had are dealt again",
+            flush=True,
+        )
         for task in other.out.values():
             self.lost[id(task)] = self.lost.get(id(task), 0) + 1
             if self.lost[id(task)] < OFTEN:

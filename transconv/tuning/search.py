@@ -43,8 +43,14 @@ class Search:
     ``seeds``: schedules to try in any case; ``explore``: ``near`` the best, or ``spread`` over the
     ranking, to fit the estimate's rates."""
 
-    def __init__(self, phases: Sequence[Compute], target: Target, trials: int,
-                 seeds: Sequence[Schedule] = (), explore: str = "near") -> None:
+    def __init__(
+        self,
+        phases: Sequence[Compute],
+        target: Target,
+        trials: int,
+        seeds: Sequence[Schedule] = (),
+        explore: str = "near",
+    ) -> None:
         self.phases, self.target, self.trials = tuple(phases), target, trials
         self.ranking = ranking(self.phases, target)
         self.ranks = {c: i for i, c in enumerate(self.ranking)}
@@ -59,8 +65,9 @@ class Search:
         return all(believable(fitted(schedule, a, self.target), a, self.target) for a in self.phases)
 
     def guess(self, schedule: Schedule) -> float:
-        return sum(heuristics.estimate(fitted(schedule, a, self.target), a, self.target)
-                   for a in self.phases)
+        return sum(
+            heuristics.estimate(fitted(schedule, a, self.target), a, self.target) for a in self.phases
+        )
 
     @property
     def best(self) -> Schedule | None:
@@ -126,11 +133,13 @@ def ranking(phases: Sequence[Compute], target: Target) -> list[Schedule]:
     for schedule in found:
         each = [fitted(schedule, a, target) for a in phases]
         if all(believable(c, a, target) for c, a in zip(each, phases, strict=True)):
-            sums[schedule] = sum(heuristics.estimate(c, a, target)
-                                 for c, a in zip(each, phases, strict=True))
+            sums[schedule] = sum(
+                heuristics.estimate(c, a, target) for c, a in zip(each, phases, strict=True)
+            )
     if not sums:
-        raise ScheduleError(f"no schedule is legal for all {len(phases)} stride phases "
-                          f"of {phases[0].name}")
+        raise ScheduleError(
+            f"no schedule is legal for all {len(phases)} stride phases of {phases[0].name}"
+        )
     return sorted(sums, key=lambda c: sums[c])
 
 
@@ -150,8 +159,9 @@ def _changed(schedule: Schedule, search: Search) -> Iterator[Schedule]:
     compute = search.phases[0]
     mine = _by_kind(schedule, compute)
     words = [f.name for f in fields(schedule) if f.name != "blocks"]
-    for kind, blocks in dict.fromkeys(x for other in search.ranking
-                                      for x in _by_kind(other, compute).items()):
+    for kind, blocks in dict.fromkeys(
+        x for other in search.ranking for x in _by_kind(other, compute).items()
+    ):
         if blocks != mine[kind]:
             changed = {**mine, kind: blocks}
             yield replace(schedule, blocks=tuple(b for k in "BMNK" for b in changed[k]))
@@ -177,11 +187,9 @@ def _with_word(schedule: Schedule, word: str, value: Any) -> Schedule:
 
 
 def _by_kind(schedule: Schedule, compute: Compute) -> dict[str, tuple[Block, ...]]:
-    return {kind: tuple(b for b in schedule.blocks if compute.kind(b.first) == kind)
-            for kind in "BMNK"}
+    return {kind: tuple(b for b in schedule.blocks if compute.kind(b.first) == kind) for kind in "BMNK"}
 
 
 def _with_extent(schedule: Schedule, extents: dict[int, int]) -> Schedule:
-    blocks = tuple(replace(b, extent=extents.get(i, b.extent))
-                   for i, b in enumerate(schedule.blocks))
+    blocks = tuple(replace(b, extent=extents.get(i, b.extent)) for i, b in enumerate(schedule.blocks))
     return replace(schedule, blocks=tuple(b for b in blocks if b.extent >= 1))

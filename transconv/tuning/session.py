@@ -27,12 +27,42 @@ from transconv.tuning.search import ScheduleTrial, Search
 from transconv.tuning.table import CsvTable, number, read
 from transconv.verify.machine import Pool, Task, WorkerTask
 
-COLUMNS = ("layer", "layer_kind", "layer_direction", "problem", "direction", "behind", "dtype", "layout",
-           "machine", "trial", "origin", "rank", "schedule", "estimate", "us", "p20", "p80",
-           "method", "verdict", "reason", "max_err", "lower_s", "triton_s", "device", "torch",
-           "triton", "lowering")
-FORMER = {"kind": "layer_kind", "direction": "layer_direction", "prop": "direction",
-          "epilogue": "behind", "config": "schedule"}  # names of columns in older logs
+COLUMNS = (
+    "layer",
+    "layer_kind",
+    "layer_direction",
+    "problem",
+    "direction",
+    "behind",
+    "dtype",
+    "layout",
+    "machine",
+    "trial",
+    "origin",
+    "rank",
+    "schedule",
+    "estimate",
+    "us",
+    "p20",
+    "p80",
+    "method",
+    "verdict",
+    "reason",
+    "max_err",
+    "lower_s",
+    "triton_s",
+    "device",
+    "torch",
+    "triton",
+    "lowering",
+)
+FORMER = {
+    "kind": "layer_kind",
+    "direction": "layer_direction",
+    "prop": "direction",
+    "epilogue": "behind",
+    "config": "schedule",
+}  # names of columns in older logs
 NAME = "layer"  # the column of a workload's name
 WORKLOAD = ("problem", "direction", "behind")  # the columns from which a workload is read
 SECONDS = ("lower_s", "triton_s")
@@ -90,14 +120,26 @@ class Session:
     """Tunes jobs on a target; ``versions``: columns device and torch of the log; ``workers``: the
     module whose functions the processes run; ``pool``: what runs trials, here or over several ranks."""
 
-    def __init__(self, jobs: Iterable[TuningJob], target: Target, limits: Limits, log: CsvTable,
-                 versions: dict[str, str], explore: str = "near",
-                 say: Callable[[str], None] | None = None,
-                 workers: str = WORKERS, pool: Callable[[dict[str, WorkerTask]], Pool] = Pool) -> None:
+    def __init__(
+        self,
+        jobs: Iterable[TuningJob],
+        target: Target,
+        limits: Limits,
+        log: CsvTable,
+        versions: dict[str, str],
+        explore: str = "near",
+        say: Callable[[str], None] | None = None,
+        workers: str = WORKERS,
+        pool: Callable[[dict[str, WorkerTask]], Pool] = Pool,
+    ) -> None:
         self.jobs = list({job.key: job for job in jobs}.values())
         self.target, self.limits, self.log, self.explore = target, limits, log, explore
-        self.versions = {**versions, "triton": triton_version(), "lowering": str(tuning_db.LOWERING),
-                         "machine": tuning_db.machine(target)}
+        self.versions = {
+            **versions,
+            "triton": triton_version(),
+            "lowering": str(tuning_db.LOWERING),
+            "machine": tuning_db.machine(target),
+        }
         self.say, self.workers, self.pool = say, workers, pool
         self.enough = 2 * limits.jobs + 2  # trials under way, so that no process waits
         self.waiting: list[TuningJob] = []
@@ -123,8 +165,13 @@ class Session:
                 say(f"unfinished: {self._line(job)}")
         return self.winners()
 
-    def _follow(self, ends: Iterable[tuple[Task, Found]], pool: Pool, say: Callable[[str], None],
-                progress: Progress) -> None:
+    def _follow(
+        self,
+        ends: Iterable[tuple[Task, Found]],
+        pool: Pool,
+        say: Callable[[str], None],
+        progress: Progress,
+    ) -> None:
         """Process the workers' results and start the tasks that follow."""
         for task, found in ends:
             job, trial, _ = self.trials[id(task)]
@@ -143,8 +190,10 @@ class Session:
 
     def _refill(self, say: Callable[[str], None], skip: Callable[[], None]) -> Iterator[Task]:
         """Start jobs until the compiling processes have enough to do."""
-        while self.waiting and sum(len(j.search.waiting) for j in self.jobs
-                                   if j.search is not None) < self.enough:
+        while (
+            self.waiting
+            and sum(len(j.search.waiting) for j in self.jobs if j.search is not None) < self.enough
+        ):
             job = self.waiting.pop(0)
             try:
                 self._open(job)
@@ -160,8 +209,9 @@ class Session:
         phases = job.phases()
         if not phases:
             return
-        search = Search(phases, self.target, self.limits.trials,
-                        job.seeds(phases, self.target), self.explore)
+        search = Search(
+            phases, self.target, self.limits.trials, job.seeds(phases, self.target), self.explore
+        )
         for row in self.log.rows:
             if self._same(row, job):
                 self._tell(job, search, Schedule.parse(row["schedule"]), row)
@@ -169,7 +219,8 @@ class Session:
 
     def _same(self, row: Found, job: TuningJob) -> bool:
         wanted = dict(zip(WORKLOAD, job.key, strict=True)) | {
-            c: self.versions[c] for c in ("triton", "lowering", "machine")}
+            c: self.versions[c] for c in ("triton", "lowering", "machine")
+        }
         return all(row[c] == v for c, v in wanted.items())
 
     def _ask(self, job: TuningJob, say: Callable[[str], None], skip: Callable[[], None]) -> list[Task]:
@@ -180,8 +231,12 @@ class Session:
         made = []
         for trial in job.search.next():
             text, direction, behind = job.key
-            what = {"text": text, "direction": direction, "behind": behind,
-                    "schedule": str(trial.schedule)}
+            what = {
+                "text": text,
+                "direction": direction,
+                "behind": behind,
+                "schedule": str(trial.schedule),
+            }
             second = Task("gpu", what | {"budget_ms": self.limits.budget_ms}, self.limits.trial_s)
             first = Task("compile", what, self.limits.compile_s, then=second)
             for task in (first, second):
@@ -205,10 +260,18 @@ class Session:
             told: Found = {"verdict": word, "reason": " ".join(error.split())[:500]}
         else:
             told = {k: v for k, v in found.items() if k != "trace"}
-        row = {**job.about, **self.versions, **dict(zip(WORKLOAD, job.key, strict=True)),
-               "trial": len(job.search.times), "origin": trial.origin, "rank": trial.rank,
-               "schedule": str(trial.schedule), "estimate": trial.estimate,
-               **self.seconds.get(id(first), {}), **told}
+        row = {
+            **job.about,
+            **self.versions,
+            **dict(zip(WORKLOAD, job.key, strict=True)),
+            "trial": len(job.search.times),
+            "origin": trial.origin,
+            "rank": trial.rank,
+            "schedule": str(trial.schedule),
+            "estimate": trial.estimate,
+            **self.seconds.get(id(first), {}),
+            **told,
+        }
         self.log.add(row)
         self._tell(job, job.search, trial.schedule, row)
 
@@ -224,8 +287,9 @@ class Session:
             best = job.search.best if job.search is not None else None
             if best is not None:
                 assert job.search is not None
-                made.append(tuning_db.make(job.workload, self.target, str(best),
-                                      job.search.times[best], job.tried))
+                made.append(
+                    tuning_db.make(job.workload, self.target, str(best), job.search.times[best], job.tried)
+                )
         return made
 
     def _line(self, job: TuningJob) -> str:
@@ -237,17 +301,23 @@ class Session:
             return f"{head} none of the {len(job.search.times)} schedules that were tried was right"
         us = job.search.times[best]
         first = job.search.times.get(job.search.ranking[0], float("inf"))
-        gain = (f"{first / us:.2f} times as fast as the schedule that was estimated to be the best"
-                if first < float("inf") else "the schedule that was estimated to be the best did not run")
+        gain = (
+            f"{first / us:.2f} times as fast as the schedule that was estimated to be the best"
+            if first < float("inf")
+            else "the schedule that was estimated to be the best did not run"
+        )
         return f"{head} {us:9.1f} us, {gain}; right: {job.tried} of {len(job.search.times)}  {best}"
 
 
-def groups(jobs: int, workers: str = WORKERS,
-           environment: Mapping[str, str] | None = None) -> dict[str, WorkerTask]:
+def groups(
+    jobs: int, workers: str = WORKERS, environment: Mapping[str, str] | None = None
+) -> dict[str, WorkerTask]:
     """The processes that run trials: ``jobs`` compile, one measures."""
     variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
-    return {"compile": WorkerTask(f"{workers}:compile_trial", jobs, variables),
-            "gpu": WorkerTask(f"{workers}:measure_trial", 1, variables)}
+    return {
+        "compile": WorkerTask(f"{workers}:compile_trial", jobs, variables),
+        "gpu": WorkerTask(f"{workers}:measure_trial", 1, variables),
+    }
 
 
 def of_log(log: Iterable[Found]) -> list[TuningRecord]:
@@ -257,8 +327,17 @@ def of_log(log: Iterable[Found]) -> list[TuningRecord]:
         us = number(row, "us") if row["verdict"] == "right" else None
         if not us or (about := tuning_db.workload_of(*(row[c] for c in WORKLOAD))) is None:
             continue
-        made = TuningRecord(about.text, about.direction, about.kind, row["machine"], row["schedule"], us,
-                            1, int(row["lowering"]), row["triton"])
+        made = TuningRecord(
+            about.text,
+            about.direction,
+            about.kind,
+            row["machine"],
+            row["schedule"],
+            us,
+            1,
+            int(row["lowering"]),
+            row["triton"],
+        )
         key = made.key, made.triton, made.lowering
         if (old := best.get(key)) is not None:
             made = replace(min(old, made, key=lambda r: r.us), tried=old.tried + 1)

@@ -18,15 +18,22 @@ class CsvTable:
     ``former``: the names that columns had in older files, which are rewritten with today's. Raises
     ValueError for a file with other columns, which would be lost."""
 
-    def __init__(self, path: Path, columns: Sequence[str], key: Sequence[str],
-                 former: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str],
+        key: Sequence[str],
+        former: Mapping[str, str] | None = None,
+    ) -> None:
         self.path, self.columns, self.key = path, tuple(columns), tuple(key)
         there = header(path) if path.exists() else ()
         names = renamed(there, former or {})
         found = tuple(names.values())
         if others := [c for c in found if c not in self.columns]:
-            raise ValueError(f"{path} is another table, with {', '.join(others[:4])} among its columns; "
-                             f"expected some of {' '.join(self.columns)}")
+            raise ValueError(
+                f"{path} is another table, with {', '.join(others[:4])} among its columns; "
+                f"expected some of {' '.join(self.columns)}"
+            )
         self.rows = read(path, former) if found else []
         self.done = {self._key(row) for row in self.rows}
         path.parent.mkdir(parents=True, exist_ok=True)

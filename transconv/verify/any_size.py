@@ -40,8 +40,9 @@ def asked(compute: Compute, text: str | None) -> list[dict[str, int]]:
     for word in text.split(","):
         told = re.fullmatch(r"\s*(\w+)=(\d+)\s*", word)
         if told is None or told[1] not in found:
-            raise ComputeError(f"sizes '{text}'; expected some of {' '.join(found)}, such as "
-                               f"{compute.named.names[0]}=8")
+            raise ComputeError(
+                f"sizes '{text}'; expected some of {' '.join(found)}, such as {compute.named.names[0]}=8"
+            )
         found[told[1]] = int(told[2])
     if reason := compute.named.why_not(found):
         raise ComputeError(f"{compute.name}: {reason}; it requires {compute.named}")
@@ -91,8 +92,13 @@ def outside(named: Sizes) -> Iterator[dict[str, int]]:
                 break
 
 
-def beside_torch(problem: ConvProblem, names: frozenset[str], target: Target, text: str | None = None,
-                 props: Iterable[Prop] = Prop) -> Iterator[tuple[str, bool]]:
+def beside_torch(
+    problem: ConvProblem,
+    names: frozenset[str],
+    target: Target,
+    text: str | None = None,
+    props: Iterable[Prop] = Prop,
+) -> Iterator[tuple[str, bool]]:
     """Lines about kernels for any size beside answers that know no text of a computation, and whether they
     are right. ``text``: a command line's sizes."""
     yield f"beside {told_answers(answered_by(problem))}", True
@@ -112,8 +118,10 @@ def beside_torch(problem: ConvProblem, names: frozenset[str], target: Target, te
             case = ProblemCase(problem.at(sizes.get("MB", problem.mb), i, o), prop)
             found = case.judge(made.at({n: sizes[n] for n in needs.names}), "exact")
             said = " ".join(f"{n}={v}" for n, v in sizes.items())
-            yield (f"  {'right' if found.right else 'WRONG'}  {prop}  {said}  {found.reason}".rstrip(),
-                   found.right)
+            yield (
+                f"  {'right' if found.right else 'WRONG'}  {prop}  {said}  {found.reason}".rstrip(),
+                found.right,
+            )
 
 
 def _out(p: ConvProblem, x: int, i: int) -> int:
@@ -128,13 +136,20 @@ def _near(named: Sizes, name: str, start: int, step: int) -> int:
     """The first size from ``start`` on, in one direction, with which the other examples meet all
     requirements."""
     tried: Mapping[str, int] = named.like
-    return next((n for n in range(start, start + step * 4096, step)
-                 if n >= 1 and not named.why_not({**tried, name: n})), start)
+    return next(
+        (
+            n
+            for n in range(start, start + step * 4096, step)
+            if n >= 1 and not named.why_not({**tried, name: n})
+        ),
+        start,
+    )
 
 
 def _points(compute: Compute, sizes: Mapping[str, int]) -> int:
     return prod(x.size for x in compute.at(**sizes).axes) // max(
-        1, max(x.size for x in compute.axes_of("K")) if compute.axes_of("K") else 1)
+        1, max(x.size for x in compute.axes_of("K")) if compute.axes_of("K") else 1
+    )
 
 
 # -- drawn computations -------------------------------------------------------------------------------
@@ -170,14 +185,20 @@ class _Page:
     def read(self, name: str, axes: list[str], fill: str = "", dtype: str = "") -> str:
         seen = [self.coordinate(a) for a in self.some_order(axes)]
         self.tensor(name.upper(), [n for _, n in seen], dtype)
-        self.steps.append(f"read {name} = {name.upper()}[{', '.join(c for c, _ in seen)}]"
-                          + (f" else {fill}" if fill else ""))
+        self.steps.append(
+            f"read {name} = {name.upper()}[{', '.join(c for c, _ in seen)}]"
+            + (f" else {fill}" if fill else "")
+        )
         return name
 
     def store(self, name: str, value: str, axes: list[str]) -> None:
-        made = [self.rng.choice(((a, self.axes[a]),) * 5 + ((f"{a} + 1", f"{self.axes[a]} + 2"),
-                                                            (f"{a}*2", f"{self.axes[a]}*2")))
-                for a in self.some_order(axes)]
+        made = [
+            self.rng.choice(
+                ((a, self.axes[a]),) * 5
+                + ((f"{a} + 1", f"{self.axes[a]} + 2"), (f"{a}*2", f"{self.axes[a]}*2"))
+            )
+            for a in self.some_order(axes)
+        ]
         self.tensor(name, [n for _, n in made] or ["1"])
         self.steps.append(f"store {name}[{', '.join(c for c, _ in made) or '0'}] = {value}")
 
@@ -188,18 +209,29 @@ class _Page:
         """A coordinate of an axis, and the size of its dimension; some coordinates are out of bounds
         at an end."""
         rng, size, by = self.rng, self.axes[axis], self.rng.randint(1, 3)
-        return rng.choice(((axis, size),) * 6 + (
-            (f"{size} - 1 - {axis}", size), (f"{axis} + {by}", f"{size} + {by}"),
-            (f"{axis} - {by}", size), (f"{axis} + {by}", size), (f"{axis}*{by + 1}", f"{size}*{by + 1}"),
-            (f"{axis} // {by + 1}", size)))
+        return rng.choice(
+            ((axis, size),) * 6
+            + (
+                (f"{size} - 1 - {axis}", size),
+                (f"{axis} + {by}", f"{size} + {by}"),
+                (f"{axis} - {by}", size),
+                (f"{axis} + {by}", size),
+                (f"{axis}*{by + 1}", f"{size}*{by + 1}"),
+                (f"{axis} // {by + 1}", size),
+            )
+        )
 
     def tensor(self, name: str, sizes: list[str], dtype: str = "") -> None:
         self.tensors.append(f"tensor {name} {dtype or self.rng.choice(FLOATS)} [{', '.join(sizes)}]")
 
     def made(self, name: str) -> str:
         said = " ".join(f"{a}={n.replace(' ', '')}" for a, n in self.axes.items())
-        lines = [f"compute {name}", f"    sizes {', '.join((*self.sizes, *self.where))}",
-                 *(f"    {t}" for t in self.tensors), f"    axes {said}"]
+        lines = [
+            f"compute {name}",
+            f"    sizes {', '.join((*self.sizes, *self.where))}",
+            *(f"    {t}" for t in self.tensors),
+            f"    axes {said}",
+        ]
         return "\n".join([*lines, *(f"    {s}" for s in self.steps)])
 
 
@@ -220,8 +252,15 @@ def _axes(page: _Page, kept: int, reduced: int) -> tuple[list[str], list[str]]:
 def _value(page: _Page, names: list[str]) -> str:
     rng = page.rng
     a, b, op = rng.choice(names), rng.choice(names), rng.choice(list(EXACT.values()))
-    return rng.choice((a, f"{a}*2 + {b}", f"{op.name}({', '.join((a, b)[:op.arity])})",
-                       f"where({a} > {b}, {a}, {b} - 1)", f"{a} + {rng.choice([*page.axes])}"))
+    return rng.choice(
+        (
+            a,
+            f"{a}*2 + {b}",
+            f"{op.name}({', '.join((a, b)[: op.arity])})",
+            f"where({a} > {b}, {a}, {b} - 1)",
+            f"{a} + {rng.choice([*page.axes])}",
+        )
+    )
 
 
 def _map(page: _Page) -> str:
@@ -265,8 +304,11 @@ def _rows(page: _Page) -> str:
     kept, reduced = _axes(page, 1, page.rng.choice((1, 1, 2)))
     over = " ".join(reduced)
     x = page.read("x", [*kept, *reduced])
-    page.steps += [f"let top = {page.rng.choice(('max', 'min'))}({x}; {over})",
-                   f"let d = {x} - top", f"let s = sum({page.rng.choice(('d', 'abs(d)', 'd*d'))}; {over})"]
+    page.steps += [
+        f"let top = {page.rng.choice(('max', 'min'))}({x}; {over})",
+        f"let d = {x} - top",
+        f"let s = sum({page.rng.choice(('d', 'abs(d)', 'd*d'))}; {over})",
+    ]
     page.store("C", page.rng.choice(("d + s", "d - s*2", "relu(d) + s")), [*kept, *reduced])
     if chance(page.rng, 2):
         page.store("D", "s", kept)

@@ -52,7 +52,6 @@ class RefusedRequest(Exception):
         self.status, self.reason = status, reason
 
 
-
 def post_ops(text: str, ndims: int) -> list[str]:
     """The words of an epilogue, which are benchdnn's own; ``ndims`` counts the result's dimensions. Raises
     Refused, for the post-op that is to blame."""
@@ -60,8 +59,11 @@ def post_ops(text: str, ndims: int) -> list[str]:
     for word in words:
         name, *arguments = word.split(":")
         if name == "dw" or name.startswith("dw_k"):
-            raise RefusedRequest(INVALID, f"post-op {word}: expected one dw:k3s1p1[:TYPE] of a forward "
-                          "convolution, with a window that fits its result")
+            raise RefusedRequest(
+                INVALID,
+                f"post-op {word}: expected one dw:k3s1p1[:TYPE] of a forward "
+                "convolution, with a window that fits its result",
+            )
         if given := [w for a in arguments for w in a.split(".") if w in OTHERS]:
             raise RefusedRequest(UNIMPLEMENTED, f"post-op {word}: no tensor has the type {given[0]}")
         try:
@@ -122,8 +124,11 @@ def _scaled_along(part: str, argument: str, mask: str, grouped: bool) -> bool:
     if mask in legal[argument]:
         return True
     known = " ".join(("common", *legal[argument]))
-    raise RefusedRequest(UNIMPLEMENTED, f"--attr-scales={part}: oneDNN's convolutions have no scales of "
-                  f"{argument} with the mask {mask}; expected one of {known}")
+    raise RefusedRequest(
+        UNIMPLEMENTED,
+        f"--attr-scales={part}: oneDNN's convolutions have no scales of "
+        f"{argument} with the mask {mask}; expected one of {known}",
+    )
 
 
 def _scale(part: str, words: list[str]) -> tuple[float, str]:
@@ -136,9 +141,11 @@ def _scale(part: str, words: list[str]) -> tuple[float, str]:
         except ValueError:
             pass
         if word not in ("f32", "f16", "bf16"):
-            raise RefusedRequest(UNIMPLEMENTED if "x" in word or word in OTHERS else INVALID,
-                          f"--attr-scales={part}: '{word}'; expected a number, and f32, f16 or bf16: "
-                          "groups of scales and other types are for oneDNN's matrix products")
+            raise RefusedRequest(
+                UNIMPLEMENTED if "x" in word or word in OTHERS else INVALID,
+                f"--attr-scales={part}: '{word}'; expected a number, and f32, f16 or bf16: "
+                "groups of scales and other types are for oneDNN's matrix products",
+            )
         kind = word
     if not number > 0 or number == float("inf"):
         raise RefusedRequest(INVALID, f"--attr-scales={part}: expected a scale that is greater than 0")
@@ -207,8 +214,11 @@ def rounding(text: str, result: str) -> list[str]:
     for part in filter(None, text.split("+")):
         argument, _, mode = part.partition(":")
         if argument not in ROUNDED or mode not in ("environment", "stochastic"):
-            raise RefusedRequest(INVALID, f"--attr-rounding-mode={part} is unknown; expected one of "
-                          f"{' '.join(ROUNDED)}, and environment or stochastic")
+            raise RefusedRequest(
+                INVALID,
+                f"--attr-rounding-mode={part} is unknown; expected one of "
+                f"{' '.join(ROUNDED)}, and environment or stochastic",
+            )
         if mode == "stochastic" and ROUNDED[argument] != result:
             raise RefusedRequest(
                 INVALID, f"--attr-rounding-mode={part}: this direction rounds {result} alone"
@@ -228,8 +238,9 @@ def math_of(fpmath: str) -> str:
     """How f32 is multiplied: ``tf32`` or ``ieee``. Raises Refused."""
     mode, _, integers = fpmath.partition(":")
     if mode not in ("strict", "tf32", "any", "f16", "bf16") or integers not in ("", "true", "false"):
-        raise RefusedRequest(INVALID, f"--attr-fpmath={fpmath} is unknown; expected strict, tf32, any, "
-                      "bf16 or f16")
+        raise RefusedRequest(
+            INVALID, f"--attr-fpmath={fpmath} is unknown; expected strict, tf32, any, bf16 or f16"
+        )
     # A mode is a permission: tf32 has at least the digits and the range of both 16-bit types.
     return "ieee" if mode == "strict" else "tf32"
 
@@ -247,7 +258,7 @@ def apart(request: BenchdnnRequest) -> Iterator[BenchdnnRequest]:
     if len(found) != 1 or len(types) not in (1, 3) or not request["dir"].startswith("FWD"):
         yield request
         return
-    (at, match), = found
+    ((at, match),) = found
     k, stride, pad = (int(n) for n in match.groups()[:3])
     try:
         first = parse_descriptor(request.descriptor)
@@ -260,14 +271,30 @@ def apart(request: BenchdnnRequest) -> Iterator[BenchdnnRequest]:
     types = types * 3 if len(types) == 1 else types
     yield _with(request, request.descriptor, {"attr-post-ops": "+".join(words[:at])})
     n = len(first.o)
-    second = Descriptor(first.mb, first.oc, first.oc, first.oc, first.o,
-                        tuple((o + 2 * pad - k) // stride + 1 for o in first.o), (k,) * n, (stride,) * n,
-                        (1,) * n, (pad,) * n, grouped=True)
+    second = Descriptor(
+        first.mb,
+        first.oc,
+        first.oc,
+        first.oc,
+        first.o,
+        tuple((o + 2 * pad - k) // stride + 1 for o in first.o),
+        (k,) * n,
+        (stride,) * n,
+        (1,) * n,
+        (pad,) * n,
+        grouped=True,
+    )
     options = dict(request.options)
-    yield _with(request, print_descriptor(second), {
-        "dt": ":".join((types[2], types[1], match[4] or types[2])), "wtag": "any",
-        "attr-post-ops": "+".join(words[at + 1:]),
-        **{name: options.get(of, "") for name, of in BETWEEN.items()}})
+    yield _with(
+        request,
+        print_descriptor(second),
+        {
+            "dt": ":".join((types[2], types[1], match[4] or types[2])),
+            "wtag": "any",
+            "attr-post-ops": "+".join(words[at + 1 :]),
+            **{name: options.get(of, "") for name, of in BETWEEN.items()},
+        },
+    )
 
 
 def _with(request: BenchdnnRequest, descriptor: str, given: dict[str, str]) -> BenchdnnRequest:
@@ -315,18 +342,30 @@ def job_of(request: BenchdnnRequest, schedules: str = "best") -> BenchdnnJob:
             Schedule.parse(text)
     except TransconvError as error:
         raise RefusedRequest(INVALID, f"{request.where}: {error}") from error
-    return BenchdnnJob(str(replace(p, name="")), prop.value, epilogue, bia, mode, request["data"],
-               int(request["misalign"]), request["schedule"] or schedules,
-               request["attr-deterministic"] == "true", int(request["seed"]), request["target"],
-               request.engine == "numpy")
+    return BenchdnnJob(
+        str(replace(p, name="")),
+        prop.value,
+        epilogue,
+        bia,
+        mode,
+        request["data"],
+        int(request["misalign"]),
+        request["schedule"] or schedules,
+        request["attr-deterministic"] == "true",
+        int(request["seed"]),
+        request["target"],
+        request.engine == "numpy",
+    )
 
 
 def _prop(word: str) -> Prop:
     if word == "BWD_WB":
-        raise RefusedRequest(UNIMPLEMENTED, "the gradient of the bias: torch sums it (BWD_W checks that "
-                      "of the weights)")
+        raise RefusedRequest(
+            UNIMPLEMENTED, "the gradient of the bias: torch sums it (BWD_W checks that of the weights)"
+        )
     return {"FWD": Prop.FWD, "BWD_D": Prop.BWD_D, "BWD_W": Prop.BWD_W}[
-        "FWD" if word.startswith("FWD") else word]
+        "FWD" if word.startswith("FWD") else word
+    ]
 
 
 def _mode(letters: str) -> str:
@@ -350,8 +389,9 @@ def _dtypes(request: BenchdnnRequest) -> tuple[list[str], bool]:
         if word in OTHER_DTYPES:
             raise RefusedRequest(UNIMPLEMENTED, f"dtype {word}: kernels compute with {' '.join(DTYPES)}")
         if _ours(word) not in DTYPES:
-            raise RefusedRequest(INVALID, f"dtype '{word}' is unknown; expected one of "
-                          f"{' '.join(DTYPES)}, or tf32")
+            raise RefusedRequest(
+                INVALID, f"dtype '{word}' is unknown; expected one of {' '.join(DTYPES)}, or tf32"
+            )
     return [_ours(w) for w in words], is_tf32
 
 
@@ -379,12 +419,14 @@ def _problem(request: BenchdnnRequest, dtypes: list[str], math: str) -> ConvProb
         raise RefusedRequest(INVALID, "--tag is for the three tensors; expected it alone")
     tags: str | list[str] = request["tag"] or given
     try:
-        p = ConvProblem.of_descriptor(shape, ":".join(dtypes), tags, math if "f32" in dtypes
-                                      else "tf32")
+        p = ConvProblem.of_descriptor(shape, ":".join(dtypes), tags, math if "f32" in dtypes else "tf32")
     except ProblemError as error:
         if "outside of groups" in str(error):
-            raise RefusedRequest(UNIMPLEMENTED, "weights whose groups are not outermost: their output "
-                          "channels of all groups must lie one after another") from error
+            raise RefusedRequest(
+                UNIMPLEMENTED,
+                "weights whose groups are not outermost: their output "
+                "channels of all groups must lie one after another",
+            ) from error
         raise
     return _with_strides(p, request["strides"], shape.grouped) if request["strides"] else p
 
@@ -406,8 +448,9 @@ def _with_strides(p: ConvProblem, text: str, grouped: bool) -> ConvProblem:
                     raise RefusedRequest(UNIMPLEMENTED, "weights whose groups are not one after another")
                 numbers = numbers[1:]
             if len(numbers) != p.ndims + 2:
-                raise RefusedRequest(INVALID, f"--strides: '{part}' has {len(numbers)} numbers; expected "
-                              f"{p.ndims + 2}")
+                raise RefusedRequest(
+                    INVALID, f"--strides: '{part}' has {len(numbers)} numbers; expected {p.ndims + 2}"
+                )
             spec = _strided(spec, p.shapes[name], numbers)
         specs.append(spec)
     return replace(p, src=specs[0], wei=specs[1], dst=specs[2])
@@ -441,11 +484,10 @@ def spaced(p: ConvProblem, prop: Prop, how: str) -> ConvProblem:
 def _with_room(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """Strides in the same order, of a tensor that has one more of everything."""
     order = sorted(range(len(shape)), key=lambda d: (strides[d], -d))
-    return tuple(prod(shape[e] + 1 for e in order[:order.index(d)]) for d in range(len(shape)))
+    return tuple(prod(shape[e] + 1 for e in order[: order.index(d)]) for d in range(len(shape)))
 
 
-def _epilogue(request: BenchdnnRequest, prop: Prop, p: ConvProblem,
-              dtypes: list[str]) -> tuple[str, str]:
+def _epilogue(request: BenchdnnRequest, prop: Prop, p: ConvProblem, dtypes: list[str]) -> tuple[str, str]:
     """The epilogue's text and the bias's type: of the direction, the post-ops, or our own words."""
     default = "f64" if "f64" in dtypes else "f32"
     bia = _ours(request["bia-dt"] or default)
@@ -459,8 +501,9 @@ def _epilogue(request: BenchdnnRequest, prop: Prop, p: ConvProblem,
     ahead, behind = [*zeros, *ahead], [*behind, *added]
     if request["epilogue"]:
         if words or ahead or behind:
-            raise RefusedRequest(INVALID, "--epilogue and --attr-post-ops or --attr-scales say the same; "
-                          "expected one")
+            raise RefusedRequest(
+                INVALID, "--epilogue and --attr-post-ops or --attr-scales say the same; expected one"
+            )
         words = [request["epilogue"]]
     elif request["dir"] == "FWD_B":
         words.insert(0, "bias")
@@ -473,8 +516,10 @@ def _epilogue(request: BenchdnnRequest, prop: Prop, p: ConvProblem,
             f"not rounded at random, those of {' '.join(map(str, SHORT))} are",
         )
     if words and prop is Prop.BWD_W:
-        raise RefusedRequest(UNIMPLEMENTED, "post-ops, scales and zero points of the weight gradient: "
-                      "oneDNN has none either")
+        raise RefusedRequest(
+            UNIMPLEMENTED,
+            "post-ops, scales and zero points of the weight gradient: oneDNN has none either",
+        )
     try:
         made = Epilogue.parse("+".join([*words, *last]), ROWS[bia])
         ConvWorkload(p, prop, made).tensors  # noqa: B018  its masks and tags fit, or say why not

@@ -21,12 +21,31 @@ DIRECTIONS = ("FWD_B", "FWD_D", "FWD_I", "BWD_D", "BWD_W", "BWD_WB")
 # Options with alternatives, by their defaults; the first varies slowest. Those after ``mb`` that
 # are not attributes are ours.
 OPTIONS = {
-    "dir": "FWD_B", "dt": "f32", "cfg": "", "bia-dt": "", "tag": "", "stag": "any", "wtag": "any",
-    "dtag": "any", "strides": "", "alg": "DIRECT", "mb": "0",
-    "attr-scales": "", "attr-zero-points": "", "attr-post-ops": "", "attr-fpmath": "strict",
-    "attr-acc-mode": "strict", "attr-rounding-mode": "", "attr-deterministic": "false",
+    "dir": "FWD_B",
+    "dt": "f32",
+    "cfg": "",
+    "bia-dt": "",
+    "tag": "",
+    "stag": "any",
+    "wtag": "any",
+    "dtag": "any",
+    "strides": "",
+    "alg": "DIRECT",
+    "mb": "0",
+    "attr-scales": "",
+    "attr-zero-points": "",
+    "attr-post-ops": "",
+    "attr-fpmath": "strict",
+    "attr-acc-mode": "strict",
+    "attr-rounding-mode": "",
+    "attr-deterministic": "false",
     "attr-dropout": "",
-    "epilogue": "", "data": "exact+float", "misalign": "0", "strided": "", "seed": "0", "target": "",
+    "epilogue": "",
+    "data": "exact+float",
+    "misalign": "0",
+    "strided": "",
+    "seed": "0",
+    "target": "",
     "schedule": "",
 }
 FORMER = {"config": "schedule"}  # options under the names that older files have
@@ -35,27 +54,39 @@ LARGEST = 2**63 - 1
 ENGINES = ("gpu", "cpu", "numpy", "auto")
 # Options of benchdnn's files that change no result here, and why. Each is reported once, at the end.
 WITHOUT_EFFECT = {
-    "impl": "there is one implementation", "skip-impl": "there is one implementation",
-    "global-impl": "there is one implementation", "global-skip-impl": "there is one implementation",
+    "impl": "there is one implementation",
+    "skip-impl": "there is one implementation",
+    "global-impl": "there is one implementation",
+    "global-skip-impl": "there is one implementation",
     "check-ref-impl": "there is one implementation",
     "attr-scratchpad": "torch's allocator makes every workspace",
     "allow-enum-tags-only": "tags of any form are read",
-    "ctx-init": "contexts of threads are oneDNN's", "ctx-exe": "contexts of threads are oneDNN's",
+    "ctx-init": "contexts of threads are oneDNN's",
+    "ctx-exe": "contexts of threads are oneDNN's",
     "fast-ref": "the reference is the same on every machine",
     "fast-ref-gpu": "the reference is the same on every machine",
     "mem-check": "problems that do not fit are skipped with that reason",
-    "memory-kind": "tensors are torch's", "inplace": "a convolution is never in place",
+    "memory-kind": "tensors are torch's",
+    "inplace": "a convolution is never in place",
     "attr-same-pd-check": "layouts are given, never chosen",
     "cpu-isa-hints": "kernels are made for the device at hand",
     "buffer-prefill": "every buffer is filled with poison",
-    "stream-kind": "launches go to torch's stream", "num-streams": "launches go to torch's stream",
-    "execution-mode": "kernels are launched directly", "canonical": "lines are printed as they are",
-    "perf-template": "nothing is timed", "max-ms-per-prb": "nothing is timed",
-    "fix-times-per-prb": "nothing is timed", "repeats-per-prb": "nothing is timed",
-    "cold-cache": "nothing is timed", "summary": "the summary is always printed",
-    "verbose": "", "conv": "", "test-start": "", "start": "",
+    "stream-kind": "launches go to torch's stream",
+    "num-streams": "launches go to torch's stream",
+    "execution-mode": "kernels are launched directly",
+    "canonical": "lines are printed as they are",
+    "perf-template": "nothing is timed",
+    "max-ms-per-prb": "nothing is timed",
+    "fix-times-per-prb": "nothing is timed",
+    "repeats-per-prb": "nothing is timed",
+    "cold-cache": "nothing is timed",
+    "summary": "the summary is always printed",
+    "verbose": "",
+    "conv": "",
+    "test-start": "",
+    "start": "",
 }
-_SPELLED = re.compile(rf'((?:{"|".join(sorted(KEYS, key=len, reverse=True))})\d+|_)+(n\S*)?')
+_SPELLED = re.compile(rf"((?:{'|'.join(sorted(KEYS, key=len, reverse=True))})\d+|_)+(n\S*)?")
 _COMMA = re.compile(r",(?![^(]*\))")  # not inside of strides(8,4,1)
 
 
@@ -100,9 +131,11 @@ def _number(most: int) -> Callable[[str], str]:
     def read(word: str) -> str:
         text = word or "0"
         if not (text.isascii() and text.isdecimal()) or len(text) > 20 or int(text) > most:
-            raise ProblemError(f"'{word}' is no number up to {most}; expected a whole number, 0 for the "
-                               "default")
+            raise ProblemError(
+                f"'{word}' is no number up to {most}; expected a whole number, 0 for the default"
+            )
         return word
+
     return read
 
 
@@ -111,6 +144,7 @@ def _one_of(*legal: str) -> Callable[[str], str]:
         if word and word not in legal:
             raise ProblemError(f"'{word}' is unknown; expected one of {' '.join(legal)}")
         return word
+
     return read
 
 
@@ -124,11 +158,15 @@ def _target(word: str) -> str:
 
 # Options whose words are refused where they are read; others are judged with the problem.
 READERS: dict[str, Callable[[str], str]] = {
-    "dir": _direction, "mb": _number(LARGEST), "misalign": _number(1 << 20), "seed": _number(LARGEST),
+    "dir": _direction,
+    "mb": _number(LARGEST),
+    "misalign": _number(1 << 20),
+    "seed": _number(LARGEST),
     "alg": _one_of("DIRECT", "WINO", "AUTO", "direct", "wino", "auto"),
     "data": _one_of("exact", "float", "exact+float"),
     "strided": _one_of("rows", "steps", "expanded"),
-    "attr-deterministic": _one_of("true", "false"), "target": _target,
+    "attr-deterministic": _one_of("true", "false"),
+    "target": _target,
 }
 
 
@@ -176,8 +214,10 @@ class Driver:
             if reason := WITHOUT_EFFECT.get(name, ""):
                 self.remarks[f"--{name}={value}"] = reason
         else:
-            raise ProblemError(f"option '--{name}' is unknown; the options of a problem are "
-                               f"{' '.join('--' + n for n in ('batch', 'reset', *OPTIONS))}")
+            raise ProblemError(
+                f"option '--{name}' is unknown; the options of a problem are "
+                f"{' '.join('--' + n for n in ('batch', 'reset', *OPTIONS))}"
+            )
 
     def ask(self, text: str, where: str) -> Iterator[BenchdnnRequest]:
         """One request for every combination of the current alternatives."""
@@ -186,8 +226,9 @@ class Driver:
         if not _SPELLED.fullmatch(text):
             parse_descriptor(text)  # raises; the caller adds file and line
         for values in itertools.product(*self.options.values()):
-            made = BenchdnnRequest(text, tuple(zip(self.options, values, strict=True)), self.mode,
-                           self.engine, where)
+            made = BenchdnnRequest(
+                text, tuple(zip(self.options, values, strict=True)), self.mode, self.engine, where
+            )
             if not self.match or re.search(self.match, shlex.join(made.words())):
                 self._seen += 1
                 if self._seen > self.start:
@@ -197,8 +238,10 @@ class Driver:
 def _mode(word: str) -> str:
     letters = word.upper()
     if not letters or set(letters) - set(MODES):
-        raise ProblemError(f"mode '{word}' is unknown; expected letters of {MODES}: list, "
-                           "initialize, run, correctness, bitwise, performance, fast, simulate")
+        raise ProblemError(
+            f"mode '{word}' is unknown; expected letters of {MODES}: list, "
+            "initialize, run, correctness, bitwise, performance, fast, simulate"
+        )
     return letters
 
 

@@ -33,9 +33,20 @@ Row = dict[str, Any]
 INTERPRETED, REPLAYED = 1 << 29, 1 << 25
 
 
-def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str = "C",
-         data: str = "exact+float", shift: int = 0, schedules: str = "best", deterministic: bool = False,
-         seed: int = 0, target: str = "", numpy: bool = False) -> Row:
+def work(
+    problem: str,
+    prop: str,
+    epilogue: str = "",
+    bia: str = "",
+    mode: str = "C",
+    data: str = "exact+float",
+    shift: int = 0,
+    schedules: str = "best",
+    deterministic: bool = False,
+    seed: int = 0,
+    target: str = "",
+    numpy: bool = False,
+) -> Row:
     """One job (see benchdnn_job.py). The row has ``status`` and ``reason``; ``schedule``, ``kernels``,
     ``plans`` (how many were checked), ``rejected`` (better schedules that were known to be wrong);
     ``failures`` as (schedule, reason); the worst errors; ``seconds``."""
@@ -43,8 +54,15 @@ def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str =
 
     start = time.perf_counter()
     try:
-        case = ProblemCase(ConvProblem.parse(problem), Prop(prop), epilogue, bia=bia, shift=shift,
-                    deterministic=deterministic, numpy=numpy)
+        case = ProblemCase(
+            ConvProblem.parse(problem),
+            Prop(prop),
+            epilogue,
+            bia=bia,
+            shift=shift,
+            deterministic=deterministic,
+            numpy=numpy,
+        )
         if target:
             chip = Target.parse(target)
             case.target = chip if numpy else executable(chip, case.where)
@@ -71,8 +89,11 @@ def _ended(status: str, reason: str, **more: Any) -> Row:
 def _run(case: ProblemCase, mode: str, data: str, schedules: str, seed: int) -> Row:
     most = REPLAYED if case.numpy else INTERPRETED
     if case.where == "cpu" and mode != "I" and case.problem.macs_padded > most:
-        return _ended("SKIPPED", f"too large for the interpreter, which takes {most:.1g} products "
-                      "at most (--mb=1 makes the problem smaller)")
+        return _ended(
+            "SKIPPED",
+            f"too large for the interpreter, which takes {most:.1g} products "
+            "at most (--mb=1 makes the problem smaller)",
+        )
     row: Row = {"status": "PASSED", "reason": "", "plans": 0, "failures": []}
     for texts in _plans(case, schedules):
         first = not row["plans"]
@@ -80,15 +101,15 @@ def _run(case: ProblemCase, mode: str, data: str, schedules: str, seed: int) -> 
         try:
             compiled = case.plan_of(texts) if texts else case.proven()
             if first:
-                row.update(config=_text(compiled), kernels=len(compiled.steps),
-                           rejected=compiled.rejected)
+                row.update(config=_text(compiled), kernels=len(compiled.steps), rejected=compiled.rejected)
             found = _STEPS[mode](case, compiled, data, seed, first)
         except Exception as error:
             kind = type(error).__name__
             if isinstance(error, ProblemError):
                 raise
-            if kind == "OutOfMemoryError" or (isinstance(error, (Unsupported, ScheduleError))
-                                              and not _ranked(schedules)):
+            if kind == "OutOfMemoryError" or (
+                isinstance(error, (Unsupported, ScheduleError)) and not _ranked(schedules)
+            ):
                 raise
             if kind == "OutOfResources" and _ranked(schedules):  # users get the next candidate
                 row["too_large"] = row.get("too_large", 0) + 1
@@ -194,13 +215,23 @@ def _note(row: Row, texts: Sequence[str], found: Row) -> None:
 
 def _told(row: Row) -> str:
     _, reason = row["failures"][0]
-    several = f"{len(row['failures'])} of {row['plans']} schedules fail, the first: " \
-        if row["plans"] > 1 else ""
+    several = (
+        f"{len(row['failures'])} of {row['plans']} schedules fail, the first: " if row["plans"] > 1 else ""
+    )
     return f"{several}{reason}"
 
 
-STATUSES = ("PASSED", "SKIPPED", "MISTRUSTED", "UNIMPLEMENTED", "INVALID_ARGUMENTS", "FAILED",
-            "LISTED", "INITIALIZED", "EXECUTED")
+STATUSES = (
+    "PASSED",
+    "SKIPPED",
+    "MISTRUSTED",
+    "UNIMPLEMENTED",
+    "INVALID_ARGUMENTS",
+    "FAILED",
+    "LISTED",
+    "INITIALIZED",
+    "EXECUTED",
+)
 COUNTED = STATUSES[:7]  # in benchdnn's last line, in its order; what was only run has passed
 BAD = ("FAILED", "INVALID_ARGUMENTS")
 DOUBTFUL = (*BAD, "UNIMPLEMENTED", "MISTRUSTED", "SKIPPED")  # what --strict does not let pass
@@ -230,12 +261,20 @@ class RequestOutcome:
 
     def entry(self) -> dict[str, Any]:
         """The result as JSON has it."""
-        failures = [{"schedule": c, "reason": r, "repeat": self.request.repeat(c)}
-                    for c, r in self.row.get("failures", [])]
+        failures = [
+            {"schedule": c, "reason": r, "repeat": self.request.repeat(c)}
+            for c, r in self.row.get("failures", [])
+        ]
         more = {k: v for k, v in self.row.items() if k not in ("status", "reason", "fatal", "trace")}
-        return {"place": self.place, "status": self.status, "reason": self.reason,
-                "repeat": self.request.repeat(), "read": self.request.where, **more,
-                "failures": failures}
+        return {
+            "place": self.place,
+            "status": self.status,
+            "reason": self.reason,
+            "repeat": self.request.repeat(),
+            "read": self.request.where,
+            **more,
+            "failures": failures,
+        }
 
 
 @dataclass(slots=True)
@@ -256,12 +295,16 @@ class BenchdnnReport:
         counts = self.counts
         counts["PASSED"] += counts["INITIALIZED"] + counts["EXECUTED"]
         return f"tests:{len(self.results)} " + " ".join(
-            f"{word.lower()}:{counts[word]}" for word in COUNTED)
+            f"{word.lower()}:{counts[word]}" for word in COUNTED
+        )
 
     def reasons(self) -> list[tuple[str, str, int]]:
         """(status, reason, how often) of everything that was not checked."""
-        found = Counter((r.status, r.reason) for r in self.results
-                        if r.status in ("SKIPPED", "UNIMPLEMENTED", "INVALID_ARGUMENTS"))
+        found = Counter(
+            (r.status, r.reason)
+            for r in self.results
+            if r.status in ("SKIPPED", "UNIMPLEMENTED", "INVALID_ARGUMENTS")
+        )
         return [(status, reason, n) for (status, reason), n in found.most_common()]
 
     def summary(self) -> Iterator[str]:
@@ -274,14 +317,18 @@ class BenchdnnReport:
         too_large = sum(r.row.get("too_large", 0) for r in self.results)
         rejected = sum(r.row.get("rejected", 0) for r in self.results)
         if plans > len(self.results):
-            yield (f"{plans} plans were checked" + (f", {too_large} of them take more than the "
-                                                    "device has" if too_large else ""))
+            yield (
+                f"{plans} plans were checked"
+                + (f", {too_large} of them take more than the device has" if too_large else "")
+            )
         answers = Counter(r.row["answers"] for r in self.results if "answers" in r.row)
         for named, n in answers.most_common():
             yield f"{n} problems beside {named}"
         if rejected:
-            yield (f"{rejected} better schedules were passed over: their first results were wrong "
-                   "(--schedules=all shows them)")
+            yield (
+                f"{rejected} better schedules were passed over: their first results were wrong "
+                "(--schedules=all shows them)"
+            )
         if self.stopped:
             yield f"stopped: {len(self.results)} of {self.asked} problems have ended"
         yield self.last_line()
@@ -294,10 +341,17 @@ class BenchdnnReport:
     def write(self, path: Path, command: str) -> None:
         """Everything as JSON."""
         results = sorted(self.results, key=lambda r: r.place)
-        content = {"command": command, "machine": machine(), "summary": self.last_line(),
-                   "counts": dict(self.counts), "asked": self.asked, "stopped": bool(self.stopped),
-                   "reasons": [{"status": s, "reason": r, "count": n} for s, r, n in self.reasons()],
-                   "no_effect": self.remarks, "results": [r.entry() for r in results]}
+        content = {
+            "command": command,
+            "machine": machine(),
+            "summary": self.last_line(),
+            "counts": dict(self.counts),
+            "asked": self.asked,
+            "stopped": bool(self.stopped),
+            "reasons": [{"status": s, "reason": r, "count": n} for s, r, n in self.reasons()],
+            "no_effect": self.remarks,
+            "results": [r.entry() for r in results],
+        }
         replace_named(path, json.dumps(content, indent=1, default=str) + "\n")
 
 

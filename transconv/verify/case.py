@@ -97,13 +97,16 @@ class Case(ABC):
 
     def make(self, plan: Plan) -> Callable[[int], Call]:
         """The plan on tensors of random data, a new set for each index."""
+
         def of(index: int) -> Call:
             tensors, result = self.drawn(), plan.workload.result
 
             def call() -> torch.Tensor:
                 plan.launch(**tensors)
                 return tensors[result]
+
             return call
+
         return of
 
 
@@ -142,17 +145,27 @@ class ProblemCase(Case):
     def plan(self, schedule: str | Schedule | None = "") -> CompiledDirection:
         """The plan that the passes make in this process, at the problem's sizes. Raises ScheduleError or
         Unsupported, which are refusals, not failures."""
-        asked = compiler.question(self.problem, self.prop, self.target, self.after,
-                                  aligned=not self.shift, deterministic=self.deterministic)
+        asked = compiler.question(
+            self.problem,
+            self.prop,
+            self.target,
+            self.after,
+            aligned=not self.shift,
+            deterministic=self.deterministic,
+        )
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule) if schedule else None
         p, workload = self.problem, asked.workload
         if self.open:
             workload = ConvWorkload(p, self.prop, self.after, self.open)
-        made = runtime.plan(workload, asked.target, schedule, asked.deterministic, CompiledDirection,
-                            keeps=False)
-        return made.at(dict(zip(made.required.sizes.names, (p.mb, *p.i), strict=True))) if (
-            self.open and made.required) else made
+        made = runtime.plan(
+            workload, asked.target, schedule, asked.deterministic, CompiledDirection, keeps=False
+        )
+        return (
+            made.at(dict(zip(made.required.sizes.names, (p.mb, *p.i), strict=True)))
+            if (self.open and made.required)
+            else made
+        )
 
     @property
     def answers(self) -> str:
@@ -182,8 +195,10 @@ class ProblemCase(Case):
 
         made = self._chosen(choose)
         if left:
-            raise ScheduleError(f"{len(schedules)} schedules for {len(made.steps)} kernels; expected "
-                              "one for all, or one for each")
+            raise ScheduleError(
+                f"{len(schedules)} schedules for {len(made.steps)} kernels; expected "
+                "one for all, or one for each"
+            )
         return made
 
     def choices(self, most: int | None = None) -> Iterator[tuple[str, ...]]:
@@ -198,8 +213,9 @@ class ProblemCase(Case):
 
             asked: list[str] = []
 
-            def choose(compute: Compute, target: Target, rank: int = rank,
-                       asked: list[str] = asked) -> Schedule:
+            def choose(
+                compute: Compute, target: Target, rank: int = rank, asked: list[str] = asked
+            ) -> Schedule:
                 if str(compute) not in known:
                     known[str(compute)] = heuristics.candidates(compute, target)
                 found = known[str(compute)]
@@ -218,8 +234,9 @@ class ProblemCase(Case):
         return replace(self.target, features=self.target.features - {"box"})
 
     def _chosen(self, choose: Choose) -> CompiledDirection:
-        return compiler.build(self.problem, self.prop, self._target, None, self.after, choose,
-                              self.deterministic)
+        return compiler.build(
+            self.problem, self.prop, self._target, None, self.after, choose, self.deterministic
+        )
 
     def proven(self, schedule: str = "", seed: int = 9) -> CompiledDirection:
         """The plan that a user gets: one that gave a right result (see transconv.trust). A given
@@ -253,8 +270,10 @@ class ProblemCase(Case):
         if not self.tensors:
             self.tensors = allocate(self.problem, self.where, self.shift, self.guard)
             read = epilogue_operands(self.problem, self.prop, self.after)
-            self.beside = {name: Guarded.make(t.layout, t.shape, self.where, self.shift, self.guard)
-                           for name, t in read.items()}
+            self.beside = {
+                name: Guarded.make(t.layout, t.shape, self.where, self.shift, self.guard)
+                for name, t in read.items()
+            }
             self.read = read
         fill(self.tensors, self.problem, self.prop, mode, seed)
         self.filled = mode, seed
@@ -265,8 +284,9 @@ class ProblemCase(Case):
         self.extra = {name: t.view for name, t in self.beside.items()}
         if known := self.after.zeros.known:  # what the drawn weights and zero point add
             low, high = ([n - 1 for n in known[end::2]] for end in (0, 1))
-            made = zero_sums(self.tensors["wei"].view, self.extra["src_zero"], low, high,
-                             self.problem.dilation)
+            made = zero_sums(
+                self.tensors["wei"].view, self.extra["src_zero"], low, high, self.problem.dilation
+            )
             assert made is not None
             self.beside[TABLE].put(made)
             self.beside[TABLE].seal()
@@ -300,8 +320,9 @@ class ProblemCase(Case):
             synchronize()
         a, b = self.operands()
         got = self.tensors[self.prop.result].view
-        found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
-                      longest_chain(compiled))
+        found = judge(
+            self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra, longest_chain(compiled)
+        )
         return self._guarded(found, compiled)
 
     def _guarded(self, found: Judgement, compiled: CompiledDirection) -> Judgement:
@@ -315,17 +336,26 @@ class ProblemCase(Case):
     def same(self, compiled: CompiledDirection, seed: int = 0) -> Judgement:
         """``judge`` on exact data for one schedule of many: data and answer are kept, where equal
         bits are asked for."""
-        if approximates(self.epilogue) or (self.where == "cpu" and "bf16" in map(
-                str, self.problem.dtypes)):
+        if approximates(self.epilogue) or (
+            self.where == "cpu" and "bf16" in map(str, self.problem.dtypes)
+        ):
             return self.judge(compiled, "exact", seed)
         if self.filled != ("exact", seed):
             self.fill("exact", seed)
         result = self.tensors[self.prop.result]
         if self.answer is None or self.answered != seed:
             a, b = self.operands()
-            found = [once_stored(after(want, at, self.epilogue, self.extra), at, self.problem, self.prop,
-                                 self.after, self.extra)
-                     for at, want in pieces(self.problem, self.prop, a, b)]
+            found = [
+                once_stored(
+                    after(want, at, self.epilogue, self.extra),
+                    at,
+                    self.problem,
+                    self.prop,
+                    self.after,
+                    self.extra,
+                )
+                for at, want in pieces(self.problem, self.prop, a, b)
+            ]
             kept = torch.empty_like(result.view)
             self.answer = kept if not found else kept.copy_(torch.cat(found))
             self.answered = seed
@@ -398,8 +428,9 @@ def warm(compiled: Plan) -> float:
     """
     start = time.perf_counter()
     for step in compiled.steps:
-        step.triton.warm([torch.empty(1, dtype=torch_dtype(t.dtype), device="meta")
-                            for t in step.kernel.params])
+        step.triton.warm(
+            [torch.empty(1, dtype=torch_dtype(t.dtype), device="meta") for t in step.kernel.params]
+        )
     return time.perf_counter() - start
 
 

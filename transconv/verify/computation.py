@@ -179,8 +179,13 @@ class ComputationCase(Case):
 
     def _in_rows(self, tensor: Tensor) -> bool:
         """Whether a tensor's elements are read along the axes that are reduced."""
-        along = {a for r in self.compute.reads if r.view.tensor is tensor for d in r.view.dims
-                 for a in self.compute.roots(d.coord)}
+        along = {
+            a
+            for r in self.compute.reads
+            if r.view.tensor is tensor
+            for d in r.view.dims
+            for a in self.compute.roots(d.coord)
+        }
         return not along.isdisjoint(self.compute.reduced)
 
     @property
@@ -218,8 +223,9 @@ class ComputationCase(Case):
         given = {name: t.argument for name, t in tensors.items()}
         plan.check(given)
         plan.run(dict(given))  # some indices are out of bounds on purpose; run unchecked
-        found = self.judged({name: tensors[name].view.double().cpu().numpy() for name in self.answers},
-                            launched=True)
+        found = self.judged(
+            {name: tensors[name].view.double().cpu().numpy() for name in self.answers}, launched=True
+        )
         outside = strayed(tensors, self.answers, {s.zero.name for s in plan.steps if s.zero is not None})
         return replace(found, problem="; ".join(filter(None, [found.problem, *outside])))
 
@@ -236,8 +242,10 @@ class ComputationCase(Case):
             worst = max(worst, float(apart.max(initial=0.0)))
             if (bad := apart > bound).any():
                 at = tuple(int(i) for i in np.argwhere(bad)[0])
-                wrong = wrong or (f"{name}{list(at)} is {got[name][at]:.6g}, expected {want[at]:.6g}; "
-                                  f"{int(bad.sum())} of {bad.size} elements are wrong")
+                wrong = wrong or (
+                    f"{name}{list(at)} is {got[name][at]:.6g}, expected {want[at]:.6g}; "
+                    f"{int(bad.sum())} of {bad.size} elements are wrong"
+                )
             if self.data == "float":
                 wrong = wrong or self._imprecise(answer, tensor, want, got[name])
         return Judged(self.data, worst, wrong)
@@ -251,8 +259,10 @@ class ComputationCase(Case):
             sure = told & rounds_once(answer.value, answer.error, tensor.dtype)
             other = int((sure & (got != want)).sum())
             if other > NEIGHBOURS * sure.sum() + FEW:
-                return (f"{other} of {int(sure.sum())} elements of {tensor.name} are not the answer "
-                        "rounded once")
+                return (
+                    f"{other} of {int(sure.sum())} elements of {tensor.name} are not the answer "
+                    "rounded once"
+                )
         if self._shows_tf32(tensor) and told.any():
             terms = prod(x.size for x in self.compute.axes if self.compute.kind(x.name) == "K")
             drift = terms**0.5 * 2.0**-23 + terms * 2.0**-29
@@ -294,9 +304,14 @@ class ComputationCase(Case):
         """Whether whole numbers stay so small and whole that nothing is rounded on the way."""
         values = [s.value for s in self.compute.steps if not isinstance(s, Read)]
         means = any(w.op == "squares" for w in self.compute.writes)
-        return not means and not any(find(v, Call) or find(v, Div) or any(
-            isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value) for c in find(v, Const))
-            for v in values)
+        return not means and not any(
+            find(v, Call)
+            or find(v, Div)
+            or any(
+                isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value) for c in find(v, Const)
+            )
+            for v in values
+        )
 
     def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = (), seed: int = 0) -> Judged:
         """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
@@ -315,12 +330,14 @@ class ComputationCase(Case):
         # A result that no kernel stores is in its copy: what would have added parts to it is not run.
         copies = {t.copy_of: t for t in seen.values() if t.copy_of}
         lies = {n: held[n] if n in seen else copies.get(n, held[n]) for n in self.answers}
-        return self.judged({n: done.buffers[t.name][offsets_of(t)].astype(np.float64)
-                            for n, t in lies.items()})
+        return self.judged(
+            {n: done.buffers[t.name][offsets_of(t)].astype(np.float64) for n, t in lies.items()}
+        )
 
 
-def after_every_pass(compute: Compute, plan: Plan,
-                     sizes: Mapping[str, int] | None = None) -> list[tuple[str, Judged]]:
+def after_every_pass(
+    compute: Compute, plan: Plan, sizes: Mapping[str, int] | None = None
+) -> list[tuple[str, Judged]]:
     """What the interpreter finds after every pass that changed something, on exact data, and after the
     last one on float data, of all kernels of a plan one after another, for given ``sizes`` where they are
     arguments. Raises VerifyError for a kernel
@@ -338,19 +355,25 @@ def after_every_pass(compute: Compute, plan: Plan,
         if kernels != before:
             for kernel in kernels:
                 verify(kernel, level[stages[at]], stages[at])
-            found.append((stages[at], case.interpreted(*(k.at(sizes or {}) for k in kernels),
-                                                          zeroed=zeroed)))
+            found.append(
+                (stages[at], case.interpreted(*(k.at(sizes or {}) for k in kernels), zeroed=zeroed))
+            )
         before = kernels
-    last = ComputationCase(numbers, "float").interpreted(*(stage[-1][1].at(sizes or {}) for stage in made),
-                                              zeroed=zeroed)
+    last = ComputationCase(numbers, "float").interpreted(
+        *(stage[-1][1].at(sizes or {}) for stage in made), zeroed=zeroed
+    )
     return [*found, (stages[-1], last)]
 
 
 def indexed(compute: Compute, tensor: Tensor) -> list[int]:
     """The sizes of the dimensions that elements of a tensor are coordinates along."""
     read = compute.names.indices & {r.var for r in compute.reads if r.view.tensor is tensor}
-    return [n for view in compute.views() for d, n in zip(view.dims, view.tensor.shape, strict=True)
-            if read & free_vars(d.coord)]
+    return [
+        n
+        for view in compute.views()
+        for d, n in zip(view.dims, view.tensor.shape, strict=True)
+        if read & free_vars(d.coord)
+    ]
 
 
 def as_memory_has_it(tensor: Tensor, values: Array) -> Array:

@@ -84,12 +84,14 @@ class Guarded:
     sealed: int | None = None  # a sum over the bits of an operand, see ``seal``
 
     @staticmethod
-    def make(layout: Layout, shape: Sequence[int], device: str, shift: int = 0,
-             guard: int = GUARD) -> Guarded:
+    def make(
+        layout: Layout, shape: Sequence[int], device: str, shift: int = 0, guard: int = GUARD
+    ) -> Guarded:
         """``shift`` puts the tensor that many elements off a multiple of 16 bytes; ``guard``: elements on
         either side."""
-        memory = torch.empty((max(1, layout.span) + 2 * guard + shift,),
-                             dtype=torch_dtype(layout.dtype), device=device)
+        memory = torch.empty(
+            (max(1, layout.span) + 2 * guard + shift,), dtype=torch_dtype(layout.dtype), device=device
+        )
         made = Guarded(memory, layout, tuple(shape), guard + shift)
         made.poison()
         return made
@@ -106,7 +108,7 @@ class Guarded:
     @property
     def span(self) -> torch.Tensor:
         """Memory from the first place of the tensor to its last."""
-        return self.memory[self.start:self.start + max(1, self.layout.span)]
+        return self.memory[self.start : self.start + max(1, self.layout.span)]
 
     @property
     def argument(self) -> torch.Tensor:
@@ -116,8 +118,9 @@ class Guarded:
     def _blocks(self, memory: torch.Tensor) -> torch.Tensor:
         """One dimension for each block: dimension by dimension, the outermost block first."""
         blocks = [b for d in range(self.layout.ndims) for b in self.layout.of_dim(d)]
-        return memory.as_strided([b.size for b in blocks], [b.stride for b in blocks],
-                                 self.start + self.layout.offset)
+        return memory.as_strided(
+            [b.size for b in blocks], [b.stride for b in blocks], self.start + self.layout.offset
+        )
 
     def put(self, values: torch.Tensor) -> None:
         """Lay values out in memory. Padding inside of blocks keeps what is there; of a dimension
@@ -140,9 +143,11 @@ class Guarded:
         """Whether what the blocks hold beyond the shape is 0, as oneDNN asks of a result."""
         if self.layout.extents == self.shape:
             return True
-        blocks = self.memory.as_strided([b.size for b in self.layout.blocks],
-                                        [b.stride for b in self.layout.blocks],
-                                        self.start + self.layout.offset)
+        blocks = self.memory.as_strided(
+            [b.size for b in self.layout.blocks],
+            [b.stride for b in self.layout.blocks],
+            self.start + self.layout.offset,
+        )
         boxes = (blocks[box] for box in self.layout.padding(self.shape))
         return not any(bool((b.float() if b.itemsize == 1 else b).any()) for b in boxes)
 
@@ -165,7 +170,7 @@ class Guarded:
         bits, pattern = poison(self.memory.dtype)
         memory = self.memory.view(bits)
         end = self.start + max(1, self.layout.span)
-        whole = (memory[:self.start] == pattern).all() & (memory[end:] == pattern).all()
+        whole = (memory[: self.start] == pattern).all() & (memory[end:] == pattern).all()
         if not bool(whole) or self.sealed not in (None, self._sum()):
             return False
         if self.layout.is_dense or self.sealed is not None or not between:
@@ -175,22 +180,26 @@ class Guarded:
         return bool((rest == pattern).all())
 
 
-def strayed(tensors: Mapping[str, Guarded], results: Collection[str],
-            cleared: Collection[str] = ()) -> list[str]:
+def strayed(
+    tensors: Mapping[str, Guarded], results: Collection[str], cleared: Collection[str] = ()
+) -> list[str]:
     """What was written that is no element of a result, in words; ``cleared``: tensors that a plan fills
     with zeros before, between their elements, too."""
-    return [f"wrote outside of {name}" if name in results else f"changed {name}"
-            for name, t in tensors.items() if not t.intact(between=name not in cleared)]
+    return [
+        f"wrote outside of {name}" if name in results else f"changed {name}"
+        for name, t in tensors.items()
+        if not t.intact(between=name not in cleared)
+    ]
 
 
-def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: float,
-                 generator: torch.Generator) -> torch.Tensor:
+def exact_values(
+    shape: Sequence[int], dtype: torch.dtype, most: int, share: float, generator: torch.Generator
+) -> torch.Tensor:
     """Integers from 1 to ``most`` of either sign, a given share of them kept, the others 0."""
     device = generator.device
     # Every value that is kept is nonzero.
     sign = torch.randint(0, 2, tuple(shape), device=device, generator=generator, dtype=torch.int8)
-    size = torch.randint(1, most + 1, tuple(shape), device=device, generator=generator,
-                         dtype=torch.int8)
+    size = torch.randint(1, most + 1, tuple(shape), device=device, generator=generator, dtype=torch.int8)
     values = ((2 * sign - 1) * size).to(torch.float32 if dtype.itemsize == 1 else dtype)
     if share >= 1:
         return values
@@ -200,8 +209,9 @@ def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: flo
 FEW_BITS = 2  # the largest factor of full-range integers where the result is short
 
 
-def whole_values(p: ConvProblem, prop: Prop, name: str, shape: Sequence[int],
-                 generator: torch.Generator) -> torch.Tensor:
+def whole_values(
+    p: ConvProblem, prop: Prop, name: str, shape: Sequence[int], generator: torch.Generator
+) -> torch.Tensor:
     """Integers over the whole range of an operand's type. Where the result is short, those of the second
     operand are small; where it has 8 bits, those of the first are thinned out, so that some results
     saturate and some do not."""
@@ -209,8 +219,9 @@ def whole_values(p: ConvProblem, prop: Prop, name: str, shape: Sequence[int],
     low, high = dtype.limits
     if result.bits < 32 and name == prop.operands[1]:
         low, high = max(low, -FEW_BITS), FEW_BITS
-    values = torch.randint(low, high + 1, tuple(shape), device=generator.device, generator=generator,
-                           dtype=torch.int16)
+    values = torch.randint(
+        low, high + 1, tuple(shape), device=generator.device, generator=generator, dtype=torch.int16
+    )
     if result.bits == 8 and name == prop.operands[0]:
         share = 4 / max(1, terms(p, prop))
         values = values * (torch.rand(tuple(shape), device=generator.device, generator=generator) < share)
@@ -230,8 +241,9 @@ def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, see
             share = density(p, prop) if place == 0 else 1.0
             values = exact_values(tensor.shape, tensor.memory.dtype, largest, share, generator)
         else:
-            values = torch.randn(tensor.shape, device=tensor.memory.device, dtype=torch.float32,
-                                 generator=generator)
+            values = torch.randn(
+                tensor.shape, device=tensor.memory.device, dtype=torch.float32, generator=generator
+            )
         tensor.put(values)
         tensor.seal()
     tensors[prop.result].poison()
@@ -258,8 +270,10 @@ def strides_of(layout: Layout) -> tuple[int, ...]:
 
 def allocate(p: ConvProblem, device: str, shift: int = 0, guard: int = GUARD) -> dict[str, Guarded]:
     """The three tensors of a problem, poisoned, each ``shift`` elements off alignment."""
-    return {name: Guarded.make(getattr(p, name).layout, shape, device, shift, guard)
-            for name, shape in p.shapes.items()}
+    return {
+        name: Guarded.make(getattr(p, name).layout, shape, device, shift, guard)
+        for name, shape in p.shapes.items()
+    }
 
 
 # -- what an epilogue reads beside the operands --------------------------------------------------------
@@ -268,11 +282,12 @@ def allocate(p: ConvProblem, device: str, shift: int = 0, guard: int = GUARD) ->
 def epilogue_operands(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Tensor]:
     """The tensors that an epilogue reads, by name."""
     workload = ConvWorkload(p, prop, epilogue)
-    return {t.name: t for t in workload.tensors[len(p.specs):]}
+    return {t.name: t for t in workload.tensors[len(p.specs) :]}
 
 
-def epilogue_values(tensor: Tensor, mode: str, where: str, seed: int = 0,
-                    halves: bool = False) -> torch.Tensor:
+def epilogue_values(
+    tensor: Tensor, mode: str, where: str, seed: int = 0, halves: bool = False
+) -> torch.Tensor:
     """For a bias, a residual and others: integers up to 8 in size, or normally distributed. ``halves``:
     floats are halves of these integers, which a result of integers rounds."""
     generator = torch.Generator(where).manual_seed(seed)
@@ -284,12 +299,14 @@ def epilogue_values(tensor: Tensor, mode: str, where: str, seed: int = 0,
     return torch.randn(tensor.shape, device=where, generator=generator)
 
 
-def epilogue_tensors(p: ConvProblem, prop: Prop, epilogue: str, mode: str,
-                     where: str) -> dict[str, torch.Tensor]:
+def epilogue_tensors(
+    p: ConvProblem, prop: Prop, epilogue: str, mode: str, where: str
+) -> dict[str, torch.Tensor]:
     """What an epilogue reads, without guards: for timing."""
     made = {}
     for name, tensor in epilogue_operands(p, prop, Epilogue.parse(epilogue)).items():
-        like = torch.empty_strided(tensor.shape, tensor.layout.strides() or (),
-                                   dtype=torch_dtype(tensor.dtype), device=where)
+        like = torch.empty_strided(
+            tensor.shape, tensor.layout.strides() or (), dtype=torch_dtype(tensor.dtype), device=where
+        )
         made[name] = like.copy_(epilogue_values(tensor, mode, where))
     return made

@@ -67,15 +67,26 @@ def reached(p: ConvProblem, prop: Prop) -> float:
                 found[2].add(k)
                 found[0].update(range(first, last + 1))
                 found[1].update(range(first * s + shift, last * s + shift + 1, s))
-        mine, size = {Prop.FWD: (found[0], p.o[x]), Prop.BWD_D: (found[1], p.i[x]),
-                      Prop.BWD_W: (found[2], p.k[x])}[prop]
+        mine, size = {
+            Prop.FWD: (found[0], p.o[x]),
+            Prop.BWD_D: (found[1], p.i[x]),
+            Prop.BWD_W: (found[2], p.k[x]),
+        }[prop]
         share *= len(mine) / size
     return share
 
 
-def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: torch.Tensor,
-          mode: str, epilogue: str = "", extra: dict[str, torch.Tensor] | None = None,
-          chain: int = 0) -> Judgement:
+def judge(
+    p: ConvProblem,
+    prop: Prop,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    got: torch.Tensor,
+    mode: str,
+    epilogue: str = "",
+    extra: dict[str, torch.Tensor] | None = None,
+    chain: int = 0,
+) -> Judgement:
     """Compare a result with the answer. ``chain``: how many products the matrix unit adds to one
     accumulator.
 
@@ -96,8 +107,15 @@ class _Judging:
     """Compares a result with the answer piece by piece, and adds up what it finds. ``dtype``: the result's
     in torch."""
 
-    def __init__(self, p: ConvProblem, prop: Prop, mode: str, epilogue: Epilogue,
-                 extra: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        p: ConvProblem,
+        prop: Prop,
+        mode: str,
+        epilogue: Epilogue,
+        extra: dict[str, torch.Tensor],
+        dtype: torch.dtype,
+    ) -> None:
         self.p, self.prop, self.epilogue, self.extra = p, prop, epilogue, extra
         self.floats, self.result = mode == "float", p.specs[prop.result].dtype
         self.whole = self.result.kind == "int"
@@ -108,8 +126,9 @@ class _Judging:
         self.wrong = self.seen = self.kept = self.other = 0
         self.error = self.size = self.before = self.moved = 0.0
 
-    def compare(self, at: slice, want: torch.Tensor, magnitude: torch.Tensor | None,
-                have: torch.Tensor) -> None:
+    def compare(
+        self, at: slice, want: torch.Tensor, magnitude: torch.Tensor | None, have: torch.Tensor
+    ) -> None:
         """A piece of the sums, and of float data the sums of absolute products."""
         self.before += float(want.square().sum())
         off = torch.zeros_like(want) if magnitude is None else self.share * magnitude
@@ -136,8 +155,9 @@ class _Judging:
         self.error += float(gap.square().sum())
         self.size += float(want.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum())
 
-    def behind(self, at: slice, want: torch.Tensor,
-               off: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def behind(
+        self, at: slice, want: torch.Tensor, off: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sums of a piece behind the epilogue, and how far off they may be."""
         values = given_to(self.epilogue, want, at, self.extra)
         if self.floats and not self.epilogue.function.jumps:
@@ -169,9 +189,13 @@ class _Judging:
             found.reason = f"{self.wrong} of {self.seen} elements are wrong"
         elif self.floats and not function.jumps and not self.epilogue.random:
             steeper = steepened(self.moved, self.before, self.size)
-            found.reason = _imprecise(found, norm(p, prop, self.result, chain) * steeper,
-                                      neighbours(p, prop, self.result, chain), function.is_exact,
-                                      self.kept)
+            found.reason = _imprecise(
+                found,
+                norm(p, prop, self.result, chain) * steeper,
+                neighbours(p, prop, self.result, chain),
+                function.is_exact,
+                self.kept,
+            )
         return found
 
 
@@ -200,8 +224,10 @@ def _imprecise(found: Judgement, norm: float, share: float, exact: bool, kept: i
     if not found.rms <= norm:
         return f"the error in the 2-norm is {found.rms:.2e}, expected at most {norm:.2e}"
     if exact and found.neighbours * kept > share * kept + FEW:
-        return (f"{found.neighbours:.0%} of the elements are not the answer rounded once, "
-                f"expected at most {share:.0%}")
+        return (
+            f"{found.neighbours:.0%} of the elements are not the answer rounded once, "
+            f"expected at most {share:.0%}"
+        )
     return ""
 
 
@@ -305,8 +331,7 @@ def weight(p: ConvProblem) -> float:
     return 10.0 * p.bytes_moved() + 6 * 8 * piece + 2**29
 
 
-def tap_slices(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...],
-                                                 tuple[slice, ...]]]:
+def tap_slices(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]]:
     """Every tap that meets the input: (tap, output points it reaches, input points it reads)."""
     for tap in itertools.product(*map(range, p.k)):
         outs, ins = [], []
@@ -433,8 +458,10 @@ def agree(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, made: to
     most = float(a.double().abs().amax() * b.double().abs().amax()) * (terms + 1) * 2.0**-50
     wrong = int(((made - other).abs() > most).sum()) if made.shape == other.shape else made.numel()
     if wrong:
-        raise AnswersDiffer(f"{wrong} of {made.numel()} elements of the answer are not those of "
-                            f"torch.nn.functional.conv{p.ndims}d in f64")
+        raise AnswersDiffer(
+            f"{wrong} of {made.numel()} elements of the answer are not those of "
+            f"torch.nn.functional.conv{p.ndims}d in f64"
+        )
 
 
 def _input(t: torch.Tensor, p: ConvProblem, depthwise: bool) -> torch.Tensor:
@@ -444,8 +471,9 @@ def _input(t: torch.Tensor, p: ConvProblem, depthwise: bool) -> torch.Tensor:
     return t.double().movedim(1, 0).unsqueeze(-1).contiguous()
 
 
-def pieces(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, size: int = PIECE,
-           absolute: bool = False) -> Iterator[tuple[slice, torch.Tensor]]:
+def pieces(
+    p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, size: int = PIECE, absolute: bool = False
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """The answer piece by piece along its first dimension; the weight gradient in one. With
     ``absolute`` the sums of absolute products."""
     image = p.ic * prod(p.i) + p.oc * prod(p.o)
@@ -478,8 +506,14 @@ def stored(want: torch.Tensor, result: DType, acc: DType) -> torch.Tensor:
     return want.clamp(*result.range).to(torch_dtype(result)).double()
 
 
-def once_stored(want: torch.Tensor, at: slice, p: ConvProblem, prop: Prop, epilogue: Epilogue,
-                extra: dict[str, torch.Tensor]) -> torch.Tensor:
+def once_stored(
+    want: torch.Tensor,
+    at: slice,
+    p: ConvProblem,
+    prop: Prop,
+    epilogue: Epilogue,
+    extra: dict[str, torch.Tensor],
+) -> torch.Tensor:
     """A piece of the values behind an epilogue, as the result holds it."""
     result = p.specs[prop.result].dtype
     if not epilogue.random:
@@ -492,20 +526,21 @@ def stored_at_random(want: torch.Tensor, result: DType, seed: torch.Tensor, firs
     """f64 values as a result that is rounded at random holds them. ``first``: the number of the first
     element, counted in the whole result."""
     at = torch.arange(want.numel(), device=want.device).view(want.shape) + first
-    made: torch.Tensor = one_of_two(want.float().double(), chances(seed.flatten()[0].long(), at), result,
-                                    torch)
+    made: torch.Tensor = one_of_two(
+        want.float().double(), chances(seed.flatten()[0].long(), at), result, torch
+    )
     return made.clamp(*result.range).to(torch_dtype(result)).double()
 
 
-def given_to(epilogue: Epilogue, want: torch.Tensor, at: slice,
-             extra: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def given_to(
+    epilogue: Epilogue, want: torch.Tensor, at: slice, extra: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """The arguments of an epilogue's function for a piece of the answer."""
     found = epilogue.in_torch(want, extra)
     return {n: t[at] if n not in ("acc", "bia") and t.shape[0] > 1 else t for n, t in found.items()}
 
 
-def after(want: torch.Tensor, at: slice, epilogue: str,
-          extra: dict[str, torch.Tensor]) -> torch.Tensor:
+def after(want: torch.Tensor, at: slice, epilogue: str, extra: dict[str, torch.Tensor]) -> torch.Tensor:
     """The epilogue applied to a piece of the answer."""
     parsed = Epilogue.parse(epilogue)
     return in_torch(parsed.function, given_to(parsed, want, at, extra)) if parsed else want

@@ -51,9 +51,13 @@ def executable(target: Target, where: str) -> Target:
 
     if where == "cuda" or target.backend == "interpreter":
         return target
-    return replace(target, name=f"{target.name}-interpreted", upcast16=True,
-                   features=target.features - {"wgmma"},
-                   precisions=TARGETS["interpreter"].precisions)
+    return replace(
+        target,
+        name=f"{target.name}-interpreted",
+        upcast16=True,
+        features=target.features - {"wgmma"},
+        precisions=TARGETS["interpreter"].precisions,
+    )
 
 
 def synchronize() -> None:
@@ -117,8 +121,10 @@ def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None
         try:
             row = call(**payload)
         except Exception as error:
-            row = {"error": f"{type(error).__name__}: {error}".strip()[:2000],
-                   "trace": traceback.format_exc()[-4000:]}
+            row = {
+                "error": f"{type(error).__name__}: {error}".strip()[:2000],
+                "trace": traceback.format_exc()[-4000:],
+            }
             if is_fatal(error):
                 row["fatal"] = True
         try:
@@ -129,8 +135,10 @@ def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None
             return
 
 
-_FATAL = re.compile(r"(cuda|hip) error|acceleratorerror|triton error \[(cuda|hip)\]|out of memory"
-                    r"|an illegal (memory access|instruction)")
+_FATAL = re.compile(
+    r"(cuda|hip) error|acceleratorerror|triton error \[(cuda|hip)\]|out of memory"
+    r"|an illegal (memory access|instruction)"
+)
 
 
 def is_fatal(error: Exception) -> bool:
@@ -146,8 +154,9 @@ class Pool:
 
     ranks = 1  # how many processes have a pool that shares the tasks
 
-    def __init__(self, groups: dict[str, WorkerTask], capacity: float = float("inf"),
-                 start: str = "spawn") -> None:
+    def __init__(
+        self, groups: dict[str, WorkerTask], capacity: float = float("inf"), start: str = "spawn"
+    ) -> None:
         self.groups, self.capacity = groups, capacity
         self.context: Any = multiprocessing.get_context(start)
         self.workers: list[_Worker] = []
@@ -156,14 +165,14 @@ class Pool:
     def _start(self, group: str) -> None:
         here, there = self.context.Pipe()
         spec = self.groups[group]
-        process = self.context.Process(target=_serve, daemon=True,
-                                       args=(there, spec.function, spec.environment))
+        process = self.context.Process(
+            target=_serve, daemon=True, args=(there, spec.function, spec.environment)
+        )
         if self.context.get_start_method() != "fork":
             resource_tracker.ensure_running()  # its first start lets signals through again
         with held_back():
             process.start()
-            self.workers.append(_Worker(group, process, here,
-                                        deadline=time.monotonic() + STARTUP_S))
+            self.workers.append(_Worker(group, process, here, deadline=time.monotonic() + STARTUP_S))
         there.close()
 
     def _stop(self, worker: _Worker) -> None:
@@ -182,8 +191,9 @@ class Pool:
         any more; ``over``: none is waited for."""
         return ()
 
-    def run(self, tasks: Iterable[Task], budget_s: float = float("inf"),
-            grace_s: float = 20.0) -> Generator[tuple[Task, Row], None, None]:
+    def run(
+        self, tasks: Iterable[Task], budget_s: float = float("inf"), grace_s: float = 20.0
+    ) -> Generator[tuple[Task, Row], None, None]:
         """No task starts after ``budget_s``; those under way get ``grace_s`` more."""
         end = time.monotonic() + budget_s
         for task in tasks:
@@ -195,8 +205,11 @@ class Pool:
                 for worker in self._ready():
                     yield from self._answer(worker)
                 now = time.monotonic()
-                for worker in [w for w in self.workers if now > min(
-                        w.deadline, end + grace_s if w.task else w.deadline)]:
+                for worker in [
+                    w
+                    for w in self.workers
+                    if now > min(w.deadline, end + grace_s if w.task else w.deadline)
+                ]:
                     what = "timeout" if now > worker.deadline else "out of budget"
                     yield from self._lost(worker, what)
         finally:
@@ -217,8 +230,7 @@ class Pool:
             self._stop(worker)
 
     def _pending(self, late: bool) -> bool:
-        return any(w.task for w in self.workers) or (
-            not late and any(self.queues.values()))
+        return any(w.task for w in self.workers) or (not late and any(self.queues.values()))
 
     def _fill(self, late: bool) -> None:
         """Start workers that are missing and give tasks to idle ones."""

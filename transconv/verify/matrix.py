@@ -51,49 +51,110 @@ class MatrixCase:
 
 
 DENSE = "mb32ic64ih56oc64oh56kh3ph1"
-CASES: dict[str, MatrixCase] = {c.name: c for c in (
-    MatrixCase("dense", f"{DENSE} dt=bf16 tag=nhwc",
-         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
-                    "stages=4 warps=4"}),
-    MatrixCase("dense_gather", f"{DENSE} dt=bf16 tag=nhwc",
-         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"}, "bias+relu", boxes=False),
-    MatrixCase("residual", f"{DENSE} dt=bf16 tag=nhwc",
-         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box behind=box swap=1 "
-                    "programs=132 consumers=2 stages=4 warps=4 via=gluon"}, "res+relu", ways=(Prop.FWD,)),
-    MatrixCase("dense_f16", f"{DENSE} dt=f16 tag=nhwc", epilogue="bias+silu"),
-    MatrixCase("dense_tf32", f"{DENSE} dt=f32 tag=nhwc math=tf32"),
-    MatrixCase("dense_ieee", f"{DENSE} dt=f32 tag=nhwc math=ieee"),
-    MatrixCase("dense_f64", "mb4ic64ih28oc64oh28kh3ph1 dt=f64 tag=nhwc"),
-    MatrixCase("dense_s8", f"{DENSE} dt=s8:s8:s32 tag=nhwc",
-         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"}, ways=(Prop.FWD,)),
-    MatrixCase("dense_f8", f"{DENSE} dt=f8e4m3:f8e4m3:bf16 tag=nhwc",
-         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"}, ways=(Prop.FWD,)),
-    MatrixCase("dense_f8_gradient", f"{DENSE} dt=bf16:f8e4m3:f8e5m2 tag=nhwc", ways=(Prop.BWD_D,)),
-    MatrixCase("depthwise_u8", "g96mb8ic96ih28oc96oh28kh3ph1 dt=u8:s8:s8 tag=nhwc", ways=(Prop.FWD,)),
-    MatrixCase("strided", "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
-         {Prop.BWD_D: "mb.qh.qw:128 ic:64 oc:64 | mma | stages=3 warps=4",
-          Prop.BWD_W: "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4"}),
-    MatrixCase("pointwise_nchw", "mb32ic256ih14oc64oh14kh1 dt=f16",
-         {Prop.FWD: "mb.oh.ow:64 oc:64 ic:32 | mma | stages=4 warps=4"}),
-    MatrixCase("stem_folded", "mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc",
-         {Prop.FWD: "mb.oh.ow:128 oc:64 kw.ic:32 | mma | stages=3 warps=4"}),
-    MatrixCase("depthwise", "g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc",
-         {Prop.FWD: "mb.oh.ow:32 g:32 | fma | unroll=1 stages=2 warps=4",
-          Prop.BWD_W: "kw:3 mb.oh:8 ow:4 g:32 | fma | regs=ow.kw late=1 split_k=16 stages=1"}, "silu"),
-    MatrixCase("grouped", "g32mb32ic128ih56oc128oh56kh3ph1 dt=f16 tag=nhwc"),
-    MatrixCase("volume_dilated", "g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw",
-         {Prop.FWD: "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4"}),
-    MatrixCase("any_size", "mb8?ic64ih56?oc64oh56kh3ph1 dt=bf16 tag=nhwc",
-         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
-                    "stages=4 warps=4",
-          Prop.BWD_D: "ih:8 iw:16 ic:64 oc:64 | mma | a=box b=box c=box swap=1 programs=132 "
-                      "consumers=2 stages=4 warps=4 via=gluon"}),
-    MatrixCase("any_size_nchw", "mb8?ic128ih56?oc512oh56kh1 dt=bf16",
-         {Prop.FWD: "mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box pack=a swap=1 programs=132 "
-                    "stages=4 warps=4"}),
-    MatrixCase("beyond_32_bits", "mb4096ic64ih128oc64oh128kh1 dt=f16",
-         {Prop.FWD: "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4"}),
-)}
+CASES: dict[str, MatrixCase] = {
+    c.name: c
+    for c in (
+        MatrixCase(
+            "dense",
+            f"{DENSE} dt=bf16 tag=nhwc",
+            {
+                Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
+                "stages=4 warps=4"
+            },
+        ),
+        MatrixCase(
+            "dense_gather",
+            f"{DENSE} dt=bf16 tag=nhwc",
+            {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"},
+            "bias+relu",
+            boxes=False,
+        ),
+        MatrixCase(
+            "residual",
+            f"{DENSE} dt=bf16 tag=nhwc",
+            {
+                Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box behind=box swap=1 "
+                "programs=132 consumers=2 stages=4 warps=4 via=gluon"
+            },
+            "res+relu",
+            ways=(Prop.FWD,),
+        ),
+        MatrixCase("dense_f16", f"{DENSE} dt=f16 tag=nhwc", epilogue="bias+silu"),
+        MatrixCase("dense_tf32", f"{DENSE} dt=f32 tag=nhwc math=tf32"),
+        MatrixCase("dense_ieee", f"{DENSE} dt=f32 tag=nhwc math=ieee"),
+        MatrixCase("dense_f64", "mb4ic64ih28oc64oh28kh3ph1 dt=f64 tag=nhwc"),
+        MatrixCase(
+            "dense_s8",
+            f"{DENSE} dt=s8:s8:s32 tag=nhwc",
+            {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"},
+            ways=(Prop.FWD,),
+        ),
+        MatrixCase(
+            "dense_f8",
+            f"{DENSE} dt=f8e4m3:f8e4m3:bf16 tag=nhwc",
+            {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"},
+            ways=(Prop.FWD,),
+        ),
+        MatrixCase("dense_f8_gradient", f"{DENSE} dt=bf16:f8e4m3:f8e5m2 tag=nhwc", ways=(Prop.BWD_D,)),
+        MatrixCase("depthwise_u8", "g96mb8ic96ih28oc96oh28kh3ph1 dt=u8:s8:s8 tag=nhwc", ways=(Prop.FWD,)),
+        MatrixCase(
+            "strided",
+            "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",
+            {
+                Prop.BWD_D: "mb.qh.qw:128 ic:64 oc:64 | mma | stages=3 warps=4",
+                Prop.BWD_W: "ic:64 oc:128 mb.oh.ow:64 | mma | split_k=8 stages=3 warps=4",
+            },
+        ),
+        MatrixCase(
+            "pointwise_nchw",
+            "mb32ic256ih14oc64oh14kh1 dt=f16",
+            {Prop.FWD: "mb.oh.ow:64 oc:64 ic:32 | mma | stages=4 warps=4"},
+        ),
+        MatrixCase(
+            "stem_folded",
+            "mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc",
+            {Prop.FWD: "mb.oh.ow:128 oc:64 kw.ic:32 | mma | stages=3 warps=4"},
+        ),
+        MatrixCase(
+            "depthwise",
+            "g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc",
+            {
+                Prop.FWD: "mb.oh.ow:32 g:32 | fma | unroll=1 stages=2 warps=4",
+                Prop.BWD_W: "kw:3 mb.oh:8 ow:4 g:32 | fma | regs=ow.kw late=1 split_k=16 stages=1",
+            },
+            "silu",
+        ),
+        MatrixCase("grouped", "g32mb32ic128ih56oc128oh56kh3ph1 dt=f16 tag=nhwc"),
+        MatrixCase(
+            "volume_dilated",
+            "g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw",
+            {Prop.FWD: "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4"},
+        ),
+        MatrixCase(
+            "any_size",
+            "mb8?ic64ih56?oc64oh56kh3ph1 dt=bf16 tag=nhwc",
+            {
+                Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 "
+                "stages=4 warps=4",
+                Prop.BWD_D: "ih:8 iw:16 ic:64 oc:64 | mma | a=box b=box c=box swap=1 programs=132 "
+                "consumers=2 stages=4 warps=4 via=gluon",
+            },
+        ),
+        MatrixCase(
+            "any_size_nchw",
+            "mb8?ic128ih56?oc512oh56kh1 dt=bf16",
+            {
+                Prop.FWD: "mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box pack=a swap=1 programs=132 "
+                "stages=4 warps=4"
+            },
+        ),
+        MatrixCase(
+            "beyond_32_bits",
+            "mb4096ic64ih128oc64oh128kh1 dt=f16",
+            {Prop.FWD: "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4"},
+        ),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +184,18 @@ def planned(case: MatrixCase, target: Target) -> list[Planned]:
     for way in case.ways:
         epilogue = Epilogue.parse(case.epilogue if way is Prop.FWD else "")
         for step in _plan(case, ConvWorkload(problem, way, epilogue, names), target).steps:
-            made.append(Planned(
-                case.name, way.value, step.compute.name, target.name, str(step.schedule),
-                target.shared_bytes, job_of(step, target),
-                expected(step.schedule, step.compute, target, problem.math)))
+            made.append(
+                Planned(
+                    case.name,
+                    way.value,
+                    step.compute.name,
+                    target.name,
+                    str(step.schedule),
+                    target.shared_bytes,
+                    job_of(step, target),
+                    expected(step.schedule, step.compute, target, problem.math),
+                )
+            )
     return made
 
 
@@ -142,12 +211,17 @@ def _plan(case: MatrixCase, workload: ConvWorkload, target: Target) -> CompiledD
     return build(workload, target, None, choose, False, CompiledDirection)
 
 
-def share(names: Sequence[str], targets: Sequence[Target], part: int,
-          parts: int) -> list[tuple[MatrixCase, Target]]:
+def share(
+    names: Sequence[str], targets: Sequence[Target], part: int, parts: int
+) -> list[tuple[MatrixCase, Target]]:
     """The pairs of a case and a chip, or every ``parts``-th diagonal of them: with no more parts
     than chips, each part has every case at least once."""
-    return [(CASES[name], target) for i, name in enumerate(names)
-            for j, target in enumerate(targets) if (i + j) % parts == part % parts]
+    return [
+        (CASES[name], target)
+        for i, name in enumerate(names)
+        for j, target in enumerate(targets)
+        if (i + j) % parts == part % parts
+    ]
 
 
 WIDEST = 16  # bytes that one lane moves at most
@@ -212,21 +286,33 @@ def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) 
     # Asynchronous matrix units take f32 from shared memory along K only; other rows are transposed
     # on the way, element by element.
     along_k = work.bits == 32 and bool(ASYNCHRONOUS & target.features)
-    gathered = [_at_once(view, schedule, compute, target.warp_size, along_k)
-                for view, word in ((compute.a, schedule.a), (compute.b, schedule.b))
-                if view is not None and word == "gather"]
+    gathered = [
+        _at_once(view, schedule, compute, target.warp_size, along_k)
+        for view, word in ((compute.a, schedule.a), (compute.b, schedule.b))
+        if view is not None and word == "gather"
+    ]
     return KernelFacts(
-        target.backend, target.features, target.warp_size,
+        target.backend,
+        target.features,
+        target.warp_size,
         schedule.unit == "mma" and compute.b is not None,
-        precision if precision in target.precisions else "ieee", work.bits, work.left, work.right,
-        max(gathered, default=0), "box" in (schedule.a, schedule.b), schedule.c == "box",
-        schedule.behind == "box" and compute.c.tensor.dtype.bits == 16, work.steps,
-        schedule.warps, schedule.stages, compute.b is None,
-        schedule.split_k > 1 and schedule.reduce == "atomic")
+        precision if precision in target.precisions else "ieee",
+        work.bits,
+        work.left,
+        work.right,
+        max(gathered, default=0),
+        "box" in (schedule.a, schedule.b),
+        schedule.c == "box",
+        schedule.behind == "box" and compute.c.tensor.dtype.bits == 16,
+        work.steps,
+        schedule.warps,
+        schedule.stages,
+        compute.b is None,
+        schedule.split_k > 1 and schedule.reduce == "atomic",
+    )
 
 
-def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
-             along_k: bool) -> int:
+def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int, along_k: bool) -> int:
     """Bytes that a lane can take with one access: a power of two up to 16 where one axis alone, the
     tensor's innermost, makes a side of the tile, and every row begins at a multiple of it; else one
     element. (Fused axes are left out: their masks and divisions may forbid it.)"""
@@ -236,8 +322,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
     if along is None or (along_k and compute.kind(along) != "K"):
         return size
     steps = [strides[x.name] for x in compute.axes if x.name != along and x.size > 1]
-    steps += [strides[""], compute.size(along),
-              prod(b.extent for b in blocks) // (schedule.warps * lanes)]
+    steps += [strides[""], compute.size(along), prod(b.extent for b in blocks) // (schedule.warps * lanes)]
     vector = WIDEST // size
     while vector > 1 and any(s % vector for s in steps):
         vector //= 2
@@ -254,66 +339,116 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(lambda f: f.matrix and "wgmma" in f.features and f.asynchronous and not f.exact32,
-         ("HGMMA", "IGMMA", "QGMMA"),
-         "the schedule says mma, and its tile fills the asynchronous matrix unit"),
-    Rule(lambda f: f.matrix and "tcgen05" in f.features and f.asynchronous and not f.exact32
-         and f.bits > 8,
-         ("UTCHMMA",), "the schedule says mma, and its tile fills the asynchronous matrix unit"),
-    Rule(lambda f: f.matrix and f.cuda and not f.exact32,
-         ("HMMA", "HGMMA", "UTCHMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "UTCQMMA",
-          "UTCIMMA"), "the schedule says mma"),
-    Rule(lambda f: f.matrix and f.backend == "hip" and f.lanes == 64,
-         ("v_mfma",), "the schedule says mma"),
-    Rule(lambda f: f.matrix and f.backend == "hip" and f.lanes == 32 and f.bits <= 16,
-         ("v_wmma",), "the schedule says mma"),
-    Rule(lambda f: f.cuda and f.bits == 32 and (f.exact32 or not f.matrix) and not f.sums_only,
-         ("FFMA", "FFMA2"), "f32 is multiplied as it is"),
-    Rule(lambda f: f.cuda and f.bits == 64 and not f.sums_only,
-         ("DFMA", "DMMA"), "f64 is multiplied"),
-    Rule(lambda f: f.backend == "hip" and f.bits == 64 and not f.sums_only,
-         ("v_fma", "v_mfma"), "f64 is multiplied"),
+    Rule(
+        lambda f: f.matrix and "wgmma" in f.features and f.asynchronous and not f.exact32,
+        ("HGMMA", "IGMMA", "QGMMA"),
+        "the schedule says mma, and its tile fills the asynchronous matrix unit",
+    ),
+    Rule(
+        lambda f: f.matrix and "tcgen05" in f.features and f.asynchronous and not f.exact32 and f.bits > 8,
+        ("UTCHMMA",),
+        "the schedule says mma, and its tile fills the asynchronous matrix unit",
+    ),
+    Rule(
+        lambda f: f.matrix and f.cuda and not f.exact32,
+        ("HMMA", "HGMMA", "UTCHMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "UTCQMMA", "UTCIMMA"),
+        "the schedule says mma",
+    ),
+    Rule(
+        lambda f: f.matrix and f.backend == "hip" and f.lanes == 64, ("v_mfma",), "the schedule says mma"
+    ),
+    Rule(
+        lambda f: f.matrix and f.backend == "hip" and f.lanes == 32 and f.bits <= 16,
+        ("v_wmma",),
+        "the schedule says mma",
+    ),
+    Rule(
+        lambda f: f.cuda and f.bits == 32 and (f.exact32 or not f.matrix) and not f.sums_only,
+        ("FFMA", "FFMA2"),
+        "f32 is multiplied as it is",
+    ),
+    Rule(lambda f: f.cuda and f.bits == 64 and not f.sums_only, ("DFMA", "DMMA"), "f64 is multiplied"),
+    Rule(
+        lambda f: f.backend == "hip" and f.bits == 64 and not f.sums_only,
+        ("v_fma", "v_mfma"),
+        "f64 is multiplied",
+    ),
     Rule(lambda f: f.boxes, ("UTMALDG",), "an operand is fetched as boxes"),
     Rule(lambda f: f.box_store, ("UTMASTG",), "the result is stored as boxes"),
     Rule(lambda f: f.box_behind, ("LDSM",), "what is read behind the sum comes from shared memory"),
-    Rule(lambda f: f.matrix and f.cuda and f.lane_bytes >= 4 and f.steps > 1 and f.stages > 1,
-         ("LDGSTS",), "a gathered operand should be copied past the registers"),
-    Rule(lambda f: f.matrix and f.cuda and f.lane_bytes >= 16,
-         ("LDGSTS.128", "LDG.128"), "the channels of a gathered operand lie in aligned runs of 16 bytes"),
+    Rule(
+        lambda f: f.matrix and f.cuda and f.lane_bytes >= 4 and f.steps > 1 and f.stages > 1,
+        ("LDGSTS",),
+        "a gathered operand should be copied past the registers",
+    ),
+    Rule(
+        lambda f: f.matrix and f.cuda and f.lane_bytes >= 16,
+        ("LDGSTS.128", "LDG.128"),
+        "the channels of a gathered operand lie in aligned runs of 16 bytes",
+    ),
     # Triton 3.9 copies f32 past the registers of gfx950 in pieces of 4 bytes.
-    Rule(lambda f: f.matrix and f.backend == "hip" and f.lane_bytes >= 16 and not (
-             f.bits == 32 and "async_copy" in f.features),
-         ("global_load.128", "buffer_load.128"),
-         "the channels of a gathered operand lie in aligned runs of 16 bytes"),
+    Rule(
+        lambda f: (
+            f.matrix
+            and f.backend == "hip"
+            and f.lane_bytes >= 16
+            and not (f.bits == 32 and "async_copy" in f.features)
+        ),
+        ("global_load.128", "buffer_load.128"),
+        "the channels of a gathered operand lie in aligned runs of 16 bytes",
+    ),
     Rule(lambda f: f.atomic and f.cuda, ("RED", "ATOMG"), "parts of a sum meet in memory"),
-    Rule(lambda f: f.atomic and f.backend == "hip", ("global_atomic", "buffer_atomic"),
-         "parts of a sum meet in memory"),
+    Rule(
+        lambda f: f.atomic and f.backend == "hip",
+        ("global_atomic", "buffer_atomic"),
+        "parts of a sum meet in memory",
+    ),
 )
 
 
-def expected(schedule: Schedule, compute: Compute, target: Target,
-             precision: str) -> tuple[Expected, ...]:
+def expected(schedule: Schedule, compute: Compute, target: Target, precision: str) -> tuple[Expected, ...]:
     """What the rules ask of one kernel."""
     known = facts(schedule, compute, target, precision)
     return tuple(Expected(rule.words, rule.reason) for rule in RULES if rule.holds(known))
 
 
-def jobs_of(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
-            epilogue: Epilogue | None = None, text: str = "", words: bool = True) -> list[CompileJob]:
+def jobs_of(
+    problem: ConvProblem,
+    prop: Prop,
+    target: Target,
+    schedule: Schedule | None = None,
+    epilogue: Epilogue | None = None,
+    text: str = "",
+    words: bool = True,
+) -> list[CompileJob]:
     """One job for each launch of a direction. Raises as ``compiler.build``."""
-    return [job_of(s, target, text, words) for s in compiler.build(problem, prop, target, schedule,
-                                                            epilogue).steps]
+    return [
+        job_of(s, target, text, words)
+        for s in compiler.build(problem, prop, target, schedule, epilogue).steps
+    ]
 
 
 def job_of(step: PlanStep, target: Target, text: str = "", words: bool = True) -> CompileJob:
     """One launch; ``text`` names an intermediate text to bring back, ``words``: see ``CompileJob``."""
     boxes = step.triton.boxes or (None,) * len(step.kernel.params)
-    params = tuple((p.dtype.name, box[1] if box else ())
-                   for p, box in zip(step.kernel.params, boxes, strict=True))
-    return CompileJob(step.source, step.kernel.name, params, target.name, target.backend, target.arch,
-               target.warp_size, step.schedule.warps, step.schedule.stages, (text,) if text else (),
-               is_explicit(step.kernel), words=words,
-               sizes=len(step.kernel.sizes.each) if step.kernel.sizes else 0)
+    params = tuple(
+        (p.dtype.name, box[1] if box else ()) for p, box in zip(step.kernel.params, boxes, strict=True)
+    )
+    return CompileJob(
+        step.source,
+        step.kernel.name,
+        params,
+        target.name,
+        target.backend,
+        target.arch,
+        target.warp_size,
+        step.schedule.warps,
+        step.schedule.stages,
+        (text,) if text else (),
+        is_explicit(step.kernel),
+        words=words,
+        sizes=len(step.kernel.sizes.each) if step.kernel.sizes else 0,
+    )
 
 
 SLACK = 8  # registers: the granule in which they are handed out
@@ -348,9 +483,12 @@ class ResourceRow:
         heavier = max(self, other, key=lambda r: (r.spill_bytes, r.registers))
         words = dict.fromkeys([*self.words.split(), *other.words.split()])
         return replace(
-            heavier, registers=max(self.registers, other.registers),
+            heavier,
+            registers=max(self.registers, other.registers),
             shared_bytes=max(self.shared_bytes, other.shared_bytes),
-            serialised=self.serialised or other.serialised, words=" ".join(words))
+            serialised=self.serialised or other.serialised,
+            words=" ".join(words),
+        )
 
 
 def rows_of(triton: str, planned: Sequence[Planned], answers: Sequence[Answer]) -> list[ResourceRow]:
@@ -358,9 +496,18 @@ def rows_of(triton: str, planned: Sequence[Planned], answers: Sequence[Answer]) 
     rows: dict[Key, ResourceRow] = {}
     for p, a in zip(planned, answers, strict=True):
         if isinstance(a, Resources):
-            row = ResourceRow(triton, p.target, p.case, without_phase(p.kernel), a.registers,
-                              a.spill_bytes, a.shared_bytes, a.serialised,
-                              " ".join(w for w in a.words if w not in COMMON), p.schedule)
+            row = ResourceRow(
+                triton,
+                p.target,
+                p.case,
+                without_phase(p.kernel),
+                a.registers,
+                a.spill_bytes,
+                a.shared_bytes,
+                a.serialised,
+                " ".join(w for w in a.words if w not in COMMON),
+                p.schedule,
+            )
             rows[row.key] = rows[row.key].join(row) if row.key in rows else row
     return list(rows.values())
 
@@ -378,8 +525,10 @@ def flaws(planned: Planned, answer: Answer) -> list[str]:
     if answer.flaw:
         found.append(f"{planned.kernel} is miscompiled: {answer.flaw}")
     if answer.shared_bytes > planned.shared_limit:
-        found.append(f"{planned.kernel} asks for {answer.shared_bytes} bytes of shared memory, "
-                     f"{planned.target} has {planned.shared_limit}")
+        found.append(
+            f"{planned.kernel} asks for {answer.shared_bytes} bytes of shared memory, "
+            f"{planned.target} has {planned.shared_limit}"
+        )
     return found
 
 
@@ -389,15 +538,20 @@ def overruns(row: ResourceRow, recorded: ResourceRow | None) -> list[str]:
         return [f"{row.kernel} is not in the record; --update puts it there"]
     found = []
     if row.spill_bytes > recorded.spill_bytes:
-        found.append(f"{row.kernel} spills {row.spill_bytes} bytes, {recorded.spill_bytes} are "
-                     f"recorded ({row.schedule})")
+        found.append(
+            f"{row.kernel} spills {row.spill_bytes} bytes, {recorded.spill_bytes} are "
+            f"recorded ({row.schedule})"
+        )
     if row.serialised and not recorded.serialised:
-        found.append(f"{row.kernel} waits after each product (serialised), as recorded it did not "
-                     f"({row.schedule})")
+        found.append(
+            f"{row.kernel} waits after each product (serialised), as recorded it did not ({row.schedule})"
+        )
     allowed = recorded.registers + max(SLACK, recorded.registers // 8)
     if row.schedule == recorded.schedule and row.registers > allowed:
-        found.append(f"{row.kernel} takes {row.registers} registers, {recorded.registers} are "
-                     f"recorded and up to {allowed} allowed ({row.schedule})")
+        found.append(
+            f"{row.kernel} takes {row.registers} registers, {recorded.registers} are "
+            f"recorded and up to {allowed} allowed ({row.schedule})"
+        )
     return found
 
 
@@ -410,9 +564,21 @@ def read(path: Path) -> dict[Key, ResourceRow]:
     if lines.fieldnames != names:
         raise ValueError(f"{path} is no record: its columns are {lines.fieldnames}, expected {names}")
     try:
-        rows = [ResourceRow(line["triton"], line["target"], line["case"], line["kernel"],
-                    int(line["registers"]), int(line["spill_bytes"]), int(line["shared_bytes"]),
-                    line["serialised"] == "1", line["words"], line["schedule"]) for line in lines]
+        rows = [
+            ResourceRow(
+                line["triton"],
+                line["target"],
+                line["case"],
+                line["kernel"],
+                int(line["registers"]),
+                int(line["spill_bytes"]),
+                int(line["shared_bytes"]),
+                line["serialised"] == "1",
+                line["words"],
+                line["schedule"],
+            )
+            for line in lines
+        ]
     except (TypeError, ValueError, csv.Error) as error:
         raise ValueError(f"{path}: line {lines.line_num} is no row of a record ({error})") from error
     return {r.key: r for r in rows}

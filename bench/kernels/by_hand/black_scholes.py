@@ -25,6 +25,7 @@ def black_scholes(price, strike, years, rate=0.1, volatility=0.2):
     call = torch.empty_like(price)
     put = torch.empty_like(price)
     n = price.numel()
-    options[(triton.cdiv(n, 512),)](price, strike, years, call, put, n, rate, volatility, BLOCK=512,
-                                    num_warps=4)
+    options[(triton.cdiv(n, 512),)](
+        price, strike, years, call, put, n, rate, volatility, BLOCK=512, num_warps=4
+    )
     return call, put

@@ -27,8 +27,19 @@ def counts(x_ptr, found_ptr, n, radius, DIMS: tl.constexpr, BM: tl.constexpr, BN
 
 
 @triton.jit
-def reached(x_ptr, found_ptr, labels_ptr, new_ptr, n, radius, least, LARGE: tl.constexpr,
-            DIMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def reached(
+    x_ptr,
+    found_ptr,
+    labels_ptr,
+    new_ptr,
+    n,
+    radius,
+    least,
+    LARGE: tl.constexpr,
+    DIMS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     lowest = tl.load(labels_ptr + rows, mask=rows < n, other=LARGE)
     for start in range(0, n, BN):
@@ -49,6 +60,7 @@ def dbscan(x, radius, least):
     labels, before = torch.where(found >= least, places, FAR), None
     while before is None or not torch.equal(labels, before):
         before, labels = labels, torch.empty_like(labels)
-        reached[grid](x, found, before, labels, n, radius, least, LARGE=FAR, DIMS=dims, BM=64, BN=64,
-                      num_warps=8)
+        reached[grid](
+            x, found, before, labels, n, radius, least, LARGE=FAR, DIMS=dims, BM=64, BN=64, num_warps=8
+        )
     return labels

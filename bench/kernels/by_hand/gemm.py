@@ -4,9 +4,25 @@ import triton.language as tl
 
 
 @triton.jit
-def product(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
-            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-            PRECISION: tl.constexpr):
+def product(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     pid = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
     in_group = GROUP * tiles_n
@@ -29,8 +45,11 @@ def product(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, strid
     rows = pid_m * BM + tl.arange(0, BM)
     cols = pid_n * BN + tl.arange(0, BN)
     inside = (rows[:, None] < M) & (cols[None, :] < N)
-    tl.store(c_ptr + rows[:, None] * stride_cm + cols[None, :] * stride_cn,
-             acc.to(c_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        c_ptr + rows[:, None] * stride_cm + cols[None, :] * stride_cn,
+        acc.to(c_ptr.dtype.element_ty),
+        mask=inside,
+    )
 
 
 def gemm(a, b):
@@ -38,6 +57,22 @@ def gemm(a, b):
     c = torch.empty(m, n, dtype=a.dtype, device=a.device)
     bm, bn = (128, 256) if a.element_size() < 4 else (64, 64)
     grid = (triton.cdiv(m, bm) * triton.cdiv(n, bn),)
-    product[grid](a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(), BM=bm, BN=bn, BK=64, GROUP=8,
-                  PRECISION="ieee", num_warps=8, num_stages=3)
+    product[grid](
+        a,
+        b,
+        c,
+        m,
+        n,
+        k,
+        *a.stride(),
+        *b.stride(),
+        *c.stride(),
+        BM=bm,
+        BN=bn,
+        BK=64,
+        GROUP=8,
+        PRECISION="ieee",
+        num_warps=8,
+        num_stages=3,
+    )
     return c

@@ -4,8 +4,20 @@ import triton.language as tl
 
 
 @triton.jit
-def pairs(a_ptr, wa_ptr, b_ptr, wb_ptr, radii_ptr, sums_ptr, n_a, n_b, bins, BINS: tl.constexpr,
-          BM: tl.constexpr, BN: tl.constexpr):
+def pairs(
+    a_ptr,
+    wa_ptr,
+    b_ptr,
+    wb_ptr,
+    radii_ptr,
+    sums_ptr,
+    n_a,
+    n_b,
+    bins,
+    BINS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     bin_at = tl.arange(0, BINS)
     r = tl.load(radii_ptr + bin_at, mask=bin_at < bins, other=-1.0)
@@ -28,6 +40,19 @@ def pairs(a_ptr, wa_ptr, b_ptr, wb_ptr, radii_ptr, sums_ptr, n_a, n_b, bins, BIN
 def gpairs(a, wa, b, wb, radii):
     grid = triton.cdiv(len(a), 64), triton.cdiv(len(b), 512)
     sums = torch.empty(*grid, len(radii), dtype=torch.float32, device=a.device)
-    pairs[grid](a, wa, b, wb, radii, sums, len(a), len(b), len(radii),
-                BINS=triton.next_power_of_2(len(radii)), BM=64, BN=512, num_warps=4)
+    pairs[grid](
+        a,
+        wa,
+        b,
+        wb,
+        radii,
+        sums,
+        len(a),
+        len(b),
+        len(radii),
+        BINS=triton.next_power_of_2(len(radii)),
+        BM=64,
+        BN=512,
+        num_warps=4,
+    )
     return sums.sum((0, 1))

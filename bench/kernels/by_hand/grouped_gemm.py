@@ -4,8 +4,24 @@ import triton.language as tl
 
 
 @triton.jit
-def product(a_ptr, b_ptr, c_ptr, expert_ptr, first_ptr, end_ptr, M, N, K, stride_am, stride_be, stride_bk,
-            stride_cm, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def product(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    expert_ptr,
+    first_ptr,
+    end_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_be,
+    stride_bk,
+    stride_cm,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     tile = tl.program_id(0) // tl.cdiv(N, BN)
     column = tl.program_id(0) % tl.cdiv(N, BN)
     expert = tl.load(expert_ptr + tile)
@@ -22,14 +38,35 @@ def product(a_ptr, b_ptr, c_ptr, expert_ptr, first_ptr, end_ptr, M, N, K, stride
         acc = tl.dot(a, b, acc, input_precision="ieee")
         a_at += BK
         b_at += BK * stride_bk
-    tl.store(c_ptr + rows[:, None] * stride_cm + cols[None, :], acc.to(c_ptr.dtype.element_ty),
-             mask=(rows < end)[:, None] & (cols < N)[None, :])
+    tl.store(
+        c_ptr + rows[:, None] * stride_cm + cols[None, :],
+        acc.to(c_ptr.dtype.element_ty),
+        mask=(rows < end)[:, None] & (cols < N)[None, :],
+    )
 
 
 def grouped_gemm(a, b, experts, firsts, ends):
     (m, k), n = a.shape, b.shape[2]
     c = torch.empty(m, n, dtype=a.dtype, device=a.device)
     grid = (len(experts) * triton.cdiv(n, 128),)
-    product[grid](a, b, c, experts, firsts, ends, m, n, k, a.stride(0), b.stride(0), b.stride(1),
-                  c.stride(0), BM=128, BN=128, BK=64, num_warps=8, num_stages=3)
+    product[grid](
+        a,
+        b,
+        c,
+        experts,
+        firsts,
+        ends,
+        m,
+        n,
+        k,
+        a.stride(0),
+        b.stride(0),
+        b.stride(1),
+        c.stride(0),
+        BM=128,
+        BN=128,
+        BK=64,
+        num_warps=8,
+        num_stages=3,
+    )
     return c

@@ -4,8 +4,18 @@ import triton.language as tl
 
 
 @triton.jit
-def assign(points_ptr, centres_ptr, near_ptr, sums_ptr, counts_ptr, n, DIMS: tl.constexpr,
-           CENTRES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+def assign(
+    points_ptr,
+    centres_ptr,
+    near_ptr,
+    sums_ptr,
+    counts_ptr,
+    n,
+    DIMS: tl.constexpr,
+    CENTRES: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     places = tl.arange(0, PADDED)
     inside = rows < n
@@ -34,7 +44,18 @@ def k_means(points, centres, steps):
     sums = torch.empty(parts, count, dims, dtype=torch.float32, device=points.device)
     counts = torch.empty(parts, count, dtype=torch.int32, device=points.device)
     for _ in range(steps):
-        assign[(parts,)](points, centres, near, sums, counts, n, DIMS=dims, CENTRES=count,
-                         PADDED=triton.next_power_of_2(count), BLOCK=256, num_warps=4)
+        assign[(parts,)](
+            points,
+            centres,
+            near,
+            sums,
+            counts,
+            n,
+            DIMS=dims,
+            CENTRES=count,
+            PADDED=triton.next_power_of_2(count),
+            BLOCK=256,
+            num_warps=4,
+        )
         centres = sums.sum(0) / counts.sum(0).clamp_min(1)[:, None]
     return centres, near

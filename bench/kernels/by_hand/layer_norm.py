@@ -21,6 +21,7 @@ def layer_norm(x, scale, shift, eps=1e-5):
     y = torch.empty_like(x)
     m, n = x.shape
     block = triton.next_power_of_2(n)
-    rows[(m,)](x, scale, shift, y, x.stride(0), n, eps, BLOCK=block,
-               num_warps=min(max(block // 512, 1), 16))
+    rows[(m,)](
+        x, scale, shift, y, x.stride(0), n, eps, BLOCK=block, num_warps=min(max(block // 512, 1), 16)
+    )
     return y

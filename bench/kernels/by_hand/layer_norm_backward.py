@@ -4,8 +4,20 @@ import triton.language as tl
 
 
 @triton.jit
-def rows(g_ptr, x_ptr, scale_ptr, dx_ptr, dscale_ptr, dshift_ptr, stride, m, n, eps, ROWS: tl.constexpr,
-         BLOCK: tl.constexpr):
+def rows(
+    g_ptr,
+    x_ptr,
+    scale_ptr,
+    dx_ptr,
+    dscale_ptr,
+    dshift_ptr,
+    stride,
+    m,
+    n,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     part = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < n
@@ -36,6 +48,19 @@ def layer_norm_backward(g, x, scale, eps=1e-5):
     dscale = torch.empty(parts, n, dtype=torch.float32, device=x.device)
     dshift = torch.empty(parts, n, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(n)
-    rows[(parts,)](g, x, scale, dx, dscale, dshift, x.stride(0), m, n, eps, ROWS=16, BLOCK=block,
-                   num_warps=min(max(block // 512, 1), 16))
+    rows[(parts,)](
+        g,
+        x,
+        scale,
+        dx,
+        dscale,
+        dshift,
+        x.stride(0),
+        m,
+        n,
+        eps,
+        ROWS=16,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+    )
     return dx, dscale.sum(0), dshift.sum(0)

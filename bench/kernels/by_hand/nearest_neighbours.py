@@ -4,8 +4,19 @@ import triton.language as tl
 
 
 @triton.jit
-def vote(known_ptr, classes_ptr, points_ptr, found_ptr, n, count, K: tl.constexpr, KINDS: tl.constexpr,
-         DIMS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def vote(
+    known_ptr,
+    classes_ptr,
+    points_ptr,
+    found_ptr,
+    n,
+    count,
+    K: tl.constexpr,
+    KINDS: tl.constexpr,
+    DIMS: tl.constexpr,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     places = tl.arange(0, COUNT)
     apart = tl.zeros((BLOCK, COUNT), tl.float32)
@@ -28,7 +39,18 @@ def vote(known_ptr, classes_ptr, points_ptr, found_ptr, n, count, K: tl.constexp
 def nearest_neighbours(known, classes, points, k, kinds):
     n = len(points)
     found = torch.empty(n, dtype=torch.int32, device=points.device)
-    vote[(triton.cdiv(n, 16),)](known, classes, points, found, n, len(known), K=k,
-                                KINDS=triton.next_power_of_2(kinds), DIMS=points.shape[1],
-                                COUNT=triton.next_power_of_2(len(known)), BLOCK=16, num_warps=8)
+    vote[(triton.cdiv(n, 16),)](
+        known,
+        classes,
+        points,
+        found,
+        n,
+        len(known),
+        K=k,
+        KINDS=triton.next_power_of_2(kinds),
+        DIMS=points.shape[1],
+        COUNT=triton.next_power_of_2(len(known)),
+        BLOCK=16,
+        num_warps=8,
+    )
     return found

@@ -41,8 +41,11 @@ def main(out: str, *files: str) -> None:
     found = {}
     for file in files:
         module = load(file)
-        reads = [p.name for p in inspect.signature(module.run).parameters.values()
-                 if p.default is inspect.Parameter.empty]
+        reads = [
+            p.name
+            for p in inspect.signature(module.run).parameters.values()
+            if p.default is inspect.Parameter.empty
+        ]
         seen: dict[str, Any] = {}
 
         def noting(*given: Any, run: Any = module.run, reads: Any = reads, seen: Any = seen) -> Any:

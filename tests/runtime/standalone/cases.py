@@ -19,10 +19,16 @@ from transconv.target import Target
 ALONE = Path(__file__).with_name("alone.py")
 
 
-def conv(text: str, prop: str, schedule: str = "", epilogue: str = "",
-         target: str = "interpreter") -> CompiledDirection:
-    return build(ConvProblem.parse(text), Prop(prop), Target.parse(target),
-                 Schedule.parse(schedule) if schedule else None, Epilogue.parse(epilogue))
+def conv(
+    text: str, prop: str, schedule: str = "", epilogue: str = "", target: str = "interpreter"
+) -> CompiledDirection:
+    return build(
+        ConvProblem.parse(text),
+        Prop(prop),
+        Target.parse(target),
+        Schedule.parse(schedule) if schedule else None,
+        Epilogue.parse(epilogue),
+    )
 
 
 def compute(text: str, schedule: str = "", target: str = "interpreter") -> Plan:
@@ -31,8 +37,13 @@ def compute(text: str, schedule: str = "", target: str = "interpreter") -> Plan:
 
 def run_alone(out: Path, files: Sequence[Path]) -> dict[str, Any]:
     """What came of the files in a process that cannot import transconv."""
-    done = subprocess.run([sys.executable, "-I", str(ALONE), str(out), *map(str, files)],
-                          capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-I", str(ALONE), str(out), *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found: dict[str, Any] = torch.load(out, weights_only=True)
     return found
@@ -47,7 +58,8 @@ def computed_here(plan: Plan, given: dict[str, torch.Tensor]) -> tuple[torch.Ten
             continue
         strides = None if t.layout.offset else t.layout.strides()
         shape, strides = (t.shape, strides) if strides is not None else ((t.layout.span,), (1,))
-        made[t.name] = torch.empty_strided(shape, strides, dtype=operands.torch_type(t),
-                                           device=near.device)
+        made[t.name] = torch.empty_strided(
+            shape, strides, dtype=operands.torch_type(t), device=near.device
+        )
     plan.launch(**given, **made)
     return tuple(made.values())

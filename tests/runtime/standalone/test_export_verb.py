@@ -36,15 +36,18 @@ def test_files_are_written_and_named(capsys: Output, tmp_path: Path) -> None:
     assert len(names(out)) == 4 and names(out.parent) == ["kernels"]
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    ([SMALL, "--aot"], "Unsupported: no machine code is made ahead of time for interpreter"),
-    ([SMALL, "--target", "sm_1"], "ScheduleError: target 'sm_1' is unknown"),
-    (["mb0ic4ih4oc4oh4kh1"], "the result has no elements"),
-    (["mb1ic4"], "ProblemError: "),
-    ([SMALL, "dt=s8:f8e4m3:f16"], "expected two types of floats or of integers"),
-    ([SMALL, "--schedule", "oc:3 | mma"], "ScheduleError: "),
-    ([SMALL, "--epilogue", "what"], "epilogue 'what' has 'what'"),
-])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([SMALL, "--aot"], "Unsupported: no machine code is made ahead of time for interpreter"),
+        ([SMALL, "--target", "sm_1"], "ScheduleError: target 'sm_1' is unknown"),
+        (["mb0ic4ih4oc4oh4kh1"], "the result has no elements"),
+        (["mb1ic4"], "ProblemError: "),
+        ([SMALL, "dt=s8:f8e4m3:f16"], "expected two types of floats or of integers"),
+        ([SMALL, "--schedule", "oc:3 | mma"], "ScheduleError: "),
+        ([SMALL, "--epilogue", "what"], "epilogue 'what' has 'what'"),
+    ],
+)
 def test_refusals_are_one_line(capsys: Output, tmp_path: Path, words: list[str], says: str) -> None:
     assert main(["export", *words, "-o", str(tmp_path / "kernels")]) == 2
     out, error = capsys.readouterr()
@@ -102,12 +105,15 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 def compiled(jobs: Sequence[CompileJob], *_: object) -> list[Resources]:
     """In place of the compiler, which has its own tests."""
     launch = {"num_warps": 4, "num_ctas": 1, "global_scratch_size": 0}
-    return [Resources(j.function, j.target, 1, 0, 0, {}, False, (), 0.0, code=b"code", launch=launch)
-            for j in jobs]
+    return [
+        Resources(j.function, j.target, 1, 0, 0, {}, False, (), 0.0, code=b"code", launch=launch)
+        for j in jobs
+    ]
 
 
-def test_the_page_does_what_it_says(tmp_path: Path, capsys: Output,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_does_what_it_says(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its commands and its programs, one after another in one folder, where TRITON_INTERPRET=1 holds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine_code, "compile_offline", compiled)

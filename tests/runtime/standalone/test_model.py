@@ -39,8 +39,13 @@ def test_every_call_has_its_kernels(tmp_path: Path) -> None:
     made = transconv.export(Net(), torch.randn(1, 2, 4, 4), directory=folder, backward=True)
     uses = [(u.module, sorted(u.kernels)) for u in made.uses]
     every = ["input gradient", "result", "weight gradient"]
-    assert uses == [("first", ["result", "weight gradient"]), ("middle.0", every), ("middle.1", every),
-                    ("up", every), ("", ["input gradient", "result"])]
+    assert uses == [
+        ("first", ["result", "weight gradient"]),
+        ("middle.0", every),
+        ("middle.1", every),
+        ("up", every),
+        ("", ["input gradient", "result"]),
+    ]
     assert made.uses[1].kernels == made.uses[2].kernels and len(made.kernels) == 10 and not made.left
     index = json.loads((folder / "index.json").read_text())
     assert {k["file"] for k in index["kernels"].values()} == {p.name for p in folder.glob("*.py")}
@@ -69,8 +74,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match="target 'sm_1' is unknown"):
         transconv.export(nn.Conv2d(2, 2, 1), x, directory=tmp_path / "none", target="sm_1")
     with pytest.raises(Unsupported, match="no machine code is made ahead of time for interpreter"):
-        transconv.export(nn.Conv2d(2, 2, 1), x, directory=tmp_path / "none", target="interpreter",
-                         aot=True)
+        transconv.export(
+            nn.Conv2d(2, 2, 1), x, directory=tmp_path / "none", target="interpreter", aot=True
+        )
     with pytest.raises(RuntimeError, match="expected input"):
         transconv.export(nn.Conv2d(3, 2, 1), x, directory=tmp_path / "none")
     (tmp_path / "full").mkdir()

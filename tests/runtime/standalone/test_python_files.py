@@ -43,30 +43,45 @@ GATHER = """compute skip
 CASES: dict[str, Callable[[], Plan]] = {
     "forward": lambda: conv("mb2ic16ih8oc16oh8kh3ph1", "fwd", epilogue="bias+relu"),
     "phases": lambda: conv("mb1ic3ih9oc16oh5kh3sh2ph1", "bwd_d"),
-    "split": lambda: conv("mb2ic8ih4oc8oh4kh3ph1", "bwd_w",
-                          "ic.kh.kw:64 oc:16 mb.oh.ow:16 | mma | split_k=2"),
-    "atomic": lambda: conv("mb2ic8ih4oc8oh4kh3ph1", "bwd_w",
-                           "ic.kh.kw:64 oc:16 mb.oh.ow:16 | mma | split_k=2 reduce=atomic"),
-    "packed": lambda: conv("mb2ic32ih4oc32oh4kh3ph1 dt=f16", "fwd",
-                           "mb.oh.ow:32 oc:32 ic:32 | mma | pack=a.c stages=2"),
-    "merged": lambda: conv("g4mb2ic16ih6oc16oh6kh3ph1 dt=f16 tag=nhwc", "fwd",
-                           "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 stages=2"),
-    "boxes": lambda: conv("mb2ic16ih8oc16oh8kh3ph1 dt=f16 tag=nhwc", "fwd",
-                          "mb:2 oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box swap=1 stages=2"),
+    "split": lambda: conv(
+        "mb2ic8ih4oc8oh4kh3ph1", "bwd_w", "ic.kh.kw:64 oc:16 mb.oh.ow:16 | mma | split_k=2"
+    ),
+    "atomic": lambda: conv(
+        "mb2ic8ih4oc8oh4kh3ph1", "bwd_w", "ic.kh.kw:64 oc:16 mb.oh.ow:16 | mma | split_k=2 reduce=atomic"
+    ),
+    "packed": lambda: conv(
+        "mb2ic32ih4oc32oh4kh3ph1 dt=f16", "fwd", "mb.oh.ow:32 oc:32 ic:32 | mma | pack=a.c stages=2"
+    ),
+    "merged": lambda: conv(
+        "g4mb2ic16ih6oc16oh6kh3ph1 dt=f16 tag=nhwc",
+        "fwd",
+        "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 stages=2",
+    ),
+    "boxes": lambda: conv(
+        "mb2ic16ih8oc16oh8kh3ph1 dt=f16 tag=nhwc",
+        "fwd",
+        "mb:2 oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box swap=1 stages=2",
+    ),
     "depthwise": lambda: conv("g16mb1ic16ih4oc16oh4kh3ph1 dt=f16 tag=nhwc", "fwd", epilogue="silu"),
     "residual": lambda: conv("mb2ic16ih6oc16oh6kh3ph1 dt=f16 tag=nhwc", "fwd", epilogue="bias+res+silu"),
     "blocked": lambda: conv("mb1ic9ih5oc20oh5kh3ph1 dt=f32 tag=nChw16c", "fwd", epilogue="relu"),
     "volume": lambda: conv("mb1ic2id2oc2od2kd3pd1 dt=f64", "bwd_d"),
-    "early": lambda: conv("mb2ic4ih4oc4oh4kh3ph1", "bwd_w",
-                          "ic.kh.kw:64 oc:16 mb.oh.ow:16 | mma | split_k=2", target="sm_90"),
-    "early_boxes": lambda: conv("mb2ic16ih8oc16oh8kh3ph1 tag=nhwc", "fwd",
-                                "mb:2 oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box swap=1 stages=2",
-                                target="sm_90"),
+    "early": lambda: conv(
+        "mb2ic4ih4oc4oh4kh3ph1", "bwd_w", "ic.kh.kw:64 oc:16 mb.oh.ow:16 | mma | split_k=2", target="sm_90"
+    ),
+    "early_boxes": lambda: conv(
+        "mb2ic16ih8oc16oh8kh3ph1 tag=nhwc",
+        "fwd",
+        "mb:2 oh:8 ow:8 oc:16 ic:16 | mma | a=box b=box swap=1 stages=2",
+        target="sm_90",
+    ),
     "softmax": lambda: compute(SOFTMAX, "n:8 k:64 | fma"),
-    "sum": lambda: compute("compute rows\n axes m=9 k=40\n read x = X[m, k]\n"
-                           " store Y[m] = sum(x*x; k) / 4"),
-    "several": lambda: compute("compute two\n axes n=70\n read x = X[n]\n let y = gelu(x)\n"
-                               " store Y[n] = y\n store Z[n] = y*y"),
+    "sum": lambda: compute(
+        "compute rows\n axes m=9 k=40\n read x = X[m, k]\n store Y[m] = sum(x*x; k) / 4"
+    ),
+    "several": lambda: compute(
+        "compute two\n axes n=70\n read x = X[n]\n let y = gelu(x)\n store Y[n] = y\n store Z[n] = y*y"
+    ),
     "gather": lambda: compute(GATHER),
 }
 
@@ -80,8 +95,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Plan, 
     for name, content in files.items():
         (folder / name).write_bytes(content)
     found = run_alone(folder / "found", [folder / f"{p.name}.py" for p in packages])
-    return {name: (plan, found[p.name])
-            for (name, plan), p in zip(plans.items(), packages, strict=True)}
+    return {name: (plan, found[p.name]) for (name, plan), p in zip(plans.items(), packages, strict=True)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,8 +111,10 @@ def test_the_same_bits_without_transconv(name: str, exported: dict[str, tuple[Pl
 
 def test_the_cases_are_what_they_are_called() -> None:
     """Phases, copies, parts of sums and descriptors are in the files that are about them."""
-    launches = {name: [x.kernel for x in packaged(CASES[name]()).launches]
-                for name in ("phases", "split", "packed")}
+    launches = {
+        name: [x.kernel for x in packaged(CASES[name]()).launches]
+        for name in ("phases", "split", "packed")
+    }
     assert {name: len(found) for name, found in launches.items()} == {"phases": 4, "split": 2, "packed": 3}
     assert "wei.zero_()" in python_text(packaged(CASES["atomic"]()))
     assert "src_box = TensorDescriptor(src" in python_text(packaged(CASES["boxes"]()))
@@ -115,14 +131,23 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(str(path))
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    (lambda x: x.double(), "src: expected torch.float32, got torch.float64"),
-    (lambda x: x[:, :, :3], r"src: expected shape \(1, 4, 4, 4\), got \(1, 4, 3, 4\)"),
-    (lambda x: x.to(memory_format=torch.channels_last), r"src: expected strides \(64, 16, 4, 1\), got"),
-    (lambda x: torch.complex(x, x).conj().imag.contiguous()._neg_view(), "src: expected values as they"),
-    (lambda x: [1.0], "src: expected a tensor, got list"),
-    (lambda x: x.to("meta"), "src: expected a tensor on a GPU, or with TRITON_INTERPRET=1 on the CPU"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: x.double(), "src: expected torch.float32, got torch.float64"),
+        (lambda x: x[:, :, :3], r"src: expected shape \(1, 4, 4, 4\), got \(1, 4, 3, 4\)"),
+        (
+            lambda x: x.to(memory_format=torch.channels_last),
+            r"src: expected strides \(64, 16, 4, 1\), got",
+        ),
+        (
+            lambda x: torch.complex(x, x).conj().imag.contiguous()._neg_view(),
+            "src: expected values as they",
+        ),
+        (lambda x: [1.0], "src: expected a tensor, got list"),
+        (lambda x: x.to("meta"), "src: expected a tensor on a GPU, or with TRITON_INTERPRET=1 on the CPU"),
+    ],
+)
 def test_tensors_of_another_kind_are_refused(forward: Any, change: Any, says: str) -> None:
     x, w = torch.randn(1, 4, 4, 4), torch.randn(4, 4, 3, 3)
     assert forward.run(x, w).shape == (1, 4, 4, 4)
@@ -141,8 +166,9 @@ def test_a_wrong_kernel_is_noticed(tmp_path: Path) -> None:
     assert load(str(path)).main() == 1
 
 
-def test_kernels_that_are_not_interpreted_say_so(tmp_path: Path,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_are_not_interpreted_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = packaged(conv("mb2ic64ih8oc64oh8kh3ph1 dt=f16 tag=nhwc", "fwd", target="sm_90"))
     assert any(x.explicit for x in package.launches)
     path = tmp_path / "explicit.py"
@@ -152,10 +178,14 @@ def test_kernels_that_are_not_interpreted_say_so(tmp_path: Path,
 
 
 def test_functions_of_one_name_and_two_texts_are_told_apart() -> None:
-    one = ("# one\n\nimport a\n\n\ndef part(x):\n    return x  # part\n\n\ndef first(x):\n"
-           "    return part(x)\n")
-    two = ("# two\n\nimport a\nimport b\n\n\ndef part(x):\n    return x + 1\n\n\ndef second(x):\n"
-           "    return part(x)\n")
+    one = (
+        "# one\n\nimport a\n\n\ndef part(x):\n    return x  # part\n\n\ndef first(x):\n"
+        "    return part(x)\n"
+    )
+    two = (
+        "# two\n\nimport a\nimport b\n\n\ndef part(x):\n    return x + 1\n\n\ndef second(x):\n"
+        "    return part(x)\n"
+    )
     imports, texts = joined([one, two, one.replace("first", "third")])
     assert imports == ["import a", "import b"]
     assert [comments for comments, _ in texts] == [("# one",), ("# two",), ("# one",)]

@@ -10,12 +10,40 @@ from math import copysign, isinf, isnan
 from transconv import ir
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
-LEVEL = {ir.Lt: 1, ir.Le: 1, ir.Eq: 1, ir.Ne: 1, ir.Or: 2, ir.Xor: 3, ir.And: 4, ir.Shl: 5, ir.Shr: 5,
-         ir.Add: 6, ir.Sub: 6,
-         ir.Mul: 7, ir.Div: 7, ir.FloorDiv: 7, ir.Mod: 7}
-SIGN = {ir.Lt: "<", ir.Le: "<=", ir.Eq: "==", ir.Ne: "!=", ir.Or: "|", ir.Xor: "^", ir.And: "&",
-        ir.Shl: "<<", ir.Shr: ">>",
-        ir.Add: "+", ir.Sub: "-", ir.Mul: "*", ir.Div: "/", ir.FloorDiv: "//", ir.Mod: "%"}
+LEVEL = {
+    ir.Lt: 1,
+    ir.Le: 1,
+    ir.Eq: 1,
+    ir.Ne: 1,
+    ir.Or: 2,
+    ir.Xor: 3,
+    ir.And: 4,
+    ir.Shl: 5,
+    ir.Shr: 5,
+    ir.Add: 6,
+    ir.Sub: 6,
+    ir.Mul: 7,
+    ir.Div: 7,
+    ir.FloorDiv: 7,
+    ir.Mod: 7,
+}
+SIGN = {
+    ir.Lt: "<",
+    ir.Le: "<=",
+    ir.Eq: "==",
+    ir.Ne: "!=",
+    ir.Or: "|",
+    ir.Xor: "^",
+    ir.And: "&",
+    ir.Shl: "<<",
+    ir.Shr: ">>",
+    ir.Add: "+",
+    ir.Sub: "-",
+    ir.Mul: "*",
+    ir.Div: "/",
+    ir.FloorDiv: "//",
+    ir.Mod: "%",
+}
 ATOM, POSTFIX, PREFIX = 10, 9, 8
 
 
@@ -57,8 +85,12 @@ class ArithmeticSpeller:
 
     def is_number(self, e: ir.Expr) -> bool:
         """Whether Triton's interpreter holds it as a Python number, which has no ``.to``."""
-        return all(is_written(x) if isinstance(x, ir.Const) else isinstance(x, (ir.Neg, ir.Not))
-                   or type(x) in LEVEL or x in self.numbers for x in ir.walk(e))
+        return all(
+            is_written(x)
+            if isinstance(x, ir.Const)
+            else isinstance(x, (ir.Neg, ir.Not)) or type(x) in LEVEL or x in self.numbers
+            for x in ir.walk(e)
+        )
 
     def typed(self, e: ir.Expr) -> ir.Expr:
         """The same where no tile beside it gives a number its type: of a lone one Triton makes 32 bits.
@@ -95,8 +127,14 @@ class ArithmeticSpeller:
         """The text of ``e`` where dimensions are ``lanes``, in parentheses if it binds weaker."""
         return self.fitted(*self.spell(e), self.lanes(e), lanes, level)
 
-    def fitted(self, text: str, strength: int, own: tuple[ir.Lane, ...], lanes: tuple[ir.Lane, ...],
-               level: int = 0) -> str:
+    def fitted(
+        self,
+        text: str,
+        strength: int,
+        own: tuple[ir.Lane, ...],
+        lanes: tuple[ir.Lane, ...],
+        level: int = 0,
+    ) -> str:
         """Such a text, of an expression in its ``own`` lanes."""
         if own and own != lanes:
             if strength < POSTFIX:
@@ -153,8 +191,7 @@ class ArithmeticSpeller:
             return self.negated(e.x, self.lanes(e)), LEVEL[ir.Add]
         if e.dtype.kind == "float":  # Triton's -x is 0 - x, which takes the sign of -0 away
             minus = ir.Const(-1.0, e.dtype)
-            return self.spell(ir.Const(-e.x.value, e.dtype) if isinstance(e.x, ir.Const)
-                              else e.x * minus)
+            return self.spell(ir.Const(-e.x.value, e.dtype) if isinstance(e.x, ir.Const) else e.x * minus)
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def counts(self, e: ir.Expr) -> str:
@@ -214,9 +251,15 @@ class ArithmeticSpeller:
         """Between 0 and a sum of the matrix unit that begins with 0, ptxas takes 0 (see
         miscompiles.py), but not where an addition made one of them. Of two numbers Triton
         makes f32 or i32."""
-        yes, no = (ir.Add(x, other) if x in self.products and isinstance(other, ir.Const)
-                   and other.value == 0.0
-                   and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))
+        yes, no = (
+            ir.Add(x, other)
+            if x in self.products
+            and isinstance(other, ir.Const)
+            and other.value == 0.0
+            and x.dtype.kind == "float"
+            else x
+            for x, other in ((e.yes, e.no), (e.no, e.yes))
+        )
         typed = e.dtype.bits != 32 and e.dtype.kind in ("int", "float")
         if typed and self.is_number(yes) and self.is_number(no):
             yes = ir.Cast(yes, e.dtype)  # the other then is of its type
@@ -253,8 +296,9 @@ class ArithmeticSpeller:
         value, _ = self.number_text(x) if isinstance(x, ir.Const) else self.spell(x)
         whole = own.kind != "float"
         if to.kind == "float" and value == "-0.0":  # Triton has no such number
-            return self.spell(ir.Cast(ir.Mul(ir.Cast(ir.Const(0.0, ir.f32), ir.f32),
-                                             ir.Const(-1.0, ir.f32)), to))
+            return self.spell(
+                ir.Cast(ir.Mul(ir.Cast(ir.Const(0.0, ir.f32), ir.f32), ir.Const(-1.0, ir.f32)), to)
+            )
         if isinstance(x, ir.Const) and (to.kind == "bool" or (whole and to.kind == "int")):
             value = repr(bool(x.value) if to.kind == "bool" else ir.wrapped(int(x.value), to))
         elif to.kind == "float" and (to is ir.bf16 or to.is_short):

@@ -49,13 +49,13 @@ def looked_up(lines: Sequence[str]) -> Iterator[str]:
             yield from text.strip().splitlines()
 
 
-IMPORTS = '''
+IMPORTS = """
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-'''
+"""
 
 
 class GluonEmitter(TlEmitter):
@@ -85,8 +85,10 @@ class GluonEmitter(TlEmitter):
                 text = f"{name}_{PIECES}.index({slot})"
             case "window":
                 each = rows_of_eight(piece.buffer)
-                text = (f"pile({name}_{ROWS}.index({slot} * {each} + {first_row(piece) // EIGHT}), "
-                        f"{name}_{ROWS}.dtype, {shape}, {name}_{ROWS}.layout)")
+                text = (
+                    f"pile({name}_{ROWS}.index({slot} * {each} + {first_row(piece) // EIGHT}), "
+                    f"{name}_{ROWS}.dtype, {shape}, {name}_{ROWS}.layout)"
+                )
             case _:
                 text = f"{name}.index({self.place(piece)})"
                 if len(piece.buffer.extents) != len(memory):
@@ -121,8 +123,10 @@ class GluonEmitter(TlEmitter):
     def lines_Fetch(self, s: ir.Fetch) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
         barrier = f"{s.barrier.name}.index({self.text(s.slot)})"
-        return [f"fetch_box({box_name(s.tensor.name)}, [{corner}], {barrier}, "
-                f"{s.piece.buffer.name}.index({self.place(s.piece)}))"]
+        return [
+            f"fetch_box({box_name(s.tensor.name)}, [{corner}], {barrier}, "
+            f"{s.piece.buffer.name}.index({self.place(s.piece)}))"
+        ]
 
     def lines_Let(self, s: ir.Let) -> list[str]:
         """A tile that is read from shared memory comes in the layout of the sums."""
@@ -140,8 +144,10 @@ class GluonEmitter(TlEmitter):
             value += self.loaded_across(lanes, along, s.value.dtype.bits)
         if isinstance(s.value, ir.SlotTile) or s.piece.buffer.type.boxed is s.piece.buffer.type:
             return [f"{self.slot(s.piece, lanes)}.store({value})"]
-        return [f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"
-                f".to({self.type(s.piece.buffer.type.boxed)}))"]
+        return [
+            f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"
+            f".to({self.type(s.piece.buffer.type.boxed)}))"
+        ]
 
     def loaded_across(self, lanes: tuple[ir.Lane, ...], along: int, bits: int) -> str:
         """How a tile to be transposed is read. If both operands are, the steps of the sum are in another
@@ -153,7 +159,7 @@ class GluonEmitter(TlEmitter):
             return read
         shape = [x.extent for x in lanes]
         split, order = [*shape], [0, 2, 1] if along else [1, 0, 2]
-        split[along:along + 1] = [4, shape[along] // 4]
+        split[along : along + 1] = [4, shape[along] // 4]
         return f"{read}.reshape({split}).permute({order}).reshape({shape})"
 
     def lines_Send(self, s: ir.Send) -> list[str]:
@@ -170,8 +176,9 @@ class GluonEmitter(TlEmitter):
 
     def call_arrive(self, s: ir.FuncCall) -> list[str]:
         when = self.argument(s.args[2])
-        return [f"mbarrier.arrive({self.gate(s)}, count=1" + ("" if when == "True" else f", pred={when}")
-                + ")"]
+        return [
+            f"mbarrier.arrive({self.gate(s)}, count=1" + ("" if when == "True" else f", pred={when}") + ")"
+        ]
 
     def gate(self, s: ir.FuncCall) -> str:
         barrier = s.args[0]
@@ -186,8 +193,10 @@ class GluonEmitter(TlEmitter):
         acc, a, b = s.args
         assert isinstance(acc, ir.Var)
         self.sums = acc
-        return [f"{acc.name} = hopper.warpgroup_mma({self.argument(a)}, {self.argument(b)}, "
-                f"{acc.name}, is_async=True)"]
+        return [
+            f"{acc.name} = hopper.warpgroup_mma({self.argument(a)}, {self.argument(b)}, "
+            f"{acc.name}, is_async=True)"
+        ]
 
     def call_dot_wait(self, s: ir.FuncCall) -> list[str]:
         sums = self.sums.name
@@ -213,13 +222,28 @@ class GluonEmitter(TlEmitter):
         sums: list[str] = []
         if any(a.lanes for a in ir.find(role, ir.Alloc)):
             used = spelled_lanes(role.body)
-            (bits,) = {a.dtype.bits for s in ir.find(role, ir.FuncCall) for a in s.args
-                       if isinstance(a, ir.SlotTile)}
-            sums = [f"sums: gl.constexpr = {sums_layout(self.sides, role.warps, bits, self.wide)}",
-                    *(f"{x.name} = gl.arange(0, {x.extent}, gl.SliceLayout({1 - at}, sums))"
-                      for at, x in enumerate(self.sides) if x in used)]
-        return ["@gluon.jit", f"def {role.name}({', '.join(params)}):", *(f"    {x}" for x in sums),
-                *said, f"    {program.name} = gl.program_id(0)", *self.block(role.body)]
+            (bits,) = {
+                a.dtype.bits
+                for s in ir.find(role, ir.FuncCall)
+                for a in s.args
+                if isinstance(a, ir.SlotTile)
+            }
+            sums = [
+                f"sums: gl.constexpr = {sums_layout(self.sides, role.warps, bits, self.wide)}",
+                *(
+                    f"{x.name} = gl.arange(0, {x.extent}, gl.SliceLayout({1 - at}, sums))"
+                    for at, x in enumerate(self.sides)
+                    if x in used
+                ),
+            ]
+        return [
+            "@gluon.jit",
+            f"def {role.name}({', '.join(params)}):",
+            *(f"    {x}" for x in sums),
+            *said,
+            f"    {program.name} = gl.program_id(0)",
+            *self.block(role.body),
+        ]
 
 
 def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
@@ -232,29 +256,55 @@ def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...]
     sides = next((a.lanes for a in ir.find(kernel, ir.Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
     both = sum(isinstance(s.value, ir.SlotTile) for s in ir.find(roles, ir.Put)) == 2
-    functions = [*ir.helpers({c.name for c in ir.find(kernel, ir.Call)},
-                             {c.type for c in ir.find(kernel, ir.Cast)},
-                             {r.op for r in ir.find(kernel, ir.Reduce)}, "gluon.jit", "gl")[1:]]
+    functions = [
+        *ir.helpers(
+            {c.name for c in ir.find(kernel, ir.Call)},
+            {c.type for c in ir.find(kernel, ir.Cast)},
+            {r.op for r in ir.find(kernel, ir.Reduce)},
+            "gluon.jit",
+            "gl",
+        )[1:]
+    ]
     functions += [""] if functions else []
     calls = []
     for role in roles.roles:
-        own = [*(p.name for p in given if p.tensor in ir.find(role, ir.Tensor)), *rings(role, shared),
-               *(n for n in sizes if ir.Var(n) in ir.find(role, ir.Var))]
-        functions += [*GluonEmitter(sides, role.warps, wide, both).role(
-            role, own, grid.var, multiples_said(kernel, own)), "", ""]
+        own = [
+            *(p.name for p in given if p.tensor in ir.find(role, ir.Tensor)),
+            *rings(role, shared),
+            *(n for n in sizes if ir.Var(n) in ir.find(role, ir.Var)),
+        ]
+        functions += [
+            *GluonEmitter(sides, role.warps, wide, both).role(
+                role, own, grid.var, multiples_said(kernel, own)
+            ),
+            "",
+            "",
+        ]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
     memory = list(reserved(shared, kernel))
-    lines = [*(f"# {line}" for line in header), *IMPORTS.splitlines(),
-             *imported(first), "", *looked_up([*functions, *memory]), "", "",
-             *functions, f"@gluon.jit(do_not_specialize={[*sizes]})" if sizes else "@gluon.jit",
-             f"def {kernel.name}({', '.join([*(p.name for p in given), *sizes])}):",
-             *([f"    # sizes {kernel.sizes}"] if sizes else []), *(f"    # {p}" for p in given), "",
-             *memory, *begun(first), "",
-             f"    gl.warp_specialize([{calls[0]},",
-             *(f"                        {c}," for c in calls[1:-1]),
-             f"                        {calls[-1]}],",
-             f"                       {[r.warps for r in workers]}, {[r.registers for r in workers]})"]
+    lines = [
+        *(f"# {line}" for line in header),
+        *IMPORTS.splitlines(),
+        *imported(first),
+        "",
+        *looked_up([*functions, *memory]),
+        "",
+        "",
+        *functions,
+        f"@gluon.jit(do_not_specialize={[*sizes]})" if sizes else "@gluon.jit",
+        f"def {kernel.name}({', '.join([*(p.name for p in given), *sizes])}):",
+        *([f"    # sizes {kernel.sizes}"] if sizes else []),
+        *(f"    # {p}" for p in given),
+        "",
+        *memory,
+        *begun(first),
+        "",
+        f"    gl.warp_specialize([{calls[0]},",
+        *(f"                        {c}," for c in calls[1:-1]),
+        f"                        {calls[-1]}],",
+        f"                       {[r.warps for r in workers]}, {[r.registers for r in workers]})",
+    ]
     return "\n".join(line.rstrip() for line in folded(lines)) + "\n"
 
 
@@ -271,8 +321,10 @@ def sums_layout(sides: tuple[ir.Lane, ...], warps: int, bits: int, wide: int) ->
     left, right = (x.extent for x in sides)
     down = min(warps // WARPGROUP, left // 64) * WARPGROUP
     across = warps // down
-    return (f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{down}, {across}], "
-            f"instr_shape=[16, {min(right // across, wide)}, {DOT_BITS // bits}])")
+    return (
+        f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{down}, {across}], "
+        f"instr_shape=[16, {min(right // across, wide)}, {DOT_BITS // bits}])"
+    )
 
 
 def widest_product(roles: ir.Roles) -> int:
@@ -299,9 +351,12 @@ def bytes_layout(lanes: tuple[ir.Lane, ...], along: int, warps: int, apart: bool
     reads words of 4 bytes across the sum, and writes words of 4 steps along it, dimension ``along``.
     ``apart``: the 4 steps of a word are quarters of the sum apart, so that the lanes of a warp read rows
     that follow one another and are swizzled differently, which meet in fewer banks."""
+
     def bits(dim: int) -> list[list[int]]:
-        return [[1 << bit if d == dim else 0 for d in range(2)]
-                for bit in range(lanes[dim].extent.bit_length() - 1)]
+        return [
+            [1 << bit if d == dim else 0 for d in range(2)]
+            for bit in range(lanes[dim].extent.bit_length() - 1)
+        ]
 
     down, across = bits(along), bits(1 - along)
     word, steps = (down[-2:], down[:-2]) if apart else (down[:2], down[2:])
@@ -311,8 +366,7 @@ def bytes_layout(lanes: tuple[ir.Lane, ...], along: int, warps: int, apart: bool
     few, of_warps = 5 - len(ways), warps.bit_length() - 1
     ways, rest = [*ways, *rest[:few]], rest[few:]
     own = [*across[:2], *word, *(x for x in rest[of_warps:] if any(x))]
-    return (f"gl.DistributedLinearLayout({own}, {ways}, {rest[:of_warps]}, [], "
-            f"{[x.extent for x in lanes]})")
+    return f"gl.DistributedLinearLayout({own}, {ways}, {rest[:of_warps]}, [], {[x.extent for x in lanes]})"
 
 
 def seen_as(piece: ir.SlotTile) -> str:
@@ -347,7 +401,8 @@ def rings(role: ir.Role, shared: list[ir.SmemRing | ir.Barrier]) -> Iterator[str
     for what in shared:
         if what in used:
             yield what.name + {"pile": f"_{PIECES}", "window": f"_{ROWS}"}.get(
-                seen.get(what, "") if isinstance(what, ir.SmemRing) else "", "")
+                seen.get(what, "") if isinstance(what, ir.SmemRing) else "", ""
+            )
 
 
 def reserved(shared: list[ir.SmemRing | ir.Barrier], kernel: ir.Kernel) -> Iterator[str]:
@@ -356,8 +411,10 @@ def reserved(shared: list[ir.SmemRing | ir.Barrier], kernel: ir.Kernel) -> Itera
     boxed = {x.piece.buffer: box_name(x.tensor.name) for x in copies}
     for what in shared:
         if isinstance(what, ir.Barrier):
-            yield (f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "
-                   "mbarrier.MBarrierLayout())")
+            yield (
+                f"    {what.name} = gl.allocate_shared_memory(gl.int64, [{what.slots}, 1], "
+                "mbarrier.MBarrierLayout())"
+            )
             continue
         box = boxed.get(what)
         if box is None:
@@ -368,8 +425,10 @@ def reserved(shared: list[ir.SmemRing | ir.Barrier], kernel: ir.Kernel) -> Itera
         if (seen := {seen_as(p) for p in _tiles(kernel) if p.buffer is what}) == {"pile"}:
             yield from _pile(what, box)
         elif "window" in seen:
-            yield (f"    {what.name}_{ROWS} = pile({what.name}, {box}.dtype, "
-                   f"[{what.slots * rows_of_eight(what)}, {EIGHT}, {what.extents[-1]}],")
+            yield (
+                f"    {what.name}_{ROWS} = pile({what.name}, {box}.dtype, "
+                f"[{what.slots * rows_of_eight(what)}, {EIGHT}, {what.extents[-1]}],"
+            )
             yield f"        {shared_layout(what)})"
     barriers = [b for b in shared if isinstance(b, ir.Barrier)]
     for slots in dict.fromkeys(b.slots for b in barriers):
@@ -391,15 +450,13 @@ def _tiles(node: ir.Node) -> list[ir.SlotTile]:
 def _transposed(what: ir.SmemRing, box: str) -> Iterator[str]:
     """A ring that no box is copied into: its layout is the matrix unit's."""
     shape = ", ".join(map(str, (what.slots, *what.extents)))
-    yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
-           f"{shared_layout(what)})")
+    yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {shared_layout(what)})")
 
 
 def shared_layout(what: ir.SmemRing) -> str:
     """Rows of up to 128 bytes, swizzled so that they can be read across."""
     swizzle = min(128, what.extents[-1] * what.type.bytes)
-    return (f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, "
-            f"element_bitwidth={what.type.bits}, rank=2)")
+    return f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={what.type.bits}, rank=2)"
 
 
 def _pile(what: ir.SmemRing, box: str) -> Iterator[str]:
@@ -407,6 +464,5 @@ def _pile(what: ir.SmemRing, box: str) -> Iterator[str]:
     another."""
     down, across = (what.members, 1) if what.below else (1, what.members)
     rows, columns = prod(what.extents[:-1]) * down, what.extents[-1] * across
-    yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, "
-           f"[{what.slots}, {rows}, {columns}],")
+    yield (f"    {what.name}_{PIECES} = pile({what.name}, {box}.dtype, [{what.slots}, {rows}, {columns}],")
     yield f"        {shared_layout(what)})"

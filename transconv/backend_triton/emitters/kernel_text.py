@@ -39,14 +39,16 @@ def merged(notes: tuple[str, ...]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for note in notes:
         alike.setdefault(re.sub(r"\d+", "0", note), []).append(note)
-    return [first + (f" (and {len(rest)} more like it)" if rest else "")
-            for first, *rest in alike.values()]
+    return [
+        first + (f" (and {len(rest)} more like it)" if rest else "") for first, *rest in alike.values()
+    ]
 
 
 def grid_size(kernel: ir.Kernel) -> int:
     """The number of programs that the kernel is launched with."""
-    return next((n.programs or n.stop for n in ir.walk(kernel) if isinstance(n, ir.For)
-                 and n.kind == "grid"), 1)
+    return next(
+        (n.programs or n.stop for n in ir.walk(kernel) if isinstance(n, ir.For) and n.kind == "grid"), 1
+    )
 
 
 def unspecialised(source: str) -> tuple[str, ...]:
@@ -58,11 +60,29 @@ def unspecialised(source: str) -> tuple[str, ...]:
 _SIZES = re.compile(r"^@\w+\.jit\(do_not_specialize=\[([^]]*)\]\)$", re.MULTILINE)
 
 
-WRITTEN = (*(c.helper for c in ir.CALLS.values()), *(r.helper for r in ir.REDUCERS.values()),
-           *(t.rounding.helper for t in ir.DTYPES.values() if t.rounding is not None))
-USED = frozenset({"tl", "gl", "gluon", "hopper", "mbarrier", "tma", "triton", "sums", "float", "range",
-                  "gdc_wait", "gdc_launch_dependents", *LOOKED_UP,
-                  *(name for text in WRITTEN for name in re.findall(r"def (\w+)", text))})
+WRITTEN = (
+    *(c.helper for c in ir.CALLS.values()),
+    *(r.helper for r in ir.REDUCERS.values()),
+    *(t.rounding.helper for t in ir.DTYPES.values() if t.rounding is not None),
+)
+USED = frozenset(
+    {
+        "tl",
+        "gl",
+        "gluon",
+        "hopper",
+        "mbarrier",
+        "tma",
+        "triton",
+        "sums",
+        "float",
+        "range",
+        "gdc_wait",
+        "gdc_launch_dependents",
+        *LOOKED_UP,
+        *(name for text in WRITTEN for name in re.findall(r"def (\w+)", text)),
+    }
+)
 """The functions that a module's text calls or defines."""
 
 
@@ -76,7 +96,7 @@ def function_name(name: str) -> str:
 def distinct(kernel: ir.Kernel) -> ir.Kernel:
     """The kernel with clashing names replaced.
 
-        x(w): w = ow + 1; load(w + w)   ->   x(w_): w = ow + 1; load(w_ + w)
+    x(w): w = ow + 1; load(w + w)   ->   x(w_): w = ow + 1; load(w_ + w)
     """
     taken = USED | {kernel.name, *(r.name for r in ir.find(kernel, ir.Role))}
     given = kernel.sizes.names if kernel.sizes else ()  # arguments, which keep their names

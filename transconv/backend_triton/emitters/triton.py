@@ -228,8 +228,12 @@ class TlEmitter(ExprSpeller):
         return [f"{self.space}.store({self.write(s.tensor, s.offset, s.value, s.mask)})"]
 
     def write(self, tensor: ir.Tensor, offset: ir.Expr, value: ir.Expr, mask: ir.Expr) -> str:
-        lanes = tuple(sorted({*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
-                             key=lambda x: (x.axis, x.name)))
+        lanes = tuple(
+            sorted(
+                {*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
+                key=lambda x: (x.axis, x.name),
+            )
+        )
         text = f"{self.address(tensor, offset, lanes)}, {self.fit(self.typed(value), lanes)}"
         return text if mask is ir.TRUE else f"{text}, mask={self.condition(mask, lanes)}"
 
@@ -280,12 +284,30 @@ def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...]
     about = [f"# {line}" for line in header]
     tensors = [f"    # {p}" for p in given]
     requires = [f"    # sizes {kernel.sizes}"] if sizes else []
-    own = ir.helpers({c.name for c in ir.find(kernel, ir.Call)},
-                     {c.type for c in ir.find(kernel, ir.Cast)},
-                     {r.op for r in ir.find(kernel, ir.Reduce)}, "triton.jit", "tl")
-    lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "",
-             *own, "", f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
-             f"def {kernel.name}({params}):", *requires, *tensors, "", *begun(first), *folded(body)]
+    own = ir.helpers(
+        {c.name for c in ir.find(kernel, ir.Call)},
+        {c.type for c in ir.find(kernel, ir.Cast)},
+        {r.op for r in ir.find(kernel, ir.Reduce)},
+        "triton.jit",
+        "tl",
+    )
+    lines = [
+        *about,
+        "",
+        "import triton",
+        "import triton.language as tl",
+        *imported(first),
+        "",
+        *own,
+        "",
+        f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
+        f"def {kernel.name}({params}):",
+        *requires,
+        *tensors,
+        "",
+        *begun(first),
+        *folded(body),
+    ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -294,8 +316,11 @@ def multiples_said(kernel: ir.Kernel, mentioned: Container[str] | None = None) -
     specialised on; with this it finds the addresses that begin at a multiple of 4 or 16 bytes.
     ``mentioned``: the names that matter, if not all."""
     known = kernel.sizes.multiples if kernel.sizes else {}
-    return [f"    {name} = {name} // {share} * {share}  # it is a multiple"
-            for name, share in known.items() if share > 1 and (mentioned is None or name in mentioned)]
+    return [
+        f"    {name} = {name} // {share} * {share}  # it is a multiple"
+        for name, share in known.items()
+        if share > 1 and (mentioned is None or name in mentioned)
+    ]
 
 
 def spelled_lines(lets: Iterable[ir.Let], value: ir.Expr) -> list[str]:
@@ -322,8 +347,8 @@ def folded(lines: list[str]) -> list[str]:
         if line.lstrip().startswith("#"):
             out.append(line)
         elif len(line) > WIDTH and 0 < line.find("(") < cut:
-            before = _filled(line[:cut + 1])
-            out += [*before, " " * innermost(before) + line[cut + 2:]]
+            before = _filled(line[: cut + 1])
+            out += [*before, " " * innermost(before) + line[cut + 2 :]]
         else:
             out += _filled(line)
     return out
@@ -361,8 +386,8 @@ def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:
     if not commas:
         return [line]
     _, at, around = min(commas)
-    rest = " " * around[-1] + line[1 - at:].lstrip()
-    return [line] if len(rest) >= len(line) else [line[:1 - at], *_filled(rest, around)]
+    rest = " " * around[-1] + line[1 - at :].lstrip()
+    return [line] if len(rest) >= len(line) else [line[: 1 - at], *_filled(rest, around)]
 
 
 def spelled_lanes(root: ir.Stmt) -> list[ir.Lane]:

@@ -129,12 +129,24 @@ def _step(made: Any, address: int, fixed: tuple[Any, ...], lying: Lying, every: 
         raise NotEncoded(f"Triton's object for a descriptor has {ends} bytes, expected {2 * MAP_BYTES}")
     reach = [n * step for n, step in zip(box[::-1], steps, strict=True)]
     code = _driver().cuTensorMapEncodeTiled(
-        c_void_p(id(made) + ends - MAP_BYTES), elements, rank, c_void_p(address),
-        (c_uint64 * rank)(*shape), (c_uint64 * (rank - 1))(*[size * n for n in strides[1:]]),
-        (c_uint32 * rank)(*reach), (c_uint32 * rank)(*steps), 0, swizzle, LINES_OF_128, 0)
+        c_void_p(id(made) + ends - MAP_BYTES),
+        elements,
+        rank,
+        c_void_p(address),
+        (c_uint64 * rank)(*shape),
+        (c_uint64 * (rank - 1))(*[size * n for n in strides[1:]]),
+        (c_uint32 * rank)(*reach),
+        (c_uint32 * rank)(*steps),
+        0,
+        swizzle,
+        LINES_OF_128,
+        0,
+    )
     if code:
-        raise NotEncoded(f"cuTensorMapEncodeTiled returned {code} for a tensor of {lying[0]} elements, "
-                         f"{lying[1]} apart, in boxes of {box}, every {every}")
+        raise NotEncoded(
+            f"cuTensorMapEncodeTiled returned {code} for a tensor of {lying[0]} elements, "
+            f"{lying[1]} apart, in boxes of {box}, every {every}"
+        )
 
 
 @cache
@@ -164,8 +176,9 @@ def addresses(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
     return pointers, not bits & 15
 
 
-def arguments(tensors: Sequence[Any], boxes: tuple[Boxed | None, ...],
-              describe: Callable[..., Any] | None) -> Sequence[Any]:
+def arguments(
+    tensors: Sequence[Any], boxes: tuple[Boxed | None, ...], describe: Callable[..., Any] | None
+) -> Sequence[Any]:
     """Tensors, or descriptors of boxes in their place."""
     if not boxes or describe is None:
         return tensors
@@ -205,7 +218,7 @@ class Encoder:
                     known.clear()
                 found = known[pointer, place] = encode(pointer, place)
             args += found
-        args += at[len(self.each):]
+        args += at[len(self.each) :]
         if len(self.calls) >= self.most:
             self.calls.clear()
         self.calls[at] = args
@@ -231,8 +244,19 @@ class KernelStart(NamedTuple):
         kernel, (grid, places) = self.kernel, at
         if self.raw is None:
             given = arguments(tensors, boxes_at(self.boxes, places), self.describe)
-            kernel.run(grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
-                       *given, *sizes)
+            kernel.run(
+                grid,
+                1,
+                1,
+                stream,
+                kernel.function,
+                kernel.packed_metadata,
+                None,
+                None,
+                None,
+                *given,
+                *sizes,
+            )
             return
         given = *addresses(tensors)[0], *sizes
         if self.encoder:
@@ -240,8 +264,22 @@ class KernelStart(NamedTuple):
                 given = self.encoder(given, places)
             except NotEncoded as error:  # the next best schedule takes this one's place
                 raise Miscompiled(kernel.name, str(error)) from error
-        self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
-                 kernel.packed_metadata, None, None, None, *given)
+        self.raw(
+            grid,
+            1,
+            1,
+            stream,
+            kernel.function,
+            False,
+            self.early,
+            None,
+            None,
+            kernel.packed_metadata,
+            None,
+            None,
+            None,
+            *given,
+        )
 
 
 def boxes_at(boxes: tuple[Boxed | None, ...], places: Places) -> tuple[Boxed | None, ...]:
@@ -263,8 +301,11 @@ def entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
         if not triton.__version__.startswith(DIRECT):
             return None
         launcher = kernel.run
-        if launcher.global_scratch_size or launcher.profile_scratch_size or (
-                launcher.launch_cooperative_grid):
+        if (
+            launcher.global_scratch_size
+            or launcher.profile_scratch_size
+            or (launcher.launch_cooperative_grid)
+        ):
             return None
         inner = launcher.launch
         if not boxed:

@@ -56,8 +56,13 @@ def note(key: str, aligned: bool, kernel: Any, types: tuple[str, ...] = ()) -> N
     if not more and is_there(key, aligned):  # somebody watches Triton: what another process noted is more
         return
     _there[name] = True
-    content = {**more, "triton": triton_version(), "folder": folder_of(digest),
-               "function": str(kernel.name), "types": [*types]}
+    content = {
+        **more,
+        "triton": triton_version(),
+        "folder": folder_of(digest),
+        "function": str(kernel.name),
+        "types": [*types],
+    }
     if DRAWER.get(name) != content:
         DRAWER.put(name, content)
 
@@ -131,9 +136,16 @@ def build_start(kernel: Any, patient: bool) -> None:
             _build(source_of(kernel), kernel.metadata, patient)
 
 
-PLAIN = SimpleNamespace(num_ctas=1, launch_cooperative_grid=False, launch_pdl=False, tensordesc_meta=None,
-                        global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0,
-                        profile_scratch_align=1)  # what Triton tells of a kernel without boxes
+PLAIN = SimpleNamespace(
+    num_ctas=1,
+    launch_cooperative_grid=False,
+    launch_pdl=False,
+    tensordesc_meta=None,
+    global_scratch_size=0,
+    global_scratch_align=1,
+    profile_scratch_size=0,
+    profile_scratch_align=1,
+)  # what Triton tells of a kernel without boxes
 
 
 def build_plain(count: int) -> None:
@@ -154,8 +166,14 @@ def _build(source: Any, metadata: Any, patient: bool) -> None:
 def _started_like(types: Iterable[Any]) -> str:
     """A name for the argument types, as far as what starts a kernel depends on them: not on what a pointer
     or a descriptor points to, but on the number of a descriptor's dimensions."""
-    told = [re.sub(r"^tensordesc<[^[]*\[([^]]*)\].*", lambda box: f"tensordesc {box[1].count(',')}",
-                   "*" if str(t).startswith("*") else str(t)) for t in types]
+    told = [
+        re.sub(
+            r"^tensordesc<[^[]*\[([^]]*)\].*",
+            lambda box: f"tensordesc {box[1].count(',')}",
+            "*" if str(t).startswith("*") else str(t),
+        )
+        for t in types
+    ]
     return hashlib.blake2b(" ".join(told).encode(), digest_size=16).hexdigest()
 
 
@@ -166,8 +184,9 @@ def _only_here(name: str, patient: bool) -> Iterator[bool]:
     if path is None or fcntl is None:
         yield True
         return
-    handle = os.open(path.with_suffix(".lock"),
-                     os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(
+        path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
@@ -207,10 +226,7 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
     from triton.runtime.driver import driver
 
     driver.set_active(_Chip(GPUTarget(backend, arch, warp_size)))
-    with (
-        suppress(Exception),
-        jit_module.without_torch(),
-    ):  # other releases look at arguments in other ways
+    with suppress(Exception), jit_module.without_torch():  # other releases look at arguments in other ways
         from triton.backends.compiler import BaseBackend
         from triton.runtime.jit import native_specialize_impl
 
@@ -220,9 +236,16 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
 KNOWN = "3.6."  # the releases of Triton whose kernels are made here
 RULES = ("miscompiles.py",)  # what a kernel was read for when it was compiled
 CODE = "cubin"
-HOOKS = {"compilation": ("always_compile", "override", "dump_ir", "instrumentation_mode", "listener"),
-         "runtime": ("debug", "override_arch", "jit_cache_hook", "jit_post_compile_hook",
-                     "add_stages_inspection_hook")}
+HOOKS = {
+    "compilation": ("always_compile", "override", "dump_ir", "instrumentation_mode", "listener"),
+    "runtime": (
+        "debug",
+        "override_arch",
+        "jit_cache_hook",
+        "jit_post_compile_hook",
+        "add_stages_inspection_hook",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +262,11 @@ def told(kernel: Any) -> Content:
         source = source_of(kernel)
         if source.constants or kernel.metadata.target.backend != "cuda" or _is_watched():
             return {}
-        return {"signature": [[str(n), str(t)] for n, t in source.signature.items()],
-                "code": _digest(kernel.asm[CODE]), **_around()}
+        return {
+            "signature": [[str(n), str(t)] for n, t in source.signature.items()],
+            "code": _digest(kernel.asm[CODE]),
+            **_around(),
+        }
     except (ImportError, AttributeError, KeyError):  # another release of Triton
         return {}
 
@@ -291,8 +317,11 @@ def _around() -> Content:
     """What kernels depend on besides their texts, as far as it may change between two processes."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    return {"rules": _rules(), "library": _library(),
-            "variables": {**get_cache_invalidating_env_vars(), **knobs.given("TRITON_PTXAS")}}
+    return {
+        "rules": _rules(),
+        "library": _library(),
+        "variables": {**get_cache_invalidating_env_vars(), **knobs.given("TRITON_PTXAS")},
+    }
 
 
 def _is_watched() -> bool:
@@ -300,8 +329,10 @@ def _is_watched() -> bool:
     import triton
 
     return not triton.__version__.startswith(KNOWN) or any(
-        getattr(getattr(triton.knobs, group), name, None) for group, names in HOOKS.items()
-        for name in names)
+        getattr(getattr(triton.knobs, group), name, None)
+        for group, names in HOOKS.items()
+        for name in names
+    )
 
 
 @lru_cache(maxsize=1)
@@ -350,9 +381,17 @@ def _state(folder: Path) -> str:
     told = [str(folder)]
     for part in PARTS:
         place = folder / part
-        told += [_about(place)] if place.is_file() else [
-            _about(Path(at, name)) for at, _, names in sorted(os.walk(place)) if "__pycache__" not in at
-            for name in sorted(names) if name.endswith((".py", ".so", ".pyd"))]
+        told += (
+            [_about(place)]
+            if place.is_file()
+            else [
+                _about(Path(at, name))
+                for at, _, names in sorted(os.walk(place))
+                if "__pycache__" not in at
+                for name in sorted(names)
+                if name.endswith((".py", ".so", ".pyd"))
+            ]
+        )
     return hashlib.blake2b("\n".join(told).encode(), digest_size=16).hexdigest()
 
 

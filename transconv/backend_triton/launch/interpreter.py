@@ -97,13 +97,18 @@ def reduce_in_pairs(self: Any, given: Any) -> list[Any]:
     parts = [t.handle.data for t in tensors]
     rows = (slice(None),) * axis
     while parts[0].shape[axis] > 1:
-        sides = [self.to_tensor(x[(*rows, slice(first, None, 2))], t.dtype)
-                 for first in (0, 1) for x, t in zip(parts, tensors, strict=True)]
+        sides = [
+            self.to_tensor(x[(*rows, slice(first, None, 2))], t.dtype)
+            for first in (0, 1)
+            for x, t in zip(parts, tensors, strict=True)
+        ]
         made = self.combine_fn.fn(*sides)
         made = made if isinstance(made, tuple) else (made,)
         shape = sides[0].handle.data.shape
-        parts = [np.broadcast_to(m.handle.data if hasattr(m, "handle") else m, shape).astype(x.dtype)
-                 for m, x in zip(made, parts, strict=True)]
+        parts = [
+            np.broadcast_to(m.handle.data if hasattr(m, "handle") else m, shape).astype(x.dtype)
+            for m, x in zip(made, parts, strict=True)
+        ]
     if not self.keep_dims:
         parts = [x.item() if self.axis is None else x.squeeze(axis) for x in parts]
     return [self.to_tensor(x, t.dtype) for x, t in zip(parts, tensors, strict=True)]
@@ -117,9 +122,11 @@ def sum_in_own_type(self: Any, given: Any) -> Any:
 
 def scan_in_own_type(scan: Any) -> Any:
     """A scan of NumPy's, of which each number has the type of its operands."""
+
     def scanned(self: Any, given: Any) -> list[Any]:
         x = given.handle.data
         return [self.to_tensor(scan(x, axis=self.axis, dtype=x.dtype), dtype=given.dtype)]
+
     return scanned
 
 
@@ -159,8 +166,10 @@ def explained() -> Iterator[None]:
         if _release("triton") >= (3, 7) or _release("numpy") < (2, 4):
             raise
         raise Unsupported(
-            "numpy:new", f"Triton {version('triton')} cannot interpret this kernel with numpy "
-            f"{version('numpy')}; expected numpy below 2.4: pip install 'numpy<2.4'") from error
+            "numpy:new",
+            f"Triton {version('triton')} cannot interpret this kernel with numpy "
+            f"{version('numpy')}; expected numpy below 2.4: pip install 'numpy<2.4'",
+        ) from error
 
 
 def _release(package: str) -> tuple[int, ...]:

@@ -43,7 +43,8 @@ def write(source: str, name: str) -> Path | None:
         return None
     path = folder / f"{name}.py"
     if keep.read_text(path, max(len(source) * 4, LONGEST)) == source or keep.keep_text(
-            path, source, lasting=False):
+        path, source, lasting=False
+    ):
         return path
     return None
 

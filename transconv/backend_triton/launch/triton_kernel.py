@@ -51,10 +51,23 @@ class TritonKernel:
     ``fuse``: whether the compiler may make one instruction, with one rounding, of a product and a sum. At
     most two kernels a device are ``kept``, for tensors that are aligned and for others."""
 
-    def __init__(self, source: str, function: str, path: Any, grid: int | Expr, warps: int, stages: int,
-                 boxes: tuple[bound_start.Boxed | None, ...] = (), explicit: bool = False,
-                 early: bool = False, types: tuple[str, ...] = (), key: str = "",
-                 fuse: bool = True, sizes: Sizes | None = None, requires: Sizes | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        function: str,
+        path: Any,
+        grid: int | Expr,
+        warps: int,
+        stages: int,
+        boxes: tuple[bound_start.Boxed | None, ...] = (),
+        explicit: bool = False,
+        early: bool = False,
+        types: tuple[str, ...] = (),
+        key: str = "",
+        fuse: bool = True,
+        sizes: Sizes | None = None,
+        requires: Sizes | None = None,
+    ) -> None:
         self.source, self.function, self.path = source, function, path
         self.programs, self.warps, self.stages = as_expr(grid), warps, stages
         self.grid = grid if isinstance(grid, int) else 1  # 0: there is nothing to launch
@@ -103,16 +116,20 @@ class TritonKernel:
         with INTERPRETER:
             prepare_interpreter()
             with explained():
-                given = bound_start.arguments(tensors, bound_start.boxes_at(self.boxes, at[1]),
-                                              self.describe)
+                given = bound_start.arguments(
+                    tensors, bound_start.boxes_at(self.boxes, at[1]), self.describe
+                )
                 self._function()[(at[0],)](*given, *sizes, **self._options())
 
     def _refuse_steps(self, what: str) -> None:
         """Raise Unsupported where descriptors are made by what cannot take every so many-th position."""
         if stepped := next((b[0] for b in self.boxes if b is not None and b[0].every), None):
-            raise Unsupported("boxes:every", f"{self.function}: its boxes take every "
-                              f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
-                              "expected a=gather")
+            raise Unsupported(
+                "boxes:every",
+                f"{self.function}: its boxes take every "
+                f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
+                "expected a=gather",
+            )
 
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
         """The compiled kernel for such tensors, from Triton's cache where it is there. Raises Miscompiled
@@ -126,8 +143,9 @@ class TritonKernel:
             import triton
 
             names = [p.name for p in function.params]
-            function = triton.jit(function.fn, do_not_specialize=[*self.names],
-                                  do_not_specialize_on_alignment=names)
+            function = triton.jit(
+                function.fn, do_not_specialize=[*self.names], do_not_specialize_on_alignment=names
+            )
         kernel = function.warmup(*args, grid=(self.grid,), **self._options())
         refuse(kernel, self.function)
         compile_records.note(self.key, aligned, kernel, self.types)
@@ -165,8 +183,11 @@ class TritonKernel:
     def is_ready(self, aligned: bool) -> bool:
         """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or
         is in Triton's cache."""
-        return (not self.grid or any(a is aligned for _, a in self.kept)
-                or compile_records.is_there(self.key, aligned))
+        return (
+            not self.grid
+            or any(a is aligned for _, a in self.kept)
+            or compile_records.is_there(self.key, aligned)
+        )
 
     def is_loaded(self, device: int, aligned: bool) -> bool:
         """Whether the kernel is loaded on a device, for aligned tensors or for others."""
@@ -187,8 +208,7 @@ class TritonKernel:
     def _options(self) -> dict[str, Any]:
         """Triton's compile options; other options give another compiled kernel."""
         # Fused multiply-adds are set explicitly: the default differs between Triton's releases.
-        options = {"num_warps": self.warps, "num_stages": self.stages,
-                   "enable_fp_fusion": self.fuse}
+        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fuse}
         return options | {"launch_pdl": True} if self.early else options
 
     def starting(self, kernel: Any) -> bound_start.KernelStart:
@@ -197,10 +217,13 @@ class TritonKernel:
         if found is None:
             self._refuse_steps("Triton's own launch")
         elif self.boxes:
-            encoder = bound_start.Encoder(bound_start.encodings(self.boxes, found[1]),
-                                          bound_start.CALLS_KEPT if self.sizes else bound_start.MAPS_KEPT)
-        return bound_start.KernelStart(found and found[0], kernel, self.early, encoder, self.boxes,
-                                       self.describe, len(self.names))
+            encoder = bound_start.Encoder(
+                bound_start.encodings(self.boxes, found[1]),
+                bound_start.CALLS_KEPT if self.sizes else bound_start.MAPS_KEPT,
+            )
+        return bound_start.KernelStart(
+            found and found[0], kernel, self.early, encoder, self.boxes, self.describe, len(self.names)
+        )
 
     def begun(self, device: int, aligned: bool) -> bound_start.KernelStart | None:
         """What starts the kernel on a device, for aligned tensors or for others; None before it is loaded
@@ -223,8 +246,10 @@ def programs(kernel: Kernel) -> Expr:
 def _countable(programs: Expr, sizes: Sizes, boxes: tuple[bound_start.Boxed | None, ...]) -> Sizes:
     """The requirements of a launch: not more programs than a grid may have, and no stride of a box longer
     than a descriptor allows."""
-    most = [(programs, LARGEST_SIZE), *((b[0].far * b[0].dtype.bytes, FARTHEST) for b in boxes
-                                        if b is not None and b[0].extents)]
+    most = [
+        (programs, LARGEST_SIZE),
+        *((b[0].far * b[0].dtype.bytes, FARTHEST) for b in boxes if b is not None and b[0].extents),
+    ]
     facts = facts_of(sizes)
     more = []
     for value, limit in most:
@@ -234,12 +259,24 @@ def _countable(programs: Expr, sizes: Sizes, boxes: tuple[bound_start.Boxed | No
     return replace(sizes, where=(*sizes.where, *more)) if more else sizes
 
 
-def numbers_of(kernels: Sequence[TritonKernel], rooms: Sequence[Expr],
-               names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+def numbers_of(
+    kernels: Sequence[TritonKernel], rooms: Sequence[Expr], names: Sequence[str]
+) -> Callable[..., tuple[Any, ...]]:
     """A function of sizes, in the order of their names: ``At`` for each kernel, then the shapes of
     workspaces with so many elements (``rooms``)."""
-    each = [e for run in kernels for e in (run.programs, *(
-        e for b in run.boxes if b is not None and b[0].extents for e in (*b[0].extents, *b[0].steps)))]
+    each = [
+        e
+        for run in kernels
+        for e in (
+            run.programs,
+            *(
+                e
+                for b in run.boxes
+                if b is not None and b[0].extents
+                for e in (*b[0].extents, *b[0].steps)
+            ),
+        )
+    ]
 
     def said(texts: list[str]) -> tuple[list[tuple[str, str]], str]:
         left = iter(texts)

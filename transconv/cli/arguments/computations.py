@@ -41,17 +41,20 @@ def expect_sizes(words: argparse.Namespace, found: Sequence[Compute]) -> None:
     """Raises ComputeError for ``--sizes`` of what has no sizes that are arguments."""
     if (said := getattr(words, "sizes", None)) and not any(c.named for c in found):
         what = found[0].name if found else " ".join(words.problem)
-        raise ComputeError(f"--sizes {said} has nothing to set: the sizes of {what} are numbers; expected "
-                           "a computation with a line of sizes, or a problem with question marks, such "
-                           "as mb2?ic8ih9?oc8oh9kh3ph1")
+        raise ComputeError(
+            f"--sizes {said} has nothing to set: the sizes of {what} are numbers; expected "
+            "a computation with a line of sizes, or a problem with question marks, such "
+            "as mb2?ic8ih9?oc8oh9kh3ph1"
+        )
 
 
 def of_texts(words: argparse.Namespace, compute: Compute) -> None:
     """Raises ComputeError for options of convolutions."""
     said = [o for o in OF_CONVOLUTIONS if getattr(words, o, "")]
     if said or words.prop != words.usual_prop:
-        raise ComputeError(f"--{[*said, 'prop'][0]} is about convolutions; {compute.name} is given as "
-                           "text")
+        raise ComputeError(
+            f"--{[*said, 'prop'][0]} is about convolutions; {compute.name} is given as text"
+        )
 
 
 def has_sizes(texts: Sequence[str]) -> bool:
@@ -76,11 +79,14 @@ def given(texts: Sequence[str], sizes: bool = False) -> list[Compute]:
             found += [parse(part) for part in BEGINS.split("\n".join(lines)) if part.strip()]
         other = other or word * (len(found) == before)
     if found and other:
-        raise ComputeError(f"'{other}' is no computation, as {found[0].name} is; expected computations or "
-                           "problems, not both")
+        raise ComputeError(
+            f"'{other}' is no computation, as {found[0].name} is; expected computations or "
+            "problems, not both"
+        )
     if not sizes and (sized := next((c for c in found if c.named), None)) is not None:
-        raise ComputeError(f"{sized.name}: sizes that are arguments ({sized.named}); "
-                           "this verb takes numbers")
+        raise ComputeError(
+            f"{sized.name}: sizes that are arguments ({sized.named}); this verb takes numbers"
+        )
     return found
 
 
@@ -135,8 +141,10 @@ def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str])
     except ScheduleError as error:  # an explicit kernel, which Triton does not interpret
         print(f"  not run on {where}: {error}")
     for judged in found:
-        print(f"  {'WRONG' if judged.problem else 'right'}  {judged.data:<6} "
-              f"max error {judged.max_error:.3g}  {judged.problem}".rstrip())
+        print(
+            f"  {'WRONG' if judged.problem else 'right'}  {judged.data:<6} "
+            f"max error {judged.max_error:.3g}  {judged.problem}".rstrip()
+        )
     wrong = any(j.problem for j in found)
     if len(kinds) > 1:
         for stage, judged in computation.after_every_pass(compute, made):
@@ -161,8 +169,10 @@ def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Se
             for kind in kinds
         ]
         if len(kinds) > 1:
-            found += [(f"after {stage}", judged)
-                      for stage, judged in computation.after_every_pass(compute, made, sizes)]
+            found += [
+                (f"after {stage}", judged)
+                for stage, judged in computation.after_every_pass(compute, made, sizes)
+            ]
         for what, judged in found:
             print(f"  {'WRONG' if judged.problem else 'right'}  {said}  {what}  {judged.problem}".rstrip())
             wrong |= bool(judged.problem)

@@ -44,11 +44,17 @@ def printed(findings: Iterable[Finding], as_json: bool) -> int:
             print(finding, flush=True)
     bad, notes = (sum(f.state == state for f in found) for state in (BAD, NOTE))
     if as_json:
-        print(json.dumps({"transconv": __version__, "good": not bad,
-                          "findings": [asdict(f) for f in found]}, indent=1))
+        print(
+            json.dumps(
+                {"transconv": __version__, "good": not bad, "findings": [asdict(f) for f in found]},
+                indent=1,
+            )
+        )
     else:
-        print(f"\n{len(found)} lines, {bad} bad, {notes} to note: transconv "
-              f"{'does not work here as it should' if bad else 'works here'}")
+        print(
+            f"\n{len(found)} lines, {bad} bad, {notes} to note: transconv "
+            f"{'does not work here as it should' if bad else 'works here'}"
+        )
     return int(bool(bad))
 
 
@@ -57,8 +63,12 @@ def guarded(check: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Findi
     try:
         yield from look()
     except Exception as error:
-        yield Finding(check, BAD, f"could not be found out: {type(error).__name__}: {error}",
-                      "the lines above may say why; otherwise please report it")
+        yield Finding(
+            check,
+            BAD,
+            f"could not be found out: {type(error).__name__}: {error}",
+            "the lines above may say why; otherwise please report it",
+        )
 
 
 def size(count: float) -> str:
@@ -144,13 +154,13 @@ def installed(package: Dependency) -> Finding:
     try:
         importlib.import_module(name)
     except Exception as error:  # a shared library that it loads may be missing or incompatible
-        return Finding(name, BAD, f"{found} cannot be imported: {type(error).__name__}: {error}",
-                       install)
+        return Finding(name, BAD, f"{found} cannot be imported: {type(error).__name__}: {error}", install)
     if numbers(found) < numbers(package.oldest):
         return Finding(name, BAD, f"{found} is older than {package.oldest}", install)
     if numbers(found) > numbers(package.newest):
-        return Finding(name, NOTE, f"{found} is newer than what the tests run with "
-                       f"({package.newest})", package.later)
+        return Finding(
+            name, NOTE, f"{found} is newer than what the tests run with ({package.newest})", package.later
+        )
     return Finding(name, OK, found)
 
 
@@ -176,8 +186,12 @@ def settings(given: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("setting", BAD, f"{said}: there is no such variable, so it has no effect", hint)
         elif name.startswith("TRITON_") and (known := _of_triton()) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            yield Finding("setting", NOTE, f"{said}: the installed Triton reads no such variable",
-                          f"did you mean {near[0]}?" if near else "")
+            yield Finding(
+                "setting",
+                NOTE,
+                f"{said}: the installed Triton reads no such variable",
+                f"did you mean {near[0]}?" if near else "",
+            )
         else:
             yield Finding("setting", OK, said)
     if not given:
@@ -198,11 +212,16 @@ def _ours(knob: knobs.Knob[object], said: str) -> Finding:
     except ValueError as error:
         return Finding("setting", BAD, str(error), f"unset {knob.name}, or set it right")
     if knob.name == knobs.trust.name and knobs.trust() == "never":
-        return Finding("setting", NOTE, f"{said}: no kernel's first result is compared",
-                       f"unset {knob.name} unless all kernels were checked before")
+        return Finding(
+            "setting",
+            NOTE,
+            f"{said}: no kernel's first result is compared",
+            f"unset {knob.name} unless all kernels were checked before",
+        )
     if knob.name in UNUSUAL:
-        return Finding("setting", NOTE, f"{said}: {UNUSUAL[knob.name]}",
-                       f"unset {knob.name} if that is not meant")
+        return Finding(
+            "setting", NOTE, f"{said}: {UNUSUAL[knob.name]}", f"unset {knob.name} if that is not meant"
+        )
     return Finding("setting", OK, said)
 
 

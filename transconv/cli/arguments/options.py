@@ -49,39 +49,61 @@ def refusal(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...],
-             action: Any) -> argparse.ArgumentParser:
+def add_verb(
+    verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...], action: Any
+) -> argparse.ArgumentParser:
     """A verb. Its ``--help`` states the purpose and ends with examples to paste."""
     made: argparse.ArgumentParser = verbs.add_parser(
-        name, help=help, description=about, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in examples))
+        name,
+        help=help,
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in examples),
+    )
     made.set_defaults(action=action, usage=made.format_usage)
     return made
 
 
-
 def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
-    what = ("a problem in benchdnn's grammar, then optionally dt= (default f32), tag= (nchw) and "
-            f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc; or a file with a computation as text")
-    to.add_argument("problem", nargs="+", metavar="PROBLEM|FILE" if or_file else "PROBLEM",
-                    help=what + (", or with problems (a benchdnn batch)" if or_file else ""))
-    to.add_argument("--dtype", metavar="T",
-                    help="element type: f32, f16, bf16, f64, or three as src:wei:dst")
-    to.add_argument("--layout", metavar="TAG",
-                    help="memory order: nchw, nhwc, nChw16c, or three as src:wei:dst")
+    what = (
+        "a problem in benchdnn's grammar, then optionally dt= (default f32), tag= (nchw) and "
+        f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc; or a file with a computation as text"
+    )
+    to.add_argument(
+        "problem",
+        nargs="+",
+        metavar="PROBLEM|FILE" if or_file else "PROBLEM",
+        help=what + (", or with problems (a benchdnn batch)" if or_file else ""),
+    )
+    to.add_argument(
+        "--dtype", metavar="T", help="element type: f32, f16, bf16, f64, or three as src:wei:dst"
+    )
+    to.add_argument(
+        "--layout", metavar="TAG", help="memory order: nchw, nhwc, nChw16c, or three as src:wei:dst"
+    )
 
 
 def add_schedule(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--schedule", "--config", dest="schedule", metavar="S", type=str,
-                    help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
-                         "`python -m transconv words` explains each word; default: chosen by "
-                         "transconv")
+    to.add_argument(
+        "--schedule",
+        "--config",
+        dest="schedule",
+        metavar="S",
+        type=str,
+        help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
+        "`python -m transconv words` explains each word; default: chosen by "
+        "transconv",
+    )
 
 
 def add_props(to: argparse.ArgumentParser, default: str) -> None:
-    to.add_argument("--prop", choices=[*PROPS, "all"], default=default,
-                    help="fwd: the result (dst), bwd_d: the gradient of the input (src), bwd_w: the "
-                         f"gradient of the weight (wei) (default: {default})")
+    to.add_argument(
+        "--prop",
+        choices=[*PROPS, "all"],
+        default=default,
+        help="fwd: the result (dst), bwd_d: the gradient of the input (src), bwd_w: the "
+        f"gradient of the weight (wei) (default: {default})",
+    )
     to.set_defaults(usual_prop=default)
 
 
@@ -95,8 +117,10 @@ def dressed(problem: ConvProblem, words: argparse.Namespace) -> ConvProblem:
 def problem(words: argparse.Namespace) -> ConvProblem:
     """The one problem of the command line. Raises ProblemError."""
     if exists(words.problem[0]):
-        raise ProblemError(f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
-                           f"{EXAMPLE} (run and tune take lists)")
+        raise ProblemError(
+            f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
+            f"{EXAMPLE} (run and tune take lists)"
+        )
     return dressed(described(words.problem), words)
 
 
@@ -107,8 +131,10 @@ def described(words: Sequence[str]) -> ConvProblem:
         return ConvProblem.parse(text)
     except ProblemError:
         if '"' not in text and any(c in text for c in "./"):  # not in any descriptor
-            raise FileNotFoundError(f"no such file: {text}; expected a problem such as {EXAMPLE}, "
-                                    "or a file with a computation as text") from None
+            raise FileNotFoundError(
+                f"no such file: {text}; expected a problem such as {EXAMPLE}, "
+                "or a file with a computation as text"
+            ) from None
         raise
 
 
@@ -132,8 +158,9 @@ def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
     else:
         listed = [(described(words.problem), None)]
     directions = props(words)
-    found = [(dressed(p, words), prop) for p, way in listed for prop in directions
-             if way is None or way is prop]
+    found = [
+        (dressed(p, words), prop) for p, way in listed for prop in directions if way is None or way is prop
+    ]
     if not found:
         raise ProblemError(f"{path} has no problem with --prop {words.prop}; expected at least one")
     return found

@@ -19,22 +19,26 @@ PROCESSES = 1024  # more are a mistake
 
 def at_least(least: int, most: int = LARGEST) -> Callable[[str], int]:
     """A whole number that is not smaller, and not larger than ``most``."""
+
     def whole(text: str) -> int:
         digits = text.removeprefix("-")
         if digits.isascii() and digits.isdecimal() and len(digits) < 30 and least <= int(text) <= most:
             return int(text)
         upto = f" to {most}" if most < LARGEST else ""
         raise ArgumentTypeError(f"'{text}' is no whole number from {least}{upto}")
+
     return whole
 
 
 def number(legal: Callable[[float], bool], expected: str) -> Callable[[str], float]:
     """A legal number; ``expected``: which are, in words."""
+
     def read(text: str) -> float:
         with suppress(ValueError):
             if legal(found := float(text)):
                 return found
         raise ArgumentTypeError(f"'{text}' is no number {expected}")
+
     return read
 
 
@@ -60,10 +64,12 @@ def part(text: str) -> tuple[int, int]:
 
 def some_of(*legal: str) -> Callable[[str], str]:
     """Some of these words, joined by commas."""
+
     def words(text: str) -> str:
         if unknown := [w for w in text.split(",") if w not in legal]:
             raise ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(legal)}")
         return text
+
     return words
 
 

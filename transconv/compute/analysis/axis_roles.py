@@ -45,8 +45,12 @@ def _role(axis: Axis, compute: Compute) -> str:
 
 
 def _slides(axis: Axis, compute: Compute) -> bool:
-    return any(axis.name in seen and len(seen) > 1 and any(compute.kind(a) != "K" for a in seen)
-               for r in compute.reads for d in r.view.dims for seen in [compute.roots(d.coord)])
+    return any(
+        axis.name in seen and len(seen) > 1 and any(compute.kind(a) != "K" for a in seen)
+        for r in compute.reads
+        for d in r.view.dims
+        for seen in [compute.roots(d.coord)]
+    )
 
 
 def _fastest(compute: Compute) -> str:
@@ -85,8 +89,11 @@ def axis_steps(seen: ViewDim, compute: Compute) -> dict[str, int]:
     coord = substitute(seen.coord, compute.stand_ins)
     first = _value(substitute(coord, zero))
     own = {v.name for v in free_vars(coord)}
-    return {x.name: _value(substitute(coord, zero | {x.var: Const(1)})) - first
-            for x in compute.axes if x.name in own}
+    return {
+        x.name: _value(substitute(coord, zero | {x.var: Const(1)})) - first
+        for x in compute.axes
+        if x.name in own
+    }
 
 
 def places(view: View, compute: Compute, written: Iterable[tuple[str, int]]) -> int:
@@ -130,8 +137,9 @@ def with_prologues(compute: Compute) -> Compute:
     return compute
 
 
-def _named(compute: Compute, total: Reduction, sides: tuple[Expr, Expr], names: list[str],
-           wide: bool) -> Compute:
+def _named(
+    compute: Compute, total: Reduction, sides: tuple[Expr, Expr], names: list[str], wide: bool
+) -> Compute:
     """``wide``: factors that are reads are cast to the type of arithmetic as well."""
     before: list[Step] = []
     factors: list[Expr] = []
@@ -141,11 +149,12 @@ def _named(compute: Compute, total: Reduction, sides: tuple[Expr, Expr], names: 
             continue
         value = Value(name, e)
         before.append(value)
-        factors.append(value.var if value.var.type is total.value.dtype else
-                       Cast(value.var, total.value.dtype))
+        factors.append(
+            value.var if value.var.type is total.value.dtype else Cast(value.var, total.value.dtype)
+        )
     product = replace(total, value=Mul(factors[0], factors[1]))
     at = compute.steps.index(total)
-    steps = (*compute.steps[:at], *before, product, *compute.steps[at + 1:])
+    steps = (*compute.steps[:at], *before, product, *compute.steps[at + 1 :])
     return replace(compute, steps=steps)
 
 

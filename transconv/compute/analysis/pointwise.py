@@ -49,12 +49,12 @@ class Operation:
     @property
     def values(self) -> tuple[Ref, ...]:
         """The arguments that are values, not the row's numbers."""
-        return self.args[:OPS[self.op].arity]
+        return self.args[: OPS[self.op].arity]
 
     @property
     def numbers(self) -> tuple[float, ...]:
         """The row's numbers that are given."""
-        return tuple(float(n) for n in self.args[OPS[self.op].arity:])
+        return tuple(float(n) for n in self.args[OPS[self.op].arity :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,13 @@ class Pointwise:
 
     def named(self, names: Mapping[str, str]) -> Pointwise:
         """The same function with other names for its values."""
+
         def other(ref: Ref) -> Ref:
             return names.get(ref, ref) if isinstance(ref, str) else ref
 
-        return Pointwise(tuple(Operation(s.op, tuple(map(other, s.args))) for s in self.steps),
-                         other(self.result))
+        return Pointwise(
+            tuple(Operation(s.op, tuple(map(other, s.args))) for s in self.steps), other(self.result)
+        )
 
     # -- the IR ----------------------------------------------------------------------------------
 
@@ -156,8 +158,9 @@ class Pointwise:
 
     # -- derivatives -----------------------------------------------------------------------------
 
-    def derivatives(self, given: Mapping[str, Expr], grad: Expr,
-                    dtype: DType) -> tuple[list[Value], dict[str, Expr]]:
+    def derivatives(
+        self, given: Mapping[str, Expr], grad: Expr, dtype: DType
+    ) -> tuple[list[Value], dict[str, Expr]]:
         """Lets, and the derivative for each name times ``grad``, by the chain rule over the rows'
         derivatives, last step first. A name that the result does not depend on is left out. ComputeError
         for a row without a derivative."""
@@ -186,8 +189,9 @@ class Pointwise:
                 raise ComputeError(f"{row.name} has no derivative")
             flow = named(f"grad_{i}", flow)
             numbers = (Const(n, dtype) for n in step.numbers)
-            for ref, partial in zip(step.values, row.derivative(*map(value, step.values), *numbers),
-                                    strict=True):
+            for ref, partial in zip(
+                step.values, row.derivative(*map(value, step.values), *numbers), strict=True
+            ):
                 if partial is None or isinstance(ref, float):
                     continue
                 part = flow if partial == Const(1.0, dtype) else flow * partial
@@ -214,8 +218,18 @@ IDENTITY = Pointwise((), "acc")
 """The function that gives ``acc``."""
 
 
-INFIX = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Gt: "gt", ast.GtE: "ge",
-         ast.Lt: "lt", ast.LtE: "le", ast.Eq: "eq", ast.NotEq: "ne"}
+INFIX = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+}
 MOST_STEPS = 512
 NEUTRAL = {("add", 0.0), ("sub", 0.0), ("mul", 1.0), ("div", 1.0)}  # with this second argument
 
@@ -255,13 +269,16 @@ class Recorder:
         if (row := OPS.get(op)) is None:
             raise ComputeError(f"{op}(...) is unknown; expected one of {' '.join(sorted(OPS))}")
         if not row.arity <= len(args) <= row.arity + len(row.numbers) or not all(
-                isinstance(n, float) for n in args[row.arity:]):
+            isinstance(n, float) for n in args[row.arity :]
+        ):
             numbers = f" and then {len(row.numbers)} numbers" if row.numbers else ""
             raise ComputeError(f"{op} of {len(args)} arguments; expected {row.arity} values{numbers}")
         for i, a in enumerate(args):
             if self.is_condition(a) is not (op == "where" and i == 0):
-                raise ComputeError(f"{op}: argument {i + 1} is {'a' if self.is_condition(a) else 'no'} "
-                                   "condition; where(condition, x, y) chooses by a comparison")
+                raise ComputeError(
+                    f"{op}: argument {i + 1} is {'a' if self.is_condition(a) else 'no'} "
+                    "condition; where(condition, x, y) chooses by a comparison"
+                )
         if len(args) == 2 and (op, args[1]) in NEUTRAL and isinstance(args[1], float):
             return args[0]
         if (known := Operation(op, args)) in self.steps:
@@ -299,8 +316,10 @@ class _Reader(Recorder):
                 return self.step(INFIX[type(op)], self.read(left), self.read(right))
             case ast.Call(ast.Name(id=name), args, []):
                 return self.step(name, *(self.read(a) for a in args))
-        raise ComputeError(f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
-                           "and calls of operations")
+        raise ComputeError(
+            f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
+            "and calls of operations"
+        )
 
 
 def written(function: Pointwise) -> str:
@@ -340,8 +359,9 @@ def _tensor(ref: Ref, given: Tensors, known: list[torch.Tensor]) -> torch.Tensor
     return known[ref] if isinstance(ref, int) else next(iter(given.values())).new_tensor(ref)
 
 
-def with_error(function: Pointwise, given: Tensors, errors: Tensors, eps: float,
-               rounds: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+def with_error(
+    function: Pointwise, given: Tensors, errors: Tensors, eps: float, rounds: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The value in f64, and how far one that is computed with the relative precision ``eps`` may be off,
     from what the given values are off. A step makes of its arguments' errors what it makes of arguments
     that are all moved by them: the square of what is 0 to within e is 0 to within e*e. ``rounds``: whether
@@ -357,8 +377,10 @@ def with_error(function: Pointwise, given: Tensors, errors: Tensors, eps: float,
         total = zero
         if value.dtype.is_floating_point and (rounds or not row.exact):
             total = 4 * eps * value.abs() if row.exact else 32 * eps * (1 + value.abs())
-        own = [errors.get(ref, zero) if isinstance(ref, str) else
-               off[ref] if isinstance(ref, int) else zero for ref in step.values]
+        own = [
+            errors.get(ref, zero) if isinstance(ref, str) else off[ref] if isinstance(ref, int) else zero
+            for ref in step.values
+        ]
         if step.op in CONDITIONS:  # not sure where the sides are as close as they are off
             known.append(value)
             off.append((((args[0] - args[1]).abs() <= own[0] + own[1]) & (own[0] + own[1] > 0)).double())
@@ -373,15 +395,24 @@ def with_error(function: Pointwise, given: Tensors, errors: Tensors, eps: float,
     return _tensor(ref, given, known), off[ref] if isinstance(ref, int) else errors.get(str(ref), zero)
 
 
-def _moved(found: Callable[..., torch.Tensor], refs: Sequence[Ref], args: Sequence[torch.Tensor],
-           own: Sequence[torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+def _moved(
+    found: Callable[..., torch.Tensor],
+    refs: Sequence[Ref],
+    args: Sequence[torch.Tensor],
+    own: Sequence[torch.Tensor],
+    value: torch.Tensor,
+) -> torch.Tensor:
     """How far a step's value is off if each of its numbers is as much too large or too small as it may be,
     or 0 where it may be that: a divisor is at its worst there. A number that it takes twice is moved
     once."""
-    loose = dict.fromkeys(ref for ref, arg, e in zip(refs, args, own, strict=True)
-                          if arg.dtype.is_floating_point and bool((e != 0).any()))
-    nearest = [a - a.clamp(-e, e) if ref in loose else a
-               for ref, a, e in zip(refs, args, own, strict=True)]
+    loose = dict.fromkeys(
+        ref
+        for ref, arg, e in zip(refs, args, own, strict=True)
+        if arg.dtype.is_floating_point and bool((e != 0).any())
+    )
+    nearest = [
+        a - a.clamp(-e, e) if ref in loose else a for ref, a, e in zip(refs, args, own, strict=True)
+    ]
     total = _apart(found(*nearest), value) if loose else value.new_zeros(())
     for ways in itertools.product((1.0, -1.0), repeat=len(loose)):
         way = dict(zip(loose, ways, strict=True))

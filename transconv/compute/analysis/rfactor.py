@@ -78,8 +78,9 @@ class _Parted:
     def __init__(self, compute: Compute, axis: str, within: int, part: str, late: tuple[str, ...]) -> None:
         self.compute, self.late = compute, late
         self.first = tuple(a for a in compute.reduced if a not in late)
-        self.count = Const(float(prod(within if a == axis else compute.size(a) for a in self.first)),
-                           compute.acc)
+        self.count = Const(
+            float(prod(within if a == axis else compute.size(a) for a in self.first)), compute.acc
+        )
         self.values = {s.var: s.value for s in compute.steps if isinstance(s, Value)}
         self.sums = {s.var: s for s in compute.steps if isinstance(s, Reduction)}
         self.reads = {s.var: s for s in compute.reads}
@@ -94,8 +95,9 @@ class _Parted:
                 continue
             if isinstance(step, (Read, Write)):
                 step = replace(step, view=substitute(step.view, self.place))
-            self.steps.append(step if isinstance(step, Read) else
-                              replace(step, value=substitute(step.value, self.place)))
+            self.steps.append(
+                step if isinstance(step, Read) else replace(step, value=substitute(step.value, self.place))
+            )
 
     def reduction(self, step: Reduction) -> list[Step]:
         """The two stages of a reduction."""
@@ -106,8 +108,10 @@ class _Parted:
         if (found := self.deviations(step)) is not None:
             return self.squares(step, *found)
         inner = self.named(step.var, "of")
-        return [Reduction(inner.name, step.op, substitute(step.value, self.place), self.first),
-                replace(step, value=inner, axes=self.late)]
+        return [
+            Reduction(inner.name, step.op, substitute(step.value, self.place), self.first),
+            replace(step, value=inner, axes=self.late),
+        ]
 
     def place_of(self, step: Reduction, extreme: Reduction) -> list[Step]:
         """The two stages of an argmax or argmin."""
@@ -115,17 +119,21 @@ class _Parted:
         within = substitute(substitute(step.value, {extreme.var: own}), self.place)
         size = step.value.no  # type: ignore[attr-defined]
         later = Select(is_extreme(own, extreme.var), inner, size)
-        return [Reduction(inner.name, step.op, within, self.first),
-                replace(step, value=later, axes=self.late)]
+        return [
+            Reduction(inner.name, step.op, within, self.first),
+            replace(step, value=later, axes=self.late),
+        ]
 
     def powers(self, step: Reduction, value: Expr, top: Var) -> list[Step]:
         """The two stages of a sum of exponentials."""
         inner = self.named(step.var, "of")
         near = Value(self.named(top, "near").name, _at_least(self.named(top, "of"), LOWEST))
         within = substitute(substitute(value, {top: near.var}), self.place)
-        return [*([near] if near not in self.steps else []),
-                Reduction(inner.name, "sum", within, self.first),
-                replace(step, value=inner * Call("exp", (near.var - top,)), axes=self.late)]
+        return [
+            *([near] if near not in self.steps else []),
+            Reduction(inner.name, "sum", within, self.first),
+            replace(step, value=inner * Call("exp", (near.var - top,)), axes=self.late),
+        ]
 
     def squares(self, step: Reduction, x: Expr, total: Var, mean: Expr) -> list[Step]:
         """The two stages of a sum of squared deviations from a mean."""
@@ -133,20 +141,26 @@ class _Parted:
         squares = self.named(step.var, "squares")
         d = substitute(x, self.place) - self.at_begin(x)
         between = self.named(total, "of") / self.count - mean
-        return [Reduction(squares.name, "sum", d * d, self.first),
-                Value(inner.name, squares - apart * apart / self.count),
-                replace(step, value=inner + self.count * (between * between), axes=self.late)]
+        return [
+            Reduction(squares.name, "sum", d * d, self.first),
+            Value(inner.name, squares - apart * apart / self.count),
+            replace(step, value=inner + self.count * (between * between), axes=self.late),
+        ]
 
     def shifted(self, step: Reduction) -> list[Step]:
         """The two stages of the sum behind a mean whose squared deviations are summed as well."""
         inner, apart = self.named(step.var, "of"), self.named(step.var, "apart")
         x0 = self.at_begin(step.value)
-        firsts = [Read(v.name, substitute(self.reads[r].view, self.begin), self.reads[r].fill)
-                  for r, v in self.firsts(step.value).items()]
-        return [*(r for r in firsts if r not in self.steps),
-                Reduction(apart.name, "sum", substitute(step.value, self.place) - x0, self.first),
-                Value(inner.name, apart + self.count * x0),
-                replace(step, value=inner, axes=self.late)]
+        firsts = [
+            Read(v.name, substitute(self.reads[r].view, self.begin), self.reads[r].fill)
+            for r, v in self.firsts(step.value).items()
+        ]
+        return [
+            *(r for r in firsts if r not in self.steps),
+            Reduction(apart.name, "sum", substitute(step.value, self.place) - x0, self.first),
+            Value(inner.name, apart + self.count * x0),
+            replace(step, value=inner, axes=self.late),
+        ]
 
     def at_begin(self, x: Expr) -> Expr:
         """The value of an expression at the first element of a part."""
@@ -170,8 +184,7 @@ class _Parted:
         """The extreme whose index a reduction finds; None for other reductions."""
         if not isinstance(step.value, Select):
             return None
-        return next((s for s in self.sums.values()
-                     if step.value.cond is is_extreme(s.value, s.var)), None)
+        return next((s for s in self.sums.values() if step.value.cond is is_extreme(s.value, s.var)), None)
 
     def power(self, step: Reduction) -> tuple[Expr, Var] | None:
         """For a sum of exponentials, its expanded term and the maximum that is subtracted; else None."""

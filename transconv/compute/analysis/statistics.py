@@ -68,8 +68,11 @@ def sum_of(compute: Compute, write: Write) -> Write | None:
     for other in compute.statistics:
         if other is write:
             break
-        if other.op == "sum" and value_of(other) is value_of(write) and (
-                [d.coord for d in other.view.dims] == [d.coord for d in write.view.dims]):
+        if (
+            other.op == "sum"
+            and value_of(other) is value_of(write)
+            and ([d.coord for d in other.view.dims] == [d.coord for d in write.view.dims])
+        ):
             return other
     return None
 
@@ -102,8 +105,14 @@ def _why_not_form(compute: Compute, write: Write) -> str | None:
             return f"has no value for each {name}; expected axes of the result in its coordinates"
         if compute.size(name) % by:
             return f"divides {name}={compute.size(name)} by {by}; expected a divisor"
-    lost = next((x.name for x in compute.axes_of("K") if x.size > 1 and compute.factors is None
-                 and x.name not in found), None)
+    lost = next(
+        (
+            x.name
+            for x in compute.axes_of("K")
+            if x.size > 1 and compute.factors is None and x.name not in found
+        ),
+        None,
+    )
     if lost:
         return f"reduces {lost}, as rows are; expected it in the coordinates, or let m = sum(...; {lost})"
     return None

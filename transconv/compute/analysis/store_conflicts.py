@@ -66,31 +66,42 @@ def why_not_stored(compute: Compute) -> str | None:
         for w in writes:
             if told := compute.names.told(w.view):
                 names = " ".join(sorted(v.name for v in told))
-                return (f"places in {tensor.name} are told by the values of {names}, which may be equal; "
-                        "expected a store to a place of its own from every point")
+                return (
+                    f"places in {tensor.name} are told by the values of {names}, which may be equal; "
+                    "expected a store to a place of its own from every point"
+                )
         apart = all(_is_apart(compute, w) for w in writes)
         if apart and all(_are_apart(compute, *pair) for pair in combinations(writes, 2)):
             continue
         if compute.named is not None:
-            return (f"it is not known whether all that is stored in {tensor.name} has places of its own "
-                    "at all sizes; expected one axis in each coordinate, and a coordinate that tells two "
-                    "stores apart")
+            return (
+                f"it is not known whether all that is stored in {tensor.name} has places of its own "
+                "at all sizes; expected one axis in each coordinate, and a coordinate that tells two "
+                "stores apart"
+            )
         points = sum(prod(x.size for x in axes_of(compute, w)) for w in writes)
         if points > MOST_COUNTED:
-            return (f"it is not known whether the {points} points that are stored in {tensor.name} have "
-                    "places of their own; expected one axis in each coordinate")
+            return (
+                f"it is not known whether the {points} points that are stored in {tensor.name} have "
+                "places of their own; expected one axis in each coordinate"
+            )
         found = np.concatenate([_places(compute, w) for w in writes])
         if len(np.unique(found)) < len(found):
-            return (f"several points are stored in one place of {tensor.name}; expected a place of its "
-                    "own for each")
+            return (
+                f"several points are stored in one place of {tensor.name}; expected a place of its "
+                "own for each"
+            )
     return None
 
 
 def covers(compute: Compute, view: View) -> bool:
     """Whether each element of a view's tensor is at exactly one point of the axes in its coordinates and
     conditions. False if that is not known."""
-    return all(_counted(compute, view, dims, axes) == (size, size) for dims, axes in _groups(compute, view)
-               for size in [prod(view.tensor.shape[i] for i in dims)])
+    return all(
+        _counted(compute, view, dims, axes) == (size, size)
+        for dims, axes in _groups(compute, view)
+        for size in [prod(view.tensor.shape[i] for i in dims)]
+    )
 
 
 def why_not_all_stored(compute: Compute) -> str | None:
@@ -102,8 +113,10 @@ def why_not_all_stored(compute: Compute) -> str | None:
         counts = [_elements(compute, w.view) for w in writes if not w.op]
         stored, size = sum(n or 0 for n in counts), prod(tensor.shape)
         if counts and None not in counts and stored < size:
-            return (f"{size - stored} of the {size} elements of {tensor.name} are stored by no point; "
-                    "expected a store to each")
+            return (
+                f"{size - stored} of the {size} elements of {tensor.name} are stored by no point; "
+                "expected a store to each"
+            )
     return None
 
 
@@ -125,8 +138,9 @@ def _groups(compute: Compute, view: View) -> Iterator[tuple[list[int], frozenset
         yield sorted(dims), axes
 
 
-def _counted(compute: Compute, view: View, dims: list[int],
-             axes: frozenset[str]) -> tuple[int, int] | None:
+def _counted(
+    compute: Compute, view: View, dims: list[int], axes: frozenset[str]
+) -> tuple[int, int] | None:
     """The points of the axes of some dims that are inside of these, and the places there at which they
     are. None for too many, and for those that values tell."""
     shape = tuple(view.tensor.shape[i] for i in dims)
@@ -152,8 +166,9 @@ def _counted(compute: Compute, view: View, dims: list[int],
     inside = np.ones(points, bool)
     for i in dims:
         coord = over(view.dims[i].coord)
-        inside = inside & over(view.dims[i].mask).astype(bool) & (coord >= 0) & (
-            coord < view.tensor.shape[i])
+        inside = (
+            inside & over(view.dims[i].mask).astype(bool) & (coord >= 0) & (coord < view.tensor.shape[i])
+        )
     found = np.ravel_multi_index([over(view.dims[i].coord)[inside] for i in dims], shape)
     return len(found), len(np.unique(found))
 
@@ -166,9 +181,11 @@ def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str
     for w in writes:
         coords = [simplify(d.coord, _facts(compute)) for d in w.view.dims]
         moved = {a for c in coords for a in compute.roots(c)}
-        if (still := [x for x in axes_of(compute, w) if _is_long(x) and x.name not in moved]):
-            return (f"{tensor.name} has one place for all of {still[0].name}; expected a sum over "
-                    f"{still[0].name}")
+        if still := [x for x in axes_of(compute, w) if _is_long(x) and x.name not in moved]:
+            return (
+                f"{tensor.name} has one place for all of {still[0].name}; expected a sum over "
+                f"{still[0].name}"
+            )
     if tensor.dtype not in (f16, bf16, f32, f64, i32, i64):  # f16 and bf16 are added in f32
         return f"{tensor.name} is {tensor.dtype}; expected a float, i32 or i64, which are added in place"
     return None
@@ -216,9 +233,12 @@ def _are_apart(compute: Compute, one: Write, other: Write) -> bool:
     """Whether some coordinate of two stores to one tensor is never equal, at all sizes."""
     facts, renamed = _facts(compute, OTHER), {x.var: Var(x.name + OTHER) for x in compute.axes}
     facts = facts.assume(one.view.mask()).assume(substitute(other.view.mask(), renamed))
-    return any(prove(differ, facts) for a, b in zip(one.view.dims, other.view.dims, strict=True)
-               for here, there in [(a.coord, substitute(b.coord, renamed))]
-               for differ in (here < there, there < here, ne(here, there)))
+    return any(
+        prove(differ, facts)
+        for a, b in zip(one.view.dims, other.view.dims, strict=True)
+        for here, there in [(a.coord, substitute(b.coord, renamed))]
+        for differ in (here < there, there < here, ne(here, there))
+    )
 
 
 def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:

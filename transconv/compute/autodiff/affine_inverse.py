@@ -48,8 +48,10 @@ class Solved:
         self.taken = set(compute.names.all)
         coords = [d.coord for d in view.dims]
         mentioned = [v for c in coords for v in free_vars(c)]
-        self.places = [self.place(i, c, n, mentioned.count(c))  # type: ignore[arg-type]
-                       for i, (c, n) in enumerate(zip(coords, view.tensor.shape, strict=True))]
+        self.places = [
+            self.place(i, c, n, mentioned.count(c))  # type: ignore[arg-type]
+            for i, (c, n) in enumerate(zip(coords, view.tensor.shape, strict=True))
+        ]
         left = [(c, p) for c, p in zip(coords, self.places, strict=True) if c is not p.var]
         self.done = all(self.solve(*one) for one in sorted(left, key=lambda x: len(self.unknown(x[0]))))
         for x in compute.axes:
@@ -125,7 +127,7 @@ def _digits(coord: ir.Expr, axes: list[Axis], place: ir.Var) -> dict[Axis, ir.Ex
             return None
         steps[x] = int(ahead.value)
     order = sorted(axes, key=lambda x: -steps[x])
-    reach = [sum(steps[y] * (y.size - 1) for y in order[i + 1:]) for i in range(len(order))]
+    reach = [sum(steps[y] * (y.size - 1) for y in order[i + 1 :]) for i in range(len(order))]
     if any(steps[x] <= r for x, r in zip(order, reach, strict=True)):
         return None
     zero: dict[ir.Expr, ir.Expr] = {x.var: ir.ZERO for x in axes}
@@ -185,8 +187,9 @@ def _is_plain(coord: ir.Expr, axis: ir.Var) -> bool:
 class _Grid:
     """A coordinate, enumerated over all positions and places."""
 
-    def __init__(self, coord: ir.Expr, axis: Axis, place: tuple[ir.Var, int],
-                 others: list[tuple[ir.Var, int]]) -> None:
+    def __init__(
+        self, coord: ir.Expr, axis: Axis, place: tuple[ir.Var, int], others: list[tuple[ir.Var, int]]
+    ) -> None:
         self.coord, self.axis, self.place, self.others = coord, axis, place, others
         self.facts = facts_of_axes({axis.name: axis.size} | {v.name: n for v, n in (place, *others)})
 
@@ -228,8 +231,9 @@ class _Grid:
                 return found and found + self.still(e, u, v)
         return None
 
-    def spread(self, u: ir.Expr, to: ir.Expr, step: int, count: int,
-               turns: int) -> list[_Candidate] | None:
+    def spread(
+        self, u: ir.Expr, to: ir.Expr, step: int, count: int, turns: int
+    ) -> list[_Candidate] | None:
         """Candidates for ``u`` equal to one of ``count`` numbers from ``to`` on, ``step`` apart."""
         if count == 1:
             return self.candidates(u, to, turns)
@@ -248,8 +252,10 @@ class _Grid:
         moving = v if still[0] is u else u
         held = (self.over(e) == self.over(still[0])) & (self.over(e) != self.over(moving))
         ends = np.flatnonzero(np.diff(np.concatenate(([0], held.astype(np.int8), [0]))))
-        return [_Candidate(ir.Const(int(a)) + TURN if b - a > 1 else ir.Const(int(a)), int(b - a))
-                for a, b in zip(ends[::2], ends[1::2], strict=True)]
+        return [
+            _Candidate(ir.Const(int(a)) + TURN if b - a > 1 else ir.Const(int(a)), int(b - a))
+            for a, b in zip(ends[::2], ends[1::2], strict=True)
+        ]
 
     # -- enumeration -----------------------------------------------------------------------------
 
@@ -280,8 +286,13 @@ class _Grid:
                     return None
             if right.any():
                 facts = self.facts.with_range(TURN, 0, c.turns - 1)
-                kept.append(_Candidate(simplify(c.position, facts), c.turns,
-                                       all_of([simplify(e, facts) for e in conditions])))
+                kept.append(
+                    _Candidate(
+                        simplify(c.position, facts),
+                        c.turns,
+                        all_of([simplify(e, facts) for e in conditions]),
+                    )
+                )
                 seen.append(np.where(right, position, -1))
         there = self.over(self.coord)
         count = int(((there >= 0) & (there < self.place[1])).sum())

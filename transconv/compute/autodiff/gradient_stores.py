@@ -59,8 +59,9 @@ from transconv.simplify import simplify
 from transconv.support import ComputeError
 
 
-def transposed(compute: Compute, of: str, into: ir.Tensor, given: ir.Tensor,
-               adds: bool = False) -> Compute:
+def transposed(
+    compute: Compute, of: str, into: ir.Tensor, given: ir.Tensor, adds: bool = False
+) -> Compute:
     """The computation of ``into``, the gradient of the tensor ``of``, from ``given``, the gradient of the
     first result. ``adds``: use ``+=`` also if the coordinates can be inverted. Raises ComputeError if the
     result is not a linear function of the tensor, and for sizes that are arguments: positions are
@@ -103,8 +104,10 @@ class _Back:
         self.needed = set(compute.names.told(read.view)) | set(compute.names.told(self.write.view))
 
     def refused(self, why: str) -> ComputeError:
-        return ComputeError(f"{self.compute.name} has no gradient of {self.read.view.tensor.name} by its "
-                            f"views alone: {why}")
+        return ComputeError(
+            f"{self.compute.name} has no gradient of {self.read.view.tensor.name} by its "
+            f"views alone: {why}"
+        )
 
     def term(self, e: ir.Expr) -> _Term | None:
         """The dependence of an expression on the operand; None if there is none. Raises ComputeError if it
@@ -125,18 +128,18 @@ class _Back:
                     return replace(a, condition=all_of([a.condition, cond]))
                 if b is not None and a is None:
                     return replace(b, condition=all_of([b.condition, ir.Not(cond)]))
-            case ir.Mul(u, v) if (found := self.alone(u, v) or self.alone(v, u)):
+            case ir.Mul(u, v) if found := self.alone(u, v) or self.alone(v, u):
                 v = v if self.term(v) is None else u
                 self.told_by_axes(v)
                 return replace(found, factor=found.factor * self.number(v))
-            case ir.Div(u, v) if (found := self.alone(u, v)):
+            case ir.Div(u, v) if found := self.alone(u, v):
                 self.told_by_axes(v)
                 return replace(found, factor=found.factor / self.number(v))
-            case ir.Add(u, v) | ir.Sub(u, v) if (found := self.alone(u, v)):
+            case ir.Add(u, v) | ir.Sub(u, v) if found := self.alone(u, v):
                 return found
-            case ir.Add(v, u) if (found := self.alone(u, v)):
+            case ir.Add(v, u) if found := self.alone(u, v):
                 return found
-            case ir.Sub(v, u) if (found := self.alone(u, v)):
+            case ir.Sub(v, u) if found := self.alone(u, v):
                 return replace(found, factor=-found.factor)
         raise self.refused(f"{e} is no multiple of it")
 
@@ -155,8 +158,10 @@ class _Back:
 
     def scattered(self) -> Compute:
         """The computation in which each result adds to the element that it was read from."""
-        steps: list[Step] = [*needed(self.compute.steps, self.needed),
-                             Read("g", ir.View(self.given, self.write.view.dims))]
+        steps: list[Step] = [
+            *needed(self.compute.steps, self.needed),
+            Read("g", ir.View(self.given, self.write.view.dims)),
+        ]
         dims = self.read.view.dims
         if self.found.condition is not ir.TRUE:
             dims = (replace(dims[0], mask=all_of([dims[0].mask, self.found.condition])), *dims[1:])
@@ -172,8 +177,9 @@ class _Back:
         return value if factor is one else value * substitute(_without(factor, one), values)
 
     def made(self, axes: tuple[Axis, ...], steps: list[Step]) -> Compute:
-        return with_roles(replace(self.compute, name=f"{self.compute.name}_gradient", axes=axes,
-                                  steps=tuple(steps)))
+        return with_roles(
+            replace(self.compute, name=f"{self.compute.name}_gradient", axes=axes, steps=tuple(steps))
+        )
 
     # -- each element of the operand reads results -----------------------------------------------
 
@@ -186,13 +192,21 @@ class _Back:
         if not solved.done:
             return None
         values = solved.values
-        conditions_of = [substitute(c, values) for c in (
-            *conditions(self.read.view), *conditions(self.write.view), self.found.condition)]
-        inside = [c for e, x in solved.positions if not self.is_plain(x.name)
-                  for c in (e >= 0, e < x.size)]
+        conditions_of = [
+            substitute(c, values)
+            for c in (*conditions(self.read.view), *conditions(self.write.view), self.found.condition)
+        ]
+        inside = [
+            c for e, x in solved.positions if not self.is_plain(x.name) for c in (e >= 0, e < x.size)
+        ]
         facts = solved.facts()
-        where = all_of([p for c in (*solved.conditions, *inside, *conditions_of)
-                        for p in conjuncts(simplify(c, facts))])
+        where = all_of(
+            [
+                p
+                for c in (*solved.conditions, *inside, *conditions_of)
+                for p in conjuncts(simplify(c, facts))
+            ]
+        )
         coords = [simplify(substitute(d.coord, values), facts) for d in self.write.view.dims]
         g = Read("g", masked(self.given, coords, where, facts))
         steps: list[Step] = [g]
@@ -212,8 +226,10 @@ class _Back:
         """Whether a coordinate of the result is this axis, so that the bounds of the result's gradient are
         those of the axis."""
         view = self.write.view
-        return any(d.coord is ir.Var(axis) and n == self.compute.sizes.get(axis)
-                   for d, n in zip(view.dims, view.tensor.shape, strict=True))
+        return any(
+            d.coord is ir.Var(axis) and n == self.compute.sizes.get(axis)
+            for d, n in zip(view.dims, view.tensor.shape, strict=True)
+        )
 
 
 def _without(factor: ir.Expr, one: ir.Const) -> ir.Expr:
@@ -250,8 +266,9 @@ def differentiate(compute: Compute, of: tuple[str, ...] = (), given: tuple[str, 
         if wrong := [n for n in names if n not in known]:
             raise ComputeError(f"{compute.name} has no gradient of {wrong[0]}; expected {' '.join(known)}")
     if compute.named is not None:
-        raise ComputeError(f"sizes that are arguments ({compute.named}) have no gradient; "
-                           "expected numbers")
+        raise ComputeError(
+            f"sizes that are arguments ({compute.named}) have no gradient; expected numbers"
+        )
     return _Returned(compute, of or tuple(read), given or tuple(stored)).made()
 
 
@@ -278,8 +295,11 @@ class _Returned:
         texts = [*self.computes, *behind]
         name = f"{self.compute.name}_gradient"
         names = [f"{name}_{i + 1}" for i in range(len(texts))] if len(texts) != 1 else [name]
-        return Derivative(tuple(parse(str(replace(c, name=n))) for c, n in zip(texts, names, strict=True)),
-                          {t.name: own.name for t, own in self.flows.results.items()}, self.of)
+        return Derivative(
+            tuple(parse(str(replace(c, name=n))) for c, n in zip(texts, names, strict=True)),
+            {t.name: own.name for t, own in self.flows.results.items()},
+            self.of,
+        )
 
     def tensor(self, tensor: ir.Tensor, views: dict[ir.View, list[ir.Expr]]) -> list[Compute]:
         """Store the gradient of a tensor, the sum of those through each of its views. Returns the texts
@@ -289,8 +309,11 @@ class _Returned:
         if len(views) == 1:
             return [c for view, flows in views.items() for c in self.view(view, into, flows)]
         parts = [alike(tensor, self.flows.fresh(f"{into.name}_part"), self.flows.type) for _ in views]
-        behind = [c for (view, flows), part in zip(views.items(), parts, strict=True)
-                  for c in self.view(view, part, flows)]
+        behind = [
+            c
+            for (view, flows), part in zip(views.items(), parts, strict=True)
+            for c in self.view(view, part, flows)
+        ]
         return [*behind, self.sum(into, parts)]
 
     def sum(self, into: ir.Tensor, parts: list[ir.Tensor]) -> Compute:
@@ -301,8 +324,13 @@ class _Returned:
         total: ir.Expr = reads[0].var
         for r in reads[1:]:
             total = total + r.var
-        return with_roles(replace(self.compute, axes=axes,
-                                  steps=(*reads, Write(ir.View(into, at), ir.Cast(total, into.dtype)))))
+        return with_roles(
+            replace(
+                self.compute,
+                axes=axes,
+                steps=(*reads, Write(ir.View(into, at), ir.Cast(total, into.dtype))),
+            )
+        )
 
     def view(self, view: ir.View, into: ir.Tensor, flows: list[ir.Expr]) -> list[Compute]:
         """Store the gradient of what is seen through a view."""
@@ -320,8 +348,14 @@ class _Returned:
         rows = tuple((x.name, x.size) for x in self.compute.axes if x.name in axes)
         flown = between(self.flows.fresh(f"{into.name}_flow"), rows, self.flows.type)
         self.store(Write(flown, flow))
-        moved = replace(self.compute, axes=tuple(x for x in self.compute.axes if x.name in axes), steps=(
-            Read("x", view), Write(flown, ir.Cast(ir.Var("x", view.tensor.dtype), flown.tensor.dtype))))
+        moved = replace(
+            self.compute,
+            axes=tuple(x for x in self.compute.axes if x.name in axes),
+            steps=(
+                Read("x", view),
+                Write(flown, ir.Cast(ir.Var("x", view.tensor.dtype), flown.tensor.dtype)),
+            ),
+        )
         return [transposed(with_roles(moved), view.tensor.name, into, flown.tensor)]
 
     def reduced(self, view: ir.View, flow: ir.Expr) -> tuple[ir.View, ir.Expr]:
@@ -330,8 +364,10 @@ class _Returned:
         facts = axis_facts(self.compute)
         coords = [simplify(d.coord, facts) for d in view.dims]
         axes = frozenset(a for c in coords for a in self.compute.roots(c))
-        over = frozenset(a for d in view.dims for e in (d.coord, d.mask)
-                         for a in self.compute.roots(e)) - axes
+        over = (
+            frozenset(a for d in view.dims for e in (d.coord, d.mask) for a in self.compute.roots(e))
+            - axes
+        )
         if not over:
             return view, flow
         where = conditions(view)
@@ -339,7 +375,8 @@ class _Returned:
         gone = prod(self.compute.size(a) for a in over - self.flows.roots(kept))
         total = self.flows.total("seen_sum", kept, over & self.flows.roots(kept))
         return masked(view.tensor, coords, ir.TRUE, facts), (
-            total if gone == 1 else total * ir.Const(float(gone), self.flows.type))
+            total if gone == 1 else total * ir.Const(float(gone), self.flows.type)
+        )
 
     def store(self, write: Write) -> None:
         """Store by a text of its own, if that has a product of matrices or adds in place; else together
@@ -354,7 +391,8 @@ class _Returned:
         """The computation of some stores, of the steps that they need."""
         steps = [*needed(self.flows.steps, {v for w in writes for v in used(w)}), *writes]
         named = {v.name for s in steps for v in used(s)}.union(
-            *(s.axes for s in steps if isinstance(s, Reduction)))
+            *(s.axes for s in steps if isinstance(s, Reduction))
+        )
         axes = tuple(x for x in self.compute.axes if x.name in named) or self.compute.axes[:1]
         return with_roles(with_prologues(replace(self.compute, axes=axes, steps=tuple(steps))))
 
@@ -364,8 +402,11 @@ def pulled(flows: Flows, view: ir.View, into: ir.Tensor, flow: ir.Expr) -> Compu
     None where the view has no inverse, or a reduction is in the way."""
     compute = flows.compute
     seen = frozenset(a for d in view.dims for a in compute.roots(d.coord))
-    moved = replace(compute, axes=tuple(x for x in compute.axes if x.name in seen),
-                    steps=(Read("x", view), Write(ir.View(into, view.dims), ir.Var("x", into.dtype))))
+    moved = replace(
+        compute,
+        axes=tuple(x for x in compute.axes if x.name in seen),
+        steps=(Read("x", view), Write(ir.View(into, view.dims), ir.Var("x", into.dtype))),
+    )
     solved = Solved(moved, view)
     if not solved.done or {x.name for x in (*solved.places, *solved.turns)} & (flows.taken - seen):
         return None
@@ -376,7 +417,8 @@ def pulled(flows: Flows, view: ir.View, into: ir.Tensor, flow: ir.Expr) -> Compu
         if isinstance(s, Reduction) and s is not own and changed & (flows.rooted[s.var] | {*s.axes}):
             return None
     return _Pulled(flows, solved, view, changed).computation(
-        into, [s for s in steps if s is not own], own.value if own else flow, own.axes if own else ())
+        into, [s for s in steps if s is not own], own.value if own else flow, own.axes if own else ()
+    )
 
 
 class _Pulled:
@@ -385,11 +427,17 @@ class _Pulled:
         self.facts = facts_of_axes({x.name: x.size for x in flows.compute.axes}, solved.facts())
         self.values: dict[ir.Expr, ir.Expr] = dict(solved.values)
         inside = [c for e, x in solved.positions for c in (e >= 0, e < x.size)]
-        self.where = all_of([p for c in (*solved.conditions, *inside, *map(self.moved, conditions(view)))
-                             for p in conjuncts(simplify(c, self.facts))])
+        self.where = all_of(
+            [
+                p
+                for c in (*solved.conditions, *inside, *map(self.moved, conditions(view)))
+                for p in conjuncts(simplify(c, self.facts))
+            ]
+        )
 
-    def computation(self, into: ir.Tensor, before: list[Step], term: ir.Expr,
-                    over: tuple[str, ...]) -> Compute:
+    def computation(
+        self, into: ir.Tensor, before: list[Step], term: ir.Expr, over: tuple[str, ...]
+    ) -> Compute:
         """The sum of a term over the turns and some axes, where the conditions hold."""
         flows, solved = self.flows, self.solved
         masks = None if self.where is ir.TRUE else self.gradient_in(term)
@@ -402,22 +450,31 @@ class _Pulled:
             total = Reduction(fresh("total", flows.taken), "sum", value, axes)
             steps.append(total)
             value = total.var
-        steps.append(Write(masked(into, [x.var for x in solved.places], ir.TRUE, self.facts),
-                           ir.Cast(value, into.dtype)))
+        steps.append(
+            Write(
+                masked(into, [x.var for x in solved.places], ir.TRUE, self.facts),
+                ir.Cast(value, into.dtype),
+            )
+        )
         named = {x.name: x for x in (*solved.places, *solved.turns)}
         rest = [x for x in flows.compute.axes if x.name not in named and x.name not in self.changed]
         mentioned = {a for s in steps if isinstance(s, Reduction) for a in s.axes} | {
-            v.name for s in steps for v in used(s)}
-        kept = tuple(Axis(x.name, x.size, "") for x in (*solved.places, *solved.turns, *rest)
-                     if x.name in mentioned)
+            v.name for s in steps for v in used(s)
+        }
+        kept = tuple(
+            Axis(x.name, x.size, "") for x in (*solved.places, *solved.turns, *rest) if x.name in mentioned
+        )
         return with_roles(with_prologues(replace(flows.compute, axes=kept, steps=tuple(steps))))
 
     def gradient_in(self, term: ir.Expr) -> ir.Var | None:
         """The gradient that is read in a term which is zero where it is: alone, or times another read."""
         factors = [uncast(f) for f in ((term.a, term.b) if isinstance(term, ir.Mul) else (term,))]
         reads = {s.var for s in self.flows.steps if isinstance(s, Read)}
-        return next((f for f in factors if isinstance(f, ir.Var) and f in self.flows.stores), None) if (
-            {*factors} <= reads) else None
+        return (
+            next((f for f in factors if isinstance(f, ir.Var) and f in self.flows.stores), None)
+            if ({*factors} <= reads)
+            else None
+        )
 
     def moved(self, e: ir.Expr) -> ir.Expr:
         return substitute(e, self.values)
@@ -433,5 +490,9 @@ class _Pulled:
         coords: list[ir.Expr] = [x.var for x in self.solved.places]
         if not same:
             coords = [simplify(self.moved(d.coord), self.facts) for d in step.view.dims]
-        return replace(step, view=masked(
-            step.view.tensor, coords, all_of([*where, *([self.where] if masks else [])]), self.facts))
+        return replace(
+            step,
+            view=masked(
+                step.view.tensor, coords, all_of([*where, *([self.where] if masks else [])]), self.facts
+            ),
+        )

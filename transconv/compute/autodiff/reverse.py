@@ -62,8 +62,11 @@ class Flows:
             self.follow(step)
         self.moving = reached(compute, of)
         self.flows: dict[ir.Var, ir.Expr] = {}
-        self.results = {t: alike(t, self.fresh(f"d{t.name}")) for t in
-                        dict.fromkeys(w.view.tensor for w in compute.writes) if t.name in given}
+        self.results = {
+            t: alike(t, self.fresh(f"d{t.name}"))
+            for t in dict.fromkeys(w.view.tensor for w in compute.writes)
+            if t.name in given
+        }
         self.reads: dict[Read, ir.Expr] = {}
         self.kept: list[Write] = []  # flows that later steps read
         self.stores: set[ir.Var] = set()  # reads of gradients and of these flows
@@ -71,8 +74,9 @@ class Flows:
             try:
                 self.visit(step)
             except ComputeError as error:
-                raise ComputeError(f"{compute.name}: {error}, in the line: "
-                                   f"{' '.join(line(step, self.type).split())}") from None
+                raise ComputeError(
+                    f"{compute.name}: {error}, in the line: {' '.join(line(step, self.type).split())}"
+                ) from None
 
     def total(self, name: str, value: ir.Expr, axes: Collection[str], op: str = "sum") -> ir.Expr:
         """A reduction, made once."""
@@ -161,7 +165,8 @@ class Flows:
             total = sum_of(self.compute, step)
             assert total is not None
             count = prod(points(self.compute).values()) / prod(
-                self.compute.size(a) // by for a, by in (kept(step) or {}).items())
+                self.compute.size(a) // by for a, by in (kept(step) or {}).items()
+            )
             mean = Read(self.fresh(f"{total.view.tensor.name.lower()}_sum"), total.view)
             self.add(mean)
             apart = self.number(step.value) - self.number(mean.var) / ir.Const(count, self.type)
@@ -216,8 +221,12 @@ class Flows:
         """A flow that several operands get: stored, if it depends on a product's result, which would be
         computed again for each of them."""
         total = self.compute.sum
-        if self.compute.factors and total and domain == self.rooted[total.var] and (
-                free_vars(flow) & self.behind):
+        if (
+            self.compute.factors
+            and total
+            and domain == self.rooted[total.var]
+            and (free_vars(flow) & self.behind)
+        ):
             return self.apart(flow)
         return self.small("flow", flow)
 
@@ -308,8 +317,15 @@ def reaches(compute: Compute) -> dict[str, frozenset[str]]:
 
 
 NODES: dict[type[ir.Expr], str] = {
-    ir.Add: "add", ir.Sub: "sub", ir.Mul: "mul", ir.Div: "div", ir.Max: "max", ir.Min: "min",
-    ir.Neg: "neg", ir.Select: "where"}
+    ir.Add: "add",
+    ir.Sub: "sub",
+    ir.Mul: "mul",
+    ir.Div: "div",
+    ir.Max: "max",
+    ir.Min: "min",
+    ir.Neg: "neg",
+    ir.Select: "where",
+}
 """The row of each node that is an operation by itself."""
 
 Partials = tuple[tuple[ir.Expr, ir.Expr], ...]
@@ -327,8 +343,11 @@ def partials(e: ir.Expr, dtype: ir.DType) -> Partials | None:
         return None
     values = [o if o.dtype in (dtype,) or o.dtype.kind != "float" else ir.Cast(o, dtype) for o in operands]
     each = row.derivative(*values, *(ir.Const(float(n.value), dtype) for n in numbers))
-    return tuple((o, d) for o, d in zip(operands, each, strict=True)
-                 if d is not None and not isinstance(o, ir.Const) and not is_number(d, 0.0))
+    return tuple(
+        (o, d)
+        for o, d in zip(operands, each, strict=True)
+        if d is not None and not isinstance(o, ir.Const) and not is_number(d, 0.0)
+    )
 
 
 def is_number(e: ir.Expr, number: float) -> bool:

@@ -46,7 +46,7 @@ class Strided:
     @staticmethod
     def dense(shape: Sequence[int], dtype: DType) -> Strided:
         """A tensor without gaps, with the last dim innermost."""
-        steps = [prod(max(1, n) for n in shape[i + 1:]) for i in range(len(shape))]
+        steps = [prod(max(1, n) for n in shape[i + 1 :]) for i in range(len(shape))]
         return Strided(tuple(shape), tuple(steps), dtype)
 
     def like(self, dtype: DType | None = None) -> Strided:
@@ -62,9 +62,12 @@ class Strided:
     def split(self, dim: int, *sizes: int) -> Strided:
         """The same memory with one dim split into several."""
         step = self.strides[dim]
-        steps = [step * prod(sizes[i + 1:]) for i in range(len(sizes))]
-        return Strided((*self.shape[:dim], *sizes, *self.shape[dim + 1:]),
-                       (*self.strides[:dim], *steps, *self.strides[dim + 1:]), self.dtype)
+        steps = [step * prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        return Strided(
+            (*self.shape[:dim], *sizes, *self.shape[dim + 1 :]),
+            (*self.strides[:dim], *steps, *self.strides[dim + 1 :]),
+            self.dtype,
+        )
 
 
 Dim = int | str  # a dim of the space, or the text of a coordinate
@@ -89,13 +92,23 @@ class NamedSpace:
     first; ``keeps``: names whose dims of size 1 stay; ``numbers``: names whose sizes are numbers in every
     form of a text."""
 
-    def __init__(self, names: Sequence[str], sizes: Sequence[int], tensors: Mapping[str, Placed],
-                 called: Mapping[str, str] | None = None, keeps: str = "", numbers: str = "") -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        tensors: Mapping[str, Placed],
+        called: Mapping[str, str] | None = None,
+        keeps: str = "",
+        numbers: str = "",
+    ) -> None:
         self.names, self.sizes = tuple(names), tuple(sizes)
         self.called, self.numbers = called or {}, {*numbers.split()}
         self.lines: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {}  # of texts by ``sized``
-        self.kept = {d for d, own in enumerate(names) if sizes[d] == 1 and own in keeps.split()
-                     and any(d in dims for _, dims in tensors.values())}
+        self.kept = {
+            d
+            for d, own in enumerate(names)
+            if sizes[d] == 1 and own in keeps.split() and any(d in dims for _, dims in tensors.values())
+        }
         self.placed = dict(tensors)
         self.tensors = {name: t for name, (t, _) in tensors.items()}
         self.groups: dict[str, list[int]] = {}  # the dims that each axis runs over
@@ -123,8 +136,10 @@ class NamedSpace:
         for d in dims:
             inner, size = self._steps(d), self.sizes[d]
             outer = self._steps(groups[-1][-1]) if groups else []
-            if groups and all(b is None if a is None else b is not None and a == b * size
-                              for a, b in zip(outer, inner, strict=True)):
+            if groups and all(
+                b is None if a is None else b is not None and a == b * size
+                for a, b in zip(outer, inner, strict=True)
+            ):
                 groups[-1].append(d)
             else:
                 groups.append([d])
@@ -140,10 +155,13 @@ class NamedSpace:
         parts.sort(key=lambda p: -t.strides[p[0][-1]])
         kept = [i for group, _ in parts for i in group]
         order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
-        return TensorView(t.shape, order,
-                          tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
-                          tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
-                          tuple(coord for _, coord in parts) or ("0" if self.groups else "one",))
+        return TensorView(
+            t.shape,
+            order,
+            tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
+            tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
+            tuple(coord for _, coord in parts) or ("0" if self.groups else "one",),
+        )
 
     def __getitem__(self, word: str) -> str:
         """The replacement of a word in braces: a tensor with its coordinates, or axes."""
@@ -168,8 +186,11 @@ class NamedSpace:
             group = self.groups[axis]
             runs: list[list[int]] = []  # dims that are consecutive in both orders
             for d in group:
-                if runs and [x for x in dims if runs[-1][-1] < x < d and self.sizes[x] > 1] == [] and (
-                        d > runs[-1][-1]):
+                if (
+                    runs
+                    and [x for x in dims if runs[-1][-1] < x < d and self.sizes[x] > 1] == []
+                    and (d > runs[-1][-1])
+                ):
                     runs[-1].append(d)
                 else:
                     runs.append([d])
@@ -194,37 +215,59 @@ class NamedSpace:
         self.lines[made] = name, lines, words
         return made
 
-    def written(self, name: str, lines: Sequence[str], words: Mapping[str, Any],
-                size: Callable[[str], str], declared: Callable[[str], str]) -> str:
+    def written(
+        self,
+        name: str,
+        lines: Sequence[str],
+        words: Mapping[str, Any],
+        size: Callable[[str], str],
+        declared: Callable[[str], str],
+    ) -> str:
         """A text, with the sizes of axes and the declarations of tensors as these functions say them."""
         said = [line.format_map(_PageWords(self, words)) for line in lines if line]
         inside = [coords for line in said for coords in COORDINATES.findall(line)]
         read = {word for coords in inside for word in WORD.findall(coords)}
-        said = [_without(line, {axis for axis in self.classes if axis not in read | {*self.groups}})
-                for line in said]
+        said = [
+            _without(line, {axis for axis in self.classes if axis not in read | {*self.groups}})
+            for line in said
+        ]
         used = set(WORD.findall("\n".join(said)))
         axes = [axis for axis in [*self.groups, *self.classes, "one"] if axis in used]
         axes = list(dict.fromkeys(axes))
         summed = {axis for line in said for found in SUMMED.findall(line) for axis in found.split()}
-        groups = [" ".join(f"{axis}={size(axis)}" for axis in axes if (axis in summed) is inside)
-                  for inside in (False, True)]
+        groups = [
+            " ".join(f"{axis}={size(axis)}" for axis in axes if (axis in summed) is inside)
+            for inside in (False, True)
+        ]
         steps = (line.split(maxsplit=1) for line in said)
         tensors = [f"    tensor {declared(t)}" for t in self.seen if t in used]
-        return "\n".join([f"compute {name}", *tensors, f"    axes   {' | '.join(filter(None, groups))}",
-                          *(f"    {word:<6} {rest}" for word, rest in steps)])
+        return "\n".join(
+            [
+                f"compute {name}",
+                *tensors,
+                f"    axes   {' | '.join(filter(None, groups))}",
+                *(f"    {word:<6} {rest}" for word, rest in steps),
+            ]
+        )
 
     def tensor(self, name: str) -> Tensor:
         """A tensor with the shape and layout that texts declare."""
         seen, dtype = self.seen[name], self.tensors[name].dtype
         strides = f"strides({','.join(map(str, seen.strides))})"
-        return Tensor(name, tuple(f"{name}_{i}" for i in range(len(seen.sizes))), seen.sizes,
-                      Layout.parse(strides, dtype, seen.sizes))
+        return Tensor(
+            name,
+            tuple(f"{name}_{i}" for i in range(len(seen.sizes))),
+            seen.sizes,
+            Layout.parse(strides, dtype, seen.sizes),
+        )
 
     def _declared(self, name: str) -> str:
         seen, dtype = self.seen[name], self.tensors[name].dtype
         sizes, steps = tuple(map(int, seen.sizes)), tuple(map(int, seen.strides))
-        said = ", ".join(f"{c}={n}" if c in self.groups or c == "one" else f"{n}"
-                         for c, n in zip(seen.coords, sizes, strict=True))
+        said = ", ".join(
+            f"{c}={n}" if c in self.groups or c == "one" else f"{n}"
+            for c, n in zip(seen.coords, sizes, strict=True)
+        )
         dense = Strided.dense(sizes, dtype).strides == steps
         strides = "" if dense else f" strides({','.join(map(str, steps))})"
         return f"{name} {dtype} [{said}]{strides}"
@@ -236,7 +279,7 @@ def _without(line: str, gone: set[str]) -> str:
         names = found[1].split()
         left = [axis for axis in names if axis not in gone]
         if left:
-            line = f"{line[:found.start()]}; {' '.join(left)}){line[found.end():]}"
+            line = f"{line[: found.start()]}; {' '.join(left)}){line[found.end() :]}"
             continue
         depth, at = 1, found.start()
         while depth:
@@ -244,7 +287,7 @@ def _without(line: str, gone: set[str]) -> str:
             depth += {")": 1, "(": -1}.get(line[at], 0)
         word = re.search(r"\w+$", line[:at])
         assert word is not None, line
-        line = f"{line[:word.start()]}{line[at:found.start()]}){line[found.end():]}"
+        line = f"{line[: word.start()]}{line[at : found.start()]}){line[found.end() :]}"
     return line
 
 
@@ -333,8 +376,9 @@ def named(page: NamedSpace, text: str) -> LibraryText | None:
     read = [t for t in page.seen if t in used]
     if not page.groups or not all(_is_dense(page, t) for t in read):
         return None
-    said = {word: value.names if isinstance(value, SizeExpression) else value
-            for word, value in words.items()}
+    said = {
+        word: value.names if isinstance(value, SizeExpression) else value for word, value in words.items()
+    }
     whole = page.written(name, lines, said, partial(_name, page), partial(_declared, page))
     head, rest = whole.split("\n", 1)
     used = {word for word in WORD.findall(rest) if not word.isdigit()}
@@ -368,13 +412,17 @@ def _name(page: NamedSpace, axis: str) -> str:
 def _dims(page: NamedSpace, name: str) -> list[str]:
     """The sizes of a tensor's dims."""
     seen = page.seen[name]
-    return [_name(page, c) if c in page.groups else f"{n}" if c in ("0", "one") else f"{name}{i}"
-            for i, (c, n) in enumerate(zip(seen.coords, seen.sizes, strict=True))]
+    return [
+        _name(page, c) if c in page.groups else f"{n}" if c in ("0", "one") else f"{name}{i}"
+        for i, (c, n) in enumerate(zip(seen.coords, seen.sizes, strict=True))
+    ]
 
 
 def _declared(page: NamedSpace, name: str) -> str:
-    dims = ", ".join(f"{c}={own}" if c in page.groups or c == "one" else own
-                     for c, own in zip(page.seen[name].coords, _dims(page, name), strict=True))
+    dims = ", ".join(
+        f"{c}={own}" if c in page.groups or c == "one" else own
+        for c, own in zip(page.seen[name].coords, _dims(page, name), strict=True)
+    )
     return f"{name} {page.tensors[name].dtype} [{dims}]"
 
 

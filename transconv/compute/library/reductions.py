@@ -106,9 +106,17 @@ NORMS = {
 """The norms that need no power, by their order."""
 
 
-def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtype: DType | None = None,
-            y: Strided | None = None, correction: float = 1.0, order: float = 2.0,
-            undirected: bool = False) -> LibraryFormula:
+def reduced(
+    name: str,
+    x: Strided,
+    dims: Sequence[int],
+    keep: bool = False,
+    dtype: DType | None = None,
+    y: Strided | None = None,
+    correction: float = 1.0,
+    order: float = 2.0,
+    undirected: bool = False,
+) -> LibraryFormula:
     """The reduction ``name`` over ``dims`` (each 0 <= d < rank, at least one element), kept as size 1 or
     dropped. ``dtype``: that of the result, by default that of x, boolean for any and all; ``y``: shape,
     strides and type of the result; ``correction``: of var and std; ``undirected``: torch's
@@ -117,8 +125,12 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
     dtype = dtype or (boolean if name in ("any", "all") else x.dtype)
     page = _page(x, dims, keep, dtype, y)
     truth = "where(x, 1.0, 0.0)" if x.dtype is boolean else "where(x == 0.0, 0.0, 1.0)"
-    words = {"count": counted(page, "k"), "truth": truth, "freedom": _freedom(page, correction),
-             "slope": _slope(page, correction, undirected)}
+    words = {
+        "count": counted(page, "k"),
+        "truth": truth,
+        "freedom": _freedom(page, correction),
+        "slope": _slope(page, correction, undirected),
+    }
     narrow = dtype.kind == x.dtype.kind == "float" and dtype.bits < x.dtype.bits
     read = ["read a = {X}", f"let x = {dtype}(a)"] if narrow else ["read x = {X}"]
     text = page.sized(name, *read, *lines(row.steps), **words)
@@ -128,16 +140,23 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
     several = "where(zeros > 1.0, 0.0, y)" if undirected else "y"
     behind = lines(row.gradient.replace("{several}", several))
     used = {word for line in behind for word in WORD.findall(line)}
-    back = page.sized(f"{name}_gradient", *(read if "x" in used else []),
-                     "read y = {Y}" if "y" in used else "", "read g = {G}", *behind, **words)
+    back = page.sized(
+        f"{name}_gradient",
+        *(read if "x" in used else []),
+        "read y = {Y}" if "y" in used else "",
+        "read g = {G}",
+        *behind,
+        **words,
+    )
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
 def _freedom(page: NamedSpace, correction: float) -> SizeExpression:
     """What the sum of squared deviations is scaled with; infinite where no degree of freedom is left."""
     left = counted(page, "k", less=correction)
-    return SizeExpression(f"/ {left}" if int(page.count("k")) > correction else "* inf",
-                          f"/ max({left.names}, 0.0)")
+    return SizeExpression(
+        f"/ {left}" if int(page.count("k")) > correction else "* inf", f"/ max({left.names}, 0.0)"
+    )
 
 
 def _slope(page: NamedSpace, correction: float, undirected: bool) -> SizeExpression:
@@ -148,40 +167,60 @@ def _slope(page: NamedSpace, correction: float, undirected: bool) -> SizeExpress
     if not undirected:
         return SizeExpression(f"d / {left}" if free > 0 else f"d / (0.0 - {-free})", f"d / {left.names}")
     none = "where(x == mean, 0.0, 1.0) * inf"
-    return SizeExpression(f"d / {left}" if free > 0 else none,
-                f"where({left.names} > 0.0, d / {left.names}, {none})")
+    return SizeExpression(
+        f"d / {left}" if free > 0 else none, f"where({left.names} > 0.0, d / {left.names}, {none})"
+    )
 
 
-def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,
-            y: Strided | None = None) -> LibraryFormula:
+def extreme(
+    name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False, y: Strided | None = None
+) -> LibraryFormula:
     """``name``: argmax or argmin. ``at``: the index of the first extreme over the dims, in row-major
     order; a NaN counts as the extreme. ``y``: the extreme as a second result, which has a gradient.
     ValueError for more elements than an i32 can number."""
     page = _page(x, dims, keep, (y or x).dtype, y or Strided.dense(at.shape, x.dtype), at)
     place, op = page.place("k"), EXTREMA[name]
-    first = (f"{name}(x; {{k}})" if place == page["k"] else
-             f"min(where(x == m or x != x, i32({place}), {page.count('k')}); {{k}})")
+    first = (
+        f"{name}(x; {{k}})"
+        if place == page["k"]
+        else f"min(where(x == m or x != x, i32({place}), {page.count('k')}); {{k}})"
+    )
     if page.count("k") > i32.limits[1]:
         raise ValueError(f"{page.count('k')} places; expected fewer than {i32.limits[1]}")
-    text = page.text(name, "read x = {X}", f"let m = {op}(x; {{k}})" if y or place != page["k"] else "",
-                     "store {Y} = m" if y else "", f"store {{I}} = {first}")
+    text = page.text(
+        name,
+        "read x = {X}",
+        f"let m = {op}(x; {{k}})" if y or place != page["k"] else "",
+        "store {Y} = m" if y else "",
+        f"store {{I}} = {first}",
+    )
     if y is None:
         return LibraryFormula(page, text, ("X",), ("I",))
-    back = page.text(f"{name}_gradient", "read at = {I}", "read g = {G}",
-                     f"store {{dX}} = where(at == {place}, g, 0.0)")
+    back = page.text(
+        f"{name}_gradient", "read at = {I}", "read g = {G}", f"store {{dX}} = where(at == {place}, g, 0.0)"
+    )
     return LibraryFormula(page, text, ("X",), ("Y", "I"), (Gradient(back, {"dX": "X"}),))
 
 
-def _page(x: Strided, dims: Sequence[int], keep: bool, dtype: DType, y: Strided | None,
-          at: Strided | None = None) -> NamedSpace:
+def _page(
+    x: Strided, dims: Sequence[int], keep: bool, dtype: DType, y: Strided | None, at: Strided | None = None
+) -> NamedSpace:
     rank = len(x.shape)
     left = [d for d in range(rank) if d not in dims]
     shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
     y = y or Strided.dense(shape, dtype)
     of_y: Sequence[int] = range(rank) if keep else left
-    return NamedSpace(["k" if d in dims else "n" for d in range(rank)], x.shape, {
-        "X": (x, range(rank)), "Y": (y, of_y), "G": (y, of_y), "dX": (x.like(), range(rank)),
-        **({"I": (at, of_y)} if at else {})})
+    return NamedSpace(
+        ["k" if d in dims else "n" for d in range(rank)],
+        x.shape,
+        {
+            "X": (x, range(rank)),
+            "Y": (y, of_y),
+            "G": (y, of_y),
+            "dX": (x.like(), range(rank)),
+            **({"I": (at, of_y)} if at else {}),
+        },
+    )
 
 
 EXPONENTIALS = """read x = {X}
@@ -192,55 +231,80 @@ EXPONENTIALS = """read x = {X}
 def softmax(x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None) -> LibraryFormula:
     """exp(x) divided by its sum along ``dim``; ``dtype``: that of the result, by default that of x."""
     page = _rows_page(x, [dim], y or x.like(dtype))
-    text = page.sized("softmax", *lines("""read x = {X}
+    text = page.sized(
+        "softmax",
+        *lines("""read x = {X}
         let top = max(x; {k})
         let e = exp(x - top)
         let total = sum(e; {k})
-        store {Y} = e / total"""))
-    back = page.sized("softmax_gradient", *lines("""read y = {Y}
+        store {Y} = e / total"""),
+    )
+    back = page.sized(
+        "softmax_gradient",
+        *lines("""read y = {Y}
         read g = {G}
         let s = sum(y*g; {k})
-        store {dX} = y * (g - s)"""))
+        store {dX} = y * (g - s)"""),
+    )
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def log_softmax(x: Strided, dim: int, dtype: DType | None = None,
-                y: Strided | None = None) -> LibraryFormula:
+def log_softmax(
+    x: Strided, dim: int, dtype: DType | None = None, y: Strided | None = None
+) -> LibraryFormula:
     """The logarithm of ``softmax``, which never underflows."""
     page = _rows_page(x, [dim], y or x.like(dtype))
     text = page.sized("log_softmax", *lines(EXPONENTIALS), "store {Y} = x - top - log(total)")
-    back = page.sized("log_softmax_gradient", *lines("""read y = {Y}
+    back = page.sized(
+        "log_softmax_gradient",
+        *lines("""read y = {Y}
         read g = {G}
         let s = sum(g; {k})
-        store {dX} = g - exp(y) * s"""))
+        store {dX} = g - exp(y) * s"""),
+    )
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def normalize(x: Strided, dims: Sequence[int], eps: float = 1e-12,
-              y: Strided | None = None) -> LibraryFormula:
+def normalize(
+    x: Strided, dims: Sequence[int], eps: float = 1e-12, y: Strided | None = None
+) -> LibraryFormula:
     """x divided by its Euclidean norm along ``dims``, or by ``eps`` if that is larger."""
     page = _rows_page(x, dims, y or x.like())
     size = ["read x = {X}", "let size = sqrt(sum(x*x; {k}))", "let d = max(size, {eps})"]
     text = page.sized("normalize", *size, "store {Y} = x / d", eps=float(eps))
-    back = page.sized("normalize_gradient", *size, *lines("""read g = {G}
+    back = page.sized(
+        "normalize_gradient",
+        *size,
+        *lines("""read g = {G}
         let unit = x / d
         let s = sum(unit*g; {k})
         let along = where(size >= {eps}, s, 0.0)
-        store {dX} = (g - unit * along) / d"""), eps=float(eps))
+        store {dX} = (g - unit * along) / d"""),
+        eps=float(eps),
+    )
     return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
 def _rows_page(x: Strided, dims: Sequence[int], y: Strided) -> NamedSpace:
     whole = range(len(x.shape))
-    return NamedSpace(["k" if d in dims else "n" for d in whole], x.shape, {
-        "X": (x, whole), "Y": (y, whole), "G": (y, whole), "dX": (x.like(), whole)})
+    return NamedSpace(
+        ["k" if d in dims else "n" for d in whole],
+        x.shape,
+        {"X": (x, whole), "Y": (y, whole), "G": (y, whole), "dX": (x.like(), whole)},
+    )
 
 
 LARGEST_CLASS = 1 << 24  # larger integers are not all exact in f32
 
 
-def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: DType | None = None,
-                  y: Strided | None = None) -> LibraryFormula:
+def cross_entropy(
+    x: Strided,
+    t: Strided,
+    dim: int,
+    ignore: int = -100,
+    dtype: DType | None = None,
+    y: Strided | None = None,
+) -> LibraryFormula:
     """``-log_softmax(x)[t]`` along ``dim``, for integers t of the shape of x without ``dim``; 0 where t
     is ``ignore``, infinite where t is no class. The gradient of a row that is ignored is 0, but NaN, as in
     torch, if the row has one. What is kept, the greatest element and the logarithm, would lose digits as
@@ -252,28 +316,56 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
     left = [d for d in whole if d != dim]
     y = y or Strided.dense(t.shape, dtype or held(x.dtype))
     kept = Strided.dense(t.shape, f64 if x.dtype is f64 else f32)
-    page = NamedSpace(["k" if d == dim else "n" for d in whole], x.shape, {
-        "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "S": (kept, left),
-        "G": (y, left), "dX": (x.like(), whole),
-        "H": (x, [d if d != dim else "t" for d in whole])}, {"H": "X"}, keeps="k")
+    page = NamedSpace(
+        ["k" if d == dim else "n" for d in whole],
+        x.shape,
+        {
+            "X": (x, whole),
+            "T": (t, left),
+            "Y": (y, left),
+            "Z": (kept, left),
+            "S": (kept, left),
+            "G": (y, left),
+            "dX": (x.like(), whole),
+            "H": (x, [d if d != dim else "t" for d in whole]),
+        },
+        {"H": "X"},
+        keeps="k",
+    )
     words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
-    text = page.sized("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
+    text = page.sized(
+        "cross_entropy",
+        *lines(EXPONENTIALS),
+        *lines("""read t = {T}
         read hit = {H} where t != {ignore} else -inf
         store {Y} = where(t == {ignore}, 0.0, log(total) + (top - hit))
         store {Z} = top
-        store {S} = log(total)"""), **words)
-    back = page.sized("cross_entropy_gradient", *lines("""read x = {X}
+        store {S} = log(total)"""),
+        **words,
+    )
+    back = page.sized(
+        "cross_entropy_gradient",
+        *lines("""read x = {X}
         read t = {T}
         read z = {Z}
         read s = {S}
         read g = {G}
         let d = exp(x - z - s) - where({at} == t, 1.0, 0.0)
-        store {dX} = where(t == {ignore}, 0.0, g) * d"""), **words)
+        store {dX} = where(t == {ignore}, 0.0, g) * d"""),
+        **words,
+    )
     return LibraryFormula(page, text, ("X", "T"), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def linear(x: Strided, w: Strided, b: Strided | None = None, activation: str = "", math: str = "ieee",
-           saves: bool = False, y: Strided | None = None) -> LibraryFormula:
+def linear(
+    x: Strided,
+    w: Strided,
+    b: Strided | None = None,
+    activation: str = "",
+    math: str = "ieee",
+    saves: bool = False,
+    y: Strided | None = None,
+) -> LibraryFormula:
     """activation(x w' + b) of x [..., k], w [n, k] and b [n]. ``saves``: the sum before the activation is
     stored as well, as ``Z``. ``math``: the precision of products of f32. ValueError if w has not two
     dims."""
@@ -283,12 +375,28 @@ def linear(x: Strided, w: Strided, b: Strided | None = None, activation: str = "
     lead = range(rank - 1)
     y = y or Strided.dense([*x.shape[:-1], w.shape[0]], x.dtype)
     names, sizes = ["m"] * (rank - 1) + ["n", "k"], (*x.shape[:-1], w.shape[0], x.shape[-1])
-    return _product("linear", names, sizes, (x, [*lead, rank]), (w, [rank - 1, rank]), b,
-                    (y, [*lead, rank - 1]), activation, math, saves)
+    return _product(
+        "linear",
+        names,
+        sizes,
+        (x, [*lead, rank]),
+        (w, [rank - 1, rank]),
+        b,
+        (y, [*lead, rank - 1]),
+        activation,
+        math,
+        saves,
+    )
 
 
-def matmul(x: Strided, w: Strided, activation: str = "", math: str = "ieee", saves: bool = False,
-           y: Strided | None = None) -> LibraryFormula:
+def matmul(
+    x: Strided,
+    w: Strided,
+    activation: str = "",
+    math: str = "ieee",
+    saves: bool = False,
+    y: Strided | None = None,
+) -> LibraryFormula:
     """activation(x w) of x [..., m, k] and w [..., k, n], whose leading dims broadcast; either may be a
     vector of k elements."""
     first, second = x.shape[:-2], w.shape[:-2]
@@ -303,42 +411,104 @@ def matmul(x: Strided, w: Strided, activation: str = "", math: str = "ieee", sav
     of_w = [*range(rank - len(second), rank), at["k"], *[at["n"]] * column]
     kept = [*range(rank), *[at["m"]] * row, *[at["n"]] * column]
     y = y or Strided.dense([sizes[d] for d in kept], x.dtype)
-    return _product("matmul", [*kinds, "m", "n", "k"], sizes, (x, of_x), (w, of_w), None, (y, kept),
-                    activation, math, saves)
+    return _product(
+        "matmul",
+        [*kinds, "m", "n", "k"],
+        sizes,
+        (x, of_x),
+        (w, of_w),
+        None,
+        (y, kept),
+        activation,
+        math,
+        saves,
+    )
 
 
-def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w: Placed,
-             b: Strided | None, y: Placed, activation: str, math: str, saves: bool) -> LibraryFormula:
+def _product(
+    name: str,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    x: Placed,
+    w: Placed,
+    b: Strided | None,
+    y: Placed,
+    activation: str,
+    math: str,
+    saves: bool,
+) -> LibraryFormula:
     column = list(names).index("n")
-    tensors: dict[str, Placed] = {"X": x, "W": w, "Y": y, "G": y, "Z": y, "H": y,
-                                  "dX": (x[0].like(), x[1]), "dW": (w[0].like(), w[1])}
+    tensors: dict[str, Placed] = {
+        "X": x,
+        "W": w,
+        "Y": y,
+        "G": y,
+        "Z": y,
+        "H": y,
+        "dX": (x[0].like(), x[1]),
+        "dW": (w[0].like(), w[1]),
+    }
     if b:
         tensors |= {"B": (b, [column]), "dB": (b.like(), [column])}
     page = NamedSpace(names, sizes, tensors, keeps="m n k")
     words = {"ahead": _axes(page, "q", "n"), "below": _axes(page, "p", "m"), "rows": _axes(page, "m", "m")}
     whole = f"{name} math={math}"
     value = "s + b" if b else "s"
-    text = page.text(whole, "read x = {X}", "read w = {W}", "let s = sum(x*w; {k})",
-                     "read b = {B}" if b else "",
-                     f"store {{Z}} = {value}" if saves and activation else "",
-                     f"store {{Y}} = {f'{activation}({value})' if activation else value}")
+    text = page.text(
+        whole,
+        "read x = {X}",
+        "read w = {W}",
+        "let s = sum(x*w; {k})",
+        "read b = {B}" if b else "",
+        f"store {{Z}} = {value}" if saves and activation else "",
+        f"store {{Y}} = {f'{activation}({value})' if activation else value}",
+    )
     g = "H" if activation else "G"
     gradients = []
     if activation:
         derivative = OPS[activation].derivative
         assert derivative is not None, activation
-        slope, = derivative(Var("z", held(x[0].dtype)))
+        (slope,) = derivative(Var("z", held(x[0].dtype)))
         assert slope is not None, activation
-        gradients.append(Gradient(page.text(f"{name}_slope", "read z = {Z}", "read g = {G}",
-                                            f"store {{H}} = g * ({render(slope)})"), {}))
+        gradients.append(
+            Gradient(
+                page.text(
+                    f"{name}_slope", "read z = {Z}", "read g = {G}", f"store {{H}} = g * ({render(slope)})"
+                ),
+                {},
+            )
+        )
     gradients += [
-        Gradient(page.text(f"{name}_gradient_x math={math}", f"read g = {{{g}}}", "read w = {W}",
-                           "store {dX} = sum(g*w; {ahead})", **words), {"dX": "X"}),
-        Gradient(page.text(f"{name}_gradient_w math={math}", f"read g = {{{g}}}", "read x = {X}",
-                           "store {dW} = sum(g*x; {below})", **words), {"dW": "W"})]
+        Gradient(
+            page.text(
+                f"{name}_gradient_x math={math}",
+                f"read g = {{{g}}}",
+                "read w = {W}",
+                "store {dX} = sum(g*w; {ahead})",
+                **words,
+            ),
+            {"dX": "X"},
+        ),
+        Gradient(
+            page.text(
+                f"{name}_gradient_w math={math}",
+                f"read g = {{{g}}}",
+                "read x = {X}",
+                "store {dW} = sum(g*x; {below})",
+                **words,
+            ),
+            {"dW": "W"},
+        ),
+    ]
     if b:
-        gradients.append(Gradient(page.text(f"{name}_gradient_b", f"read g = {{{g}}}",
-                                            "store {dB} = sum(g; {rows})", **words), {"dB": "B"}))
+        gradients.append(
+            Gradient(
+                page.text(
+                    f"{name}_gradient_b", f"read g = {{{g}}}", "store {dB} = sum(g; {rows})", **words
+                ),
+                {"dB": "B"},
+            )
+        )
     return LibraryFormula(page, text, ("X", "W", *["B"] * bool(b)), gradients=tuple(gradients))
 
 

@@ -66,11 +66,17 @@ class SymbolicTrace:
         known: dict[str, Any] = {}
         told = _spelled(made, known)
         names = ", ".join(f"{name}_" for name in given)
-        lines = [f"def at({names}):",
-                 *(f"    {''.join(f'{name}{i}, ' for i in range(n))} = {name}_"
-                   for name, n in given.items() if n),
-                 f"    if {' and '.join(self.conditions) or 'True'}:", f"        return {told}",
-                 "    return None"]
+        lines = [
+            f"def at({names}):",
+            *(
+                f"    {''.join(f'{name}{i}, ' for i in range(n))} = {name}_"
+                for name, n in given.items()
+                if n
+            ),
+            f"    if {' and '.join(self.conditions) or 'True'}:",
+            f"        return {told}",
+            "    return None",
+        ]
         found: Callable[..., Any] = defined("\n".join(lines), "at", known)
         return found
 
@@ -117,14 +123,16 @@ def _arithmetic(name: str, sign: str) -> None:
     def forward(self: Traced, other: Any) -> Any:
         if not isinstance(other, int):
             return NotImplemented
-        return self.trace.said(getattr(int(self), name)(_plain(other)),
-                               f"({self.text} {sign} {_term(other)})")
+        return self.trace.said(
+            getattr(int(self), name)(_plain(other)), f"({self.text} {sign} {_term(other)})"
+        )
 
     def behind(self: Traced, other: Any) -> Any:
         if not isinstance(other, int):
             return NotImplemented
-        return self.trace.said(getattr(_plain(other), name)(int(self)),
-                               f"({_term(other)} {sign} {self.text})")
+        return self.trace.said(
+            getattr(_plain(other), name)(int(self)), f"({_term(other)} {sign} {self.text})"
+        )
 
     setattr(Traced, name, forward)
     setattr(Traced, name.replace("__", "__r", 1), behind)
@@ -151,14 +159,45 @@ def _refused(name: str) -> None:
     setattr(Traced, name, refuse)
 
 
-for _name, _sign in {"__add__": "+", "__sub__": "-", "__mul__": "*", "__floordiv__": "//",
-                     "__mod__": "%"}.items():
+for _name, _sign in {
+    "__add__": "+",
+    "__sub__": "-",
+    "__mul__": "*",
+    "__floordiv__": "//",
+    "__mod__": "%",
+}.items():
     _arithmetic(_name, _sign)
-for _name, _sign in {"__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">",
-                     "__ge__": ">="}.items():
+for _name, _sign in {
+    "__eq__": "==",
+    "__ne__": "!=",
+    "__lt__": "<",
+    "__le__": "<=",
+    "__gt__": ">",
+    "__ge__": ">=",
+}.items():
     _comparison(_name, _sign)
-for _name in ("truediv", "rtruediv", "divmod", "rdivmod", "pow", "rpow", "and", "rand", "or", "ror", "xor",
-              "rxor", "lshift", "rlshift", "rshift", "rrshift", "invert", "abs", "round", "float"):
+for _name in (
+    "truediv",
+    "rtruediv",
+    "divmod",
+    "rdivmod",
+    "pow",
+    "rpow",
+    "and",
+    "rand",
+    "or",
+    "ror",
+    "xor",
+    "rxor",
+    "lshift",
+    "rlshift",
+    "rshift",
+    "rrshift",
+    "invert",
+    "abs",
+    "round",
+    "float",
+):
     _refused(f"__{_name}__")
 
 
@@ -190,8 +229,11 @@ def _holds(made: Any) -> bool:
         return any(map(_holds, made.values()))
     if isinstance(made, tuple):
         return any(map(_holds, made))
-    return is_dataclass(made) and not isinstance(made, type) and any(
-        _holds(getattr(made, f.name)) for f in fields(made))
+    return (
+        is_dataclass(made)
+        and not isinstance(made, type)
+        and any(_holds(getattr(made, f.name)) for f in fields(made))
+    )
 
 
 Tensor = torch.Tensor
@@ -238,8 +280,9 @@ def note(bound: BoundCall, tensors: Tensors, numbers: Numbers, wanted: tuple[boo
     _forms.keep(kind, []).append(form)
 
 
-def told(f: PublicFunction, tensors: Tensors, numbers: Numbers,
-          wanted: tuple[bool, ...]) -> tuple[Hashable, list[tuple[int, ...]]]:
+def told(
+    f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]
+) -> tuple[Hashable, list[tuple[int, ...]]]:
     """The kind of a call, and its sizes: shape and strides of each tensor, a shape among the numbers."""
     looks: list[Hashable] = []
     sizes: list[tuple[int, ...]] = []
@@ -256,8 +299,9 @@ def told(f: PublicFunction, tensors: Tensors, numbers: Numbers,
     return (f, numbers, *map(type, numbers), wanted, *looks), sizes
 
 
-def _form(bound: BoundCall, tensors: Tensors, numbers: Numbers,
-          wanted: tuple[bool, ...]) -> Callable[..., BoundCall | None]:
+def _form(
+    bound: BoundCall, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]
+) -> Callable[..., BoundCall | None]:
     """Bind with traced sizes. Raises Untraced and what ``bound_of`` raises."""
     f, trace = bound.function, SymbolicTrace()
     given: dict[str, int] = {}
@@ -271,8 +315,10 @@ def _form(bound: BoundCall, tensors: Tensors, numbers: Numbers,
         numbers = (trace.numbers("n", numbers[0]), *numbers[1:])
     assert f.shapes is not None
     shapes = f.shapes([t and strided(t) for t in traced], numbers)
-    results = [_like(tuple(shape), bound.forward.stored[name], traced)
-               for shape, name in zip(shapes, bound.results, strict=True)]
+    results = [
+        _like(tuple(shape), bound.forward.stored[name], traced)
+        for shape, name in zip(shapes, bound.results, strict=True)
+    ]
     made = bound_of(f, traced, results, numbers, wanted, any_size=True)
     if any(s.named is None for s in (made.forward, *made.backward)):
         raise Untraced("a text without names for its sizes")
@@ -317,8 +363,11 @@ def _like(
 
 
 def _without_texts(bound: BoundCall) -> BoundCall:
-    return replace(bound, forward=replace(bound.forward, text=""),
-                   backward=tuple(replace(s, text="") for s in bound.backward))
+    return replace(
+        bound,
+        forward=replace(bound.forward, text=""),
+        backward=tuple(replace(s, text="") for s in bound.backward),
+    )
 
 
 settings.on_change(_forms.forget)

@@ -23,7 +23,11 @@ from transconv.torch_ops.calls.lower_call import DTYPES, target_of
 Tensor = torch.Tensor
 
 TYPES: dict[torch.dtype, DType] = DTYPES | {
-    torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
+    torch.int8: i8,
+    torch.int32: i32,
+    torch.int64: i64,
+    torch.bool: boolean,
+}
 HELD = TYPES | {torch.uint8: u8, torch.float8_e4m3fn: f8e4m3, torch.float8_e5m2: f8e5m2}
 """The types of tensors that texts declare; those beyond ``TYPES`` are no operands of torch's functions."""
 TORCH = {ours: theirs for theirs, ours in HELD.items()}
@@ -56,15 +60,19 @@ def program(text: str) -> Program:
     memory = {t.name: _memory(t) for t in compute.tensors}
     if both := {r.view.tensor.name for r in compute.reads} & stored:
         raise Unsupported("tensor:both", f"{min(both)} is read and stored; expected two tensors")
-    return Program(compute, {n: m for n, m in memory.items() if n not in stored},
-                   {n: m for n, m in memory.items() if n in stored})
+    return Program(
+        compute,
+        {n: m for n, m in memory.items() if n not in stored},
+        {n: m for n, m in memory.items() if n in stored},
+    )
 
 
 def _memory(tensor: Declared) -> TensorMemory:
     strides = tensor.layout.strides()
     if strides is None or tensor.layout.offset:
-        raise Unsupported("layout:blocked",
-                          f"{tensor.name} has the layout {tensor.layout}; expected strides")
+        raise Unsupported(
+            "layout:blocked", f"{tensor.name} has the layout {tensor.layout}; expected strides"
+        )
     return TensorMemory(tensor.shape, strides, TORCH[tensor.dtype])
 
 
@@ -92,8 +100,9 @@ def question(asked: str | Workload, device: torch.device, aligned: bool = True) 
     return PlanRequest(workload, target_of(device), deterministic(), aligned)
 
 
-def refused(tensors: Sequence[Tensor], whole: Sequence[bool] = (),
-            types: Mapping[torch.dtype, DType] = TYPES) -> str:
+def refused(
+    tensors: Sequence[Tensor], whole: Sequence[bool] = (), types: Mapping[torch.dtype, DType] = TYPES
+) -> str:
     """Why no kernel may take these tensors; empty if one may. ``whole``: which of them may be of any of
     ``types``, such as whole numbers and truth values."""
     device = tensors[0].device

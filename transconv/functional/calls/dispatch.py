@@ -186,16 +186,18 @@ def _cast(f: PublicFunction, tensors: Tensors) -> Tensors:
     if not f.autocast or not device or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.float32 if f.autocast == "f32" else torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point()
-                 and t.dtype is not torch.float64 else t for t in tensors)
+    return tuple(
+        t.to(dtype)
+        if isinstance(t, Tensor) and t.is_floating_point() and t.dtype is not torch.float64
+        else t
+        for t in tensors
+    )
 
 
 # -- making a route --------------------------------------------------------------------------------
 
 
-def _made(
-    f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]
-) -> FunctionCall:
+def _made(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> FunctionCall:
     """Decide who computes calls of one kind."""
     given = [t for t in tensors if t is not None]
     why, waits = why_torch(f, tensors), None
@@ -209,8 +211,9 @@ def _made(
     return route
 
 
-def _chosen(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
-            given: list[Tensor]) -> FunctionCall:
+def _chosen(
+    f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...], given: list[Tensor]
+) -> FunctionCall:
     """The route of a call that a kernel may compute: of its size or for any, as the sizes before it and
     its calls so far decide, or as was asked. Raises Unsupported where there is none, or none yet."""
     mode, device = settings.mode, given[0].device
@@ -252,8 +255,14 @@ def _chosen(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple
     return route
 
 
-def _choice(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
-            given: list[Tensor], mode: str) -> SizeChoice | None:
+def _choice(
+    f: PublicFunction,
+    tensors: Tensors,
+    numbers: Numbers,
+    wanted: tuple[bool, ...],
+    given: list[Tensor],
+    mode: str,
+) -> SizeChoice | None:
     """What is known of the call's size, where that decides which kernel answers."""
     on = given[0].device.type != "cpu" or settings.compile != "auto"
     if settings.sizes != "auto" or mode != "background" or _deterministic() or not on:
@@ -262,8 +271,14 @@ def _choice(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple
     return policy.choices(kind, aligned(given)).of(tuple(sizes))
 
 
-def _launching(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
-               any_size: bool, mode: str) -> FunctionCall:
+def _launching(
+    f: PublicFunction,
+    tensors: Tensors,
+    numbers: Numbers,
+    wanted: tuple[bool, ...],
+    any_size: bool,
+    mode: str,
+) -> FunctionCall:
     """The route of a call's kernels, for any size or of its own, whose first results are torch's."""
     given = [t for t in tensors if t is not None]
     known = call_forms.find(f, tensors, numbers, wanted) if any_size else None
@@ -282,8 +297,11 @@ def why_torch(f: PublicFunction, tensors: Tensors) -> str:
     given = [t for t in tensors if t is not None]
     whole = [f.whole[i] for i, t in enumerate(tensors) if t is not None and i < len(f.whole)]
     why = refused(given, whole)
-    if not why and torch.is_autocast_enabled(given[0].device.type) and (
-            f.autocast == "torch" or given[0].device.type == "cpu"):
+    if (
+        not why
+        and torch.is_autocast_enabled(given[0].device.type)
+        and (f.autocast == "torch" or given[0].device.type == "cpu")
+    ):
         return "autocast"
     return why
 
@@ -322,8 +340,11 @@ def _function(call: str, given: list[Tensor]) -> list[Tensor]:
         wanted = tuple(t.requires_grad for t in given) if torch.is_grad_enabled() else ()
         try:
             bound = bind(f, tensors, numbers, wanted)
-            made = (as_tuple(apply_in_graph(bound, *given)) if True in wanted
-                    else forward_in_graph(bound, tuple(given))[0])
+            made = (
+                as_tuple(apply_in_graph(bound, *given))
+                if True in wanted
+                else forward_in_graph(bound, tuple(given))[0]
+            )
             return list(made)
         except Unsupported as error:
             why, message = error.reason, error.message

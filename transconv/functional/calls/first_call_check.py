@@ -30,8 +30,12 @@ log = logging.getLogger("transconv.functional")
 SEED = 0x7AB5
 LARGE = 1 << 24  # elements of operands; above it only samples are compared
 # Of the largest element beside it: two roundings of a type, and of sums of many terms.
-ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**-10,
-           torch.float64: 2.0**-30}
+ALLOWED = {
+    torch.float16: 2.0**-8,
+    torch.bfloat16: 2.0**-5,
+    torch.float32: 2.0**-10,
+    torch.float64: 2.0**-30,
+}
 ROUNDED = 2.0**-7  # the same of f32 whose products round their operands to tf32: torch cuts them instead
 
 
@@ -96,10 +100,12 @@ def _may_wait(steps: Sequence[Started], given: Sequence[Tensor]) -> bool:
     """Whether a thread compares a first result: torch answered while kernels were compiled, none of which
     has been compared, and there is memory for copies, results and gradients of both."""
     launches = [step.launch.of for step in steps]
-    return (rehearsal_thread.device_of(launches[0].plan.target) is not None
-            and not any(launch.agreed.seen for launch in launches)
-            and any(launch.request is not None and was_awaited(launch.request) for launch in launches)
-            and 6 * rehearsal_thread.bytes_of(given) <= rehearsal_thread.room(given[0].device))
+    return (
+        rehearsal_thread.device_of(launches[0].plan.target) is not None
+        and not any(launch.agreed.seen for launch in launches)
+        and any(launch.request is not None and was_awaited(launch.request) for launch in launches)
+        and 6 * rehearsal_thread.bytes_of(given) <= rehearsal_thread.room(given[0].device)
+    )
 
 
 def _hold(route: FunctionCall, given: Sequence[Tensor]) -> None:

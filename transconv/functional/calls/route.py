@@ -70,8 +70,10 @@ class Started:
 
     def run(self, values: Values) -> None:
         """Launch, and add the stores to the values."""
-        made = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
-                for _, m in self.stored]
+        made = [
+            torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
+            for _, m in self.stored
+        ]
         self.launch.start([*[values[name] for name in self.given], *made])
         for (name, _), t in zip(self.stored, made, strict=True):
             values[name] = t
@@ -87,8 +89,18 @@ class Started:
 class FunctionCall(Route):
     """The route of a bound formula, of which ``bound`` is None where torch computes."""
 
-    __slots__ = ("adds", "bound", "calls_back", "entry_back", "function", "gradients", "only_on", "rival",
-                 "step", "trial")
+    __slots__ = (
+        "adds",
+        "bound",
+        "calls_back",
+        "entry_back",
+        "function",
+        "gradients",
+        "only_on",
+        "rival",
+        "step",
+        "trial",
+    )
 
     def __init__(self, bound: BoundCall | None, reason: str, name: str) -> None:
         super().__init__(reason)
@@ -139,7 +151,8 @@ class FunctionCall(Route):
         bound, step, found = self.bound, self.step, self.functions.get(saves)
         if found is None and bound is not None and step is not None and (begun := step.begun()):
             found = self.functions[saves] = launching(
-                _empty, bound.operands, begun, bound.results, bound.saved if saves else None)
+                _empty, bound.operands, begun, bound.results, bound.saved if saves else None
+            )
             if self.trial is not None and self.rival is not None:
                 found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
         return found
@@ -155,8 +168,9 @@ class FunctionCall(Route):
 
         return found and run
 
-    def written_back(self, saved: Sequence[Tensor],
-                     grad: Tensor) -> Callable[..., tuple[Any, ...] | None] | None:
+    def written_back(
+        self, saved: Sequence[Tensor], grad: Tensor
+    ) -> Callable[..., tuple[Any, ...] | None] | None:
         """``gradients_of`` as a function of the result's gradient and the saved values, for tensors like
         these. None before the first launches, and for tensors that no guard tells from others."""
         bound, begun = self.bound, [step.begun() for step in self.gradients]
@@ -165,8 +179,7 @@ class FunctionCall(Route):
         if bound is None or check is None:
             return None
         results = [f"d{n}" if on else "None" for n, on in zip(bound.operands, bound.wanted, strict=True)]
-        return gradients(self, _empty, guard_of(self, check, back=True),
-                                      bound.saved, there, results)
+        return gradients(self, _empty, guard_of(self, check, back=True), bound.saved, there, results)
 
     def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
         """The results of the operands, and all values by name."""
@@ -184,13 +197,15 @@ class FunctionCall(Route):
         assert bound is not None
         self.calls_back += 1
         like = bound.memory | bound.forward.stored
-        values = {name: _as_kept(t, like[name], self.aligned)
-                  for name, t in zip(bound.saved, saved, strict=True)}
+        values = {
+            name: _as_kept(t, like[name], self.aligned) for name, t in zip(bound.saved, saved, strict=True)
+        }
         values["G"] = _as_kept(grad, like[bound.results[0]], self.aligned)
         for step in self.gradients:
             step.run(values)
-        return tuple([values[f"d{n}"] if on else None
-                      for n, on in zip(bound.operands, bound.wanted, strict=True)])
+        return tuple(
+            [values[f"d{n}"] if on else None for n, on in zip(bound.operands, bound.wanted, strict=True)]
+        )
 
 
 def made_of(bound: BoundCall, device: torch.device, is_aligned: bool, mode: str) -> FunctionCall:
@@ -234,18 +249,21 @@ def _as_kept(t: Tensor, memory: TensorMemory, is_aligned: bool) -> Tensor:
 
 log = logging.getLogger("transconv.functional")
 
+
 class FormRegistry(Registry[Plan]):
     """The plans of one form on a device. ``texts``: those of its questions."""
 
     def __init__(self, named: library.LibraryText, device: torch.device, aligned: bool) -> None:
         target, same = target_of(device), deterministic()
-        self.texts = {PlanRequest(Alone(program(text).compute), target, same, aligned): text
-                      for text in texts(named)}
+        self.texts = {
+            PlanRequest(Alone(program(text).compute), target, same, aligned): text for text in texts(named)
+        }
         super().__init__([*self.texts], Plan, "call", named.head.removeprefix("compute "))
 
 
-def chosen(named: library.LibraryText, device: torch.device, aligned: bool,
-           mode: str) -> tuple[ChosenPlan[Plan], str]:
+def chosen(
+    named: library.LibraryText, device: torch.device, aligned: bool, mode: str
+) -> tuple[ChosenPlan[Plan], str]:
     """The plan for the sizes of a call, and its text. Raises Unsupported, with a reason, where there is
     none, or none yet as the mode has it."""
     registry = registry_of(named, device, aligned)
@@ -270,8 +288,9 @@ class SizedLaunchChoice(NamedTuple):
     waits: Callable[[], bool] | None = None
 
 
-def launched(step: BoundText, exact: Callable[[], str], device: torch.device, aligned: bool,
-             mode: str) -> SizedLaunchChoice:
+def launched(
+    step: BoundText, exact: Callable[[], str], device: torch.device, aligned: bool, mode: str
+) -> SizedLaunchChoice:
     """What launches a step: kernels for any size, if it is bound for any. What has no form for any size,
     or sizes that no plan is for, gets a kernel for its exact sizes, of the text ``exact``. Raises as
     launch."""
@@ -305,8 +324,14 @@ def find(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Call | None:
     return CALLS.find((f, numbers, len(tensors), tensors[0].shape))  # type: ignore[union-attr]
 
 
-def note(f: PublicFunction, tensors: Tensors, numbers: Numbers, route: Any,
-         runs: Callable[[], Callable[..., Any] | None], onward: Call) -> None:
+def note(
+    f: PublicFunction,
+    tensors: Tensors,
+    numbers: Numbers,
+    route: Any,
+    runs: Callable[[], Callable[..., Any] | None],
+    onward: Call,
+) -> None:
     """Make an entry for a call that found its route in the general way, ``onward``. ``runs`` makes what
     computes it, None before its first launch."""
     first, given = tensors[0], [t for t in tensors if t is not None]
@@ -317,20 +342,37 @@ def note(f: PublicFunction, tensors: Tensors, numbers: Numbers, route: Any,
     check = check_of(*given) if place else None
     if check is not None and (run := runs()) is not None:
         grads = grad_enabled() if any(t.requires_grad for t in given) else None
-        CALLS.keep(key, entry(route, run, CALLS.others(key, place, onward), guard_of(route, check),
-                              [t is not None for t in tensors], [*map(type, numbers)], grads, f.finish,
-                              len(route.bound.results)))
+        CALLS.keep(
+            key,
+            entry(
+                route,
+                run,
+                CALLS.others(key, place, onward),
+                guard_of(route, check),
+                [t is not None for t in tensors],
+                [*map(type, numbers)],
+                grads,
+                f.finish,
+                len(route.bound.results),
+            ),
+        )
 
 
 def guard_of(route: Any, check: Check, back: bool = False) -> CallGuard:
     """What calls of a route are compared with; ``back``: those of its gradients."""
     seen = (guard.NO_GRADIENTS, guard.NO_MODES, guard.NO_DUALS) if back else (guard.NO_DUALS,)
-    return CallGuard(check, (*seen, guard.deterministic(_deterministic(), cudnn=False)),
-                 route.aligned, route.only_on)
+    return CallGuard(
+        check, (*seen, guard.deterministic(_deterministic(), cudnn=False)), route.aligned, route.only_on
+    )
 
 
-def launching(empty: Empty, operands: Sequence[str], begun: StartableKernel, results: Sequence[str],
-              saved: Sequence[str] | None) -> Callable[..., Any]:
+def launching(
+    empty: Empty,
+    operands: Sequence[str],
+    begun: StartableKernel,
+    results: Sequence[str],
+    saved: Sequence[str] | None,
+) -> Callable[..., Any]:
     """A function of the operands, after autograd's context where ``saved`` says what to keep there, to the
     results; a single one alone."""
     lines = begun.lines(0)
@@ -338,14 +380,22 @@ def launching(empty: Empty, operands: Sequence[str], begun: StartableKernel, res
         lines.append(f"ctx.to_save = {listed(saved)}")  # as save_for_backward does
     if saved is not None and len(results) > 1:
         lines.append(f"ctx.non_differentiable = {listed(results[1:])}")
-    return written(f"run({', '.join([*['ctx'] * (saved is not None), *operands])})", lines,
-                   f"return {results[0] if len(results) == 1 else listed(results)}",
-                   {"empty": empty, **begun.known(0)})
+    return written(
+        f"run({', '.join([*['ctx'] * (saved is not None), *operands])})",
+        lines,
+        f"return {results[0] if len(results) == 1 else listed(results)}",
+        {"empty": empty, **begun.known(0)},
+    )
 
 
-def gradients(route: Any, empty: Empty, found: CallGuard, saved: Sequence[str],
-              begun: Sequence[StartableKernel],
-              results: Sequence[str]) -> Callable[..., tuple[Any, ...] | None]:
+def gradients(
+    route: Any,
+    empty: Empty,
+    found: CallGuard,
+    saved: Sequence[str],
+    begun: Sequence[StartableKernel],
+    results: Sequence[str],
+) -> Callable[..., tuple[Any, ...] | None]:
     """A function of the result's gradient ``G`` and the saved tensors, to the operands' gradients
     ``results``; None for tensors of another kind than those of the guard."""
     known: dict[str, Any] = {"route": route, "empty": empty, **found.known()}
@@ -354,23 +404,38 @@ def gradients(route: Any, empty: Empty, found: CallGuard, saved: Sequence[str],
         lines += one.lines(at)
         known |= one.known(at)
     names = ["G", *saved]
-    return written(f"run({', '.join(names)})", [found.tests(names), *lines, f"return {listed(results)}"],
-                   "return None", known)
+    return written(
+        f"run({', '.join(names)})",
+        [found.tests(names), *lines, f"return {listed(results)}"],
+        "return None",
+        known,
+    )
 
 
-def entry(route: Any, run: Callable[..., Any], others: Callable[..., Any], found: CallGuard,
-          given: Sequence[bool], types: Sequence[type], grads: bool | None,
-          finish: Callable[..., Any] | None, results: int) -> Call:
+def entry(
+    route: Any,
+    run: Callable[..., Any],
+    others: Callable[..., Any],
+    found: CallGuard,
+    given: Sequence[bool],
+    types: Sequence[type],
+    grads: bool | None,
+    finish: Callable[..., Any] | None,
+    results: int,
+) -> Call:
     """A function of a Function, its tensors (``given``: which are not None) and its numbers of ``types``:
     ``run`` where the call is of the same kind, else ``others``. ``grads``: whether gradients are on; None
     where it does not matter."""
     tensors = [f"t{i}" for i in range(len(given))]
     there = [t for t, on in zip(tensors, given, strict=True) if on]
     numbers = [f"n{i}" for i in range(len(types))]
-    tests = [*found.tests(there), *(f"{t} is None" for t in tensors if t not in there),
-             # Numbers are equal already; here True differs from 1.
-             *(f"{n}.__class__ is c_{n}" for n in numbers),
-             *[f"grad_enabled() is {grads}"] * (grads is not None)]
+    tests = [
+        *found.tests(there),
+        *(f"{t} is None" for t in tensors if t not in there),
+        # Numbers are equal already; here True differs from 1.
+        *(f"{n}.__class__ is c_{n}" for n in numbers),
+        *[f"grad_enabled() is {grads}"] * (grads is not None),
+    ]
     made = f"run({', '.join(there)})"
     if finish is not None:
         made = f"finish(tensors, numbers, {made if results > 1 else f'({made},)'})"
@@ -378,7 +443,21 @@ def entry(route: Any, run: Callable[..., Any], others: Callable[..., Any], found
         made += "[0]"
     return written(
         "call(f, tensors, numbers)",
-        [f"{listed(tensors)} = tensors", *[f"{listed(numbers)} = numbers"] * bool(numbers), tests,
-         "route.calls += 1", f"return {made}"], "return others(f, tensors, numbers)",
-        {"route": route, "run": run, "others": others, "finish": finish, "grad_enabled": grad_enabled,
-         **found.known(), **{f"c_{n}": kind for n, kind in zip(numbers, types, strict=True)}})
+        [
+            f"{listed(tensors)} = tensors",
+            *[f"{listed(numbers)} = numbers"] * bool(numbers),
+            tests,
+            "route.calls += 1",
+            f"return {made}",
+        ],
+        "return others(f, tensors, numbers)",
+        {
+            "route": route,
+            "run": run,
+            "others": others,
+            "finish": finish,
+            "grad_enabled": grad_enabled,
+            **found.known(),
+            **{f"c_{n}": kind for n, kind in zip(numbers, types, strict=True)},
+        },
+    )

@@ -80,9 +80,14 @@ def tell(error: Exception, name: str, tensors: Sequence[Any]) -> NoReturn:
     known = str(error).startswith(name) and not str(error).startswith(f"{name}()")
     if type(error) not in (IndexError, RuntimeError, TypeError, ValueError) or known:
         raise error
-    said = ", ".join("None" if t is None else f"{'nested' if t.is_nested else list(t.shape)} "
-                     f"{str(t.dtype).removeprefix('torch.')}"
-                     if isinstance(t, Tensor) else type(t).__name__ for t in tensors)
+    said = ", ".join(
+        "None"
+        if t is None
+        else f"{'nested' if t.is_nested else list(t.shape)} {str(t.dtype).removeprefix('torch.')}"
+        if isinstance(t, Tensor)
+        else type(t).__name__
+        for t in tensors
+    )
     raise type(error)(f"{name}({said}): {error}") from error
 
 
@@ -135,8 +140,10 @@ class BoundCall:
         """The same with texts for these sizes."""
         if self.forward.text:
             return self
-        empty = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
-                 for m in self.memory.values()]
+        empty = [
+            torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
+            for m in self.memory.values()
+        ]
         return bind(self.function, self.spread(empty), self.numbers, self.wanted, any_size=True)
 
     def spread(self, given: Iterable[Tensor | None]) -> list[Tensor | None]:
@@ -147,8 +154,13 @@ class BoundCall:
         return found
 
 
-def bind(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbers, wanted: tuple[bool, ...],
-         any_size: bool = False) -> BoundCall:
+def bind(
+    f: PublicFunction,
+    tensors: Sequence[Tensor | None],
+    numbers: Numbers,
+    wanted: tuple[bool, ...],
+    any_size: bool = False,
+) -> BoundCall:
     """``wanted``: which of the given tensors need gradients; empty: none. Raises torch's error for a wrong
     call, Unsupported where the library has no text."""
     metas = _results(f, tensors, numbers)
@@ -158,8 +170,9 @@ def bind(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbers, 
         raise Unsupported(f"dtype:{str(metas[0].dtype).removeprefix('torch.')}")
     results = [TensorMemory(tuple(m.shape), m.stride(), m.dtype) for m in metas]
     try:
-        return bound_of(f, [t if t is None else lying(t) for t in tensors], results, numbers, wanted,
-                        any_size)
+        return bound_of(
+            f, [t if t is None else lying(t) for t in tensors], results, numbers, wanted, any_size
+        )
     except IndexError as error:
         tell(error, f.name, tensors)
     except (ValueError, ComputeError) as error:
@@ -177,8 +190,9 @@ def bound_of(
     """``bind`` of tensors without values to results that are known. ValueError and ComputeError, too,
     where the library has no text."""
     places = tuple(i for i, t in enumerate(given) if t is not None)
-    formula = f.formula([t and strided(t) for t in given], [strided(m) for m in results], numbers,
-                        any(wanted))
+    formula = f.formula(
+        [t and strided(t) for t in given], [strided(m) for m in results], numbers, any(wanted)
+    )
     shapes = dict(zip(formula.results, results, strict=True))
     memory = dict(zip(formula.given, [t for t in given if t is not None], strict=True))
     real = {name: m.shape for name, m in memory.items()}
@@ -198,8 +212,20 @@ def bound_of(
     less = f.again is not None or (f.linear and not between)
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
-    return BoundCall(f, numbers, len(given), places, formula.given, memory,
-                 formula.page.seen, forward, formula.results, backward, saved, wanted)
+    return BoundCall(
+        f,
+        numbers,
+        len(given),
+        places,
+        formula.given,
+        memory,
+        formula.page.seen,
+        forward,
+        formula.results,
+        backward,
+        saved,
+        wanted,
+    )
 
 
 def _results(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:
@@ -207,8 +233,9 @@ def _results(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbe
     memory = [t if t is None else lying(t) for t in tensors]
     try:
         with _unseen(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-            metas = [m and torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta")
-                     for m in memory]
+            metas = [
+                m and torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device="meta") for m in memory
+            ]
             return as_tuple(f.torch(*metas, *numbers))
     except (NotImplementedError, ZeroDivisionError) as error:  # torch's kernels judge, or say why not
         raise Unsupported("meta:none", str(error)) from error
@@ -231,8 +258,14 @@ def strided(t: TensorMemory) -> library.Strided:
     return library.Strided(t.shape or (1,), t.strides or (1,), TYPES[t.dtype])
 
 
-def _step(formula: library.LibraryFormula, text: str, results: dict[str, TensorMemory],
-          operands: dict[str, tuple[int, ...]], of: dict[str, str], any_size: bool) -> BoundText:
+def _step(
+    formula: library.LibraryFormula,
+    text: str,
+    results: dict[str, TensorMemory],
+    operands: dict[str, tuple[int, ...]],
+    of: dict[str, str],
+    any_size: bool,
+) -> BoundText:
     named = library.named(formula.page, text) if any_size else None
     found = program(text if named is None else texts(named)[0])  # read once for all sizes
     stored = {}
@@ -274,9 +307,13 @@ def texts(named: library.LibraryText) -> tuple[str, ...]:
     found = _written.get(named.rest)
     if found is None:
         reaches = REACHES if len(named.summed) == 1 else (MOST,)
-        found = _written.keep(named.rest, tuple(
-            f"{named.head}\n    sizes  {', '.join(_said(named, reach))}\n{named.rest}"
-            for reach in reaches))
+        found = _written.keep(
+            named.rest,
+            tuple(
+                f"{named.head}\n    sizes  {', '.join(_said(named, reach))}\n{named.rest}"
+                for reach in reaches
+            ),
+        )
     return found
 
 

@@ -81,8 +81,10 @@ def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = N
     device = given[0].device if device is None else device
     found = program(text)
     wide = [t.detach().cpu() for t in given]
-    arrays = {name: (t.double() if t.is_floating_point() else t).numpy()
-              for name, t in zip(found.given, wide, strict=True)}
+    arrays = {
+        name: (t.double() if t.is_floating_point() else t).numpy()
+        for name, t in zip(found.given, wide, strict=True)
+    }
     answers = execute(found.compute, arrays)
     made = []
     for name, m in found.stored.items():
@@ -96,8 +98,9 @@ def as_wanted(name: str, t: Tensor, m: TensorMemory) -> Tensor:
     if t.stride() == m.strides and t.shape == m.shape and t.dtype is m.dtype and not t.is_neg():
         return t
     if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
-        raise TensorError(f"{name}: expected {m.dtype} of shape {m.shape}, "
-                          f"got {t.dtype} of shape {tuple(t.shape)}")
+        raise TensorError(
+            f"{name}: expected {m.dtype} of shape {m.shape}, got {t.dtype} of shape {tuple(t.shape)}"
+        )
     if t.is_neg():
         t = t.resolve_neg()
     if all(n == 1 or a == b for n, a, b in zip(m.shape, t.stride(), m.strides, strict=True)):
@@ -108,14 +111,18 @@ def as_wanted(name: str, t: Tensor, m: TensorMemory) -> Tensor:
 
 def _fake_compute(text: str, given: list[Tensor]) -> list[Tensor]:
     """The stores, without values."""
-    return [given[0].new_empty_strided(m.shape, m.strides, dtype=m.dtype)
-            for m in program(text).stored.values()]
+    return [
+        given[0].new_empty_strided(m.shape, m.strides, dtype=m.dtype)
+        for m in program(text).stored.values()
+    ]
 
 
 def _stores(text: str, device: torch.device) -> list[Tensor]:
     """Memory for the stores."""
-    return [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
-            for m in program(text).stored.values()]
+    return [
+        torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
+        for m in program(text).stored.values()
+    ]
 
 
 for _key in ("CPU", "CUDA"):
@@ -183,8 +190,10 @@ def read(
             raise ValueError
         return FUNCTIONS[name], tensors, tuple(_typed(n) for n in ast.literal_eval(numbers))
     except (KeyError, StopIteration, SyntaxError, ValueError):
-        raise RuntimeError("expected a call such as \"softmax 1 (1, None,)\" and as many tensors, got "
-                           f"{call!r} and {len(given)}") from None
+        raise RuntimeError(
+            'expected a call such as "softmax 1 (1, None,)" and as many tensors, got '
+            f"{call!r} and {len(given)}"
+        ) from None
 
 
 def _typed(n: Any) -> Any:
@@ -257,16 +266,18 @@ def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
         return _again(bound, values, grad)
     handed = how.hands_gradients if routed else bound.adds and _deterministic()
     if batched or handed:
-        stats.handed_over("deterministic:add" if handed else "transform:batched",
-                          f"{bound.function.name}_gradient")
+        stats.handed_over(
+            "deterministic:add" if handed else "transform:batched", f"{bound.function.name}_gradient"
+        )
         return _again(bound, values, grad, differentiable=False)
     bound = bound.exact()
     memory = bound.forward.stored[bound.results[0]]
     values["G"] = grad.expand(memory.shape)
     for step in bound.backward:
         run(bound, step, values)
-    return tuple(values.get(f"d{n}") if on else None
-                 for n, on in zip(bound.operands, bound.wanted, strict=True))
+    return tuple(
+        values.get(f"d{n}") if on else None for n, on in zip(bound.operands, bound.wanted, strict=True)
+    )
 
 
 def _watched(grad: Tensor) -> bool:
@@ -274,17 +285,28 @@ def _watched(grad: Tensor) -> bool:
     return bool(_modes() or _compiling() or _transforms() or not is_plain(grad))
 
 
-def _again(bound: BoundCall, values: Values, grad: Tensor,
-           differentiable: bool = True) -> tuple[Tensor | None, ...]:
+def _again(
+    bound: BoundCall, values: Values, grad: Tensor, differentiable: bool = True
+) -> tuple[Tensor | None, ...]:
     """Gradients in torch's operations, which themselves can be differentiated if ``differentiable``."""
     f = bound.function
     if f.again is not None:
         return f.again(values, bound.numbers, grad)
-    given = [values[name] if name in values else
-             torch.zeros((), dtype=m.dtype, device=grad.device).expand(m.shape)
-             for name, m in bound.memory.items()]
-    return tuple(by_torch(lambda *own: as_tuple(f.torch(*bound.spread(own), *bound.numbers))[0],
-                          given, bound.wanted, grad, differentiable))
+    given = [
+        values[name]
+        if name in values
+        else torch.zeros((), dtype=m.dtype, device=grad.device).expand(m.shape)
+        for name, m in bound.memory.items()
+    ]
+    return tuple(
+        by_torch(
+            lambda *own: as_tuple(f.torch(*bound.spread(own), *bound.numbers))[0],
+            given,
+            bound.wanted,
+            grad,
+            differentiable,
+        )
+    )
 
 
 def forward_in_graph(bound: BoundCall, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:

@@ -91,8 +91,12 @@ class MemoryAccess:
         if len(has) != 2 or has[1] != has[0] + 1:
             return False
         d = has[0]
-        return (self.at[d] is Var(u) and self.at[d + 1] is Var(v) and self.shape[d + 1] == inner
-                and self.strides[d] == self.strides[d + 1] * inner)
+        return (
+            self.at[d] is Var(u)
+            and self.at[d + 1] is Var(v)
+            and self.shape[d + 1] == inner
+            and self.strides[d] == self.strides[d + 1] * inner
+        )
 
     def join(self, u: str, v: str) -> None:
         """Make one dim of two neighbours, if it has them, that counts with the first axis."""
@@ -101,8 +105,9 @@ class MemoryAccess:
             size = self.shape[d] * self.shape[d + 1]
             self._replace(range(d, d + 2), [size], [self.strides[d + 1]], [Var(u)])
 
-    def _replace(self, dims: Sequence[int], sizes: Sequence[Length], strides: Sequence[Length],
-                 at: Sequence[Expr]) -> None:
+    def _replace(
+        self, dims: Sequence[int], sizes: Sequence[Length], strides: Sequence[Length], at: Sequence[Expr]
+    ) -> None:
         """Other dims where the first of some stood."""
         first = min(dims)
         for d in sorted({*dims}, reverse=True):
@@ -118,7 +123,7 @@ def split(accesses: Iterable[MemoryAccess], axes: Axes, facts: Facts) -> None:
             found = _counting(first.at[d], first.shape[d], axes, facts)
             if len(found) > 1 and all(a.at[d] is first.at[d] for a in seen):
                 sizes = [n for _, n in found]
-                steps = [prod(sizes[i + 1:]) * first.strides[d] for i in range(len(sizes))]
+                steps = [prod(sizes[i + 1 :]) * first.strides[d] for i in range(len(sizes))]
                 for a in seen:
                     a._replace([d], sizes, steps, [Var(name) for name, _ in found])
 
@@ -141,8 +146,11 @@ def join(accesses: Iterable[MemoryAccess], axes: Axes, facts: Facts) -> None:
         for name, n in axes:
             own = [d for d, e in enumerate(first.at) if {v.name for v in free_vars(e)} == {name}]
             dims = sorted(own, key=lambda d: -like(first.strides[d]))
-            if len(dims) > 1 and _count(first, dims, name, n, facts) and all(
-                    a.at[d] is first.at[d] for a in seen for d in dims):
+            if (
+                len(dims) > 1
+                and _count(first, dims, name, n, facts)
+                and all(a.at[d] is first.at[d] for a in seen for d in dims)
+            ):
                 step = first.strides[dims[-1]]
                 for a in seen:
                     a._replace(dims, [n], [step], [Var(name)])
@@ -170,8 +178,11 @@ def _count(a: MemoryAccess, dims: Sequence[int], name: str, size: Length, facts:
     """Whether dims of an access, outermost first, count an axis of a size in even steps of memory."""
     sizes, steps = [a.shape[d] for d in dims], [a.strides[d] for d in dims]
     even = all(s == n * t for n, s, t in zip(sizes[1:], steps, steps[1:], strict=False))
-    return even and prod(sizes) == size and (
-        simplify(flattened([a.at[d] for d in dims], sizes), facts) is Var(name))
+    return (
+        even
+        and prod(sizes) == size
+        and (simplify(flattened([a.at[d] for d in dims], sizes), facts) is Var(name))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +249,20 @@ class Writer:
     def sized(self, text: str) -> SizedText:
         """The text with what its names need."""
         gaps = next((a.tensor for a in self.accesses() if a.order() is None), "")
-        spaces = [[braced(n) for name, n in self.group.axes if (name in self.group.reduced) is inside]
-                  for inside in (False, True)]
+        spaces = [
+            [braced(n) for name, n in self.group.axes if (name in self.group.reduced) is inside]
+            for inside in (False, True)
+        ]
         dims = {a.tensor: [braced(n) for n in a.shape] for a in self.accesses()}
         derived = {v.name: f"({readable(e)})" for v, e in self.known.derived.items() if isinstance(v, Var)}
-        return SizedText(text, list(dims.values()), spaces, self.known.like, derived,
-                         f"{gaps} has gaps in memory" if gaps else "")
+        return SizedText(
+            text,
+            list(dims.values()),
+            spaces,
+            self.known.like,
+            derived,
+            f"{gaps} has gaps in memory" if gaps else "",
+        )
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -300,8 +319,10 @@ class Writer:
             case ProductSum():
                 own = self.group.product  # the piece, or another part of it
                 assert own is not None
-                a, b = (self.rounded(f.of, self.masked(f.of, self.group.simple(f.at), f.where, 0.0))
-                        for f in own.factors)
+                a, b = (
+                    self.rounded(f.of, self.masked(f.of, self.group.simple(f.at), f.where, 0.0))
+                    for f in own.factors
+                )
                 return self.let("sum", f"sum({a}*{b}; {' '.join(own.summed)})")
         raise AssertionError(piece)
 
@@ -344,8 +365,12 @@ class Writer:
         name = self.tensors.setdefault((piece, self.behind), f"X{len(self.tensors)}")
         found = self.access(piece, name, at)
         # Where values tell a place, a condition that it is inside says that it may be outside, too.
-        bounds = {self.simple(c) for e, n in zip(found.at, found.shape, strict=True)
-                  if not {v.name for v in free_vars(e)} & self.places for c in (e >= 0, e < n)}
+        bounds = {
+            self.simple(c)
+            for e, n in zip(found.at, found.shape, strict=True)
+            if not {v.name for v in free_vars(e)} & self.places
+            for c in (e >= 0, e < n)
+        }
         found.where = all_of([c for c in conjuncts(where) if c not in bounds])
         found.fill = fill
         self.count += 1
@@ -368,20 +393,33 @@ class Writer:
     def merge(self) -> None:
         """Neighbouring axes that all tensors have as neighbours become one."""
         axes = self.group.axes
-        fixed = {w for line in self.lines if isinstance(line, str) for w in re.findall(
-            r"\w+", re.sub(r";[^)]*\)", "", line))}
-        fixed |= {v.name for a in self.accesses() for e in (a.where, *(
-            e for e in a.at if not isinstance(e, Var))) for v in free_vars(e)}
+        fixed = {
+            w
+            for line in self.lines
+            if isinstance(line, str)
+            for w in re.findall(r"\w+", re.sub(r";[^)]*\)", "", line))
+        }
+        fixed |= {
+            v.name
+            for a in self.accesses()
+            for e in (a.where, *(e for e in a.at if not isinstance(e, Var)))
+            for v in free_vars(e)
+        }
         i = 0
         while i + 1 < len(axes):
             (u, n), (v, m) = axes[i], axes[i + 1]
             same = (u in self.group.reduced) == (v in self.group.reduced) and fixed.isdisjoint(
-                NAME.findall(f"{n} {m}"))
-            if self.group.product is None and same and not {u, v} & fixed and all(
-                    a.neighbours(u, v, m) for a in self.accesses()):
+                NAME.findall(f"{n} {m}")
+            )
+            if (
+                self.group.product is None
+                and same
+                and not {u, v} & fixed
+                and all(a.neighbours(u, v, m) for a in self.accesses())
+            ):
                 for a in self.accesses():
                     a.join(u, v)
-                axes[i:i + 2] = [(u, n * m)]
+                axes[i : i + 2] = [(u, n * m)]
                 pattern = re.compile(rf"(;[^;)]*?\b{u}) {v}\b")
                 self.lines = [pattern.sub(r"\1", s) if isinstance(s, str) else s for s in self.lines]
             else:

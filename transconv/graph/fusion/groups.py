@@ -167,8 +167,9 @@ def named(sizes: Sequence[Length]) -> list[tuple[str, Length]]:
     return list(zip(counted("i"), sizes, strict=False))
 
 
-def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
-               others: Sequence[Sequence[Length]]) -> FusionGroup:
+def rows_group(
+    number: int, inputs: Sequence[Piece], dims: Sequence[int], others: Sequence[Sequence[Length]]
+) -> FusionGroup:
     """A group that reduces over some dims of its inputs."""
     shape = inputs[0].shape
     made = FusionGroup(number, named(refined(shape, others)))
@@ -328,8 +329,10 @@ def slices(plan: FusionPlan) -> dict[Piece, Slices]:
     by_whole: dict[Piece, list[tuple[Piece, tuple[int, ...], int]]] = {}
     for piece, at in plan.places.items():
         by_whole.setdefault(at.whole, []).append((piece, numbers_of(piece.shape), at.behind))
-    made = {w: Slices(w, TensorMemory(numbers_of(w.shape), numbers_of(memory_of(w)), w.dtype),
-                      tuple(parts)) for w, parts in by_whole.items()}
+    made = {
+        w: Slices(w, TensorMemory(numbers_of(w.shape), numbers_of(memory_of(w)), w.dtype), tuple(parts))
+        for w, parts in by_whole.items()
+    }
     return {piece: made[at.whole] for piece, at in plan.places.items()}
 
 

@@ -267,7 +267,7 @@ ALIGNED = 16  # bytes of which the rows of boxes are multiples
 
 def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
     """Dense strides with the second dim innermost, as boxes of a convolution like it."""
-    inner = [prod(shape[d + 1:]) * shape[1] for d in range(2, len(shape))]
+    inner = [prod(shape[d + 1 :]) * shape[1] for d in range(2, len(shape))]
     return (prod(shape[1:]), 1, *inner)
 
 

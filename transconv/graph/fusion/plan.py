@@ -67,9 +67,13 @@ from transconv.graph.sizes import Index, Length, SymbolicSize, like
 from transconv.ir import Const, FloorDiv, Var, free_vars
 
 
-def planned(outputs: Sequence[Piece], rates: Price, apart: Apart = NONE,
-            again: Mapping[Piece, str] = MappingProxyType({}),
-            free: AbstractSet[Piece] = frozenset()) -> FusionPlan:
+def planned(
+    outputs: Sequence[Piece],
+    rates: Price,
+    apart: Apart = NONE,
+    again: Mapping[Piece, str] = MappingProxyType({}),
+    free: AbstractSet[Piece] = frozenset(),
+) -> FusionPlan:
     """The plan for some values to be in memory. ``apart``: products whose factors are written first;
     ``again``: those whose results are read again by reductions, with the reasons; ``free``: outputs whose
     order in memory nothing depends on."""
@@ -135,16 +139,21 @@ def reduce(piece: Reduced, planner: Planner) -> None:
 def _joins(piece: Reduced, group: FusionGroup, planner: Planner) -> bool:
     """Whether a reduction is one more of a group's rows."""
     shape = piece.inputs[0].shape
-    if group.kind != "rows" or any(planner.needs(x) >= group.number for x in piece.inputs
-                                   if x not in planner.home):
+    if group.kind != "rows" or any(
+        planner.needs(x) >= group.number for x in piece.inputs if x not in planner.home
+    ):
         return False
     places = [group.at[x] for x in piece.inputs if x in group.at] + group.positions(shape)[:1]
     for at in places:
         own = {v for d in piece.dims for v in group.axes_of(at, (d,))}
         rest = {v for d in range(len(shape)) if d not in piece.dims for v in group.axes_of(at, (d,))}
         straight = not piece.op.startswith("arg") or at in group.positions(shape)
-        if own == group.reduced and not rest & own and straight and all(
-                planner.fits(x, at, group, set()) for x in piece.inputs):
+        if (
+            own == group.reduced
+            and not rest & own
+            and straight
+            and all(planner.fits(x, at, group, set()) for x in piece.inputs)
+        ):
             _joined(piece, group, at, planner)
             return True
     return False
@@ -177,8 +186,11 @@ def multiply(piece: ProductSum, planner: Planner) -> None:
     for side, factor in enumerate(piece.factors):
         x = factor.of
         if x in planner.home:
-            planner.keep(x, piece, f"a product reads an element of {planner.home[x].name} many times, in "
-                      "other tiles")
+            planner.keep(
+                x,
+                piece,
+                f"a product reads an element of {planner.home[x].name} many times, in other tiles",
+            )
         else:
             weigh_factor(piece, side, planner)
     made = product_group(len(planner.plan.groups), piece)
@@ -197,8 +209,13 @@ IN_PLACE = "is stored where it stands in the concatenation"
 def store_in_slices(planner: Planner) -> None:
     """Change a plan so that concatenations are stored by parts: those that are stored, and those of which
     all parts are."""
-    found = [p for p in planner.order if isinstance(p, PiecewiseIndex) and p.along is not None
-             and all(isinstance(n, int) for n in p.shape)]
+    found = [
+        p
+        for p in planner.order
+        if isinstance(p, PiecewiseIndex)
+        and p.along is not None
+        and all(isinstance(n, int) for n in p.shape)
+    ]
     for piece in sorted(found, key=lambda p: -p.bytes):
         if not _slice(piece, planner):
             _whole(piece, planner)
@@ -220,8 +237,11 @@ def _whole(piece: PiecewiseIndex, planner: Planner) -> None:
     plan, own = planner.plan, planner.plan.stored.get(piece)
     strides = _strides(piece, planner)
     lies = [ConcatOffset(piece, start * strides[piece.along or 0]) for start in _starts(piece)]
-    places = {p.of: at for p, at in reversed([*zip(piece.parts, lies, strict=True)])
-              if _may_lie(p.of, at.behind, strides, piece, planner)}
+    places = {
+        p.of: at
+        for p, at in reversed([*zip(piece.parts, lies, strict=True)])
+        if _may_lie(p.of, at.behind, strides, piece, planner)
+    }
     if not places or (own is None and len(places) < len(piece.parts)) or (own and own.kind != "map"):
         return
     piece.strides = strides
@@ -255,15 +275,24 @@ def _strides(piece: PiecewiseIndex, planner: Planner) -> tuple[int, ...]:
     return numbers_of(memory_of(piece))
 
 
-def _may_lie(part: Piece, behind: int, strides: tuple[int, ...], piece: PiecewiseIndex,
-             planner: Planner) -> bool:
+def _may_lie(
+    part: Piece, behind: int, strides: tuple[int, ...], piece: PiecewiseIndex, planner: Planner
+) -> bool:
     """Whether the kernel that stores a value may store it so many elements behind the beginning of a
     tensor: it is needed nowhere else in an order of its own, boxes may begin there, and what is stored in
     one piece is as long as what memory moves at once."""
     group = planner.plan.stored.get(part)
-    if group is None or part not in group.stores or part in group.statistics or (
-            isinstance(part, RegionInput) or part in planner.outputs or part in planner.plan.places
-            or part.dtype is not piece.dtype):
+    if (
+        group is None
+        or part not in group.stores
+        or part in group.statistics
+        or (
+            isinstance(part, RegionInput)
+            or part in planner.outputs
+            or part in planner.plan.places
+            or part.dtype is not piece.dtype
+        )
+    ):
         return False
     size = part.dtype.itemsize
     mine = memory_of(part)
@@ -279,8 +308,12 @@ def _slice(piece: PiecewiseIndex, planner: Planner) -> bool:
     """Whether all parts of a concatenation stand in another one as they do in it; it is then a slice."""
     plan, own = planner.plan, planner.plan.stored.get(piece)
     first = plan.places.get(piece.parts[0].of)
-    if first is None or first.whole.along != piece.along or piece in planner.outputs or (
-            own and own.kind != "map"):
+    if (
+        first is None
+        or first.whole.along != piece.along
+        or piece in planner.outputs
+        or (own and own.kind != "map")
+    ):
         return False
     step = numbers_of(memory_of(first.whole))[piece.along or 0]
     for part, start in zip(piece.parts, _starts(piece), strict=True):
@@ -320,8 +353,9 @@ def reduce_in_epilogue(piece: Reduced, planner: Planner) -> str:
         return why or "it reduces values more often than the product has them"
     applied = _is_applied(x, planner)
     alike = Statistic("sum", x, at, applied)
-    if op == "squares" and not any(s == alike and group.at[p] == place
-                                   for p, s in group.statistics.items()):
+    if op == "squares" and not any(
+        s == alike and group.at[p] == place for p, s in group.statistics.items()
+    ):
         return "its mean does not leave with the product"
     if all(p in group.statistics for p in group.stores):
         planner.hold(_result(x, group, planner))
@@ -337,8 +371,12 @@ def _result(x: Piece, group: FusionGroup, planner: Planner) -> Piece:
     """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
     while x not in planner.outputs and x not in planner.plan.stored:
         own = [y for y in x.operands if planner.home.get(y) is group]
-        alone = isinstance(x, Mapped) and len(planner.users[x]) == 1 and len(own) == 1 and (
-            own[0].dtype.itemsize <= x.dtype.itemsize)
+        alone = (
+            isinstance(x, Mapped)
+            and len(planner.users[x]) == 1
+            and len(own) == 1
+            and (own[0].dtype.itemsize <= x.dtype.itemsize)
+        )
         if not own or not (alone or viewed(x) or widens(x)):
             break
         x = own[0]

@@ -76,8 +76,14 @@ class Planner:
     other's result, have made a value of what is in memory; ``cut``: what is in memory because those are
     too many, and is read from there by whatever is made of it."""
 
-    def __init__(self, outputs: Sequence[Piece], rates: Price, apart: Apart,
-                 again: Mapping[Piece, str], free: AbstractSet[Piece] = frozenset()) -> None:
+    def __init__(
+        self,
+        outputs: Sequence[Piece],
+        rates: Price,
+        apart: Apart,
+        again: Mapping[Piece, str],
+        free: AbstractSet[Piece] = frozenset(),
+    ) -> None:
         self.apart, self.again = apart, again
         self.fixed = {*outputs} - free  # in torch's order
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, FusionPlan()
@@ -143,7 +149,8 @@ class Planner:
                 told = [(p, move(at)) for p, move in piece.told]
                 names = [Var("told_") for _ in told]
                 return all(self.fits(p, a, group, seen) for p, a in told) and self.fits(
-                    piece.of, piece.move(at, names), group, seen)
+                    piece.of, piece.move(at, names), group, seen
+                )
         return all(self.fits(x, at, group, seen) for x in piece.operands)
 
     # -- rides -----------------------------------------------------------------------------------
@@ -199,8 +206,9 @@ class Planner:
 
     # -- stores ----------------------------------------------------------------------------------
 
-    def keep(self, piece: Piece, user: Piece | None, reason: str, exact: bool = False,
-             itself: bool = False) -> None:
+    def keep(
+        self, piece: Piece, user: Piece | None, reason: str, exact: bool = False, itself: bool = False
+    ) -> None:
         """Have a value in memory for a user, or for arithmetic what a kernel evaluates it from. ``exact``:
         it, or what it is a view of, or only widens; ``itself``, or without a user: nothing else."""
         if user is None:
@@ -231,14 +239,20 @@ class Planner:
             if group.number > needs and piece in group.at:  # a row that is reduced
                 return group
         for group in reversed(self.plan.groups):
-            if group.kind != "map" or not same(group.stores[0].shape, piece.shape) or self.needs(
-                    piece, group) >= group.number:
+            if (
+                group.kind != "map"
+                or not same(group.stores[0].shape, piece.shape)
+                or self.needs(piece, group) >= group.number
+            ):
                 continue
             others = self.memory - {*group.stores}
             reads = sources(piece, others)
             beside = {t for x in group.stores for t in sources(x, others)}
-            small = len(group.stores) < MOST_STORED and self.rates.moved(
-                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < self.rates.launch_us
+            small = (
+                len(group.stores) < MOST_STORED
+                and self.rates.moved(sum(x.bytes for x in {piece, *group.stores, *reads, *beside}))
+                < self.rates.launch_us
+            )
             if small or reads & beside:
                 return self.evaluates(group, piece)
         group = map_group(len(self.plan.groups), piece.shape)
@@ -249,7 +263,8 @@ class Planner:
         """Note what a group evaluates for a value that rides nowhere."""
         known = {*self.plan.stored, *self.home}
         group.evaluated |= dict.fromkeys(
-            reversed([x for x in ingredients(piece, known) if x not in known]))
+            reversed([x for x in ingredients(piece, known) if x not in known])
+        )
         return group
 
     def forget(self, group: FusionGroup) -> None:
@@ -275,9 +290,11 @@ def bases(piece: Piece, planner: Planner, only_views: bool) -> list[Piece]:
                 work = ahead(x)
                 again = planner.rates.worked(work) + sum(us for us, _ in parts)
                 if again < found[x][0] or (
-                        again == found[x][0] and (isinstance(x, MovedView) or copies(x))):
+                    again == found[x][0] and (isinstance(x, MovedView) or copies(x))
+                ):
                     found[x] = again, tuple(dict.fromkeys(b for _, own in parts for b in own))
         return found[x]
+
     return [*cheapest(piece, 0)[1]]
 
 
@@ -299,8 +316,11 @@ def _evaluates(x: Piece, planner: Planner, only_views: bool) -> bool:
     """Whether a kernel that has the operands of a value may evaluate it."""
     if only_views:
         home = planner.home.get(x)
-        return home is not None and (viewed(x) or widens(x) or copies(x)) and (
-            planner.home.get(x.operands[0]) is home)
+        return (
+            home is not None
+            and (viewed(x) or widens(x) or copies(x))
+            and (planner.home.get(x.operands[0]) is home)
+        )
     return isinstance(x, (Mapped, MovedView))
 
 
@@ -311,15 +331,23 @@ def viewed(piece: Piece) -> bool:
 
 def widens(piece: Piece) -> bool:
     """Whether a value is cheap to compute from one of a narrower type, such as its cast."""
-    return (isinstance(piece, Mapped) and len(piece.inputs) == 1 and piece.work <= 1.0
-            and piece.inputs[0].dtype.itemsize < piece.dtype.itemsize
-            and same(piece.inputs[0].shape, piece.shape))
+    return (
+        isinstance(piece, Mapped)
+        and len(piece.inputs) == 1
+        and piece.work <= 1.0
+        and piece.inputs[0].dtype.itemsize < piece.dtype.itemsize
+        and same(piece.inputs[0].shape, piece.shape)
+    )
 
 
 def copies(piece: Piece) -> bool:
     """Whether a value is another one in memory of its own, which only what is handed out needs."""
-    return isinstance(piece, Mapped) and not piece.work and len(piece.inputs) == 1 and (
-        piece.inputs[0].dtype is piece.dtype and same(piece.inputs[0].shape, piece.shape))
+    return (
+        isinstance(piece, Mapped)
+        and not piece.work
+        and len(piece.inputs) == 1
+        and (piece.inputs[0].dtype is piece.dtype and same(piece.inputs[0].shape, piece.shape))
+    )
 
 
 def compared(piece: Mapped, planner: Planner) -> None:
@@ -349,8 +377,12 @@ def weigh_windows(piece: Piece, user: Reduced, planner: Planner) -> None:
     views = piece
     while isinstance(views, (MovedView, PiecewiseIndex)) and views not in planner.plan.stored:
         views = views.operands[0]
-    if views is piece or views.size == 0 or views in planner.plan.stored or isinstance(
-            views, (RegionInput, ConstantValue)):
+    if (
+        views is piece
+        or views.size == 0
+        or views in planner.plan.stored
+        or isinstance(views, (RegionInput, ConstantValue))
+    ):
         return
     _weigh_visits(views, user, like(piece.size) / like(views.size), 0.0, planner)
 
@@ -358,14 +390,18 @@ def weigh_windows(piece: Piece, user: Reduced, planner: Planner) -> None:
 def step(product: ProductSum, stored: Container[Piece], reason: str) -> MaterializeReason:
     """One more step in which the factors of a product are written first, behind a plan that stores some
     values."""
-    return MaterializeReason(reason,
-                             frozenset(x for f in product.factors if (x := seen(f.of, stored)) in stored))
+    return MaterializeReason(
+        reason, frozenset(x for f in product.factors if (x := seen(f.of, stored)) in stored)
+    )
 
 
 def seen(piece: Piece, stored: Container[Piece]) -> Piece:
     """What a value is a view of: what is stored, or what is computed."""
-    while isinstance(piece, (MovedView, PiecewiseIndex)) and piece not in stored and not any(
-            isinstance(x, Mapped) for x in piece.operands[1:]):
+    while (
+        isinstance(piece, (MovedView, PiecewiseIndex))
+        and piece not in stored
+        and not any(isinstance(x, Mapped) for x in piece.operands[1:])
+    ):
         piece = piece.operands[0]
     return piece
 
@@ -389,7 +425,8 @@ def weigh_factor(piece: ProductSum, side: int, planner: Planner) -> None:
     if views in stored or isinstance(views, (RegionInput, ConstantValue)):
         return
     if (isinstance(views, Mapped) and instructions(views, planner.memory)) or not isinstance(
-            views, (MovedView, PiecewiseIndex, Mapped)):
+        views, (MovedView, PiecewiseIndex, Mapped)
+    ):
         _weigh_visits(views, piece, visits(piece, side), planner.rates.late(piece), planner)
 
 
@@ -400,8 +437,9 @@ def _weigh_visits(piece: Piece, user: Piece, count: float, late: float, planner:
         _keep_if_cheaper(piece, user, count, 1, late, planner)
 
 
-def _keep_if_cheaper(piece: Piece, user: Piece, count: float, kernels: int, late: float,
-                     planner: Planner) -> None:
+def _keep_if_cheaper(
+    piece: Piece, user: Piece, count: float, kernels: int, late: float, planner: Planner
+) -> None:
     """Store a value that would be evaluated ``count`` times by some kernels, each of which reads what it
     is made of, if it takes fewer microseconds that they read it. ``late``: what evaluating it takes
     beside."""

@@ -34,8 +34,18 @@ from transconv.graph.lowerings.table import (
 from transconv.ir import Const
 
 HEAVY = 6.0  # instructions of exp and the like
-INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-         "eq": "==", "ne": "!="}
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+}
 WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
 EQUAL = {"eq", "ne"}
 BY_NAME = {"sub", "add"}  # whose second operand torch scales
@@ -50,29 +60,45 @@ def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
     work = 1.0 if op.exact else HEAVY
 
     def rule(call: NodeCall) -> Piece:
-        values = list(call.args[:op.arity])
+        values = list(call.args[: op.arity])
         if op.name in BY_NAME and (alpha := call.arg(op.arity, "alpha", 1)) != 1:
             scaled = number(alpha)
-            return arithmetic(call, f"{{}} {INFIX[op.name]} {{}}*{scaled}".format, *values, label=op.name,
-                              work=2, whole=True)
+            return arithmetic(
+                call,
+                f"{{}} {INFIX[op.name]} {{}}*{scaled}".format,
+                *values,
+                label=op.name,
+                work=2,
+                whole=True,
+            )
         given = {**call.kwargs}
         if given.pop("alpha", 1) != 1 or given.pop("rounding_mode", None):
             raise NotOurs(f"{op.name} with {call.kwargs}")
-        found = next((o for o in OPS.values() if o.torch == op.torch
-                      and all(dict(o.options).get(k) == v for k, v in given.items())
-                      and (given or o.options in ((), (("approximate", "none"),)))), None)
-        rest = tuple(call.args[op.arity:])
-        if found is None or rest != USUAL.get(op.name, ())[:len(rest)]:
+        found = next(
+            (
+                o
+                for o in OPS.values()
+                if o.torch == op.torch
+                and all(dict(o.options).get(k) == v for k, v in given.items())
+                and (given or o.options in ((), (("approximate", "none"),)))
+            ),
+            None,
+        )
+        rest = tuple(call.args[op.arity :])
+        if found is None or rest != USUAL.get(op.name, ())[: len(rest)]:
             raise NotOurs(f"{op.name} with other arguments than its row has")
         if op.name == "where":
             return _where(call, *values)
-        text = f"{{}} {INFIX[op.name]} {{}}" if op.name in INFIX else (
-            f"{found.name}({', '.join(['{}'] * op.arity)})")
-        made = arithmetic(call, text.format, *values, label=found.name, work=work,
-                          whole=op.name in WHOLE)
+        text = (
+            f"{{}} {INFIX[op.name]} {{}}"
+            if op.name in INFIX
+            else (f"{found.name}({', '.join(['{}'] * op.arity)})")
+        )
+        made = arithmetic(call, text.format, *values, label=found.name, work=work, whole=op.name in WHOLE)
         made.equal = op.name in EQUAL and any(x.dtype.is_floating_point for x in made.inputs)
         made.nearest = _nearest(op, made)
         return made
+
     return rule
 
 
@@ -81,8 +107,12 @@ def _nearest(op: Op, made: Mapped) -> tuple[Piece, Piece | None] | None:
     if op is OPS["round"]:
         return made.inputs[0], None
     whole, *others = sorted(made.inputs, key=lambda x: not isinstance(x, Mapped) or x.nearest is None)
-    if op is OPS["add"] and isinstance(whole, Mapped) and whole.nearest is not None and (
-            whole.nearest[1] is None and others[0].dtype is torch.int32):
+    if (
+        op is OPS["add"]
+        and isinstance(whole, Mapped)
+        and whole.nearest is not None
+        and (whole.nearest[1] is None and others[0].dtype is torch.int32)
+    ):
         return whole.nearest[0], others[0]
     return None
 
@@ -98,8 +128,12 @@ def _where(call: NodeCall, cond: Any, a: Any, b: Any) -> Piece:
 
 for _op in OPS.values():  # whose functions aten has, of tensors and of numbers
     if isinstance(_op.torch, str) and _op.torch.startswith("torch."):
-        row(*(f"{_op.torch.rpartition('.')[2]}.{overload}"
-              for overload in ("default", "Tensor", "Scalar", "self")))(_from_table(_op))
+        row(
+            *(
+                f"{_op.torch.rpartition('.')[2]}.{overload}"
+                for overload in ("default", "Tensor", "Scalar", "self")
+            )
+        )(_from_table(_op))
 
 
 # -- rows of their own -----------------------------------------------------------------------------
@@ -126,14 +160,15 @@ def _written(text: str, label: str, work: float, call: NodeCall) -> Piece:
 
 
 def _truths(text: str, call: NodeCall) -> Piece:
-    values = call.args[:text.count("{")]
+    values = call.args[: text.count("{")]
     if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
         raise NotOurs("bits of whole numbers")
     return mapped(text.format, *together(call, *values), dtype=torch.bool, label="logical")
 
 
 for _names, _write, _work in (
-    (("reciprocal",), "1 / {0}", 1.0), (("isnan",), "{0} != {0}", 1.0),
+    (("reciprocal",), "1 / {0}", 1.0),
+    (("isnan",), "{0} != {0}", 1.0),
     (("sign", "sgn"), "where({0} > 0, 1.0, where({0} < 0, -1.0, 0.0))", 3.0),
 ):
     row(*_names)(partial(_written, _write, _names[0], _work))
@@ -164,15 +199,17 @@ def _clamp(call: NodeCall) -> Piece:
 
 @row("clamp_min")
 def _clamp_min(call: NodeCall) -> Piece:
-    return arithmetic(call, f"max({{}}, {number(call.args[1])})".format, call.args[0], label="clamp",
-                      whole=True)
+    return arithmetic(
+        call, f"max({{}}, {number(call.args[1])})".format, call.args[0], label="clamp", whole=True
+    )
 
 
 @row("leaky_relu")
 def _leaky(call: NodeCall) -> Piece:
     slope = number(call.arg(1, "negative_slope", 0.01))
-    return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0],
-                      label="leaky_relu", work=2)
+    return arithmetic(
+        call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0], label="leaky_relu", work=2
+    )
 
 
 MULTIPLIED = 64  # the largest power that is computed by multiplications
@@ -225,21 +262,44 @@ def _copied(call: NodeCall) -> Piece:
     return cast(expanded(call.args[1], call.shape), call.dtype)
 
 
-@row("full", "full_like", "scalar_tensor", "zeros", "ones", "zeros_like", "ones_like", "new_zeros",
-     "new_ones", "new_full")
+@row(
+    "full",
+    "full_like",
+    "scalar_tensor",
+    "zeros",
+    "ones",
+    "zeros_like",
+    "ones_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+)
 def _full(call: NodeCall) -> Piece:
     computed(call.dtype)
     name = call.name
-    value: Any = 0 if "zeros" in name else 1 if "ones" in name else call.args[0] if "scalar" in name else (
-        call.arg(2, "fill_value") if "new_full" in name else call.arg(1, "fill_value"))
+    value: Any = (
+        0
+        if "zeros" in name
+        else 1
+        if "ones" in name
+        else call.args[0]
+        if "scalar" in name
+        else (call.arg(2, "fill_value") if "new_full" in name else call.arg(1, "fill_value"))
+    )
     if kind(call.dtype) == "bool":
         raise NotOurs("a tensor of one truth")
     held = filled(value, call.dtype)
     return ConstantValue(shape=call.shape, dtype=call.dtype, value=held, label="full")
 
 
-@row("empty.memory_format", "empty_permuted", "empty_strided", "empty_like", "new_empty",
-     "new_empty_strided")
+@row(
+    "empty.memory_format",
+    "empty_permuted",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+)
 def _empty(call: NodeCall) -> Piece:
     """Any number will do: what reads it before it is written to reads what memory has."""
     computed(call.dtype)
@@ -252,9 +312,15 @@ def _empty(call: NodeCall) -> Piece:
 def _iota(call: NodeCall) -> Piece:
     computed(call.dtype)
     given = call.args if call.name.startswith("arange") else ()
-    start, step = given[0] if given else call.kwargs.get("start", 0), (
-        given[2] if len(given) > 2 else call.kwargs.get("step", 1))
+    start, step = (
+        given[0] if given else call.kwargs.get("start", 0),
+        (given[2] if len(given) > 2 else call.kwargs.get("step", 1)),
+    )
     if not isinstance(start, int) or not isinstance(step, int) or kind(call.dtype) == "bool":
         raise NotOurs("a range of broken numbers")
-    return Counted(shape=call.shape, dtype=call.dtype, label="iota",
-                   count=lambda at: at[0] * Const(step) + Const(start))
+    return Counted(
+        shape=call.shape,
+        dtype=call.dtype,
+        label="iota",
+        count=lambda at: at[0] * Const(step) + Const(start),
+    )

@@ -30,19 +30,31 @@ def _list(given: Any, n: int, usual: Sequence[int]) -> list[int]:
 def window_numbers(call: NodeCall, n: int, first: int) -> tuple[list[int], list[int], list[int]]:
     """The window, stride and padding of a pool, whose arguments begin with these at a place."""
     window = _list(call.args[first], n, ())
-    return (window, _list(call.arg(first + 1, "stride", []), n, window),
-            _list(call.arg(first + 2, "padding", 0), n, ()))
+    return (
+        window,
+        _list(call.arg(first + 1, "stride", []), n, window),
+        _list(call.arg(first + 2, "padding", 0), n, ()),
+    )
 
 
-def _windows(x: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
-             padding: Sequence[int], dilation: Sequence[int], fill: float) -> Piece:
+def _windows(
+    x: Piece,
+    sizes: Sequence[Length],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    fill: float,
+) -> Piece:
     """(..., o, k): the elements of each window."""
     n = len(window)
     shape = (*x.shape[:-n], *sizes, *window)
     move = view_indexing.windows(n, stride, padding, dilation)
     dims = [len(x.shape) - n + d for d in range(n)]
-    leaves = any(p or (o - 1) * s + (k - 1) * d - p >= i for o, s, k, d, p, i in zip(
-        sizes, stride, window, dilation, padding, x.shape[-n:], strict=True))
+    leaves = any(
+        p or (o - 1) * s + (k - 1) * d - p >= i
+        for o, s, k, d, p, i in zip(sizes, stride, window, dilation, padding, x.shape[-n:], strict=True)
+    )
     if not leaves:
         return MovedView(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
     return piecewise(x, shape, move, view_indexing.inside(x.shape, move, dims), fill, "windows")
@@ -79,8 +91,15 @@ def _max_pool(call: NodeCall) -> tuple[Piece, ...]:
             said = f"({said}*{x.shape[len(x.shape) - n + d]} + {own})" if said else own
         return said
 
-    index = Mapped(shape=top.shape, dtype=torch.int64, inputs=(place,), write=flat, place=coordinates,
-                   label="max_pool", work=4 * n)
+    index = Mapped(
+        shape=top.shape,
+        dtype=torch.int64,
+        inputs=(place,),
+        write=flat,
+        place=coordinates,
+        label="max_pool",
+        work=4 * n,
+    )
     return top, index
 
 
@@ -102,8 +121,13 @@ class Averages:
     @classmethod
     def of(cls, call: NodeCall, x: Piece, n: int, first: int) -> Averages:
         """Those of a call whose arguments begin with them at a place."""
-        return cls(x.shape[-n:], *window_numbers(call, n, first), call.arg(first + 3, "ceil_mode", False),
-                   call.arg(first + 4, "count_include_pad", True), call.arg(first + 5, "divisor_override"))
+        return cls(
+            x.shape[-n:],
+            *window_numbers(call, n, first),
+            call.arg(first + 3, "ceil_mode", False),
+            call.arg(first + 4, "count_include_pad", True),
+            call.arg(first + 5, "divisor_override"),
+        )
 
     @property
     def by(self) -> int:
@@ -131,10 +155,19 @@ class Averages:
 
 def over(x: Piece, n: int, count: Callable[[Index], Index], dtype: torch.dtype, label: str) -> Piece:
     """A value divided by a product of whole numbers that the last dims of its position tell."""
+
     def write(value: str, *numbers: str) -> str:
         return f"{value} / ({'*'.join(numbers)})"
-    return Mapped(shape=x.shape, dtype=dtype, inputs=(x,), write=write, label=label, work=4,
-                  place=lambda at: count(at[len(at) - n:]))
+
+    return Mapped(
+        shape=x.shape,
+        dtype=dtype,
+        inputs=(x,),
+        write=write,
+        label=label,
+        work=4,
+        place=lambda at: count(at[len(at) - n :]),
+    )
 
 
 @row("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -163,23 +196,27 @@ def adaptive(size: int, made: int) -> tuple[Stretch, IndexLine]:
     """The windows that divide a dim into so many, which may overlap; where they end."""
     lengths = {-(-(i + 1) * size // made) - i * size // made for i in range(made)}
     end = IndexLine(size, size + made - 1, made)
-    return Stretch(IndexLine(size, 0, made), max(lengths),
-                   None if len(lengths) == 1 else lambda place, i: i < end(place)), end
+    return Stretch(
+        IndexLine(size, 0, made),
+        max(lengths),
+        None if len(lengths) == 1 else lambda place, i: i < end(place),
+    ), end
 
 
 def stretched(x: Piece, first: int, made: Sequence[Length], each: Sequence[Stretch]) -> Piece:
     """(..., o, ..., k): the elements of each window along some dims from one on, 0 for those that are not
     in it."""
     rank = len(x.shape)
-    shape = (*x.shape[:first], *made, *x.shape[first + len(each):], *(s.most for s in each))
+    shape = (*x.shape[:first], *made, *x.shape[first + len(each) :], *(s.most for s in each))
 
     def move(at: Index) -> Index:
         own = [s.begin(at[first + d]) + at[rank + d] for d, s in enumerate(each)]
-        return (*at[:first], *own, *at[first + len(each):rank])
+        return (*at[:first], *own, *at[first + len(each) : rank])
 
     def where(at: Index) -> Expr:
         moved = move(at)
         return all_of([s.inside(at[first + d], moved[first + d]) for d, s in enumerate(each) if s.inside])
+
     if not any(s.inside for s in each):
         return MovedView(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
     return piecewise(x, shape, move, where, 0, "windows")
@@ -205,8 +242,9 @@ def _averaged(x: Piece, sizes: Sequence[Length], made: Sequence[Length], dtype: 
 
 
 def _lengths(each: Sequence[tuple[Stretch, IndexLine]], at: Index) -> Index:
-    return tuple(end(e) - s.begin(e) if s.inside else as_expr(s.most)
-                 for (s, end), e in zip(each, at, strict=True))
+    return tuple(
+        end(e) - s.begin(e) if s.inside else as_expr(s.most) for (s, end), e in zip(each, at, strict=True)
+    )
 
 
 @row("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
@@ -223,8 +261,15 @@ def _adaptive_backward(call: NodeCall) -> Piece:
     return _each_window("sum", n, seen, call.dtype, "pool gradient")
 
 
-def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
-            padding: Sequence[int], dilation: Sequence[int], all_inside: bool) -> Piece:
+def _spread(
+    grad: Piece,
+    sizes: Sequence[Length],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    all_inside: bool,
+) -> Piece:
     """(..., i, j): the gradient of the last window but j that begins before element i or at it.
     ``all_inside``: 0 of one that ends before it; a window with gaps counts as one without."""
     n = len(window)
@@ -240,9 +285,13 @@ def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride:
     def where(at: Index) -> Expr:
         moved = move(at)[lead:]
         inside = [c for e, size in zip(moved, grad.shape[lead:], strict=True) for c in (e >= 0, e < size)]
-        ends = [at[lead + d] + padding[d] - moved[d] * stride[d] <= last[d]
-                for d in range(n) if all_inside and (last[d] + 1) % stride[d]]
+        ends = [
+            at[lead + d] + padding[d] - moved[d] * stride[d] <= last[d]
+            for d in range(n)
+            if all_inside and (last[d] + 1) % stride[d]
+        ]
         return all_of([*inside, *ends])
+
     shape = (*grad.shape[:lead], *sizes, *reach)
     return piecewise(grad, shape, move, where, 0, "windows")
 
@@ -268,11 +317,15 @@ def _put(call: NodeCall) -> Piece:
     told = [(d, i) for d, i in enumerate(indices) if i is not None]
     first = told[0][0]
     alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
-    if not alone or len(grad.shape) != len(x.shape) or [d for d, _ in told] != [
-            *range(first, first + len(told))] or any(i.values is None for _, i in told):
+    if (
+        not alone
+        or len(grad.shape) != len(x.shape)
+        or [d for d, _ in told] != [*range(first, first + len(told))]
+        or any(i.values is None for _, i in told)
+    ):
         raise NotOurs("elements are put where values say")
     found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
-    seen = stretched(grad, first, x.shape[first:first + len(told)], found)
+    seen = stretched(grad, first, x.shape[first : first + len(told)], found)
     return _each_window("sum", len(told), seen, call.dtype, "sum of neighbours")
 
 
@@ -305,8 +358,9 @@ def _put_in_memory(call: NodeCall) -> Piece:
     """The gradient of a view by strides, whose elements have places of their own."""
     x, source, sizes, strides = call.args[:4]
     begin = call.arg(4, "storage_offset") or 0
-    if x.strides is None or any(n != 1 and a != b for n, a, b in zip(
-            x.shape, x.strides, dense_strides(x.shape), strict=True)):
+    if x.strides is None or any(
+        n != 1 and a != b for n, a, b in zip(x.shape, x.strides, dense_strides(x.shape), strict=True)
+    ):
         raise NotOurs("its operand has gaps, or another order")
     order = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -like(strides[d]))
     for d, inner in pairwise(order):
@@ -323,6 +377,7 @@ def _put_in_memory(call: NodeCall) -> Piece:
     def where(at: Index) -> Expr:
         found, left = places(at)
         return all_of([eq(left, 0), *(c for d in order for c in (found[d] >= 0, found[d] < sizes[d]))])
+
     return piecewise(source, call.shape, lambda at: tuple(places(at)[0]), where, x, "as_strided_scatter")
 
 
@@ -334,8 +389,9 @@ def _max_pool_backward(call: NodeCall) -> Piece:
     given = call.args[5]
     dilation = list(given) * (n if len(given) == 1 else 1)
     sizes = x.shape[-n:]
-    grads, places = (_spread(t, sizes, window, stride, padding, dilation, False)
-                     for t in (grad, call.args[7]))
+    grads, places = (
+        _spread(t, sizes, window, stride, padding, dilation, False) for t in (grad, call.args[7])
+    )
     lead = len(grad.shape) - n
 
     def own(at: Index) -> Index:
@@ -343,10 +399,18 @@ def _max_pool_backward(call: NodeCall) -> Piece:
         for d in range(1, n):
             flat = flat * sizes[d] + at[lead + d]
         return (flat,)
+
     # The place of a window without the element is another one. Where there is no window, the place is 0,
     # and so is the gradient.
-    chosen = Mapped(shape=grads.shape, dtype=grad.dtype, inputs=(grads, places), place=own, work=2,
-                    write="where({1} == {2}, {0}, 0.0)".format, label="chosen")
+    chosen = Mapped(
+        shape=grads.shape,
+        dtype=grad.dtype,
+        inputs=(grads, places),
+        place=own,
+        work=2,
+        write="where({1} == {2}, {0}, 0.0)".format,
+        label="chosen",
+    )
     return _each_window("sum", n, chosen, call.dtype, "pool gradient")
 
 
@@ -368,9 +432,11 @@ def _replicate_backward(call: NodeCall) -> Piece:
         found = []
         for d in range(n):
             i, k = at[lead + d], at[lead + n + d]
-            found.append(eq(k, before[d]) | ((k < before[d]) & eq(i, 0)) | (
-                (k > before[d]) & eq(i, sizes[d] - 1)))
+            found.append(
+                eq(k, before[d]) | ((k < before[d]) & eq(i, 0)) | ((k > before[d]) & eq(i, sizes[d] - 1))
+            )
         return all_of(found)
+
     shape = (*x.shape, *(a + b + 1 for a, b in zip(before, behind, strict=True)))
     seen = piecewise(grad, shape, move, where, 0, "windows")
     return _each_window("sum", n, seen, call.dtype, "pad gradient")
@@ -390,18 +456,30 @@ def _reflect_backward(call: NodeCall) -> Piece:
 
 
 def _folded(grad: Piece, dim: int, size: Length, before: int, behind: int) -> Piece:
-    shape = (*grad.shape[:dim], size, *grad.shape[dim + 1:])
+    shape = (*grad.shape[:dim], size, *grad.shape[dim + 1 :])
 
     def image(place: Callable[[Expr], Expr], where: Callable[[Expr], Expr]) -> Piece:
-        return piecewise(grad, shape, lambda at: (*at[:dim], place(at[dim]), *at[dim + 1:]),
-                         lambda at: where(at[dim]), 0, "pad gradient")
+        return piecewise(
+            grad,
+            shape,
+            lambda at: (*at[:dim], place(at[dim]), *at[dim + 1 :]),
+            lambda at: where(at[dim]),
+            0,
+            "pad gradient",
+        )
 
     images = [image(lambda i: i + before, lambda i: TRUE)]
     if before:
         images.append(image(lambda i: as_expr(before) - i, lambda i: (i >= 1) & (i <= before)))
     if behind:
         last = size - 1
-        images.append(image(lambda i: as_expr(last * 2 + before) - i,
-                            lambda i: (i >= last - behind) & (i < last)))
-    return mapped(" + ".join(["{}"] * len(images)).format, *images, dtype=wide(grad.dtype),
-                  label="pad gradient", work=len(images) - 1)
+        images.append(
+            image(lambda i: as_expr(last * 2 + before) - i, lambda i: (i >= last - behind) & (i < last))
+        )
+    return mapped(
+        " + ".join(["{}"] * len(images)).format,
+        *images,
+        dtype=wide(grad.dtype),
+        label="pad gradient",
+        work=len(images) - 1,
+    )

@@ -58,10 +58,16 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Piece:
         summed = tuple(e for e, _ in own)
     row_, column, inner = places
     math = "tf32" if x.dtype is torch.float32 and read_precision("cuda", "matmul") == "tf32" else "ieee"
-    return ProductSum(shape=(*lead, m, w.shape[-1]), dtype=dtype, label=label, math=math,
-                   axes=tuple(axes), summed=summed,
-                   factors=(Factor(x, (*batch, row_, inner), TRUE),
-                            Factor(w, (*batch, inner, column), TRUE)), at=(*batch, row_, column))
+    return ProductSum(
+        shape=(*lead, m, w.shape[-1]),
+        dtype=dtype,
+        label=label,
+        math=math,
+        axes=tuple(axes),
+        summed=summed,
+        factors=(Factor(x, (*batch, row_, inner), TRUE), Factor(w, (*batch, inner, column), TRUE)),
+        at=(*batch, row_, column),
+    )
 
 
 def one_term(x: Piece, w: Piece, shape: Shape, label: str, dtype: torch.dtype) -> Piece:
@@ -105,8 +111,15 @@ def _addmm(call: NodeCall) -> Piece:
 def _mv(call: NodeCall) -> Piece:
     x, w = call.args[:2]
     check_types(x, w)
-    return reduced("sum", (len(x.shape) - 1,), x, expanded(w, x.shape), dtype=call.dtype,
-                   write="{}*{}".format, label=call.name.split(".")[0])
+    return reduced(
+        "sum",
+        (len(x.shape) - 1,),
+        x,
+        expanded(w, x.shape),
+        dtype=call.dtype,
+        write="{}*{}".format,
+        label=call.name.split(".")[0],
+    )
 
 
 @row("convolution")
@@ -150,8 +163,9 @@ def _instead(call: NodeCall, x: Piece, w: Piece, p: Params, finished: bool) -> I
     if found is None or other is None:
         return None
     try:
-        made = _related(Prop.BWD_D, call.shape, found.image, upsampling.weight(w, found), other,
-                        call.dtype)
+        made = _related(
+            Prop.BWD_D, call.shape, found.image, upsampling.weight(w, found), other, call.dtype
+        )
     except NotOurs:
         return None
     made.label = "upsampled convolution"
@@ -208,8 +222,10 @@ def params(rest: Sequence[Any]) -> Params:
 
     def ints(given: Any) -> tuple[int, ...]:
         return tuple(map(int, given)) * (n if len(given) == 1 else 1)
-    return Params(ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding),
-                  int(groups))
+
+    return Params(
+        ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding), int(groups)
+    )
 
 
 def _dense(shape: Shape, named: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -232,12 +248,19 @@ class _Relation(NamedTuple):
         return substitute(e, {Var(name): size.expr for name, size in self.sizes.items()})
 
 
-def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dtype: Types,
-              math: str | None = None) -> _Relation:
+def _relation(
+    prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dtype: Types, math: str | None = None
+) -> _Relation:
     """``math``: torch's for the type by default. Raises NotOurs."""
     try:
-        problem = describe(dtype, _dense(near, True), _dense(weight), _dense(far, True), p,
-                           math or flags(each(dtype)[0]).math)
+        problem = describe(
+            dtype,
+            _dense(near, True),
+            _dense(weight),
+            _dense(far, True),
+            p,
+            math or flags(each(dtype)[0]).math,
+        )
         src = far if p.transposed else near
         named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)
         sizes = {name: n for name, n in named if isinstance(n, SymbolicSize)}
@@ -254,34 +277,42 @@ def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dty
     return found
 
 
-def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params,
-             dtype: torch.dtype) -> ProductSum:
+def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype) -> ProductSum:
     """A convolution, forward."""
     check_types(x, w)
-    return _product(_relation(prop, x.shape, w.shape, shape, p, x.dtype), (x, w), shape, dtype,
-                    "convolution")
+    return _product(
+        _relation(prop, x.shape, w.shape, shape, p, x.dtype), (x, w), shape, dtype, "convolution"
+    )
 
 
-def convolved(shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype,
-              math: str | None = None) -> ProductSum:
+def convolved(
+    shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype, math: str | None = None
+) -> ProductSum:
     """A convolution of other element types: its sums, in ``dtype``. ``math``: tf32 leaves those of 8-bit
     floats in the matrix unit. Raises NotOurs for types that are not multiplied."""
-    if x.dtype not in OPERANDS or w.dtype not in OPERANDS or why_not_multiplied(
-            OPERANDS[x.dtype], OPERANDS[w.dtype]):
+    if (
+        x.dtype not in OPERANDS
+        or w.dtype not in OPERANDS
+        or why_not_multiplied(OPERANDS[x.dtype], OPERANDS[w.dtype])
+    ):
         raise NotOurs("a product of these types")
     prop = Prop.BWD_D if p.transposed else Prop.FWD
     found = _relation(prop, x.shape, w.shape, shape, p, (x.dtype, w.dtype, dtype), math)
     return _product(found, (x, w), shape, dtype, "convolution")
 
 
-def _gradient(prop: Prop, shape: Shape, grad: Piece, w: Piece, p: Params,
-              dtype: torch.dtype) -> Piece:
+def _gradient(prop: Prop, shape: Shape, grad: Piece, w: Piece, p: Params, dtype: torch.dtype) -> Piece:
     """The gradient of the input."""
     check_types(grad, w)
     if not p.transposed and (made := _scaled(shape, grad, w, p, dtype, "input gradient")) is not None:
         return made
-    return _product(_relation(prop, shape, w.shape, grad.shape, p, grad.dtype), (grad, w), shape, dtype,
-                    "input gradient")
+    return _product(
+        _relation(prop, shape, w.shape, grad.shape, p, grad.dtype),
+        (grad, w),
+        shape,
+        dtype,
+        "input gradient",
+    )
 
 
 def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> ProductSum:
@@ -292,8 +323,9 @@ def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> ProductSum:
     return _product(found, given, w.shape, w.dtype, "weight gradient")
 
 
-def _product(found: _Relation, given: tuple[Piece, Piece], shape: Shape, dtype: torch.dtype,
-             label: str) -> ProductSum:
+def _product(
+    found: _Relation, given: tuple[Piece, Piece], shape: Shape, dtype: torch.dtype, label: str
+) -> ProductSum:
     """The relation's axes and views, over pieces."""
     first, *others = [_one(c, found, given, shape, dtype, label) for c in found.computes]
     first.others = tuple(others)
@@ -302,17 +334,35 @@ def _product(found: _Relation, given: tuple[Piece, Piece], shape: Shape, dtype: 
     return first
 
 
-def _one(compute: Compute, found: _Relation, given: tuple[Piece, Piece], shape: Shape,
-         dtype: torch.dtype, label: str) -> ProductSum:
+def _one(
+    compute: Compute,
+    found: _Relation,
+    given: tuple[Piece, Piece],
+    shape: Shape,
+    dtype: torch.dtype,
+    label: str,
+) -> ProductSum:
     assert compute.sum is not None and compute.b is not None
-    a, b = (Factor(piece, tuple(found.of(d.coord) for d in view.dims),
-                   found.of(all_of([d.mask for d in view.dims])))
-            for view, piece in zip((compute.a, compute.b), given, strict=True))
+    a, b = (
+        Factor(
+            piece,
+            tuple(found.of(d.coord) for d in view.dims),
+            found.of(all_of([d.mask for d in view.dims])),
+        )
+        for view, piece in zip((compute.a, compute.b), given, strict=True)
+    )
     if any(d.mask is not TRUE for d in compute.c.dims):
         raise NotOurs("its phases are not of one size")
-    return ProductSum(shape=shape, dtype=dtype, label=label, math=compute.math, summed=compute.sum.axes,
-                   axes=tuple((x.name, _extent(x, found)) for x in compute.axes), factors=(a, b),
-                   at=tuple(found.of(d.coord) for d in compute.c.dims))
+    return ProductSum(
+        shape=shape,
+        dtype=dtype,
+        label=label,
+        math=compute.math,
+        summed=compute.sum.axes,
+        axes=tuple((x.name, _extent(x, found)) for x in compute.axes),
+        factors=(a, b),
+        at=tuple(found.of(d.coord) for d in compute.c.dims),
+    )
 
 
 def _extent(axis: Axis, found: _Relation) -> Length:
@@ -342,11 +392,16 @@ def _zeros(x: Piece) -> list[tuple[int, int]]:
     if not isinstance(x, index_ir.PiecewiseIndex) or x.label != "pad" or len(x.parts) != 2:
         return []
     of, beyond = x.parts[0].of, x.parts[1].of
-    if not isinstance(beyond, index_ir.ConstantValue) or beyond.value != 0 or any(
-            isinstance(n, SymbolicSize) for n in (*of.shape, *x.shape)):
+    if (
+        not isinstance(beyond, index_ir.ConstantValue)
+        or beyond.value != 0
+        or any(isinstance(n, SymbolicSize) for n in (*of.shape, *x.shape))
+    ):
         return []
     names = [Var(f"d{d}") for d in range(len(x.shape))]
-    first = [value_at(e, {name.name: 0}) if free_vars(e) <= {name} else 1
-             for name, e in zip(names, x.parts[0].move(tuple(names)), strict=True)]
+    first = [
+        value_at(e, {name.name: 0}) if free_vars(e) <= {name} else 1
+        for name, e in zip(names, x.parts[0].move(tuple(names)), strict=True)
+    ]
     sides = [(-at, int(n) + at - int(m)) for at, n, m in zip(first, x.shape, of.shape, strict=True)]
     return sides[2:] if sides[:2] == [(0, 0)] * 2 and all(n >= 0 for s in sides for n in s) else []

@@ -64,12 +64,20 @@ def _quantize(call: NodeCall) -> Piece:
     axis = rest.pop(0) if "channel" in call.name else 0
     _check(call, x.dtype, call.dtype)
     given = [x]
-    inverse = f"(1/{_operand(scale, call.shape, axis, given)})" if isinstance(scale, Piece) else (
-        number(1 / scale))
+    inverse = (
+        f"(1/{_operand(scale, call.shape, axis, given)})"
+        if isinstance(scale, Piece)
+        else (number(1 / scale))
+    )
     least, most = map(number, rest[:2])
     text = f"min(max(round({{0}}*{inverse}) + {_operand(zero, call.shape, axis, given)}, {least}), {most})"
-    return mapped(f"{TYPES[call.dtype].name}({text})".format, *given, dtype=call.dtype, label="quantize",
-                  work=4 if len(given) == 1 else 5)
+    return mapped(
+        f"{TYPES[call.dtype].name}({text})".format,
+        *given,
+        dtype=call.dtype,
+        label="quantize",
+        work=4 if len(given) == 1 else 5,
+    )
 
 
 @row(*(f"{OPERATORS}dequantize_per_{kind_}" for kind_ in ("tensor", "tensor.tensor", "channel")))
@@ -159,10 +167,13 @@ def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Pi
     axes = [(s, low, (k - 1) * d - low - (n - 1)) for s, low, d, k, n in ends]
 
     def move(at: Index) -> Index:
-        places = [(maximum(low - e * s, 0), maximum(e * s + high, 0))
-                  for e, (s, low, high) in zip(at[2:], axes, strict=True)]
+        places = [
+            (maximum(low - e * s, 0), maximum(e * s + high, 0))
+            for e, (s, low, high) in zip(at[2:], axes, strict=True)
+        ]
         own = [e if n != 1 else e * 0 for e, n in zip(chain(*places), sums.shape[1:], strict=True)]
         return at[1], *own
+
     seen = MovedView(shape=total.shape, dtype=sums.dtype, of=sums, move=move, label="expand")
     return mapped("{} - {}".format, total, seen, dtype=total.dtype, label="zero point")
 
@@ -170,14 +181,18 @@ def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Pi
 def _finished(call: NodeCall, total: Piece, bias: Piece | None, said: _Said) -> Piece:
     """What stands behind the sum."""
     q = said.quantities
-    value = mapped("f32({})".format, total, dtype=torch.float32, label="cast") if (
-        total.dtype is torch.int32) else total
+    value = (
+        mapped("f32({})".format, total, dtype=torch.float32, label="cast")
+        if (total.dtype is torch.int32)
+        else total
+    )
 
     def apply(text: str, *quantities: Any, label: str) -> None:
         nonlocal value
         given = [value]
-        said = [_operand(q if isinstance(q, Piece) else float(q), call.shape, 1, given)
-                for q in quantities]
+        said = [
+            _operand(q if isinstance(q, Piece) else float(q), call.shape, 1, given) for q in quantities
+        ]
         value = mapped(text.format("{0}", *said).format, *given, dtype=torch.float32, label=label)
 
     apply("{}*({}*{})", q["input_scale"], q["weight_scale"], label="dequantize")
@@ -186,8 +201,9 @@ def _finished(call: NodeCall, total: Piece, bias: Piece | None, said: _Said) -> 
     if isinstance(q["residual"], Piece):
         value = mapped("{} + {}".format, value, q["residual"], dtype=torch.float32, label="add")
     if said.activation:
-        value = mapped(f"{said.activation}({{}})".format, value, dtype=torch.float32,
-                       label=said.activation)
+        value = mapped(
+            f"{said.activation}({{}})".format, value, dtype=torch.float32, label=said.activation
+        )
     if q["output_scale"] != 1:
         apply("{}*(1/{})", q["output_scale"], label="requantize")
     if q["output_zero_point"] != 0:
@@ -227,8 +243,11 @@ class _Whole(NamedTuple):
 
 def joined(graph: fx.Graph) -> None:
     """Rewrite those that a kernel of integers computes, in place."""
-    found = [(n, made) for n in graph.nodes
-             if n.target is aten.convolution.default and (made := _integers(n)) is not None]
+    found = [
+        (n, made)
+        for n in graph.nodes
+        if n.target is aten.convolution.default and (made := _integers(n)) is not None
+    ]
     for node, operands in found:
         _replace(graph, node, *operands)
     if found:
@@ -263,8 +282,12 @@ def _integers(node: fx.Node) -> tuple[_Whole, _Whole] | None:
 
 def _replace(graph: fx.Graph, node: fx.Node, x: _Whole, w: _Whole) -> None:
     """The operator in the place of the convolution, or of what alone follows it."""
-    given: dict[str, Any] = {"input_scale": x.scale, "input_zero_point": x.zero, "weight_scale": w.scale,
-                             "weight_zero_point": w.zero}
+    given: dict[str, Any] = {
+        "input_scale": x.scale,
+        "input_zero_point": x.zero,
+        "weight_scale": w.scale,
+        "weight_zero_point": w.zero,
+    }
     last, activation = node, ""
     if (after := _only(last)) is not None and after.target is aten.relu.default:
         last, activation = after, "relu"

@@ -138,14 +138,20 @@ def _layer_norm(call: NodeCall) -> tuple[Piece, ...]:
     return _normal(x, scales, len(x.shape) - len(normal), eps, call)
 
 
-def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
-            call: NodeCall) -> tuple[Piece, ...]:
+def _normal(
+    x: Piece, scales: Sequence[Piece | None], first: int, eps: float, call: NodeCall
+) -> tuple[Piece, ...]:
     """What is normalized over the dims from ``first`` on, the mean, and one over the deviation."""
     dtype = wide(call.dtype)
     dims = tuple(range(first, len(x.shape)))
     mean, var = _centred(x, dims, dtype)
-    scale = mapped(f"rsqrt({{}} / {prod(x.shape[d] for d in dims)} + {eps!r})".format, var, dtype=dtype,
-                   label="rsqrt", work=8)
+    scale = mapped(
+        f"rsqrt({{}} / {prod(x.shape[d] for d in dims)} + {eps!r})".format,
+        var,
+        dtype=dtype,
+        label="rsqrt",
+        work=8,
+    )
     kept = (*x.shape[:first], *[1] * len(dims))
     centred = [expanded(reshaped(t, kept), x.shape) for t in (mean, scale)]
     made: Piece = mapped("({} - {})*{}".format, x, *centred, dtype=dtype, label="norm", work=2)

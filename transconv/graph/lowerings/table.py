@@ -39,7 +39,8 @@ def is_bug(error: Exception) -> bool:
     """Whether an error is one that nobody raises on purpose, for which a program need not stop: torch
     computes the operations. Where ``transconv.config.fallback`` is "error" it shall be seen."""
     told = isinstance(error, (TransconvError, IndexError, RuntimeError, MemoryError)) and not isinstance(
-        error, StageError)
+        error, StageError
+    )
     return not told and settings.fallback != "error"
 
 
@@ -90,6 +91,7 @@ ROWS: dict[Any, Rule] = {}
 
 def row(*names: str) -> Callable[[Rule], Rule]:
     """Enter a rule for overloads of aten, such as ``add.Tensor``, those that this torch has."""
+
     def enter(rule: Rule) -> Rule:
         for name in names:
             library, _, path = name.rpartition("::")
@@ -99,23 +101,40 @@ def row(*names: str) -> Callable[[Rule], Rule]:
             if found is not None:
                 ROWS[found] = rule
         return rule
+
     return enter
 
 
 # Why operations have no row, by what is common to their names.
 NEVER = (
     (re.compile(r"^_?(log)?cum(sum|prod|max|min|sumexp)"), "a scan: each element needs all before it"),
-    (re.compile(r"^(sort|argsort|topk|kthvalue|median|nanmedian|mode|msort|searchsorted|bucketize|_?unique|"
-                r"isin)"), "the order of the values decides"),
-    (re.compile(r"scatter|^index_(add|copy|fill|reduce)|^(masked_scatter|bincount|histc|embedding_dense|"
-                r"embedding_bag|_embedding_bag|_index_put_impl)"), "elements are put where values say"),
-    (re.compile(r"^(nonzero|masked_select|repeat_interleave|_local_scalar_dense|item)"),
-     "values decide the size of its result"),
-    (re.compile(r"^(_scaled_dot_product|_flash_attention|_efficient_attention)"),
-     "torch has one kernel for attention"),
+    (
+        re.compile(
+            r"^(sort|argsort|topk|kthvalue|median|nanmedian|mode|msort|searchsorted|bucketize|_?unique|"
+            r"isin)"
+        ),
+        "the order of the values decides",
+    ),
+    (
+        re.compile(
+            r"scatter|^index_(add|copy|fill|reduce)|^(masked_scatter|bincount|histc|embedding_dense|"
+            r"embedding_bag|_embedding_bag|_index_put_impl)"
+        ),
+        "elements are put where values say",
+    ),
+    (
+        re.compile(r"^(nonzero|masked_select|repeat_interleave|_local_scalar_dense|item)"),
+        "values decide the size of its result",
+    ),
+    (
+        re.compile(r"^(_scaled_dot_product|_flash_attention|_efficient_attention)"),
+        "torch has one kernel for attention",
+    ),
     (re.compile(r"^(div\.(Tensor|Scalar)_mode|floor_divide|remainder|fmod)"), "a quotient is rounded"),
-    (re.compile(r"^(_?linalg|_?fft|stft|istft|lu_|cholesky|qr|svd|geqrf|ormqr|triangular)"),
-     "linear algebra and transforms are libraries'"),
+    (
+        re.compile(r"^(_?linalg|_?fft|stft|istft|lu_|cholesky|qr|svd|geqrf|ormqr|triangular)"),
+        "linear algebra and transforms are libraries'",
+    ),
 )
 
 
@@ -125,8 +144,10 @@ def why_no_row(target: Any) -> str:
         return "it has a kernel of its own"
     name = str(target).partition(".")[2] if str(target).startswith(("aten.", "prims.")) else ""
     drawn = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    return next((why for pattern, why in NEVER if name and pattern.search(name)),
-                "torch draws random numbers" if drawn else "no row of the table has this operation")
+    return next(
+        (why for pattern, why in NEVER if name and pattern.search(name)),
+        "torch draws random numbers" if drawn else "no row of the table has this operation",
+    )
 
 
 # -- what rules are made of ------------------------------------------------------------------------
@@ -154,29 +175,42 @@ def expanded(x: Piece, shape: Sequence[Length]) -> Piece:
         return x
     if isinstance(x, ConstantValue):
         return ConstantValue(shape=tuple(shape), dtype=x.dtype, value=x.value)
-    return MovedView(shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape),
-                     label="expand")
+    return MovedView(
+        shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape), label="expand"
+    )
 
 
-def piecewise(x: Piece, shape: Sequence[Length], move: Move, where: Where, beyond: Piece | float,
-              label: str = "") -> PiecewiseIndex:
+def piecewise(
+    x: Piece, shape: Sequence[Length], move: Move, where: Where, beyond: Piece | float, label: str = ""
+) -> PiecewiseIndex:
     """The piece at moved positions where a condition holds, else another one, or a number."""
     if not isinstance(beyond, Piece):
         beyond = ConstantValue(shape=tuple(shape), dtype=x.dtype, value=beyond)
-    return PiecewiseIndex(shape=tuple(shape), dtype=x.dtype, label=label, parts=(
-        PiecewisePart(x, move, where), PiecewisePart(beyond, tuple)))
+    return PiecewiseIndex(
+        shape=tuple(shape),
+        dtype=x.dtype,
+        label=label,
+        parts=(PiecewisePart(x, move, where), PiecewisePart(beyond, tuple)),
+    )
 
 
 def reshaped(x: Piece, shape: Sequence[Length]) -> Piece:
     """The piece with its elements counted in another shape."""
     if same(x.shape, shape):
         return x
-    return MovedView(shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.reshape(x.shape, shape),
-                back=view_indexing.reshape(shape, x.shape), label="reshape")
+    return MovedView(
+        shape=tuple(shape),
+        dtype=x.dtype,
+        of=x,
+        move=view_indexing.reshape(x.shape, shape),
+        back=view_indexing.reshape(shape, x.shape),
+        label="reshape",
+    )
 
 
-def mapped(write: Callable[..., str], *inputs: Piece, dtype: torch.dtype, label: str = "",
-           work: float = 1.0) -> Mapped:
+def mapped(
+    write: Callable[..., str], *inputs: Piece, dtype: torch.dtype, label: str = "", work: float = 1.0
+) -> Mapped:
     """Arithmetic on pieces of one shape."""
     return Mapped(shape=inputs[0].shape, dtype=dtype, inputs=inputs, write=write, label=label, work=work)
 
@@ -200,13 +234,21 @@ def cast(x: Piece, dtype: torch.dtype) -> Piece:
         computed(x.dtype)
     bounded = kind(x.dtype) == "float" and (kind(dtype) == "int" or is_small(dtype))
     if bounded and not _within(x, TYPES[dtype].range):
-        raise NotOurs("a float is cast to a whole number" if kind(dtype) == "int" else
-                      f"a float that is not clamped is cast to {TYPES[dtype].name}")
+        raise NotOurs(
+            "a float is cast to a whole number"
+            if kind(dtype) == "int"
+            else f"a float that is not clamped is cast to {TYPES[dtype].name}"
+        )
     if is_small(dtype) and not bounded:
         raise NotOurs(f"{str(x.dtype).removeprefix('torch.')} is cast to {TYPES[dtype].name}")
     name = TYPES[dtype].name
-    if bounded and is_small(dtype) and isinstance(x, Mapped) and x.nearest is not None and (
-            x.range is not None and all(float(n).is_integer() for n in x.range)):
+    if (
+        bounded
+        and is_small(dtype)
+        and isinstance(x, Mapped)
+        and x.nearest is not None
+        and (x.range is not None and all(float(n).is_integer() for n in x.range))
+    ):
         return _bytes(x.range, *x.nearest, dtype)
     if kind(dtype) == "bool":
         return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
@@ -228,8 +270,9 @@ def _bytes(range_: tuple[float, float], of: Piece, added: Piece | None, dtype: t
 
 def _within(x: Piece, most: tuple[float, float]) -> bool:
     """Whether a value is known to be between two numbers."""
-    return isinstance(x, Mapped) and x.range is not None and (
-        most[0] <= x.range[0] <= x.range[1] <= most[1])
+    return (
+        isinstance(x, Mapped) and x.range is not None and (most[0] <= x.range[0] <= x.range[1] <= most[1])
+    )
 
 
 def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
@@ -267,8 +310,14 @@ def together(call: NodeCall, *values: Any) -> tuple[Piece, ...]:
     return tuple(expanded(piece_of(v, call.dtype), call.shape) for v in values)
 
 
-def arithmetic(call: NodeCall, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
-               whole: bool = False) -> Mapped:
+def arithmetic(
+    call: NodeCall,
+    write: Callable[..., str],
+    *values: Any,
+    label: str,
+    work: float = 1.0,
+    whole: bool = False,
+) -> Mapped:
     """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
     computed(call.dtype)
     inputs = together(call, *values)
@@ -292,14 +341,18 @@ def filled(value: Any, dtype: torch.dtype) -> Any:
     """A number as a tensor of a type has it. Raises NotOurs."""
     if isinstance(value, Fraction) and kind(dtype) != "float":
         raise NotOurs("a broken number made of sizes is cast to a whole one")
-    held = value if isinstance(value, (SymbolicSize, Fraction)) else (
-        float(value) if kind(dtype) == "float" else int(value))
+    held = (
+        value
+        if isinstance(value, (SymbolicSize, Fraction))
+        else (float(value) if kind(dtype) == "float" else int(value))
+    )
     number(held)
     return held
 
 
-def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
-            write: Any = str) -> Piece:
+def reduced(
+    op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "", write: Any = str
+) -> Piece:
     """A reduction, with the reduced dims gone."""
     alone = [d for d in dims if inputs[0].shape[d] == 1]
     if alone:
@@ -313,8 +366,9 @@ def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, la
             return ConstantValue(shape=x.shape, dtype=dtype, value=0)
         return mapped(write, *inputs, dtype=dtype, label=label or op)
     shape = tuple(n for d, n in enumerate(x.shape) if d not in dims)
-    return Reduced(shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op,
-                   write=write)
+    return Reduced(
+        shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op, write=write
+    )
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

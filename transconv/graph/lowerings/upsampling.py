@@ -73,15 +73,19 @@ def _times(at: Index, large: Piece, piece: Piece) -> tuple[int, ...]:
     """How often each element is there along the spatial dims; empty if a value is no such image."""
     if len(at) != len(large.shape) or piece.shape[:2] != large.shape[:2]:
         return ()
-    found = [_repeats(e, f"d{d}", like(n), like(m))
-             for d, (e, n, m) in enumerate(zip(at, large.shape, piece.shape, strict=True))]
+    found = [
+        _repeats(e, f"d{d}", like(n), like(m))
+        for d, (e, n, m) in enumerate(zip(at, large.shape, piece.shape, strict=True))
+    ]
     return tuple(found[2:]) if found[:2] == [1, 1] and prod(found) > 1 else ()
 
 
 def _folded(at: Index, large: Piece, facts: Facts) -> tuple[int, ...]:
     """The same of an image that is seen through further views, such as frames that are a batch."""
+
     def of(d: int, size: int) -> int:
         return next((s for s in FOLDED if size % s == 0 and _is_folded(at, f"d{d}", size, s, facts)), 1)
+
     times = [of(d, like(n)) for d, n in enumerate(large.shape) if d > 1]
     return tuple(times) if prod(times) > 1 else ()
 
@@ -103,6 +107,7 @@ def _fewer(piece: Piece, at: Index, large: Piece, times: Sequence[int]) -> Piece
     def move(own: Index) -> Index:
         placed = {v: e * s if s > 1 else e for v, e, s in zip(names, own, steps, strict=True)}
         return tuple(substitute(e, placed) for e in at)
+
     shape = tuple(like(n) // s for n, s in zip(large.shape, steps, strict=True))
     return MovedView(shape=shape, dtype=piece.dtype, of=piece, move=move, label="view")
 
@@ -127,13 +132,17 @@ def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]
     while isinstance(found, Mapped) and found.label == "cast":
         casts.append(found)
         found = found.inputs[0]
-    if casts and casts[0].dtype is found.dtype and all(m.label == "cast" and holds(m.dtype, found.dtype)
-                                                       for m in casts):
+    if (
+        casts
+        and casts[0].dtype is found.dtype
+        and all(m.label == "cast" and holds(m.dtype, found.dtype) for m in casts)
+    ):
         return image(found)
     piece = image(piece)
     for m in reversed(maps):
-        inputs = tuple(replace(x, shape=piece.shape) if isinstance(x, ConstantValue) else piece
-                       for x in m.inputs)
+        inputs = tuple(
+            replace(x, shape=piece.shape) if isinstance(x, ConstantValue) else piece for x in m.inputs
+        )
         piece = replace(m, shape=piece.shape, inputs=inputs, strides=None)
     return piece
 
@@ -142,8 +151,14 @@ def params(p: Params, found: Small, taps: Sequence[int]) -> Params | None:
     """Those of the transposed convolution; None if a convolution steps, has gaps or groups, or if its
     taps do not meet."""
     pad = tuple(k - 1 - n for k, n in zip(taps, p.pad_lo, strict=True))
-    if p.transposed or p.groups != 1 or p.pad_lo != p.pad_hi or any(
-            n != 1 for n in (*p.stride, *p.dilation)) or min(pad) < 0 or prod(found.times) > MOST:
+    if (
+        p.transposed
+        or p.groups != 1
+        or p.pad_lo != p.pad_hi
+        or any(n != 1 for n in (*p.stride, *p.dilation))
+        or min(pad) < 0
+        or prod(found.times) > MOST
+    ):
         return None
     ones = (1,) * len(taps)
     return Params(found.times, pad, ones, True, (0,) * len(taps), 1)
@@ -154,15 +169,18 @@ def weight(w: Piece, found: Small) -> Piece:
     taps = [int(k) for k in w.shape[2:]]
     shape = (w.shape[1], w.shape[0], *(k + s - 1 for k, s in zip(taps, found.times, strict=True)))
     terms = [_term(w, taps, place, shape) for place in every(*map(range, found.times))]
-    made = mapped(" + ".join(["{}"] * len(terms)).format, *terms, dtype=w.dtype, label=SUMMED,
-                  work=float(len(terms)))
+    made = mapped(
+        " + ".join(["{}"] * len(terms)).format, *terms, dtype=w.dtype, label=SUMMED, work=float(len(terms))
+    )
     made.strides = features_last(shape)
     return made
 
 
 def _term(w: Piece, taps: Sequence[int], place: Sequence[int], shape: tuple[Length, ...]) -> Piece:
     """The tap that each place of the sums has as one of its terms, or none."""
+
     def move(at: Index) -> Index:
         return (at[1], at[0], *(k - 1 + d - u for k, d, u in zip(taps, place, at[2:], strict=True)))
+
     dims = [2 + d for d in range(len(taps)) if shape[2 + d] != taps[d]]
     return piecewise(w, shape, move, view_indexing.inside(w.shape, move, dims), 0.0)

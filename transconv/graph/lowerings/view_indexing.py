@@ -57,6 +57,7 @@ def reshape(shape: Shape, into: Shape) -> Move:
             for d, e in zip(wide, unflattened(flat, [shape[d] for d in wide]), strict=True):
                 found[d] = e
         return tuple(found)
+
     return move
 
 
@@ -88,7 +89,7 @@ def unflattened(flat: Expr, shape: Shape) -> list[Expr]:
             flat = flat // n if n != 1 else flat
         return [*([flat] if len(shape) else []), *reversed(found)]
     for d, n in enumerate(shape):
-        below = prod(shape[d + 1:])
+        below = prod(shape[d + 1 :])
         e = flat // below if below != 1 else flat
         found.append(e % n if d else e)
     return found
@@ -101,9 +102,11 @@ def flip(shape: Shape, dims: Sequence[int]) -> Move:
 
 def sliced(dim: int, start: Length, step: int) -> Move:
     """Every ``step``-th position from ``start`` on."""
+
     def move(at: Index) -> Index:
         e = at[dim] * step if step != 1 else at[dim]
-        return (*at[:dim], e + start if start != 0 else e, *at[dim + 1:])
+        return (*at[:dim], e + start if start != 0 else e, *at[dim + 1 :])
+
     return move
 
 
@@ -114,9 +117,11 @@ def shifted(before: Shape) -> Move:
 
 def inside(shape: Shape, move: Move, dims: Sequence[int]) -> Where:
     """Where a move stays in a shape, along some dims."""
+
     def where(at: Index) -> Expr:
         moved = move(at)
         return all_of([c for d in dims for c in (moved[d] >= 0, moved[d] < shape[d])])
+
     return where
 
 
@@ -124,17 +129,22 @@ def bounded(kind: str, shape: Shape, before: Mapping[int, Length]) -> Move:
     """Dims that begin earlier by so much; beyond an end what a row of ``COORDINATES`` says (clamp,
     reflect, wrap)."""
     row = COORDINATES[kind]
-    return lambda at: tuple(row(e - before[d] if before[d] else e, as_expr(shape[d])) if d in before else e
-                            for d, e in enumerate(at))
+    return lambda at: tuple(
+        row(e - before[d] if before[d] else e, as_expr(shape[d])) if d in before else e
+        for d, e in enumerate(at)
+    )
 
 
 def windows(dims: int, stride: Shape, padding: Shape, dilation: Shape) -> Move:
     """From (..., o, k) to o*stride - padding + k*dilation, for as many last dims of each."""
+
     def move(at: Index) -> Index:
         lead = len(at) - 2 * dims
-        moved = [at[lead + d] * stride[d] + at[lead + dims + d] * dilation[d] - padding[d]
-                 for d in range(dims)]
+        moved = [
+            at[lead + d] * stride[d] + at[lead + dims + d] * dilation[d] - padding[d] for d in range(dims)
+        ]
         return (*at[:lead], *moved)
+
     return move
 
 
@@ -164,8 +174,14 @@ def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
 
     def move(at: Index) -> Index:
         lead = len(at) - len(found)
-        return (*at[:lead], *((e * up if up > 1 else e) // down if down > 1 else e * up
-                              for e, (up, down) in zip(at[lead:], found, strict=True)))
+        return (
+            *at[:lead],
+            *(
+                (e * up if up > 1 else e) // down if down > 1 else e * up
+                for e, (up, down) in zip(at[lead:], found, strict=True)
+            ),
+        )
+
     return move
 
 
@@ -220,8 +236,13 @@ def fitted(values: Whole) -> IndexLine | None:
                 if first <= last:
                     add = 0 if first <= 0 <= last else first if first > 0 else last
                     made = (places * a + add) // d
-                    found = IndexLine(a, add, d, low if cut and made.min() < low else None,
-                                 high if cut and made.max() > high else None)
+                    found = IndexLine(
+                        a,
+                        add,
+                        d,
+                        low if cut and made.min() < low else None,
+                        high if cut and made.max() > high else None,
+                    )
                     if np.array_equal(np.clip(made, low, high) if cut else made, values):
                         return found
     return None

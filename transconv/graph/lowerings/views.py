@@ -28,8 +28,13 @@ def _dims(given: Any, rank: int) -> list[int]:
 @row("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims")
 def _view(call: NodeCall) -> Piece:
     x = call.args[0]
-    return _seen(call, x, view_indexing.reshape(x.shape, call.shape),
-                 view_indexing.reshape(call.shape, x.shape), "view")
+    return _seen(
+        call,
+        x,
+        view_indexing.reshape(x.shape, call.shape),
+        view_indexing.reshape(call.shape, x.shape),
+        "view",
+    )
 
 
 @row("expand")
@@ -45,8 +50,13 @@ def _permute(call: NodeCall) -> Piece:
 
 
 def _permuted(call: NodeCall, x: Piece, order: Sequence[int]) -> Piece:
-    return _seen(call, x, lambda at: tuple(at[order.index(d)] for d in range(len(order))),
-                 lambda at: tuple(at[d] for d in order), "permute")
+    return _seen(
+        call,
+        x,
+        lambda at: tuple(at[order.index(d)] for d in range(len(order))),
+        lambda at: tuple(at[d] for d in order),
+        "permute",
+    )
 
 
 @row("transpose.int", "t")
@@ -72,6 +82,7 @@ def _as_strided(call: NodeCall) -> Piece:
         for e, s in zip(at, strides, strict=True):
             flat = flat + e * s
         return tuple(flat // x.strides[d] % n if n != 1 else ZERO for d, n in enumerate(x.shape))
+
     return _seen(call, x, move, label="view")
 
 
@@ -92,8 +103,10 @@ def _slice(call: NodeCall) -> Piece:
 
 def _range(size: Length, start: Length | None, end: Length | None) -> tuple[Length, Length]:
     """The first place and the one behind the last, as a slice has them."""
-    first, last = (min(size, max(0, n + size if n < 0 else n))
-                   for n in (0 if start is None else start, size if end is None else end))
+    first, last = (
+        min(size, max(0, n + size if n < 0 else n))
+        for n in (0 if start is None else start, size if end is None else end)
+    )
     return first, max(first, last)
 
 
@@ -110,9 +123,16 @@ def _split(call: NodeCall) -> tuple[Piece, ...]:
     x, sizes = call.args[:2]
     dim = call.arg(2, "dim", 0) % len(x.shape)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(MovedView(shape=(*x.shape[:dim], n, *x.shape[dim + 1:]), dtype=x.dtype, of=x,
-                           label="split", move=view_indexing.sliced(dim, at, 1))
-                 for n, at in zip(sizes, starts, strict=True))
+    return tuple(
+        MovedView(
+            shape=(*x.shape[:dim], n, *x.shape[dim + 1 :]),
+            dtype=x.dtype,
+            of=x,
+            label="split",
+            move=view_indexing.sliced(dim, at, 1),
+        )
+        for n, at in zip(sizes, starts, strict=True)
+    )
 
 
 @row("constant_pad_nd")
@@ -123,8 +143,14 @@ def _pad(call: NodeCall) -> Piece:
     before = _before(call)
     move = view_indexing.shifted([before.get(d, 0) for d in range(len(x.shape))])
     dims = [d for d, n in enumerate(x.shape) if call.shape[d] != n or before.get(d, 0)]
-    return piecewise(x, call.shape, move, view_indexing.inside(x.shape, move, dims),
-                     filled(call.arg(2, "value", 0), x.dtype), "pad")
+    return piecewise(
+        x,
+        call.shape,
+        move,
+        view_indexing.inside(x.shape, move, dims),
+        filled(call.arg(2, "value", 0), x.dtype),
+        "pad",
+    )
 
 
 def _before(call: NodeCall) -> dict[int, int]:
@@ -149,7 +175,7 @@ def _slice_scatter(call: NodeCall) -> Piece:
 
     def move(at: Index) -> Index:
         e = at[dim] - first if first != 0 else at[dim]
-        return (*at[:dim], e // step if step > 1 else e, *at[dim + 1:])
+        return (*at[:dim], e // step if step > 1 else e, *at[dim + 1 :])
 
     def where(at: Index) -> Expr:
         parts = [at[dim] >= first] if first != 0 else []
@@ -165,8 +191,14 @@ def _select_scatter(call: NodeCall) -> Piece:
     x, source, dim, place = call.args
     dim %= len(x.shape)
     place %= x.shape[dim]
-    return piecewise(source, call.shape, lambda at: (*at[:dim], *at[dim + 1:]),
-                     lambda at: eq(at[dim], place), x, "select_scatter")
+    return piecewise(
+        source,
+        call.shape,
+        lambda at: (*at[:dim], *at[dim + 1 :]),
+        lambda at: eq(at[dim], place),
+        x,
+        "select_scatter",
+    )
 
 
 @row(*(f"upsample_nearest{n}d{vec}" for n in (1, 2, 3) for vec in ("", ".vec")))
@@ -191,8 +223,10 @@ def _roll(call: NodeCall) -> Piece:
     dims = call.arg(2, "dims", ())
     if not dims:
         raise NotOurs("a roll of all dims as one")
-    before = {d % len(x.shape): s if 0 <= s < x.shape[d] else s % x.shape[d]
-              for d, s in zip(dims, shifts, strict=True)}
+    before = {
+        d % len(x.shape): s if 0 <= s < x.shape[d] else s % x.shape[d]
+        for d, s in zip(dims, shifts, strict=True)
+    }
     return _seen(call, x, view_indexing.bounded("wrap", x.shape, before), label="roll")
 
 
@@ -200,8 +234,9 @@ def _roll(call: NodeCall) -> Piece:
 def _index_select(call: NodeCall) -> Piece:
     x, dim, index = call.args
     dim %= max(1, len(x.shape))
-    return _indexed(call, x, index, lambda at: (at[dim],), lambda at, j: (*at[:dim], j, *at[dim + 1:]),
-                    "index_select")
+    return _indexed(
+        call, x, index, lambda at: (at[dim],), lambda at, j: (*at[:dim], j, *at[dim + 1 :]), "index_select"
+    )
 
 
 @row("embedding")
@@ -215,7 +250,7 @@ def _embedding(call: NodeCall) -> Piece:
 def _gather(call: NodeCall) -> Piece:
     x, dim, index = call.args[:3]
     dim %= max(1, len(x.shape))
-    return _indexed(call, x, index, lambda at: at, lambda at, j: (*at[:dim], j, *at[dim + 1:]), "gather")
+    return _indexed(call, x, index, lambda at: at, lambda at, j: (*at[:dim], j, *at[dim + 1 :]), "gather")
 
 
 @row("index.Tensor", "_unsafe_index.Tensor")
@@ -227,20 +262,22 @@ def _index(call: NodeCall) -> Piece:
     first = told[0][0]
     if [d for d, _ in told] != list(range(first, first + len(told))):
         raise NotOurs("indices of dims that are no neighbours")
-    shape = call.shape[first:len(call.shape) - len(x.shape) + first + len(told)]
+    shape = call.shape[first : len(call.shape) - len(x.shape) + first + len(told)]
     rank = len(shape)
     placed = [_counted(expanded(i, shape)) for _, i in told]
     if all(c is not None for c in placed):
+
         def seen(at: Index) -> Index:
-            own = at[first:first + rank]
-            return (*at[:first], *(c(own) for c in placed if c), *at[first + rank:])
+            own = at[first : first + rank]
+            return (*at[:first], *(c(own) for c in placed if c), *at[first + rank :])
+
         return _seen(call, x, seen, label="index")
-    parts = tuple((expanded(i, shape), lambda at: at[first:first + rank]) for _, i in told)
+    parts = tuple((expanded(i, shape), lambda at: at[first : first + rank]) for _, i in told)
 
     def move(at: Index, values: Sequence[Expr]) -> Index:
         wrap = COORDINATES["from_end"]
         inside = [wrap(v, as_expr(x.shape[first + k])) for k, v in enumerate(values)]
-        return (*at[:first], *inside, *at[first + rank:])
+        return (*at[:first], *inside, *at[first + rank :])
 
     return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=parts, move=move, label="index")
 
@@ -258,8 +295,14 @@ def _counted(index: Piece) -> Callable[[Index], Expr] | None:
 def _indexed(call: NodeCall, x: Piece, index: Any, told: Move, move: Any, label: str) -> Piece:
     if not x.shape:
         raise NotOurs("an index into one number")
-    return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=((index, told),), label=label,
-                   move=lambda at, values: move(at, values[0]))
+    return Indexed(
+        shape=call.shape,
+        dtype=x.dtype,
+        of=x,
+        told=((index, told),),
+        label=label,
+        move=lambda at, values: move(at, values[0]),
+    )
 
 
 @row("cat")
@@ -275,8 +318,13 @@ def _cat(call: NodeCall) -> Piece:
     for x in given:
         before = [start if d == dim else 0 for d in range(len(call.shape))]
         start += x.shape[dim]
-        parts.append(PiecewisePart(x if x.dtype is call.dtype else cast(x, call.dtype),
-                                   view_indexing.shifted(before), partial(_is_below, dim, start)))
+        parts.append(
+            PiecewisePart(
+                x if x.dtype is call.dtype else cast(x, call.dtype),
+                view_indexing.shifted(before),
+                partial(_is_below, dim, start),
+            )
+        )
     return PiecewiseIndex(shape=call.shape, dtype=call.dtype, label="cat", parts=tuple(parts), along=dim)
 
 
@@ -285,11 +333,18 @@ def _clamped(given: Sequence[Piece], dim: int, call: NodeCall) -> Piece | None:
     view: causal padding that repeats a frame needs no copy. None for another one."""
     for i, x in enumerate(given):
         last = x.shape[dim] - 1
-        ends: list[tuple[Piece, Length]] = [(p, 0) for p in given[:i]] + [(p, last) for p in given[i + 1:]]
+        ends: list[tuple[Piece, Length]] = [(p, 0) for p in given[:i]] + [
+            (p, last) for p in given[i + 1 :]
+        ]
         if len(given) > 1 and x.dtype is call.dtype and all(_repeats(p, x, dim, end) for p, end in ends):
             before = sum((p.shape[dim] for p in given[:i]), start=0)
-            return MovedView(shape=call.shape, dtype=x.dtype, of=x, label="clamp pad",
-                        move=view_indexing.bounded("clamp", x.shape, {dim: before}))
+            return MovedView(
+                shape=call.shape,
+                dtype=x.dtype,
+                of=x,
+                label="clamp pad",
+                move=view_indexing.bounded("clamp", x.shape, {dim: before}),
+            )
     return None
 
 
@@ -301,7 +356,8 @@ def _repeats(piece: Piece, of: Piece, dim: int, place: Length) -> bool:
         moved, piece = piece.move(moved), piece.of
     return piece is of and all(
         n == 1 or simplify(e, Facts()) == (as_expr(place) if d == dim else own)
-        for d, (e, own, n) in enumerate(zip(moved, at, of.shape, strict=True)))
+        for d, (e, own, n) in enumerate(zip(moved, at, of.shape, strict=True))
+    )
 
 
 def _is_below(dim: int, end: Length, at: Index) -> Expr:

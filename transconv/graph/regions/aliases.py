@@ -39,8 +39,9 @@ def is_view(node: fx.Node) -> bool:
     own, whole = _storage(node), None if base is None else _storage(base)
     if own is None or whole is None:
         return False
-    return own == whole or (isinstance(op, torch_internals.OpOverload) and bool(
-        op.is_view and not op._can_decompose()))
+    return own == whole or (
+        isinstance(op, torch_internals.OpOverload) and bool(op.is_view and not op._can_decompose())
+    )
 
 
 def may_view(node: fx.Node) -> bool:

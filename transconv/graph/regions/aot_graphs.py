@@ -39,11 +39,12 @@ FREE = "transconv_free"  # in a node's meta: only kernels of the two graphs see 
 MOVED = "transconv_moved"  # of a placeholder: it lies otherwise than when the graph was traced
 POOLS = (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-LONGEST = 2 ** 31  # places that 32 bits tell apart
+LONGEST = 2**31  # places that 32 bits tell apart
 
 
-def replace_node(node: fx.Node, target: Any, args: tuple[Any, ...],
-                 kwargs: Mapping[str, Any] = MappingProxyType({})) -> None:
+def replace_node(
+    node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Put another call, of the same value, in the place of a node."""
     graph = node.graph
     with graph.inserting_before(node):
@@ -72,8 +73,11 @@ def _shape_alone(node: fx.Node) -> None:
         return
     val, at, graph = image.meta["val"], places.meta["val"], node.graph
     with graph.inserting_before(node):
-        none = graph.call_function(aten.full.default, ([*val.shape], 0),
-                                   {"dtype": val.dtype, "device": val.device, "pin_memory": False})
+        none = graph.call_function(
+            aten.full.default,
+            ([*val.shape], 0),
+            {"dtype": val.dtype, "device": val.device, "pin_memory": False},
+        )
         none.meta["val"] = torch.full_like(val, 0)
         node.args = (grad, none, *rest, places)
         if prod(val.shape[1:]) >= LONGEST:
@@ -130,9 +134,15 @@ def shared(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> N
     given = {n.target: n for n in backward.graph.nodes if n.op == "placeholder"}
     seen = {x for x in outs[:results] if isinstance(x, fx.Node)}
     for x in outs[results:]:
-        if isinstance(x, fx.Node) and x not in seen and x.op == "call_function" and _is_known(x) and (
-                x.name in given) and all(u is end or _is_ours(u) for u in readers(x)) and all(
-                map(_is_ours, readers(given[x.name]))):
+        if (
+            isinstance(x, fx.Node)
+            and x not in seen
+            and x.op == "call_function"
+            and _is_known(x)
+            and (x.name in given)
+            and all(u is end or _is_ours(u) for u in readers(x))
+            and all(map(_is_ours, readers(given[x.name])))
+        ):
             x.meta[FREE] = True
 
 
@@ -212,8 +222,12 @@ def examples(graph: fx.Graph, inputs: Sequence[Any]) -> None:
     given = (n for n in graph.nodes if n.op == "placeholder")
     for node, val in zip(given, inputs, strict=True):
         old = node.meta.get("val")
-        if isinstance(old, torch.Tensor) and isinstance(val, torch.Tensor) and _is_known(node) and (
-                old.stride() != val.stride() and old.shape == val.shape):
+        if (
+            isinstance(old, torch.Tensor)
+            and isinstance(val, torch.Tensor)
+            and _is_known(node)
+            and (old.stride() != val.stride() and old.shape == val.shape)
+        ):
             node.meta["val"] = old.as_strided(old.shape, val.stride())
             node.meta[MOVED] = True
 
@@ -246,8 +260,12 @@ def _is_copy(node: fx.Node, given: Sequence[Any]) -> bool:
     if node.target is not aten.copy_.default or node.users or len(node.args) != 2:
         return False
     into, value = node.args
-    if not isinstance(into, fx.Node) or not isinstance(value, fx.Node) or into not in given or (
-            may_view(value)):
+    if (
+        not isinstance(into, fx.Node)
+        or not isinstance(value, fx.Node)
+        or into not in given
+        or (may_view(value))
+    ):
         return False
     one, other = into.meta["val"], value.meta["val"]
     return bool(one.dtype is other.dtype and one.shape == other.shape and one.device == other.device)
@@ -266,10 +284,25 @@ def write(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 # Softmax, batch norms and the gradients of norms become moments and maps, of which kernels are made again.
-ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
-        "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm",
-        "_batch_norm_with_update_functional", "_batch_norm_no_update", "batch_norm_backward", "addcmul",
-        "addcdiv", "linalg_vector_norm", "std", "glu", "hardsigmoid", "mish", "native_dropout_backward")
+ALSO = (
+    "_softmax",
+    "_log_softmax",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit_functional",
+    "native_batch_norm",
+    "_batch_norm_with_update_functional",
+    "_batch_norm_no_update",
+    "batch_norm_backward",
+    "addcmul",
+    "addcdiv",
+    "linalg_vector_norm",
+    "std",
+    "glu",
+    "hardsigmoid",
+    "mish",
+    "native_dropout_backward",
+)
 
 
 def table() -> dict[Any, Callable[..., Any]]:
@@ -282,8 +315,12 @@ def _table(rows: frozenset[Any]) -> dict[Any, Callable[..., Any]]:
     """``table`` where these operations have rows."""
     also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
     more = torch_internals.get_decompositions(also)
-    found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout,
-             aten.bernoulli.p: _bernoulli}
+    found = {
+        **torch_internals.core_aten_decompositions(),
+        **more,
+        aten.native_dropout.default: _dropout,
+        aten.bernoulli.p: _bernoulli,
+    }
     return {op: how for op, how in found.items() if op not in ROWS}
 
 
@@ -303,10 +340,22 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
         return x.clone(), torch.ones(shape, dtype=torch.bool, device=device)
     mask = aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=device), 1 - p)
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+
 NORM = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-VIEWS = {getattr(torch.ops.aten, packet).default for packet in (
-    "cat", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d")}
+VIEWS = {
+    getattr(torch.ops.aten, packet).default
+    for packet in (
+        "cat",
+        "constant_pad_nd",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "reflection_pad3d",
+        "replication_pad1d",
+        "replication_pad2d",
+        "replication_pad3d",
+    )
+}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 
 
@@ -323,11 +372,13 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
         if node in told or node.target in VIEWS or _told_by_place(node, told):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif node.target in EQUAL and any(
-                isinstance(v := x.meta.get("val"), Tensor) and v.is_floating_point()
-                for x in node.all_input_nodes):
+            isinstance(v := x.meta.get("val"), Tensor) and v.is_floating_point()
+            for x in node.all_input_nodes
+        ):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
-        joint, *args, **kwargs)
+        joint, *args, **kwargs
+    )
     shared(*found, kwargs["num_fwd_outputs"])
     return found
 
@@ -350,8 +401,11 @@ def normalized(gm: fx.GraphModule) -> None:
             continue
         given = dict(zip(NORM, node.args, strict=False)) | node.kwargs
         if given.get("running_mean") is None and given.get("use_input_stats", True):
-            replace_node(node, _normalized, (given["input"], given.get("weight"), given.get("bias"),
-                                             given.get("eps", 1e-5)))
+            replace_node(
+                node,
+                _normalized,
+                (given["input"], given.get("weight"), given.get("bias"), given.get("eps", 1e-5)),
+            )
     gm.recompile()
 
 
@@ -363,8 +417,12 @@ def once(graph: fx.Graph) -> None:
     handed = {memory(n) for n in graph.output_node().all_input_nodes} - {None}
     known: dict[tuple[Any, str, str], fx.Node] = {}
     for node in calls if not writes else ():
-        if not isinstance(node.target, torch_internals.OpOverload) or _random(node) or _writes(node) or (
-                node.target.namespace not in ("aten", "prims") or memory(node) in {None, *handed}):
+        if (
+            not isinstance(node.target, torch_internals.OpOverload)
+            or _random(node)
+            or _writes(node)
+            or (node.target.namespace not in ("aten", "prims") or memory(node) in {None, *handed})
+        ):
             continue
         found = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
         if found is not node:
@@ -382,22 +440,32 @@ def waiting_for_nothing(graph: fx.Graph) -> None:
     """Write memory that is as large as another tensor without it, so that random numbers that are drawn
     into it need not wait for what computes the other one. Where sizes are symbols it stays as it is."""
     for node in graph.nodes:
-        if node.target not in (aten.empty_like.default, aten.new_empty.default,
-                               aten.new_empty_strided.default):
+        if node.target not in (
+            aten.empty_like.default,
+            aten.new_empty.default,
+            aten.new_empty_strided.default,
+        ):
             continue
         val = node.meta["val"]
         shape, strides = list(val.shape), list(val.stride())
         if all(isinstance(n, int) for n in (*shape, *strides)):
-            replace_node(node, aten.empty_strided.default, (shape, strides),
-                         {"dtype": val.dtype, "device": val.device})
+            replace_node(
+                node,
+                aten.empty_strided.default,
+                (shape, strides),
+                {"dtype": val.dtype, "device": val.device},
+            )
 
 
 def _times(node: fx.Node) -> tuple[int, ...]:
     """How often an upsampling takes each element along each dim; empty for one that is otherwise."""
     given = dict(zip(("input", "size", "scale_factor", "mode"), node.args, strict=False)) | node.kwargs
     like, scale = getattr(given["input"], "meta", {}).get("example_value"), given.get("scale_factor")
-    if not isinstance(like, torch.Tensor) or given.get("mode", "nearest") != "nearest" or not any(
-            isinstance(n, torch.SymInt) for n in like.shape[2:]):
+    if (
+        not isinstance(like, torch.Tensor)
+        or given.get("mode", "nearest") != "nearest"
+        or not any(isinstance(n, torch.SymInt) for n in like.shape[2:])
+    ):
         return ()
     scales = [*scale] if isinstance(scale, (list, tuple)) else [scale] * (like.dim() - 2)
     if given.get("size") is not None or any(s not in (1, 2, 4, 8) for s in scales):
@@ -412,8 +480,9 @@ def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
     return wide.reshape(lead + [n * k for n, k in zip(sizes, times, strict=True)])
 
 
-def _normalized(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
-                eps: float) -> torch.Tensor:
+def _normalized(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
     """In the type of the image, as instance norms are under autocast, too; that of the weight may be
     wider."""
     wide = x if weight is None else x.to(weight.dtype)
@@ -424,7 +493,8 @@ def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
     """Whether elements are taken from positions that are the same at every call: nearest upsampling."""
     places: Any = node.args[1] if len(node.args) > 1 else ()
     return node.target in (aten.index.Tensor, aten._unsafe_index.Tensor) and all(
-        i is None or i in told for i in places)
+        i is None or i in told for i in places
+    )
 
 
 def _random(node: fx.Node) -> bool:

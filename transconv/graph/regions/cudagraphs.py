@@ -61,10 +61,14 @@ class Captures:
         device = next(t.device.index or 0 for t in inputs if isinstance(t, torch.Tensor))
         self.device = device if self.device is None else self.device
         ends: Any = graph.graph.output_node().args[0]
-        about = {"device_index": device, "is_backward": backward, "is_inference": phase == "inference",
-                 "stack_traces": [getattr(n, "stack_trace", None) for n in ends],
-                 "placeholders": placeholders(graph.graph),
-                 "mutated_input_idxs": mutations(graph.graph)}
+        about = {
+            "device_index": device,
+            "is_backward": backward,
+            "is_inference": phase == "inference",
+            "stack_traces": [getattr(n, "stack_trace", None) for n in ends],
+            "placeholders": placeholders(graph.graph),
+            "mutated_input_idxs": mutations(graph.graph),
+        }
 
         def recorder(run: Run, waits: Callable[[list[Any]], bool]) -> Run:
             recorded: Run = record(_leaving_no_cycles(run), list(inputs), static, **about)
@@ -76,7 +80,9 @@ class Captures:
                     return plain(given)
                 self.begun = True
                 return recorded(given)
+
             return call
+
         return recorder
 
     def without(self, phase: str, why: str) -> Recorder:
@@ -89,11 +95,13 @@ class Captures:
     def telling(self, run: Run) -> Run:
         """A backward graph without recording, whose forward graph is recorded: it tells the trees that it
         runs."""
+
         def call(given: list[Any]) -> list[Any]:
             manager: Any = torch_internals.cudagraph_manager(self.device, create_if_none_exists=False)
             if manager is not None:
                 manager.set_to_running_backward()
             return run(given)
+
         return call
 
 
@@ -107,6 +115,7 @@ def _leaving_no_cycles(run: Run) -> Run:
             first.clear()
             gc.collect()
         return made
+
     return call
 
 

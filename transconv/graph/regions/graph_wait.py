@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,18 +32,22 @@ from transconv.runtime import (
     PlanRequest,
     ahead,
     begin,
+    begin_processes,
     beside,
+    cores,
     is_collecting,
     rehearsal_thread,
     withdraw,
 )
 from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
+from transconv.torch_ops.calls.lower_call import target_of
 from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 Sizes = Mapping[str, int]
 log = logging.getLogger("transconv.graph")
+MANY = 16  # operations of a graph for which processes are started before it is traced
 THERE = "never"  # the mode in which nothing is compiled: all kernels are there, or one has failed
 REMARK = "torch answers while processes compile its kernels"
 
@@ -72,8 +77,9 @@ class GraphWait:
     whose kernels are there, until all was ``looked`` at; ``tight``: whether torch has too little memory.
     ``changed`` is called when a report changes."""
 
-    def __init__(self, parts: Any, checks: Checks, device: torch.device, target: Target,
-                 changed: Callable[[], None]) -> None:
+    def __init__(
+        self, parts: Any, checks: Checks, device: torch.device, target: Target, changed: Callable[[], None]
+    ) -> None:
         self.parts, self.checks, self.device, self.target = parts, checks, device, target
         self.changed = changed
         self.batch: BatchCompile | None = None
@@ -145,8 +151,9 @@ class GraphWait:
             overs.pop()
         if not overs and not self.looked:
             if self.rehearsal is None or self.rehearsal.left:
-                self.rehearsal = GraphRehearsal(self.checks, values, sizes, self.parts.launches(),
-                                                self.room())
+                self.rehearsal = GraphRehearsal(
+                    self.checks, values, sizes, self.parts.launches(), self.room()
+                )
             if self.rehearsal.is_over():
                 self.rehearsal.tell()
                 self.rehearsal, self.looked = None, True
@@ -166,8 +173,9 @@ class GraphWait:
             return -1
         return rehearsal_thread.room(self.device)
 
-    def answered(self, launches: WaitingRegion, gm: fx.GraphModule, sizes: Sizes,
-                 given: Sequence[Any]) -> Sequence[Any] | None:
+    def answered(
+        self, launches: WaitingRegion, gm: fx.GraphModule, sizes: Sizes, given: Sequence[Any]
+    ) -> Sequence[Any] | None:
         """The results of a region of ours by torch; None where these operators, which hold values that
         kernels do not, have too little memory: calls then wait."""
         try:
@@ -186,8 +194,9 @@ class WaitingCall:
         self.parts: Callable[..., list[Any]] = partial(wait.parts.compared, watch=None, wait=wait)
 
 
-def by_torch(launches: WaitingRegion, gm: fx.GraphModule, sizes: Sizes,
-             given: Sequence[Any]) -> Sequence[Any]:
+def by_torch(
+    launches: WaitingRegion, gm: fx.GraphModule, sizes: Sizes, given: Sequence[Any]
+) -> Sequence[Any]:
     """The results of a region by torch's operators, lying as those of its kernels."""
     stats.add(False, COMPILING, len(launches.kernels))
     with aten():
@@ -214,8 +223,14 @@ class GraphRehearsal:
     it has no operands yet; ``ended`` those that it is through with; ``right`` those without a
     difference."""
 
-    def __init__(self, checks: Checks, values: tuple[int, ...], sizes: Sizes,
-                 regions: Iterable[WaitingRegion], room: int) -> None:
+    def __init__(
+        self,
+        checks: Checks,
+        values: tuple[int, ...],
+        sizes: Sizes,
+        regions: Iterable[WaitingRegion],
+        room: int,
+    ) -> None:
         self.checks, self.values, self.sizes, self.room = checks, values, sizes, room
         self.regions = {launches.region: launches for launches in regions}
         self.left = {*self.regions} if room >= 0 else set()
@@ -244,8 +259,9 @@ class GraphRehearsal:
             return
         self.room -= needed
         try:
-            thread.hand(launches.device, given, partial(self.look, launches),
-                        partial(self.ended.add, region))
+            thread.hand(
+                launches.device, given, partial(self.look, launches), partial(self.ended.add, region)
+            )
         except torch.OutOfMemoryError:
             self.ended.add(region)
 
@@ -279,3 +295,13 @@ class RehearsalWatch(WatchedCall):
     def room(self, device: torch.device) -> int:
         """Bytes that may be taken."""
         return rehearsal_thread.room(device)
+
+
+def expect_kernels(gm: fx.GraphModule, tensors: Sequence[Tensor]) -> None:
+    """Start the processes that will compile the kernels, while autograd traces the graph."""
+    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
+    calls = sum(n.op.startswith("call") for n in gm.graph.nodes)
+    if device.type != "cpu" and calls >= MANY and cores() > 1 and not is_collecting():
+        with suppress(TransconvError):  # no kernel runs there, which is told later
+            most = beside() if compile_mode() == "background" else cores()
+            begin_processes(target_of(device), min(most, calls))

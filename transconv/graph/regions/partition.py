@@ -28,6 +28,7 @@ from transconv.graph.symbols import Symbols
 
 log = logging.getLogger("transconv.graph")
 
+
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> RegionInput | Length | Fraction:
     """A tensor that is in memory, or a number made of sizes. Raises NotOurs."""
     val = node.meta.get("val")
@@ -60,8 +61,7 @@ def why_not_tensor(val: torch.Tensor, device: torch.device) -> str:
     return ""
 
 
-def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device,
-               symbols: Symbols) -> Any:
+def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device, symbols: Symbols) -> Any:
     """The piece of a node, or a tuple of them, of the pieces of its operands. Raises NotOurs."""
     if node.target is operator.getitem:
         whole, place = node.args
@@ -81,8 +81,11 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
     values = _values(node, val, known)
     args = _pieces(node.args, known)
     kwargs = _pieces(node.kwargs, known)
-    name = str(node.target).partition(".")[2] if str(node.target).startswith(("aten.", "prims.")) else str(
-        node.target)
+    name = (
+        str(node.target).partition(".")[2]
+        if str(node.target).startswith(("aten.", "prims."))
+        else str(node.target)
+    )
     try:
         made = rule(NodeCall(name, tuple(args), dict(kwargs), results))
     except NotOurs:
@@ -113,8 +116,11 @@ MOST_KNOWN = 1 << 14  # elements of what is computed ahead
 
 def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tensor | None:
     """What a node has at every call, where nothing that it is made of is known only then."""
-    if not isinstance(val, torch.Tensor) or any(not isinstance(n, int) for n in val.shape) or any(
-            getattr(known[x], "values", None) is None for x in node.all_input_nodes):
+    if (
+        not isinstance(val, torch.Tensor)
+        or any(not isinstance(n, int) for n in val.shape)
+        or any(getattr(known[x], "values", None) is None for x in node.all_input_nodes)
+    ):
         return None
     if not 0 < val.numel() <= MOST_KNOWN:
         return None
@@ -132,8 +138,11 @@ def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tens
 def counted(values: torch.Tensor) -> Counted | None:
     """Whole numbers along one dim as an expression of the position; None for others."""
     count = told_by_place(values)
-    return None if count is None else Counted(shape=tuple(values.shape), dtype=values.dtype, label="iota",
-                                              count=count)
+    return (
+        None
+        if count is None
+        else Counted(shape=tuple(values.shape), dtype=values.dtype, label="iota", count=count)
+    )
 
 
 def _as_torch(made: Piece, result: ResultSpec) -> Piece:
@@ -162,8 +171,13 @@ def _pieces(given: Any, known: Mapping[fx.Node, Any]) -> Any:
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def regions(graph: fx.Graph, device: torch.device, symbols: Symbols | None = None,
-            whole: str = "", refused: Mapping[str, str] = NONE) -> list[Region]:
+def regions(
+    graph: fx.Graph,
+    device: torch.device,
+    symbols: Symbols | None = None,
+    whole: str = "",
+    refused: Mapping[str, str] = NONE,
+) -> list[Region]:
     """The regions of a graph, in the order in which they run; ours are about tensors on one device.
     ``whole``: why all of it is torch's; ``refused``: why some nodes are, by their names. Sizes that are
     known at a call's beginning, and parts of results that are not computed, are in no region."""
@@ -193,8 +207,9 @@ class _PartRefused(Exception):
 class _Partition:
     """Nodes by level: a node is in the first region of its kind that no operand of it is behind."""
 
-    def __init__(self, device: torch.device, symbols: Symbols, whole: str,
-                 refused: Mapping[str, str]) -> None:
+    def __init__(
+        self, device: torch.device, symbols: Symbols, whole: str, refused: Mapping[str, str]
+    ) -> None:
         self.device, self.symbols, self.whole, self.refused = device, symbols, whole, refused
         self.regions: list[Region] = []
         self.level: dict[fx.Node, int] = {}
@@ -216,8 +231,11 @@ class _Partition:
         parent = node.args[0] if node.target is operator.getitem else None
         if isinstance(parent, fx.Node) and self.ours.get(parent, False):
             raise _PartRefused(parent, reason)
-        level = (self.level[parent] if isinstance(parent, fx.Node) and parent in self.ours
-                 else self.at_level(node, False, least))
+        level = (
+            self.level[parent]
+            if isinstance(parent, fx.Node) and parent in self.ours
+            else self.at_level(node, False, least)
+        )
         if parent is None:
             self.last = level
             if _writes(node):
@@ -232,31 +250,40 @@ class _Partition:
     def is_constant(self, node: fx.Node) -> bool:
         """Whether a node is one number, or counts, or is made of such ones alone, so that its values are
         known: the indices of an upsampling. What is handed out needs memory."""
-        if node.op != "call_function" or any(u.op == "output" for u in node.users) or not all(
-                x in self.constants for x in node.all_input_nodes):
+        if (
+            node.op != "call_function"
+            or any(u.op == "output" for u in node.users)
+            or not all(x in self.constants for x in node.all_input_nodes)
+        ):
             return False
         try:
-            made = translated(node, {x: self.constants[x] for x in node.all_input_nodes}, self.device,
-                              self.symbols)
+            made = translated(
+                node, {x: self.constants[x] for x in node.all_input_nodes}, self.device, self.symbols
+            )
         except NotOurs:
             return False
         if isinstance(made, (ConstantValue, Counted)) or (
-                isinstance(made, Piece) and made.values is not None):
+            isinstance(made, Piece) and made.values is not None
+        ):
             self.constants[node] = made
         return node in self.constants
 
     def constants_of(self, node: fx.Node) -> list[fx.Node]:
         """The constants that a node is made of, operands first."""
-        return [*dict.fromkeys(y for x in node.all_input_nodes if x in self.constants
-                               for y in (*self.constants_of(x), x))]
+        return [
+            *dict.fromkeys(
+                y for x in node.all_input_nodes if x in self.constants for y in (*self.constants_of(x), x)
+            )
+        ]
 
     def try_ours(self, node: fx.Node) -> str:
         """Translate a node into a region; why that cannot be."""
         parent = node.args[0] if node.target is operator.getitem else None
         if isinstance(parent, fx.Node) and not self.ours.get(parent, False):
             return "a part of such a result"
-        level = self.level[parent] if isinstance(parent, fx.Node) else self.at_level(
-            node, True, self.barrier)
+        level = (
+            self.level[parent] if isinstance(parent, fx.Node) else self.at_level(node, True, self.barrier)
+        )
         region = self.region(level, True)
         known = {x: region.pieces[x] for x in node.all_input_nodes if x in region.pieces}
         try:
@@ -316,7 +343,10 @@ def _writes(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return not callable(node.target) or getattr(node.target, "__module__", "") not in (
-            "_operator", "math", "torch")
+            "_operator",
+            "math",
+            "torch",
+        )
     return bool(schema.is_mutable)
 
 
@@ -324,8 +354,11 @@ def _ends(region: Region, constants: Container[fx.Node]) -> None:
     """What a region takes, and what others need of it."""
     own = {*region.nodes}
     region.inputs = list(dict.fromkeys(x for n in region.nodes for x in n.all_input_nodes if x not in own))
-    region.outputs = [n for n in region.nodes if n not in constants and any(
-        u not in own and not nothing(u) for u in n.users)]
+    region.outputs = [
+        n
+        for n in region.nodes
+        if n not in constants and any(u not in own and not nothing(u) for u in n.users)
+    ]
 
 
 def extracted(region: Region, graph: fx.GraphModule) -> fx.GraphModule:
@@ -345,8 +378,9 @@ def extracted(region: Region, graph: fx.GraphModule) -> fx.GraphModule:
 
 def names(nodes: Sequence[fx.Node]) -> str:
     """The operations of nodes, counted."""
-    counts = Counter(str(n.target).removeprefix("aten.") for n in nodes
-                     if n.target is not operator.getitem)
+    counts = Counter(
+        str(n.target).removeprefix("aten.") for n in nodes if n.target is not operator.getitem
+    )
     return ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
 
 
@@ -368,8 +402,10 @@ class Origin(NamedTuple):
     operation: str
 
 
-STACKS = (("nn_module_stack", "source_fn_stack", ""),
-          ("fwd_nn_module_stack", "fwd_source_fn_stack", " gradient"))
+STACKS = (
+    ("nn_module_stack", "source_fn_stack", ""),
+    ("fwd_nn_module_stack", "fwd_source_fn_stack", " gradient"),
+)
 
 
 def origin(node: fx.Node) -> Origin:

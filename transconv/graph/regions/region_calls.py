@@ -94,9 +94,14 @@ class RegionWriter:
     are ``handed`` out. ``empty`` makes memory of a shape, strides and a type; ``cut``: what has a slice of
     a tensor with others; ``known``: the values of names that are no tensors."""
 
-    def __init__(self, inputs: Sequence[Piece], lines: Sequence[LaunchLine],
-                 handed: Sequence[tuple[Piece, Place | None]], empty: Callable[..., Tensor],
-                 cut: Mapping[Piece, Slices] = NONE) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Piece],
+        lines: Sequence[LaunchLine],
+        handed: Sequence[tuple[Piece, Place | None]],
+        empty: Callable[..., Tensor],
+        cut: Mapping[Piece, Slices] = NONE,
+    ) -> None:
         self.inputs, self.lines, self.handed = inputs, lines, handed
         self.known: dict[str, Any] = {"empty": empty}
         self.cut = cut
@@ -133,8 +138,9 @@ class RegionWriter:
             yield f"{name} = empty({', '.join(map(self.constant, ((span,), (1,), dtype)))})"
         self.known[f"k{number}"] = line.start
         yield f"k{number}({', '.join((*[names[p] for p in (*kernel.given, *kernel.stored)], *spaces))})"
-        gone = {names[p] for p in line.done} - {names[kernel.stored[into]] for into in line.over
-                                                if kernel.stored[into] not in line.done}
+        gone = {names[p] for p in line.done} - {
+            names[kernel.stored[into]] for into in line.over if kernel.stored[into] not in line.done
+        }
         gone |= self.spaces.ended(number)
         if gone:
             yield f"del {', '.join(sorted(gone))}"
@@ -195,8 +201,11 @@ class SharedWorkspaces:
         """The names of what a launch takes, and which of these have to be allocated, as large as any
         launch needs them."""
         named = self.launches[number]
-        return [*named], {name: ((self.span[name],), dtype) for name, (_, dtype) in named.items()
-                          if self.first[name] == number}
+        return [*named], {
+            name: ((self.span[name],), dtype)
+            for name, (_, dtype) in named.items()
+            if self.first[name] == number
+        }
 
     def ended(self, number: int) -> set[str]:
         """What no launch behind this one needs."""
@@ -208,7 +217,8 @@ def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     of one of these. torch compares all of them in one call; where it has none that does, never."""
     try:
         found: Callable[..., bool] = torch_internals.TensorGuards(
-            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        ).check
         return found if tensors else lambda *_: True
     except (AttributeError, TypeError, RuntimeError, ValueError):
         return never
@@ -224,6 +234,8 @@ NOTHING = nullcontext()
 When = tuple[object, object, bool, tuple[int, ...]]
 """What launches were asked for: the last change of a setting, the function that finds them, whether the
 same bits are wanted, and the places of inputs that are not aligned."""
+
+
 class Start(NamedTuple):
     """A kernel for the sizes of a call: what is asked for, the values of its names, what is stored."""
 
@@ -270,14 +282,23 @@ class RegionLaunches(RegionPlan):
             def value(n: Length) -> int:
                 return value_at(n.expr, sizes) if isinstance(n, SymbolicSize) else n
 
-            inputs = tuple([SizedTensor(p.shape, p.strides or (), p.dtype).at(value)
-                            for _, _, p in self.inputs])
-            views = [None if h.view is None else (
-                tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
-                for h in self.handed]
-            lying = [view[1] if view is not None else None if isinstance(h.piece, RegionInput) else
-                     tuple(map(value, self.plan.strides(h.piece)))
-                     for h, view in zip(self.handed, views, strict=True)]
+            inputs = tuple(
+                [SizedTensor(p.shape, p.strides or (), p.dtype).at(value) for _, _, p in self.inputs]
+            )
+            views = [
+                None
+                if h.view is None
+                else (tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
+                for h in self.handed
+            ]
+            lying = [
+                view[1]
+                if view is not None
+                else None
+                if isinstance(h.piece, RegionInput)
+                else tuple(map(value, self.plan.strides(h.piece)))
+                for h, view in zip(self.handed, views, strict=True)
+            ]
             starts = [_start(k, sizes, value) for k in self.kernels]
             found = self.known[key] = BoundRegion(inputs, starts, views, lying)
         return found
@@ -307,8 +328,10 @@ class RegionLaunches(RegionPlan):
 
     def laid(self, sizes: Mapping[str, int], made: Sequence[Any]) -> list[Any]:
         """Results of torch's operators, lying as those of the kernels."""
-        return [t if strides is None else _laid(t, strides)
-                for t, strides in zip(made, self.bound(sizes).lying, strict=True)]
+        return [
+            t if strides is None else _laid(t, strides)
+            for t, strides in zip(made, self.bound(sizes).lying, strict=True)
+        ]
 
     def arrange(self, bound: BoundRegion, tensors: list[Tensor]) -> None:
         """Have inputs lie as kernels take them; where they do, the next call asks for nothing else."""
@@ -320,8 +343,15 @@ class RegionLaunches(RegionPlan):
         if not copied:
             bound.alike = alike(tensors)
 
-    def first(self, bound: BoundRegion, sizes: Mapping[str, int], tensors: list[Tensor],
-              when: When, mode: str, watch: WatchedCall | None = None) -> list[Tensor]:
+    def first(
+        self,
+        bound: BoundRegion,
+        sizes: Mapping[str, int],
+        tensors: list[Tensor],
+        when: When,
+        mode: str,
+        watch: WatchedCall | None = None,
+    ) -> list[Tensor]:
         """A call in which results of kernels are looked at; the later ones start them without. ``watch``:
         compares them with torch's. Raises Waiting while processes compile some, as the mode has it."""
         if why := refused(tensors, [True] * len(tensors), HELD) if tensors else "":
@@ -329,20 +359,31 @@ class RegionLaunches(RegionPlan):
         fresh = self.asked(bound, sizes, {self.inputs[i][2] for i in when[-1]}, mode)
         watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
         looked = RegionWatch(watch, self.region, self.kernels) if watch is not None else None
-        begins = [self.watched(kernel, start, looked) for kernel, start in zip(
-            self.kernels, fresh, strict=True)] if looked is not None else watched
+        begins = (
+            [
+                self.watched(kernel, start, looked)
+                for kernel, start in zip(self.kernels, fresh, strict=True)
+            ]
+            if looked is not None
+            else watched
+        )
         made = self.written(bound, [(by, ()) for by in begins], [NOT_OVER] * len(fresh))([*tensors])
         if looked is not None:
             looked.results(self.kernels, made)
-        over = [over if over and start.is_known() else NOT_OVER
-                for over, start in zip(self.over, fresh, strict=True)]
-        begun = [(begin or by, spaces) for (begin, spaces), by in zip(
-            [start.begun() for start in fresh], watched, strict=True)]
+        over = [
+            over if over and start.is_known() else NOT_OVER
+            for over, start in zip(self.over, fresh, strict=True)
+        ]
+        begun = [
+            (begin or by, spaces)
+            for (begin, spaces), by in zip([start.begun() for start in fresh], watched, strict=True)
+        ]
         bound.ready = when, self.written(bound, begun, over)
         return made
 
-    def asked(self, bound: BoundRegion, sizes: Mapping[str, int], loose: set[RegionInput],
-              mode: str) -> list[Launch]:
+    def asked(
+        self, bound: BoundRegion, sizes: Mapping[str, int], loose: set[RegionInput], mode: str
+    ) -> list[Launch]:
         """The launches of the kernels, all of which are asked for before one is waited for. ``loose``:
         inputs that are not aligned."""
         found, overs = list[Launch](), list[Callable[[], bool]]()
@@ -356,12 +397,19 @@ class RegionLaunches(RegionPlan):
             raise Waiting("processes compile its kernels", lambda: all(over() for over in overs))
         return found
 
-    def written(self, bound: BoundRegion, starts: Sequence[tuple[Callable[..., None], Spaces]],
-                over: Sequence[Mapping[int, int]]) -> Run:
+    def written(
+        self,
+        bound: BoundRegion,
+        starts: Sequence[tuple[Callable[..., None], Spaces]],
+        over: Sequence[Mapping[int, int]],
+    ) -> Run:
         """The function that launches the kernels in their order."""
-        lines = [LaunchLine(kernel, by, start.memory, own, done, spaces)
-                 for kernel, (by, spaces), start, own, done in zip(
-                     self.kernels, starts, bound.starts, over, self.last, strict=True)]
+        lines = [
+            LaunchLine(kernel, by, start.memory, own, done, spaces)
+            for kernel, (by, spaces), start, own, done in zip(
+                self.kernels, starts, bound.starts, over, self.last, strict=True
+            )
+        ]
         handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
         empty = torch_internals.quickest() if self.device.type == "cuda" else self.empty
         return RegionWriter([p for _, _, p in self.inputs], lines, handed, empty, self.cut).run()
@@ -377,8 +425,9 @@ class RegionLaunches(RegionPlan):
         stats.add(True, "graph", len(self.kernels))
         return made
 
-    def looked_at(self, sizes: Mapping[str, int], given: list[Any], mode: str,
-                  watch: WatchedCall | None) -> list[Tensor]:
+    def looked_at(
+        self, sizes: Mapping[str, int], given: list[Any], mode: str, watch: WatchedCall | None
+    ) -> list[Tensor]:
         """The first call of these sizes and inputs, which is not counted."""
         bound = self.bound(sizes)
         tensors = [given[place] for place, _, _ in self.inputs]
@@ -387,9 +436,11 @@ class RegionLaunches(RegionPlan):
         with self.here():
             return self.first(bound, sizes, tensors, when, mode, watch)
 
-    def watched(self, kernel: RegionKernel, by: Launch,
-                looked: RegionWatch | None = None) -> Callable[..., None]:
+    def watched(
+        self, kernel: RegionKernel, by: Launch, looked: RegionWatch | None = None
+    ) -> Callable[..., None]:
         """What starts a kernel, and looks at results that are new. Raises Refused."""
+
         def start(*tensors: Tensor) -> None:
             try:
                 by.start_prepacked(tensors, inference)
@@ -401,6 +452,7 @@ class RegionLaunches(RegionPlan):
                     also = looked.blamed if looked is not None else frozenset()
                     raise refusal(kernel.group, self.plan, self.region, error, also) from error
                 raise
+
         return start
 
     def here(self) -> AbstractContextManager[object]:
@@ -412,8 +464,9 @@ class RegionLaunches(RegionPlan):
         """Memory on the device."""
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
-    def started(self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int], whole: bool,
-                mode: str) -> Launch:
+    def started(
+        self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int], whole: bool, mode: str
+    ) -> Launch:
         """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
         ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while, or where nothing
         is to be compiled."""

@@ -90,11 +90,13 @@ class SizedText:
                 if not Counter(own) - Counter(factors):  # each as often as it is a factor
                     factors = (name, *_without(factors, own))
             return "*".join(factors)
+
         text = BRACED.sub(lambda n: f"{{{with_joined(n[1])}}}", self.template)
         told = {*joined, *self._told()}
 
         def plain(text: str) -> str:
             return NAME.sub(lambda n: n[0] if n[0] in told else self.derived.get(n[0], n[0]), text)
+
         text = plain(text)
         order = list(dict.fromkeys(NAME.findall(text)))
         new = {old: f"S{i}" for i, old in enumerate(order)}
@@ -105,14 +107,16 @@ class SizedText:
         def said(sizes: Sequence[str]) -> str:
             made = plain("*".join(with_joined(s.strip("{}")) for s in sizes))
             return NAME.sub(lambda n: new[n[0]], made)
+
         words = [*self._ranges(), *self._bounds(said)]
         return f"{head}\n    sizes  {', '.join(words)}\n{rest}" if order else text
 
     def _joined(self) -> dict[str, Factors]:
         """Products of names that no tensor tells one by one, each with a name of its own."""
         told = self._told()
-        own = dict.fromkeys(names for t in self.dims for d in t if (names := _names(_dim(d))) and (
-            {*names} - told))
+        own = dict.fromkeys(
+            names for t in self.dims for d in t if (names := _names(_dim(d))) and ({*names} - told)
+        )
         return {f"T{i}": names for i, names in enumerate(sorted(own, key=len))}
 
     def _told(self) -> set[str]:
@@ -169,8 +173,9 @@ class SizedTensor(NamedTuple):
 
     def at(self, value: Callable[[Length], int]) -> TensorMemory:
         """With numbers."""
-        return TensorMemory(tuple([value(n) for n in self.shape]), tuple([value(n) for n in self.strides]),
-                      self.dtype)
+        return TensorMemory(
+            tuple([value(n) for n in self.shape]), tuple([value(n) for n in self.strides]), self.dtype
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -245,8 +250,9 @@ class RegionPlan:
             new = {self.cut[p].whole for p in kernel.stored if p in self.cut} - cut
             cut |= new
             held += sum(p.bytes for p in new)
-            held += sum(p.bytes for i, p in enumerate(kernel.stored)
-                        if i not in over and p not in self.cut)
+            held += sum(
+                p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in self.cut
+            )
             most = max(most, held)
             held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
             held -= sum(p.bytes for p in done if p not in inputs and p not in self.cut)
@@ -265,18 +271,32 @@ class RefusedKernel(Exception):
         self.kernel, self.nodes, self.reason, self.message = kernel, nodes, reason, message
 
 
-def refusal(group: FusionGroup, plan: FusionPlan, region: Region, error: Exception,
-            also: frozenset[str] = frozenset()) -> RefusedKernel:
+def refusal(
+    group: FusionGroup,
+    plan: FusionPlan,
+    region: Region,
+    error: Exception,
+    also: frozenset[str] = frozenset(),
+) -> RefusedKernel:
     """Of the kernel of a group, for a reason; ``also``: what else is to blame."""
     memory = {p for p, by in plan.stored.items() if by.number != group.number}
     computed = {x for p in group.stores for x in ingredients(p, memory)} - memory
     made_by = origins(region)
-    computed |= {at.whole for p in group.stores if p not in made_by  # a copy of a part (fusion/plan.py)
-                 and (at := plan.places.get(p)) is not None}
+    computed |= {
+        at.whole
+        for p in group.stores
+        if p not in made_by  # a copy of a part (fusion/plan.py)
+        and (at := plan.places.get(p)) is not None
+    }
     nodes = frozenset(node.name for piece, node in made_by.items() if piece in computed)
     reason = error.reason if isinstance(error, Unsupported) else f"error:{type(error).__name__}"
-    message = error.message or reason if isinstance(error, Unsupported) else str(error) if isinstance(
-        error, TransconvError) else f"a bug: {type(error).__name__}: {error}"
+    message = (
+        error.message or reason
+        if isinstance(error, Unsupported)
+        else str(error)
+        if isinstance(error, TransconvError)
+        else f"a bug: {type(error).__name__}: {error}"
+    )
     return RefusedKernel(group.name, nodes | also, reason, message)
 
 

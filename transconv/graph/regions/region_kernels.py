@@ -75,8 +75,14 @@ REFUSED = "no schedule of the product reduces it, too"
 DEARER = "leaves with the product: {:.3g} us, the product and a kernel that reads it again {:.3g} us"
 
 
-def launches(region: Region, device: torch.device, target: Target, rates: Price,
-             symbols: Symbols | None = None, upsampling: str = "auto") -> RegionPlan:
+def launches(
+    region: Region,
+    device: torch.device,
+    target: Target,
+    rates: Price,
+    symbols: Symbols | None = None,
+    upsampling: str = "auto",
+) -> RegionPlan:
     """The kernels of a region on a device, which is a target, decided by rates of one. ``upsampling``: one
     of UPSAMPLING. Raises RefusedKernel where the text of a kernel cannot be read, which is a bug."""
     symbols = symbols or Symbols(fx.Graph())
@@ -95,40 +101,71 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
         for _ in range(STEPS):  # what is estimated first tells what else has to be
-            work = {w: None for k in kernels if k.group.product
-                    for w in to_estimate(k, plan, rates, ranked) if w not in ranked}
+            work = {
+                w: None
+                for k in kernels
+                if k.group.product
+                for w in to_estimate(k, plan, rates, ranked)
+                if w not in ranked
+            }
             rank(PlanRequest(w, target, deterministic()) for w in work)
             ranked |= work.keys()
-        if less := {k.group.product: why for k in kernels if k.group.product
-                    and (why := why_instead(k, plan, rates, upsampling))}:
+        if less := {
+            k.group.product: why
+            for k in kernels
+            if k.group.product and (why := why_instead(k, plan, rates, upsampling))
+        }:
             for product, why in less.items():
                 assert product.instead is not None
                 product.become(product.instead.product)
                 apart[product] = (MaterializeReason(why),)
             continue
-        late = {k.group.product: why for k in kernels if k.group.product
-                and len(apart.get(k.group.product, ())) < STEPS
-                and (why := why_apart(k, plan, target, rates))}
-        read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product
-                                  and (why := why_again(k, rates))}
+        late = {
+            k.group.product: why
+            for k in kernels
+            if k.group.product
+            and len(apart.get(k.group.product, ())) < STEPS
+            and (why := why_apart(k, plan, target, rates))
+        }
+        read: dict[Piece, str] = {
+            k.group.product: why for k in kernels if k.group.product and (why := why_again(k, rates))
+        }
         again |= read
         if not late and not read:
             break
         for product, why in late.items():
             apart[product] = (*apart.get(product, ()), step(product, plan.stored, why))
-    inputs = [(i, x, region.pieces[x]) for i, x in enumerate(region.inputs)
-              if isinstance(region.pieces[x], RegionInput)]
+    inputs = [
+        (i, x, region.pieces[x])
+        for i, x in enumerate(region.inputs)
+        if isinstance(region.pieces[x], RegionInput)
+    ]
     last = _last(kernels, {h.piece for h in handed})
-    lying = {node.name: plan.strides(h.piece) for node, h in zip(region.outputs, handed, strict=True)
-             if h.piece in free}
-    return RegionPlan(device, region, plan, kernels, inputs, handed, last,
-                      replacing(kernels, last, plan.places), slices(plan), lying)
+    lying = {
+        node.name: plan.strides(h.piece)
+        for node, h in zip(region.outputs, handed, strict=True)
+        if h.piece in free
+    }
+    return RegionPlan(
+        device,
+        region,
+        plan,
+        kernels,
+        inputs,
+        handed,
+        last,
+        replacing(kernels, last, plan.places),
+        slices(plan),
+        lying,
+    )
 
 
 def _free(region: Region, handed: Sequence[Handed]) -> set[Piece]:
     """Results that lie as kernels like it: those that only the backward graph sees, through no view."""
-    ends = [(h, bool(node.meta.get(FREE)) and h.view is None)
-            for node, h in zip(region.outputs, handed, strict=True)]
+    ends = [
+        (h, bool(node.meta.get(FREE)) and h.view is None)
+        for node, h in zip(region.outputs, handed, strict=True)
+    ]
     return {h.piece for h, own in ends if own} - {h.piece for h, own in ends if not own}
 
 
@@ -140,8 +177,9 @@ def _kernels(group: FusionGroup, plan: FusionPlan, known: Known) -> list[RegionK
     tensors: dict[tuple[Piece, bool], str] = {}
     parts = (group, *group.siblings)
     relation = group.product.relation if group.product else None
-    written = [Writer(part, strides, tensors=tensors if relation else {}, known=known).written()
-               for part in parts]
+    written = [
+        Writer(part, strides, tensors=tensors if relation else {}, known=known).written() for part in parts
+    ]
     texts = tuple(w.text for w in written)
     if relation and (asked := _related(*relation, texts)):
         return [_kernel(group, texts, written[-1], asked)]
@@ -156,8 +194,9 @@ def _related(problem: ConvProblem, prop: Prop, texts: tuple[str, ...]) -> Surrou
     return None if any(len(kernels_of(c)) > 1 for c in computes) else surrounded(problem, prop, computes)
 
 
-def _kernel(group: FusionGroup, texts: tuple[str, ...], written: GroupText,
-            asked: str | Surrounded) -> RegionKernel:
+def _kernel(
+    group: FusionGroup, texts: tuple[str, ...], written: GroupText, asked: str | Surrounded
+) -> RegionKernel:
     memory = tuple(SizedTensor(p.shape, group.strides[p], p.dtype) for p in written.stored)
     return RegionKernel(group, texts, written.given, written.stored, memory, asked, written.sized)
 
@@ -194,6 +233,7 @@ def _last(kernels: Sequence[RegionKernel], held: set[Piece]) -> list[list[Piece]
 
 def held(group: FusionGroup, plan: FusionPlan) -> Callable[[Piece], tuple[Length, ...] | None]:
     """The strides of what is in memory for a group; None for what it computes."""
+
     def strides(piece: Piece) -> tuple[Length, ...] | None:
         if isinstance(piece, RegionInput):
             return piece.strides
@@ -224,13 +264,15 @@ def plain(work: Workload) -> Workload:
     """A product without what leaves with it."""
     if not any(c.statistics for c in work.computations):
         return work
-    made = tuple(replace(c, steps=tuple(s for s in c.steps if s not in c.statistics))
-                 for c in work.computations)
+    made = tuple(
+        replace(c, steps=tuple(s for s in c.steps if s not in c.statistics)) for c in work.computations
+    )
     return replace(work, parts=made) if isinstance(work, Surrounded) else Alone(made[0])
 
 
-def to_estimate(kernel: RegionKernel, plan: FusionPlan, rates: Price,
-                known: AbstractSet[Workload]) -> list[Workload]:
+def to_estimate(
+    kernel: RegionKernel, plan: FusionPlan, rates: Price, known: AbstractSet[Workload]
+) -> list[Workload]:
     """What the alternatives of a product are weighed by. Where it decides whether factors are written
     first, the plain product only once the product itself is ``known``."""
     product, work = kernel.group.product, plain(kernel.workload)
@@ -280,8 +322,11 @@ def least_apart(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
     """Microseconds below which ``written_first`` is not, without a look at schedules of the product."""
     assert kernel.group.product is not None
     stored = _before(kernel, plan)
-    return rates.least(kernel.group.product) + read_behind(kernel, plan, rates) + sum(
-        written(x, stored, rates) for x in _seen(kernel, plan))
+    return (
+        rates.least(kernel.group.product)
+        + read_behind(kernel, plan, rates)
+        + sum(written(x, stored, rates) for x in _seen(kernel, plan))
+    )
 
 
 def read_behind(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
@@ -299,15 +344,21 @@ def _seen(kernel: RegionKernel, plan: FusionPlan) -> list[Piece]:
     if product is None:
         return []
     bases = [(f.of, f.of if product.relation else aliased(f.of)) for f in product.factors]
-    return [x for x, base in bases
-            if base not in plan.stored and not isinstance(base, (RegionInput, ConstantValue))]
+    return [
+        x
+        for x, base in bases
+        if base not in plan.stored and not isinstance(base, (RegionInput, ConstantValue))
+    ]
 
 
 def _is_estimated(kernel: RegionKernel, work: Workload) -> bool:
     """Whether estimates decide: they are of numbers, and of a convolution's layouts."""
     product = kernel.group.product
-    return kernel.sized is None and product is not None and (
-        product.relation is None or isinstance(work, Surrounded))
+    return (
+        kernel.sized is None
+        and product is not None
+        and (product.relation is None or isinstance(work, Surrounded))
+    )
 
 
 def _written_apart(kernel: RegionKernel, plan: FusionPlan, seen: Sequence[Piece]) -> Workload:
@@ -357,8 +408,12 @@ def why_instead(kernel: RegionKernel, plan: FusionPlan, rates: Price, allowed: s
     """Why a product should be another one (lowerings/upsampling.py), of UPSAMPLING what is ``allowed``;
     empty if it should not, or if there is none."""
     product, work = kernel.group.product, plain(kernel.workload)
-    if product is None or product.instead is None or not isinstance(work, Surrounded) or (
-            allowed == "never" or (allowed == "auto" and product.instead.rounds)):
+    if (
+        product is None
+        or product.instead is None
+        or not isinstance(work, Surrounded)
+        or (allowed == "never" or (allowed == "auto" and product.instead.rounds))
+    ):
         return ""
     other = product.instead.product
     large = written_first(kernel, plan, rates)
@@ -373,9 +428,15 @@ def why_instead(kernel: RegionKernel, plan: FusionPlan, rates: Price, allowed: s
 def written_for(other: ProductSum, kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
     """Microseconds that write the factors of another product which are not in memory, nor stored by the
     kernel that computes them."""
+
     def is_there(piece: Piece) -> bool:
-        return piece in plan.stored or isinstance(piece, (RegionInput, ConstantValue)) or bool(
-            piece.operands and all(x in plan.stored and x.shape == piece.shape for x in piece.operands))
+        return (
+            piece in plan.stored
+            or isinstance(piece, (RegionInput, ConstantValue))
+            or bool(
+                piece.operands and all(x in plan.stored and x.shape == piece.shape for x in piece.operands)
+            )
+        )
 
     stored = _before(kernel, plan)
     return sum(written(f.of, stored, rates) for f in other.factors if not is_there(f.of))
@@ -402,7 +463,8 @@ def why_again(kernel: RegionKernel, rates: Price) -> str:
     ends = {s.of for p, s in group.statistics.items() if not (s.applied and _is_held(p, s))}
     read = {t for x in ends for t in sources(x, {*kernel.stored, *kernel.given})}
     apart = _microseconds(plain(kernel.workload), rates) + (
-        rates.kernel(sum(t.bytes for t in read), 0.0, None) if read else 0.0)
+        rates.kernel(sum(t.bytes for t in read), 0.0, None) if read else 0.0
+    )
     return DEARER.format(leaves, apart) if apart < leaves else ""
 
 
@@ -414,8 +476,12 @@ def _is_held(piece: Piece, found: Statistic) -> bool:
 # -- results in the place of operands ------------------------------------------------------------------
 
 
-def in_place(kernel: RegionKernel, done: Collection[Piece], memory: dict[Piece, SizedTensor],
-             placed: Collection[Piece]) -> dict[int, int]:
+def in_place(
+    kernel: RegionKernel,
+    done: Collection[Piece],
+    memory: dict[Piece, SizedTensor],
+    placed: Collection[Piece],
+) -> dict[int, int]:
     """Of results, by their places among what is stored, the places of the operands that they replace,
     among what is given. ``done``: what nothing needs behind the kernel; ``memory``: how that lies of it
     which kernels have stored; ``placed``: what lies in another value's memory."""
@@ -428,9 +494,15 @@ def in_place(kernel: RegionKernel, done: Collection[Piece], memory: dict[Piece, 
     for i, into in enumerate(found.stored):
         for j, (x, piece) in enumerate(zip(found.given, kernel.given, strict=True)):
             own = memory.get(piece)
-            if (own == kernel.memory[i] and piece in done and not isinstance(piece, RegionInput)
-                    and piece not in placed and kernel.stored[i] not in placed
-                    and j not in places.values() and _alike(found.compute, x, into)):
+            if (
+                own == kernel.memory[i]
+                and piece in done
+                and not isinstance(piece, RegionInput)
+                and piece not in placed
+                and kernel.stored[i] not in placed
+                and j not in places.values()
+                and _alike(found.compute, x, into)
+            ):
                 places[i] = j
                 break
     return places
@@ -443,8 +515,9 @@ def _alike(compute: Compute, read: str, stored: str) -> bool:
     return len(seen) == 2 and seen[0] == seen[1] and seen[0][1] is TRUE
 
 
-def replacing(region: Sequence[RegionKernel], last: Sequence[Collection[Piece]],
-              placed: Collection[Piece] = ()) -> list[dict[int, int]]:
+def replacing(
+    region: Sequence[RegionKernel], last: Sequence[Collection[Piece]], placed: Collection[Piece] = ()
+) -> list[dict[int, int]]:
     """``in_place`` of each kernel of a region."""
     memory: dict[Piece, SizedTensor] = {}
     found = []

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
+from transconv.calls import stats
 from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
@@ -36,8 +37,11 @@ class TorchRegion:
         found: Sequence[Any] = self.run(*given)
         ends: Any = self.gm.graph.output_node().args[0]
         wanted = [getattr(n.meta["val"], "dtype", None) if isinstance(n, fx.Node) else None for n in ends]
-        wrong = [f"{t.dtype}, expected {dtype}" for t, dtype in zip(found, wanted, strict=True)
-                 if dtype is not None and t.dtype != dtype]
+        wrong = [
+            f"{t.dtype}, expected {dtype}"
+            for t, dtype in zip(found, wanted, strict=True)
+            if dtype is not None and t.dtype != dtype
+        ]
         if wrong:
             log.warning("Inductor's result is of type %s: torch's operators compute it", wrong[0])
             self.run, self.compiles = self.gm.forward, False
@@ -52,6 +56,7 @@ class TorchRegion:
         def compile_() -> Callable[..., Any]:
             found: Callable[..., Any] = torch_internals.inductor_compile(self.gm, like)
             return found
+
         with ThreadPoolExecutor(1) as fresh:
             return fresh.submit(compile_).result()
 
@@ -59,3 +64,21 @@ class TorchRegion:
         """By Inductor, for all sizes: through torch.compile, which asks for symbols of its own."""
         made: Callable[..., Any] = torch.compile(self.gm, dynamic=True)
         return made
+
+
+def whole_graph(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[..., Any]:
+    """A graph that torch computes whole."""
+    if rest == "eager":
+        return gm.forward
+    return cast(Callable[..., Any], torch_internals.compile_fx(gm, list(inputs)))
+
+
+def left_nodes(gm: fx.GraphModule) -> dict[str, str]:
+    """The operations, by their names, of modules that ``transconv.off`` leaves to torch, and why."""
+    return {n.name: why for n in gm.graph.nodes if (why := (n.meta.get("custom") or {}).get("by"))}
+
+
+def announce_torch(reason: str, message: str, what: str) -> None:
+    """Tell the caller that torch computes something, and count it."""
+    stats.announce(reason, message, what)
+    stats.add(False, reason, 1)

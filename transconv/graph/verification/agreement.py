@@ -39,8 +39,12 @@ PIECE = 1 << 24  # elements that are compared at a time
 SEED = 0x7AB5
 WIDER = 12  # bytes of f64 and of what is compared, for each of f32: six runs are held one by one
 EXTREMES = (aten.argmax, aten.argmin, aten.max, aten.min)
-POOLS = {aten.max_pool2d_with_indices: 2, aten.max_pool3d_with_indices: 3,
-         aten.adaptive_max_pool2d: 2, aten.adaptive_max_pool3d: 3}
+POOLS = {
+    aten.max_pool2d_with_indices: 2,
+    aten.max_pool3d_with_indices: 3,
+    aten.adaptive_max_pool2d: 2,
+    aten.adaptive_max_pool3d: 3,
+}
 
 
 def difference(values: Values, name: str, got: Tensor, tf32: bool) -> str:
@@ -129,22 +133,31 @@ def _told(bad: Tensor, got: Tensor, want: Tensor) -> str:
     if not bool(bad.any()):
         return ""
     first = tuple(torch.nonzero(bad)[0].tolist()) if bad.dim() else ()
-    one, other = (f"{x:.9g}" if isinstance(x, float) else str(x) for x in (
-        t[first].item() for t in (got, want)))
-    return (f"{int(bad.sum())} of {bad.numel()} elements differ, the first at {list(first)}: "
-            f"{one} instead of {other}")
+    one, other = (
+        f"{x:.9g}" if isinstance(x, float) else str(x) for x in (t[first].item() for t in (got, want))
+    )
+    return (
+        f"{int(bad.sum())} of {bad.numel()} elements differ, the first at {list(first)}: "
+        f"{one} instead of {other}"
+    )
 
 
 # -- floats, and what is made of them ---------------------------------------------------------------
 
 
-def _too_far(values: Values, nodes: Sequence[RecordedNode], name: str, got: Tensor, want: Tensor,
-             tf32: bool) -> Tensor:
+def _too_far(
+    values: Values, nodes: Sequence[RecordedNode], name: str, got: Tensor, want: Tensor, tf32: bool
+) -> Tensor:
     """Which elements are farther from all that rounding makes of them than torch's error allows."""
     wide = values.of.nodes[name].node.meta["val"].dtype in (torch.float64, torch.complex128)
     exact = values.evaluated(nodes, [name], wide=True)[name]
-    runs = chain([exact], (values.evaluated(nodes, [name], wide=True, change=change)[name]
-                           for change in _changes(got.device, wide, tf32)))
+    runs = chain(
+        [exact],
+        (
+            values.evaluated(nodes, [name], wide=True, change=change)[name]
+            for change in _changes(got.device, wide, tf32)
+        ),
+    )
     if not got.is_floating_point() and not got.is_complex():
         same: Tensor = got == want
         for run in runs:
@@ -189,6 +202,7 @@ def _changes(device: torch.device, wide: bool, tf32: bool) -> Iterator[Change]:
                 return t
             sign = torch.randint(0, 2, t.shape, generator=drawn, device=t.device, dtype=torch.int8)
             return t + size * t.abs().clamp(min=least) * (2 * sign - 1)
+
         return Change(change, meets)
 
     yield from (aside(one), aside(-one), by_chance(SEED, True), by_chance(SEED + 1, False))
@@ -206,7 +220,8 @@ def _choice(values: Values, nodes: Sequence[RecordedNode], name: str) -> Recorde
         if packet in (aten.argmax, aten.argmin):
             return at
         if at.target is not getattr(torch.ops.prims, "convert_element_type").default and (  # noqa: B009
-                packet not in (aten._to_copy, aten.clone, aten.alias)):
+            packet not in (aten._to_copy, aten.clone, aten.alias)
+        ):
             break
         at = by_name.get(at.inputs[0])
     if at is None or at.target is not operator.getitem or at.args[1] != 1:
@@ -216,8 +231,9 @@ def _choice(values: Values, nodes: Sequence[RecordedNode], name: str) -> Recorde
     return made if packet in EXTREMES or packet in POOLS else None
 
 
-def _chosen_otherwise(values: Values, nodes: Sequence[RecordedNode], choice: RecordedNode, got: Tensor,
-                      want: Tensor) -> Tensor:
+def _chosen_otherwise(
+    values: Values, nodes: Sequence[RecordedNode], choice: RecordedNode, got: Tensor, want: Tensor
+) -> Tensor:
     """Which indices select other values than torch's."""
     of = choice.inputs[0]
     before = values.needed(of)
@@ -231,8 +247,11 @@ def _chosen_otherwise(values: Values, nodes: Sequence[RecordedNode], choice: Rec
     error = (known.to(exact.dtype) - exact).abs() if known.is_floating_point() else torch.zeros(1)
     most_off = torch.nan_to_num(error, 0.0, 0.0, 0.0).max() if error.numel() else torch.zeros(())
     rounded = spacing([n.node for n in before]) * torch.nan_to_num(b.double(), 0.0, 0.0, 0.0).abs()
-    good = (a == b) | (a != a) & (b != b) | (
-        (a.double() - b.double()).abs() <= TIMES * (most_off.to(rounded.device) + rounded))
+    good = (
+        (a == b)
+        | (a != a) & (b != b)
+        | ((a.double() - b.double()).abs() <= TIMES * (most_off.to(rounded.device) + rounded))
+    )
     return ~(good & here)
 
 
@@ -255,9 +274,15 @@ def _selected(flat: Tensor, choice: RecordedNode, indices: Tensor) -> Tensor:
     dim = choice.args[1] if len(choice.args) > 1 else choice.kwargs.get("dim")
     if dim is None:
         return flat[indices.reshape(-1)].view(indices.shape)
-    keep = indices.dim() == flat.dim() and flat.dim() > 0 and bool(
-        choice.kwargs.get("keepdim", choice.args[2] if len(choice.args) > 2 else False))
+    keep = (
+        indices.dim() == flat.dim()
+        and flat.dim() > 0
+        and bool(choice.kwargs.get("keepdim", choice.args[2] if len(choice.args) > 2 else False))
+    )
     lead = indices.squeeze(dim) if keep else indices
-    found = flat.gather(-1, lead.unsqueeze(-1)).squeeze(-1) if flat.dim() and lead.dim() == (
-        flat.dim() - 1) else flat.expand(lead.shape)
+    found = (
+        flat.gather(-1, lead.unsqueeze(-1)).squeeze(-1)
+        if flat.dim() and lead.dim() == (flat.dim() - 1)
+        else flat.expand(lead.shape)
+    )
     return found.unsqueeze(dim) if keep else found

@@ -121,9 +121,13 @@ class Checks:
 
     def remarks(self) -> tuple[str, ...]:
         """What a report says."""
-        return (*[f"differs from torch's operators: {why}" for why in self.wrong],
-                *[f"not compared with torch's operators: {n} of its results, {why}"
-                  for why, n in self.left_out.items()])
+        return (
+            *[f"differs from torch's operators: {why}" for why in self.wrong],
+            *[
+                f"not compared with torch's operators: {n} of its results, {why}"
+                for why, n in self.left_out.items()
+            ],
+        )
 
 
 class WatchedCall:
@@ -143,8 +147,9 @@ class WatchedCall:
         for node, value in zip(nodes, made, strict=True):
             self.values.enter(origin(node), value)
 
-    def difference(self, key: object, name: str, got: Tensor, tf32: bool,
-                   works: Sequence[Workload]) -> str:
+    def difference(
+        self, key: object, name: str, got: Tensor, tf32: bool, works: Sequence[Workload]
+    ) -> str:
         """In what a result differs from torch's, where it can be told, with the operations."""
         if name not in self.values.pending or not self.has_time(key):
             return ""
@@ -234,8 +239,11 @@ class WatchedCall:
     def said(self, name: str) -> str:
         """The operations that make a result, and the line that asked for the last of them."""
         nodes = self.values.needed(name) or [self.values.of.nodes[name]]
-        words = [re.sub(r"^(aten|prims)\.|\.default$", "", str(n.target)) for n in nodes
-                 if n.target is not torch.ops.aten.view.default and "getitem" not in str(n.target)]
+        words = [
+            re.sub(r"^(aten|prims)\.|\.default$", "", str(n.target))
+            for n in nodes
+            if n.target is not torch.ops.aten.view.default and "getitem" not in str(n.target)
+        ]
         places = re.findall(r'File "([^"]+)", line (\d+)', nodes[-1].node.meta.get("stack_trace") or "")
         where = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
         return f"{', '.join(dict.fromkeys(words)) or name}{where}"
@@ -256,7 +264,7 @@ class RegionWatch:
     def look(self, kernel: RegionKernel, tensors: Sequence[Tensor]) -> None:
         """Compare what a kernel has stored, once all of it is there. Raises Unsupported where it is not
         torch's."""
-        stored = tensors[len(kernel.given):]
+        stored = tensors[len(kernel.given) :]
         tf32 = _rounds(kernel.workload)
         for piece, t in zip(kernel.stored, stored, strict=True):
             if self.last[piece] is not kernel or not (names := self.names.get(piece)):
@@ -300,19 +308,28 @@ class FirstCall:
     ``waits``: torch answers the call, of which what Inductor has compiled is compared, and what becomes of
     the results of regions."""
 
-    def __init__(self, checks: Checks, way: Any, values: tuple[int, ...], places: Sequence[int],
-                 waits: bool, entered: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        checks: Checks,
+        way: Any,
+        values: tuple[int, ...],
+        places: Sequence[int],
+        waits: bool,
+        entered: Callable[[str], None],
+    ) -> None:
         self.checks, self.way, self.values, self.places = checks, way, values, places
         self.waits, self.entered = waits, entered
 
-    def parts(self, sizes: Mapping[str, int], given: list[Any],
-              numbers: Mapping[str, int | float]) -> list[Any]:
+    def parts(
+        self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float]
+    ) -> list[Any]:
         """As ``Parts.__call__``."""
         checks, parts = self.checks, self.way.parts
         assert checks.reference is not None
         every = [k for found in parts.launches() for k in (*found.kernels, found.region)]
-        watch = WatchedCall(checks, checks.reference.values(given), checks.chosen(every, self.values),
-                            bool(self.values))
+        watch = WatchedCall(
+            checks, checks.reference.values(given), checks.chosen(every, self.values), bool(self.values)
+        )
         wait = self.way.wait
         made: list[Any] = parts.compared(sizes, given, numbers, watch, wait if self.waits else None)
         wrong = "" if watch.waiting else self.ends(watch, made)
@@ -368,8 +385,9 @@ def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> st
     """Write the case of a result in the cache's folder, and say where it is; empty for large ones. Raises
     OSError."""
     nodes = values.needed(name)
-    given = [values.of.nodes[x] for x in dict.fromkeys(x for n in nodes for x in n.inputs)
-             if x in values.known]
+    given = [
+        values.of.nodes[x] for x in dict.fromkeys(x for n in nodes for x in n.inputs) if x in values.known
+    ]
     held = [values.known[n.name] for n in given]
     if not nodes or sum(t.nbytes for t in held if isinstance(t, Tensor)) > LARGEST:
         return ""
@@ -379,20 +397,25 @@ def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> st
     named = any(isinstance(n, torch.SymInt) for x in given for n in _sizes(x))
     calls = [_first(given, held), tuple(held)] if named else [tuple(held)]
     data = io.BytesIO()
-    torch.save([tuple(x.detach().cpu() if isinstance(x, Tensor) else x for x in call) for call in calls],
-               data)
+    torch.save(
+        [tuple(x.detach().cpu() if isinstance(x, Tensor) else x for x in call) for call in calls], data
+    )
     device = next((t.device.type for t in held if isinstance(t, Tensor)), "cpu")
     title = re.sub(r'["\\]', "'", said).replace("\n", " ")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_data(folder / "inputs.pt", data.getvalue())
-    leave_text(folder, "case.py", TEXT.format(title=title, file=folder / "case.py", dynamic=named,
-                                              device=device, function=function))
+    leave_text(
+        folder,
+        "case.py",
+        TEXT.format(title=title, file=folder / "case.py", dynamic=named, device=device, function=function),
+    )
     leave_text(folder, "kernel.txt", "\n\n".join(str(c) for w in works for c in w.computations))
     return f"; python -m transconv report-wrong {folder / 'case.py'} makes a report of it"
 
 
-def text_of(values: Values, nodes: Sequence[RecordedNode], given: Sequence[RecordedNode],
-            name: str) -> str:
+def text_of(
+    values: Values, nodes: Sequence[RecordedNode], given: Sequence[RecordedNode], name: str
+) -> str:
     """Operations as a function of Python, ``computed``."""
     graph = fx.Graph()
     known = {x.node: graph.placeholder(x.name) for x in given}
@@ -402,7 +425,7 @@ def text_of(values: Values, nodes: Sequence[RecordedNode], given: Sequence[Recor
     graph.output(known[values.of.nodes[name].node])
     text = graph.python_code("self").src
     text = re.sub(r";  \w+( = \w+)* = None\b.*", "", text)  # what is freed
-    return text[text.index("def forward"):].replace("def forward(self, ", "def computed(").strip()
+    return text[text.index("def forward") :].replace("def forward(self, ", "def computed(").strip()
 
 
 def _sizes(node: RecordedNode) -> Sequence[Any]:
@@ -425,6 +448,7 @@ def _first(given: Sequence[RecordedNode], held: Sequence[Any]) -> tuple[Any, ...
         if now.is_floating_point():
             return torch.randn(shape, generator=drawn, device="cpu").to(now.dtype)
         return torch.zeros(shape, dtype=now.dtype, device="cpu")
+
     return tuple(made(n, x) for n, x in zip(given, held, strict=True))
 
 

@@ -29,11 +29,33 @@ from transconv.torch_ops.conversion.aten_replacement import aten as only_aten
 Tensor = torch.Tensor
 aten = torch.ops.aten
 ORIGIN = "transconv_origin"  # in a node's meta: its name in the graph that was handed over
-MADE_OF_NOTHING = {getattr(aten, name) for name in (
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")}
-PRODUCTS = {getattr(aten, name) for name in (
-    "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv", "convolution", "convolution_backward", "linear",
-    "matmul")}
+MADE_OF_NOTHING = {
+    getattr(aten, name)
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "empty_permuted",
+    )
+}
+PRODUCTS = {
+    getattr(aten, name)
+    for name in (
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "mv",
+        "dot",
+        "addmv",
+        "convolution",
+        "convolution_backward",
+        "linear",
+        "matmul",
+    )
+}
 COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 CLOSE = 4  # spacings
 ADDED = {getattr(aten, name) for name in ("add", "sub", "rsub")}
@@ -76,15 +98,24 @@ class Reference:
         self.nodes: dict[str, RecordedNode] = {}
         for node in gm.graph.nodes:
             node.meta[ORIGIN] = node.name
-            self.nodes[node.name] = RecordedNode(node.name, node.op, node.target, node.args, node.kwargs,
-                                         tuple([x.name for x in node.all_input_nodes]), node)
+            self.nodes[node.name] = RecordedNode(
+                node.name,
+                node.op,
+                node.target,
+                node.args,
+                node.kwargs,
+                tuple([x.name for x in node.all_input_nodes]),
+                node,
+            )
         self.order = {name: i for i, name in enumerate(self.nodes)}
         self.given = [n.name for n in self.nodes.values() if n.op == "placeholder"]
         ends: Any = [*self.nodes.values()][-1].args[0]
         self.results = [x.name if isinstance(x, fx.Node) else None for x in ends]
-        self.written = {self.given.index(n.inputs[0]): n.inputs[1] for n in self.nodes.values()
-                        if n.target is aten.copy_.default and n.inputs[0] in self.given
-                        and len(n.inputs) == 2}
+        self.written = {
+            self.given.index(n.inputs[0]): n.inputs[1]
+            for n in self.nodes.values()
+            if n.target is aten.copy_.default and n.inputs[0] in self.given and len(n.inputs) == 2
+        }
         users: dict[str, int] = dict.fromkeys(self.nodes, 0)
         for n in self.nodes.values():
             for x in n.inputs:
@@ -156,8 +187,13 @@ class Values:
             left += node.inputs
         return [self.of.nodes[at] for at in sorted(found, key=self.of.order.__getitem__)]
 
-    def evaluated(self, nodes: Sequence[RecordedNode], wanted: Sequence[str],
-                  wide: bool = False, change: Change | None = None) -> dict[str, Any]:
+    def evaluated(
+        self,
+        nodes: Sequence[RecordedNode],
+        wanted: Sequence[str],
+        wide: bool = False,
+        change: Change | None = None,
+    ) -> dict[str, Any]:
         """The values of ``wanted`` nodes, by torch, each other value freed behind its last reader.
         ``wide``: in f64; ``change``: what rounding makes of a value, see verification/agreement.py. Raises
         Unknown."""
@@ -200,7 +236,8 @@ def _why_not(node: RecordedNode) -> str:
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return f"{node.name} draws random numbers"
     if getattr(node.target, "overloadpacket", None) in MADE_OF_NOTHING and not all(
-            str(u.target).startswith(("aten.fill", "aten.full")) for u in node.node.users):
+        str(u.target).startswith(("aten.fill", "aten.full")) for u in node.node.users
+    ):
         return f"{node.name} has no values"
     return f"{node.name} writes to its operands" if _writes(node) else ""
 
@@ -243,11 +280,11 @@ def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: C
 
 def _below(x: Tensor) -> Any:
     """The share of the normal distribution. 1 + erf(x / sqrt(2)), torch's, has one digit of x = -8."""
-    return torch.special.erfc(x * -0.5**0.5) / 2
+    return torch.special.erfc(x * -(0.5**0.5)) / 2
 
 
 def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
-    inner = (x + 0.044715 * x**3) * (8 / pi)**0.5  # tanh(u) is 2 sigmoid(2 u) - 1
+    inner = (x + 0.044715 * x**3) * (8 / pi) ** 0.5  # tanh(u) is 2 sigmoid(2 u) - 1
     return x * (_below(x) if approximate == "none" else torch.sigmoid(inner))
 
 
@@ -275,9 +312,14 @@ def _hardswish_backward(g: Tensor, x: Tensor) -> Tensor:
 
 # Operators of f64 without the difference, or the sixth in f32 (a GPU's), by which torch's own lose digits.
 EXACT: dict[Any, Any] = {
-    aten.gelu: _gelu, aten.gelu_backward: _gelu_backward, aten.special_ndtr: _below,
-    aten.hardsigmoid: _hardsigmoid, aten.hardsigmoid_backward: _hardsigmoid_backward,
-    aten.hardswish: _hardswish, aten.hardswish_backward: _hardswish_backward}
+    aten.gelu: _gelu,
+    aten.gelu_backward: _gelu_backward,
+    aten.special_ndtr: _below,
+    aten.hardsigmoid: _hardsigmoid,
+    aten.hardsigmoid_backward: _hardsigmoid_backward,
+    aten.hardswish: _hardswish,
+    aten.hardswish_backward: _hardswish_backward,
+}
 
 
 def call_operator(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -291,8 +333,9 @@ def call_operator(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         given = [*args, *kwargs.values()]
         if all(t.is_contiguous() for t in given if isinstance(t, Tensor)):
             raise
-        dense = fx.node.map_aggregate((tuple(args), dict(kwargs)),
-                                      lambda t: t.contiguous() if isinstance(t, Tensor) else t)
+        dense = fx.node.map_aggregate(
+            (tuple(args), dict(kwargs)), lambda t: t.contiguous() if isinstance(t, Tensor) else t
+        )
         return target(*dense[0], **dense[1])
 
 
@@ -311,25 +354,38 @@ def _met(one: Any, other: Any, node: RecordedNode) -> Any:
 def _changed(value: Any, change: Change, what: str, node: RecordedNode) -> Any:
     """A value as rounding changes it: its tensors of floats."""
     eps = spacing([node.node])
-    least = max((torch.finfo(t.dtype).tiny for t in _tensors(node.node.meta.get("val"))
-                 if t.is_floating_point()), default=0.0)
+    least = max(
+        (torch.finfo(t.dtype).tiny for t in _tensors(node.node.meta.get("val")) if t.is_floating_point()),
+        default=0.0,
+    )
     return _pytree.tree_map_only(
-        Tensor, lambda t: change.move(t, what, eps, least) if t.is_floating_point() else t, value)
+        Tensor, lambda t: change.move(t, what, eps, least) if t.is_floating_point() else t, value
+    )
 
 
 def spacing(nodes: Iterable[fx.Node]) -> float:
     """The largest relative spacing of the types of floats that nodes have; 0 for none."""
-    return max((torch.finfo(t.dtype).eps for n in nodes for t in _tensors(n.meta.get("val"))
-                if t.is_floating_point()), default=0.0)
+    return max(
+        (
+            torch.finfo(t.dtype).eps
+            for n in nodes
+            for t in _tensors(n.meta.get("val"))
+            if t.is_floating_point()
+        ),
+        default=0.0,
+    )
 
 
 def _narrow(target: Any, args: Any, kwargs: Any, node: RecordedNode) -> Any:
     """The result of an operation that knows no f64."""
+
     def as_traced(x: Any) -> Any:
         return x.float() if isinstance(x, Tensor) and x.dtype is torch.float64 else x
+
     try:
-        return target(*fx.node.map_aggregate(args, as_traced), **{
-            k: as_traced(v) for k, v in kwargs.items()})
+        return target(
+            *fx.node.map_aggregate(args, as_traced), **{k: as_traced(v) for k, v in kwargs.items()}
+        )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -348,19 +404,23 @@ def _laid(t: Any, node: fx.Node) -> Any:
 
 def _widened(value: Any) -> Any:
     """Tensors of floats in f64, complex ones in complex128."""
+
     def wide(t: Tensor) -> Tensor:
         if t.is_complex():
             return t.to(torch.complex128)
         return t.to(torch.float64) if t.is_floating_point() else t
+
     return _pytree.tree_map_only(Tensor, wide, value)
 
 
 def _wide(given: Any) -> Any:
     """Arguments that name a type of floats, with f64 in its place."""
+
     def wide(x: Any) -> Any:
         if isinstance(x, torch.dtype):
             return torch.complex128 if x.is_complex else torch.float64 if x.is_floating_point else x
         return x
+
     return fx.node.map_aggregate(given, wide)
 
 
@@ -376,8 +436,7 @@ def bytes_of(nodes: Sequence[RecordedNode]) -> int:
         sizes[node.name] = sum(map(_bytes, _tensors(node.node.meta.get("val"))))
         held += sizes[node.name]
         most = max(most, held)
-        held -= sum(sizes.pop(x) for x in (*node.inputs, node.name)
-                    if x in sizes and last.get(x, i) <= i)
+        held -= sum(sizes.pop(x) for x in (*node.inputs, node.name) if x in sizes and last.get(x, i) <= i)
     return most
 
 
@@ -388,4 +447,5 @@ def _tensors(val: Any) -> list[Tensor]:
 def _bytes(t: Tensor) -> int:
     sizes: Sequence[Any] = t.shape
     return t.dtype.itemsize * prod(
-        n if isinstance(n, int) else int(getattr(n.node, "hint", None) or 1) for n in sizes)
+        n if isinstance(n, int) else int(getattr(n.node, "hint", None) or 1) for n in sizes
+    )

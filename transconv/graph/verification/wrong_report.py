@@ -46,8 +46,9 @@ class WrongResult:
     kernels: Sequence[str]
 
 
-def wrong_result(function: Callable[..., Any], calls: Sequence[Call],
-                 dynamic: bool | None = None) -> WrongResult | None:
+def wrong_result(
+    function: Callable[..., Any], calls: Sequence[Call], dynamic: bool | None = None
+) -> WrongResult | None:
     """What is wrong with a function's last call, with the smallest inputs that are found; None where ours
     is torch's. ``dynamic``: as torch.compile takes it."""
     first = _tried(function, calls, dynamic)
@@ -70,8 +71,9 @@ def wrong_result(function: Callable[..., Any], calls: Sequence[Call],
     return first
 
 
-def _tried(function: Callable[..., Any], calls: Sequence[Call],
-           dynamic: bool | None) -> WrongResult | None:
+def _tried(
+    function: Callable[..., Any], calls: Sequence[Call], dynamic: bool | None
+) -> WrongResult | None:
     torch.compiler.reset()
     compiled = torch.compile(function, backend=backend, dynamic=dynamic)
     with torch.no_grad():
@@ -79,8 +81,14 @@ def _tried(function: Callable[..., Any], calls: Sequence[Call],
         with _unchecked():
             for call in calls:
                 ours = _several(compiled(*_copied(call)))
-        why = next((f"result {i}: {said}" for i, (a, b) in enumerate(zip(ours, torchs, strict=True))
-                    if isinstance(b, Tensor) and (said := _apart(function, calls[-1], i, a, b))), "")
+        why = next(
+            (
+                f"result {i}: {said}"
+                for i, (a, b) in enumerate(zip(ours, torchs, strict=True))
+                if isinstance(b, Tensor) and (said := _apart(function, calls[-1], i, a, b))
+            ),
+            "",
+        )
     if not why:
         return None
     graphs = Report(tuple(g for made in found(compiled) for g in made.graphs)).graphs
@@ -115,12 +123,15 @@ def _apart(function: Callable[..., Any], call: Call, place: int, ours: Any, torc
             exact = _several(function(*map(_wide, _copied(call))))[place]
         except Exception:  # it knows no f64
             exact = torchs.double()
-    one, other = (torch.nan_to_num((x.double() - exact.double()).abs(), float("inf"))
-                  for x in (ours, torchs))
+    one, other = (
+        torch.nan_to_num((x.double() - exact.double()).abs(), float("inf")) for x in (ours, torchs)
+    )
     if torchs.is_floating_point() and float(one.max()) <= TIMES * float(other.max()):
         return ""
-    return (f"the largest error is {float(one.max()):.4g}, torch's is {float(other.max()):.4g}, in "
-            f"{int((ours != torchs).sum())} of {ours.numel()} elements that differ")
+    return (
+        f"the largest error is {float(one.max()):.4g}, torch's is {float(other.max()):.4g}, in "
+        f"{int((ours != torchs).sum())} of {ours.numel()} elements that differ"
+    )
 
 
 def _wide(x: Any) -> Any:
@@ -139,8 +150,10 @@ def _halved(call: Call) -> Iterator[Call]:
     """The same call with each of its sizes cut in half, everywhere that it stands; then less by one."""
     sizes = sorted({n for x in call if isinstance(x, Tensor) for n in x.shape if n > 1}, reverse=True)
     for n, to in [(n, n // 2) for n in sizes] + [(n, n - 1) for n in sizes]:
-        yield tuple(_cut(x, n, to) if isinstance(x, Tensor) else to if type(x) is int and x == n else x
-                    for x in call)
+        yield tuple(
+            _cut(x, n, to) if isinstance(x, Tensor) else to if type(x) is int and x == n else x
+            for x in call
+        )
 
 
 def _cut(x: Tensor, n: int, to: int) -> Tensor:
@@ -167,10 +180,12 @@ def page(wrong: WrongResult, function: str) -> str:
     """The report, in Markdown. ``function``: its text."""
     calls = "\n\n".join(f"Call {i}:\n\n{_shown(call)}" for i, call in enumerate(wrong.calls, 1))
     kernels = "\n\n".join(f"```text\n{k}\n```" for k in wrong.kernels)
-    return (f"# A wrong result of transconv\n\n{wrong.why}.\n\n## The function\n\n"
-            f"```python\n{function}\n```\n\n{calls}\n\n## The results of the last call\n\n"
-            f"Of transconv:\n\n{_shown(wrong.ours)}\n\nOf torch:\n\n{_shown(wrong.torchs)}\n\n"
-            f"## Versions\n\n```text\n{versions()}\n```\n\n## Kernels\n\n{kernels}\n")
+    return (
+        f"# A wrong result of transconv\n\n{wrong.why}.\n\n## The function\n\n"
+        f"```python\n{function}\n```\n\n{calls}\n\n## The results of the last call\n\n"
+        f"Of transconv:\n\n{_shown(wrong.ours)}\n\nOf torch:\n\n{_shown(wrong.torchs)}\n\n"
+        f"## Versions\n\n```text\n{versions()}\n```\n\n## Kernels\n\n{kernels}\n"
+    )
 
 
 def _shown(values: Sequence[Any]) -> str:
@@ -186,25 +201,35 @@ def _shown(values: Sequence[Any]) -> str:
 
 def versions() -> str:
     """What a result may depend on, a line each."""
+
     def of(name: str) -> str:
         try:
             return version(name)
         except PackageNotFoundError:
             return "not installed"
+
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cuda = torch.version.cuda
-    lines = [f"transconv {cache_bundle.versions()['transconv']}",
-             f"Python {platform.python_version()} on {platform.platform()}",
-             *[f"{name} {of(name)}" for name in ("torch", "triton", "numpy")],
-             f"{chip}, CUDA {cuda}"]
+    lines = [
+        f"transconv {cache_bundle.versions()['transconv']}",
+        f"Python {platform.python_version()} on {platform.platform()}",
+        *[f"{name} {of(name)}" for name in ("torch", "triton", "numpy")],
+        f"{chip}, CUDA {cuda}",
+    ]
     return "\n".join([*lines, *[f"{k}={v}" for k, v in knobs.given("TRANSCONV_", "TRITON_").items()]])
 
 
 def written(wrong: WrongResult, function: str, to: Path) -> Path:
     """Write the page, the tensors and the function to a zip file. Raises OSError."""
     tensors = io.BytesIO()
-    torch.save({"calls": [[*map(_plain, call)] for call in wrong.calls],
-                "ours": [*map(_plain, wrong.ours)], "torch": [*map(_plain, wrong.torchs)]}, tensors)
+    torch.save(
+        {
+            "calls": [[*map(_plain, call)] for call in wrong.calls],
+            "ours": [*map(_plain, wrong.ours)],
+            "torch": [*map(_plain, wrong.torchs)],
+        },
+        tensors,
+    )
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("report.md", page(wrong, function))
         file.writestr("function.py", function)

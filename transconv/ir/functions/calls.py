@@ -51,12 +51,26 @@ def _helper(name: str, says: str, body: str) -> str:
 REDUCERS = {
     "sum": Reducer(0.0, np.sum, Add),
     "prod": Reducer(1.0, np.prod, Mul, _helper("prod", "The product of two values.", "a * b")),
-    "max": Reducer(float("-inf"), np.max, Max, _helper(
-        "max", "The greater of two values, NaN if one is.",
-        "{tl}.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
-    "min": Reducer(float("inf"), np.min, Min, _helper(
-        "min", "The lesser of two values, NaN if one is.",
-        "{tl}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)")),
+    "max": Reducer(
+        float("-inf"),
+        np.max,
+        Max,
+        _helper(
+            "max",
+            "The greater of two values, NaN if one is.",
+            "{tl}.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+        ),
+    ),
+    "min": Reducer(
+        float("inf"),
+        np.min,
+        Min,
+        _helper(
+            "min",
+            "The lesser of two values, NaN if one is.",
+            "{tl}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+        ),
+    ),
 }
 """The reductions, by name."""
 
@@ -252,16 +266,26 @@ WHOLE
         made = made.to({tl}.float32, bitcast=True)
     return made
 '''
-SIN = CIRCULAR.replace("NAMEine", "sine").replace("NAME", "sin").replace("WHOLE", """\
+SIN = (
+    CIRCULAR.replace("NAMEine", "sine")
+    .replace("NAME", "sin")
+    .replace(
+        "WHOLE",
+        """\
         size = {tl}.abs(x)
         whole = {tl}.fma(size, 0.31830987334251404, 12582912.0)
         sign = (whole.to({tl}.int32, bitcast=True) << 31) ^ (x.to({tl}.int32, bitcast=True) & -2147483648)
-        whole = whole - 12582912.0""")
-COS = CIRCULAR.replace("NAME", "cos").replace("WHOLE", """\
+        whole = whole - 12582912.0""",
+    )
+)
+COS = CIRCULAR.replace("NAME", "cos").replace(
+    "WHOLE",
+    """\
         size = x
         whole = {tl}.fma(x, 0.31830987334251404, -0.5) + 12582913.0
         sign = whole.to({tl}.int32, bitcast=True) << 31
-        whole = whole - 12582913.0 + 0.5""")
+        whole = whole - 12582913.0 + 0.5""",
+)
 
 # A quotient has the digits of one number: what it leaves of the dividend is exact, and smaller by as many
 # digits. A quotient of 2**254 takes twelve such steps; the first half of them by a larger divisor, of
@@ -281,10 +305,14 @@ def rest(a, b):
     left = {tl}.where(({tl}.abs(a) < b) & (b == float("inf")), {tl}.abs(a), left)
     return {tl}.where(a < 0, -left, left)
 '''
-REST_WIDE = (REST.replace("rest(", "rest_wide(").replace("float32", "float64")
-             .replace("range(12)", "range(42)").replace("step < 6", "step < 21")
-             .replace("8.507059173023462e37", "4.49423283715579e307")
-             .replace("{tl}.div_rn(left, by)", "left / by"))
+REST_WIDE = (
+    REST.replace("rest(", "rest_wide(")
+    .replace("float32", "float64")
+    .replace("range(12)", "range(42)")
+    .replace("step < 6", "step < 21")
+    .replace("8.507059173023462e37", "4.49423283715579e307")
+    .replace("{tl}.div_rn(left, by)", "left / by")
+)
 
 # From 2**23 on (2**52 in f64) floats are whole; below, a sum with that number is rounded to a whole one.
 # It has the sign of x, also where it is 0.
@@ -358,8 +386,14 @@ def quotient(a, b):
 REMAINDER = QUOTIENT.replace("quotient", "remainder").replace("//", "%")
 
 
-def _same(name: str, function: Callable[..., Array], slots: float, arity: int = 1, off: float = 4.0,
-          inside: float = 0.0) -> Callee:
+def _same(
+    name: str,
+    function: Callable[..., Array],
+    slots: float,
+    arity: int = 1,
+    off: float = 4.0,
+    inside: float = 0.0,
+) -> Callee:
     """A function that has this name in both Triton and Gluon. Those of one operand are the library's."""
     return Callee(arity, function, name, name, off=off, inside=inside, flushes=arity == 1, slots=slots)
 
@@ -388,61 +422,142 @@ CALLS: dict[str, Callee] = {
     "sin": Callee(1, np.sin, "sin", "sin", helper=SIN, off=5.0, flushes=True, slots=16.0, branches=True),
     "cos": Callee(1, np.cos, "cos", "cos", helper=COS, off=5.0, flushes=True, slots=17.0, branches=True),
     "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0, slots=23.0),
-    "expm1": Callee(1, np.expm1, "expm1", "expm1", helper=EXPM1, off=6.0, inside=2.0, flushes=True,
-                    slots=14.0),
-    "ndtr": Callee(1, _below, "ndtr", "ndtr", helper=NDTR, floats=(32,), off=12.0, inside=2.0,
-                   slots=24.0),
-    "ndtr_wide": Callee(1, _below, "ndtr_wide", "ndtr_wide", helper=NDTR_WIDE, floats=(64,), off=7.0,
-                        slots=75.0),
-    "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "erf", "erf", helper=ERF, flushes=True,
-                  slots=19.0),
-    "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))", off=9.0,
-                      inside=2.0, slots=12.0),
+    "expm1": Callee(
+        1, np.expm1, "expm1", "expm1", helper=EXPM1, off=6.0, inside=2.0, flushes=True, slots=14.0
+    ),
+    "ndtr": Callee(1, _below, "ndtr", "ndtr", helper=NDTR, floats=(32,), off=12.0, inside=2.0, slots=24.0),
+    "ndtr_wide": Callee(
+        1, _below, "ndtr_wide", "ndtr_wide", helper=NDTR_WIDE, floats=(64,), off=7.0, slots=75.0
+    ),
+    "erf": Callee(
+        1, np.vectorize(math.erf, otypes=[np.float64]), "erf", "erf", helper=ERF, flushes=True, slots=19.0
+    ),
+    "sigmoid": Callee(
+        1,
+        lambda x: 1 / (1 + np.exp(-x)),
+        "sigmoid",
+        "1.0 / (1.0 + gl.exp(-{}))",
+        off=9.0,
+        inside=2.0,
+        slots=12.0,
+    ),
     "rest": Callee(2, np.fmod, "rest", "rest", helper=REST, floats=(32,), off=0.0, slots=150.0),
-    "rest_wide": Callee(2, np.fmod, "rest_wide", "rest_wide", helper=REST_WIDE, floats=(64,), off=0.0,
-                        slots=400.0),
+    "rest_wide": Callee(
+        2, np.fmod, "rest_wide", "rest_wide", helper=REST_WIDE, floats=(64,), off=0.0, slots=400.0
+    ),
     "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True, off=0.0, slots=1.0),
     "floor": _same("floor", np.floor, 1.0, off=0.0),
     "ceil": _same("ceil", np.ceil, 1.0, off=0.0),
     "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST, off=0.0),
-    "nearest_small": Callee(1, lambda x: np.rint(np.where(np.isnan(x), 0, x)), "nearest_small",
-                            "nearest_small", helper=NEAREST_SMALL, floats=(32,), off=0.0, result=i32,
-                            slots=4.0),
-    "nearest_within": Callee(3, lambda x, low, high: np.rint(np.fmin(np.fmax(x, low), high)),
-                             "nearest_within", "nearest_within", helper=NEAREST_WITHIN, off=0.0,
-                             result=i32, takes=(f32, i32, i32), slots=4.0),
+    "nearest_small": Callee(
+        1,
+        lambda x: np.rint(np.where(np.isnan(x), 0, x)),
+        "nearest_small",
+        "nearest_small",
+        helper=NEAREST_SMALL,
+        floats=(32,),
+        off=0.0,
+        result=i32,
+        slots=4.0,
+    ),
+    "nearest_within": Callee(
+        3,
+        lambda x, low, high: np.rint(np.fmin(np.fmax(x, low), high)),
+        "nearest_within",
+        "nearest_within",
+        helper=NEAREST_WITHIN,
+        off=0.0,
+        result=i32,
+        takes=(f32, i32, i32),
+        slots=4.0,
+    ),
     # The languages' own division is off by up to two units in the last place in f32.
-    "divided": Callee(2, np.divide, "divided", "divided", helper=DIVIDED, floats=(32,), off=1.0,
-                      slots=8.0),
-    "random_bits": Callee(2, rounding.numpy_bits, "random_bits", "random_bits",
-                          helper=rounding.RANDOM_BITS, floats=(),
-                          ints=True, off=0.0),
-    **{f"stochastic_{t}": Callee(2, rounding.in_numpy(t), f"stochastic_{t}", f"stochastic_{t}",
-                                 helper=rounding.helper(t), floats=(32,),
-                                 off=2.0**(25 - t.digits), slots=17.0) for t in rounding.SHORT},
-    "quotient": Callee(2, np.floor_divide, "quotient", "quotient", helper=QUOTIENT, floats=(), ints=True,
-                       off=0.0),
-    "remainder": Callee(2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(),
-                        ints=True, off=0.0),
+    "divided": Callee(
+        2, np.divide, "divided", "divided", helper=DIVIDED, floats=(32,), off=1.0, slots=8.0
+    ),
+    "random_bits": Callee(
+        2,
+        rounding.numpy_bits,
+        "random_bits",
+        "random_bits",
+        helper=rounding.RANDOM_BITS,
+        floats=(),
+        ints=True,
+        off=0.0,
+    ),
+    **{
+        f"stochastic_{t}": Callee(
+            2,
+            rounding.in_numpy(t),
+            f"stochastic_{t}",
+            f"stochastic_{t}",
+            helper=rounding.helper(t),
+            floats=(32,),
+            off=2.0 ** (25 - t.digits),
+            slots=17.0,
+        )
+        for t in rounding.SHORT
+    },
+    "quotient": Callee(
+        2, np.floor_divide, "quotient", "quotient", helper=QUOTIENT, floats=(), ints=True, off=0.0
+    ),
+    "remainder": Callee(
+        2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(), ints=True, off=0.0
+    ),
     "fma": _same("fma", rounding.multiply_add, 1.0, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""
 
 
-CALLS |= {name: Callee(n, packed_bytes.bytes_in_numpy, name, name, helper=packed_bytes.bytes_helper(n),
-                       floats=(), ints=True, off=0.0, result=i32)
-          for n, name in packed_bytes.BYTES.items()}
-CALLS |= {name: Callee(2, packed_bytes.shifted_in_numpy(n), name, name,
-                       helper=packed_bytes.shifted_helper(n), floats=(), ints=True, off=0.0, result=i32,
-                       takes=(i32, i32)) for n, name in packed_bytes.SHIFTED.items()}
-CALLS |= {name: Callee(3, packed_bytes.products_in_numpy(*types), name, name,
-                       helper=packed_bytes.products_helper(*types), floats=(),
-                       ints=True, off=0.0, result=i32, takes=(i32, i32, i32))
-          for types, name in packed_bytes.PRODUCTS.items()}
+CALLS |= {
+    name: Callee(
+        n,
+        packed_bytes.bytes_in_numpy,
+        name,
+        name,
+        helper=packed_bytes.bytes_helper(n),
+        floats=(),
+        ints=True,
+        off=0.0,
+        result=i32,
+    )
+    for n, name in packed_bytes.BYTES.items()
+}
+CALLS |= {
+    name: Callee(
+        2,
+        packed_bytes.shifted_in_numpy(n),
+        name,
+        name,
+        helper=packed_bytes.shifted_helper(n),
+        floats=(),
+        ints=True,
+        off=0.0,
+        result=i32,
+        takes=(i32, i32),
+    )
+    for n, name in packed_bytes.SHIFTED.items()
+}
+CALLS |= {
+    name: Callee(
+        3,
+        packed_bytes.products_in_numpy(*types),
+        name,
+        name,
+        helper=packed_bytes.products_helper(*types),
+        floats=(),
+        ints=True,
+        off=0.0,
+        result=i32,
+        takes=(i32, i32, i32),
+    )
+    for types, name in packed_bytes.PRODUCTS.items()
+}
 
 
-def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,
-            language: str) -> list[str]:
+def helpers(
+    names: set[str], types: set[DType], reductions: set[str], jit: str, language: str
+) -> list[str]:
     """The source lines of the helpers that a module needs for these functions, for casts to these types
     and for these reductions, with empty lines between them."""
     known = {n for n in names if n in CALLS}
@@ -451,5 +566,6 @@ def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,
     texts = [CALLS[n].helper for n in sorted(known)]
     texts += [t.rounding.helper for t in sorted(types, key=str) if t.rounding is not None]
     texts += [REDUCERS[n].helper for n in sorted(reductions)]
-    return [line for text in texts if text
-            for line in (*text.format(jit=jit, tl=language).splitlines(), "")]
+    return [
+        line for text in texts if text for line in (*text.format(jit=jit, tl=language).splitlines(), "")
+    ]

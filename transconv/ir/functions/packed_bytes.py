@@ -55,9 +55,13 @@ def bytes_helper(n: int) -> str:
         asm = [f"p, {a}, {b}, 0x5140", f"q, {a}, {b}, 0x7362"]
         asm += [f"r, {c}, {d}, 0x5140", f"s, {c}, {d}, 0x7362"] if n > 2 else ["r, z, z, 0", "s, z, z, 0"]
         asm += ["$0, p, r, 0x5410", "$1, p, r, 0x7632", "$2, q, s, 0x5410", "$3, q, s, 0x7632"]
-    return _BYTES.format(n=n, params=", ".join(_LETTERS[:n]), r=",".join("r" * n),
-                         what=f"The bytes of {n} numbers as a word" if n > 1 else "A byte as a word",
-                         asm="".join(f"prmt.b32 {x}; " for x in asm))
+    return _BYTES.format(
+        n=n,
+        params=", ".join(_LETTERS[:n]),
+        r=",".join("r" * n),
+        what=f"The bytes of {n} numbers as a word" if n > 1 else "A byte as a word",
+        asm="".join(f"prmt.b32 {x}; " for x in asm),
+    )
 
 
 def products_helper(left: DType, right: DType) -> str:
@@ -80,15 +84,18 @@ def shifted_helper(n: int) -> str:
 
 def shifted_in_numpy(n: int) -> Any:
     """The meaning of ``shifted_helper``."""
+
     def meaning(a: Array, b: Array) -> Array:
         low, high = (np.asarray(x, np.int32).view(np.uint32) for x in np.broadcast_arrays(a, b))
         word = low >> np.uint32(8 * n) | high << np.uint32(32 - 8 * n)
         return word.astype(np.uint32).view(np.int32)
+
     return meaning
 
 
 def products_in_numpy(left: DType, right: DType) -> Any:
     """The meaning of ``products_helper``, of which sums wrap around."""
+
     def meaning(a: Array, b: Array, total: Array) -> Array:
         def each(word: Array, t: DType) -> list[Array]:
             words = np.asarray(word, np.int32).view(np.uint32)
@@ -98,6 +105,7 @@ def products_in_numpy(left: DType, right: DType) -> Any:
         pairs = zip(each(a, left), each(b, right), strict=True)
         wide = sum((x * y for x, y in pairs), np.asarray(total, np.int64))
         return np.asarray(wide).astype(np.int32)
+
     return meaning
 
 

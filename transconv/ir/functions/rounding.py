@@ -91,7 +91,7 @@ def convert(x: Array, to: DType) -> Array:
     if to.kind != "float" or to.digits == HELD[to.numpy][1]:
         return made
     near, place = rounded(made, to), 2 * to.tiny
-    small = np.abs(made) < place * 2.0**(to.digits - 1)  # subnormal numbers are evenly spaced
+    small = np.abs(made) < place * 2.0 ** (to.digits - 1)  # subnormal numbers are evenly spaced
     if place > float(np.finfo(to.numpy).smallest_subnormal):
         near = np.where(small, np.rint(made / np.float64(place)) * place, near).astype(to.numpy)
     return near if to.largest == np.inf else np.clip(near, -to.largest, to.largest)
@@ -136,9 +136,11 @@ def one_of_two(x: Any, chance: Any, to: DType, library: Any) -> Any:
 
 def in_numpy(to: DType) -> Any:
     """``one_of_two`` of NumPy's arrays."""
+
     def rounded(x: Any, chance: Any) -> Any:
         with np.errstate(invalid="ignore"):
             return one_of_two(x.astype(np.float64), chance.astype(np.float64), to, np)
+
     return rounded
 
 
@@ -197,22 +199,23 @@ def stochastic_{name}(x, chance):
     return {{tl}}.where(x < 0, -near, near)
 '''
 # Numbers below the smallest one with all digits are evenly spaced.
-SMALL = '''
+SMALL = """
     places = size * {places!r}
     low = {{tl}}.floor(places)
     below = {{tl}}.where(size < {normal!r}, low * {least!r}, below)
     above = {{tl}}.where(size < {normal!r}, low * {least!r} + {least!r}, above)
-    share = {{tl}}.where(size < {normal!r}, places - low, share)'''
+    share = {{tl}}.where(size < {normal!r}, places - low, share)"""
 
 
 def helper(to: DType) -> str:
     """The source of the function that rounds to a type."""
     bits, least = f32.digits - to.digits, 2 * to.tiny
-    normal = least * 2.0**(to.digits - 1)
+    normal = least * 2.0 ** (to.digits - 1)
     small = SMALL.format(places=1 / least, least=least, normal=normal)
     has_own = normal > 2.0**-126  # the smallest of f32: bf16 has its exponents
-    return STOCHASTIC.format(name=to.name, cut=(1 << bits) - 1, step=1 << bits, unit=2.0**-bits,
-                             small=small if has_own else "")
+    return STOCHASTIC.format(
+        name=to.name, cut=(1 << bits) - 1, step=1 << bits, unit=2.0**-bits, small=small if has_own else ""
+    )
 
 
 def multiply_add(x: Array, y: Array, z: Array) -> Array:

@@ -1,9 +1,9 @@
 """Values converted to the type of a result: rounded to nearest, ties to even, and kept in its range.
 
-    f32 -> i8     i8(nearest_small(min(max(x, -128.0), 127.0)))       a NaN is 0
-    f32 -> i8     i8(nearest_within(x, -128, 127))                    of integers, scaled and shifted
-    i32 -> u8     u8(min(max(x, 0), 255))
-    f32 -> f8e4m3 f8e4m3(min(max(x, -448.0), 448.0))       chips differ in what a cast makes of more
+f32 -> i8     i8(nearest_small(min(max(x, -128.0), 127.0)))       a NaN is 0
+f32 -> i8     i8(nearest_within(x, -128, 127))                    of integers, scaled and shifted
+i32 -> u8     u8(min(max(x, 0), 255))
+f32 -> f8e4m3 f8e4m3(min(max(x, -448.0), 448.0))       chips differ in what a cast makes of more
 """
 
 from __future__ import annotations

@@ -18,9 +18,20 @@ Values = Mapping[str, int]
 """Sizes by name."""
 
 MEANING: dict[type, Callable[[int, int], int]] = {
-    ex.Add: operator.add, ex.Sub: operator.sub, ex.Mul: operator.mul, ex.FloorDiv: operator.floordiv,
-    ex.Mod: operator.mod, ex.Min: min, ex.Max: max, ex.Lt: operator.lt, ex.Le: operator.le,
-    ex.Eq: operator.eq, ex.Ne: operator.ne, ex.And: operator.and_, ex.Or: operator.or_}
+    ex.Add: operator.add,
+    ex.Sub: operator.sub,
+    ex.Mul: operator.mul,
+    ex.FloorDiv: operator.floordiv,
+    ex.Mod: operator.mod,
+    ex.Min: min,
+    ex.Max: max,
+    ex.Lt: operator.lt,
+    ex.Le: operator.le,
+    ex.Eq: operator.eq,
+    ex.Ne: operator.ne,
+    ex.And: operator.and_,
+    ex.Or: operator.or_,
+}
 """What operations of two make of whole numbers."""
 
 
@@ -45,8 +56,19 @@ def value_at(e: ex.Expr, values: Values) -> int:
     raise TypeError(f"{e} is no expression of sizes")
 
 
-SPELLING = {ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.FloorDiv: "//", ex.Mod: "%", ex.Lt: "<", ex.Le: "<=",
-            ex.Eq: "==", ex.Ne: "!=", ex.And: "and", ex.Or: "or"}
+SPELLING = {
+    ex.Add: "+",
+    ex.Sub: "-",
+    ex.Mul: "*",
+    ex.FloorDiv: "//",
+    ex.Mod: "%",
+    ex.Lt: "<",
+    ex.Le: "<=",
+    ex.Eq: "==",
+    ex.Ne: "!=",
+    ex.And: "and",
+    ex.Or: "or",
+}
 
 
 def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
@@ -56,9 +78,11 @@ def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[
     return function_of(expressions, names, lambda texts: ([], f"({''.join(f'{t}, ' for t in texts)})"))
 
 
-def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
-                result: Callable[[list[str]], tuple[Sequence[tuple[str, str]], str]],
-                ) -> Callable[..., Any]:
+def function_of(
+    expressions: Sequence[ex.Expr],
+    names: Sequence[str],
+    result: Callable[[list[str]], tuple[Sequence[tuple[str, str]], str]],
+) -> Callable[..., Any]:
     """A function of sizes, as ``values_of`` makes it, to what Python's text says that ``result`` makes of
     the texts of the expressions' values; before it come texts with names, which may use those of before
     them. Names that begin with ``_`` or ``t`` are taken."""
@@ -66,8 +90,10 @@ def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
     named, last = result([spelled.of(e) for e in expressions])
     lines = "".join(f"    {name} = {text}\n" for name, text in (*spelled.first, *named))
     made: Callable[..., Any] = defined(
-        f"def made({', '.join(spelled.given.values())}):\n{lines}    return {last}", "made",
-        {"__builtins__": {}})
+        f"def made({', '.join(spelled.given.values())}):\n{lines}    return {last}",
+        "made",
+        {"__builtins__": {}},
+    )
     return made
 
 

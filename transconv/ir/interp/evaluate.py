@@ -67,11 +67,15 @@ class Memory:
         if data is None:
             return f"no buffer is given for the tensor {tensor.name}"
         if data.shape != (tensor.layout.span,):
-            return (f"the buffer of {tensor.name} has shape {data.shape}, "
-                    f"its layout spans {tensor.layout.span} elements")
+            return (
+                f"the buffer of {tensor.name} has shape {data.shape}, "
+                f"its layout spans {tensor.layout.span} elements"
+            )
         if data.dtype != np.dtype(tensor.dtype.numpy):
-            return (f"the buffer of {tensor.name} is {data.dtype}, "
-                    f"{tensor.dtype} is held in {tensor.dtype.numpy}")
+            return (
+                f"the buffer of {tensor.name} is {data.dtype}, "
+                f"{tensor.dtype} is held in {tensor.dtype.numpy}"
+            )
         return None
 
     def claim(self, tensor: Tensor, offsets: Array, atomic: bool) -> tuple[int, str] | None:
@@ -108,8 +112,10 @@ class Memory:
         where = np.unravel_index(int(np.argmin(written)), written.shape)
         coords = ", ".join(f"{d}={int(x)}" for d, x in zip(tensor.dims, where, strict=True))
         missing = written.size - int(np.count_nonzero(written))
-        raise InterpError(f"{tensor.name}[{coords}] is never written "
-                          f"(nor are {missing - 1} more of {written.size} elements)")
+        raise InterpError(
+            f"{tensor.name}[{coords}] is never written "
+            f"(nor are {missing - 1} more of {written.size} elements)"
+        )
 
 
 def offsets_of(tensor: Tensor) -> NDArray[np.int64]:
@@ -127,13 +133,25 @@ def offsets_of(tensor: Tensor) -> NDArray[np.int64]:
 
 
 _ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {
-    ex.Add: np.add, ex.Sub: np.subtract, ex.Mul: np.multiply, ex.Div: np.true_divide,
-    ex.Min: np.minimum, ex.Max: np.maximum, ex.Shl: np.left_shift, ex.Shr: np.right_shift,
-    ex.And: np.bitwise_and, ex.Or: np.bitwise_or, ex.Xor: np.bitwise_xor,
-    ex.FloorDiv: np.floor_divide, ex.Mod: np.mod,
+    ex.Add: np.add,
+    ex.Sub: np.subtract,
+    ex.Mul: np.multiply,
+    ex.Div: np.true_divide,
+    ex.Min: np.minimum,
+    ex.Max: np.maximum,
+    ex.Shl: np.left_shift,
+    ex.Shr: np.right_shift,
+    ex.And: np.bitwise_and,
+    ex.Or: np.bitwise_or,
+    ex.Xor: np.bitwise_xor,
+    ex.FloorDiv: np.floor_divide,
+    ex.Mod: np.mod,
 }
 _COMPARE: dict[type, Callable[[Array, Array], Array]] = {
-    ex.Lt: np.less, ex.Le: np.less_equal, ex.Eq: np.equal, ex.Ne: np.not_equal,
+    ex.Lt: np.less,
+    ex.Le: np.less_equal,
+    ex.Eq: np.equal,
+    ex.Ne: np.not_equal,
 }
 
 
@@ -304,8 +322,11 @@ class Evaluator:
     def _arithmetic(self, e: Any) -> Array:
         dtype = self.type_of(e)
         a, b = _held(self.value(e.a), dtype), _held(self.value(e.b), dtype)
-        if isinstance(e, (ex.FloorDiv, ex.Mod)) and dtype.is_integer and not (
-                isinstance(e.b, ex.Const) and e.b.value):
+        if (
+            isinstance(e, (ex.FloorDiv, ex.Mod))
+            and dtype.is_integer
+            and not (isinstance(e.b, ex.Const) and e.b.value)
+        ):
             zero = b == 0
             if zero.any():
                 self.forbid(zero, f"`{e}` divides by zero")
@@ -337,7 +358,7 @@ class Evaluator:
 
     def _Reduce(self, e: Reduce) -> Array:
         axis, x = self.axes[e.lane], self.value(e.x)
-        shape = (*x.shape[:axis], e.lane.extent, *x.shape[axis + 1:])
+        shape = (*x.shape[:axis], e.lane.extent, *x.shape[axis + 1 :])
         x = np.broadcast_to(x, shape)
         if e.op not in REDUCERS:
             raise Fault(f"the reduction {e.op} is not known")
@@ -351,8 +372,9 @@ class Evaluator:
         gives = [a for a in where if a not in where.values()]
         receives = [b for b in where.values() if b not in where]
         where |= dict(zip(receives, gives, strict=True))
-        return value.transpose([next((a for a, b in where.items() if b == i), i)
-                                for i in range(value.ndim)])
+        return value.transpose(
+            [next((a for a, b in where.items() if b == i), i) for i in range(value.ndim)]
+        )
 
     def _Load(self, e: ac.Load) -> Array:
         data = self.memory.buffers.get(e.tensor.name)
@@ -386,5 +408,6 @@ class Evaluator:
             if outside.any():
                 flat = int(np.argmax(outside))
                 found = int(np.broadcast_to(offset, outside.shape).flat[flat])
-                raise Fault(f"offset {found} of {tensor} is not in 0..{span}",
-                            position(flat, outside.shape))
+                raise Fault(
+                    f"offset {found} of {tensor} is not in 0..{span}", position(flat, outside.shape)
+                )

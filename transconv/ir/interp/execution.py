@@ -56,10 +56,10 @@ class Execution:
     def execute(self, s: Stmt) -> None:
         method: Callable[[Stmt], None] | None = getattr(self, f"_{type(s).__name__}", None)
         if method is None:
-            raise InterpError(f"kernel {self.kernel.name}: no meaning is known for the node class "
-                              f"{type(s).__name__}")
+            raise InterpError(
+                f"kernel {self.kernel.name}: no meaning is known for the node class {type(s).__name__}"
+            )
         method(s)
-
 
     def _Seq(self, s: st.Seq) -> None:
         for part in s.stmts:
@@ -76,8 +76,13 @@ class Execution:
             return
         if body.updates:
             names = ", ".join(sorted(v.name for v in body.updates))
-            raise self._error(s, Fault(f"the iterations of a {s.kind} loop are not independent "
-                                       f"when they update {names}, allocated outside"))
+            raise self._error(
+                s,
+                Fault(
+                    f"the iterations of a {s.kind} loop are not independent "
+                    f"when they update {names}, allocated outside"
+                ),
+            )
         axis = sum(f.axis is not None for f in self.frames)
         piece = max(1, _VOLUME // (body.volume * self.lane_volume))
         first = self._numbers(s).start
@@ -204,8 +209,10 @@ class Execution:
             atomic = isinstance(s, st.FuncCall)
             if conflict := self.memory.claim(tensor, offsets, atomic):
                 n, reason = conflict
-                raise Fault(f"element {int(offsets[n])} of {tensor.name} {reason}",
-                            position(int(np.flatnonzero(where)[n]), shape))
+                raise Fault(
+                    f"element {int(offsets[n])} of {tensor.name} {reason}",
+                    position(int(np.flatnonzero(where)[n]), shape),
+                )
             data = self.memory.buffers[tensor.name]
             if isinstance(s, st.FuncCall) and s.func.name == "partial":
                 left = self.left.setdefault(tensor.name, Left(s.func.attr("op"), len(data)))
@@ -228,13 +235,16 @@ class Execution:
 
     def _error(self, s: Stmt, fault: Fault) -> InterpError:
         at = fault.position or (None,) * self.eval.rank
-        where = {f.var.name: int(f.values[(at[f.axis] or 0) if f.axis is not None else 0])
-                 for f in self.frames}
+        where = {
+            f.var.name: int(f.values[(at[f.axis] or 0) if f.axis is not None else 0]) for f in self.frames
+        }
         where |= {lane.name: i for lane, axis in self.axes.items() if (i := at[axis]) is not None}
         indices = ", ".join(f"{name}={i}" for name, i in where.items())
         statement = str(s).split("\n")[0].strip()
-        return InterpError(f"kernel {self.kernel.name}: `{statement}`: {fault.reason}"
-                           + (f" at {indices}" if indices else ""))
+        return InterpError(
+            f"kernel {self.kernel.name}: `{statement}`: {fault.reason}"
+            + (f" at {indices}" if indices else "")
+        )
 
 
 class Left:

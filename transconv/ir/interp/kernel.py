@@ -37,8 +37,9 @@ from transconv.ir.tensor import BoxLoad, Load, Tensor, box_address
 from transconv.ir.visit import find
 
 
-def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
-        outputs: Collection[str] = (), seed: int = 0) -> Memory:
+def run(
+    kernel: Kernel, memory: Memory | Mapping[str, Array], outputs: Collection[str] = (), seed: int = 0
+) -> Memory:
     """Execute a kernel in place on flat arrays by tensor name, or on the memory of earlier kernels.
     Returns the memory.
 
@@ -71,7 +72,8 @@ def _as_planes(tensor: Tensor, kernel: Kernel) -> bool:
     return tensor.planes and not (
         any(x.tensor is tensor for x in find(kernel, Load))
         or any(x.tensor is tensor for x in find(kernel, st.Store))
-        or any(tensor is x for call in find(kernel, st.FuncCall) for x in call.args))
+        or any(tensor is x for call in find(kernel, st.FuncCall) for x in call.args)
+    )
 
 
 def _cut(x: Array) -> Array:
@@ -112,7 +114,7 @@ class _KernelRun(Execution):
                     self.eval.busy.add(acc)
                 case "dot_wait" | "part_wait", (Expr() as pending, *_):
                     self._retire(self.running, int(self.eval.compute(pending).item()))
-                    self.adding = self.adding[len(self.adding) - len(self.running):]
+                    self.adding = self.adding[len(self.adding) - len(self.running) :]
                     self.eval.busy = set(self.adding)
                 case "send_wait", (Expr() as pending,):
                     self._retire(self.sending, int(self.eval.compute(pending).item()))
@@ -312,8 +314,13 @@ class SharedMemory:
         if isinstance(what, Barrier):
             self.gates[what] = [Gate(what.arrivals) for _ in range(what.slots)]
             return
-        self.cells[what] = [[Cell(f"{what.name}[{slot}]", np.full(what.extents, np.nan, np.float32))
-                             for _ in range(what.members)] for slot in range(what.slots)]
+        self.cells[what] = [
+            [
+                Cell(f"{what.name}[{slot}]", np.full(what.extents, np.nan, np.float32))
+                for _ in range(what.members)
+            ]
+            for slot in range(what.slots)
+        ]
 
     def gate(self, barrier: Barrier, slot: int) -> Gate:
         if not 0 <= slot < barrier.slots:
@@ -330,8 +337,11 @@ def value_of(cells: list[Cell], member: Array, within: tuple[Array, ...]) -> Arr
     """The elements of a slot at the positions of each lane. Raises Fault if a box is not filled."""
     for cell in cells:
         if cell.state in ("empty", "landing"):
-            raise Fault(f"{cell.name} is used before its copy has landed"
-                        if cell.state == "landing" else f"{cell.name} is used and nothing is in it")
+            raise Fault(
+                f"{cell.name} is used before its copy has landed"
+                if cell.state == "landing"
+                else f"{cell.name} is used and nothing is in it"
+            )
         cell.read = True
     data = np.stack([cell.data for cell in cells])
     return np.asarray(data[(member, *within)])
@@ -433,7 +443,9 @@ class Turns:
         """The role that goes on, after the copies that land before; None when all have ended."""
         while waiting := [p for p in self.players if not p.done]:
             able: list[_Player | _Flight] = [
-                *(p for p in waiting if p.condition is None or p.condition()), *self.flights]
+                *(p for p in waiting if p.condition is None or p.condition()),
+                *self.flights,
+            ]
             if not able:
                 stuck = "; ".join(f"role {p.name} waits for {p.waits_for}" for p in waiting)
                 raise Fault(f"the roles wait for one another: {stuck}")

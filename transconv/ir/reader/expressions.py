@@ -250,8 +250,9 @@ class LineWords:
         self.words = [found[1] for found in WORD.finditer(text)]
         self.at = 0
         if _depth(self.words) > 2 * DEEPEST:  # casts are operations here
-            raise KernelError(f"found more than {2 * DEEPEST} operations inside one another, expected "
-                              "fewer")
+            raise KernelError(
+                f"found more than {2 * DEEPEST} operations inside one another, expected fewer"
+            )
 
     def next(self, ahead: int = 0) -> str:
         """The next word, or the one ``ahead`` words after it; empty beyond the end."""

@@ -24,8 +24,10 @@ from transconv.ir.tensor import Tensor
 from transconv.support import KernelError, LayoutError
 
 STEP = 4  # spaces of a block
-TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, (?!any)[\w ]+)*)"
-                    r"(?:, any (\[.*?\]))?(?:, apart (\[.*?\]))?(?:, every \[([\d, ]+)\])?")
+TENSOR = re.compile(
+    r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, (?!any)[\w ]+)*)"
+    r"(?:, any (\[.*?\]))?(?:, apart (\[.*?\]))?(?:, every \[([\d, ]+)\])?"
+)
 ABOUT = re.compile(r"(lanes|box|piece) \w+( =|\[)")
 
 
@@ -34,11 +36,13 @@ def parse_kernel(text: str) -> Kernel:
     number of the text's line, what was found and what was expected."""
     lines = _nested(text)
     notes = [*takewhile(lambda line: line.text.startswith("#"), lines)]
-    titles = lines[len(notes):]
+    titles = lines[len(notes) :]
     if not titles or not titles[0].text.startswith("kernel "):
         found = f"'{titles[0].text}'" if titles else "nothing"
-        raise KernelError(f"line {titles[0].number if titles else 1}: found {found}, expected "
-                          "'kernel name(tensor: type, ...):'")
+        raise KernelError(
+            f"line {titles[0].number if titles else 1}: found {found}, expected "
+            "'kernel name(tensor: type, ...):'"
+        )
     if len(titles) > 1:
         raise KernelError(f"line {titles[1].number}: found '{titles[1].text}', expected the end")
     title = titles[0]
@@ -54,8 +58,8 @@ def parse_kernel(text: str) -> Kernel:
         except KernelError as error:
             raise located(error, rest[0].number) from None
         rest = rest[1:]
-    tensors = _tensors(rest[:len(types)], types, title, scope)
-    rest = rest[len(types):]
+    tensors = _tensors(rest[: len(types)], types, title, scope)
+    rest = rest[len(types) :]
     scope.tensors.update({t.name: t for t in tensors})
     while rest and ABOUT.match(rest[0].text):
         try:
@@ -76,12 +80,15 @@ def _nested(text: str) -> list[SourceLine]:
             continue
         deep, odd = divmod(len(line) - len(body), STEP)
         if odd or deep >= len(path):
-            raise KernelError(f"line {number}: found {len(line) - len(body)} spaces before '{body}', "
-                              f"expected a multiple of {STEP}, at most {(len(path) - 1) * STEP}")
+            raise KernelError(
+                f"line {number}: found {len(line) - len(body)} spaces before '{body}', "
+                f"expected a multiple of {STEP}, at most {(len(path) - 1) * STEP}"
+            )
         if deep > DEEPEST:
-            raise KernelError(f"line {number}: found a block inside {deep} others, expected {DEEPEST} at "
-                              "most")
-        del path[deep + 1:]
+            raise KernelError(
+                f"line {number}: found a block inside {deep} others, expected {DEEPEST} at most"
+            )
+        del path[deep + 1 :]
         path[-1].below.append(SourceLine(number, body))
         path.append(path[-1].below[-1])
     return top.below
@@ -137,13 +144,16 @@ def _sizes(line: SourceLine, scope: ReaderScope) -> Sizes:
     return Sizes(tuple(each), tuple(where))
 
 
-def _tensors(lines: list[SourceLine], types: dict[str, DType], title: SourceLine,
-             scope: ReaderScope) -> tuple[Tensor, ...]:
+def _tensors(
+    lines: list[SourceLine], types: dict[str, DType], title: SourceLine, scope: ReaderScope
+) -> tuple[Tensor, ...]:
     found = []
     for place, (name, dtype) in enumerate(types.items()):
         if place >= len(lines):
-            raise KernelError(f"line {title.number}: found nothing about {name}, expected '# {name}: "
-                              "layout [dim=size ...]' below")
+            raise KernelError(
+                f"line {title.number}: found nothing about {name}, expected '# {name}: "
+                "layout [dim=size ...]' below"
+            )
         try:
             found.append(_tensor(lines[place].text, name, dtype, scope))
         except (KernelError, LayoutError) as error:
@@ -167,13 +177,25 @@ def _tensor(text: str, name: str, dtype: DType, scope: ReaderScope) -> Tensor:
         raise KernelError(f"found '{min(wrong)}', expected copy of, parts of, planes or number")
     if found[4] and found[4] not in DTYPES:
         raise KernelError(f"found 'fetched as {found[4]}', expected a type: {' '.join(DTYPES)}")
-    layout = Layout.parse(found[2], dtype, letters=LETTERS[:len(sizes)])
-    extents, pitches = (ExpressionParser(LineWords(sizes_of), scope).several() if sizes_of else ()
-                        for sizes_of in found.group(6, 7))
-    return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
-                  layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
-                  said.get("parts of", ""), "planes" in flags, extents, pitches, "number" in flags,
-                  tuple(map(int, found[8].split(","))) if found[8] else ())
+    layout = Layout.parse(found[2], dtype, letters=LETTERS[: len(sizes)])
+    extents, pitches = (
+        ExpressionParser(LineWords(sizes_of), scope).several() if sizes_of else ()
+        for sizes_of in found.group(6, 7)
+    )
+    return Tensor(
+        name,
+        tuple(dim for dim, _, _ in sizes),
+        tuple(int(size) for _, _, size in sizes),
+        layout,
+        DTYPES[found[4]] if found[4] else None,
+        said.get("copy of", ""),
+        said.get("parts of", ""),
+        "planes" in flags,
+        extents,
+        pitches,
+        "number" in flags,
+        tuple(map(int, found[8].split(","))) if found[8] else (),
+    )
 
 
 def _about(line: SourceLine, scope: ReaderScope) -> None:
@@ -277,8 +299,10 @@ class Statement(ExpressionParser):
             made = read() if read is not None else self.function(word)
         self.words.end()
         if self.line.below and not isinstance(made, (st.For, st.If, st.Seq, st.Roles, st.Role)):
-            raise located(KernelError("found a deeper line, expected one as deep as that before"),
-                          self.line.below[0].number)
+            raise located(
+                KernelError("found a deeper line, expected one as deep as that before"),
+                self.line.below[0].number,
+            )
         return made
 
     def end_of_title(self) -> None:

@@ -204,6 +204,7 @@ def expression_holds_no_statement(site: Site) -> Iterator[str]:
 
 def load_only_in_let(site: Site) -> Iterator[str]:
     """A Load is the value of a Let, possibly within casts and selects."""
+
     def misplaced(e: Node, allowed: bool) -> Iterator[ac.Load]:
         if not allowed:
             if e in seen:
@@ -287,8 +288,9 @@ def known_function(site: Site) -> Iterator[str]:
             yield f"no function {call.name} is known"
         elif callee.arity != len(call.args):
             yield f"{call.name} takes {callee.arity} arguments, not {len(call.args)}"
-        elif reason := (callee.why_not_of([a.dtype for a in call.args]) if callee.takes
-                        else callee.why_not(call.taken)):
+        elif reason := (
+            callee.why_not_of([a.dtype for a in call.args]) if callee.takes else callee.why_not(call.taken)
+        ):
             yield f"{call.name} {reason}"
     for reduce in site.find(Reduce):
         if reduce.op not in REDUCERS:
@@ -309,6 +311,7 @@ def known_function(site: Site) -> Iterator[str]:
 
 def lanes_agree(site: Site) -> Iterator[str]:
     """A stored or assigned value can be broadcast to the shape of its destination."""
+
     def beyond(what: str, e: ex.Expr, target: str, of: set[ex.Lane]) -> Iterator[str]:
         if extra := site.lanes_of(e) - of:
             yield f"{what} has the lanes {_names(extra)}, which {target} lacks"
@@ -400,8 +403,11 @@ def loop_is_simple(site: Site) -> Iterator[str]:
     loop = site.stmt
     if type(loop.stop) is not int or loop.stop < 0:
         yield f"the end {loop.stop!r} is not a count"
-    sized = (loop.kind in ("parallel", "grid", "dealt") and loop.until is not None
-             and site.is_of_sizes(loop.until))
+    sized = (
+        loop.kind in ("parallel", "grid", "dealt")
+        and loop.until is not None
+        and site.is_of_sizes(loop.until)
+    )
     if loop.until is not None and loop.kind != "serial" and not sized:
         yield f"a {loop.kind} loop cannot end earlier than it says"
     if loop.start is not ex.ZERO and loop.kind in ("grid", "parallel", "tile"):

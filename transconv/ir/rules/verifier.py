@@ -57,8 +57,11 @@ def sums_only_grow(site: Site) -> Iterator[str]:
 def nothing_is_called(site: Site) -> Iterator[str]:
     """A nest loads, computes, and stores, adds atomically or leaves a part: no other function, no
     branch."""
-    if isinstance(site.stmt, st.FuncCall) and not _is_explicit(site.stmt) and (
-            site.stmt.func.name not in ("atomic_add", "partial")):
+    if (
+        isinstance(site.stmt, st.FuncCall)
+        and not _is_explicit(site.stmt)
+        and (site.stmt.func.name not in ("atomic_add", "partial"))
+    ):
         yield f"{site.stmt.func.name} is called"
     if isinstance(site.stmt, st.If):
         yield f"a branch where `{site.stmt.cond}`"
@@ -70,8 +73,9 @@ def loops_are_axes(site: Site) -> Iterator[str]:
         loops = [s for s in statements(site.stmt) if isinstance(s, st.For)]
         parallel = {s.var for s in loops if s.kind == "parallel"}
         counts = Counter(s.var for s in loops)
-        yield from (f"{v.name} is the counter of {n} loops" for v, n in counts.items()
-                    if n > 1 and v in parallel)
+        yield from (
+            f"{v.name} is the counter of {n} loops" for v, n in counts.items() if n > 1 and v in parallel
+        )
         for v in counts.keys() - parallel:
             if len({(s.stop, s.until) for s in loops if s.var is v}) > 1:
                 yield f"the sweeps over {v.name} are of different lengths"
@@ -80,7 +84,8 @@ def loops_are_axes(site: Site) -> Iterator[str]:
             yield f"{loop.var.name} is a {loop.kind} loop; expected parallel or serial"
         sized = loop.until is not None and site.is_of_sizes(loop.until)
         if (loop.start, loop.stages, loop.programs, loop.side) != (ex.ZERO, 0, 0, "") or not (
-                loop.until is None or sized):
+            loop.until is None or sized
+        ):
             yield f"{loop.var.name} does not run plainly from 0 to {loop.stop}"
 
 
@@ -90,7 +95,8 @@ def parallel_loops_are_outside(site: Site) -> Iterator[str]:
         if any(not isinstance(s, st.For) or s.kind != "parallel" for s in site.around):
             yield f"`{title(site.around[-1])}` is around a parallel loop"
         if isinstance(site.stmt.body, st.Seq) and any(
-                isinstance(s, st.For) and s.kind == "parallel" for s in site.stmt.body.stmts):
+            isinstance(s, st.For) and s.kind == "parallel" for s in site.stmt.body.stmts
+        ):
             yield f"something stands beside the parallel loop inside of {site.stmt.var.name}"
 
 
@@ -100,7 +106,8 @@ def sums_begin_before_loops(site: Site) -> Iterator[str]:
         counts = Counter(s.var.name for s in statements(site.stmt) if isinstance(s, st.Update))
         yield from (f"{name} is changed by {n} statements" for name, n in counts.items() if n > 1)
     if isinstance(site.stmt, st.Alloc) and any(
-            isinstance(s, st.For) and s.kind == "serial" for s in site.around):
+        isinstance(s, st.For) and s.kind == "serial" for s in site.around
+    ):
         yield f"{site.stmt.var.name} is made anew in a loop over what is reduced"
 
 
@@ -117,7 +124,8 @@ def elements_are_read_one_by_one(site: Site) -> Iterator[str]:
 def kernel_is_a_grid(site: Site) -> Iterator[str]:
     """The body of a kernel is a grid loop, over the programs of the launch."""
     if isinstance(site.stmt, st.Kernel) and not (
-            isinstance(body := site.stmt.body, st.For) and body.kind == "grid"):
+        isinstance(body := site.stmt.body, st.For) and body.kind == "grid"
+    ):
         yield f"the body begins with `{title(site.stmt.body)}`; expected a grid loop"
 
 
@@ -195,8 +203,11 @@ def nothing_is_explicit(site: Site) -> Iterator[str]:
 
 def tiles_are_dealt_in_the_grid(site: Site) -> Iterator[str]:
     """Outside of roles a program's loop over its tiles is the body of the grid."""
-    if isinstance(site.stmt, st.For) and site.stmt.kind == "dealt" and [
-            s.kind for s in site.around if isinstance(s, st.For)] != ["grid"]:
+    if (
+        isinstance(site.stmt, st.For)
+        and site.stmt.kind == "dealt"
+        and [s.kind for s in site.around if isinstance(s, st.For)] != ["grid"]
+    ):
         yield f"the tiles of {site.stmt.var.name} are dealt out inside of a loop or outside of the grid"
 
 
@@ -208,7 +219,8 @@ def roles_share_a_program(site: Site) -> Iterator[str]:
     if isinstance(site.stmt, st.For) and site.stmt.kind == "grid":
         parts = st.statements(site.stmt.body)
         if any(isinstance(s, st.Roles) for s in parts) and not all(
-                isinstance(s, st.Shared) for s in parts[:-1]):
+            isinstance(s, st.Shared) for s in parts[:-1]
+        ):
             yield "roles have something other than shared memory before them, or anything behind them"
     if isinstance(site.stmt, st.Roles):
         names = [role.name for role in site.stmt.roles]
@@ -251,8 +263,11 @@ def var_bound_before_use(site: Site) -> Iterator[str]:
     for e in site.find(ex.Var):
         if e not in site.scope:
             twin = next((v for v in site.scope if isinstance(v, ex.Var) and v.name == e.name), None)
-            yield (f"{e.name} is not bound here" if twin is None else
-                   f"{e.name} is used as {e.type} and bound as {twin.type}")
+            yield (
+                f"{e.name} is not bound here"
+                if twin is None
+                else f"{e.name} is used as {e.type} and bound as {twin.type}"
+            )
 
 
 def var_bound_once(site: Site) -> Iterator[str]:
@@ -280,9 +295,14 @@ def tensor_is_parameter(site: Site) -> Iterator[str]:
     for who, tensor in site.tensors():
         if isinstance(tensor, Tensor) and site.params is not None and tensor not in site.params:
             same = any(p.name == tensor.name for p in site.params)
-            yield (f"{who} reaches {tensor.name}, which is "
-                   + ("another tensor than the parameter of that name" if same
-                      else "no parameter of the kernel"))
+            yield (
+                f"{who} reaches {tensor.name}, which is "
+                + (
+                    "another tensor than the parameter of that name"
+                    if same
+                    else "no parameter of the kernel"
+                )
+            )
 
 
 def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
@@ -341,41 +361,93 @@ class VerifyError(RuntimeError):
 
 Rule = Callable[[Site], Iterator[str]]
 RULES: tuple[Rule, ...] = (
-    var_bound_before_use, var_bound_once, update_only_allocated,
-    form.mask_is_boolean, form.truth_is_apart, form.offset_is_index, form.index_is_apart,
-    form.constant_is_of_its_type, tensor_is_parameter, form.known_function, form.lanes_agree,
-    form.renamed_is_one_to_one, form.lane_is_power_of_two, form.side_is_known, form.loop_is_simple,
-    form.one_grid, form.origin_is_read, workspace_is_of_a_tensor, names_are_identifiers,
-    ring_is_reserved, form.piece_fits_its_box,
+    var_bound_before_use,
+    var_bound_once,
+    update_only_allocated,
+    form.mask_is_boolean,
+    form.truth_is_apart,
+    form.offset_is_index,
+    form.index_is_apart,
+    form.constant_is_of_its_type,
+    tensor_is_parameter,
+    form.known_function,
+    form.lanes_agree,
+    form.renamed_is_one_to_one,
+    form.lane_is_power_of_two,
+    form.side_is_known,
+    form.loop_is_simple,
+    form.one_grid,
+    form.origin_is_read,
+    workspace_is_of_a_tensor,
+    names_are_identifiers,
+    ring_is_reserved,
+    form.piece_fits_its_box,
 )
 TILED: tuple[Rule, ...] = (form.load_only_in_let, kernel_is_a_grid, axes_are_tiled)
 LANES: tuple[Rule, ...] = (
-    *TILED, tiles_are_lanes, a_name_is_one_lane, shapes_are_ordered,
-    products_are_of_names)
+    *TILED,
+    tiles_are_lanes,
+    a_name_is_one_lane,
+    shapes_are_ordered,
+    products_are_of_names,
+)
 LEVELS: dict[str, tuple[Rule, ...]] = {
     "compute": (),  # there is no kernel yet; compute.why_not_lowered checks the computation
-    "nest": (form.load_only_in_let, values_are_scalars, loops_are_axes,
-             parallel_loops_are_outside, sums_begin_before_loops,
-             sums_only_grow, nothing_is_called, elements_are_read_one_by_one,
-             nothing_is_explicit),
-    "tiles": (*TILED, values_are_scalars, tiles_become_lanes, sums_only_grow,
-              nothing_is_explicit, tiles_are_dealt_in_the_grid),
+    "nest": (
+        form.load_only_in_let,
+        values_are_scalars,
+        loops_are_axes,
+        parallel_loops_are_outside,
+        sums_begin_before_loops,
+        sums_only_grow,
+        nothing_is_called,
+        elements_are_read_one_by_one,
+        nothing_is_explicit,
+    ),
+    "tiles": (
+        *TILED,
+        values_are_scalars,
+        tiles_become_lanes,
+        sums_only_grow,
+        nothing_is_explicit,
+        tiles_are_dealt_in_the_grid,
+    ),
     "lanes": (*LANES, nothing_is_explicit, tiles_are_dealt_in_the_grid),
-    "explicit": (*LANES, roles_share_a_program, only_roles_wait, roles_say_all,
-                 pieces_are_multiplied),
+    "explicit": (*LANES, roles_share_a_program, only_roles_wait, roles_say_all, pieces_are_multiplied),
 }
 """The rules of each level, by its name."""
 
 
-OF_STATEMENTS: frozenset[Rule] = frozenset({
-    form.mask_is_boolean, form.truth_is_apart, form.offset_is_index, form.index_is_apart,
-    form.constant_is_of_its_type, form.lane_is_power_of_two, form.side_is_known, form.origin_is_read,
-    form.piece_fits_its_box, form.known_function, workspace_is_of_a_tensor,
-    names_are_identifiers, form.load_only_in_let, values_are_scalars,
-    sums_only_grow, nothing_is_called, elements_are_read_one_by_one,
-    nothing_is_explicit, kernel_is_a_grid, axes_are_tiled,
-    tiles_become_lanes, tiles_are_lanes, a_name_is_one_lane,
-    shapes_are_ordered, products_are_of_names, pieces_are_multiplied})
+OF_STATEMENTS: frozenset[Rule] = frozenset(
+    {
+        form.mask_is_boolean,
+        form.truth_is_apart,
+        form.offset_is_index,
+        form.index_is_apart,
+        form.constant_is_of_its_type,
+        form.lane_is_power_of_two,
+        form.side_is_known,
+        form.origin_is_read,
+        form.piece_fits_its_box,
+        form.known_function,
+        workspace_is_of_a_tensor,
+        names_are_identifiers,
+        form.load_only_in_let,
+        values_are_scalars,
+        sums_only_grow,
+        nothing_is_called,
+        elements_are_read_one_by_one,
+        nothing_is_explicit,
+        kernel_is_a_grid,
+        axes_are_tiled,
+        tiles_become_lanes,
+        tiles_are_lanes,
+        a_name_is_one_lane,
+        shapes_are_ordered,
+        products_are_of_names,
+        pieces_are_multiplied,
+    }
+)
 """The rules that depend on the statement alone: a statement that has passed them is not checked again."""
 
 

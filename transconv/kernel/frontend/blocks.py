@@ -84,8 +84,9 @@ class Blocks(SourceReader):
         after = self.env
         self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
 
-    def with_carried(self, body: Sequence[ast.stmt], read: Callable[[], None],
-                     branch: bool = False) -> None:
+    def with_carried(
+        self, body: Sequence[ast.stmt], read: Callable[[], None], branch: bool = False
+    ) -> None:
         """Read a loop, or a branch, with the names that it changes carried; again with other plans where
         they have to be carried in another way."""
         plans: dict[str, CarryPlan] = {}
@@ -123,7 +124,7 @@ class Blocks(SourceReader):
         """How a name would be carried from here on; None for what cannot change at run time."""
         plan = plan_of(self.env[name])
         if plan is not None and plan.items:  # other items may change it otherwise
-            plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
+            plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items :]))
         return plan
 
     def other_names(self, name: str, env: dict[str, Any]) -> None:
@@ -188,8 +189,9 @@ class Blocks(SourceReader):
         if not isinstance(items, (tuple, list, range)):
             raise Refusal(f"a loop over {described(items)}", "range(...), tuples", "for k in range(n):")
         if len(items) > LONGEST:
-            raise Refusal(f"a loop over {len(items)} items, which is written out",
-                          f"up to {LONGEST}, range")
+            raise Refusal(
+                f"a loop over {len(items)} items, which is written out", f"up to {LONGEST}, range"
+            )
         for item in items:
             self.bind(s.target, item)
             self.run(s.body)
@@ -228,8 +230,16 @@ class Blocks(SourceReader):
         longest = cast(self.b.let("longest", most), index)
         self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, longest, trips))
 
-    def loop(self, s: ast.For, name: str, first: Expr, last: Expr, step: int, trips: Expr,
-             each: Expr | None = None) -> None:
+    def loop(
+        self,
+        s: ast.For,
+        name: str,
+        first: Expr,
+        last: Expr,
+        step: int,
+        trips: Expr,
+        each: Expr | None = None,
+    ) -> None:
         """``each``: the iterations of each item, where these differ."""
         plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
         var = Var(self.b.fresh(name if plain else f"{name}_step"))
@@ -242,8 +252,11 @@ class Blocks(SourceReader):
             if not isinstance(trips, Const):
                 self.assume(var < trips)
             self.counters.append(var)
-            here = {n: at_iteration(c, eq(var, begin)) for n, c in self.carried.items()
-                    if c.depth == self.depth}
+            here = {
+                n: at_iteration(c, eq(var, begin))
+                for n, c in self.carried.items()
+                if c.depth == self.depth
+            }
             for n, mask in here.items():
                 self.env[n] = self.carried[n].now(mask)
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
@@ -294,8 +307,7 @@ class Blocks(SourceReader):
         if isinstance(condition, Const):
             self.run(s.body if condition.value else s.orelse)
             return
-        self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition),
-                          True)
+        self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition), True)
 
     def masked_branches(self, s: ast.If, test: Tile) -> None:
         """A branch of each work-item: its statements are executed under a mask, if it is ever taken."""
@@ -313,8 +325,9 @@ class Blocks(SourceReader):
         made: list[Stmt | None] = []
         for body, holds in ((s.body, condition), (s.orelse, Not(condition))):
             with self.inner("a branch") as inner:
-                if condition.dtype.kind == "bool" and all(v.dtype.kind == "index"
-                                                          for v in free_vars(condition)):
+                if condition.dtype.kind == "bool" and all(
+                    v.dtype.kind == "index" for v in free_vars(condition)
+                ):
                     self.b.facts = self.b.facts.assume(holds)
                 self.run(body)
             made.append(seq(*inner) if body else None)
@@ -366,8 +379,9 @@ def plan_of(value: Any) -> CarryPlan | None:
     return None
 
 
-def begun(b: Building, name: str, value: Any, plan: CarryPlan, depth: int,
-          branch: bool = False) -> tuple[CarriedName, Tile]:
+def begun(
+    b: Building, name: str, value: Any, plan: CarryPlan, depth: int, branch: bool = False
+) -> tuple[CarriedName, Tile]:
     """A name that changes from here on, and its value now."""
     tile = tile_of(value)
     var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
@@ -402,13 +416,23 @@ def fitted(name: str, held: CarriedName, value: Any) -> Tile:
         if (wanted, shape) != (plan.dtype, plan.shape):
             raise Again(name, replace(plan, dtype=wanted, shape=shape, items=max(plan.items, tile.items)))
     elif broadcast(tile.shape, plan.shape) != plan.shape:
-        raise Refusal(f"{name} with shape {tile.shape} in a loop or branch, and {plan.shape} before it",
-                      "one shape", f"{name} = group.zeros(shape={tile.shape}, dtype=...)")
+        raise Refusal(
+            f"{name} with shape {tile.shape} in a loop or branch, and {plan.shape} before it",
+            "one shape",
+            f"{name} = group.zeros(shape={tile.shape}, dtype=...)",
+        )
     weak = is_number(value) and not (isinstance(value, float) and plan.dtype.kind != "float")
-    if not plan.weak and not weak and tile.dtype.kind != "index" and promote(plan.dtype, dtype) is not (
-            plan.dtype):
-        raise Refusal(f"{name} of type {named(tile.dtype)} in a loop or branch, and {named(plan.dtype)} "
-                      "before it", "one type", f"{name} = {name}.astype(np.{named(dtype)})")
+    if (
+        not plan.weak
+        and not weak
+        and tile.dtype.kind != "index"
+        and promote(plan.dtype, dtype) is not (plan.dtype)
+    ):
+        raise Refusal(
+            f"{name} of type {named(tile.dtype)} in a loop or branch, and {named(plan.dtype)} before it",
+            "one type",
+            f"{name} = {name}.astype(np.{named(dtype)})",
+        )
     return Tile(plan.shape, cast(tile.expr, plan.dtype), tile.mask, items=plan.items)
 
 
@@ -422,8 +446,9 @@ def masked(name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner
         return new
     more = tuple(m for m in new if m not in held.first and not isinstance(m, Or))
     changing = {*inner}
-    steady = depth == held.depth and {*held.first} <= {*new} and not any(
-        free_vars(m) & changing for m in more)
+    steady = (
+        depth == held.depth and {*held.first} <= {*new} and not any(free_vars(m) & changing for m in more)
+    )
     # What one branch adds does not hold in the other.
     grows = steady and not held.branch and not held.plan.grows and more
     if grows and joined(held.first, more) == joined(new):

@@ -47,8 +47,32 @@ from transconv.kernel.tiles.values import (
     tile_of,
 )
 
-STATIC = (len, tuple, list, zip, enumerate, reversed, sorted, divmod, isinstance, int, float, bool, round,
-          slice, hasattr, getattr, str, range, min, max, abs, sum, any, all)
+STATIC = (
+    len,
+    tuple,
+    list,
+    zip,
+    enumerate,
+    reversed,
+    sorted,
+    divmod,
+    isinstance,
+    int,
+    float,
+    bool,
+    round,
+    slice,
+    hasattr,
+    getattr,
+    str,
+    range,
+    min,
+    max,
+    abs,
+    sum,
+    any,
+    all,
+)
 
 
 SEQUENCES = (zip, enumerate, tuple, list, reversed, len)  # which look at no value
@@ -70,7 +94,8 @@ def called(at: SourceReader, callee: Any, args: list[Any], words: dict[str, Any]
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
     if any(callee is f for f in SEQUENCES) and all(
-            isinstance(v, (tuple, list)) or is_static(v) for v in values):
+        isinstance(v, (tuple, list)) or is_static(v) for v in values
+    ):
         return _python(callee, args, words)
     if any(callee is f for f in STATIC) or _is_plain(callee):
         if known:
@@ -83,8 +108,11 @@ def called(at: SourceReader, callee: Any, args: list[Any], words: dict[str, Any]
         return _extremum(at, "minimum" if callee is min else "maximum", args)
     if (reduction := reduction_of(callee)) is not None and args:
         if callee is not reduction.numpy and callee in BUILTIN and len(tile_of(args[0]).own) != 1:
-            raise Refusal(f"Python's {callee.__name__} of {args[0]}, which goes along the first dimension",
-                          "tiles of one dimension", f"np.{callee.__name__}(x, axis=0)")
+            raise Refusal(
+                f"Python's {callee.__name__} of {args[0]}, which goes along the first dimension",
+                "tiles of one dimension",
+                f"np.{callee.__name__}(x, axis=0)",
+            )
         return reduced(at.b, reduction, tile_of(args[0]), *args[1:], **words)
     for function, made in NAMED:
         if callee is function:
@@ -94,15 +122,19 @@ def called(at: SourceReader, callee: Any, args: list[Any], words: dict[str, Any]
     if callee is len and isinstance(args[0], (Tile, ArrayView)):
         return at.attribute(args[0], "shape")[0]
     name = getattr(callee, "__name__", described(callee))
-    raise Refusal(f"a call of {name}", "functions of NumPy that docs/kernel_api.md lists, methods of "
-                  "tiles and of the group", "np.maximum(x, 0.0)")
+    raise Refusal(
+        f"a call of {name}",
+        "functions of NumPy that docs/kernel_api.md lists, methods of tiles and of the group",
+        "np.maximum(x, 0.0)",
+    )
 
 
 def _is_plain(callee: Any) -> bool:
     """A function of Python's math and operator modules, or a type of numbers."""
     home = getattr(callee, "__module__", "")
     return home in (math.__name__, operator.__name__, "_operator") or (
-        isinstance(callee, type) and issubclass(callee, (np.number, np.bool_)))
+        isinstance(callee, type) and issubclass(callee, (np.number, np.bool_))
+    )
 
 
 def _python(callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
@@ -177,7 +209,9 @@ TILE_METHODS: dict[str, Callable[..., Any]] = {
     **{name: _reduction(row) for name, row in REDUCTIONS.items()},
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
     "filled": lambda at, x, fill_value: tile_elements.without_mask(at.b, x, fill_value),
-    "vec": _vec, "transpose": _transpose, "reshape": _reshape,
+    "vec": _vec,
+    "transpose": _transpose,
+    "reshape": _reshape,
     "copy": lambda at, x: Tile(x.shape, x.expr, x.mask, items=x.items),
     "clip": lambda at, x, low=None, high=None: clip(at.b, x, low, high),
     "dot": lambda at, x, y: product(x, tile_of(y)),
@@ -191,8 +225,11 @@ TILE_METHODS: dict[str, Callable[..., Any]] = {
 def _arange(at: SourceReader, *bounds: Any, dtype: Any = None) -> Tile:
     bounds = at.b.known(bounds)
     if not all(isinstance(n, int) for n in bounds):
-        raise Refusal("np.arange with bounds that are known at run time only", "numbers; add the start",
-                      "i + np.arange(16)")
+        raise Refusal(
+            "np.arange with bounds that are known at run time only",
+            "numbers; add the start",
+            "i + np.arange(16)",
+        )
     made = range(*bounds)
     if not made:
         raise Refusal("an empty np.arange", "at least one element")
@@ -208,6 +245,7 @@ def _like(value: Any) -> Callable[..., Tile]:
         kind = x.dtype if dtype is None else dtype_of(dtype)
         held_number(value, kind)
         return Tile(x.shape, cast(tile_of(value).expr, kind))
+
     return made
 
 
@@ -219,6 +257,7 @@ def mapping_of(at: SourceReader, function: Any) -> Mapping:
     def of_places(*indices: Any) -> Any:
         made = at.of_lambda(function, [tile_of(i) for i in indices])
         return tuple(_index(m) for m in made) if isinstance(made, (tuple, list)) else _index(made)
+
     return Mapping(of_places, of_tiles=True)
 
 
@@ -241,8 +280,10 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.clip, lambda at, x, low=None, high=None: clip(at.b, x, low, high)),
     (np.transpose, lambda at, x, axes=None: tile_elements.transposed(at.b, tile_of(x), axes)),
     (np.expand_dims, _expand),
-    (np.broadcast_to,
-     lambda at, x, shape: tile_elements.spread(tile_of(x), broadcast(at.b.known(tuple(shape))))),
+    (
+        np.broadcast_to,
+        lambda at, x, shape: tile_elements.spread(tile_of(x), broadcast(at.b.known(tuple(shape)))),
+    ),
     (np.reshape, lambda at, x, shape: tile_elements.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
     (np.stack, lambda at, arrays, axis=0: tile_elements.stacked(at.b, arrays, at.b.known(axis))),
     (create_mapping, mapping_of),
@@ -255,4 +296,3 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (int, lambda at, x: as_type(tile_of(x), dtype_of("int32"))),
 )
 """Functions of NumPy and Python with a meaning of their own for tiles."""
-

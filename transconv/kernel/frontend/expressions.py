@@ -31,15 +31,33 @@ from transconv.kernel.tiles.values import (
 )
 
 BINARY: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
-    ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.MatMult: operator.matmul}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.MatMult: operator.matmul,
+}
 UNARY: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+}
 COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne}
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 
 
 class ExpressionEvaluator(SourceReader):
@@ -153,8 +171,9 @@ class ExpressionEvaluator(SourceReader):
         """``and``, ``or``, ``not`` of numbers that are known at run time only."""
         for value in values:
             if not isinstance(value, (Tile, bool)) or (isinstance(value, Tile) and value.own):
-                raise Refusal(f"the truth of {described(value)}", "numbers; of tiles & | ~",
-                              "(x > 0) & (x < 1)")
+                raise Refusal(
+                    f"the truth of {described(value)}", "numbers; of tiles & | ~", "(x > 0) & (x < 1)"
+                )
         made = tile_of(values[0])
         for other in values[1:]:
             made = named(self.b, "logical_or" if either else "logical_and", made, other)
@@ -187,9 +206,11 @@ class ExpressionEvaluator(SourceReader):
                 return self.meant.get(found.name, found.default)
             if isinstance(found, Var):
                 if found.name not in self.meant:
-                    raise Refusal(f"{node.id}, a symbol that no argument has as a size",
-                                  "symbols in annotations",
-                                  f"def {self.source.name}(group, X: Buffer[N]):")
+                    raise Refusal(
+                        f"{node.id}, a symbol that no argument has as a size",
+                        "symbols in annotations",
+                        f"def {self.source.name}(group, X: Buffer[N]):",
+                    )
                 return self.meant[found.name]
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
@@ -215,16 +236,22 @@ class ExpressionEvaluator(SourceReader):
         (loop, *more), outer = node.generators, self.env
         items = self.value(loop.iter)
         if more or loop.ifs or not isinstance(items, (tuple, list, range, zip, enumerate)):
-            raise Refusal(f"{spelled(node)}", "one loop over a tuple, without if; loops over range(...)",
-                          "x, y = (group.load(A[i:], shape=(16,)) for A in (X, Y))")
+            raise Refusal(
+                f"{spelled(node)}",
+                "one loop over a tuple, without if; loops over range(...)",
+                "x, y = (group.load(A[i:], shape=(16,)) for A in (X, Y))",
+            )
         item: Any
         for item in items:
             names = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
             values = item if isinstance(loop.target, ast.Tuple) else (item,)
             if len(names) != len(values) or not all(isinstance(n, ast.Name) for n in names):
                 raise Refusal(f"{spelled(loop.target)} in a comprehension", "names, one for each value")
-            held = {n.id: self.settled(v) for n, v in zip(names, values, strict=True)
-                    if isinstance(n, ast.Name)}
+            held = {
+                n.id: self.settled(v)
+                for n, v in zip(names, values, strict=True)
+                if isinstance(n, ast.Name)
+            }
             try:
                 self.env = {**outer, **held}
                 value = self.settled(self.value(node.elt))
@@ -280,8 +307,11 @@ class ExpressionEvaluator(SourceReader):
     def attribute(self, of: Any, name: str) -> Any:
         """``of.name``"""
         if isinstance(of, (GroupScope, Item)) and name == "barrier":
-            raise WrongScope("a barrier, which is not compiled: items execute each line together, and "
-                             "read nothing that others have written", "kernel.simulate, a second launch")
+            raise WrongScope(
+                "a barrier, which is not compiled: items execute each line together, and "
+                "read nothing that others have written",
+                "kernel.simulate, a second launch",
+            )
         if isinstance(of, GroupScope):
             if name in METHODS:
                 return BoundMethod(name, of, METHODS[name])
@@ -310,8 +340,11 @@ class ExpressionEvaluator(SourceReader):
             return replace(of, along=of.along[::-1])
         if name in ("dtype", "ndim"):
             return of.tensor.dtype if name == "dtype" else of.ndim
-        raise Refusal(f"`.{name}` of an array", "shape dtype ndim T, slices; of a tile more",
-                      "x = group.load(X[i:], shape=(16,))")
+        raise Refusal(
+            f"`.{name}` of an array",
+            "shape dtype ndim T, slices; of a tile more",
+            "x = group.load(X[i:], shape=(16,))",
+        )
 
     def of_tile(self, of: Tile, name: str) -> Any:
         if name in ("shape", "ndim", "T", "mask"):
@@ -325,8 +358,10 @@ class ExpressionEvaluator(SourceReader):
         if name == "mask":
             return tile_elements.inactive(of)
         if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot", "filled"):
-            raise Refusal(f"`.{name}` of a value of each item",
-                          " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]))
+            raise Refusal(
+                f"`.{name}` of a value of each item",
+                " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]),
+            )
         if name in TILE_METHODS:
             return BoundMethod(name, of, TILE_METHODS[name])
         known = ["shape", "dtype", "ndim", "T", "mask", *TILE_METHODS]
@@ -349,8 +384,11 @@ class ExpressionEvaluator(SourceReader):
     def part_of(self, of: ArrayView, items: tuple[Any, ...], viewed: bool) -> Any:
         """``of[items]``: a part of an array, or elements that are read. ``viewed``: a part if possible."""
         picked = [i for i in items if isinstance(i, Tile) and i.shape]
-        lazy = self.items and not any(i.own for i in picked) and (
-            viewed or any(i is None or (isinstance(i, slice) and i != slice(None)) for i in items))
+        lazy = (
+            self.items
+            and not any(i.own for i in picked)
+            and (viewed or any(i is None or (isinstance(i, slice) and i != slice(None)) for i in items))
+        )
         if picked and not lazy:
             made = arrays.gathered(self.b, of, items, self.stem)
             self.accessed(of)
@@ -380,7 +418,9 @@ class ExpressionEvaluator(SourceReader):
             words[k.arg] = self.value(k.value)
             marks.append(len(self.b.stmts))
         values = [self.still(v, since) for v, since in zip((*args, *words.values()), marks, strict=True)]
-        return called(self, callee, values[:len(args)], dict(zip(words, values[len(args):], strict=True)))
+        return called(
+            self, callee, values[: len(args)], dict(zip(words, values[len(args) :], strict=True))
+        )
 
 
 def takes_parts(callee: Any) -> bool:
@@ -394,6 +434,8 @@ def takes_parts(callee: Any) -> bool:
 
 def _cast(made: Tile, out: Tile) -> Expr:
     if made.dtype.kind == "float" and out.dtype.kind != "float":
-        raise Refusal(f"a result of type {type_named(made.dtype)} for out= of type "
-                      f"{type_named(out.dtype)}", "a type that holds it")
+        raise Refusal(
+            f"a result of type {type_named(made.dtype)} for out= of type {type_named(out.dtype)}",
+            "a type that holds it",
+        )
     return cast(made.expr, out.dtype)

@@ -35,8 +35,10 @@ class Calls(SourceReader):
         given = dict(zip(names, args, strict=False)) | words
         if len(args) + len(words) != len(names) or set(given) != set(names):
             shown = names[1:] if callee.scope is not None else names
-            raise Refusal(f"a call of {callee.source.name} with other arguments than it takes",
-                          f"{callee.source.name}({', '.join(shown)})")
+            raise Refusal(
+                f"a call of {callee.source.name} with other arguments than it takes",
+                f"{callee.source.name}({', '.join(shown)})",
+            )
         if callee in self.calls:
             raise Refusal(f"{callee.source.name}, which calls itself", "loops", "for k in range(n):")
         if not callee.inline:
@@ -70,14 +72,15 @@ class Calls(SourceReader):
     def of_items(self, callee: ForItems, args: Sequence[Any]) -> None:
         """The function of work-items or of sub-groups."""
         if args:
-            raise Refusal(f"arguments for a function of {callee.item.scope.value}", "none",
-                          f"{callee.node.name}()")
+            raise Refusal(
+                f"arguments for a function of {callee.item.scope.value}", "none", f"{callee.node.name}()"
+            )
         if self.items:
-            raise WrongScope(f"a call of {callee.node.name} inside of {self.here.scope.value}",
-                             "the scope of the group")
+            raise WrongScope(
+                f"a call of {callee.node.name} inside of {self.here.scope.value}", "the scope of the group"
+            )
         what = callee.item.scope.value
-        seen = {n: v for n, v in self.env.items()
-                if not isinstance(v, Tile) or not v.shape or v.vector}
+        seen = {n: v for n, v in self.env.items() if not isinstance(v, Tile) or not v.shape or v.vector}
         hidden = {n: f"a tile of the group, inside of {what}" for n in self.env if n not in seen}
         with self.apart(seen, hidden):
             self.here, self.items, self.items_shape = callee.item, True, callee.item.shape
@@ -88,18 +91,46 @@ class Calls(SourceReader):
     @contextmanager
     def apart(self, env: dict[str, Any], gone: dict[str, str]) -> Iterator[None]:
         """The names of another function."""
-        before = (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
-                  self.base, self.here, self.returns, self.entered, self.given, self.written, self.also,
-                  self.elements)
+        before = (
+            self.env,
+            self.gone,
+            self.carried,
+            self.fixed,
+            self.items,
+            self.items_shape,
+            self.at,
+            self.base,
+            self.here,
+            self.returns,
+            self.entered,
+            self.given,
+            self.written,
+            self.also,
+            self.elements,
+        )
         self.env, self.gone, self.carried, self.fixed, self.base = env, gone, {}, set(), self.depth
         self.entered, self.given, self.written, self.also, self.elements = [], set(), set(), {}, set()
         self.returns = False
         try:
             yield
         finally:
-            (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
-             self.base, self.here, self.returns, self.entered, self.given, self.written,
-             self.also, self.elements) = before
+            (
+                self.env,
+                self.gone,
+                self.carried,
+                self.fixed,
+                self.items,
+                self.items_shape,
+                self.at,
+                self.base,
+                self.here,
+                self.returns,
+                self.entered,
+                self.given,
+                self.written,
+                self.also,
+                self.elements,
+            ) = before
 
     def returned(self, body: Sequence[ast.stmt]) -> Any:
         """The result of a function's statements."""
@@ -126,8 +157,9 @@ class Calls(SourceReader):
         reasons: list[str] = []
         for intrinsic in family.asked(scope):
             if words:
-                raise Refusal(f"{', '.join(words)}= in a call of the intrinsic {family.name}",
-                              "arguments by place")
+                raise Refusal(
+                    f"{', '.join(words)}= in a call of the intrinsic {family.name}", "arguments by place"
+                )
             told = [asked(a, lambda view: arrays.sizes(self.b, view)) for a in args]
             build = intrinsic.built(told, self.chip.target)
             shown = f"({', '.join(map(str, told))})"
@@ -139,8 +171,9 @@ class Calls(SourceReader):
             try:
                 return self.settled(build(Builder(self, family.name, self.meaning(body)), *args))
             except TypeError as error:
-                raise Refusal(f"what the intrinsic {intrinsic.name} builds for {shown}, which fails "
-                              f"({error})") from error
+                raise Refusal(
+                    f"what the intrinsic {intrinsic.name} builds for {shown}, which fails ({error})"
+                ) from error
             except Unavailable as reason:
                 del self.b.stmts[mark:]
                 reasons.append(f"{intrinsic.name}: {reason}")
@@ -175,8 +208,10 @@ def own_function(at: Calls, callee: DeviceFunction, given: dict[str, Any]) -> Ti
     """A call of a function of its own. Refuses bodies that are more than expressions of elements."""
     tiles = {n: v for n, v in given.items() if isinstance(v, Tile)}
     if not tiles:
-        raise Refusal(f"a call of {callee.source.name} without tiles, which is a function of its own",
-                      "@kernel.func, whose body is read in the place of the call")
+        raise Refusal(
+            f"a call of {callee.source.name} without tiles, which is a function of its own",
+            "@kernel.func, whose body is read in the place of the call",
+        )
     kinds = {n: _held(t.dtype, at.chip.target.upcast16) for n, t in tiles.items()}
     params = {n: Tile((), Var(f"x{i}", kinds[n])) for i, n in enumerate(tiles)}
     outer, at.b = at.b, Building(tuple(f"x{i}" for i in range(len(params))))
@@ -190,8 +225,9 @@ def own_function(at: Calls, callee: DeviceFunction, given: dict[str, Any]) -> Ti
     lines = "\n".join(f"    {line}" for line in spelled_lines(lets, result))
     meaning = at.meaning(callee) if len(tiles) == len(given) else None
     needs = sorted({c.name for e in (result, *(s.value for s in lets)) for c in find(e, Call)})
-    name = row(callee.source.name, TEXT, list(kinds.values()), result.dtype, meaning, tuple(needs),
-               body=lines)
+    name = row(
+        callee.source.name, TEXT, list(kinds.values()), result.dtype, meaning, tuple(needs), body=lines
+    )
     at.b.taken.add(name)
     args = tuple(cast(t.expr, kind) for t, kind in zip(whole, kinds.values(), strict=True))
     value = Call(name, args)
@@ -213,11 +249,16 @@ def _expression(callee: DeviceFunction, b: Building, made: Any) -> tuple[list[Le
     tile = tile_of(made) if made is not None else None
     lets = [s for s in b.stmts if isinstance(s, Let)]
     if tile is None or tile.shape or tile.mask or len(lets) < len(b.stmts):
-        raise Refusal(f"{name}, a function of its own that does more than compute a value of elements",
-                      "operators and functions; @kernel.func for loops, loads and reductions")
+        raise Refusal(
+            f"{name}, a function of its own that does more than compute a value of elements",
+            "operators and functions; @kernel.func for loops, loads and reductions",
+        )
     for e in [tile.expr, *(s.value for s in lets)]:
         if any(isinstance(x, (Load, Reduce)) for x in walk(e)) or any(
-                type(x).__name__ in DIVISIONS and x.dtype.is_integer for x in find(e, Expr)):
-            raise Refusal(f"{name}, a function of its own with a load, a reduction or a whole division",
-                          "@kernel.func, whose body is read in the place of the call")
+            type(x).__name__ in DIVISIONS and x.dtype.is_integer for x in find(e, Expr)
+        ):
+            raise Refusal(
+                f"{name}, a function of its own with a load, a reduction or a whole division",
+                "@kernel.func, whose body is read in the place of the call",
+            )
     return lets, tile.expr

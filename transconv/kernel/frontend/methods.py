@@ -54,22 +54,33 @@ def _offset(at: SourceReader, group: GroupScope) -> Any:
     return tuple(Tile((), i.expr * as_expr(n)) for i, n in zip(group.ids, group.shape, strict=True))
 
 
-def _load(at: SourceReader, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
-          fill: Any = None, vector: bool = False) -> Tile:
+def _load(
+    at: SourceReader,
+    group: GroupScope,
+    array: Any,
+    shape: Any = None,
+    mapping: Any = None,
+    fill: Any = None,
+    vector: bool = False,
+) -> Tile:
     known = None if shape is None else sizes_of(at.b.known(shape))
     if mapping is not None:
         return load_mapped(at, view_of(array), known, mapping, vector, fill)
     return at.load(view_of(array), known, vector, fill)
 
 
-def _vload(at: SourceReader, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
-           fill: Any = None) -> Tile:
+def _vload(
+    at: SourceReader,
+    group: GroupScope,
+    array: Any,
+    shape: Any = None,
+    mapping: Any = None,
+    fill: Any = None,
+) -> Tile:
     return _load(at, group, array, shape, mapping, fill, True)
 
 
-def _store(
-    at: SourceReader, group: GroupScope, array: Any, value: Any, mapping: Any = None
-) -> None:
+def _store(at: SourceReader, group: GroupScope, array: Any, value: Any, mapping: Any = None) -> None:
     if mapping is not None:
         store_mapped(at, view_of(array), value, mapping)
         return
@@ -79,19 +90,28 @@ def _store(
 
 
 def _full(vector: bool, value: Any = None) -> Callable[..., Tile]:
-    def made(at: SourceReader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None,
-             fill_value: Any = None) -> Tile:
+    def made(
+        at: SourceReader,
+        group: GroupScope,
+        *sizes: Any,
+        shape: Any = None,
+        dtype: Any = None,
+        fill_value: Any = None,
+    ) -> Tile:
         shape, dtype, fill = spread_out(sizes, shape, dtype, fill_value, value)
         return filled(sizes_of(at.b.known(shape)), fill, dtype_of(dtype), vector)
+
     return made
 
 
-def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any,
-               value: Any) -> tuple[Any, Any, Any]:
+def spread_out(
+    given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any, value: Any
+) -> tuple[Any, Any, Any]:
     """Shape, type and value of ``zeros(4, 8)``, ``zeros((4, 8), np.float32)``, ``zeros(shape=(4, 8))``.
     ``value``: that of all elements; None: an argument."""
-    count = next((i for i, n in enumerate(given) if not isinstance(n, int) or isinstance(n, bool)),
-                 len(given))
+    count = next(
+        (i for i, n in enumerate(given) if not isinstance(n, int) or isinstance(n, bool)), len(given)
+    )
     rest = list(given)
     if shape is None and count > 1:
         shape, rest = given[:count], rest[count:]
@@ -102,11 +122,15 @@ def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any,
     if fill_value is None and rest:
         fill_value = rest.pop(0)
     if rest or shape is None:
-        raise Refusal("a tile without a shape, or with more arguments", "shape, dtype and a fill value",
-                      "group.zeros(shape=(16, 16), dtype=np.float32)")
+        raise Refusal(
+            "a tile without a shape, or with more arguments",
+            "shape, dtype and a fill value",
+            "group.zeros(shape=(16, 16), dtype=np.float32)",
+        )
     if value is None and fill_value is None:
-        raise Refusal("no fill_value", "a number",
-                      "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
+        raise Refusal(
+            "no fill_value", "a number", "group.full(shape=(16,), dtype=np.float32, fill_value=1)"
+        )
     if value is not None and fill_value is not None:
         raise Refusal("a fill_value", "shape and dtype")
     return shape, f32 if dtype is None else dtype, fill_value if value is None else value
@@ -117,9 +141,19 @@ def _empty(at: SourceReader, group: GroupScope, *sizes: Any, shape: Any = None, 
 
 
 METHODS: dict[str, Callable[..., Any]] = {
-    "id": _id, "group_id": _id, "work_offset": _offset, "load": _load, "vload": _vload, "store": _store,
-    "empty": _empty, "zeros": _full(False, 0), "ones": _full(False, 1), "full": _full(False),
-    "vzeros": _full(True, 0), "vones": _full(True, 1), "vfull": _full(True),
+    "id": _id,
+    "group_id": _id,
+    "work_offset": _offset,
+    "load": _load,
+    "vload": _vload,
+    "store": _store,
+    "empty": _empty,
+    "zeros": _full(False, 0),
+    "ones": _full(False, 1),
+    "full": _full(False),
+    "vzeros": _full(True, 0),
+    "vones": _full(True, 1),
+    "vfull": _full(True),
 }
 """The methods of a group, by name; each takes the reader of expressions, the group, and its arguments."""
 ATTRIBUTES = ("shape", "work_shape")
@@ -154,11 +188,16 @@ def _global(item: Item) -> tuple[Tile, ...]:
 
 
 ITEM_METHODS: dict[Scope, dict[str, Callable[[SourceReader, Item], Any]]] = {
-    Scope.WorkItem: {"global_id": lambda at, item: _global(item),
-                     "local_id": lambda at, item: _local(item),
-                     "group_id": lambda at, item: item.group.ids},
-    Scope.SubGroup: {"subgroup_id": lambda at, item: _local(item)[0], "size": lambda at, item: item.size,
-                     "group_id": lambda at, item: item.group.ids},
+    Scope.WorkItem: {
+        "global_id": lambda at, item: _global(item),
+        "local_id": lambda at, item: _local(item),
+        "group_id": lambda at, item: item.group.ids,
+    },
+    Scope.SubGroup: {
+        "subgroup_id": lambda at, item: _local(item)[0],
+        "size": lambda at, item: item.size,
+        "group_id": lambda at, item: item.group.ids,
+    },
 }
 """The methods of a work-item (its place in the work, in its group, and that of its group) and of a
 sub-group (its place among those of its group, its work-items), by name."""
@@ -174,7 +213,8 @@ def places(at: SourceReader, view: ArrayView, mapping: Any, shape: Shape) -> lis
     lanes = lanes_along(shape)
     indices: list[Expr] = [as_expr(0) if lane is None else lane for lane in lanes]
     made = mapped_places(
-        mapping, lambda m: [Tile(shape, e) for e in indices] if m.of_tiles else indices, view.ndim)
+        mapping, lambda m: [Tile(shape, e) for e in indices] if m.of_tiles else indices, view.ndim
+    )
     found = []
     for e in (as_expr(m) for m in made):
         there = lanes_of(e, at.b.scope)
@@ -182,12 +222,14 @@ def places(at: SourceReader, view: ArrayView, mapping: Any, shape: Shape) -> lis
     return found
 
 
-def load_mapped(at: SourceReader, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool,
-         fill: Any = None) -> Tile:
+def load_mapped(
+    at: SourceReader, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool, fill: Any = None
+) -> Tile:
     """``group.load(X, shape=, mapping=, fill=)``"""
     if shape is None:
-        raise Refusal("a mapping without a shape", "shape=(...)",
-                      "group.load(X, shape=(16, 16), mapping=m)")
+        raise Refusal(
+            "a mapping without a shape", "shape=(...)", "group.load(X, shape=(16, 16), mapping=m)"
+        )
     made = arrays.gathered(at.b, view, places(at, view, mapping, shape), at.stem, True)
     at.accessed(view)
     if fill is not None:
@@ -202,23 +244,27 @@ def store_mapped(at: SourceReader, view: ArrayView, value: Any, mapping: Any) ->
     tile = tile_of(value)
     found = places(at, view, mapping, tile.shape)
     for collision in _collisions(at, view, [t.expr for t in found], tile.shape):
-        raise Refusal(f"a store to {view.tensor.name} by a mapping in which {collision}",
-                      "mappings with a place for each element", "create_mapping(lambda i, j: (j, i))")
+        raise Refusal(
+            f"a store to {view.tensor.name} by a mapping in which {collision}",
+            "mappings with a place for each element",
+            "create_mapping(lambda i, j: (j, i))",
+        )
     wide = [replace(t, shape=tile.shape) for t in found]
     arrays.scattered(at.b, view, wide, tile, (), (), True)
     at.accessed(view, writes=True)
 
 
-def _collisions(
-    at: SourceReader, view: ArrayView, exprs: list[Expr], shape: Shape
-) -> Iterator[str]:
+def _collisions(at: SourceReader, view: ArrayView, exprs: list[Expr], shape: Shape) -> Iterator[str]:
     """Elements that are in one place. Numbers that are known at run time only are tried at the ends of
     their ranges."""
     while spelled := {v: at.b.values[v] for e in exprs for v in free_vars(e) if v in at.b.values}:
         exprs = [substitute(e, spelled) for e in exprs]
     if any(find(e, Load) for e in exprs):
-        raise Refusal("a store by a mapping that depends on values of an array", "indices, sizes and ids",
-                      "X[rows, cols]")
+        raise Refusal(
+            "a store by a mapping that depends on values of an array",
+            "indices, sizes and ids",
+            "X[rows, cols]",
+        )
     arguments = {*(at.b.sizes.names if at.b.sizes else ())}
     if needed := arguments & {v.name for e in exprs for v in free_vars(e)}:
         raise Needed(needed)

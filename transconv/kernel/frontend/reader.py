@@ -49,8 +49,9 @@ class GroupScope:
     """The group of a kernel, while its source is read. ``ids``: its place among the groups;
     ``subgroup_size``: the work-items of its sub-groups."""
 
-    def __init__(self, shape: Shape, work: tuple[Any, ...], ids: tuple[Tile, ...],
-                 subgroup_size: int = 32) -> None:
+    def __init__(
+        self, shape: Shape, work: tuple[Any, ...], ids: tuple[Tile, ...], subgroup_size: int = 32
+    ) -> None:
         self.shape, self.work_shape, self.ids = shape, work, ids
         self.subgroup_size = subgroup_size
 
@@ -92,7 +93,7 @@ class Conditions:
         try:
             yield
         finally:
-            del self.within[len(self.within) - len(parts):]
+            del self.within[len(self.within) - len(parts) :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,8 +130,11 @@ def sizes_of(given: Any) -> Shape:
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     for n in sizes:
         if isinstance(n, Tile):
-            raise Refusal("a shape that is known at run time only", "numbers, sizes of groups and arrays",
-                          "group.zeros(shape=(16, X.shape[1]), dtype=np.float32)")
+            raise Refusal(
+                "a shape that is known at run time only",
+                "numbers, sizes of groups and arrays",
+                "group.zeros(shape=(16, X.shape[1]), dtype=np.float32)",
+            )
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise Refusal(f"{described(n)} as a size of a tile", "whole numbers from 1 on")
     return tuple(sizes)
@@ -139,8 +143,9 @@ def sizes_of(given: Any) -> Shape:
 def view_of(x: Any) -> ArrayView:
     """An array, or a part of one. Refuses others."""
     if not isinstance(x, ArrayView):
-        raise Refusal(described(x), "an array of the call, or a slice of one",
-                      "group.load(X[i:], shape=(16,))")
+        raise Refusal(
+            described(x), "an array of the call, or a slice of one", "group.load(X[i:], shape=(16,))"
+        )
     return x
 
 
@@ -228,8 +233,9 @@ class SourceReader:
     new_mask: Callable[[str, CarriedName, Mask, Mask], Mask]
     detach: Callable[[str, CarriedName], None]
 
-    def __init__(self, b: Building, source: FunctionSource, chip: Chip, meant: Mapping[str, Any],
-                 meaning: Meanings) -> None:
+    def __init__(
+        self, b: Building, source: FunctionSource, chip: Chip, meant: Mapping[str, Any], meaning: Meanings
+    ) -> None:
         self.b, self.source, self.chip, self.meant, self.meaning = b, source, chip, meant, meaning
         self.env: dict[str, Any] = {}
         self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
@@ -274,12 +280,16 @@ class SourceReader:
     def check_written(self, view: ArrayView) -> None:
         """Refuse a store to an array with several elements in one place."""
         if view.layout is not None and view.layout.collision:
-            raise Refusal(f"a store to {view.tensor.name} by a layout in which {view.layout.collision}",
-                          "layouts with a place for each element",
-                          "index_map((H, W), lambda i, j: i * W + j)")
+            raise Refusal(
+                f"a store to {view.tensor.name} by a layout in which {view.layout.collision}",
+                "layouts with a place for each element",
+                "index_map((H, W), lambda i, j: i * W + j)",
+            )
         if view.tensor.layout.overlaps and all(view.tensor.shape):
-            raise Refusal(f"a store to {view.tensor.name}, several of whose elements are one in memory",
-                          "elements of their own, such as those of a contiguous copy")
+            raise Refusal(
+                f"a store to {view.tensor.name}, several of whose elements are one in memory",
+                "elements of their own, such as those of a contiguous copy",
+            )
 
     def latest(self, value: Any) -> Any:
         """A tile after what was written to its elements."""
@@ -297,15 +307,21 @@ class SourceReader:
         changed = {n.var for s in behind for n in find(s, Update)}
         changed |= {a for s in behind for n in find(s, FuncCall) for a in n.args if isinstance(a, Var)}
         if mentioned & changed - {value.expr}:
-            raise Refusal("an operand computed from a name that another operand changes",
-                          "two statements", "y = acc * 2; np.add(acc, x, out=acc); acc = y + acc")
+            raise Refusal(
+                "an operand computed from a name that another operand changes",
+                "two statements",
+                "y = acc * 2; np.add(acc, x, out=acc); acc = y + acc",
+            )
         return self.latest(value)
 
     def of_group(self, method: str) -> None:
         """Refuse methods of the group where these have no meaning."""
         if self.items and method not in OF_ITEMS:
-            raise WrongScope(f"group.{method} inside of {self.here.scope.value}",
-                             "elements of arrays: X[i, j], Y[i, j] = x; vectors", "group.vload(X[i:], 4)")
+            raise WrongScope(
+                f"group.{method} inside of {self.here.scope.value}",
+                "elements of arrays: X[i, j], Y[i, j] = x; vectors",
+                "group.vload(X[i:], 4)",
+            )
 
     def each(self, made: Any) -> Any:
         """A value of the group inside of items: each of them has it."""

@@ -65,7 +65,8 @@ class Statements(SourceReader):
         self.stem = first.id if isinstance(first, ast.Name) and _is_read(node) else ""
         match first, node:
             case ast.Name(name), ast.BinOp(ast.Name(left), ast.Add(), right) if (
-                    name == left and name in self.carried and len(targets) == 1):
+                name == left and name in self.carried and len(targets) == 1
+            ):
                 term = self.raw(right)
                 if self.accumulated(name, self.env[name], term):
                     return
@@ -127,8 +128,11 @@ class Statements(SourceReader):
         if isinstance(self.env.get(name), (ArrayView, GroupScope)) and name in self.source.parameters:
             raise Refusal(f"an assignment to the argument {name}", "other names", f"{name}_2 = {name}[1:]")
         if name in self.written:
-            raise Refusal(f"{name}, a parameter that is bound again after its elements were written",
-                          "another name", f"{name}_2 = {name} + 1.0")
+            raise Refusal(
+                f"{name}, a parameter that is bound again after its elements were written",
+                "another name",
+                f"{name}_2 = {name} + 1.0",
+            )
         self.given.discard(name)
         if self.also.get(other := self.also.pop(name, "")) == name:
             del self.also[other]
@@ -204,8 +208,10 @@ class Statements(SourceReader):
         """A value of items with a dimension for each along which its mask varies."""
         along = {x for m in mask for x in lanes_of(m, self.b.scope)}
         lanes = lanes_along((*self.items_shape, *tile.own))
-        each = (n if lane in along else m
-                for n, m, lane in zip(self.items_shape, tile.shape, lanes, strict=False))
+        each = (
+            n if lane in along else m
+            for n, m, lane in zip(self.items_shape, tile.shape, lanes, strict=False)
+        )
         return self.b.spread(tile, (*each, *tile.own))
 
     def scatter(self, of: ArrayView, items: tuple[Any, ...], value: Any) -> None:
@@ -234,14 +240,20 @@ class Statements(SourceReader):
     def bind_element(self, target: ast.Subscript, value: Any) -> None:
         of, item = self.value(target.value), self.value(target.slice)
         items = item if isinstance(item, tuple) else (item,)
-        if isinstance(of, ArrayView) and self.items and not any(
-                i is None or (isinstance(i, slice) and i != slice(None)) for i in items):
+        if (
+            isinstance(of, ArrayView)
+            and self.items
+            and not any(i is None or (isinstance(i, slice) and i != slice(None)) for i in items)
+        ):
             self.scatter(of, items, value)
         elif isinstance(of, ArrayView):
             view = arrays.sliced(self.b, of, items, self.items_shape)
             if view.ndim and not (isinstance(value, Tile) and len(value.own) == view.ndim):
-                raise Refusal(f"{described(value)} assigned to a slice of an array", "group.store",
-                              "group.store(Y[i:], y)")
+                raise Refusal(
+                    f"{described(value)} assigned to a slice of an array",
+                    "group.store",
+                    "group.store(Y[i:], y)",
+                )
             self.store(view, value)
         elif isinstance(of, Tile):
             self.replaced(of, tile_elements.assigned(self.b, of, self.b.known(items), value))
@@ -277,17 +289,24 @@ class Statements(SourceReader):
 
     def do_FunctionDef(self, s: ast.FunctionDef) -> None:
         """``@group.workitems def inner(item): ...``"""
-        kinds = [d.attr for d in s.decorator_list if isinstance(d, ast.Attribute)
-                 and isinstance(self.value(d.value), GroupScope)]
+        kinds = [
+            d.attr
+            for d in s.decorator_list
+            if isinstance(d, ast.Attribute) and isinstance(self.value(d.value), GroupScope)
+        ]
         if len(kinds) != 1 or kinds[0] not in ("workitems", "subgroups") or len(s.decorator_list) != 1:
-            raise Refusal("a function inside of a kernel", "@group.workitems and @group.subgroups there, "
-                          "@kernel.func outside")
+            raise Refusal(
+                "a function inside of a kernel",
+                "@group.workitems and @group.subgroups there, @kernel.func outside",
+            )
         if self.items:
-            raise WrongScope(f"@group.{kinds[0]} inside of {self.here.scope.value}",
-                             "the scope of the group")
+            raise WrongScope(
+                f"@group.{kinds[0]} inside of {self.here.scope.value}", "the scope of the group"
+            )
         if len(s.args.args) != 1 or s.args.defaults or s.args.vararg or s.args.kwonlyargs or s.args.kwarg:
-            raise Refusal(f"a function of {kinds[0]} with other parameters", "one, the item",
-                          "def inner(item):")
+            raise Refusal(
+                f"a function of {kinds[0]} with other parameters", "one, the item", "def inner(item):"
+            )
         first = s.decorator_list[0]
         assert isinstance(first, ast.Attribute)
         self.env[s.name] = for_items(s, kinds[0], self.value(first.value))
@@ -295,8 +314,11 @@ class Statements(SourceReader):
     def do_Return(self, s: ast.Return) -> None:
         if self.returns:
             if self.depth != self.base:
-                raise Refusal("a return inside of a loop or branch at run time", "one behind it",
-                              "return np.where(x > 0, x, y)")
+                raise Refusal(
+                    "a return inside of a loop or branch at run time",
+                    "one behind it",
+                    "return np.where(x > 0, x, y)",
+                )
             raise Returned(None if s.value is None else self.value(s.value))
         if s.value is not None:
             raise Refusal("a result", "results are stored to arrays", "group.store(Y[i:], y)")
@@ -346,14 +368,20 @@ class Statements(SourceReader):
 
 def _unchanging(name: str, value: Any) -> Refusal:
     """What cannot change at run time."""
-    return Refusal(f"{name}, {described(value)}, which changes in a loop or branch at run time",
-                   "numbers and tiles; loops over tuples are written out", "for step in (0, 1, 2):")
+    return Refusal(
+        f"{name}, {described(value)}, which changes in a loop or branch at run time",
+        "numbers and tiles; loops over tuples are written out",
+        "for step in (0, 1, 2):",
+    )
 
 
 def _two_names(name: str, other: str) -> Refusal:
     """What is refused of a tile with several names."""
-    return Refusal(f"elements of {name} written in a loop or branch, which is {other} too",
-                   "a tile with one name", f"{name} = {other}.copy()")
+    return Refusal(
+        f"elements of {name} written in a loop or branch, which is {other} too",
+        "a tile with one name",
+        f"{name} = {other}.copy()",
+    )
 
 
 def _is_read(node: ast.expr) -> bool:
@@ -368,5 +396,8 @@ def _is_position(e: Expr) -> bool:
     these apply to it."""
     if e.dtype.kind not in ("index", "bool"):
         return False
-    return all(n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
-               for n in walk(e) if isinstance(n, Expr) and not isinstance(n, Lane))
+    return all(
+        n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
+        for n in walk(e)
+        if isinstance(n, Expr) and not isinstance(n, Lane)
+    )

@@ -82,8 +82,10 @@ class Sizing:
         for at, (value, e, first) in enumerate(zip(given, self.exprs, self.first, strict=True)):
             if value != (self.numbers[at].value if isinstance(e, Const) else given[first]):
                 return False
-        return all(1 < given[at] <= LARGEST_SIZE and (at in self.plain or unit_of(given[at]) == unit)
-                   for at, unit in self.sources)
+        return all(
+            1 < given[at] <= LARGEST_SIZE and (at in self.plain or unit_of(given[at]) == unit)
+            for at, unit in self.sources
+        )
 
     def values(self, given: Sequence[int]) -> dict[str, int]:
         """The arguments for numbers that fit."""
@@ -142,8 +144,14 @@ def sizing(numbers: Sequence[Number], fixed: Iterable[int] = (), plain: Iterable
             exprs[at] = Var(name) if unit == 1 else Var(name) * unit
             first[at] = root
     unchecked = frozenset(places[0] for places in alike.values() if whole.issuperset(places))
-    return Sizing(tuple(numbers), tuple(exprs), Sizes(tuple(each)) if each else None, tuple(sources),
-                  tuple(first), unchecked)
+    return Sizing(
+        tuple(numbers),
+        tuple(exprs),
+        Sizes(tuple(each)) if each else None,
+        tuple(sources),
+        tuple(first),
+        unchecked,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +188,10 @@ class Arguments:
 
     def numbers_with(self, work: Sequence[int]) -> tuple[Number, ...]:
         """The numbers, and behind them those of a group's work."""
-        return (*self.numbers, *(
-            Number(f"work_shape[{at}]", f"work_{at}", n) for at, n in enumerate(work)))
+        return (
+            *self.numbers,
+            *(Number(f"work_shape[{at}]", f"work_{at}", n) for at, n in enumerate(work)),
+        )
 
     def specs(self, sizing: Sizing) -> dict[str, Any]:
         """What a kernel knows of each parameter: a Tensor, a number, or an expression of numbers that are
@@ -190,8 +200,12 @@ class Arguments:
         for name, kind in self.kinds.items():
             if isinstance(kind, ArrayLayout):
                 at = [next(places) for _ in range(kind.rank)]
-                found[name] = _tensor(name, kind, tuple(sizing.numbers[i].value for i in at),
-                                      tuple(sizing.exprs[i] for i in at))
+                found[name] = _tensor(
+                    name,
+                    kind,
+                    tuple(sizing.numbers[i].value for i in at),
+                    tuple(sizing.exprs[i] for i in at),
+                )
             elif kind is float:
                 found[name] = Tensor(name, (), (), Layout.dense(f32, ()), number=True)
             elif kind is int:
@@ -225,14 +239,14 @@ def tensors_of(given: Mapping[str, Any]) -> Arguments:
             tensor = as_tensor(name, value)
             tensors[name] = tensor
             kinds[name] = lying(name, tensor)
-            numbers += [Number(f"{name}.shape[{d}]", f"{name}_d{d}", n)
-                        for d, n in enumerate(tensor.shape)]
+            numbers += [
+                Number(f"{name}.shape[{d}]", f"{name}_d{d}", n) for d, n in enumerate(tensor.shape)
+            ]
     devices = {t.device for t in tensors.values()}
     if len(devices) > 1:
         told = ", ".join(f"{n} on {t.device}" for n, t in tensors.items())
         raise KernelError(f"arrays on several devices: {told}; expected one device")
-    return Arguments(kinds, tuple(numbers), tensors, floats, sharing(tensors),
-                     next(iter(devices), None))
+    return Arguments(kinds, tuple(numbers), tensors, floats, sharing(tensors), next(iter(devices), None))
 
 
 def plain_number(value: Any) -> int | float | bool | None:
@@ -240,8 +254,12 @@ def plain_number(value: Any) -> int | float | bool | None:
     for kind in (bool, int, float):  # a launch passes no subclass, as np.float64 is one
         if isinstance(value, kind):
             return kind(value)
-    if hasattr(value, "dtype") and hasattr(value, "item") and not hasattr(value, "data_ptr") and (
-            getattr(value, "shape", None) == () and not hasattr(value, "__dlpack__")):
+    if (
+        hasattr(value, "dtype")
+        and hasattr(value, "item")
+        and not hasattr(value, "data_ptr")
+        and (getattr(value, "shape", None) == () and not hasattr(value, "__dlpack__"))
+    ):
         number: int | float | bool = value.item()
         return number
     return None
@@ -258,8 +276,9 @@ def as_tensor(name: str, value: Any) -> Any:
             raise KernelError(f"{name} is {form}; expected a strided tensor")
         return value.detach()
     if isinstance(value, np.ndarray) and not value.flags.writeable:
-        raise KernelError(f"{name} is a read-only array; expected one that may be written, as "
-                          f"{name}.copy()")
+        raise KernelError(
+            f"{name} is a read-only array; expected one that may be written, as {name}.copy()"
+        )
     try:
         if isinstance(value, np.ndarray):
             return torch.from_numpy(value)
@@ -270,8 +289,10 @@ def as_tensor(name: str, value: Any) -> Any:
     except (TypeError, ValueError, RuntimeError) as error:
         said = str(error).split("\n")[0]
         raise KernelError(f"{name} cannot be an array of a kernel: {said}") from None
-    raise KernelError(f"{name} is {described(value)}; expected a torch tensor, a NumPy array, an object "
-                      "with DLPack or the CUDA array interface, or a number")
+    raise KernelError(
+        f"{name} is {described(value)}; expected a torch tensor, a NumPy array, an object "
+        "with DLPack or the CUDA array interface, or a number"
+    )
 
 
 def lying(name: str, tensor: Any) -> ArrayLayout:
@@ -279,11 +300,15 @@ def lying(name: str, tensor: Any) -> ArrayLayout:
     dtype = type_of(name, str(tensor.dtype).removeprefix("torch."))
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     if tensor.is_neg() or tensor.is_conj():
-        raise KernelError(f"{name} is a negated or conjugated view; expected values as they are "
-                          "(resolve_neg() copies it)")
+        raise KernelError(
+            f"{name} is a negated or conjugated view; expected values as they are "
+            "(resolve_neg() copies it)"
+        )
     if not shape:
-        raise KernelError(f"{name} is an array without dimensions; expected a number, or an array of one "
-                          f"element: {name}.reshape(1)")
+        raise KernelError(
+            f"{name} is an array without dimensions; expected a number, or an array of one "
+            f"element: {name}.reshape(1)"
+        )
     if tensor.is_contiguous():
         return ArrayLayout(dtype, len(shape), tuple(range(len(shape))))
     layout = Layout.from_strides(dtype, shape, strides)

@@ -37,9 +37,15 @@ AskedResults = Mapping[str, Any] | Sequence[str] | str | None
 class KernelDeclaration:
     """A function as a kernel. ``asked_results``: parameters that calls may leave out."""
 
-    def __init__(self, function: Callable[..., Any], precision: str = "ieee", work_shape: Any = None,
-                 group_shape: Any = None, tuned: Mapping[str, int] = MappingProxyType({}),
-                 results: AskedResults = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        precision: str = "ieee",
+        work_shape: Any = None,
+        group_shape: Any = None,
+        tuned: Mapping[str, int] = MappingProxyType({}),
+        results: AskedResults = None,
+    ) -> None:
         if precision not in PRECISIONS:
             raise KernelError(f"precision={precision!r}; expected one of {' '.join(PRECISIONS)}")
         self.python, self.precision = function, precision
@@ -70,16 +76,22 @@ class KernelDeclaration:
         used = [around[n] for n in used_names(code) if n in around]
         return {t.name: t for t in (*self.declared.shape, *used) if isinstance(t, Tunable)}
 
-    def asked(self, args: tuple[Any, ...], words: dict[str, Any],
-              chosen: Mapping[str, int] = MappingProxyType({})) -> KernelCall:
+    def asked(
+        self,
+        args: tuple[Any, ...],
+        words: dict[str, Any],
+        chosen: Mapping[str, int] = MappingProxyType({}),
+    ) -> KernelCall:
         """A call: its group, its arguments by name, what symbols mean. ``chosen``: values of tunable
         numbers. Results that the call leaves out are allocated. Raises KernelError unless each other
         parameter has an argument as declared."""
         name, group = self.source.name, args[0] if args and isinstance(args[0], Group) else None
         if group is None and not self.declared.work:
             found = described(args[0]) if args else "nothing"
-            raise KernelError(f"{name} is called with {found}; expected a Group first: "
-                              f"{name}(Group(work_shape=...), ...)")
+            raise KernelError(
+                f"{name} is called with {found}; expected a Group first: "
+                f"{name}(Group(work_shape=...), ...)"
+            )
         given = self._given(args if group is None else args[1:], words)
         bound = self.declared.bound(name, given)
         tuned = {n: t.default for n, t in self.tunables.items()} | dict(chosen) | self.tuned
@@ -101,10 +113,18 @@ class KernelDeclaration:
         left_out = {*names} - {*(names if count > len(inputs) else inputs)[:count]}
         if not left_out:
             return None
-        makes: dict[str, Any] = {} if not asked.made else makers(
-            self.source.name, self.results, self.declared, asked.given, asked.symbols)
-        return Recipe(tuple((at, makes.get(n), None if n in makes else asked.given[n])
-                            for at, n in enumerate(names, first) if n in left_out))
+        makes: dict[str, Any] = (
+            {}
+            if not asked.made
+            else makers(self.source.name, self.results, self.declared, asked.given, asked.symbols)
+        )
+        return Recipe(
+            tuple(
+                (at, makes.get(n), None if n in makes else asked.given[n])
+                for at, n in enumerate(names, first)
+                if n in left_out
+            )
+        )
 
     def _given(self, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, with defaults; without results if it leaves these out."""
@@ -117,9 +137,11 @@ class KernelDeclaration:
         given = dict(zip(names[::-1], defaults[::-1], strict=False)) | given | words
         if wrong or set(given) not in ({*names}, {*inputs}):
             got = ", ".join([*("_" for _ in args), *words])
-            raise KernelError(f"{self.source.name}(group, {got}); expected "
-                              f"{self.source.name}(group, {', '.join(inputs)})" + (
-                                  f", or with {' '.join(self.results)} too" if self.results else ""))
+            raise KernelError(
+                f"{self.source.name}(group, {got}); expected "
+                f"{self.source.name}(group, {', '.join(inputs)})"
+                + (f", or with {' '.join(self.results)} too" if self.results else "")
+            )
         return {n: given[n] for n in names if n in given}
 
 
@@ -128,26 +150,36 @@ def _checked(source: FunctionSource) -> FunctionSource:
     a = source.tree.args
     place = source.place(source.tree)
     if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs:
-        raise KernelError(f"{place}: found parameters with * or /; allowed: plain parameters\n"
-                          f"    {place.text.strip()}\n  for example: def {source.name}(group, X, Y):")
+        raise KernelError(
+            f"{place}: found parameters with * or /; allowed: plain parameters\n"
+            f"    {place.text.strip()}\n  for example: def {source.name}(group, X, Y):"
+        )
     if not a.args:
-        raise KernelError(f"{place}: found a kernel without parameters; allowed: the group first\n"
-                          f"    {place.text.strip()}\n  for example: def {source.name}(group, X, Y):")
+        raise KernelError(
+            f"{place}: found a kernel without parameters; allowed: the group first\n"
+            f"    {place.text.strip()}\n  for example: def {source.name}(group, X, Y):"
+        )
     return source
 
 
 def results_of(name: str, parameters: Sequence[str], asked: AskedResults) -> dict[str, DType | None]:
     """The element type of each result in the order of the parameters; None: that of the first array.
     Raises KernelError for what is no parameter or no type."""
-    said = {} if asked is None else {asked: None} if isinstance(asked, str) else (
-        dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked))
+    said = (
+        {}
+        if asked is None
+        else {asked: None}
+        if isinstance(asked, str)
+        else (dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked))
+    )
     if wrong := [n for n in said if n not in parameters]:
         raise KernelError(f"{name} has the result {wrong[0]}; expected some of {' '.join(parameters)}")
     try:
         return {n: None if said[n] is None else dtype_of(said[n]) for n in parameters if n in said}
     except Refusal as refusal:
-        raise KernelError(f"the results of {name}: found {refusal.found}; expected "
-                          f"{refusal.allowed}") from None
+        raise KernelError(
+            f"the results of {name}: found {refusal.found}; expected {refusal.allowed}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +206,23 @@ def returned(made: Sequence[Any]) -> Any:
     return None if not made else made[0] if len(made) == 1 else tuple(made)
 
 
-def makers(name: str, results: Mapping[str, DType | None], declared: Declared, given: Mapping[str, Any],
-           sizes: Mapping[str, int]) -> dict[str, Callable[[], Any]]:
+def makers(
+    name: str,
+    results: Mapping[str, DType | None],
+    declared: Declared,
+    given: Mapping[str, Any],
+    sizes: Mapping[str, int],
+) -> dict[str, Callable[[], Any]]:
     """What makes each result: as large as its annotation says, else as the first array; beside that, and
     of its type unless the kernel says another. ``sizes``: the values of symbols. Raises KernelError."""
-    first = next((n for n, v in given.items() if n not in results and hasattr(v, "shape")
-                  and plain_number(v) is None), None)
+    first = next(
+        (
+            n
+            for n, v in given.items()
+            if n not in results and hasattr(v, "shape") and plain_number(v) is None
+        ),
+        None,
+    )
     if first is None:
         raise KernelError(f"{name} is called without an array; expected at least one")
     made = {}

@@ -94,8 +94,9 @@ class KernelWorkload(Workload):
 
     def refuse(self) -> None:
         """A plan that is not on disk is made where the function is."""
-        raise Unsupported("kernel:function", f"{self.name} is not on disk, and is lowered where it is "
-                          "called")
+        raise Unsupported(
+            "kernel:function", f"{self.name} is not on disk, and is lowered where it is called"
+        )
 
     @property
     def title(self) -> str:
@@ -104,8 +105,9 @@ class KernelWorkload(Workload):
     @property
     def text(self) -> str:
         """What another process reads it back from, to find its plan on disk."""
-        return f"{self} " + json.dumps([self.precision, self.sizes, [
-            plan_cache.tensor_content(t) for t in self.arrays]])
+        return f"{self} " + json.dumps(
+            [self.precision, self.sizes, [plan_cache.tensor_content(t) for t in self.arrays]]
+        )
 
     def __str__(self) -> str:
         return f"kernel {self.name} {self.digest}"
@@ -125,8 +127,13 @@ def read_workload(text: str, direction: str, behind: str) -> KernelWorkload | No
         precision, sizes, arrays = json.loads(f"[{rest}")
         named = sizes_of(records.text(sizes)) if sizes else None
         name, digest = records.name(names[0]), records.text(names[1])
-        return KernelWorkload(name, digest, records.text(precision), tuple(
-            [plan_cache.tensor_of(t, named) for t in records.several(arrays)]), sizes)
+        return KernelWorkload(
+            name,
+            digest,
+            records.text(precision),
+            tuple([plan_cache.tensor_of(t, named) for t in records.several(arrays)]),
+            sizes,
+        )
     except plan_cache.UNREADABLE:
         return None
 
@@ -225,8 +232,10 @@ class KernelRequest:
                 return None
             try:
                 own = content["kernel"]
-                places = [frozenset([records.whole(n, 0, len(numbers) - 1)
-                                     for n in records.several(own[name])]) for name in ("fixed", "plain")]
+                places = [
+                    frozenset([records.whole(n, 0, len(numbers) - 1) for n in records.several(own[name])])
+                    for name in ("fixed", "plain")
+                ]
                 stored = tuple([records.name(n) for n in records.several(own["stored"])])
                 plan = plan_cache.read(content, workload, self.target, False, Plan, _never)
             except plan_cache.UNREADABLE:
@@ -246,11 +255,15 @@ class KernelRequest:
         that were known ``before``."""
         if not self.made_of:
             return
-        content = plan_cache.content_of(found.plan) | {"kernel": {
-            "fixed": sorted(found.fixed), "plain": sorted(found.plain), "stored": list(found.stored)}}
+        content = plan_cache.content_of(found.plan) | {
+            "kernel": {
+                "fixed": sorted(found.fixed),
+                "plain": sorted(found.plain),
+                "stored": list(found.stored),
+            }
+        }
         for fixed, plain in dict.fromkeys((before, (found.fixed, found.plain))):
-            plan_cache.DRAWER.put(
-                self.record(self.workload(sizing(self.numbers, fixed, plain))), content)
+            plan_cache.DRAWER.put(self.record(self.workload(sizing(self.numbers, fixed, plain))), content)
 
 
 def _never() -> Plan:

@@ -70,9 +70,16 @@ MANY = 5  # then registers for 16 elements of a thread leave room for half of th
 OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
 
 
-def lowered(source: FunctionSource, group: Group, arguments: Arguments, target: Target,
-            precision: str = "ieee", fixed: frozenset[int] = frozenset(),
-            plain: frozenset[int] = frozenset(), meant: Meant = NOTHING) -> LoweredKernel:
+def lowered(
+    source: FunctionSource,
+    group: Group,
+    arguments: Arguments,
+    target: Target,
+    precision: str = "ieee",
+    fixed: frozenset[int] = frozenset(),
+    plain: frozenset[int] = frozenset(),
+    meant: Meant = NOTHING,
+) -> LoweredKernel:
     """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
     are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
     matter; ``meant``: what the kernel declares, for this call. Raises KernelError with the user's line."""
@@ -83,8 +90,9 @@ def lowered(source: FunctionSource, group: Group, arguments: Arguments, target: 
         found = sizing(numbers, fixed, plain)
         try:
             names = {n: number_of(found.exprs[said[place]]) for n, place in meant.places.items()}
-            written = traced(source, group, arguments.specs(found), Chip(target, precision), found,
-                             names | meant.tuned)
+            written = traced(
+                source, group, arguments.specs(found), Chip(target, precision), found, names | meant.tuned
+            )
             check_order(written.accesses, arguments.alike)
             if not (more := found.places(found.divided - written.divided)):
                 break
@@ -99,13 +107,27 @@ def lowered(source: FunctionSource, group: Group, arguments: Arguments, target: 
     warps = group.warps_hint or _warps(kernel)
     _check_limits(source, kernel, warps, target)
     stages = finish(kernel, target)
-    header = (f"kernel {source.name}, {source.file.rsplit('/', 1)[-1]}:{source.first + 1}",
-              f"groups of {' x '.join(map(str, group.shape))}" if kernel.sizes else
-              f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
-              f"target {target.name}", *(f"size {told}" for told in found.told))
+    header = (
+        f"kernel {source.name}, {source.file.rsplit('/', 1)[-1]}:{source.first + 1}",
+        f"groups of {' x '.join(map(str, group.shape))}"
+        if kernel.sizes
+        else f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
+        f"target {target.name}",
+        *(f"size {told}" for told in found.told),
+    )
     text = emit(stages[-1][1], header)
-    return LoweredKernel(source.name, group, tuple(stages), text, written.numbers, warps,
-                   group.stages_hint or STAGES, found, fixed, plain)
+    return LoweredKernel(
+        source.name,
+        group,
+        tuple(stages),
+        text,
+        written.numbers,
+        warps,
+        group.stages_hint or STAGES,
+        found,
+        fixed,
+        plain,
+    )
 
 
 class Tracer(Statements, Calls, Blocks, ExpressionEvaluator):
@@ -123,18 +145,28 @@ class WrittenKernel:
     divided: frozenset[str]
 
 
-def traced(source: FunctionSource, group: Group, arguments: Mapping[str, Any], chip: Chip,
-           numbers: Sizing, meant: Mapping[str, Any]) -> WrittenKernel:
+def traced(
+    source: FunctionSource,
+    group: Group,
+    arguments: Mapping[str, Any],
+    chip: Chip,
+    numbers: Sizing,
+    meant: Mapping[str, Any],
+) -> WrittenKernel:
     """The kernel as the source has it. ``arguments``: a Tensor, a number, or an expression of sizes for
     each parameter but the group; ``meant``: the values of symbols and of tunable numbers."""
     # Numbers come behind arrays: the first argument of a launch has to have a device.
-    tensors = {n: t for last in (False, True) for n, t in arguments.items()
-               if isinstance(t, Tensor) and t.number is last}
+    tensors = {
+        n: t
+        for last in (False, True)
+        for n, t in arguments.items()
+        if isinstance(t, Tensor) and t.number is last
+    }
     b = Building((source.name, *tensors), numbers.sizes)
     for t in (t for t in tensors.values() if t.extents):
         b.divides(t.far)
     program = Var(b.fresh("program"))
-    work = numbers.exprs[len(numbers.exprs) - len(group.work):]
+    work = numbers.exprs[len(numbers.exprs) - len(group.work) :]
     groups = tuple(simplify((n + (m - 1)) // m, b.facts) for n, m in zip(work, group.shape, strict=True))
     for n in (n for n, m in zip(work, group.shape, strict=True) if m > 1):
         b.divides(n)
@@ -144,8 +176,9 @@ def traced(source: FunctionSource, group: Group, arguments: Mapping[str, Any], c
     first, *rest = source.parameters
     ids = _ids(b, program, groups)
     size = group.subgroup_size_hint or chip.target.warp_size
-    tracer.here = GroupScope(group.shape, tuple(number_of(n) for n in work),
-                             tuple(Tile((), e) for e in ids), size)
+    tracer.here = GroupScope(
+        group.shape, tuple(number_of(n) for n in work), tuple(Tile((), e) for e in ids), size
+    )
     tracer.env[first] = tracer.here
     floats: list[str] = []
     for name in rest:
@@ -159,12 +192,16 @@ def traced(source: FunctionSource, group: Group, arguments: Mapping[str, Any], c
         else:
             tracer.env[name] = number_of(given) if isinstance(given, Expr) else given
     tracer.run(source.tree.body)
-    many, most = (None, group.count) if isinstance(programs, Const) else (
-        programs, range_of(programs, facts_of(numbers.sizes)).hi)
+    many, most = (
+        (None, group.count)
+        if isinstance(programs, Const)
+        else (programs, range_of(programs, facts_of(numbers.sizes)).hi)
+    )
     stop = LARGEST_SIZE if most is None else min(LARGEST_SIZE, max(1, int(most)))
     body = For(program, stop, b.body(), "grid", until=many)
-    kernel = Kernel(function_name(source.name), tuple(tensors.values()), body, tuple(b.notes),
-                    _required(b, tensors))
+    kernel = Kernel(
+        function_name(source.name), tuple(tensors.values()), body, tuple(b.notes), _required(b, tensors)
+    )
     return WrittenKernel(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
 
 
@@ -183,7 +220,7 @@ def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...
     """The place of a program among the groups, the last dimension fastest."""
     found: list[Expr] = []
     for at, count in enumerate(groups):
-        behind = simplify(prod(groups[at + 1:], start=ONE), b.facts)
+        behind = simplify(prod(groups[at + 1 :], start=ONE), b.facts)
         place: Expr = program // behind if behind is not ONE else program
         place = place if at == 0 else place % count
         place = simplify(place, b.facts)
@@ -198,13 +235,17 @@ def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...
 def _check_limits(source: FunctionSource, kernel: Kernel, warps: int, target: Target) -> None:
     """Raise KernelError for more threads than a program may have, and for a tile that Triton refuses."""
     if warps * target.warp_size > MOST_THREADS:
-        raise KernelError(f"{source.name}: warps_hint={warps} are {warps * target.warp_size} threads on "
-                          f"{target.name}; expected up to {MOST_THREADS // target.warp_size} warps")
+        raise KernelError(
+            f"{source.name}: warps_hint={warps} are {warps * target.warp_size} threads on "
+            f"{target.name}; expected up to {MOST_THREADS // target.warp_size} warps"
+        )
     name, elements, dtype = _largest(kernel, stored=True)
     if elements > MOST_ELEMENTS:
-        raise KernelError(f"{source.name}: the tile {name} has {elements} elements, "
-                          f"{elements * dtype.bytes} bytes; expected up to {MOST_ELEMENTS} elements: a "
-                          "smaller group, or a loop")
+        raise KernelError(
+            f"{source.name}: the tile {name} has {elements} elements, "
+            f"{elements * dtype.bytes} bytes; expected up to {MOST_ELEMENTS} elements: a "
+            "smaller group, or a loop"
+        )
 
 
 def _largest(kernel: Kernel, stored: bool = False) -> tuple[str, int, DType]:
@@ -234,8 +275,9 @@ def _warps(kernel: Kernel) -> int:
     """The warps of a program, from its largest tile."""
     _, largest, _ = _largest(kernel)
     products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
-    functions = [e for e in find(kernel, Expr)
-                 if isinstance(e, Div) or (isinstance(e, Call) and e.name != "fma")]
+    functions = [
+        e for e in find(kernel, Expr) if isinstance(e, Div) or (isinstance(e, Call) and e.name != "fma")
+    ]
     per = OF_PRODUCT if products else OF_FUNCTIONS if len(functions) >= MANY else PER_WARP
     least = 4 if products else 1
     return max(least, min(MOST_WARPS, 1 << max(0, (largest // per).bit_length() - 1)))
@@ -247,23 +289,31 @@ def explained(made: LoweredKernel, meant: Meant, why: str, chip: Target) -> str:
     it was not the compiler."""
     group = made.group
     hinted = group.group_shape_hint is not None
-    lines = [f"kernel     {made.name}",
-             f"target     {chip.name}",
-             f"work       {' x '.join(map(str, group.work))}",
-             f"group      {' x '.join(map(str, group.shape))} ({'as hinted' if hinted else 'chosen'})",
-             f"groups     {' x '.join(map(str, group.groups))} = {group.count} programs",
-             f"sub-group  {group.subgroup_size_hint or chip.warp_size}" + (
-                 f" (as hinted; the chip's warps have {chip.warp_size})"
-                 if group.subgroup_size_hint not in (None, chip.warp_size) else " (the chip's)"),
-             f"warps      {made.warps}" + (" (as hinted)" if group.warps_hint else ""),
-             f"stages     {made.num_stages}" + (" (as hinted)" if group.stages_hint else "")]
+    lines = [
+        f"kernel     {made.name}",
+        f"target     {chip.name}",
+        f"work       {' x '.join(map(str, group.work))}",
+        f"group      {' x '.join(map(str, group.shape))} ({'as hinted' if hinted else 'chosen'})",
+        f"groups     {' x '.join(map(str, group.groups))} = {group.count} programs",
+        f"sub-group  {group.subgroup_size_hint or chip.warp_size}"
+        + (
+            f" (as hinted; the chip's warps have {chip.warp_size})"
+            if group.subgroup_size_hint not in (None, chip.warp_size)
+            else " (the chip's)"
+        ),
+        f"warps      {made.warps}" + (" (as hinted)" if group.warps_hint else ""),
+        f"stages     {made.num_stages}" + (" (as hinted)" if group.stages_hint else ""),
+    ]
     lines += [f"tunable    {n} = {v}" for n, v in meant.tuned.items()]
     lines += [why] if why else []
     lines += [f"size       {told}" for told in made.sizing.told]
     sizes = made.kernel.sizes
     lines += [f"requires   {text_of(c)}" for c in (sizes.where if sizes else ())]
-    lines += [f"constant   {n.said} = {n.value}" for at, n in enumerate(made.sizing.numbers)
-              if not made.sizing.is_argument(at)]
+    lines += [
+        f"constant   {n.said} = {n.value}"
+        for at, n in enumerate(made.sizing.numbers)
+        if not made.sizing.is_argument(at)
+    ]
     lines += [f"masks      {note}" for note in made.kernel.notes]
     return "\n".join(lines)
 
@@ -295,9 +345,12 @@ def check_order(accesses: Sequence[ArrayAccess], alike: Mapping[str, str]) -> No
 
 
 def _elsewhere(read: ArrayAccess, write: ArrayAccess) -> Refusal:
-    return Refusal(f"a read of other elements of {read.array} than line {write.place.line} writes, which "
-                   "another group or thread may have written before", "reads of the elements that are "
-                   "written, of the same shape; results in another array", "group.store(Y[i:], x)")
+    return Refusal(
+        f"a read of other elements of {read.array} than line {write.place.line} writes, which "
+        "another group or thread may have written before",
+        "reads of the elements that are written, of the same shape; results in another array",
+        "group.store(Y[i:], x)",
+    )
 
 
 def _again(read: ArrayAccess, write: ArrayAccess) -> bool:
@@ -307,6 +360,8 @@ def _again(read: ArrayAccess, write: ArrayAccess) -> bool:
 
 def _refusal(read: ArrayAccess, write: ArrayAccess) -> Refusal:
     other = "" if read.array == write.array else f", which shares memory with {write.array}"
-    return Refusal(f"a read of {read.array}{other} after line {write.place.line} stores to it",
-                   "reads before the first store; keep the value under a name, or launch a second kernel",
-                   "y = x * 2.0; group.store(Y[i:], y); z = y + 1.0")
+    return Refusal(
+        f"a read of {read.array}{other} after line {write.place.line} stores to it",
+        "reads before the first store; keep the value under a name, or launch a second kernel",
+        "y = x * 2.0; group.store(Y[i:], y); z = y + 1.0",
+    )

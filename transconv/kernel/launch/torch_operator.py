@@ -32,8 +32,14 @@ class Operable(Protocol):
         """The kernel for such arguments."""
 
 
-def as_operator(kernel: Operable, name: str, *, group: Callable[..., Group], results: Results,
-                backward: Operable | None = None) -> Any:
+def as_operator(
+    kernel: Operable,
+    name: str,
+    *,
+    group: Callable[..., Group],
+    results: Results,
+    backward: Operable | None = None,
+) -> Any:
     """Register the operator ``name`` (``mine::silu``) and return it.
 
     ``results``: the parameters of the kernel that the operator allocates and returns; with functions that
@@ -52,18 +58,25 @@ def as_operator(kernel: Operable, name: str, *, group: Callable[..., Group], res
 class Operator:
     """A kernel as an operator: what it takes, and how its results are made."""
 
-    def __init__(self, kernel: Operable, name: str, group: Callable[..., Group],
-                 results: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        kernel: Operable,
+        name: str,
+        group: Callable[..., Group],
+        results: Mapping[str, Callable[..., Any]],
+    ) -> None:
         self.kernel, self.name, self.group, self.results = kernel, name, group, results
         self.parameters = kernel.source.parameters[1:]
         self.arguments = tuple(p for p in self.parameters if p not in results)
         notes = inspect.signature(kernel.python).parameters
-        said = {p: getattr(notes[p].annotation, "__name__", str(notes[p].annotation))
-                for p in self.arguments}
+        said = {
+            p: getattr(notes[p].annotation, "__name__", str(notes[p].annotation)) for p in self.arguments
+        }
         self.kinds = {p: NUMBERS.get(said[p], "Tensor") for p in self.arguments}
         if "::" not in name:
-            raise KernelError(f"as_operator({name!r}); expected a name with a namespace, such as "
-                              f"'mine::{name}'")
+            raise KernelError(
+                f"as_operator({name!r}); expected a name with a namespace, such as 'mine::{name}'"
+            )
         self.checked = False
         self.library: Any = None
 
@@ -92,14 +105,16 @@ class Operator:
             transforms.refuse_tangents(self.name, inputs, inside=True)
             kept(ctx, inputs, output if isinstance(output, tuple) else (output,))
 
-        made.register_autograd(lambda ctx, *above: gradients(ctx, ctx.needs_input_grad, *above),
-                               setup_context=keep)
+        made.register_autograd(
+            lambda ctx, *above: gradients(ctx, ctx.needs_input_grad, *above), setup_context=keep
+        )
         space, name = self.name.split("::")
         new_library: Any = torch.library.Library
         # Which lives as long as this object, that is as long as the operator.
         self.library = new_library(space, "FRAGMENT")
-        transforms.known_by(self.library, name, transforms.Rules(
-            self.name, call, kept, gradients, transforms.looped(call)))
+        transforms.known_by(
+            self.library, name, transforms.Rules(self.name, call, kept, gradients, transforms.looped(call))
+        )
         return made
 
     def allocated(self, args: Sequence[Any]) -> dict[str, Any]:
@@ -131,8 +146,10 @@ class Operator:
         body = self.kernel.lower(group, *values).kernel
         for name in stored_by(body):
             if name in self.arguments:
-                raise KernelError(f"the operator {self.name} writes to its argument {name}; "
-                                  f"expected stores to results alone ({' '.join(self.results)})")
+                raise KernelError(
+                    f"the operator {self.name} writes to its argument {name}; "
+                    f"expected stores to results alone ({' '.join(self.results)})"
+                )
         self.checked = True
 
     def kept(self, ctx: Any, inputs: Any, results: Any) -> None:
@@ -140,8 +157,10 @@ class Operator:
 
     def none(self, ctx: Any, needed: Any, *above: Any) -> Any:
         """Raises KernelError: there is no backward kernel."""
-        raise KernelError(f"the operator {self.name} has no backward kernel; expected backward= to "
-                          "as_operator, or arguments that require no gradient")
+        raise KernelError(
+            f"the operator {self.name} has no backward kernel; expected backward= to "
+            "as_operator, or arguments that require no gradient"
+        )
 
     def with_backward(self, backward: Operable) -> tuple[Callable[..., None], Callable[..., Any]]:
         """Register the backward kernel, which is an operator of its own; what is kept for it, and the
@@ -150,12 +169,15 @@ class Operator:
         grads = [f"{GRAD}{a}" for a in self.arguments if f"{GRAD}{a}" in names]
         known = {*self.arguments, *self.results, *(f"{GRAD}{r}" for r in self.results), *grads}
         if unknown := [n for n in names if n not in known]:
-            raise KernelError(f"the backward kernel of {self.name} has a parameter {unknown[0]}; expected "
-                              f"some of {' '.join(sorted(known))}")
+            raise KernelError(
+                f"the backward kernel of {self.name} has a parameter {unknown[0]}; expected "
+                f"some of {' '.join(sorted(known))}"
+            )
         if not grads:
             told = " ".join(f"{GRAD}{a}" for a in self.arguments)
-            raise KernelError(f"the backward kernel of {self.name} writes no gradient; expected a "
-                              f"parameter of {told}")
+            raise KernelError(
+                f"the backward kernel of {self.name} writes no gradient; expected a parameter of {told}"
+            )
         like = {g: _like(g.removeprefix(GRAD)) for g in grads}
         back = Operator(backward, f"{self.name}_backward", self.group, like)
         operator = back.registered(None)
@@ -172,8 +194,10 @@ class Operator:
             values |= {f"{GRAD}{r}": g for r, g in zip(self.results, above, strict=True)}
             for at, a in enumerate(self.arguments):
                 if needed[at] and f"{GRAD}{a}" not in grads:
-                    raise KernelError(f"the backward kernel of {self.name} has no {GRAD}{a}, the gradient "
-                                      "of an argument that requires one")
+                    raise KernelError(
+                        f"the backward kernel of {self.name} has no {GRAD}{a}, the gradient "
+                        "of an argument that requires one"
+                    )
             found = operator(*(values[n] for n in back.arguments))
             each = dict(zip(grads, (found,) if len(grads) == 1 else found, strict=True))
             return tuple(each.get(f"{GRAD}{a}") for a in self.arguments)
@@ -192,11 +216,16 @@ def called(function: Callable[..., Any], given: Mapping[str, Any], what: str) ->
 def _made(kernel: Operable, name: str, results: Results) -> dict[str, Callable[..., Any]]:
     """How each result is made."""
     parameters = kernel.source.parameters[1:]
-    given = dict(results) if isinstance(results, Mapping) else dict.fromkeys(
-        [results] if isinstance(results, str) else results)
+    given = (
+        dict(results)
+        if isinstance(results, Mapping)
+        else dict.fromkeys([results] if isinstance(results, str) else results)
+    )
     if not given or any(n not in parameters for n in given):
-        raise KernelError(f"the results of {name} are {' '.join(given) or 'none'}; expected some of "
-                          f"{' '.join(parameters)}")
+        raise KernelError(
+            f"the results of {name} are {' '.join(given) or 'none'}; expected some of "
+            f"{' '.join(parameters)}"
+        )
     first = next((p for p in parameters if p not in given), "")
     order = sorted(given, key=parameters.index)
     return {n: given[n] or _like(first) for n in order}
@@ -204,10 +233,12 @@ def _made(kernel: Operable, name: str, results: Results) -> dict[str, Callable[.
 
 def _like(name: str) -> Callable[..., Any]:
     """A function of one argument of this name, which makes a tensor like it."""
+
     def made(**given: Any) -> Any:
         import torch
+
         return torch.empty_like(given[name])
+
     function: Any = made
-    function.__signature__ = inspect.Signature(
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)])
+    function.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)])
     return made

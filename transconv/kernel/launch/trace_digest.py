@@ -100,8 +100,11 @@ class _DigestLines:
         elif kind in PLAIN:
             self.lines.append(f"{kind.__name__} {value!r}")
         elif kind in (tuple, list, dict, set, frozenset):
-            items = [x for pair in value.items() for x in pair] if kind is dict else (
-                sorted(value, key=repr) if kind in (set, frozenset) else value)
+            items = (
+                [x for pair in value.items() for x in pair]
+                if kind is dict
+                else (sorted(value, key=repr) if kind in (set, frozenset) else value)
+            )
             self.lines.append(f"{kind.__name__} {len(value)}")
             for item in items:
                 self.value(name, item)

@@ -66,11 +66,24 @@ def key_of(
 ) -> str:
     """The name of a call's record."""
     group = asked.group
-    numbers = tuple(n.value.bit_length() for n in arguments.numbers), tuple(
-        n.bit_length() for n in group.work)
+    numbers = (
+        tuple(n.value.bit_length() for n in arguments.numbers),
+        tuple(n.bit_length() for n in group.work),
+    )
     hints = group.warps_hint, group.stages_hint, group.shape if not asked.declared else ()
-    words = repr((SCHEMA, "".join(source.lines), arguments.key, numbers, hints, target.name, target.sms,
-                  precision, triton_version().split(".")[:2]))
+    words = repr(
+        (
+            SCHEMA,
+            "".join(source.lines),
+            arguments.key,
+            numbers,
+            hints,
+            target.name,
+            target.sms,
+            precision,
+            triton_version().split(".")[:2],
+        )
+    )
     return f"{source.name[:60]}-{hashlib.blake2b(words.encode(), digest_size=12).hexdigest()}"
 
 
@@ -80,10 +93,12 @@ def recorded(key: str, tunables: Mapping[str, Tunable]) -> TunedChoice | None:
     if content is None:
         return None
     try:
-        numbers = tuple(sorted((str(n), records.whole(v, -records.LARGEST))
-                               for n, v in content["numbers"].items()))
-        warps, stages = (content[n] if content[n] is None else records.whole(content[n])
-                         for n in ("warps", "stages"))
+        numbers = tuple(
+            sorted((str(n), records.whole(v, -records.LARGEST)) for n, v in content["numbers"].items())
+        )
+        warps, stages = (
+            content[n] if content[n] is None else records.whole(content[n]) for n in ("warps", "stages")
+        )
         found = TunedChoice(
             LaunchWords(warps, stages, numbers),
             float(content["us"]),
@@ -99,9 +114,17 @@ def recorded(key: str, tunables: Mapping[str, Tunable]) -> TunedChoice | None:
 def record(key: str, found: TunedChoice) -> None:
     """Keep what tuning has found."""
     words = found.words
-    DRAWER.put(key, {"warps": words.warps, "stages": words.stages, "numbers": dict(words.numbers),
-                     "us": round(found.us, 3), "before_us": round(found.before_us, 3),
-                     "tried": found.tried})
+    DRAWER.put(
+        key,
+        {
+            "warps": words.warps,
+            "stages": words.stages,
+            "numbers": dict(words.numbers),
+            "us": round(found.us, 3),
+            "before_us": round(found.before_us, 3),
+            "tried": found.tried,
+        },
+    )
 
 
 def with_words(asked: KernelCall, words: LaunchWords) -> KernelCall:
@@ -114,26 +137,30 @@ def with_words(asked: KernelCall, words: LaunchWords) -> KernelCall:
     return replace(asked, group=group)
 
 
-def choices(asked: KernelCall, low: LoweredKernel, tunables: Mapping[str, Tunable],
-            fixed: Mapping[str, int]) -> dict[str, tuple[Any, ...]]:
+def choices(
+    asked: KernelCall, low: LoweredKernel, tunables: Mapping[str, Tunable], fixed: Mapping[str, int]
+) -> dict[str, tuple[Any, ...]]:
     """What may be tried of each word, the nearest to the compiler's own first."""
     found: dict[str, tuple[Any, ...]] = {
-        n: t.values for n, t in tunables.items() if n not in fixed and len(t.values) > 1}
+        n: t.values for n, t in tunables.items() if n not in fixed and len(t.values) > 1
+    }
     if asked.group.warps_hint is None:
         digits = low.warps.bit_length()
         found["warps"] = tuple(sorted(WARPS, key=lambda w: (abs(w.bit_length() - digits), w)))
     loops = any(x.kind == "serial" for x in find(low.kernel, For))
     if asked.group.stages_hint is None and loops:
-        found["stages"] = tuple(sorted((s for s in STAGES if s <= MOST_STAGES),
-                                       key=lambda s: abs(s - low.num_stages)))
+        found["stages"] = tuple(
+            sorted((s for s in STAGES if s <= MOST_STAGES), key=lambda s: abs(s - low.num_stages))
+        )
     return found
 
 
 # -- the search ------------------------------------------------------------------------------------
 
 
-def search(run: Run, arrays: dict[str, Any], offered: dict[str, tuple[Any, ...]], seconds: float,
-           trials: int) -> TunedChoice:
+def search(
+    run: Run, arrays: dict[str, Any], offered: dict[str, tuple[Any, ...]], seconds: float, trials: int
+) -> TunedChoice:
     """The fastest words of those offered. Nothing starts after ``seconds``, and at most ``trials`` are
     measured beside the kernel without tuning."""
     from transconv.runtime import timing
@@ -177,8 +204,9 @@ def _changed(words: LaunchWords, name: str, value: Any) -> LaunchWords:
     return replace(words, numbers=tuple(sorted((dict(words.numbers) | {name: value}).items())))
 
 
-def _candidate(clock: Any, run: Run, words: LaunchWords, arrays: dict[str, Any],
-               wanted: dict[str, Any]) -> float | None:
+def _candidate(
+    clock: Any, run: Run, words: LaunchWords, arrays: dict[str, Any], wanted: dict[str, Any]
+) -> float | None:
     """Microseconds of a candidate; None for one that does not compile, or gives something else."""
     made = {n: t.clone() for n, t in arrays.items()}
     try:

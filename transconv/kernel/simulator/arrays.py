@@ -33,8 +33,9 @@ class MemoryPart(SimulatedOperand):
     """A part of an array. ``places``: of its elements in the array; ``there``: False for what an index
     beyond the array picks, which has no active elements."""
 
-    def __init__(self, memory: SimulatedMemory, data: Any, places: Any, there: bool = True,
-                 collision: str = "") -> None:
+    def __init__(
+        self, memory: SimulatedMemory, data: Any, places: Any, there: bool = True, collision: str = ""
+    ) -> None:
         self.memory, self.data, self.places, self.there = memory, data, places, there
         self.order, self.collision = memory.order, collision
         self.before: tuple[MemoryPart, tuple[int, ...]] | None = None  # see ``padded``
@@ -42,8 +43,11 @@ class MemoryPart(SimulatedOperand):
     def laid_out(self, layout: IndexMap) -> MemoryPart:
         """An array of one dimension as one with a layout."""
         if self.ndim != 1 or len(self) < layout.storage_size:
-            raise Refusal(f"a layout of {layout.storage_size} elements for an array of shape {self.shape}",
-                          "an array of the call that has one dimension, and as many elements", "layout(X)")
+            raise Refusal(
+                f"a layout of {layout.storage_size} elements for an array of shape {self.shape}",
+                "an array of the call that has one dimension, and as many elements",
+                "layout(X)",
+            )
         (at,) = layout.mapping.places(np.indices(layout.shape))
         at = np.broadcast_to(at, layout.shape)
         return MemoryPart(
@@ -53,9 +57,11 @@ class MemoryPart(SimulatedOperand):
     def writable(self) -> None:
         """Refuse a store where two elements are in one place."""
         if self.collision:
-            raise Refusal(f"a store to {self.memory.trace.name} by a layout in which {self.collision}",
-                          "layouts with a place for each element",
-                          "index_map((H, W), lambda i, j: i * W + j)")
+            raise Refusal(
+                f"a store to {self.memory.trace.name} by a layout in which {self.collision}",
+                "layouts with a place for each element",
+                "index_map((H, W), lambda i, j: i * W + j)",
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,34 +113,45 @@ class MemoryPart(SimulatedOperand):
         there, sizes = self.there, [1 if i is None else None for i in items]
         for item, size in zip((i for i in items if i is not None), self.shape, strict=True):
             if isinstance(item, slice):
-                plain.append(slice(*(None if b is None else b.__index__()
-                                     for b in (item.start, item.stop, item.step))))
+                plain.append(
+                    slice(
+                        *(None if b is None else b.__index__() for b in (item.start, item.stop, item.step))
+                    )
+                )
             else:
                 plain.append(item.__index__())
                 there = there and -size <= plain[-1] < size
         if not there:  # an empty view of the right number of dimensions
-            empty = tuple(1 if n else 0 for n, i in zip(sizes, items, strict=True) if i is None or
-                          isinstance(i, slice))
+            empty = tuple(
+                1 if n else 0
+                for n, i in zip(sizes, items, strict=True)
+                if i is None or isinstance(i, slice)
+            )
             return MemoryPart(self.memory, np.zeros(empty, self.data.dtype), np.zeros(empty, int), False)
         made = self.at(items, plain)
         starts = [p.start or 0 if isinstance(p, slice) else 0 for p in plain]
         if min(starts, default=0) < 0:
             steps = [p.step or 1 if isinstance(p, slice) else 1 for p in plain]
             lacking = [max(0, -(s // n)) for s, n in zip(starts, steps, strict=True)]
-            moved = [slice(s + k * n, p.stop, p.step) if k else p
-                     for p, s, n, k in zip(plain, starts, steps, lacking, strict=True)]
+            moved = [
+                slice(s + k * n, p.stop, p.step) if k else p
+                for p, s, n, k in zip(plain, starts, steps, lacking, strict=True)
+            ]
             rest = iter(lacking)
             front = [(i, 0 if i is None else next(rest)) for i in items]
-            made.before = self.at(items, moved), tuple(
-                k for i, k in front if i is None or isinstance(i, slice))
+            made.before = (
+                self.at(items, moved),
+                tuple(k for i, k in front if i is None or isinstance(i, slice)),
+            )
         return made
 
     def at(self, items: Sequence[Any], plain: Sequence[Any]) -> MemoryPart:
         """The view of ``items`` with ``plain`` for those that are not None."""
         rest = iter(plain)
         index = tuple(None if i is None else next(rest) for i in items)
-        return MemoryPart(self.memory, self.data[(..., *index)], self.places[(..., *index)],
-                    collision=self.collision)
+        return MemoryPart(
+            self.memory, self.data[(..., *index)], self.places[(..., *index)], collision=self.collision
+        )
 
     def gathered(self, items: Sequence[Any], mapped: bool = False) -> Masked:
         """The elements at indices that are tiles; inactive where one is beyond the array."""
@@ -155,8 +172,10 @@ class MemoryPart(SimulatedOperand):
         shape = broadcast(*(p.data.shape for p in parts))
         at = [np.broadcast_to(p.data, shape).astype(np.int64) for p in parts]
         at = at if mapped else [np.where(i < 0, i + n, i) for i, n in zip(at, self.shape, strict=True)]
-        inside = np.logical_and.reduce([np.full(shape, self.there)] + [
-            p.active & (i >= 0) & (i < n) for p, i, n in zip(parts, at, self.shape, strict=True)])
+        inside = np.logical_and.reduce(
+            [np.full(shape, self.there)]
+            + [p.active & (i >= 0) & (i < n) for p, i, n in zip(parts, at, self.shape, strict=True)]
+        )
         return tuple(i[inside] for i in at), inside
 
     def atomic(self) -> Atomic:
@@ -171,8 +190,11 @@ class MemoryPart(SimulatedOperand):
             data, active = (np.broadcast_to(a, view.shape) for a in (given.data, given.active))
             value = Masked(self.order, data, active, given.dtype, True)
         if view.ndim and part_of(value).data.ndim != view.ndim:
-            raise Refusal("a value of other dimensions assigned to a slice of an array", "group.store",
-                          "group.store(Y[i:], y)")
+            raise Refusal(
+                "a value of other dimensions assigned to a slice of an array",
+                "group.store",
+                "group.store(Y[i:], y)",
+            )
         store(view, value)
 
 
@@ -217,8 +239,9 @@ class Atomic:
 
     def __setitem__(self, items: Any, value: Any) -> None:
         if not isinstance(value, Added):
-            raise Refusal("an assignment to an element of atomic_ref", "+= and -=",
-                          "atomic_ref(X)[i] += x")
+            raise Refusal(
+                "an assignment to an element of atomic_ref", "+= and -=", "atomic_ref(X)[i] += x"
+            )
 
 
 class Added:
@@ -235,8 +258,11 @@ class Added:
         else:
             view = view.sliced(self.items)
             if part.data.ndim != view.ndim:
-                raise Refusal(f"a value of {part.data.ndim} dimensions added to an array of {view.ndim}",
-                              "as many dimensions", "atomic_ref(Y)[i:] += y")
+                raise Refusal(
+                    f"a value of {part.data.ndim} dimensions added to an array of {view.ndim}",
+                    "as many dimensions",
+                    "atomic_ref(Y)[i:] += y",
+                )
             shape = tuple(min(n, m) for n, m in zip(part.data.shape, view.shape, strict=True))
             part_at = tuple(slice(0, n) for n in shape)
             chosen = tuple(np.indices(shape).reshape(len(shape), -1)) if shape else ()
@@ -262,8 +288,11 @@ def load(view: MemoryPart, shape: tuple[int, ...], vector: bool = False, fill: A
     """The elements of a view as a tile of a shape; inactive where the view has none. ``fill``: a number
     for elements outside, which are then active; starts of slices below the array are before it."""
     if len(shape) != view.ndim:
-        raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions", f"{view.ndim} sizes",
-                      "group.load(X[i:], shape=(16, X.shape[1]))")
+        raise Refusal(
+            f"the shape {shape} for an array of {view.ndim} dimensions",
+            f"{view.ndim} sizes",
+            "group.load(X[i:], shape=(16, X.shape[1]))",
+        )
     number = 0 if fill is None else filling(fill, view.dtype)
     data, active = np.full(shape, number, view.dtype.numpy), np.full(shape, fill is not None)
     if view.there:
@@ -281,8 +310,11 @@ def store(view: MemoryPart, value: Any) -> None:
     held_number(value, view.dtype)
     part = part_of(value)
     if part.data.ndim != view.ndim:
-        raise Refusal(f"a value of {part.data.ndim} dimensions stored to an array of {view.ndim}",
-                      "as many dimensions", "group.store(Y[i:], y)")
+        raise Refusal(
+            f"a value of {part.data.ndim} dimensions stored to an array of {view.ndim}",
+            "as many dimensions",
+            "group.store(Y[i:], y)",
+        )
     inside = tuple(slice(0, min(n, m)) for n, m in zip(part.data.shape, view.shape, strict=True))
     active = part.active[inside]
     view.writable()
@@ -295,6 +327,9 @@ def store(view: MemoryPart, value: Any) -> None:
 def view_of(array: Any) -> MemoryPart:
     """An array, or a part of one. Refuses others."""
     if not isinstance(array, MemoryPart):
-        raise Refusal(type(array).__name__, "an array of the call, or a slice of one",
-                      "group.load(X[i:], shape=(16,))")
+        raise Refusal(
+            type(array).__name__,
+            "an array of the call, or a slice of one",
+            "group.load(X[i:], shape=(16,))",
+        )
     return array

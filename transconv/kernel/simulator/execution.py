@@ -37,8 +37,12 @@ from transconv.runtime import Plan, check_records, first_run_check
 from transconv.support import KernelError
 
 
-def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any],
-             meant: Mapping[str, int] = MappingProxyType({})) -> None:
+def simulate(
+    function: Callable[..., Any],
+    group: Group,
+    arguments: Mapping[str, Any],
+    meant: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Run a function as a kernel. ``arguments``: arrays, which are written in place, and numbers, by the
     names of the function's parameters behind the group; ``meant``: the values of symbols and tunable
     numbers. Raises KernelError with the user's line."""
@@ -92,6 +96,7 @@ class _Lent:
 def held_by_numpy(dtype: DType) -> Any:
     """torch's type of what NumPy holds numbers of a type in."""
     import torch
+
     return getattr(torch, dtype.numpy)
 
 
@@ -106,13 +111,20 @@ class OutOfTime(Exception):
 class GroupSamples:
     """Simulates groups. ``tensors``: arrays by name, which are written; ``rest``: the other arguments."""
 
-    def __init__(self, function: Callable[..., Any], group: Group, tensors: Mapping[str, Any],
-                 rest: Mapping[str, Any], meant: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        group: Group,
+        tensors: Mapping[str, Any],
+        rest: Mapping[str, Any],
+        meant: Mapping[str, int],
+    ) -> None:
         self.group, self.order, self.until = group, Order(), 0.0
         self.memories = {n: SampledMemory(self, n, t) for n, t in tensors.items()}
         self.running = seen_by_tiles(function, self.order, dict(meant))
-        self.given = {n: seen(v, self.order, {}) if isinstance(v, ModuleType) else v
-                      for n, v in rest.items()} | {n: m.whole() for n, m in self.memories.items()}
+        self.given = {
+            n: seen(v, self.order, {}) if isinstance(v, ModuleType) else v for n, v in rest.items()
+        } | {n: m.whole() for n, m in self.memories.items()}
 
     def run(self, ids: tuple[int, ...], until: float) -> Written:
         """What a group writes, but by additions in one step, to which other groups may add. Raises
@@ -122,7 +134,7 @@ class GroupSamples:
         self.order.who = f"group {ids}"
         for memory in self.memories.values():
             memory.trace.begin()
-        names = self.running.__code__.co_varnames[:self.running.__code__.co_argcount]
+        names = self.running.__code__.co_varnames[: self.running.__code__.co_argcount]
         with np.errstate(all="ignore"):
             self.running(self.order.here, *(self.given[n] for n in names[1:]))
         return {n: memory.trace.places() for n, memory in self.memories.items()}
@@ -178,8 +190,10 @@ class WriteTrace(AccessTrace):
 
     def places(self) -> Array:
         """The elements that it alone wrote."""
-        alone, added = (np.unique(np.concatenate([*each, np.empty(0, np.int64)]).astype(np.int64))
-                        for each in (self.alone, self.added))
+        alone, added = (
+            np.unique(np.concatenate([*each, np.empty(0, np.int64)]).astype(np.int64))
+            for each in (self.alone, self.added)
+        )
         return np.setdiff1d(alone, added)
 
 
@@ -255,18 +269,25 @@ class PlaceNumbers:
     def __getitem__(self, items: Any) -> Any:
         items = items if isinstance(items, tuple) else (items,)
         if any(isinstance(i, np.ndarray) and i.ndim for i in items):
-            if len(items) == self.ndim and all(np.asarray(i).dtype.kind in "iu" for i in items
-                                               if not isinstance(i, slice)) and not any(
-                    i is None or i is Ellipsis or isinstance(i, slice) for i in items):
-                return self.start + sum(np.asarray(i, np.int64) * s
-                                        for i, s in zip(items, self.steps, strict=True))
+            if (
+                len(items) == self.ndim
+                and all(np.asarray(i).dtype.kind in "iu" for i in items if not isinstance(i, slice))
+                and not any(i is None or i is Ellipsis or isinstance(i, slice) for i in items)
+            ):
+                return self.start + sum(
+                    np.asarray(i, np.int64) * s for i, s in zip(items, self.steps, strict=True)
+                )
             return np.asarray(self)[items]
         rest = [i for i in items if i is not Ellipsis]
         lacking = [slice(None)] * (self.ndim - sum(i is not None for i in rest))
         at = next((n for n, i in enumerate(items) if i is Ellipsis), len(items))
-        shape, steps, start, own = list[int](), list[int](), self.start, iter(zip(self.shape, self.steps,
-                                                                                  strict=True))
-        for item in (*items[:at], *lacking, *items[at + 1:]):
+        shape, steps, start, own = (
+            list[int](),
+            list[int](),
+            self.start,
+            iter(zip(self.shape, self.steps, strict=True)),
+        )
+        for item in (*items[:at], *lacking, *items[at + 1 :]):
             if item is None:
                 shape.append(1)
                 steps.append(0)
@@ -301,16 +322,19 @@ def refusal(name: str, mistake: Miscompiled) -> Exception:
     """The error for who calls a kernel that has no right machine code."""
     if not isinstance(mistake, SimulatorMismatch):
         return mistake
-    return KernelError(f"{name} gives wrong results: {mistake.why}; expected those of the simulator "
-                       "(kernel.check compares all elements, TRANSCONV_TRUST=never none)")
+    return KernelError(
+        f"{name} gives wrong results: {mistake.why}; expected those of the simulator "
+        "(kernel.check compares all elements, TRANSCONV_TRUST=never none)"
+    )
 
 
 class SimulatorCheck:
     """The simulator as what the first result of a call is compared with. ``stored``: the names of arrays
     that the kernel writes, which are as they were after a wrong launch."""
 
-    def __init__(self, function: Callable[..., Any], asked: KernelCall, arguments: Arguments,
-                 stored: Sequence[str]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], asked: KernelCall, arguments: Arguments, stored: Sequence[str]
+    ) -> None:
         self.function, self.asked, self.arguments, self.stored = function, asked, arguments, stored
 
     def judge(self, plan: Plan, tensors: dict[str, Any], aligned: bool) -> first_run_check.FirstRunVerdict:
@@ -328,8 +352,13 @@ class SimulatorCheck:
         if why:
             return first_run_check.FirstRunVerdict(unseen=why)
         try:
-            samples = GroupSamples(self.function, asked.group, arrays | before,
-                                   numbers_of(asked.given, arrays), asked.symbols | asked.meant.tuned)
+            samples = GroupSamples(
+                self.function,
+                asked.group,
+                arrays | before,
+                numbers_of(asked.given, arrays),
+                asked.symbols | asked.meant.tuned,
+            )
         except Exception as error:  # the kernel runs on
             return first_run_check.FirstRunVerdict(unseen=f"the simulator does not begin: {error}")
         wrong, why = _Comparison(samples, self.arguments, plan.workload.math).run(asked.group)
@@ -402,8 +431,10 @@ class _Comparison:
         if not wrong.any():
             return ""
         at = int(np.flatnonzero(wrong)[0])
-        return (f"{_element(self.tensors[name], name, int(places[at]))} is {got[at]:.9g}, and "
-                f"{wanted[at]:.9g} in the simulator ({int(wrong.sum())} of {len(places)} elements differ)")
+        return (
+            f"{_element(self.tensors[name], name, int(places[at]))} is {got[at]:.9g}, and "
+            f"{wanted[at]:.9g} in the simulator ({int(wrong.sum())} of {len(places)} elements differ)"
+        )
 
 
 def _sampled(groups: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

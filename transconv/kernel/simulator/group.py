@@ -80,8 +80,9 @@ class SimulatedGroup:
     def alone(self, name: str, instead: str) -> None:
         """Refuse what only the whole group may do."""
         if self.order.inside:
-            raise WrongScope(f"group.{name} by {self.order.who}",
-                             "tiles at the scope of the group; vectors", instead)
+            raise WrongScope(
+                f"group.{name} by {self.order.who}", "tiles at the scope of the group; vectors", instead
+            )
 
     def _loaded(self, array: Any, shape: Any, mapping: Any, fill: Any, vector: bool) -> Masked:
         view = view_of(array)
@@ -93,8 +94,9 @@ class SimulatedGroup:
         unknown = [w for w in words if w not in ("shape", "dtype", "fill_value")]
         if unknown:
             raise Refusal(f"{unknown[0]}= of a tile", "shape, dtype, fill_value")
-        shape, dtype, value = spread_out(places, words.get("shape"), words.get("dtype"),
-                                         words.get("fill_value"), value)
+        shape, dtype, value = spread_out(
+            places, words.get("shape"), words.get("dtype"), words.get("fill_value"), value
+        )
         held_number(value, dtype_of(dtype))
         given, sizes = part_of(value), sizes_of(shape)
         if given.data.ndim:
@@ -121,8 +123,9 @@ class SimulatedGroup:
         if self.team is not None:
             self.team.barrier()
 
-    def _team(self, function: Callable[..., Any], items: Sequence[Any],
-              names: Sequence[str]) -> Callable[..., None]:
+    def _team(
+        self, function: Callable[..., Any], items: Sequence[Any], names: Sequence[str]
+    ) -> Callable[..., None]:
         def run(*args: Any) -> None:
             if self.order.inside:
                 raise WrongScope(f"items of a group begun by {self.order.who}", "the scope of the group")
@@ -131,15 +134,18 @@ class SimulatedGroup:
                 self.team.run()
             finally:
                 self.team = None
+
         return run
 
 
 def _allocates(name: str, value: int | None, vector: bool) -> Callable[..., Masked]:
     """A method that makes a tile or a vector of one value; None: of an argument."""
+
     def method(self: SimulatedGroup, *sizes: Any, **words: Any) -> Masked:
         if not vector:
             self.alone(name, f"group.v{name}(shape=(16,){', fill_value=1' * (value is None)})")
         return self._full(sizes, words, value, vector)
+
     return method
 
 
@@ -199,12 +205,14 @@ def _places(view: MemoryPart, mapping: Any, shape: tuple[int, ...]) -> list[Arra
     return [np.broadcast_to(part_of(m).data, shape) for m in made]
 
 
-def load_by(view: MemoryPart, shape: tuple[int, ...] | None, mapping: Any, vector: bool,
-            fill: Any = None) -> Masked:
+def load_by(
+    view: MemoryPart, shape: tuple[int, ...] | None, mapping: Any, vector: bool, fill: Any = None
+) -> Masked:
     """The elements at the places of a mapping; inactive where there is none."""
     if shape is None:
-        raise Refusal("a mapping without a shape", "shape=(...)",
-                      "group.load(X, shape=(16, 16), mapping=m)")
+        raise Refusal(
+            "a mapping without a shape", "shape=(...)", "group.load(X, shape=(16, 16), mapping=m)"
+        )
     made = view.gathered(_places(view, mapping, shape), True)
     if fill is not None:
         filling(fill, view.dtype)
@@ -218,8 +226,11 @@ def store_by(view: MemoryPart, value: Any, mapping: Any) -> None:
     part = part_of(value)
     at = _places(view, mapping, part.data.shape)
     if collision := colliding([p.ravel() for p in at], part.data.shape, view.shape):
-        raise Refusal(f"a store to {view.memory.trace.name} by a mapping in which {collision}",
-                      "mappings with a place for each element", "create_mapping(lambda i, j: (j, i))")
+        raise Refusal(
+            f"a store to {view.memory.trace.name} by a mapping in which {collision}",
+            "mappings with a place for each element",
+            "create_mapping(lambda i, j: (j, i))",
+        )
     chosen, inside = view.chosen(at, True)
     active = part.active[inside]
     place = tuple(i[active] for i in chosen)
@@ -235,8 +246,9 @@ class _Ended(BaseException):
 class Lockstep:
     """Runs ``body(item)`` for items. ``names``: of the items, in messages."""
 
-    def __init__(self, order: Order, items: Sequence[Any], names: Sequence[str],
-                 body: Callable[[Any], object]) -> None:
+    def __init__(
+        self, order: Order, items: Sequence[Any], names: Sequence[str], body: Callable[[Any], object]
+    ) -> None:
         self.order, self.items, self.names, self.body = order, items, names, body
         # At which barrier each waits; None: it has ended, or not begun.
         self.waits: list[SourcePlace | None] = [None] * len(items)
@@ -296,8 +308,10 @@ class Lockstep:
         started = bool(self.threads)
         if not started:
             self.gates = [threading.Semaphore(0) for _ in self.items]
-            self.threads = [threading.Thread(target=self.alone, args=(n,), daemon=True)
-                            for n in range(1, len(self.items))]
+            self.threads = [
+                threading.Thread(target=self.alone, args=(n,), daemon=True)
+                for n in range(1, len(self.items))
+            ]
         for number in range(1, len(self.items)):
             if not started:
                 self.threads[number - 1].start()
@@ -326,9 +340,11 @@ class Lockstep:
         first = self.waits[0]
         for number, place in enumerate(self.waits):
             if place != first:
-                raise Refusal(f"a barrier that not all items reach: {self.names[0]} {_told(first)}, "
-                              f"{self.names[number]} {_told(place)}", "a barrier that all of them reach, "
-                              "outside of branches that differ between items")
+                raise Refusal(
+                    f"a barrier that not all items reach: {self.names[0]} {_told(first)}, "
+                    f"{self.names[number]} {_told(place)}",
+                    "a barrier that all of them reach, outside of branches that differ between items",
+                )
 
 
 def _told(place: SourcePlace | None) -> str:

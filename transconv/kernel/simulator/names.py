@@ -47,8 +47,9 @@ def seen_by_tiles(function: Called, order: Order, known: dict[Any, Any] | None =
     if id(function) not in known:
         names: dict[str, Any] = {n: _of_tiles(getattr(builtins, n)) for n in BUILTINS}
         cells = tuple(CellType() for _ in function.__closure__ or ())
-        made = FunctionType(function.__code__, names, function.__name__, function.__defaults__,
-                            cells or None)
+        made = FunctionType(
+            function.__code__, names, function.__name__, function.__defaults__, cells or None
+        )
         known[id(function)] = made
         used = {*used_names(function.__code__)}
         names |= {n: seen(v, order, known) if n in used else v for n, v in function.__globals__.items()}
@@ -70,16 +71,21 @@ def seen(value: Any, order: Order, known: dict[Any, Any]) -> Any:
         return lambda *args, **words: _dispatched(family, order, known, args, words)
     if isinstance(value, DeviceFunction):
         python = seen_by_tiles(value.python, order, known)
-        return python if value.scope is None else lambda *args, **words: _in_scope(
-            value, python, order, args, words)
+        return (
+            python
+            if value.scope is None
+            else lambda *args, **words: _in_scope(value, python, order, args, words)
+        )
     if isinstance(value, ModuleType) and any(
-            isinstance(v, DeviceFunction) or family_of(v) for v in vars(value).values()):
+        isinstance(v, DeviceFunction) or family_of(v) for v in vars(value).values()
+    ):
         return _Module(value, order, known)
     return _of_tiles(value) if function_of(value) or reduction_of(value) else value
 
 
-def _dispatched(family: OverloadSet, order: Order, known: dict[int, Any], args: tuple[Any, ...],
-                words: dict[str, Any]) -> Any:
+def _dispatched(
+    family: OverloadSet, order: Order, known: dict[int, Any], args: tuple[Any, ...], words: dict[str, Any]
+) -> Any:
     """A call of a function with several bodies: that in Python, else what an intrinsic builds."""
     scope = order.here.scope
     if (body := family.body(scope)) is not None:
@@ -95,8 +101,9 @@ def _dispatched(family: OverloadSet, order: Order, known: dict[int, Any], args: 
     raise error(f"a call of {family.name}, which has no body for {scope.value}{told}", family.candidates())
 
 
-def _in_scope(body: DeviceFunction, python: Called, order: Order, args: tuple[Any, ...],
-              words: dict[str, Any]) -> Any:
+def _in_scope(
+    body: DeviceFunction, python: Called, order: Order, args: tuple[Any, ...], words: dict[str, Any]
+) -> Any:
     """A call of a body, with the group or item first where it is for one scope."""
     if body.scope is None:
         return python(*args, **words)
@@ -137,8 +144,9 @@ def _of_tiles(function: Any) -> Any:
         if row is not None:
             return tile.wrapped(applied(row, [part_of(a) for a in args]))
         assert reduction is not None
-        return tile.wrapped(reduced(reduction, part_of(tile), *args[1:], **words
-                                    | {"factors": factors_of(tile)}))
+        return tile.wrapped(
+            reduced(reduction, part_of(tile), *args[1:], **words | {"factors": factors_of(tile)})
+        )
 
     own = isinstance(function, np.ufunc) or getattr(function, "__module__", "") == "numpy"  # asks tiles
     return function if own or (row is None and reduction is None) else called
@@ -205,8 +213,11 @@ class SimulatedBuilder:
         return Masked(self.order, part.data, part.active, part.dtype, True)
 
     def _only_there(self, what: str) -> Refusal:
-        return Refusal(f"{self.stem}, which is {what} without a body in Python",
-                       "a body, which the simulator executes", f"def {self.stem}(x): return x * 2.0")
+        return Refusal(
+            f"{self.stem}, which is {what} without a body in Python",
+            "a body, which the simulator executes",
+            f"def {self.stem}(x): return x * 2.0",
+        )
 
 
 def asked_of(value: Any) -> IntrinsicArgument:
@@ -237,4 +248,5 @@ def meaning_of(body: DeviceFunction | None) -> Callable[..., Array] | None:
         given = np.broadcast_arrays(*values)
         tiles = [Masked(order, v, np.ones(v.shape, bool), held[str(v.dtype)]) for v in given]
         return part_of(seen_by_tiles(python, order)(*tiles)).data
+
     return meaning

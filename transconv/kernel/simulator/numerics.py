@@ -65,8 +65,11 @@ def applied(row: TileFunction, parts: Sequence[MaskedValues]) -> MaskedValues:
         shape = np.broadcast_shapes(*(p.data.shape for p in parts))
     except ValueError:
         told = " and ".join(str(p.data.shape) for p in parts)
-        raise Refusal(f"the shapes {told}, which NumPy cannot broadcast",
-                      "equal sizes from the last dimension on, or 1", "x[:, None] - y[None, :]") from None
+        raise Refusal(
+            f"the shapes {told}, which NumPy cannot broadcast",
+            "equal sizes from the last dimension on, or 1",
+            "x[:, None] - y[None, :]",
+        ) from None
     first: list[Array] = []
     if row.types == "choice":
         test, *parts = parts
@@ -139,18 +142,28 @@ def converted(x: MaskedValues, dtype: DType) -> MaskedValues:
 def stacked(parts: Sequence[MaskedValues], axis: int = 0) -> MaskedValues:
     """Values of one shape along a new dimension."""
     if len({p.data.shape for p in parts}) > 1:
-        raise Refusal(f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}",
-                      "equal shapes")
+        raise Refusal(
+            f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}", "equal shapes"
+        )
     held = [converted(p, common([q.dtype for q in parts], [])) for p in parts]
-    return MaskedValues(np.stack([p.data for p in held], axis), np.stack([p.active for p in held], axis),
-                held[0].dtype, vector=any(p.vector for p in parts))
+    return MaskedValues(
+        np.stack([p.data for p in held], axis),
+        np.stack([p.active for p in held], axis),
+        held[0].dtype,
+        vector=any(p.vector for p in parts),
+    )
 
 
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def reduced(row: TileReduction, x: MaskedValues, axis: Any = None, keepdims: bool = False,
-            factors: Products | None = None) -> MaskedValues:
+def reduced(
+    row: TileReduction,
+    x: MaskedValues,
+    axis: Any = None,
+    keepdims: bool = False,
+    factors: Products | None = None,
+) -> MaskedValues:
     """A reduction over the active elements: active where there is one, as in numpy.ma. ``factors``: of
     values that are products, which a sum does not round."""
     axes = reduced_axes(axis, x.data.ndim, f"a tile of {x.data.ndim} dimensions")

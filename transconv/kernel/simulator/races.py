@@ -109,10 +109,12 @@ class AccessTrace:
         mine = self.order.accesses[now]
         for number in np.unique(before):
             if number >= 0 and mine.conflicts(other := self.order.accesses[number]):
-                raise Refusal(f"a race: an element of {self.name} is {here} by {mine.who} here, and "
-                              f"{there} by {other.who} at {other.place}",
-                              "accesses of one group that a barrier orders",
-                              "group.barrier()" if mine.group == other.group else "")
+                raise Refusal(
+                    f"a race: an element of {self.name} is {here} by {mine.who} here, and "
+                    f"{there} by {other.who} at {other.place}",
+                    "accesses of one group that a barrier orders",
+                    "group.barrier()" if mine.group == other.group else "",
+                )
 
 
 def is_users(file: str) -> bool:

@@ -111,12 +111,44 @@ def summed(row: TileFunction, parts: list[MaskedValues], products: list[Products
     return MaskedValues(multiply_add(x, y, added), made.active, f32, vector=made.vector)
 
 
-BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul",
-          "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
-METHODS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
-           "lshift", "rshift")  # Python's names of the operators of BINARY
-COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
-               "ne": "not_equal"}
+BINARY = (
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "floor_divide",
+    "remainder",
+    "power",
+    "matmul",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "left_shift",
+    "right_shift",
+)
+METHODS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)  # Python's names of the operators of BINARY
+COMPARISONS = {
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "eq": "equal",
+    "ne": "not_equal",
+}
 UNARY = {"neg": "negative", "pos": "positive", "invert": "invert", "abs": "absolute"}
 
 
@@ -133,8 +165,9 @@ class SimulatedOperand:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **words: Any) -> Any:
         if method != "__call__" or words:
             how = method if method != "__call__" else ", ".join(words)
-            raise Refusal(f"np.{ufunc.__name__} with {how}", "out= alone; reductions are methods",
-                          "x.sum(axis=0)")
+            raise Refusal(
+                f"np.{ufunc.__name__} with {how}", "out= alone; reductions are methods", "x.sum(axis=0)"
+            )
         made = self.wrapped(*_called(ufunc, inputs))
         made.matrix = ufunc is np.matmul
         return made if out is None else _written_out(out[0] if isinstance(out, tuple) else out, made)
@@ -145,15 +178,19 @@ class SimulatedOperand:
         if (row := function_of(function)) is not None:
             made = self.wrapped(applied(row, [part_of(v) for v in args]))
         elif (reduction := reduction_of(function)) is not None:
-            made = self.wrapped(reduced(reduction, part_of(args[0]), *args[1:], **words
-                                        | {"factors": factors_of(args[0])}))
+            made = self.wrapped(
+                reduced(reduction, part_of(args[0]), *args[1:], **words | {"factors": factors_of(args[0])})
+            )
         elif name == "stack":
             made = self.wrapped(stacked([part_of(v) for v in args[0]], *args[1:], **words))
         elif name in NAMED:
             made = NAMED[name](self.wrapped(part_of(args[0])), *args[1:], **words)
         else:
-            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED, "stack")),
-                          "np.maximum(x, 0.0)")
+            raise Refusal(
+                f"a call of {name}",
+                " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED, "stack")),
+                "np.maximum(x, 0.0)",
+            )
         return made if out is None else _written_out(out, made)
 
     def wrapped(self, part: MaskedValues, product: SplitProduct | None = None) -> Masked:
@@ -166,7 +203,8 @@ class SimulatedOperand:
         if name in REDUCTIONS:
             row = REDUCTIONS[name]
             return lambda *args, **words: self.wrapped(
-                reduced(row, self.part(), *args, **words | {"factors": factors_of(self)}))
+                reduced(row, self.part(), *args, **words | {"factors": factors_of(self)})
+            )
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def astype(self, dtype: Any) -> Masked:
@@ -195,11 +233,15 @@ class SimulatedOperand:
         """The only element. Refused where there are several, or where it is inactive."""
         part = self.part()
         if part.data.ndim:
-            raise Refusal(f"the truth or number of a tile of shape {part.data.shape}",
-                          "numbers; of tiles & | ~ and np.where", "np.where(x > 0, x, 0.0)")
+            raise Refusal(
+                f"the truth or number of a tile of shape {part.data.shape}",
+                "numbers; of tiles & | ~ and np.where",
+                "np.where(x > 0, x, 0.0)",
+            )
         if not part.active:
-            raise Refusal("a decision by an inactive element", "elements inside of the array",
-                          "if i < X.shape[0]:")
+            raise Refusal(
+                "a decision by an inactive element", "elements inside of the array", "if i < X.shape[0]:"
+            )
         return part.data.item()
 
     def __bool__(self) -> bool:
@@ -232,8 +274,9 @@ for _python, _name in {**COMPARISONS, **UNARY}.items():
 class Masked(SimulatedOperand):
     """A tile, or a vector, which does not change. Its arrays are its own."""
 
-    def __init__(self, order: Order, data: Array, active: Array, dtype: DType,
-                 vector: bool = False) -> None:
+    def __init__(
+        self, order: Order, data: Array, active: Array, dtype: DType, vector: bool = False
+    ) -> None:
         self.order, self.dtype, self.vector = order, dtype, vector
         self.data, self.active = np.array(data), np.array(active)
         self.trace: AccessTrace | None = None  # of items that access elements of a tile of the group
@@ -292,8 +335,9 @@ class Masked(SimulatedOperand):
 
     def __getitem__(self, items: Any) -> Masked:
         if any(isinstance(i, Masked) and i.ndim for i in _tuple(items)):
-            raise Refusal("a tile as an index of a tile", "`:`, None, numbers; tiles as indices of arrays",
-                          "X[i]")
+            raise Refusal(
+                "a tile as an index of a tile", "`:`, None, numbers; tiles as indices of arrays", "X[i]"
+            )
         if not self.vector:
             self.touched(items)
         made = Masked(self.order, self.data[items], self.active[items], self.dtype, True)
@@ -302,8 +346,11 @@ class Masked(SimulatedOperand):
 
     def __setitem__(self, items: Any, value: Any) -> None:
         if self.vector:
-            raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
-                          "x = np.where(mask, y, x)")
+            raise Refusal(
+                "an assignment to elements of a vector",
+                "tiles; vectors do not change",
+                "x = np.where(mask, y, x)",
+            )
         self.touched(items, write=True)
         held_number(value, self.dtype)
         given = converted(part_of(value), self.dtype)
@@ -326,8 +373,9 @@ class Masked(SimulatedOperand):
             raise Refusal("a tile in the place of inactive elements", "a number", "x.filled(0.0)")
         self.touched(...)
         data = np.where(self.active, self.data, value.data)
-        return Masked(self.order, data, np.ones(self.shape, bool), self.dtype,
-                      self.vector or self.order.inside)
+        return Masked(
+            self.order, data, np.ones(self.shape, bool), self.dtype, self.vector or self.order.inside
+        )
 
     def reshape(self, *shape: Any) -> Masked:
         """The elements in another shape."""
@@ -403,8 +451,10 @@ def _written_out(out: Any, made: Masked) -> Masked:
     if made.shape != out.shape:
         raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
     if made.dtype.kind == "float" and out.dtype.kind != "float":
-        raise Refusal(f"a result of type {named(made.dtype)} for out= of type {named(out.dtype)}",
-                      "a type that holds it")
+        raise Refusal(
+            f"a result of type {named(made.dtype)} for out= of type {named(out.dtype)}",
+            "a type that holds it",
+        )
     out[...] = made
     return out
 
@@ -420,8 +470,10 @@ def _full_like(x: Masked, fill_value: Any, dtype: Any = None) -> Masked:
 
 
 NAMED: dict[str, Callable[..., Masked]] = {
-    "dot": lambda x, y: x.dot(y), "clip": lambda x, low=None, high=None: x.clip(low, high),
-    "transpose": lambda x, axes=None: x.transpose(axes), "reshape": lambda x, shape: x.reshape(shape),
+    "dot": lambda x, y: x.dot(y),
+    "clip": lambda x, low=None, high=None: x.clip(low, high),
+    "transpose": lambda x, axes=None: x.transpose(axes),
+    "reshape": lambda x, shape: x.reshape(shape),
     "expand_dims": lambda x, axis: x.moved(lambda a: np.expand_dims(a, axis)),
     "broadcast_to": lambda x, shape: x.moved(lambda a: np.broadcast_to(a, broadcast(tuple(shape)))),
     "zeros_like": lambda x, dtype=None: _full_like(x, 0, dtype),

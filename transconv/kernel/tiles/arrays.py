@@ -91,9 +91,11 @@ def size_along(along: DimSlice | None) -> Expr:
 def sure(along: DimSlice) -> None:
     """Refuse a slice that begins at a place or counts from the end, which only the values tell."""
     if along.unsure:
-        raise Refusal("a slice whose start may be below 0 at run time, where NumPy counts from the end",
-                      "starts from 0 on; a load with fill=, for which such places are before the array",
-                      "group.load(X[i - 1:], shape=(16,), fill=0.0)")
+        raise Refusal(
+            "a slice whose start may be below 0 at run time, where NumPy counts from the end",
+            "starts from 0 on; a load with fill=, for which such places are before the array",
+            "group.load(X[i - 1:], shape=(16,), fill=0.0)",
+        )
 
 
 def decided(b: Building, view: ArrayView, within: Mask) -> ArrayView:
@@ -153,8 +155,10 @@ def _element(b: Building, along: DimSlice, item: Any, each: int) -> tuple[Expr, 
     size, place = size_along(along), position(item, each=each)
     if isinstance(place, Const) and isinstance(size, Const):
         if not -size.value <= place.value < size.value:
-            raise Refusal(f"index {item} in a dimension of {size.value} elements",
-                          f"{-size.value} to {size.value - 1}")
+            raise Refusal(
+                f"index {item} in a dimension of {size.value} elements",
+                f"{-size.value} to {size.value - 1}",
+            )
     if isinstance(place, Const):
         there_is = Tile((), (place < size) if place.value >= 0 else (place >= -size))
         if b.is_of_sizes(there_is) and not b.holds(there_is):
@@ -183,13 +187,24 @@ def _part(b: Building, along: DimSlice | None, item: slice, each: int) -> DimSli
     if item.stop is not None:
         stop, either = _bound(b, position(item.stop, "a bound of a slice", each), size)
         if either:
-            raise Refusal("a slice whose end may be below 0 at run time, where NumPy counts from the end",
-                          "ends from 0 on", "X[:max(i - 2, 0)]")
-    first, last, place = (plus(along.start, n * along.step if along.step != 1 else n)
-                          for n in (start, stop, raw))
+            raise Refusal(
+                "a slice whose end may be below 0 at run time, where NumPy counts from the end",
+                "ends from 0 on",
+                "X[:max(i - 2, 0)]",
+            )
+    first, last, place = (
+        plus(along.start, n * along.step if along.step != 1 else n) for n in (start, stop, raw)
+    )
     last = simplify(Min(last, along.stop), b.facts)
-    return DimSlice(along.dim, simplify(first, b.facts), last, along.step * step,
-                 None if raw is start else simplify(place, b.facts), along.start, unsure)
+    return DimSlice(
+        along.dim,
+        simplify(first, b.facts),
+        last,
+        along.step * step,
+        None if raw is start else simplify(place, b.facts),
+        along.start,
+        unsure,
+    )
 
 
 def plus(a: Expr, b: Expr) -> Expr:
@@ -215,15 +230,16 @@ def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
 # -- access ----------------------------------------------------------------------------------------
 
 
-def _accessed(b: Building, view: ArrayView, shape: Shape,
-              padded: bool = False) -> tuple[Shape, Expr, Mask]:
+def _accessed(
+    b: Building, view: ArrayView, shape: Shape, padded: bool = False
+) -> tuple[Shape, Expr, Mask]:
     """The dimensions of items, the offsets of a tile's elements, and where these exist. Items along which
     nothing varies have one element in common. ``padded``: a start below the array is before it."""
     deep = len(shape)
     coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep) for d in range(view.dims)]
     there = [lifted(b, m, view.items, deep) for m in view.mask]
     inside: list[Expr] = []
-    for along, lane in zip(view.along, lanes_along((*view.items, *shape))[len(view.items):], strict=True):
+    for along, lane in zip(view.along, lanes_along((*view.items, *shape))[len(view.items) :], strict=True):
         if along is None:
             inside += [] if lane is None else [lane < 1]
             continue
@@ -273,14 +289,18 @@ def default(view: ArrayView) -> str:
     return f"{view.tensor.name}_tile".lower()
 
 
-def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: bool = False,
-         fill: Any = None) -> Tile:
+def load(
+    b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: bool = False, fill: Any = None
+) -> Tile:
     """The elements of a view as a tile of a shape, by default its own. ``fill``: a number for elements
     outside, which are then active; starts of slices below the array are before it."""
     shape = static_shape(b, view) if shape is None else shape
     if len(shape) != view.ndim:
-        raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions",
-                      f"{view.ndim} sizes", "group.load(X[i:], shape=(16, X.shape[1]))")
+        raise Refusal(
+            f"the shape {shape} for an array of {view.ndim} dimensions",
+            f"{view.ndim} sizes",
+            "group.load(X[i:], shape=(16, X.shape[1]))",
+        )
     each, offset, inside = _accessed(b, view, shape, fill is not None)
     number = 0.0 if fill is None else filling(fill, view.tensor.dtype)
     value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside), number))
@@ -293,8 +313,11 @@ def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: b
 def filling(fill: Any, dtype: DType) -> float:
     """The number of ``fill=``. Refuses what is none, or none of the type."""
     if not is_number(fill):
-        raise Refusal(f"fill={described(fill)}", "a number that Python knows; x.filled for others",
-                      "group.load(X[i - 1:], shape=(16,), fill=0.0)")
+        raise Refusal(
+            f"fill={described(fill)}",
+            "a number that Python knows; x.filled for others",
+            "group.load(X[i - 1:], shape=(16,), fill=0.0)",
+        )
     held_number(fill, dtype)
     if isinstance(fill, float) and dtype.kind != "float":
         raise Refusal(f"fill={fill} for elements of {named(dtype)}", "a whole number", "fill=0")
@@ -305,19 +328,25 @@ def static_shape(b: Building, view: ArrayView) -> Shape:
     """The sizes of a view, all of which have to be known."""
     found = tuple(b.known(n) for n in sizes(b, view))
     if any(not isinstance(n, int) for n in found):
-        raise Refusal("an array whose size is known at run time only, without a shape", "shape=(...)",
-                      "group.load(X[i:], shape=(16, X.shape[1]))")
+        raise Refusal(
+            "an array whose size is known at run time only, without a shape",
+            "shape=(...)",
+            "group.load(X[i:], shape=(16, X.shape[1]))",
+        )
     return found
 
 
 def store(b: Building, view: ArrayView, value: Any, where: Mask = ()) -> None:
     """Write the active elements of a value that are inside of a view, where conditions of items hold."""
     shape, offset, out, e = written(b, view, value, where)
-    every = lanes_along((*view.items, *shape[len(view.items):]))
+    every = lanes_along((*view.items, *shape[len(view.items) :]))
     for n, m, lane in zip(view.items, shape, every, strict=False):
         if n != m and not any(lane in lanes_of(part, b.scope) for part in out):
-            raise WrongScope(f"a store of all {'sub-groups' if len(view.items) == 1 else 'items'} to one "
-                             "place", "places of their own", "group.store(Y[sg.subgroup_id() * 16:], y)")
+            raise WrongScope(
+                f"a store of all {'sub-groups' if len(view.items) == 1 else 'items'} to one place",
+                "places of their own",
+                "group.store(Y[sg.subgroup_id() * 16:], y)",
+            )
     if FALSE not in out:  # else nothing is active
         b.add(Store(view.tensor, offset, e, all_of(out)))
 
@@ -343,8 +372,9 @@ def element(b: Building, view: ArrayView, stem: str) -> Tile:
     return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)
 
 
-def _places(b: Building, view: ArrayView, items: Sequence[Any],
-            mapped: bool = False) -> tuple[Shape, int, Expr, Mask]:
+def _places(
+    b: Building, view: ArrayView, items: Sequence[Any], mapped: bool = False
+) -> tuple[Shape, int, Expr, Mask]:
     """The elements of ``view[items]`` where tiles are indices of the first dimensions: their shape, how
     many of its dimensions are work-items, their offsets, and where they exist. Indices below 0 count from
     the end, as in NumPy; ``mapped``: they are those of a mapping, and outside."""
@@ -374,7 +404,7 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any],
             there = [place >= 0]
         coords[along.dim] = plus(along.start, place * along.step if along.step != 1 else place)
         masks.append((*at.mask, *there, *(coords[along.dim] < stop for stop in stops(along.stop))))
-    for along, lane in zip(view.along[count:], lanes_along(shape)[len(each):], strict=True):
+    for along, lane in zip(view.along[count:], lanes_along(shape)[len(each) :], strict=True):
         assert along is not None
         sure(along)
         far = ZERO if lane is None else lane if along.step == 1 else lane * along.step
@@ -388,13 +418,13 @@ def _known(b: Building, along: DimSlice | None) -> int:
     size = None if along is None else simplify(size_along(along), b.facts)
     b.known(None if size is None else Tile((), size))
     if not isinstance(size, Const) or size.value < 1:
-        raise Refusal("a dimension behind an index whose size is not known, or 0", "whole dimensions",
-                      "X[i]")
+        raise Refusal(
+            "a dimension behind an index whose size is not known, or 0", "whole dimensions", "X[i]"
+        )
     return int(size.value)
 
 
-def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str,
-             mapped: bool = False) -> Tile:
+def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str, mapped: bool = False) -> Tile:
     """``view[items]`` where tiles are indices of the first dimensions: the elements at these places, one
     for each of the tiles' elements; inactive where a place is outside of the array."""
     shape, work, offset, mask = _places(b, view, items, mapped)
@@ -403,16 +433,30 @@ def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str,
     return Tile(shape, value, mask, items=work)
 
 
-def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
-              each: Shape, mapped: bool = False) -> None:
+def scattered(
+    b: Building,
+    view: ArrayView,
+    items: Sequence[Any],
+    value: Any,
+    where: Mask,
+    each: Shape,
+    mapped: bool = False,
+) -> None:
     """``view[items] = value`` where tiles are indices, for the active elements of the value where a
     condition of the items holds and that are inside of the array. ``each``: the shape of the items."""
     _, offset, out, e = scattered_places(b, view, items, value, where, each, mapped)
     b.add(Store(view.tensor, offset, e, all_of(out)))
 
 
-def scattered_places(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
-                     each: Shape, mapped: bool = False) -> tuple[Shape, Expr, Mask, Expr]:
+def scattered_places(
+    b: Building,
+    view: ArrayView,
+    items: Sequence[Any],
+    value: Any,
+    where: Mask,
+    each: Shape,
+    mapped: bool = False,
+) -> tuple[Shape, Expr, Mask, Expr]:
     """The shape, the offsets and the mask of what is written to ``view[items]``, and the values."""
     held_number(value, view.tensor.dtype)
     shape, rank, offset, mask = _places(b, view, items, mapped)
@@ -424,8 +468,9 @@ def scattered_places(b: Building, view: ArrayView, items: Sequence[Any], value: 
     return shape, offset, out, cast(tile.expr, view.tensor.dtype)
 
 
-def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
-          each: Shape) -> None:
+def added(
+    b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask, each: Shape
+) -> None:
     """Add the active elements of a value to those of ``view[items]`` in one step each, where a condition
     of the items, whose shape is ``each``, holds. Each item adds, also where all add to one element."""
     items = each_dimension(items, view.ndim)
@@ -437,7 +482,7 @@ def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where:
         if each and not tile.items:  # each item has it
             tile = Tile((*each, *tile.shape), tile.expr, tile.mask, items=len(each))
         shape, offset, out, e = written(b, replace(part, items=each), tile, where)
-        shape = (*each, *shape[len(each):])
+        shape = (*each, *shape[len(each) :])
     if FALSE in out:
         return
     lanes = own_lanes(shape)

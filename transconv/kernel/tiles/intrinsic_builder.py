@@ -55,14 +55,15 @@ class Builder:
         if name in CALLS:
             return self._wide(name, values)
         if not name.startswith("__"):
-            raise Refusal(f"a call of {name}, which is no function",
-                          " ".join([*FUNCTIONS, "rsqrt fma sigmoid, and names that begin with __"]))
+            raise Refusal(
+                f"a call of {name}, which is no function",
+                " ".join([*FUNCTIONS, "rsqrt fma sigmoid, and names that begin with __"]),
+            )
         self._not_interpreted("functions of the chip's library")
         kinds = self._types(values)
         result = kinds[0] if dtype is None else dtype_of(dtype)
         told = ", ".join(f'{{tl}}.core.dtype("{t.signature}")' for t in kinds)
-        return self._elements(SYMBOL, values, kinds, result, symbol=name, of=told,
-                              gives=result.signature)
+        return self._elements(SYMBOL, values, kinds, result, symbol=name, of=told, gives=result.signature)
 
     def text(self, spelling: str, *values: Any, dtype: Any = None) -> Tile:
         """An expression of Triton of elements, in which ``{0}`` is the first value and ``{tl}`` the
@@ -76,8 +77,9 @@ class Builder:
         result = kinds[0] if dtype is None else dtype_of(dtype)
         return self._elements(TEXT, values, kinds, result, body=body)
 
-    def asm(self, text: str, *values: Any, dtype: Any = None, constraints: str = "",
-            pack: int = 1) -> Tile:
+    def asm(
+        self, text: str, *values: Any, dtype: Any = None, constraints: str = "", pack: int = 1
+    ) -> Tile:
         """Assembly of the chip, ``$0`` the result and ``$1`` the first value, for ``pack`` elements at a
         time. ``constraints``: by default a register for each, by its type. Triton's interpreter has no
         assembly: there the next intrinsic is asked."""
@@ -85,8 +87,9 @@ class Builder:
         kinds = self._types(values)
         result = kinds[0] if dtype is None else dtype_of(dtype)
         said = constraints or ",".join([f"={letter(result)}", *map(letter, kinds)])
-        return self._elements(ASM, values, kinds, result, text=repr(text), constraints=repr(said),
-                              pack=pack)
+        return self._elements(
+            ASM, values, kinds, result, text=repr(text), constraints=repr(said), pack=pack
+        )
 
     def dot(self, a: Any, b: Any, acc: Any = None) -> Any:
         """``a @ b``, or ``acc + a @ b``, which ``acc`` becomes."""
@@ -117,8 +120,10 @@ class Builder:
         if not found:
             raise Refusal("an operation without values", "at least one")
         narrow = self.chip.upcast16
-        return [i32 if t.kind == "index" else f32 if narrow and t.kind == "float" and t.bits <= 16 else t
-                for t in found]
+        return [
+            i32 if t.kind == "index" else f32 if narrow and t.kind == "float" and t.bits <= 16 else t
+            for t in found
+        ]
 
     def _wide(self, name: str, values: Sequence[Any]) -> Tile:
         """A function of the compiler, which may lack 16-bit floats."""
@@ -127,8 +132,9 @@ class Builder:
         made = self._applied(name, values, work)
         return as_type(made, kinds[0]) if made.dtype is work[0] else made
 
-    def _elements(self, template: str, values: Sequence[Any], kinds: Sequence[DType], result: DType,
-                  **words: Any) -> Tile:
+    def _elements(
+        self, template: str, values: Sequence[Any], kinds: Sequence[DType], result: DType, **words: Any
+    ) -> Tile:
         narrow = self.chip.upcast16 and result.kind == "float" and result.bits <= 16
         gives = f32 if narrow else result
         name = row(self.stem, template, kinds, gives, self.meaning, **{"gives": gives.triton, **words})
@@ -137,34 +143,42 @@ class Builder:
     def _applied(self, name: str, values: Sequence[Any], kinds: Sequence[DType]) -> Tile:
         tiles = aligned(self.at.b, [tile_of(v) for v in values])
         self.at.b.taken.add(name)
-        return combined(tiles, Call(name, tuple(
-            [cast(t.expr, kind) for t, kind in zip(tiles, kinds, strict=True)])))
+        return combined(
+            tiles, Call(name, tuple([cast(t.expr, kind) for t, kind in zip(tiles, kinds, strict=True)]))
+        )
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Meaning = Callable[..., Array]
 
-ASM = '''@{jit}
+ASM = """@{jit}
 def {name}({params}):
     return {tl}.inline_asm_elementwise({text}, {constraints}, [{params}],
                                        dtype={tl}.{gives}, is_pure=True, pack={pack})
-'''
-TEXT = '''@{jit}
+"""
+TEXT = """@{jit}
 def {name}({params}):
 {body}
-'''
-SYMBOL = '''@{tl}.core.extern
+"""
+SYMBOL = """@{tl}.core.extern
 def {name}({params}, _semantic=None):
     return {tl}.core.extern_elementwise(
         "", "", [{params}], {{({of},): ("{symbol}", {tl}.core.dtype("{gives}"))}}, is_pure=True,
         _semantic=_semantic)
-'''
+"""
 LETTERS = {64: "l", 32: "r", 16: "h", 8: "r", 1: "r"}
 FLOATS = {64: "d", 32: "f", 16: "h"}
 
 
-def row(stem: str, template: str, types: Sequence[DType], result: DType, meaning: Meaning | None,
-        needs: tuple[str, ...] = (), **words: Any) -> str:
+def row(
+    stem: str,
+    template: str,
+    types: Sequence[DType],
+    result: DType,
+    meaning: Meaning | None,
+    needs: tuple[str, ...] = (),
+    **words: Any,
+) -> str:
     """The name of the row of a function that a template spells; the row is added if it is new."""
     params = ", ".join(f"x{i}" for i in range(len(types)))
     name = "_".join([stem, *dict.fromkeys(t.name for t in types)])
@@ -173,8 +187,16 @@ def row(stem: str, template: str, types: Sequence[DType], result: DType, meaning
     if known is not None and (known.helper, known.takes, known.result) != (filled, tuple(types), result):
         name += "_" + hashlib.blake2b(filled.encode(), digest_size=4).hexdigest()
         filled = _filled(template, name=name, params=params, **words)
-    CALLS[name] = Callee(len(types), meaning or _without(stem), name, name, filled, result=result,
-                         takes=tuple(types), needs=needs)
+    CALLS[name] = Callee(
+        len(types),
+        meaning or _without(stem),
+        name,
+        name,
+        filled,
+        result=result,
+        takes=tuple(types),
+        needs=needs,
+    )
     return name
 
 
@@ -195,4 +217,5 @@ def letter(dtype: DType) -> str:
 def _without(stem: str) -> Meaning:
     def meaning(*values: Array) -> Array:
         raise Fault(f"{stem} has no body in Python that could be computed")
+
     return meaning

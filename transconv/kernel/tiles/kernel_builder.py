@@ -178,8 +178,9 @@ class Building:
             lane, new = (None if source is None else before[source]), after[at]
             if lane is not None and new is not None:
                 lanes[lane] = new
-        return Tile(shape, self.move(tile.expr, lanes), tuple(self.move(m, lanes) for m in tile.mask),
-                    tile.vector)
+        return Tile(
+            shape, self.move(tile.expr, lanes), tuple(self.move(m, lanes) for m in tile.mask), tile.vector
+        )
 
     def move(self, e: Expr, lanes: dict[Lane, Lane]) -> Expr:
         """An expression along other lanes."""
@@ -188,9 +189,10 @@ class Building:
     def not_of_elements(self, what: str) -> None:
         """Refuse what a function of elements cannot know."""
         if self.elements:
-            raise Refusal(f"{what} in {self.elements}, a function of its own, which knows single elements",
-                          "operators and functions; @kernel.func, whose body is read in the place of the "
-                          "call")
+            raise Refusal(
+                f"{what} in {self.elements}, a function of its own, which knows single elements",
+                "operators and functions; @kernel.func, whose body is read in the place of the call",
+            )
 
     def proved(self, mask: Mask) -> Mask:
         """The mask without what the facts prove."""
@@ -294,8 +296,11 @@ def apply(b: Building, row: TileFunction, values: list[Any]) -> Tile:
         if row.often and work.kind != "index":
             args = [e if is_leaf(e) else b.let("value", e) for e in args]
         known = [e for e in args if isinstance(e, Const)]
-        made = folded(row, known, gives) if len(known) == row.arity else cast(
-            row.expression(*args), gives if work is not gives else row_type(row, work))
+        made = (
+            folded(row, known, gives)
+            if len(known) == row.arity
+            else cast(row.expression(*args), gives if work is not gives else row_type(row, work))
+        )
     return combined(tiles, made)
 
 

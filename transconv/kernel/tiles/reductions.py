@@ -273,5 +273,5 @@ def _summed(b: Building, p: PendingProduct) -> Tile:
 def _behind(b: Building, x: Tile, shape: tuple[int, ...], of: tuple[int | None, ...]) -> Tile:
     """A tile whose own dimensions are in other places."""
     places = (None if i is None else i + x.items for i in of)
-    made = b.placed(x, (*x.shape[:x.items], *shape), (*range(x.items), *places))
+    made = b.placed(x, (*x.shape[: x.items], *shape), (*range(x.items), *places))
     return replace(made, items=x.items)

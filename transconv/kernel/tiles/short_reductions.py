@@ -92,8 +92,9 @@ class _Short:
         whole = {v for value in elements for v in free_vars(value)}
         for var in reversed(self.made_of):  # what is read comes before what reads it
             if var not in whole and all(
-                    r is not None and (r in self.gone or var not in free_vars(self.values[r]))
-                    for r in self.readers[var]):
+                r is not None and (r in self.gone or var not in free_vars(self.values[r]))
+                for r in self.readers[var]
+            ):
                 self.gone.add(var)
         return _Placed(self).rebuilt(self.kernel)
 
@@ -131,7 +132,8 @@ class _Short:
         whole = {var, *needed}
         return bool(needed) and all(
             self.readers[v] <= whole or (isinstance(self.values[v], Load) and len(self.scope[v]) < rank)
-            for v in needed)
+            for v in needed
+        )
 
     def _needed(self, e: Expr, lane: Lane) -> Iterator[tuple[Var, Lane]]:
         """The names whose elements along a lane are needed. Raises _Unknown."""
@@ -191,8 +193,11 @@ class _LaneElement(ExprMutator):
         lane = at.old[at.new.index(self.lane)] if self.lane in at.new else self.lane
         if lane is self.lane and lane in at.old:  # this lane of the result is not that of what is inside
             return at
-        x = at.x if lane not in lanes_of(at.x, self.short.scope) else (
-            _LaneElement(self.short, lane, self.k).mutate(at.x))
+        x = (
+            at.x
+            if lane not in lanes_of(at.x, self.short.scope)
+            else (_LaneElement(self.short, lane, self.k).mutate(at.x))
+        )
         there = lanes_of(x, self.short.scope)
         kept = [(o, n) for o, n in zip(at.old, at.new, strict=True) if o in there]
         return Renamed(x, *map(tuple, zip(*kept, strict=True))) if kept else x

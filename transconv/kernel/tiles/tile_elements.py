@@ -86,12 +86,18 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
     start = ZERO if item.start is None else position(item.start, "a bound of a slice")
     stop = as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
     if not b.is_not_negative(start):
-        raise Refusal("a slice of a tile whose start may be below 0 at run time, where NumPy counts from "
-                      "the end", "starts from 0 on", "x[i:i + 4]")
+        raise Refusal(
+            "a slice of a tile whose start may be below 0 at run time, where NumPy counts from the end",
+            "starts from 0 on",
+            "x[i:i + 4]",
+        )
     count = simplify(stop - start, b.facts)
     if step != 1 or not isinstance(count, Const) or count.value < 1:
-        raise Refusal("a slice of a tile whose size is known at run time only", "sizes that are numbers",
-                      "x[i:i + 4]")
+        raise Refusal(
+            "a slice of a tile whose size is known at run time only",
+            "sizes that are numbers",
+            "x[i:i + 4]",
+        )
     return start, int(count.value), 1
 
 
@@ -136,8 +142,11 @@ def resized(b: Building, x: Tile, shape: Shape) -> Tile:
 
 
 def _is_whole(item: slice, size: int) -> bool:
-    return item.start in (None, 0) and item.step in (None, 1) and (
-        item.stop is None or (isinstance(item.stop, int) and item.stop >= size))
+    return (
+        item.start in (None, 0)
+        and item.step in (None, 1)
+        and (item.stop is None or (isinstance(item.stop, int) and item.stop >= size))
+    )
 
 
 def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr, Mask]:
@@ -146,8 +155,9 @@ def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr, Ma
     there = b.proved(() if isinstance(place, Const) else (place < size, place >= -size))
     if isinstance(place, Const):
         if not -size <= place.value < size:
-            raise Refusal(f"index {place.value} in a dimension of {size} elements",
-                          f"{-size} to {size - 1}")
+            raise Refusal(
+                f"index {place.value} in a dimension of {size} elements", f"{-size} to {size - 1}"
+            )
         place = Const(int(place.value) % size)
     elif not b.is_not_negative(place):
         place = place % size
@@ -180,8 +190,11 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
 def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     """``x`` after ``x[items] = value``: active where it was, and where active elements are written."""
     if x.vector or x.items:
-        raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
-                      "x = np.where(mask, y, x)")
+        raise Refusal(
+            "an assignment to elements of a vector",
+            "tiles; vectors do not change",
+            "x = np.where(mask, y, x)",
+        )
     items = each_dimension(items, len(x.shape), "a tile")
     if any(i is None for i in items):
         raise Refusal("None in the place of an assignment", "slices and indices")
@@ -199,9 +212,13 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     given = tile_of(value)
     shape = tuple(x.shape[i] for i in left)
     if any(isinstance(i, slice) and not _is_whole(i, x.shape[at]) for at, i in enumerate(items)) and (
-            given.shape not in ((), (1,) * len(given.shape))):
-        raise Refusal("a tile written to a part of a tile", "a number there, or a tile in a whole one",
-                      "x[0:4] = 0.0")
+        given.shape not in ((), (1,) * len(given.shape))
+    ):
+        raise Refusal(
+            "a tile written to a part of a tile",
+            "a number there, or a tile in a whole one",
+            "x[0:4] = 0.0",
+        )
     if broadcast(shape, given.shape) != shape:
         raise Refusal(f"a value of shape {given.shape} written to one of shape {shape}", "what fits")
     rank = len(given.shape)
@@ -217,8 +234,11 @@ def _range(x: Tile, at: int, item: slice) -> list[Expr]:
     """The condition of a slice with numbers for bounds."""
     bounds = (item.start, item.stop, item.step)
     if any(not (n is None or isinstance(n, int)) for n in bounds) or item.step not in (None, 1):
-        raise Refusal("a slice of a tile with bounds that are known at run time only, or a step",
-                      "numbers as bounds", "x[0:4] = 0.0")
+        raise Refusal(
+            "a slice of a tile with bounds that are known at run time only, or a step",
+            "numbers as bounds",
+            "x[0:4] = 0.0",
+        )
     start, stop, _ = item.indices(x.shape[at])
     lane = lanes_along(x.shape)[at]
     if lane is None:
@@ -273,8 +293,9 @@ def reshaped(b: Building, x: Tile, shape: Shape) -> Tile:
 def stacked(b: Building, values: Any, axis: int = 0) -> Tile:
     """``np.stack``: tiles of one shape along a new dimension, each as active as it is."""
     if not isinstance(values, (tuple, list)) or not values:
-        raise Refusal("np.stack of other than several tiles", "a tuple or list of tiles",
-                      "np.stack((x, y), axis=1)")
+        raise Refusal(
+            "np.stack of other than several tiles", "a tuple or list of tiles", "np.stack((x, y), axis=1)"
+        )
     given = aligned(b, [tile_of(v) for v in values])
     if len({t.own for t in given}) > 1:
         raise Refusal(f"np.stack of the shapes {' '.join(str(t.own) for t in given)}", "equal shapes")
@@ -282,9 +303,11 @@ def stacked(b: Building, values: Any, axis: int = 0) -> Tile:
     if not isinstance(axis, int) or not -rank - 1 <= axis <= rank:
         raise Refusal(f"axis {axis} of a stack of tiles of {rank} dimensions", f"{-rank - 1} to {rank}")
     place, dtype = items + axis % (rank + 1), common([t.dtype for t in given], [])
-    parts = [_deeper(b, b.spread(t, (*broadcast(*(t.shape[:t.items] for t in given)), *t.own)), place)
-             for t in given]
-    shape = (*parts[0].shape[:place], n, *parts[0].shape[place + 1:])
+    parts = [
+        _deeper(b, b.spread(t, (*broadcast(*(t.shape[: t.items] for t in given)), *t.own)), place)
+        for t in given
+    ]
+    shape = (*parts[0].shape[:place], n, *parts[0].shape[place + 1 :])
     lane = lanes_along(shape)[place]
 
     def chosen(first: int, last: int, each: Sequence[Expr]) -> Expr:

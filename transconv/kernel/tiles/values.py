@@ -121,8 +121,11 @@ def own_lanes(shape: Sequence[int]) -> tuple[Lane, ...]:
 
 def ends(shape: Sequence[int]) -> tuple[Expr, ...]:
     """The conditions that hold for the elements of a tile, and not for the lanes beyond its end."""
-    return tuple(lane < size for lane, size in zip(lanes_along(shape), shape, strict=True)
-                 if lane is not None and lane.extent != size)
+    return tuple(
+        lane < size
+        for lane, size in zip(lanes_along(shape), shape, strict=True)
+        if lane is not None and lane.extent != size
+    )
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -133,8 +136,11 @@ def broadcast(*shapes: Shape) -> Shape:
         sizes = {s[at - rank] for s in shapes if len(s) >= rank - at} - {1}
         if len(sizes) > 1:
             told = " and ".join(map(str, shapes))
-            raise Refusal(f"the shapes {told}, which NumPy cannot broadcast",
-                          "equal sizes from the last dimension on, or 1", "x[:, None] - y[None, :]")
+            raise Refusal(
+                f"the shapes {told}, which NumPy cannot broadcast",
+                "equal sizes from the last dimension on, or 1",
+                "x[:, None] - y[None, :]",
+            )
         made.append(sizes.pop() if sizes else 1)
     return tuple(made)
 
@@ -192,7 +198,7 @@ class Tile:
     @property
     def own(self) -> Shape:
         """The shape of the value of one work-item."""
-        return self.shape[self.items:]
+        return self.shape[self.items :]
 
     @property
     def dtype(self) -> DType:
@@ -285,8 +291,13 @@ def tile_of(value: Any) -> Tile:
 
 def combined(tiles: Sequence[Tile], expr: Expr) -> Tile:
     """A value of tiles that are combined element by element: active where all of them are."""
-    return Tile(broadcast(*(t.shape for t in tiles)), expr, joined(*(t.mask for t in tiles)),
-                any(t.vector for t in tiles), max(t.items for t in tiles))
+    return Tile(
+        broadcast(*(t.shape for t in tiles)),
+        expr,
+        joined(*(t.mask for t in tiles)),
+        any(t.vector for t in tiles),
+        max(t.items for t in tiles),
+    )
 
 
 def described(value: Any) -> str:
@@ -403,9 +414,11 @@ class Mapping:
         try:
             made = self.function(*indices)
         except TypeError as error:
-            raise Refusal(f"a mapping that fails ({error})",
-                          f"a function of {len(indices)} indices, those of the shape",
-                          "create_mapping(lambda i, j: (j, i))") from None
+            raise Refusal(
+                f"a mapping that fails ({error})",
+                f"a function of {len(indices)} indices, those of the shape",
+                "create_mapping(lambda i, j: (j, i))",
+            ) from None
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
     def collision(self, shape: Sequence[int], sizes: Sequence[int] | None = None) -> str:
@@ -423,8 +436,10 @@ def mapped_places(mapping: Any, indices: Callable[[Mapping], Any], ndim: int) ->
         raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
     made = mapping.places(indices(mapping))
     if len(made) != ndim:
-        raise Refusal(f"a mapping that gives {len(made)} indices for an array of {ndim} dimensions",
-                      "one for each dimension")
+        raise Refusal(
+            f"a mapping that gives {len(made)} indices for an array of {ndim} dimensions",
+            "one for each dimension",
+        )
     return made
 
 
@@ -443,8 +458,10 @@ def colliding(at: Sequence[Any], shape: Sequence[int], sizes: Sequence[int] | No
     same = np.flatnonzero(places[1:] == places[:-1])
     if not len(same):
         return ""
-    first, second = (tuple(int(i) for i in np.unravel_index(int(there[order[same[0] + k]]), tuple(shape)))
-                     for k in (0, 1))
+    first, second = (
+        tuple(int(i) for i in np.unravel_index(int(there[order[same[0] + k]]), tuple(shape)))
+        for k in (0, 1)
+    )
     return f"{first} and {second} are one element"
 
 
@@ -474,16 +491,18 @@ class IndexMap:
         raise KernelError("a layout is for arrays inside of kernels; expected layout(X) there")
 
 
-def index_map(shape: Sequence[int], offset: Callable[..., Any],
-              storage_size: int | None = None) -> IndexMap:
+def index_map(
+    shape: Sequence[int], offset: Callable[..., Any], storage_size: int | None = None
+) -> IndexMap:
     """A layout from a Python function. ``offset``: of an element's indices, gives its place in memory, by
     ``+ - * // %``. ``storage_size``: the elements of that memory, by default what the places need. Whether
     two elements are in one place is checked; then stores are refused. Raises KernelError for places
     outside of the memory."""
     sizes = tuple(shape) if isinstance(shape, Sequence) else ()
     if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes) or not callable(offset):
-        raise KernelError(f"index_map({shape!r}, {offset!r}); expected sizes from 1 on, and a function of "
-                          "indices")
+        raise KernelError(
+            f"index_map({shape!r}, {offset!r}); expected sizes from 1 on, and a function of indices"
+        )
     mapping = create_mapping(offset)
     try:
         found = [np.asarray(p) for p in mapping.places(np.indices(sizes).reshape(len(sizes), -1))]
@@ -491,13 +510,16 @@ def index_map(shape: Sequence[int], offset: Callable[..., Any],
     except Refusal as refusal:
         raise KernelError(f"index_map: found {refusal.found}; allowed: {refusal.allowed}") from None
     if len(found) != 1 or found[0].dtype.kind not in "iu":
-        raise KernelError("index_map: found a function that gives no whole number; allowed: the place in "
-                          "memory")
+        raise KernelError(
+            "index_map: found a function that gives no whole number; allowed: the place in memory"
+        )
     least, most = int(found[0].min()), int(found[0].max())
     held = most + 1 if storage_size is None else storage_size
     if least < 0 or most >= held:
-        raise KernelError(f"index_map: found the place {least if least < 0 else most}; allowed: 0 to "
-                          f"{held - 1}, the memory of storage_size={held}")
+        raise KernelError(
+            f"index_map: found the place {least if least < 0 else most}; allowed: 0 to "
+            f"{held - 1}, the memory of storage_size={held}"
+        )
     return IndexMap(sizes, mapping, held, collision)
 
 

@@ -19,7 +19,7 @@ from transconv.kernel.trials.trial import Drawn, KernelTrial
 from transconv.verify.fuzz.main_loop import run_trial
 from transconv.verify.fuzz.trial import Row, TrialKind, chance
 
-LIMITS = {"i8": (-128, 127), "u8": (0, 255), "i32": (-2**31, 2**31 - 1)}
+LIMITS = {"i8": (-128, 127), "u8": (0, 255), "i32": (-(2**31), 2**31 - 1)}
 SHIFTS = (0, 1, 2, 5, 7, 8, 31, 32, 40)
 
 
@@ -32,8 +32,11 @@ def wholes(d: TrialPage, rows: int, cols: int, dtype: str) -> dict[str, Drawn]:
     d.new("group.load(X[i:, j:], shape=(R, C))", "RCe")
     for _ in range(d.rng.choice((2, 3, 4, 5, 6))):
         d.rng.choice(OF_INTEGERS)(d, dtype)
-    made = {"N": Drawn(dtype, _near(d, rows, cols), full=True), "M": Drawn(dtype, (rows, cols), full=True),
-            "X": Drawn("f32", _near(d, rows, cols))}
+    made = {
+        "N": Drawn(dtype, _near(d, rows, cols), full=True),
+        "M": Drawn(dtype, (rows, cols), full=True),
+        "X": Drawn("f32", _near(d, rows, cols)),
+    }
     for name, kind, of in (("P", "n", dtype), ("Y", "e", "f32"), ("B", "b", "bool")):
         found = [n for n, k in d.values.items() if k[2] == kind][-3:]
         for n, value in enumerate(found):
@@ -51,8 +54,9 @@ def _near(d: TrialPage, rows: int, cols: int) -> tuple[int, int]:
 def _number(d: TrialPage, dtype: str) -> int:
     """A number that the type holds; the ends and small ones are likelier."""
     low, high = LIMITS[dtype]
-    found = d.rng.choice((low, high, 0, 1, 2, 3, 7, 16, -1, -2, -3, -7, low + 1, high - 1,
-                          d.rng.randint(low, high)))
+    found = d.rng.choice(
+        (low, high, 0, 1, 2, 3, 7, 16, -1, -2, -3, -7, low + 1, high - 1, d.rng.randint(low, high))
+    )
     return min(max(found, low), high)
 
 
@@ -68,8 +72,22 @@ def _said(number: int) -> str:
 
 def _arithmetic(d: TrialPage, dtype: str) -> None:
     a, b, c = d.pick("n"), d.pick("n"), _said(_number(d, dtype))
-    op = d.rng.choice(("{} + {}", "{} - {}", "{} * {}", "{} // {}", "{} % {}", "{} & {}", "{} | {}",
-                       "{} ^ {}", "np.maximum({}, {})", "np.minimum({}, {})", "{} << {}", "{} >> {}"))
+    op = d.rng.choice(
+        (
+            "{} + {}",
+            "{} - {}",
+            "{} * {}",
+            "{} // {}",
+            "{} % {}",
+            "{} & {}",
+            "{} | {}",
+            "{} ^ {}",
+            "np.maximum({}, {})",
+            "np.minimum({}, {})",
+            "{} << {}",
+            "{} >> {}",
+        )
+    )
     if ("<<" in op or ">>" in op) and chance(d.rng, 2):
         high = LIMITS[dtype][1]
         c = str(min(d.rng.choice(SHIFTS), high))
@@ -82,11 +100,26 @@ def _alone(d: TrialPage, dtype: str) -> None:
     low, high = sorted((_any(d, dtype), _any(d, dtype)))
     least, most = LIMITS[dtype]
     low, high = min(low, most), max(high, least)
-    d.new(d.rng.choice((f"-{a}", f"~{a}", f"abs({a})", f"np.sign({a})", f"np.square({a})", f"+{a}",
-                        f"{a} ** {d.rng.choice((0, 1, 2, 3, 5, 9, 12, 100))}", f"{a}.copy()",
-                        f"np.clip({a}, {low}, {high})", f"np.clip({a}, {low}, None)",
-                        f"np.clip({a}, None, {high})",
-                        f"np.negative({a})", f"np.invert({a})")), "RCn")
+    d.new(
+        d.rng.choice(
+            (
+                f"-{a}",
+                f"~{a}",
+                f"abs({a})",
+                f"np.sign({a})",
+                f"np.square({a})",
+                f"+{a}",
+                f"{a} ** {d.rng.choice((0, 1, 2, 3, 5, 9, 12, 100))}",
+                f"{a}.copy()",
+                f"np.clip({a}, {low}, {high})",
+                f"np.clip({a}, {low}, None)",
+                f"np.clip({a}, None, {high})",
+                f"np.negative({a})",
+                f"np.invert({a})",
+            )
+        ),
+        "RCn",
+    )
 
 
 def _compared(d: TrialPage, dtype: str) -> None:
@@ -98,8 +131,15 @@ def _compared(d: TrialPage, dtype: str) -> None:
 
 def _chosen(d: TrialPage, dtype: str) -> None:
     a, b = d.pick("n"), d.pick("n")
-    test = d.rng.choice((f"{a} < {_said(_any(d, dtype))}", f"{a} > {b}", f"{d.pick('e')} > 0.25",
-                         f"({a} > {b}) & ({b} != {_said(_any(d, dtype))})", f"~({a} == {b})"))
+    test = d.rng.choice(
+        (
+            f"{a} < {_said(_any(d, dtype))}",
+            f"{a} > {b}",
+            f"{d.pick('e')} > 0.25",
+            f"({a} > {b}) & ({b} != {_said(_any(d, dtype))})",
+            f"~({a} == {b})",
+        )
+    )
     d.new(f"np.where({test}, {a}, {d.rng.choice((b, _said(_number(d, dtype)), '-1'))})", "RCn")
 
 
@@ -107,8 +147,9 @@ def _moved(d: TrialPage, dtype: str) -> None:
     """A load from places around, with or without a number outside."""
     name, kind = d.rng.choice((("N", "n"), ("M", "n"), ("X", "e")))
     up, left = d.rng.choice((-3, -1, 0, 2)), d.rng.choice((-2, -1, 0, 1))
-    part = ", ".join(f"{x} {'-' if n < 0 else '+'} {abs(n)}:" if n else f"{x}:"
-                     for x, n in (("i", up), ("j", left)))
+    part = ", ".join(
+        f"{x} {'-' if n < 0 else '+'} {abs(n)}:" if n else f"{x}:" for x, n in (("i", up), ("j", left))
+    )
     fill = _number(d, dtype) if kind == "n" else d.rng.choice((0.0, -1.5, 2.0))
     if min(up, left) < 0 or chance(d.rng, 3):
         d.new(f"group.load({name}[{part}], shape=(R, C), fill={fill})", f"RC{kind}")
@@ -129,39 +170,81 @@ def _looped(d: TrialPage, dtype: str) -> None:
     acc = d.new(f"{a}.copy()", "RCn")
     with d.block(f"for k in range({d.rng.choice(('3', 'X.shape[1]', '1, 4'))}):"):
         ufunc = d.rng.choice(("add", "subtract", "multiply", "maximum", "bitwise_xor"))
-        d.say(d.rng.choice((f"{acc} = np.{ufunc}({acc}, {b}, out={acc})",
-                            f"np.{ufunc}({acc}, {b}, out={acc})",
-                            f"{acc} += group.load(N[i:, j + k:], shape=(R, C), fill=1)",
-                            f"{acc} = {acc} * 3 - {b}",
-                            f"{acc} = {acc} // 3 + np.{ufunc}({b}, {acc})",
-                            f"{acc} = {b} + np.{ufunc}({acc}, {b}, out={acc})")))
+        d.say(
+            d.rng.choice(
+                (
+                    f"{acc} = np.{ufunc}({acc}, {b}, out={acc})",
+                    f"np.{ufunc}({acc}, {b}, out={acc})",
+                    f"{acc} += group.load(N[i:, j + k:], shape=(R, C), fill=1)",
+                    f"{acc} = {acc} * 3 - {b}",
+                    f"{acc} = {acc} // 3 + np.{ufunc}({b}, {acc})",
+                    f"{acc} = {b} + np.{ufunc}({acc}, {b}, out={acc})",
+                )
+            )
+        )
 
 
 def _written(d: TrialPage, dtype: str) -> None:
     a, b = d.pick("n"), d.pick("n")
     made = d.new(f"{a}.copy()", "RCn")
-    d.say(d.rng.choice((f"{made}[:] = {b}", f"{made}[:, :] = {_number(d, dtype)}",
-                        f"{made}[:, :] = np.where({b} > {a}, {b}, {_said(_number(d, dtype))})")))
+    d.say(
+        d.rng.choice(
+            (
+                f"{made}[:] = {b}",
+                f"{made}[:, :] = {_number(d, dtype)}",
+                f"{made}[:, :] = np.where({b} > {a}, {b}, {_said(_number(d, dtype))})",
+            )
+        )
+    )
 
 
 def _cast(d: TrialPage, dtype: str) -> None:
     a, b = d.pick("n"), d.pick("bn")
     other, _ = d.rng.choice((("int8", "i8"), ("uint8", "u8"), ("int32", "i32")))
     home = {"i8": "int8", "u8": "uint8", "i32": "int32"}[dtype]
-    text = d.rng.choice((f"({a}.astype(np.{other}) + 1)", f"({a}.astype(np.{other}) // 3)",
-                         f"{b}.astype(np.{other})", f"(-{a}.astype(np.{other}))"))
+    text = d.rng.choice(
+        (
+            f"({a}.astype(np.{other}) + 1)",
+            f"({a}.astype(np.{other}) // 3)",
+            f"{b}.astype(np.{other})",
+            f"(-{a}.astype(np.{other}))",
+        )
+    )
     d.new(f"{text}.astype(np.{home})", "RCn")
 
 
 def _floated(d: TrialPage, dtype: str) -> None:
     a, e = d.pick("n"), d.pick("e")
-    d.new(d.rng.choice((f"np.where({a} > {_said(_any(d, dtype))}, {e}, 0.5)",
-                        f"np.maximum({e}, -{e})", f"({a} & 3) * 0.25 + {e} * 0.5")), "RCe")
+    d.new(
+        d.rng.choice(
+            (
+                f"np.where({a} > {_said(_any(d, dtype))}, {e}, 0.5)",
+                f"np.maximum({e}, -{e})",
+                f"({a} & 3) * 0.25 + {e} * 0.5",
+            )
+        ),
+        "RCe",
+    )
 
 
 OF_INTEGERS: tuple[Callable[[TrialPage, str], None], ...] = (
-    _arithmetic, _arithmetic, _arithmetic, _alone, _alone, _compared, _chosen, _chosen, _moved, _moved,
-    _gathered, _looped, _looped, _written, _cast, _floated)
+    _arithmetic,
+    _arithmetic,
+    _arithmetic,
+    _alone,
+    _alone,
+    _compared,
+    _chosen,
+    _chosen,
+    _moved,
+    _moved,
+    _gathered,
+    _looped,
+    _looped,
+    _written,
+    _cast,
+    _floated,
+)
 
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 20, 33)
@@ -196,6 +279,7 @@ def _sizes(rng: Random, most: int = MOST) -> tuple[tuple[int, int], tuple[int, i
 
 def _array(rng: Random, work: tuple[int, int], least: int, dtype: str = "f32") -> Drawn:
     """An array about as large as the work."""
+
     def size(n: int) -> int:
         if chance(rng, 16):
             return rng.choice((least, 1))
@@ -211,16 +295,20 @@ def _of_tiles(rng: Random) -> KernelTrial:
     if flat:
         high, rows = min(high, 9), min(high, 9)
     least = 0 if chance(rng, 2) else 1
-    arrays = {"X": _array(rng, (rows, cols), least), "Z": _array(rng, (rows, cols), least),
-              "K": _array(rng, (rows, cols), least, rng.choice(("i32", "i32", "i8", "u8", "i64", "bool"))),
-              "H": _array(rng, (rows, cols), least, "f16")}
+    arrays = {
+        "X": _array(rng, (rows, cols), least),
+        "Z": _array(rng, (rows, cols), least),
+        "K": _array(rng, (rows, cols), least, rng.choice(("i32", "i32", "i8", "u8", "i64", "bool"))),
+        "H": _array(rng, (rows, cols), least, "f16"),
+    }
     page = TrialPage(rng, high, wide, least == 0)
     begin(page, flat, arrays["K"].dtype)
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5, 8))):  # most are short: they compile in less time
         rng.choice(STATEMENTS)(page)
     stored = stores(page, rows, cols)
-    return _trial(rng, (cols,) if flat else (rows, cols), (wide,) if flat else (high, wide),
-                  arrays | stored, page)
+    return _trial(
+        rng, (cols,) if flat else (rows, cols), (wide,) if flat else (high, wide), arrays | stored, page
+    )
 
 
 def _of_items(rng: Random) -> KernelTrial:
@@ -241,8 +329,14 @@ def _of_sub_groups(rng: Random) -> KernelTrial:
     return _trial(rng, (work,), (group,), arrays | stored, page, sub)
 
 
-def _trial(rng: Random, work: tuple[int, ...], group: tuple[int, ...], arrays: dict[str, Drawn],
-           page: TrialPage, sub: int = 0) -> KernelTrial:
+def _trial(
+    rng: Random,
+    work: tuple[int, ...],
+    group: tuple[int, ...],
+    arrays: dict[str, Drawn],
+    page: TrialPage,
+    sub: int = 0,
+) -> KernelTrial:
     """With the arrays that statements mention."""
     whole = "\n".join(page.lines)
     kept = tuple((n, a) for n, a in arrays.items() if any(f"{n}{c}" in whole for c in "[.,)"))
@@ -259,8 +353,12 @@ def items(d: TrialPage, rows: int, cols: int) -> dict[str, Drawn]:
         d.say("i, j = item.global_id()")
         d.say("a, b = item.local_id()")
         with d.block("if i < K.shape[0] and j < K.shape[1]:"):
-            for text, kind in (("X[i % X.shape[0], j % X.shape[1]]", "11e"), ("K[i, j]", "11i"),
-                               ("v0 * 0.5 + 1.0", "11f"), ("Z[i % Z.shape[0], 0] - v0", "11f")):
+            for text, kind in (
+                ("X[i % X.shape[0], j % X.shape[1]]", "11e"),
+                ("K[i, j]", "11i"),
+                ("v0 * 0.5 + 1.0", "11f"),
+                ("Z[i % Z.shape[0], 0] - v0", "11f"),
+            ):
                 d.new(text, kind)
             for _ in range(d.rng.randrange(3, 8)):
                 _item_statement(d)
@@ -275,21 +373,42 @@ def items(d: TrialPage, rows: int, cols: int) -> dict[str, Drawn]:
 def _value(d: TrialPage) -> tuple[str, str]:
     """An expression, and its kind."""
     f, g, i = d.pick("fe"), d.pick("fe"), d.pick("i")
-    return d.rng.choice((
-        (f"{f} + {g} * 0.5", "f"), (f"np.maximum({f}, {g})", "f"), (f"abs({f})", d.kind(f)),
-        (f"{f} / (abs({g}) + 1.5)", "f"), (f"np.where({d.pick('ei')} > 0, {f}, {g})", "f"),
-        (f"np.clip({f}, -8.0, 8.0) * ({i} % 16) * 0.125", "f"), ("X[i % X.shape[0], j % X.shape[1]]", "e"),
-        ("Z[i % Z.shape[0]].sum() * 0.125", "f"), ("Z[j % Z.shape[0]].max()", "e"),
-        (f"(X[i % X.shape[0]] * np.tanh({f})).sum() * 0.125", "f"), (f"min({f}, 1.5)", "f"),
-        (f"mixed({d.pick('e')}, {d.pick('e')} * 1.0)", "e"), (f"np.exp(-abs({f}))", "f"),
-        (f"scoped({f}) * 0.25", "f"), (f"own({d.pick('e')}, {d.pick('e')} * 1.0)", "f"),
-        (f"X[{i} % X.shape[0], {d.pick('i')} % X.shape[1]]", "e")))
+    return d.rng.choice(
+        (
+            (f"{f} + {g} * 0.5", "f"),
+            (f"np.maximum({f}, {g})", "f"),
+            (f"abs({f})", d.kind(f)),
+            (f"{f} / (abs({g}) + 1.5)", "f"),
+            (f"np.where({d.pick('ei')} > 0, {f}, {g})", "f"),
+            (f"np.clip({f}, -8.0, 8.0) * ({i} % 16) * 0.125", "f"),
+            ("X[i % X.shape[0], j % X.shape[1]]", "e"),
+            ("Z[i % Z.shape[0]].sum() * 0.125", "f"),
+            ("Z[j % Z.shape[0]].max()", "e"),
+            (f"(X[i % X.shape[0]] * np.tanh({f})).sum() * 0.125", "f"),
+            (f"min({f}, 1.5)", "f"),
+            (f"mixed({d.pick('e')}, {d.pick('e')} * 1.0)", "e"),
+            (f"np.exp(-abs({f}))", "f"),
+            (f"scoped({f}) * 0.25", "f"),
+            (f"own({d.pick('e')}, {d.pick('e')} * 1.0)", "f"),
+            (f"X[{i} % X.shape[0], {d.pick('i')} % X.shape[1]]", "e"),
+        )
+    )
 
 
 def _test(d: TrialPage) -> str:
     e, i = d.pick("e"), d.pick("i")
-    return d.rng.choice((f"{e} > 0.25", f"{i} % 2 == 0", f"{e} < 0.5 and {i} > -3", f"not {i} > 2",
-                         "i > j", f"a == b or {e} > 1.0", "X.shape[0] > 4", f"{i} == 1 or {i} >= 3"))
+    return d.rng.choice(
+        (
+            f"{e} > 0.25",
+            f"{i} % 2 == 0",
+            f"{e} < 0.5 and {i} > -3",
+            f"not {i} > 2",
+            "i > j",
+            f"a == b or {e} > 1.0",
+            "X.shape[0] > 4",
+            f"{i} == 1 or {i} >= 3",
+        )
+    )
 
 
 def _item_statement(d: TrialPage) -> None:
@@ -347,22 +466,39 @@ def _sub_group_statement(d: TrialPage) -> None:
     f, g, e = d.pick("fe"), d.pick("fe"), d.pick("e")
     kind = d.rng.randrange(4)
     if kind < 2:
-        text, found = d.rng.choice((
-            (f"{f} + {g} * 0.5", "f"), (f"np.maximum({f}, {g})", "f"), (f"{f} / (abs({g}) + 1.5)", "f"),
-            (f"np.where({e} > 0.25, {f}, {g})", "f"), (f"{f} + {g}.sum() * 0.125", "f"),
-            (f"{f} - {e}.max()", "f"), (f"scoped({f})", "f"), (f"own({e}, {d.pick('e')})", "f"),
-            (f"np.where({e}.mask, 2.0, {f})", "f"), ("group.vload(X[at + me:], shape=(n,))", "e"),
-            (f"np.clip({f}, -4.0, 4.0) + group.vfull((n,), np.float32, 0.5)", "f"),
-            (f"{f} * (me + 1) + i % 3", "f"), (f"np.exp(-abs({f}))", "f")))
+        text, found = d.rng.choice(
+            (
+                (f"{f} + {g} * 0.5", "f"),
+                (f"np.maximum({f}, {g})", "f"),
+                (f"{f} / (abs({g}) + 1.5)", "f"),
+                (f"np.where({e} > 0.25, {f}, {g})", "f"),
+                (f"{f} + {g}.sum() * 0.125", "f"),
+                (f"{f} - {e}.max()", "f"),
+                (f"scoped({f})", "f"),
+                (f"own({e}, {d.pick('e')})", "f"),
+                (f"np.where({e}.mask, 2.0, {f})", "f"),
+                ("group.vload(X[at + me:], shape=(n,))", "e"),
+                (f"np.clip({f}, -4.0, 4.0) + group.vfull((n,), np.float32, 0.5)", "f"),
+                (f"{f} * (me + 1) + i % 3", "f"),
+                (f"np.exp(-abs({f}))", "f"),
+            )
+        )
         d.new(text, f"1C{found}")
         return
     target = d.pick("f")
-    head = d.rng.choice(("if me > 0:", "if me % 2 == 0:", "if at + 2 < X.shape[0]:", "if i > 0:")
-                        if kind == 2 else ("for k in range(3):", "for k in range(me + 1):"))
+    head = d.rng.choice(
+        ("if me > 0:", "if me % 2 == 0:", "if at + 2 < X.shape[0]:", "if i > 0:")
+        if kind == 2
+        else ("for k in range(3):", "for k in range(me + 1):")
+    )
     with d.block(head):
         more = f"group.vload(Z[at + {'k' if kind == 3 else '1'}:], shape=(n,))"
-        d.say(f"{target} = " + d.rng.choice((f"{target} * 0.5 + {more}", f"{target} + 1.0",
-                                             f"np.minimum({target}, {more})")))
+        d.say(
+            f"{target} = "
+            + d.rng.choice(
+                (f"{target} * 0.5 + {more}", f"{target} + 1.0", f"np.minimum({target}, {more})")
+            )
+        )
     if kind == 2 and chance(d.rng, 2):
         with d.block("else:"):
             d.say(f"{target} = {target} * 0.25")
@@ -370,8 +506,12 @@ def _sub_group_statement(d: TrialPage) -> None:
 
 # -- the kind of trials --------------------------------------------------------------------------------
 
-KERNELS = TrialKind("kernels", lambda seed, number, target: draw_trial(seed, number), KernelTrial.parse,
-                    "transconv.kernel.trials.draw:work")
+KERNELS = TrialKind(
+    "kernels",
+    lambda seed, number, target: draw_trial(seed, number),
+    KernelTrial.parse,
+    "transconv.kernel.trials.draw:work",
+)
 
 
 def work(*args: Any, **asked: Any) -> Row:

@@ -83,9 +83,17 @@ def begin(d: TrialPage, flat: bool, whole: str) -> None:
 
 def _two(d: TrialPage) -> None:
     a, b = d.pick("fe"), d.pick("fe")
-    op = d.rng.choice(("{} + {}", "{} - {} * 0.5", "np.clip({}, -8.0, 8.0) * np.tanh({})",
-                       "np.maximum({}, {})", "np.minimum({}, {})", "{} / (abs({}) + 1.5)",
-                       "mixed({}, {} * 1.0)"))
+    op = d.rng.choice(
+        (
+            "{} + {}",
+            "{} - {} * 0.5",
+            "np.clip({}, -8.0, 8.0) * np.tanh({})",
+            "np.maximum({}, {})",
+            "np.minimum({}, {})",
+            "{} / (abs({}) + 1.5)",
+            "mixed({}, {} * 1.0)",
+        )
+    )
     exact = op[:8] in ("np.maxim", "np.minim") and d.kind(a) == d.kind(b) == "e"
     if op.startswith("mixed") and {d.kind(a), d.kind(b)} != {"e"}:
         op = "{} * 0.5 + {}"
@@ -94,20 +102,34 @@ def _two(d: TrialPage) -> None:
 
 def _one(d: TrialPage) -> None:
     a = d.pick("fe")
-    op, exact = d.rng.choice((("-{}", True), ("abs({})", True), ("np.exp(-abs({}))", False),
-                              ("np.clip({}, -1.0, 1.5)", True),
-                              ("np.clip({}, -4.0, 4.0)**2 * 0.25", False),
-                              ("np.sqrt(abs({}) + 0.25)", False), ("{}.copy()", True),
-                              ("np.log(abs({}) + 1.0)", False), ("np.sin({})", False)))
+    op, exact = d.rng.choice(
+        (
+            ("-{}", True),
+            ("abs({})", True),
+            ("np.exp(-abs({}))", False),
+            ("np.clip({}, -1.0, 1.5)", True),
+            ("np.clip({}, -4.0, 4.0)**2 * 0.25", False),
+            ("np.sqrt(abs({}) + 0.25)", False),
+            ("{}.copy()", True),
+            ("np.log(abs({}) + 1.0)", False),
+            ("np.sin({})", False),
+        )
+    )
     d.new(op.format(a), d.shape(a) + (d.kind(a) if exact else "f"))
 
 
 def _rounded(d: TrialPage) -> None:
     a = d.pick("e")
-    text, kind = d.rng.choice(((f"np.floor({a})", "e"), (f"np.rint({a} * 2.0)", "e"),
-                               (f"{a}.astype(np.int32)", "i"), (f"{a} > {d.pick('e', 'RC')}", "b"),
-                               (f"({a} < 0.5) | ({a} == 1.0)", "b"),
-                               (f"np.ceil({a}).astype(np.int8)", "i")))
+    text, kind = d.rng.choice(
+        (
+            (f"np.floor({a})", "e"),
+            (f"np.rint({a} * 2.0)", "e"),
+            (f"{a}.astype(np.int32)", "i"),
+            (f"{a} > {d.pick('e', 'RC')}", "b"),
+            (f"({a} < 0.5) | ({a} == 1.0)", "b"),
+            (f"np.ceil({a}).astype(np.int8)", "i"),
+        )
+    )
     names = [n for n in d.values if n in re.findall(r"v\d+", text)]
     made = d.new(text, d.shape(*names) + kind)
     if text.endswith("int8)"):
@@ -117,34 +139,58 @@ def _rounded(d: TrialPage) -> None:
 def _half(d: TrialPage) -> None:
     """A value of 16 bits, in which nothing is rounded."""
     made = d.new("group.load(H[i:, j:], shape=(R, C))", "RCh")
-    text = d.rng.choice(("{}.astype(np.float32)", "np.maximum({}, {}).astype(np.float32)",
-                         "{}.max(axis=1, keepdims=True).astype(np.float32)",
-                         "np.where({} > 0, {}, -1.0).astype(np.float32)", "{} + group.zeros(shape=(R, C))",
-                         "({} * 2.0).astype(np.float32)"))
+    text = d.rng.choice(
+        (
+            "{}.astype(np.float32)",
+            "np.maximum({}, {}).astype(np.float32)",
+            "{}.max(axis=1, keepdims=True).astype(np.float32)",
+            "np.where({} > 0, {}, -1.0).astype(np.float32)",
+            "{} + group.zeros(shape=(R, C))",
+            "({} * 2.0).astype(np.float32)",
+        )
+    )
     d.new(text.replace("{}", made), ("R1" if "axis" in text else "RC") + "e")
 
 
 def _whole(d: TrialPage) -> None:
     a, b = d.pick("i"), d.pick("i")
-    op = d.rng.choice(("({} + {}) % 64", "({} * 3 - {}) % 64", "np.minimum({}, {})", "{} // 3 + {} % 5",
-                       "({} & 7) | ({} & 3)", "({} ^ {}) & 31", "~{} + ({} >> 1)", "({} & 3) << ({} & 2)"))
+    op = d.rng.choice(
+        (
+            "({} + {}) % 64",
+            "({} * 3 - {}) % 64",
+            "np.minimum({}, {})",
+            "{} // 3 + {} % 5",
+            "({} & 7) | ({} & 3)",
+            "({} ^ {}) & 31",
+            "~{} + ({} >> 1)",
+            "({} & 3) << ({} & 2)",
+        )
+    )
     d.new(op.format(a, b), d.shape(a, b) + "i")
 
 
 def _placed(d: TrialPage) -> None:
     """Numbers that positions tell."""
-    text = d.rng.choice(("j + np.arange(C)[None]", "(i + np.arange(R))[:, None]",
-                         "np.arange(R)[:, None] * 2 - np.arange(C)"))
+    text = d.rng.choice(
+        (
+            "j + np.arange(C)[None]",
+            "(i + np.arange(R))[:, None]",
+            "np.arange(R)[:, None] * 2 - np.arange(C)",
+        )
+    )
     d.new(f"({text}).astype(np.int32) + group.zeros(shape=(R, C), dtype=np.int32)", "RCi")
 
 
 def _chosen(d: TrialPage) -> None:
     test, other, a, b = d.pick("ei"), d.pick("ei"), d.pick("fe"), d.pick("fe")
-    text, used = d.rng.choice((
-        (f"np.where({test} > {d.rng.choice((-1, 0, 1))}, {a}, {b})", (test, a, b)),
-        (f"np.where({test}.mask, 2.0, {a})", (test, a)),
-        (f"np.where(~{test}.mask & ({other} >= 1), {a}, 0.5)", (test, other, a)),
-        (f"np.where(({test} < 0) & ({other} >= 1), {a}, 0.5)", (test, other, a))))
+    text, used = d.rng.choice(
+        (
+            (f"np.where({test} > {d.rng.choice((-1, 0, 1))}, {a}, {b})", (test, a, b)),
+            (f"np.where({test}.mask, 2.0, {a})", (test, a)),
+            (f"np.where(~{test}.mask & ({other} >= 1), {a}, 0.5)", (test, other, a)),
+            (f"np.where(({test} < 0) & ({other} >= 1), {a}, 0.5)", (test, other, a)),
+        )
+    )
     exact = all(d.kind(n) in "ei" for n in used) and {d.kind(n) for n in used[1:]} <= {"e"}
     d.new(text, d.shape(*used) + ("e" if exact and "mask, " not in text else "f"))
 
@@ -188,8 +234,16 @@ def _counted(d: TrialPage) -> None:
 
 def _moved(d: TrialPage) -> None:
     step = d.rng.randrange(4)
-    part = d.rng.choice((f"X[i + {step}:, j:]", f"Z[i:, {step}:]", f"X[{step}::2, j:]", f"X[:, j:{step}]",
-                         f"Z[-{step + 1}:, j:]", f"Z[i:-{step + 1}, j:]"))
+    part = d.rng.choice(
+        (
+            f"X[i + {step}:, j:]",
+            f"Z[i:, {step}:]",
+            f"X[{step}::2, j:]",
+            f"X[:, j:{step}]",
+            f"Z[-{step + 1}:, j:]",
+            f"Z[i:-{step + 1}, j:]",
+        )
+    )
     d.new(f"group.load({part}, shape=(R, C))", "RCe")
 
 
@@ -205,8 +259,9 @@ def _cut(d: TrialPage) -> None:
     if chance(d.rng, 3) and not d.empty:
         d.new(f"X[i, 0] * 0.5 + {a}", "RCf")
         return
-    part = d.rng.choice((f"{a}[0][None]", f"{a}[-1]", f"{a}[:, 0][:, None]", f"{a}[:, -1][:, None]",
-                         f"{a}.T.T"))
+    part = d.rng.choice(
+        (f"{a}[0][None]", f"{a}[-1]", f"{a}[:, 0][:, None]", f"{a}[:, -1][:, None]", f"{a}.T.T")
+    )
     rows = "R" if d.values[b][0] == "R" or "T" in part or "[:, " in part else "1"
     cols = "C" if d.values[b][1] == "C" or "[:, " not in part else "1"
     d.new(f"{part} * 0.5 + {b}", f"{rows}{cols}f")
@@ -220,8 +275,16 @@ def _written(d: TrialPage) -> None:
     else:
         kind = d.kind(a)
         made = d.new(f"{a}.copy()", "RC" + kind)
-    part = d.rng.choice(("[0] = 1.5", "[:, 0] = -2.0", f"[:] = {b}", "[R // 2:, 1:] = 0.5", "[-1] = 3.0",
-                         f"[:, :] = np.where({d.pick('ei')} > 0, {b}, 1.0)"))
+    part = d.rng.choice(
+        (
+            "[0] = 1.5",
+            "[:, 0] = -2.0",
+            f"[:] = {b}",
+            "[R // 2:, 1:] = 0.5",
+            "[-1] = 3.0",
+            f"[:, :] = np.where({d.pick('ei')} > 0, {b}, 1.0)",
+        )
+    )
     d.say(f"{made}{part}")
     if b in part:
         kind = "f"
@@ -234,8 +297,9 @@ def _written(d: TrialPage) -> None:
 def _looped(d: TrialPage) -> None:
     a, b = d.pick("f", "RC"), d.pick("fe")
     acc = d.new(f"{a} * 1.0", "RCf")
-    trips = d.rng.choice(("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2", "i", "j // 2",
-                          "i, X.shape[0], 3"))
+    trips = d.rng.choice(
+        ("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2", "i", "j // 2", "i, X.shape[0], 3")
+    )
     with d.block(f"for k in range({trips}):"):
         d.say(f"{acc} = {acc} * 0.5 + {b}")
         kind = d.rng.randrange(4)
@@ -253,12 +317,26 @@ def _looped(d: TrialPage) -> None:
 
 def _summed(d: TrialPage) -> None:
     """A sum over a loop, which may have no iteration; what begins it is active everywhere."""
-    acc = d.new(d.rng.choice(("group.zeros(shape=(R, C), dtype=np.float32)",
-                              "group.full(shape=(R, C), dtype=np.float32, fill_value=0.5)")), "RCf")
+    acc = d.new(
+        d.rng.choice(
+            (
+                "group.zeros(shape=(R, C), dtype=np.float32)",
+                "group.full(shape=(R, C), dtype=np.float32, fill_value=0.5)",
+            )
+        ),
+        "RCf",
+    )
     with d.block(f"for k in range({d.rng.choice(('i', 'j', 'j // 2', '3', 'i, X.shape[0], 3'))}):"):
-        d.say(f"{acc} " + d.rng.choice((f"+= np.tanh({d.pick('fe')})",
-                                        "+= group.load(X[i:, j:], shape=(R, C)) * 0.125",
-                                        "-= group.load(Z[i:, k:], shape=(R, C)) * 0.125")))
+        d.say(
+            f"{acc} "
+            + d.rng.choice(
+                (
+                    f"+= np.tanh({d.pick('fe')})",
+                    "+= group.load(X[i:, j:], shape=(R, C)) * 0.125",
+                    "-= group.load(Z[i:, k:], shape=(R, C)) * 0.125",
+                )
+            )
+        )
 
 
 def _branched(d: TrialPage) -> None:
@@ -266,10 +344,21 @@ def _branched(d: TrialPage) -> None:
     test = d.rng.choice(("i > 0", "j == 0", "i + j > 3 and j > 0", "not i > 2", "group.id()[0] % 2 == 0"))
     made = d.new(f"{a} * 1.0", "RCf")
     with d.block(f"if {test}:"):
-        load = d.rng.choice(("group.load(X[i:, j:], shape=(R, C))",
-                             "group.load(Z[i + 1:, j:], shape=(R, C))"))
-        d.say(f"{made} " + d.rng.choice((f"= {b} + 1.0", "*= 0.5", f"= np.minimum({made}, {b})",
-                                         f"= {load}", f"= {made} * 0.5 + {load}")))
+        load = d.rng.choice(
+            ("group.load(X[i:, j:], shape=(R, C))", "group.load(Z[i + 1:, j:], shape=(R, C))")
+        )
+        d.say(
+            f"{made} "
+            + d.rng.choice(
+                (
+                    f"= {b} + 1.0",
+                    "*= 0.5",
+                    f"= np.minimum({made}, {b})",
+                    f"= {load}",
+                    f"= {made} * 0.5 + {load}",
+                )
+            )
+        )
     if chance(d.rng, 2):
         with d.block("else:"):
             d.say(f"{made} -= group.load(Z[i:, j:], shape=(R, C))")
@@ -294,8 +383,15 @@ def _multiplied(d: TrialPage) -> None:
 
 def _mapped(d: TrialPage) -> None:
     """A view from a function of the indices of an element."""
-    there = d.rng.choice(("i + a, j + b + 1", "i + a // 2, j + b - 1", "(a + b) % 5, j + b",
-                          "i + a, (j + b * 2) % 7", "a * 2 - 1, b - a"))
+    there = d.rng.choice(
+        (
+            "i + a, j + b + 1",
+            "i + a // 2, j + b - 1",
+            "(a + b) % 5, j + b",
+            "i + a, (j + b * 2) % 7",
+            "a * 2 - 1, b - a",
+        )
+    )
     view = f"create_mapping(lambda a, b: ({there}))"
     d.new(f"group.load({d.rng.choice('XZ')}, shape=(R, C), mapping={view})", "RCe")
 
@@ -303,10 +399,16 @@ def _mapped(d: TrialPage) -> None:
 def _added(d: TrialPage) -> None:
     """Additions to elements that other groups add to, of exact numbers, whose order does not matter."""
     a = d.pick("i", "RC")
-    d.say(d.rng.choice((f"atomic_ref(W)[abs({a}) % 13] += {d.pick('e', 'RC')}",
-                        f"atomic_ref(W)[{a}] += 1.0",
-                        f"atomic_ref(W)[j:] += {d.pick('e', 'RC')}[0]",
-                        "atomic_ref(W)[0] -= group.load(X[i:, j:], shape=(R, C)).sum()")))
+    d.say(
+        d.rng.choice(
+            (
+                f"atomic_ref(W)[abs({a}) % 13] += {d.pick('e', 'RC')}",
+                f"atomic_ref(W)[{a}] += 1.0",
+                f"atomic_ref(W)[j:] += {d.pick('e', 'RC')}[0]",
+                "atomic_ref(W)[0] -= group.load(X[i:, j:], shape=(R, C)).sum()",
+            )
+        )
+    )
 
 
 def _called(d: TrialPage) -> None:
@@ -319,9 +421,34 @@ def _called(d: TrialPage) -> None:
         d.new(f"scoped({f})", d.shape(f) + "f")
 
 
-STATEMENTS = (_two, _two, _one, _rounded, _half, _whole, _placed, _chosen, _chosen, _reduced, _reduced,
-              _folded, _counted, _moved, _gathered, _cut, _written, _looped, _summed, _branched, _branched,
-              _multiplied, _multiplied, _mapped, _added, _called)
+STATEMENTS = (
+    _two,
+    _two,
+    _one,
+    _rounded,
+    _half,
+    _whole,
+    _placed,
+    _chosen,
+    _chosen,
+    _reduced,
+    _reduced,
+    _folded,
+    _counted,
+    _moved,
+    _gathered,
+    _cut,
+    _written,
+    _looped,
+    _summed,
+    _branched,
+    _branched,
+    _multiplied,
+    _multiplied,
+    _mapped,
+    _added,
+    _called,
+)
 
 
 def stores(d: TrialPage, rows: int, cols: int) -> dict[str, Drawn]:

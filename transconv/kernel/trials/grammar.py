@@ -18,13 +18,16 @@ import numpy as np
 
 from transconv.support import ProblemError
 
-FUNCTIONS = {"mixed": """@kernel.func
+FUNCTIONS = {
+    "mixed": """@kernel.func
 def mixed(a, b):
     if a.dtype == b.dtype:
         return np.where(a > b, a - b, b)
-    return np.maximum(a, b)""", "own": """@kernel.func(inline=False)
+    return np.maximum(a, b)""",
+    "own": """@kernel.func(inline=False)
 def own(a, b):
-    return np.where(a > b, a * 0.5, b - 1.0)""", "scoped": """def scoped(x):
+    return np.where(a > b, a * 0.5, b - 1.0)""",
+    "scoped": """def scoped(x):
     pass
 
 
@@ -40,24 +43,109 @@ def scoped_of_sub_group(sg, x):
 
 @kernel.func(scoped, scope=WorkItem)
 def scoped_of_item(item, x):
-    return x * 2.0 + item.local_id()[0]"""}
+    return x * 2.0 + item.local_id()[0]""",
+}
 IMPORTED = ("Group", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "kernel")
 LONGEST = 1 << 16  # characters
 PYTHON = ("abs", "all", "any", "bool", "float", "int", "len", "max", "min", "range", "round", "sum")
 LANGUAGE = ("atomic_ref", "create_mapping", "group", "np")
 SCOPES = ("subgroups", "workitems")
-NUMPY = ("all", "amax", "amin", "any", "arange", "argmax", "argmin", "array", "astype", "clip", "cumsum",
-         "full", "max", "mean", "min", "ones", "prod", "sum", "transpose", "where", "zeros")
-ATTRIBUTES = ("T", "all", "any", "argmax", "argmin", "astype", "copy", "cumsum", "dot", "dtype", "empty",
-              "filled", "full", "get_group_id", "global_id", "group_id", "id", "load", "local_id", "mask",
-              "max", "mean", "min", "ndim", "ones", "prod", "reshape", "shape", "size", "std", "store",
-              "subgroup_id", "sum", "transpose", "var", "vec", "vempty", "vfull", "vload", "vones",
-              "vzeros", "work_offset", "work_shape", "zeros")
+NUMPY = (
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "arange",
+    "argmax",
+    "argmin",
+    "array",
+    "astype",
+    "clip",
+    "cumsum",
+    "full",
+    "max",
+    "mean",
+    "min",
+    "ones",
+    "prod",
+    "sum",
+    "transpose",
+    "where",
+    "zeros",
+)
+ATTRIBUTES = (
+    "T",
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "astype",
+    "copy",
+    "cumsum",
+    "dot",
+    "dtype",
+    "empty",
+    "filled",
+    "full",
+    "get_group_id",
+    "global_id",
+    "group_id",
+    "id",
+    "load",
+    "local_id",
+    "mask",
+    "max",
+    "mean",
+    "min",
+    "ndim",
+    "ones",
+    "prod",
+    "reshape",
+    "shape",
+    "size",
+    "std",
+    "store",
+    "subgroup_id",
+    "sum",
+    "transpose",
+    "var",
+    "vec",
+    "vempty",
+    "vfull",
+    "vload",
+    "vones",
+    "vzeros",
+    "work_offset",
+    "work_shape",
+    "zeros",
+)
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.For, ast.If, ast.Expr, ast.FunctionDef, ast.Return, ast.Pass)
-EXPRESSIONS = (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript,
-               ast.Slice, ast.Name, ast.Constant, ast.Tuple, ast.List, ast.IfExp, ast.Lambda)
-PARTS = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast.keyword, ast.arguments,
-         ast.arg)
+EXPRESSIONS = (
+    ast.BoolOp,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.Call,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Slice,
+    ast.Name,
+    ast.Constant,
+    ast.Tuple,
+    ast.List,
+    ast.IfExp,
+    ast.Lambda,
+)
+PARTS = (
+    ast.expr_context,
+    ast.boolop,
+    ast.operator,
+    ast.unaryop,
+    ast.cmpop,
+    ast.keyword,
+    ast.arguments,
+    ast.arg,
+)
 
 
 def check(text: str) -> None:
@@ -81,12 +169,14 @@ def check(text: str) -> None:
     own |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
     refused = {*dir(builtins), *IMPORTED, "drawn"} - {*FUNCTIONS, *PYTHON, *LANGUAGE}
     if taken := own & {*refused, *PYTHON, *LANGUAGE, *FUNCTIONS}:
-        raise ProblemError(f"'{min(taken)}' in a trial of a kernel means something else; expected a name "
-                           "of its own")
+        raise ProblemError(
+            f"'{min(taken)}' in a trial of a kernel means something else; expected a name of its own"
+        )
     for node in nodes:
         if reason := _why_not(node, refused):
-            raise ProblemError(f"{reason} in a trial of a kernel; expected statements that compute with "
-                               "its arrays")
+            raise ProblemError(
+                f"{reason} in a trial of a kernel; expected statements that compute with its arrays"
+            )
 
 
 def _why_not(node: ast.AST, refused: set[str]) -> str:
@@ -113,8 +203,12 @@ def _why_no_body(node: ast.FunctionDef) -> str:
     """Whether a function is other than the body of items or of sub-groups."""
     decorated = node.decorator_list
     scope: Any = decorated[0] if len(decorated) == 1 else None
-    if not (isinstance(scope, ast.Attribute) and scope.attr in SCOPES and isinstance(scope.value, ast.Name)
-            and scope.value.id == "group"):
+    if not (
+        isinstance(scope, ast.Attribute)
+        and scope.attr in SCOPES
+        and isinstance(scope.value, ast.Name)
+        and scope.value.id == "group"
+    ):
         return f"the function '{node.name}', no body of items or sub-groups,"
     rest = node.args.defaults, node.args.kw_defaults, node.args.vararg, node.args.kwarg, node.returns
     return f"the arguments of '{node.name}'" if any(rest) or node.name.startswith("_") else ""

@@ -20,8 +20,12 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from transconv.support import executed
 
 Array = np.ndarray[Any, Any]
-ACCUMULATED: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum,
-                                    "min": np.minimum}
+ACCUMULATED: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 REDUCED = ("sum", "prod", "max", "min", "any", "all", "mean", "argmax", "argmin")
 
 
@@ -57,8 +61,11 @@ class Elements(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None) -> Elements:
         with np.errstate(all="ignore"):
-            made = product(*inputs) if ufunc is np.matmul else Elements(
-                ufunc(*map(data_of, inputs)), active_of(inputs))
+            made = (
+                product(*inputs)
+                if ufunc is np.matmul
+                else Elements(ufunc(*map(data_of, inputs)), active_of(inputs))
+            )
         if out is None:
             return made
         target: Elements = out[0]
@@ -71,8 +78,10 @@ class Elements(NDArrayOperatorsMixin):
             return reduced(name, args[0], *args[1:], **words)
         if name == "stack":
             parts = [of(a) for a in args[0]]
-            return Elements(np.stack([p.data for p in parts], *args[1:], **words),
-                            np.stack([p.active for p in parts], *args[1:], **words))
+            return Elements(
+                np.stack([p.data for p in parts], *args[1:], **words),
+                np.stack([p.active for p in parts], *args[1:], **words),
+            )
         data = function(*map(data_of, args), **words)
         if name.endswith("_like"):
             return Elements(data)
@@ -140,8 +149,11 @@ def data_of(value: Any) -> Any:
 
 def active_of(values: Sequence[Any]) -> Array:
     """Where all operands are active."""
-    parts = (v.active if isinstance(v, Elements) else np.ones(np.shape(v), bool) for v in values
-             if v is not None)
+    parts = (
+        v.active if isinstance(v, Elements) else np.ones(np.shape(v), bool)
+        for v in values
+        if v is not None
+    )
     return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*parts)))
 
 
@@ -218,8 +230,16 @@ def answered(trial: DrawnProgram, arrays: dict[str, Array]) -> None:
     """Store to the arrays of a trial what its statements say. Where they say the same of all groups, all
     of the work is one."""
     run = _FunctionRun(trial)
-    names = executed(trial.body(), {"np": np, "kernel": run, "atomic_ref": _AtomicRef,
-                                    "create_mapping": lambda function: function, **{s: s for s in SCOPES}})
+    names = executed(
+        trial.body(),
+        {
+            "np": np,
+            "kernel": run,
+            "atomic_ref": _AtomicRef,
+            "create_mapping": lambda function: function,
+            **{s: s for s in SCOPES},
+        },
+    )
     names["scoped"] = run.scoped
     sources = [_Source(a, a) for a in arrays.values()]
     shape = trial.work if trial.whole else trial.group
@@ -252,6 +272,7 @@ class _FunctionRun:
 
     def each(self, scope: str, items: Callable[[], Iterator[Any]]) -> Callable[[Any], Any]:
         """The decorator of a function of items, which runs it for each."""
+
         def decorated(function: Any) -> Any:
             def called() -> None:
                 around = self.scope, self.here
@@ -259,20 +280,24 @@ class _FunctionRun:
                     self.scope, self.here = scope, item
                     function(item)
                 self.scope, self.here = around
+
             return called
+
         return decorated
 
 
 class _Group:
     """A group: where it is, loads, stores and new tiles."""
 
-    def __init__(self, run: _FunctionRun, trial: DrawnProgram, ids: tuple[int, ...],
-                 shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, run: _FunctionRun, trial: DrawnProgram, ids: tuple[int, ...], shape: tuple[int, ...]
+    ) -> None:
         self.ids, self.shape, self.work_shape = ids, shape, trial.work
         self.workitems = run.each("WorkItem", lambda: (_Item(self, p) for p in np.ndindex(*shape)))
         size = trial.sub or 32
-        self.subgroups = run.each("SubGroup", lambda: (
-            _SubGroup(n, size) for n in range(-(-prod(shape) // size))))
+        self.subgroups = run.each(
+            "SubGroup", lambda: (_SubGroup(n, size) for n in range(-(-prod(shape) // size)))
+        )
 
     def id(self) -> tuple[int, ...]:
         return self.ids
@@ -299,8 +324,9 @@ class _Group:
         """Write active elements to a part of an array."""
         part = tuple(slice(0, n) for n in np.minimum(value.shape, view.shape))
         if view.there:
-            view.data[part] = np.where(value.active[part], value.data[part].astype(view.dtype),
-                                       view.data[part])
+            view.data[part] = np.where(
+                value.active[part], value.data[part].astype(view.dtype), view.data[part]
+            )
 
     def full(self, shape: Any = (), dtype: Any = np.float32, fill_value: Any = 0) -> Elements:
         """A tile of one number."""
@@ -337,8 +363,9 @@ class _Source(Elements):
     """An array of the call, or a part of it, which shares its memory. ``origin`` and ``items``: what was
     sliced, and how; ``there``: whether all numbers among its indices exist."""
 
-    def __init__(self, data: Array, origin: Array, items: tuple[Any, ...] = (),
-                 there: bool = True) -> None:
+    def __init__(
+        self, data: Array, origin: Array, items: tuple[Any, ...] = (), there: bool = True
+    ) -> None:
         self.data, self.origin, self.items, self.there = data, origin, items, there
         self.active = np.full(data.shape, there)
 
@@ -350,9 +377,16 @@ class _Source(Elements):
         held = tuple(i if not isinstance(i, int) or there else slice(0, 0) for i in items)
         if len(items) == self.ndim and all(isinstance(i, int) for i in items):
             return Elements(self.data[items]) if there else Elements(self.dtype.type(0), False)
-        return _Source(self.data[held] if there else self.data[held].sum(axis=tuple(
-            a for a, i in enumerate(items) if isinstance(i, int))).astype(self.dtype),
-                       self.data, items, self.there and there)
+        return _Source(
+            self.data[held]
+            if there
+            else self.data[held]
+            .sum(axis=tuple(a for a, i in enumerate(items) if isinstance(i, int)))
+            .astype(self.dtype),
+            self.data,
+            items,
+            self.there and there,
+        )
 
     def __setitem__(self, items: Any, value: Any) -> None:
         items = plain(items)

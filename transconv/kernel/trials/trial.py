@@ -35,8 +35,15 @@ from transconv.verify.fuzz.trial import Trial, TrialRun, less
 
 END = ";;"
 CANARY = -77
-TYPES = {"f32": "float32", "f16": "float16", "i32": "int32", "i8": "int8", "u8": "uint8", "i64": "int64",
-         "bool": "bool_"}
+TYPES = {
+    "f32": "float32",
+    "f16": "float16",
+    "i32": "int32",
+    "i8": "int8",
+    "u8": "uint8",
+    "i64": "int64",
+    "bool": "bool_",
+}
 ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)(~?)", re.ASCII)
 NUMBERS = re.compile(r"\d{1,18}(,\d{1,18})*", re.ASCII)
 MOST = 1 << 24  # elements of an array
@@ -68,9 +75,11 @@ class Drawn:
             return f"(draw.integers(-32, 33, {self.shape}) / 8).astype({kind})"
         if self.full:  # its ends are likely
             least, most = f"np.iinfo({kind}).min", f"np.iinfo({kind}).max"
-            return (f"np.where(draw.integers(0, 4, {self.shape}) > 0, "
-                    f"draw.integers({least}, {most}, {self.shape}, {kind}, True), "
-                    f"draw.choice(np.array([{least}, {most}, 0, 1], {kind}), {self.shape}))")
+            return (
+                f"np.where(draw.integers(0, 4, {self.shape}) > 0, "
+                f"draw.integers({least}, {most}, {self.shape}, {kind}, True), "
+                f"draw.choice(np.array([{least}, {most}, 0, 1], {kind}), {self.shape}))"
+            )
         low = 0 if self.dtype in ("u8", "bool") else -9
         return f"draw.integers({low}, {2 if self.dtype == 'bool' else 10}, {self.shape}).astype({kind})"
 
@@ -90,9 +99,13 @@ class KernelTrial(Trial):
     refusals = ()
 
     def __str__(self) -> str:
-        head = [f"work={','.join(map(str, self.work))}", f"group={','.join(map(str, self.group))}",
-                f"seed={self.seed}", *([f"sub={self.sub}"] if self.sub else []),
-                *(f"{n}={a}" for n, a in self.arrays)]
+        head = [
+            f"work={','.join(map(str, self.work))}",
+            f"group={','.join(map(str, self.group))}",
+            f"seed={self.seed}",
+            *([f"sub={self.sub}"] if self.sub else []),
+            *(f"{n}={a}" for n, a in self.arrays),
+        ]
         return f" {END} ".join(["kernel " + " ".join(head), *self.lines])
 
     @staticmethod
@@ -108,19 +121,31 @@ class KernelTrial(Trial):
             if name in ("work", "group", "seed", "sub") and NUMBERS.fullmatch(value):
                 said[name] = _numbers(value)
             elif found := ARRAY.fullmatch(part):
-                arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]),
-                                               bool(found[5]))))
+                arrays.append(
+                    (found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]), bool(found[5])))
+                )
             else:
-                raise ProblemError(f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or "
-                                   "an array such as X=f32[4,6]")
+                raise ProblemError(
+                    f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or "
+                    "an array such as X=f32[4,6]"
+                )
         if word != "kernel" or {*said, "sub"} != {"work", "group", "seed", "sub"} or not lines:
-            raise ProblemError(f"the trial '{line[:80]}'; expected kernel work= group= seed=, arrays, and "
-                               f"statements behind {END}")
-        made = KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines),
-                           said.get("sub", (0,))[0])
+            raise ProblemError(
+                f"the trial '{line[:80]}'; expected kernel work= group= seed=, arrays, and "
+                f"statements behind {END}"
+            )
+        made = KernelTrial(
+            said["work"],
+            said["group"],
+            said["seed"][0],
+            tuple(arrays),
+            tuple(lines),
+            said.get("sub", (0,))[0],
+        )
         if len(dict(arrays)) < len(arrays) or any(prod(a.shape) > MOST for _, a in arrays):
-            raise ProblemError(f"the arrays of '{line[:80]}'; expected each once, of at most {MOST} "
-                               "elements")
+            raise ProblemError(
+                f"the arrays of '{line[:80]}'; expected each once, of at most {MOST} elements"
+            )
         check(made.function())
         return made
 
@@ -148,16 +173,26 @@ class KernelTrial(Trial):
     def facts(self) -> dict[str, str]:
         whole = "\n".join(self.lines)
         scopes = ("work-items", "workitems"), ("sub-groups", "subgroups"), ("group", "")
-        said = {"scope": next(name for name, word in scopes if word in whole),
-                "groups": f"{len(self.group)}D",
-                "ragged": "yes" if self.ragged else "no", "whole": "yes" if self.whole else "no",
-                "empty": "yes" if any(0 in a.shape for _, a in self.arrays) else "no",
-                "dtype": ":".join(sorted({a.dtype for _, a in self.arrays}))}
-        for name, words in (("loops", ("for ",)), ("branches", ("if ",)), ("products", (" @ ",)),
-                            ("gathers", ("X[v", "X[abs", "Z[v")), ("writes", ("] = ", "out=")),
-                            ("masks", (".mask",)), ("atomics", ("atomic_ref",)),
-                            ("mappings", ("mapping=",)), ("functions", tuple(f"{n}(" for n in FUNCTIONS)),
-                            ("reductions", ("axis=", ".sum()", ".max()"))):
+        said = {
+            "scope": next(name for name, word in scopes if word in whole),
+            "groups": f"{len(self.group)}D",
+            "ragged": "yes" if self.ragged else "no",
+            "whole": "yes" if self.whole else "no",
+            "empty": "yes" if any(0 in a.shape for _, a in self.arrays) else "no",
+            "dtype": ":".join(sorted({a.dtype for _, a in self.arrays})),
+        }
+        for name, words in (
+            ("loops", ("for ",)),
+            ("branches", ("if ",)),
+            ("products", (" @ ",)),
+            ("gathers", ("X[v", "X[abs", "Z[v")),
+            ("writes", ("] = ", "out=")),
+            ("masks", (".mask",)),
+            ("atomics", ("atomic_ref",)),
+            ("mappings", ("mapping=",)),
+            ("functions", tuple(f"{n}(" for n in FUNCTIONS)),
+            ("reductions", ("axis=", ".sum()", ".max()")),
+        ):
             said[name] = "yes" if any(w in whole for w in words) else "no"
         return said
 
@@ -195,17 +230,24 @@ class KernelTrial(Trial):
         names = [n for n, _ in self.arrays]
         stored = [n for n, a in self.arrays if a.stored]
         given = ", ".join(f"{n}_0" if n in stored else n for n in names)
-        lines = ["from transconv.kernel.trials.trial import KernelTrial",
-                 "from transconv.kernel.trials.numpy_answer import answered",
-                 self.kernel(), *self.making(),
-                 *(f"{n}_0 = {n}.copy()" for n in stored),
-                 f"group = Group({self.work}, {self.group}, {self.sub or None})",
-                 f"drawn.simulate(group, {given})",
-                 f"drawn(group, {', '.join(names)})  # TRITON_INTERPRET=1, or arrays on a GPU",
-                 f"trial = KernelTrial.parse({str(self)!r})", "said = trial.made()",
-                 "answered(trial, said)",
-                 *(f"print(np.argwhere(~np.isclose({m}, said[{n!r}], 2e-4, 2e-4, True)))"
-                   for n in stored for m in (f"{n}_0", n))]
+        lines = [
+            "from transconv.kernel.trials.trial import KernelTrial",
+            "from transconv.kernel.trials.numpy_answer import answered",
+            self.kernel(),
+            *self.making(),
+            *(f"{n}_0 = {n}.copy()" for n in stored),
+            f"group = Group({self.work}, {self.group}, {self.sub or None})",
+            f"drawn.simulate(group, {given})",
+            f"drawn(group, {', '.join(names)})  # TRITON_INTERPRET=1, or arrays on a GPU",
+            f"trial = KernelTrial.parse({str(self)!r})",
+            "said = trial.made()",
+            "answered(trial, said)",
+            *(
+                f"print(np.argwhere(~np.isclose({m}, said[{n!r}], 2e-4, 2e-4, True)))"
+                for n in stored
+                for m in (f"{n}_0", n)
+            ),
+        ]
         return "\n".join(lines) + "\n"
 
     def made(self) -> dict[str, Any]:
@@ -235,8 +277,9 @@ def difference(trial: KernelTrial, run: TrialRun, folder: Path) -> str:
     return ""
 
 
-def _elsewhere(trial: KernelTrial, function: KernelFunction, group: Group,
-               run: TrialRun) -> Iterator[tuple[str, dict[str, Any]]]:
+def _elsewhere(
+    trial: KernelTrial, function: KernelFunction, group: Group, run: TrialRun
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """The arrays after other engines, the simulator first."""
     started, row = time.perf_counter(), run.row
     given = trial.made()
@@ -263,8 +306,10 @@ def _elsewhere(trial: KernelTrial, function: KernelFunction, group: Group,
     if device == "cuda":
         torch.cuda.synchronize()
         row["compile_s"] = round(time.perf_counter() - started, 4)
-    yield "on the GPU" if device == "cuda" else "in Triton's interpreter", {
-        n: t.cpu().numpy() for n, t in tensors.items()}
+    yield (
+        "on the GPU" if device == "cuda" else "in Triton's interpreter",
+        {n: t.cpu().numpy() for n, t in tensors.items()},
+    )
 
 
 def _apart(name: str, want: Any, got: Any, stored: bool) -> str:
@@ -276,8 +321,9 @@ def _apart(name: str, want: Any, got: Any, stored: bool) -> str:
     if same.all():
         return ""
     at = tuple(int(n) for n in np.argwhere(~same)[0])
-    return (f"{name}{list(at)} is {got[at]}, in NumPy {want[at]}; {int((~same).sum())} of "
-            f"{same.size} differ")
+    return (
+        f"{name}{list(at)} is {got[at]}, in NumPy {want[at]}; {int((~same).sum())} of {same.size} differ"
+    )
 
 
 def _written(trial: KernelTrial, arrays: dict[str, Any]) -> float:
@@ -326,11 +372,11 @@ def _ways(trial: KernelTrial) -> Iterator[KernelTrial]:
     for at in range(len(trial.work)):
         for sizes, field in ((trial.work, "work"), (trial.group, "group")):
             for n in less(sizes[at]):
-                changed = (*sizes[:at], n, *sizes[at + 1:])
+                changed = (*sizes[:at], n, *sizes[at + 1 :])
                 yield (replace(trial, work=changed) if field == "work" else replace(trial, group=changed))
     for at, (name, array) in enumerate(trial.arrays):
         for other in _smaller(array):
-            yield replace(trial, arrays=(*trial.arrays[:at], (name, other), *trial.arrays[at + 1:]))
+            yield replace(trial, arrays=(*trial.arrays[:at], (name, other), *trial.arrays[at + 1 :]))
 
 
 def _smaller(array: Drawn) -> Iterator[Drawn]:
@@ -339,7 +385,7 @@ def _smaller(array: Drawn) -> Iterator[Drawn]:
         yield replace(array, dtype=plain)
     for at, size in enumerate(array.shape):
         for n in less(size):
-            yield replace(array, shape=(*array.shape[:at], n, *array.shape[at + 1:]))
+            yield replace(array, shape=(*array.shape[:at], n, *array.shape[at + 1 :]))
 
 
 def _deep(line: str) -> int:
@@ -360,7 +406,7 @@ def _fewer(lines: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         end = _behind(lines, at)
         yield lines[:at] + lines[end:]
         if end < len(lines) and lines[end].lstrip("> ").startswith("else"):
-            yield lines[:at] + lines[_behind(lines, end):]
+            yield lines[:at] + lines[_behind(lines, end) :]
 
 
 def _unwrapped(lines: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -368,8 +414,11 @@ def _unwrapped(lines: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for at, line in enumerate(lines):
         if line.endswith(":") and not line.lstrip("> ").startswith(("def ", "else", "for ")):
             end = _behind(lines, at)
-            yield lines[:at] + tuple(x[1:].lstrip() if _deep(x) == 1 else x[1:]
-                                     for x in lines[at + 1:end]) + lines[end:]
+            yield (
+                lines[:at]
+                + tuple(x[1:].lstrip() if _deep(x) == 1 else x[1:] for x in lines[at + 1 : end])
+                + lines[end:]
+            )
 
 
 def _values(lines: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -384,11 +433,14 @@ def _values(lines: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         parts = [*VALUE.findall(value), *known[:3], *re.findall(r"\(([^()]+)\)", value)]
         for other in dict.fromkeys(parts):
             if other not in (value, target) and len(other) < len(value) and VALUE.search(other):
-                yield (*lines[:at], f"{lead}{target} = {other}", *lines[at + 1:])
+                yield (*lines[:at], f"{lead}{target} = {other}", *lines[at + 1 :])
         for old in dict.fromkeys(VALUE.findall(value)):
             if known and old not in (known[0], target):
-                yield (*lines[:at], f"{lead}{target} = " + re.sub(rf"\b{old}\b", known[0], value),
-                       *lines[at + 1:])
+                yield (
+                    *lines[:at],
+                    f"{lead}{target} = " + re.sub(rf"\b{old}\b", known[0], value),
+                    *lines[at + 1 :],
+                )
 
 
 def _defined(lines: tuple[str, ...]) -> bool:

@@ -74,8 +74,9 @@ def _positions(kernel: ir.Kernel) -> dict[ir.Var, tuple[ir.Expr, ir.Expr]]:
     return found
 
 
-def _piled(view: ir.View, schedule: Schedule, compute: Compute,
-           positions: dict[ir.Var, tuple[ir.Expr, ir.Expr]]) -> dict[ir.Var, tuple[ir.Expr, ir.Expr]]:
+def _piled(
+    view: ir.View, schedule: Schedule, compute: Compute, positions: dict[ir.Var, tuple[ir.Expr, ir.Expr]]
+) -> dict[ir.Var, tuple[ir.Expr, ir.Expr]]:
     """The same for axes whose block is several boxes (a pile): the begin of the lane's box, and the
     position in that box."""
     found = {}
@@ -88,8 +89,9 @@ def _piled(view: ir.View, schedule: Schedule, compute: Compute,
 
 
 class _Boxes(ir.Mutator):
-    def __init__(self, found: dict[ir.Tensor, Box],
-                 positions: dict[ir.Var, tuple[ir.Expr, ir.Expr]]) -> None:
+    def __init__(
+        self, found: dict[ir.Tensor, Box], positions: dict[ir.Var, tuple[ir.Expr, ir.Expr]]
+    ) -> None:
         self.found, self.positions = found, positions
 
     def place(self, box: Box) -> tuple[tuple[ir.Expr, ...], tuple[ir.Expr, ...]]:
@@ -119,8 +121,9 @@ def widen(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kernel:
     ``late`` and ``regs``)."""
     if not (schedule.late or schedule.regs):
         return kernel
-    summed = {r for r in compute.operands
-              if compute.factors or compute.names.rooted[r.var] & {*compute.reduced}}
+    summed = {
+        r for r in compute.operands if compute.factors or compute.names.rooted[r.var] & {*compute.reduced}
+    }
     return _Widen({r.view.tensor for r in summed}).rebuilt(kernel)
 
 

@@ -38,12 +38,23 @@ def gridwise(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kern
     over the steps."""
     kernel = tile_statistics.leave_partials(kernel, schedule, compute)
     nest = parts(kernel)
-    sizes = {x.var: x.stop if x.until is None else x.until
-             for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
+    sizes = {
+        x.var: x.stop if x.until is None else x.until
+        for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))
+    }
     facts = facts_of(kernel.sizes)
     kinds = {v: compute.kind(v.name) for v in sizes}
-    sides = {kind: side_of(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule,
-                           compute.factors is not None, facts) for kind in "BMNK"}
+    sides = {
+        kind: side_of(
+            kind,
+            [v for v in sizes if kinds[v] == kind],
+            sizes,
+            schedule,
+            compute.factors is not None,
+            facts,
+        )
+        for kind in "BMNK"
+    }
     pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
     written = {ir.Var(a) for a in schedule.regs.split(".")} & {v for v in tails if kinds[v] != "K"}
@@ -58,8 +69,9 @@ def gridwise(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kern
     for side in reversed(outer):
         whole = side.wrap(whole)
     # A persistent program computes several tiles; parts of a split sum count as tiles.
-    several = schedule.programs and (isinstance(grid, ir.Expr)
-                                     or schedule.programs < grid * schedule.split_k)
+    several = schedule.programs and (
+        isinstance(grid, ir.Expr) or schedule.programs < grid * schedule.split_k
+    )
     dealt = (ahead(schedule, compute), schedule.programs) if several else (0, 0)
     required = countable(kernel.sizes, grid, facts)
     body = counted(ir.For(pid, 0, ir.seq(*grid_lets, whole), "grid", *dealt), grid, facts_of(required))
@@ -82,8 +94,9 @@ def _sweep(sweep: SweepLoops, side: Side, guard: Guard, schedule: Schedule, turn
 def _renamed(loop: ir.Stmt, number: int, taken: VariableNames) -> ir.Stmt:
     """A sweep renamed so that it shares no names with other sweeps, except for the lanes."""
     bound = sorted({STEP, *(x.var for x in ir.find(loop, ir.Let))}, key=lambda v: v.name)
-    names: dict[ir.Var, ir.Expr] = {v: ir.Var(taken.fresh(v.name, f"_{number + 1}"), v.type)
-                                    for v in bound}
+    names: dict[ir.Var, ir.Expr] = {
+        v: ir.Var(taken.fresh(v.name, f"_{number + 1}"), v.type) for v in bound
+    }
     return ir.substitute(loop, names)
 
 
@@ -117,8 +130,12 @@ def _unpack_grid(sides: dict[str, Side], schedule: Schedule) -> tuple[ir.Var, li
         lets.append(ir.Let(size, ir.minimum(rows - whole * group, group)))
         if isinstance(rows, ir.Expr):  # for numbers the simplifier proves it
             lets.append(ir.FuncCall(ir.ASSUME, (size > 0,)))
-        lets += [ir.Let(m, whole * group + rest % size), ir.Let(n, rest // size),
-                 ir.FuncCall(ir.ASSUME, (m < rows,)), ir.FuncCall(ir.ASSUME, (n < columns,))]
+        lets += [
+            ir.Let(m, whole * group + rest % size),
+            ir.Let(n, rest // size),
+            ir.FuncCall(ir.ASSUME, (m < rows,)),
+            ir.FuncCall(ir.ASSUME, (n < columns,)),
+        ]
     lets += unpack(m, sides["M"].counts) + unpack(n, sides["N"].counts)
     return pid, lets, grid
 
@@ -163,8 +180,14 @@ class Side:
         return ir.For(lane, extent, body, "tile", side=self.kind)
 
 
-def side_of(kind: str, axes: list[ir.Var], sizes: dict[ir.Var, Extent], schedule: Schedule,
-            product: bool, facts: Facts) -> Side:
+def side_of(
+    kind: str,
+    axes: list[ir.Var],
+    sizes: dict[ir.Var, Extent],
+    schedule: Schedule,
+    product: bool,
+    facts: Facts,
+) -> Side:
     """The tiling of ``axes``, all of one kind. With ``product`` each side of a tile is one dimension, as
     in a dot. Otherwise each block is a dimension: a copy may load along one and store along another."""
     taken = {v.name for v in sizes}
@@ -206,8 +229,9 @@ def _within(side: Side, block: Block, below: int) -> ir.Expr:
     return within
 
 
-def _tile(side: Side, block: Block, axes: list[ir.Var], within: ir.Expr,
-          sizes: dict[ir.Var, Extent]) -> None:
+def _tile(
+    side: Side, block: Block, axes: list[ir.Var], within: ir.Expr, sizes: dict[ir.Var, Extent]
+) -> None:
     """Add the let position = index*extent + within and, if the block fuses several axes, one per axis."""
     whole = block.extent == side.extent and within is side.lane
     index = ir.Var(f"{side.lane.name if whole else axes[0].name}_blk")
@@ -235,8 +259,7 @@ class Guard(ir.ExprMutator):
         self.lets = nest.lets
         self.summed = {x.var for s in nest.sweeps for x in s.loops}
 
-    def guarded(self, offset: ir.Expr, mask: ir.Expr,
-                inside: frozenset[ir.Var] = frozenset()) -> ir.Expr:
+    def guarded(self, offset: ir.Expr, mask: ir.Expr, inside: frozenset[ir.Var] = frozenset()) -> ir.Expr:
         roots = roots_of(offset, self.lets) - inside
         needed = [m for v, m in self.tails.items() if v in roots]
         return ir.all_of([p for m in needed for p in ir.conjuncts(m)] + ir.conjuncts(mask))
@@ -287,15 +310,20 @@ class Guard(ir.ExprMutator):
         are loaded as 0; in other reductions the neutral element replaces their terms."""
         match at.value:
             case ir.Add(old, term) | ir.Mul(old, term) | ir.Max(old, term) | ir.Min(old, term) if (
-                    old is at.var):
+                old is at.var
+            ):
                 op = type(at.value)
                 reducer = ir.REDUCERS[ir.reducer_of(op)]
-                lacking = [m for v, m in self.tails.items() if v in self.summed
-                           and not vanishes(term, v, reducer.neutral, self.lets)]
+                lacking = [
+                    m
+                    for v, m in self.tails.items()
+                    if v in self.summed and not vanishes(term, v, reducer.neutral, self.lets)
+                ]
                 if lacking:
                     nothing = reducer.identity(term.dtype)
-                    kept = ir.Select(ir.all_of([p for m in lacking for p in ir.conjuncts(m)]), term,
-                                     nothing)
+                    kept = ir.Select(
+                        ir.all_of([p for m in lacking for p in ir.conjuncts(m)]), term, nothing
+                    )
                     return ir.Update(at.var, op(old, kept))
         return at
 
@@ -318,8 +346,10 @@ def vanishes(term: ir.Expr, axis: ir.Var, nothing: float, lets: Lets) -> bool:
     """Whether a term equals ``nothing``, the neutral element, beyond the end of an axis, because it is
     loaded with that fill; in a sum, also if a factor of it is, and the others are finite."""
     if isinstance(term, ir.Mul) and nothing == 0:
-        return any(vanishes(x, axis, nothing, lets) and is_finite(y, axis, lets)
-                   for x, y in ((term.a, term.b), (term.b, term.a)))
+        return any(
+            vanishes(x, axis, nothing, lets) and is_finite(y, axis, lets)
+            for x, y in ((term.a, term.b), (term.b, term.a))
+        )
     value = term.x if isinstance(term, ir.Cast) else term
     load = lets.get(value) if isinstance(value, ir.Var) else None
     if isinstance(load, ir.Select):  # between two loads

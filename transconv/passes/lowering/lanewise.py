@@ -58,8 +58,11 @@ SWAPPED = {"B": 0, "N": 1, "K": 2, "M": 3}
 def lanewise(kernel: ir.Kernel, schedule: Schedule, precision: str) -> ir.Kernel:
     """Turn tile loops into lanes. ``precision``: that of products of f32 on the matrix unit."""
     order = SWAPPED if schedule.swap else AXIS
-    lanes = {n.var: ir.Lane(n.var.name, n.stop, order[n.side], n.side)
-             for n in ir.walk(kernel) if isinstance(n, ir.For) and n.kind == "tile"}
+    lanes = {
+        n.var: ir.Lane(n.var.name, n.stop, order[n.side], n.side)
+        for n in ir.walk(kernel)
+        if isinstance(n, ir.For) and n.kind == "tile"
+    }
     return _Vectorise(lanes, schedule, precision).rebuilt(kernel)
 
 
@@ -113,8 +116,13 @@ class _Vectorise(ir.Mutator):
         made: list[ir.Stmt | None] = []
         for s in at.stmts:
             made.append(self.mutate(s))
-            made += [self.added(u) for x in at.stmts if isinstance(x, ir.Alloc) and self.late
-                     for u in ir.find(s, ir.Update) if u.var is x.var]
+            made += [
+                self.added(u)
+                for x in at.stmts
+                if isinstance(x, ir.Alloc) and self.late
+                for u in ir.find(s, ir.Update)
+                if u.var is x.var
+            ]
         return ir.seq(*made)
 
     def mutate_Alloc(self, alloc: ir.Alloc) -> ir.Stmt:
@@ -137,20 +145,27 @@ class _Vectorise(ir.Mutator):
         here = {*self.around, *ir.lanes_of(value, self.scope)}
         summed = sorted((x for x in here if x not in own), key=lambda x: (x.axis, x.name))
         match value:
-            case ir.Add(old, ir.Mul((ir.Cast(ir.Var() as a) | (ir.Var() as a)),
-                                    (ir.Cast(ir.Var() as b) | (ir.Var() as b)))) if (
-                    old is at.var and self.schedule.unit == "mma"):
+            case ir.Add(
+                old,
+                ir.Mul(
+                    (ir.Cast(ir.Var() as a) | (ir.Var() as a)), (ir.Cast(ir.Var() as b) | (ir.Var() as b))
+                ),
+            ) if old is at.var and self.schedule.unit == "mma":
                 # An expanded operand's address may lack a lane. A lane that only the result has is given
                 # to the operand without a lane of its own.
                 alone = [x for x in own if x not in self.scope[a] and x not in self.scope[b]]
                 near = {v: self.near[v] for v in (a, b) if v in self.near}
-                left, right = sorted((ir.Spread(near.get(v, v), self.side(v, own, alone))
-                                      for v in (a, b)),
-                                     key=lambda s: s.lanes[0].axis)
-                return ir.seq(*(ir.Let(n, ir.Cast(v, n.type)) for v, n in near.items()),
-                              ir.FuncCall(ir.dot(self.precision), (at.var, left, right)))
+                left, right = sorted(
+                    (ir.Spread(near.get(v, v), self.side(v, own, alone)) for v in (a, b)),
+                    key=lambda s: s.lanes[0].axis,
+                )
+                return ir.seq(
+                    *(ir.Let(n, ir.Cast(v, n.type)) for v, n in near.items()),
+                    ir.FuncCall(ir.dot(self.precision), (at.var, left, right)),
+                )
             case ir.Add(old, term) | ir.Mul(old, term) | ir.Max(old, term) | ir.Min(old, term) if (
-                    old is at.var):
+                old is at.var
+            ):
                 op = type(value)
                 for lane in summed:
                     term = ir.Reduce(ir.reducer_of(op), term, lane)
@@ -208,8 +223,7 @@ class _Upright(ir.Mutator):
         dimension and Triton sees no neighbours in either."""
         offset, value = left
         lanes = ir.lanes_of(offset, self.lanes)
-        if len(lanes) != 2 or lanes != ir.lanes_of(value,
-                                                   self.lanes) or min(x.extent for x in lanes) == 1:
+        if len(lanes) != 2 or lanes != ir.lanes_of(value, self.lanes) or min(x.extent for x in lanes) == 1:
             return ()
         steps = steps_of(offset, self.values)
         along = steps.get(lanes[1], inf) < steps.get(lanes[0], inf)
@@ -218,8 +232,10 @@ class _Upright(ir.Mutator):
     def turned(self, behind: Sequence[ir.Stmt], first: ir.Lane, second: ir.Lane) -> Sequence[ir.Stmt]:
         """The statements with two dimensions of their tiles exchanged. Sums that they read are turned
         before them."""
-        other = {x: replace(x, axis=y.axis, name=self.names.fresh(f"{x.name}_turned"))
-                 for x, y in ((first, second), (second, first))}
+        other = {
+            x: replace(x, axis=y.axis, name=self.names.fresh(f"{x.name}_turned"))
+            for x, y in ((first, second), (second, first))
+        }
         own = {v for s in behind for v in ir.bound_vars(s)}
         read = dict.fromkeys(v for s in behind for v in ir.find(s, ir.Var) if v not in own)
         values: dict[ir.Node, ir.Expr] = dict(other.items())
@@ -258,8 +274,9 @@ class _Exchange(ir.ExprMutator):
 
 def _grows(s: ir.Stmt) -> bool:
     """Whether a sum grows in it."""
-    return bool(ir.find(s, ir.Update)) or any(isinstance(a, ir.Var) for f in ir.find(s, ir.FuncCall)
-                                              for a in f.args[:1])
+    return bool(ir.find(s, ir.Update)) or any(
+        isinstance(a, ir.Var) for f in ir.find(s, ir.FuncCall) for a in f.args[:1]
+    )
 
 
 def _left(stmts: Sequence[ir.Stmt]) -> Iterator[tuple[ir.Expr, ir.Expr]]:
@@ -286,6 +303,7 @@ class LaneRun(NamedTuple):
 
 def run_of(e: ir.Expr, lane: ir.Lane, values: Values) -> LaneRun:
     """The runs of an expression along a lane."""
+
     def of(x: ir.Expr) -> LaneRun:
         return run_of(x, lane, values)
 

@@ -50,8 +50,9 @@ def together(kernels: Sequence[ir.Kernel]) -> ir.Kernel | None:
     assert isinstance(grid, ir.For)
     roles = [ir.find(k, ir.Roles)[0].roles for k in kernels]
     joined = [_joined(same, grid, number) for number, same in enumerate(zip(*roles, strict=True))]
-    body = ir.seq(*(s for s in ir.statements(grid.body) if not isinstance(s, ir.Roles)),
-                  ir.Roles(tuple(joined)))
+    body = ir.seq(
+        *(s for s in ir.statements(grid.body) if not isinstance(s, ir.Roles)), ir.Roles(tuple(joined))
+    )
     notes = tuple(dict.fromkeys(n for k in kernels for n in k.notes))
     whole = replace(grid, body=body, until=None)  # each phase begins at another program
     return ir.Kernel(first.name, first.params, whole, notes, _required(kernels))
@@ -63,8 +64,9 @@ def _required(kernels: Sequence[ir.Kernel]) -> ir.Sizes | None:
     if not isinstance(first, ir.Sizes):
         return None
     kind = "dealt" if ir.find(kernels[0], ir.Roles) else "grid"  # around dealt tiles is a grid of programs
-    loops = [next(x for x in ir.find(k, ir.For) if x.kind == kind and x.until is not None)
-             for k in kernels]
+    loops = [
+        next(x for x in ir.find(k, ir.For) if x.kind == kind and x.until is not None) for k in kernels
+    ]
     tiles = simplify(ir.sum_of([ir.as_expr(_end(x)) for x in loops]))
     where = [c for k in kernels if isinstance(k.sizes, ir.Sizes) for c in k.sizes.where]
     counted = tiles <= ir.LARGEST_SIZE - 2 * loops[0].programs
@@ -73,8 +75,13 @@ def _required(kernels: Sequence[ir.Kernel]) -> ir.Sizes | None:
 
 def _is_tile(k: ir.Kernel) -> bool:
     """Whether each program of a kernel has one tile, and the kernel no memory or roles of its own."""
-    return (isinstance(k.body, ir.For) and k.body.kind == "grid" and not k.body.programs
-            and not ir.find(k, ir.Roles) and not ir.find(k, ir.Shared))
+    return (
+        isinstance(k.body, ir.For)
+        and k.body.kind == "grid"
+        and not k.body.programs
+        and not ir.find(k, ir.Roles)
+        and not ir.find(k, ir.Shared)
+    )
 
 
 def _same_call(a: ir.Kernel, b: ir.Kernel) -> bool:
@@ -103,8 +110,12 @@ def _one_grid(first: ir.Kernel, kernels: Sequence[ir.Kernel]) -> ir.Kernel:
         body.append(ir.If(ir.all_of(here), ir.substitute(grid.body, {grid.var: tile})))
         given = simplify(ir.as_expr(_end(grid)) + given)
     stop = sum(g.stop for g in grids)
-    whole = replace(grids[0], stop=stop, body=ir.seq(*body),
-                    until=None if grids[0].until is None else ir.as_expr(given))
+    whole = replace(
+        grids[0],
+        stop=stop,
+        body=ir.seq(*body),
+        until=None if grids[0].until is None else ir.as_expr(given),
+    )
     notes = tuple(dict.fromkeys(n for k in kernels for n in k.notes))
     return ir.Kernel(first.name, first.params, whole, notes, _required(kernels))
 
@@ -115,8 +126,12 @@ def _alike(a: ir.Kernel, b: ir.Kernel) -> bool:
         return False
     assert isinstance(a.body, ir.For) and isinstance(b.body, ir.For)
     shapes = [[(r.name, r.warps, r.registers) for r in ir.find(k, ir.Role)] for k in (a, b)]
-    return (_same_call(a, b) and a.body.stop == b.body.stop
-            and shapes[0] == shapes[1] and ir.find(a, ir.Shared) == ir.find(b, ir.Shared))
+    return (
+        _same_call(a, b)
+        and a.body.stop == b.body.stop
+        and shapes[0] == shapes[1]
+        and ir.find(a, ir.Shared) == ir.find(b, ir.Shared)
+    )
 
 
 def _dealt(k: ir.Kernel) -> bool:
@@ -125,8 +140,11 @@ def _dealt(k: ir.Kernel) -> bool:
         parts = ir.statements(role.body)
         loops = [s for s in parts if isinstance(s, ir.For)]
         rest = [s for s in parts if not isinstance(s, ir.For)]
-        if len(loops) != 1 or loops[0].kind != "dealt" or not all(
-                isinstance(s, (ir.Alloc, ir.FuncCall)) for s in rest):
+        if (
+            len(loops) != 1
+            or loops[0].kind != "dealt"
+            or not all(isinstance(s, (ir.Alloc, ir.FuncCall)) for s in rest)
+        ):
             return False
     return True
 
@@ -186,8 +204,7 @@ class _Done:
     def continued(self, loop: ir.For, start: ir.Expr, programs: int, consumer: int) -> ir.For:
         """A consumer's tiles of the next phase, and the steps that were fetched before each."""
         ahead = (self.tiles + consumer) % 2  # how many tiles the other consumer has first
-        return _Later(self.steps).rebuilt(
-            replace(loop, start=start + ahead * programs))
+        return _Later(self.steps).rebuilt(replace(loop, start=start + ahead * programs))
 
 
 class _Later(ir.Mutator):

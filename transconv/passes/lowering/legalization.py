@@ -108,8 +108,12 @@ class _Spelled(ir.ExprMutator):
     def mutate_Mod(self, at: ir.Mod) -> ir.Expr:
         return self.division(at, self.remainder, self.remainder_by_any)
 
-    def division(self, at: ir.FloorDiv | ir.Mod, positive: Callable[[ir.Expr, ir.Expr], ir.Expr],
-                 of_any: Callable[[ir.Expr, ir.Expr], ir.Expr]) -> ir.Expr:
+    def division(
+        self,
+        at: ir.FloorDiv | ir.Mod,
+        positive: Callable[[ir.Expr, ir.Expr], ir.Expr],
+        of_any: Callable[[ir.Expr, ir.Expr], ir.Expr],
+    ) -> ir.Expr:
         """``positive(a, b)`` for a divisor that is not negative, else ``of_any(a, b)``."""
         if not at.dtype.is_integer:
             return self.generic(at)

@@ -74,8 +74,14 @@ def _is_lanes(name: str) -> bool:
 def _apart(compute: Compute) -> Compute:
     """The computation, with values renamed whose names could be those of lanes."""
     taken = compute.names.all
-    return renamed(compute, {s.var: fresh(f"{s.name}_value", taken) for s in compute.steps
-                             if not isinstance(s, Write) and _is_lanes(s.name)})
+    return renamed(
+        compute,
+        {
+            s.var: fresh(f"{s.name}_value", taken)
+            for s in compute.steps
+            if not isinstance(s, Write) and _is_lanes(s.name)
+        },
+    )
 
 
 def _map(compute: Compute, nest: _Nest) -> ir.Stmt:
@@ -155,7 +161,7 @@ class _Nest:
 
     def new(self) -> list[ir.Let]:
         """The lets that are not in the nest yet."""
-        found, self.placed = self.lets[self.placed:], len(self.lets)
+        found, self.placed = self.lets[self.placed :], len(self.lets)
         return found
 
     def know(self, outside: list[ir.Let]) -> None:
@@ -186,8 +192,11 @@ class _Nest:
     def at_once(self, steps: Sequence[Step]) -> Seen:
         """The views of steps, with names as coordinates. Views whose coordinates mention values are left
         out: their names must come after the values."""
-        return {s: self.named(s.view) for s in steps
-                if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)}
+        return {
+            s: self.named(s.view)
+            for s in steps
+            if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)
+        }
 
     def free(self, name: str, coord: ir.Expr) -> str:
         """A name for a coordinate that no other coordinate has: the dimension's, or that with a number. It
@@ -218,13 +227,15 @@ class _Nest:
                 view = seen[step]
                 mask = view.mask()
                 if step.op == "add":
-                    made.append(ir.FuncCall(ir.ATOMIC_ADD,
-                                            (view.tensor, view.offset(), step.value, mask)))
+                    made.append(ir.FuncCall(ir.ATOMIC_ADD, (view.tensor, view.offset(), step.value, mask)))
                 elif step.op:
                     value = statistics.value_of(step)
-                    made.append(ir.FuncCall(ir.partial(step.op),
-                                            (view.tensor, view.offset(), value, mask,
-                                             ir.Const(1.0, value.dtype))))
+                    made.append(
+                        ir.FuncCall(
+                            ir.partial(step.op),
+                            (view.tensor, view.offset(), value, mask, ir.Const(1.0, value.dtype)),
+                        )
+                    )
                 else:
                     made.append(ir.store(view.tensor, view.offset(), step.value, mask))
         return made
@@ -297,8 +308,11 @@ class _Marking(ir.ExprMutator):
     def step(self, at: Step) -> Step:
         if isinstance(at, Read):
             return at
-        whole = (_is_coarse(at.view.tensor.dtype) if isinstance(at, Write) else
-                 isinstance(at, (Value, Reduction)) and at.var in self.names)
+        whole = (
+            _is_coarse(at.view.tensor.dtype)
+            if isinstance(at, Write)
+            else isinstance(at, (Value, Reduction)) and at.var in self.names
+        )
         value = self.made(at.value) if whole else self.mutate(at.value)
         return at if value is at.value else replace(at, value=value)
 

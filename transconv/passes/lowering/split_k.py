@@ -130,8 +130,13 @@ class _Share(ir.Mutator):
         elif self.explicit and self.chunk * self.split != self.steps:
             until = ir.minimum(self.steps - PART * self.chunk, self.chunk)
         elif self.chunk * self.split != self.steps:
-            body = ir.substitute(body, {x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps]))
-                                        for x in ir.find(body, ir.Load)})
+            body = ir.substitute(
+                body,
+                {
+                    x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps]))
+                    for x in ir.find(body, ir.Load)
+                },
+            )
         first = ir.Let(STEP, PART * chunk + turn)
         return replace(loop, var=turn, stop=self.chunk, body=ir.seq(first, body), until=until)
 
@@ -188,8 +193,12 @@ class Deal:
     @property
     def segments(self) -> int:
         """The most tiles that one program has steps of."""
-        return max((min((p + 1) * self.chunk, self.tiles * self.steps) - 1) // self.steps
-                   - p * self.chunk // self.steps + 1 for p in range(self.shares))
+        return max(
+            (min((p + 1) * self.chunk, self.tiles * self.steps) - 1) // self.steps
+            - p * self.chunk // self.steps
+            + 1
+            for p in range(self.shares)
+        )
 
     @property
     def parts(self) -> int:
@@ -256,10 +265,15 @@ def only_shared(compute: Compute, schedule: Schedule, second: Compute) -> Comput
     def shared(view: ir.View) -> ir.View:
         head, *tail = view.dims
         return ir.View(view.tensor, (ir.ViewDim(head.coord, ir.all_of([head.mask, more > 0])), *tail))
+
     made = second.through(a=a, c=shared(second.c))
-    return replace(made, steps=tuple(
-        replace(s, view=shared(s.view)) if isinstance(s, Write) and s.view is not made.c else s
-        for s in made.steps))
+    return replace(
+        made,
+        steps=tuple(
+            replace(s, view=shared(s.view)) if isinstance(s, Write) and s.view is not made.c else s
+            for s in made.steps
+        ),
+    )
 
 
 def stream(kernel: ir.Kernel, schedule: Schedule, compute: Compute, parts: ir.Tensor) -> ir.Kernel:
@@ -270,12 +284,18 @@ def stream(kernel: ir.Kernel, schedule: Schedule, compute: Compute, parts: ir.Te
     assert isinstance(grid, ir.For)
     tile: ir.Stmt = _Tile(dealt, parts, compute.c, kernel).mutate(grid.body)
     units = dealt.tiles * dealt.steps
-    names = [ir.Let(TILE, FIRST // dealt.steps + SEGMENT),
-             ir.Let(BEGIN, ir.maximum(FIRST - TILE * dealt.steps, 0)),
-             ir.Let(END, ir.minimum(LAST - TILE * dealt.steps, dealt.steps)),
-             ir.Let(PART, SHARE - TILE * dealt.steps // dealt.chunk)]
-    segments = ir.For(SEGMENT, dealt.segments, ir.seq(*names, ir.substitute(tile, {grid.var: TILE})),
-                      until=(LAST - 1) // dealt.steps - FIRST // dealt.steps + 1)
+    names = [
+        ir.Let(TILE, FIRST // dealt.steps + SEGMENT),
+        ir.Let(BEGIN, ir.maximum(FIRST - TILE * dealt.steps, 0)),
+        ir.Let(END, ir.minimum(LAST - TILE * dealt.steps, dealt.steps)),
+        ir.Let(PART, SHARE - TILE * dealt.steps // dealt.chunk),
+    ]
+    segments = ir.For(
+        SEGMENT,
+        dealt.segments,
+        ir.seq(*names, ir.substitute(tile, {grid.var: TILE})),
+        until=(LAST - 1) // dealt.steps - FIRST // dealt.steps + 1,
+    )
     first = [ir.Let(FIRST, SHARE * dealt.chunk), ir.Let(LAST, ir.minimum(FIRST + dealt.chunk, units))]
     body = ir.For(SHARE, dealt.shares, ir.seq(*first, segments), "grid")
     return replace(kernel, params=(*kernel.params, parts), body=body)

@@ -74,8 +74,9 @@ class _Begun(ir.Mutator):
         assert isinstance(offset, ir.Expr) and isinstance(count, ir.Expr)
         parts = {*ir.find(offset, ir.FloorDiv), *ir.find(count, ir.FloorDiv)}  # the number of a block
         numbers: dict[ir.Node, ir.Expr] = {e: ir.substitute(e, self.begins) for e in parts}
-        return ir.FuncCall(at.func, (tensor, ir.substitute(offset, numbers), value, mask,
-                                     ir.substitute(count, numbers)))
+        return ir.FuncCall(
+            at.func, (tensor, ir.substitute(offset, numbers), value, mask, ir.substitute(count, numbers))
+        )
 
 
 class Reducing:
@@ -97,8 +98,9 @@ class Reducing:
         self.dealt, self.before, self.behind = None, [], []
         return made
 
-    def of(self, at: ir.FuncCall, around: Sequence[ir.Lane],
-           lanes_of: Mapping[ir.Expr, Sequence[ir.Lane]]) -> ir.Stmt:
+    def of(
+        self, at: ir.FuncCall, around: Sequence[ir.Lane], lanes_of: Mapping[ir.Expr, Sequence[ir.Lane]]
+    ) -> ir.Stmt:
         """The statements of a call. ``around``: the lanes of the tile; ``lanes_of``: those of its offset
         and of each part of its mask."""
         tensor, offset, value, mask, count = at.args
@@ -124,9 +126,13 @@ class Reducing:
             place, there = self.whole(offset), self.whole(ir.all_of(outer))
             if self.dealt not in ir.free_vars(place):
                 lanes = [x for x in around if self.late or x not in over]
-                return self.carried(op, apart if self.late else found,
-                                    ir.Store(tensor, place, made, there),
-                                    lanes, over if self.late else ())
+                return self.carried(
+                    op,
+                    apart if self.late else found,
+                    ir.Store(tensor, place, made, there),
+                    lanes,
+                    over if self.late else (),
+                )
         return ir.seq(*lets, ir.Let(made, found), ir.Store(tensor, offset, made, ir.all_of(outer)))
 
     def whole(self, e: ir.Expr) -> ir.Expr:
@@ -135,8 +141,9 @@ class Reducing:
             e = ir.substitute(e, named)
         return e
 
-    def carried(self, op: str, value: ir.Expr, store: ir.Store, lanes: Sequence[ir.Lane],
-                over: Sequence[ir.Lane]) -> ir.Stmt:
+    def carried(
+        self, op: str, value: ir.Expr, store: ir.Store, lanes: Sequence[ir.Lane], over: Sequence[ir.Lane]
+    ) -> ir.Stmt:
         """A reduction that goes on from tile to tile, is reduced along the lanes ``over`` behind the last
         tile, and stored there."""
         reducer, acc = ir.REDUCERS[op], ir.Var(f"{store.tensor.name}_all", value.dtype)

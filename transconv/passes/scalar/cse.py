@@ -108,8 +108,11 @@ class _Cse(ir.Mutator):
         """Divisions in ``within`` are not named, because no code computes it: it describes the box. Only
         variables of merged lets are replaced there."""
         merged: dict[ir.Node, ir.Expr] = {v: e for v, e in self.known.items() if isinstance(v, ir.Var)}
-        return replace(at, corner=tuple(ir.substitute(c, self.known) for c in at.corner),
-                       within=tuple(ir.substitute(w, merged) for w in at.within))
+        return replace(
+            at,
+            corner=tuple(ir.substitute(c, self.known) for c in at.corner),
+            within=tuple(ir.substitute(w, merged) for w in at.within),
+        )
 
     def mutate_Let(self, let: ir.Let) -> ir.Stmt | None:
         if isinstance(let.value, ir.BoxLoad):
@@ -135,8 +138,11 @@ class _Cse(ir.Mutator):
     def forget(self, s: ir.Stmt) -> None:
         """Drop the values that mention what a statement assigns: they have another value behind it."""
         if changed := ir.updated(s):
-            self.known = {e: name for e, name in self.known.items()
-                          if not isinstance(e, ir.Expr) or not ir.free_vars(e) & changed}
+            self.known = {
+                e: name
+                for e, name in self.known.items()
+                if not isinstance(e, ir.Expr) or not ir.free_vars(e) & changed
+            }
 
     def repeated(self, at: ir.Seq) -> list[ir.Expr]:
         """Divisions that more than one statement of the sequence contains and that no let names."""
@@ -147,11 +153,15 @@ class _Cse(ir.Mutator):
             moved: list[ir.BoxLoad | ir.BoxStore] = [*ir.find(s, ir.BoxLoad), *ir.find(s, ir.BoxStore)]
             inside_boxes = {w for x in moved for w in x.within}
             spelled = ir.substitute(s, dict.fromkeys(inside_boxes, ir.ZERO))
-            counts.update(list(dict.fromkeys(e for kind in (ir.FloorDiv, ir.Mod)
-                                             for e in ir.find(spelled, kind))))
+            counts.update(
+                list(dict.fromkeys(e for kind in (ir.FloorDiv, ir.Mod) for e in ir.find(spelled, kind)))
+            )
         own = {s.var for s in at.stmts if isinstance(s, ir.Let)}
-        return [e for e, n in counts.items()
-                if n > 1 and e not in named and not ir.free_vars(e) & (inside - own)]
+        return [
+            e
+            for e, n in counts.items()
+            if n > 1 and e not in named and not ir.free_vars(e) & (inside - own)
+        ]
 
     def fresh(self, e: ir.Expr) -> str:
         """A new name for a division: ``m_div``, ``m_mod``."""
@@ -238,8 +248,7 @@ class _Reuse(ScopedMutator):
         before = dict(self.known), dict(self.names), dict(self.loaded), self.implied
         self.implied = {}
         made: ir.Stmt = (
-            ScopedMutator.mutate_For(self, at) if isinstance(at, ir.For)
-            else ir.Mutator.generic(self, at)
+            ScopedMutator.mutate_For(self, at) if isinstance(at, ir.For) else ir.Mutator.generic(self, at)
         )
         self.known, self.names, self.loaded, self.implied = before
         return made
@@ -310,8 +319,11 @@ class _Lets(ir.Mutator):
 
     def mutate_Let(self, let: ir.Let) -> ir.Stmt | None:
         value = ir.substitute(let.value, self.values)
-        simple = isinstance(value, (ir.Var, ir.Const)) and value.dtype is let.var.dtype and (
-            let.var not in self.held)
+        simple = (
+            isinstance(value, (ir.Var, ir.Const))
+            and value.dtype is let.var.dtype
+            and (let.var not in self.held)
+        )
         if simple:
             self.values[let.var] = value
             return None

@@ -63,8 +63,15 @@ def _product(s: ir.Update) -> Pair | None:
     if s.var.type is not ir.i32 or not isinstance(s.value, ir.Add) or s.value.a != s.var:
         return None
     product = s.value.b
-    found = [x.x for x in (product.a, product.b) if isinstance(x, ir.Cast) and isinstance(x.x, ir.Var)
-             and x.x.type in (ir.i8, ir.u8)] if isinstance(product, ir.Mul) else []
+    found = (
+        [
+            x.x
+            for x in (product.a, product.b)
+            if isinstance(x, ir.Cast) and isinstance(x.x, ir.Var) and x.x.type in (ir.i8, ir.u8)
+        ]
+        if isinstance(product, ir.Mul)
+        else []
+    )
     return (found[0], found[1]) if len(found) == 2 else None
 
 
@@ -81,8 +88,9 @@ def _multiplied(run: list[tuple[ir.Var, Pair]], new: Iterator[ir.Var]) -> Iterat
                 continue
             lefts, rights = zip(*each[turn], strict=True)
             if len(rows[acc]) == 1 and len(lefts) < FEWEST:
-                yield from (ir.Update(acc, acc + ir.Cast(a, ir.i32) * ir.Cast(b, ir.i32)) for a,
-                            b in each[turn])
+                yield from (
+                    ir.Update(acc, acc + ir.Cast(a, ir.i32) * ir.Cast(b, ir.i32)) for a, b in each[turn]
+                )
                 continue
             yield from words.from_place(lefts[0])
             yield from words.made(rights)
@@ -108,7 +116,7 @@ class _Words:
         for pair in pairs:
             if group:
                 row, at = self.place[group[-1][0]]
-                follows = row[at + 1:at + 2] == [pair[0]] and pair[1].type is group[0][1].type
+                follows = row[at + 1 : at + 2] == [pair[0]] and pair[1].type is group[0][1].type
                 if len(group) == QUAD or not follows:
                     yield group
                     group = []
@@ -128,7 +136,7 @@ class _Words:
         row, at = self.place[first]
         words: list[tuple[ir.Var, ...]] = []
         for start in (at - at % QUAD, at - at % QUAD + QUAD):
-            numbers = tuple(row[start:start + QUAD]) or words[0]
+            numbers = tuple(row[start : start + QUAD]) or words[0]
             yield from self.made(numbers)
             words.append(numbers)
             if at % QUAD == 0:

@@ -39,8 +39,11 @@ class _Hoist(ir.Mutator):
 
     def mutate_Let(self, let: ir.Let) -> ir.Stmt:
         if isinstance(load := let.value, ir.Load):
-            let = ir.Let(let.var, replace(load, offset=self.address(load.offset),
-                                          mask=self.together(load.mask)), let.origin)
+            let = ir.Let(
+                let.var,
+                replace(load, offset=self.address(load.offset), mask=self.together(load.mask)),
+                let.origin,
+            )
         self.scope[let.var] = ir.lanes_of(let.value, self.scope)
         return let
 
@@ -91,8 +94,11 @@ class _Hoist(ir.Mutator):
         stored = {s.tensor for s in ir.find(body, ir.Store)}
         kept: list[ir.Stmt] = []
         for s in ir.statements(body):
-            if isinstance(s, ir.Let) and not ir.free_vars(s.value) & split.changing and not {
-                    x.tensor for x in ir.find(s.value, ir.MemoryRead)} & stored:
+            if (
+                isinstance(s, ir.Let)
+                and not ir.free_vars(s.value) & split.changing
+                and not {x.tensor for x in ir.find(s.value, ir.MemoryRead)} & stored
+            ):
                 split.outside.append(s)
                 split.changing.discard(s.var)
             else:
@@ -128,8 +134,15 @@ class _Loop:
     def statement(self, s: ir.Stmt) -> ir.Stmt | None:
         match s:
             case ir.Let(var, ir.Load(tensor, offset, mask) as load, origin):
-                return ir.Let(var, replace(load, offset=self.address(offset, tensor.name),
-                                           mask=self.conditions(mask, f"{tensor.name}_in")), origin)
+                return ir.Let(
+                    var,
+                    replace(
+                        load,
+                        offset=self.address(offset, tensor.name),
+                        mask=self.conditions(mask, f"{tensor.name}_in"),
+                    ),
+                    origin,
+                )
             case ir.Let(var, value) if self.invariant(value):
                 self.outside.append(s)
                 self.changing.discard(var)
@@ -139,8 +152,12 @@ class _Loop:
                 self.owner.scope[var] = ir.lanes_of(made, self.owner.scope)
                 return ir.Let(var, made, origin)
             case ir.Store(tensor, offset, value, mask):
-                return ir.Store(tensor, self.address(offset, tensor.name), value,
-                                self.conditions(mask, f"{tensor.name}_in"))
+                return ir.Store(
+                    tensor,
+                    self.address(offset, tensor.name),
+                    value,
+                    self.conditions(mask, f"{tensor.name}_in"),
+                )
             case ir.If() | ir.For() | ir.FuncCall() | ir.Update():
                 return s
         return s

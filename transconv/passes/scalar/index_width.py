@@ -63,8 +63,9 @@ class _Narrow(ScopedMutator):
     def widen(self, e: ir.Expr) -> ir.Expr:
         """The same value in 64 bits."""
         if e.dtype.kind in ("float", "int"):  # indices inside may need 64 bits, the value itself does not
-            own: dict[ir.Node, ir.Expr] = {c: self.index(c) for c in e.children()
-                                           if isinstance(c, ir.Expr)}
+            own: dict[ir.Node, ir.Expr] = {
+                c: self.index(c) for c in e.children() if isinstance(c, ir.Expr)
+            }
             return ir.substitute(e, own)
         if isinstance(e, ir.Const):
             return ir.Const(e.value, ir.index64)
@@ -76,8 +77,9 @@ class _Narrow(ScopedMutator):
             return type(e)(self.widen(e.a), self.widen(e.b))
         if isinstance(e, ir.Select):
             return ir.Select(self.index(e.cond), self.widen(e.yes), self.widen(e.no))
-        changes: dict[ir.Node, ir.Expr] = {c: self.index(c) for c in e.children()
-                                           if isinstance(c, ir.Expr)}
+        changes: dict[ir.Node, ir.Expr] = {
+            c: self.index(c) for c in e.children() if isinstance(c, ir.Expr)
+        }
         return ir.substitute(e, changes)
 
     def bound(self, e: ir.Expr) -> ir.Expr:
@@ -88,8 +90,13 @@ class _Narrow(ScopedMutator):
         if self.reach:
             self.reach.learn(loop)
         made = super().mutate_For(loop)
-        if (isinstance(made, ir.For) and made.programs and made.until is not None
-                and made.stop <= LIMIT and made.until.dtype is ir.index64):
+        if (
+            isinstance(made, ir.For)
+            and made.programs
+            and made.until is not None
+            and made.stop <= LIMIT
+            and made.until.dtype is ir.index64
+        ):
             made = replace(made, until=ir.Cast(made.until, ir.index))
         return made
 
@@ -115,8 +122,10 @@ class _Narrow(ScopedMutator):
             return at
         seen = [ir.substitute(c, self.wide) for c in at.corner]
         wide = {*self.wide.values()}
-        return replace(at, corner=tuple(ir.Cast(self.widen(c), ir.index) if ir.free_vars(c) & wide else c
-                                        for c in seen))
+        return replace(
+            at,
+            corner=tuple(ir.Cast(self.widen(c), ir.index) if ir.free_vars(c) & wide else c for c in seen),
+        )
 
     def mutate_BoxStore(self, at: ir.BoxStore) -> ir.Stmt:
         return replace(self.box(at), value=ir.substitute(at.value, self.wide))
@@ -131,9 +140,12 @@ class _Narrow(ScopedMutator):
     def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt:
         if self.reach and at.func is ir.ASSUME and isinstance(at.args[0], ir.Expr):
             self.reach.assume(at.args[0])
-        return ir.FuncCall(at.func, tuple(self.index(a) if isinstance(a, ir.Expr)
-                                          and a.dtype.kind != "float"
-                                          else a for a in at.args))
+        return ir.FuncCall(
+            at.func,
+            tuple(
+                self.index(a) if isinstance(a, ir.Expr) and a.dtype.kind != "float" else a for a in at.args
+            ),
+        )
 
 
 ENOUGH = 2**29  # elements of a tensor that requirements of indices must not exclude
@@ -144,8 +156,13 @@ class Reach:
     ``limit``. ``whole`` expands the lets of an expression, ``is_not_negative`` says whether it is known
     not to be negative."""
 
-    def __init__(self, kernel: ir.Kernel, limit: int, whole: Callable[[ir.Expr], ir.Expr],
-                 is_not_negative: Callable[[ir.Expr], bool]) -> None:
+    def __init__(
+        self,
+        kernel: ir.Kernel,
+        limit: int,
+        whole: Callable[[ir.Expr], ir.Expr],
+        is_not_negative: Callable[[ir.Expr], bool],
+    ) -> None:
         assert isinstance(kernel.sizes, ir.Sizes)
         self.sizes, self.limit = kernel.sizes, limit
         self.whole, self.is_not_negative = whole, is_not_negative

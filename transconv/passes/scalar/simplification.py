@@ -42,8 +42,11 @@ def simplify_kernel(kernel: ir.Kernel) -> ir.Kernel:
     """Simplify every index and mask of a kernel."""
     pass_ = _Simplify(kernel.sizes)
     body = pass_.mutate(kernel.body)
-    notes = [line for note in dict.fromkeys(pass_.notes)
-             for line in textwrap.wrap(note, NOTE_WIDTH, subsequent_indent="    ")]
+    notes = [
+        line
+        for note in dict.fromkeys(pass_.notes)
+        for line in textwrap.wrap(note, NOTE_WIDTH, subsequent_indent="    ")
+    ]
     return drop_dead_sums(replace(kernel, body=body, notes=(*kernel.notes, *notes)))
 
 
@@ -82,8 +85,10 @@ class _Simplify(ScopedMutator):
         along = simplify(self._expand(e, {}, self._laned), self.facts)
         if any(ir.find(n, ir.Lane) for n in ir.walk(along) if isinstance(n, NOT_AFFINE)):
             return named
-        better = any(_follows_in_memory(x, along) and not _follows_in_memory(x, named)
-                     for x in ir.find(along, ir.Lane))
+        better = any(
+            _follows_in_memory(x, along) and not _follows_in_memory(x, named)
+            for x in ir.find(along, ir.Lane)
+        )
         return along if better else named
 
     def _laned(self, value: ir.Expr) -> bool:
@@ -189,8 +194,11 @@ def drop_dead_sums(kernel: ir.Kernel) -> ir.Kernel:
     """Remove products whose operand is never loaded, then loops without a product, then lets that are no
     longer used."""
     lets = ir.find(kernel, ir.Let)
-    read = {s.var for s in lets if not (isinstance(s.value, ir.Load) and s.value.mask is ir.FALSE
-                                        and s.value.fill == 0)}
+    read = {
+        s.var
+        for s in lets
+        if not (isinstance(s.value, ir.Load) and s.value.mask is ir.FALSE and s.value.fill == 0)
+    }
     nothing = {s.var for s in lets} - read  # by no let that binds them
     if not nothing:
         return kernel
@@ -240,5 +248,7 @@ class _Unnamed(ir.Mutator):
 
 def _only_names(body: ir.Stmt) -> bool:
     """Whether a block has no effect outside of it: it consists of lets and assumptions."""
-    return all(isinstance(s, ir.Let) or (isinstance(s, ir.FuncCall) and s.func is ir.ASSUME)
-               for s in ir.statements(body))
+    return all(
+        isinstance(s, ir.Let) or (isinstance(s, ir.FuncCall) and s.func is ir.ASSUME)
+        for s in ir.statements(body)
+    )

@@ -148,44 +148,51 @@ class _Edges(ScopedMutator):
         assert isinstance(inside, ir.Let) and isinstance(branch, ir.If) and branch.other is not None
         if ir.free_vars(inside.value) & {loop.var, *ir.bound_vars(loop.body)}:
             return made
-        each = [replace(made, body=ir.seq(*parts[:at - 1], way, *parts[at + 1:]))
-                for way in (branch.then, branch.other)]
+        each = [
+            replace(made, body=ir.seq(*parts[: at - 1], way, *parts[at + 1 :]))
+            for way in (branch.then, branch.other)
+        ]
         return ir.seq(inside, ir.If(branch.cond, *each))
 
     def mutate_Seq(self, at: ir.Seq) -> ir.Stmt:
         parts = _parts(super().mutate_Seq(at))
         if (n := self.branch(parts)) is not None:
-            return self.stored(parts[:n], parts[n], parts[n + 1:])
-        first = next((n for n, s in enumerate(parts) if isinstance(s, ir.Let) and ir.find(s, ir.Load)),
-                     None)
+            return self.stored(parts[:n], parts[n], parts[n + 1 :])
+        first = next(
+            (n for n, s in enumerate(parts) if isinstance(s, ir.Let) and ir.find(s, ir.Load)), None
+        )
         last = next((n for n in reversed(range(len(parts))) if isinstance(parts[n], ir.Update)), None)
         if first is None or last is None:
             return ir.seq(*parts)
-        before, body, behind = parts[:first], parts[first:last + 1], parts[last + 1:]
+        before, body, behind = parts[:first], parts[first : last + 1], parts[last + 1 :]
         bound = {v for s in body for v in ir.bound_vars(s)}
-        if (not all(isinstance(s, (ir.Let, ir.Update)) for s in body)
-                or any(_read(s) & bound for s in behind)):
+        if not all(isinstance(s, (ir.Let, ir.Update)) for s in body) or any(
+            _read(s) & bound for s in behind
+        ):
             return ir.seq(*parts)
         found = list(dict.fromkeys(c for s in body for c in self.of_tile(s, bound)))
         if len(found) < FEW:
             return ir.seq(*parts)
-        inside = ir.Let(ir.Var(self.names.fresh("inside"), found[0].dtype),
-                        ir.all_of(self.strongest(found)))
+        inside = ir.Let(
+            ir.Var(self.names.fresh("inside"), found[0].dtype), ir.all_of(self.strongest(found))
+        )
         self.found[inside.var] = found
         branch = ir.If(inside.var, self.without(body, found), ir.seq(*body))
         return self.stored([*before, inside], branch, behind)
 
     def branch(self, parts: Sequence[ir.Stmt]) -> int | None:
         """The place of a branch of this pass."""
-        return next((n for n, s in enumerate(parts) if isinstance(s, ir.If) and s.cond in self.found),
-                    None)
+        return next(
+            (n for n, s in enumerate(parts) if isinstance(s, ir.If) and s.cond in self.found), None
+        )
 
     def stored(self, before: Sequence[ir.Stmt], branch: ir.Stmt, behind: Sequence[ir.Stmt]) -> ir.Stmt:
         """The statements, with those behind a branch inside it if they are stores: these have the same
         masks."""
         assert isinstance(branch, ir.If) and isinstance(branch.cond, ir.Var) and branch.other is not None
         if not any(isinstance(s, ir.Store) for s in behind) or not all(
-                isinstance(s, (ir.Let, ir.Store)) for s in behind):
+            isinstance(s, (ir.Let, ir.Store)) for s in behind
+        ):
             return ir.seq(*before, branch, *behind)
         then = ir.seq(branch.then, self.without(behind, self.found[branch.cond]))
         return ir.seq(*before, ir.If(branch.cond, then, ir.seq(branch.other, *behind)))
@@ -194,8 +201,11 @@ class _Edges(ScopedMutator):
         """The comparisons in the masks of a statement that hold for all lanes or for none."""
         for mask in [x.mask for x in ir.find(s, ir.Load)] + [x.cond for x in ir.find(s, ir.Select)]:
             for part in self.expanded(mask):
-                if isinstance(part, ir.Compare) and not ir.lanes_of(part, self.lanes) and not (
-                        ir.free_vars(part) & bound or ir.find(part, ir.MemoryRead)):
+                if (
+                    isinstance(part, ir.Compare)
+                    and not ir.lanes_of(part, self.lanes)
+                    and not (ir.free_vars(part) & bound or ir.find(part, ir.MemoryRead))
+                ):
                     yield part
 
     def expanded(self, mask: ir.Expr) -> Iterator[ir.Expr]:
@@ -214,8 +224,9 @@ class _Edges(ScopedMutator):
 
     def without(self, body: Sequence[ir.Stmt], found: Sequence[ir.Expr]) -> ir.Stmt:
         """The statements where the conditions hold, with names of their own."""
-        names = {v: ir.Var(self.names.fresh(f"{v.name}_in"), v.type) for s in body
-                 for v in ir.bound_vars(s)}
+        names = {
+            v: ir.Var(self.names.fresh(f"{v.name}_in"), v.type) for s in body for v in ir.bound_vars(s)
+        }
         gone = {*found}
 
         def left(mask: ir.Expr) -> ir.Expr:
@@ -225,8 +236,9 @@ class _Edges(ScopedMutator):
         made: list[ir.Stmt] = []
         for s in body:
             s = replace(s, mask=left(s.mask)) if isinstance(s, ir.Store) else s
-            changes: dict[ir.Node, ir.Expr] = {x: replace(x, mask=left(x.mask))
-                                               for x in ir.find(s, ir.Load)}
+            changes: dict[ir.Node, ir.Expr] = {
+                x: replace(x, mask=left(x.mask)) for x in ir.find(s, ir.Load)
+            }
             for x in ir.find(s, ir.Select):
                 cond = left(x.cond)
                 changes[x] = replace(x, cond=cond) if list(ir.conjuncts(cond)) else x.yes

@@ -51,8 +51,12 @@ MODULE = "transconv.runtime.compilation.compile_child"
 START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
 LOOK_S = 0.5  # how often who waits for a process looks whether there still is one
 PAUSE_S = 0.03  # between two kernels that calls take over from processes
-ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
-               "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
+ENVIRONMENT = {
+    "TRITON_INTERPRET": None,
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+}  # a compiling process does not use the GPU
 log = logging.getLogger("transconv.ready")
 Made = TypeVar("Made", bound=Plan)
 
@@ -92,8 +96,16 @@ _pool: Compilers | None = None
 _next = 0.0  # when the next kernel may be taken over
 
 
-def ready(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-          kind: type[Made], aligned: bool, mode: str, sizes: Sequence[int] = ()) -> Made:
+def ready(
+    workload: Workload,
+    target: Target,
+    schedule: Schedule | None,
+    deterministic: bool,
+    kind: type[Made],
+    aligned: bool,
+    mode: str,
+    sizes: Sequence[int] = (),
+) -> Made:
     """The plan of a request, by the mode; ``sizes``: those of the call, where they are arguments of its
     kernels. Raises as ``build``; Unsupported if the kernels are not compiled yet, or could not be
     compiled."""
@@ -127,12 +139,13 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
             asked.taken, _next = True, time.monotonic() + PAUSE_S
         return found
     if mode == "never":
-        raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
+        raise Unsupported(NEVER, 'its kernel is not compiled, and transconv.config.compile is "never"')
     return _begin(question, kind, tuple(sizes))
 
 
-def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int,
-          hurried: bool = True) -> list[Callable[[], bool]]:
+def ahead(
+    questions: Iterable[PlanRequest], kind: type[Plan], workers: int, hurried: bool = True
+) -> list[Callable[[], bool]]:
     """Have processes, at most ``workers``, compile the kernels of requests that are about to be made and
     have none; of each that waits for them, whether it may be answered by now. Failures are forgotten:
     whoever makes the request compiles, and meets the same error. ``hurried``: calls may wait for the
@@ -147,8 +160,11 @@ def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int,
                 if asked is None:
                     log.debug("compiling ahead: %s", question)
                     asked = _PendingRequest(
-                        early=True, hurried=hurried, kind=kind,
-                        device=None if hurried else rehearsal_thread.device_of(question.target))
+                        early=True,
+                        hurried=hurried,
+                        kind=kind,
+                        device=None if hurried else rehearsal_thread.device_of(question.target),
+                    )
                     _submit(question, asked, workers)
         if asked is not None and not asked.done:
             waits.append(asked.over)
@@ -247,7 +263,8 @@ def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...]) -> M
         asked = _asked.get(question)
         if asked is None:
             asked = _PendingRequest(
-                kind=kind, sizes=sizes, device=rehearsal_thread.device_of(question.target))
+                kind=kind, sizes=sizes, device=rehearsal_thread.device_of(question.target)
+            )
             log.info("compiling in the background: %s", question)
             _submit(question, asked)
     if not asked.done:
@@ -256,8 +273,9 @@ def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...]) -> M
         raise Unsupported("compile:failed", asked.reason)
     if not asked.told:
         asked.told = True
-        log.warning("%s: what was compiled in the background is not found on disk; it is compiled here",
-                    question)
+        log.warning(
+            "%s: what was compiled in the background is not found on disk; it is compiled here", question
+        )
     return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
 
 
@@ -302,7 +320,8 @@ def _answered(question: PlanRequest, answer: dict[str, Any]) -> None:
         _end(asked, reason)
     else:
         rehearsal_thread.thread.add(
-            asked.device, partial(_make_ready, question, asked), partial(_end, asked))
+            asked.device, partial(_make_ready, question, asked), partial(_end, asked)
+        )
 
 
 def _make_ready(question: PlanRequest, asked: _PendingRequest) -> None:

@@ -38,10 +38,17 @@ class Prepared:
     left: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        head = (f"{len(self.problems)} problems, {self.there} of them with kernels before; "
-                f"{self.kernels} kernels compiled in {self.seconds:.1f} s; {len(self.failures)} failures")
-        return "\n".join([head, *(f"  {p}: {why}" for p, why in self.failures),
-                          *(f"  {n} calls are torch's: {why}" for why, n in self.left)])
+        head = (
+            f"{len(self.problems)} problems, {self.there} of them with kernels before; "
+            f"{self.kernels} kernels compiled in {self.seconds:.1f} s; {len(self.failures)} failures"
+        )
+        return "\n".join(
+            [
+                head,
+                *(f"  {p}: {why}" for p, why in self.failures),
+                *(f"  {n} calls are torch's: {why}" for why, n in self.left),
+            ]
+        )
 
     def mapping(self) -> dict[str, Any]:
         """The report as a JSON object."""
@@ -71,8 +78,14 @@ def prepare(
             async_compile.close()
             raise
     async_compile.again(q for batch in waiting for q in batch.questions)
-    return Prepared(tuple(str(q) for b in asked for q in b.questions), report.there, report.kernels,
-                    round(time.perf_counter() - started, 3), tuple(report.failures), left)
+    return Prepared(
+        tuple(str(q) for b in asked for q in b.questions),
+        report.there,
+        report.kernels,
+        round(time.perf_counter() - started, 3),
+        tuple(report.failures),
+        left,
+    )
 
 
 class _Report:
@@ -119,8 +132,9 @@ class _Report:
                 if answer.get("died") and len(questions) > 1:
                     alone += [Batch((q,)) for q in questions]
                     continue
-                for question, said in zip(questions, answer.get("each") or (answer,) * len(questions),
-                                          strict=True):
+                for question, said in zip(
+                    questions, answer.get("each") or (answer,) * len(questions), strict=True
+                ):
                     self.answered(question, said)
             batches = alone
 
@@ -199,8 +213,9 @@ def rank(questions: Iterable[PlanRequest]) -> None:
     waiting = [q for q in _many(questions) if not is_estimated(q.workload, q.target)]
     if len(waiting) > FEW:
         log.info("ranking the schedules of %d problems in processes", len(waiting))
-        jobs = _Jobs([q.job | {"rank": True} for q in waiting],
-                     async_compile.compilers(min(cores(), len(waiting))))
+        jobs = _Jobs(
+            [q.job | {"rank": True} for q in waiting], async_compile.compilers(min(cores(), len(waiting)))
+        )
         for _ in jobs.ended():
             pass
 

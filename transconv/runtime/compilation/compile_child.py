@@ -76,8 +76,9 @@ def _each(jobs: list[dict[str, Any]], room: Room) -> dict[str, Any]:
     return {"each": found}
 
 
-def _made(job: dict[str, Any], workload: Workload, target: Target, started: float,
-          room: Room) -> dict[str, Any]:
+def _made(
+    job: dict[str, Any], workload: Workload, target: Target, started: float, room: Room
+) -> dict[str, Any]:
     """The answer to a request whose plan is made and compiled, as far as there is room."""
     _look_for_cycles()
     pretend(target.backend, target.arch, target.warp_size)
@@ -90,13 +91,18 @@ def _made(job: dict[str, Any], workload: Workload, target: Target, started: floa
         found = _compile(plan, job["aligned"], patient)
         if found is None:
             room.there |= plan.digests
-            return {"kernels": len(plan.steps), "wrong": wrong, "schedule": str(plan.schedule),
-                    "seconds": round(time.perf_counter() - started, 3)}
+            return {
+                "kernels": len(plan.steps),
+                "wrong": wrong,
+                "schedule": str(plan.schedule),
+                "seconds": round(time.perf_counter() - started, 3),
+            }
         wrong.append(found)
         compiler.adopt({"wrong": [found]})
         plan = compiler.replan(plan)
-    raise Unsupported("miscompiled", f"{compiler.MOST_REJECTED} plans do not compile: "
-                      f"{wrong[-1]['reason']}")
+    raise Unsupported(
+        "miscompiled", f"{compiler.MOST_REJECTED} plans do not compile: {wrong[-1]['reason']}"
+    )
 
 
 def _look_for_cycles() -> None:
@@ -115,8 +121,11 @@ def _rehearse(job: dict[str, Any]) -> None:
     with suppress(Exception):  # a request meets it if it is about that
         workload, target = _request(job)
         pretend(target.backend, target.arch, target.warp_size)
-        _compile(compiler.plan(workload, target, None, job["deterministic"], Plan, keeps=False),
-                 job["aligned"], False)
+        _compile(
+            compiler.plan(workload, target, None, job["deterministic"], Plan, keeps=False),
+            job["aligned"],
+            False,
+        )
 
 
 def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:
@@ -134,8 +143,13 @@ def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:
 
 
 def _wrong(step: PlanStep, aligned: bool, reason: str, keep: bool) -> dict[str, Any]:
-    return {"kernel": check_records.variant(step.digest, aligned), "function": step.triton.function,
-            "reason": reason[:1000], "schedule": str(step.schedule), "keep": keep}
+    return {
+        "kernel": check_records.variant(step.digest, aligned),
+        "function": step.triton.function,
+        "reason": reason[:1000],
+        "schedule": str(step.schedule),
+        "keep": keep,
+    }
 
 
 if __name__ == "__main__":

@@ -39,10 +39,17 @@ class PlanRequest:
         """The request as a JSON object, for a compiling process."""
         w, t = self.workload, self.target
         counts = "sms", "l2_bytes", "bandwidth_gbs", "tflops", "l2_gbs"
-        return {"front": type(w).__module__, "problem": w.text, "direction": w.direction,
-                "behind": w.behind, "target": t.name, "features": sorted(t.features),
-                "counts": {n: getattr(t, n) for n in counts},
-                "deterministic": self.deterministic, "aligned": self.aligned}
+        return {
+            "front": type(w).__module__,
+            "problem": w.text,
+            "direction": w.direction,
+            "behind": w.behind,
+            "target": t.name,
+            "features": sorted(t.features),
+            "counts": {n: getattr(t, n) for n in counts},
+            "deterministic": self.deterministic,
+            "aligned": self.aligned,
+        }
 
     @staticmethod
     def of_job(job: dict[str, Any]) -> PlanRequest:

@@ -32,18 +32,21 @@ class Compared:
     left: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        head = (f"{self.same} plans are as the passes make them; {len(self.wrong)} are not; "
-                f"{len(self.left)} are not compared")
+        head = (
+            f"{self.same} plans are as the passes make them; {len(self.wrong)} are not; "
+            f"{len(self.left)} are not compared"
+        )
         told = [f"wrong: {name}: {line}" for name, lines in self.wrong for line in lines]
-        return "\n".join([head, *told,
-                          *(f"not compared: {name}: {why}" for name, why in self.left)])
+        return "\n".join([head, *told, *(f"not compared: {name}: {why}" for name, why in self.left)])
 
 
 def compare() -> Compared:
     """Make all plans on disk again. Raises ValueError where this process keeps none."""
     if not plan_cache.keeps():
-        raise ValueError("plans are neither read nor kept with TRANSCONV_VERIFY, TRANSCONV_DUMP, "
-                         "TRANSCONV_DEBUG=2, TRANSCONV_SCHEDULE, or with passes or words from outside")
+        raise ValueError(
+            "plans are neither read nor kept with TRANSCONV_VERIFY, TRANSCONV_DUMP, "
+            "TRANSCONV_DEBUG=2, TRANSCONV_SCHEDULE, or with passes or words from outside"
+        )
     same, wrong, left = 0, list[tuple[str, tuple[str, ...]]](), list[tuple[str, str]]()
     for name in plan_cache.DRAWER.keys():
         if reason := plan_cache.DRAWER.why_ignored(name):

@@ -69,8 +69,9 @@ class RehearsalThread:
                     self.thread = threading.Thread(target=self._serve, daemon=True, name=NAME)
                     self.thread.start()
 
-    def hand(self, device: Any, given: Sequence[Any], work: Callable[[list[Any]], object],
-             ended: Work) -> None:
+    def hand(
+        self, device: Any, given: Sequence[Any], work: Callable[[list[Any]], object], ended: Work
+    ) -> None:
         """Have the thread do some work on copies of what a call was given, of its tensors as they are
         now."""
         torch, there = torch_module(), None

@@ -4,5 +4,13 @@ from transconv.runtime.standalone.files import check, code_folder, files_of, wri
 from transconv.runtime.standalone.machine_code import PlanPackage, described, packaged
 from transconv.runtime.standalone.python_file import templates
 
-__all__ = ["PlanPackage", "check", "code_folder", "described", "files_of", "packaged", "templates",
-           "write"]
+__all__ = [
+    "PlanPackage",
+    "check",
+    "code_folder",
+    "described",
+    "files_of",
+    "packaged",
+    "templates",
+    "write",
+]

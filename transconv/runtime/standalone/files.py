@@ -31,8 +31,9 @@ from transconv.runtime.standalone.python_file import python_text, templates
 from transconv.support import __version__, triton_version
 
 
-def files_of(plans: Sequence[Plan], ahead: bool = False, timeout_s: float = 120.0,
-             workers: int = 1) -> tuple[list[PlanPackage], dict[str, bytes]]:
+def files_of(
+    plans: Sequence[Plan], ahead: bool = False, timeout_s: float = 120.0, workers: int = 1
+) -> tuple[list[PlanPackage], dict[str, bytes]]:
     """The packages of plans and their files by their paths. ``ahead``: also their machine code, each in a
     folder ``NAME_CHIP``, made by ``workers`` processes. Raises Unsupported, with the reason, for a plan
     that cannot be exported."""
@@ -52,22 +53,42 @@ def code_folder(package: PlanPackage) -> str:
 
 
 APIS = {
-    "cuda": {"p": "cu", "result": "CUresult", "ok": "CUDA_SUCCESS", "invalid": "CUDA_ERROR_INVALID_VALUE",
-             "stream": "CUstream", "address": "CUdeviceptr", "module": "CUmodule",
-             "function": "CUfunction", "alloc": "cuMemAlloc"},
-    "hip": {"p": "hip", "result": "hipError_t", "ok": "hipSuccess", "invalid": "hipErrorInvalidValue",
-            "stream": "hipStream_t", "address": "hipDeviceptr_t", "module": "hipModule_t",
-            "function": "hipFunction_t", "alloc": "hipMalloc"},
+    "cuda": {
+        "p": "cu",
+        "result": "CUresult",
+        "ok": "CUDA_SUCCESS",
+        "invalid": "CUDA_ERROR_INVALID_VALUE",
+        "stream": "CUstream",
+        "address": "CUdeviceptr",
+        "module": "CUmodule",
+        "function": "CUfunction",
+        "alloc": "cuMemAlloc",
+    },
+    "hip": {
+        "p": "hip",
+        "result": "hipError_t",
+        "ok": "hipSuccess",
+        "invalid": "hipErrorInvalidValue",
+        "stream": "hipStream_t",
+        "address": "hipDeviceptr_t",
+        "module": "hipModule_t",
+        "function": "hipFunction_t",
+        "alloc": "hipMalloc",
+    },
 }
-BUILDS = {"cuda": "cc -I/usr/local/cuda/include {0}.c example.c -o example -lcuda",
-          "hip": "cc -D__HIP_PLATFORM_AMD__ -I/opt/rocm/include {0}.c example.c -o example "
-                 "-L/opt/rocm/lib -lamdhip64"}
+BUILDS = {
+    "cuda": "cc -I/usr/local/cuda/include {0}.c example.c -o example -lcuda",
+    "hip": "cc -D__HIP_PLATFORM_AMD__ -I/opt/rocm/include {0}.c example.c -o example "
+    "-L/opt/rocm/lib -lamdhip64",
+}
 # Words of C, and names that the C files use themselves.
-WORDS = frozenset("""auto break case char const continue default do double else enum extern float for goto
+WORDS = frozenset(
+    """auto break case char const continue default do double else enum extern float for goto
     if inline int long register restrict return short signed sizeof static struct switch typedef union
     unsigned void volatile while stream workspace status none addresses arguments kernels modules loaded
     load start map_of memory file count words device context contents main AT TRY KERNELS errno stdin
-    stdout stderr malloc free unix linux""".split())
+    stdout stderr malloc free unix linux""".split()
+)
 
 
 def c_name(name: str) -> str:
@@ -83,8 +104,12 @@ def folder_of(package: PlanPackage, binaries: Sequence[KernelBinary]) -> dict[st
     files["kernels.json"] = (json.dumps(about, indent=1) + "\n").encode()
     files["launch.py"] = readable_copy("launch.py").encode()
     filled = _context(package, about)
-    for template, name in (("kernels.h", f"{package.name}.h"), ("kernels.c", f"{package.name}.c"),
-                           ("example.c", "example.c"), ("Makefile", "Makefile")):
+    for template, name in (
+        ("kernels.h", f"{package.name}.h"),
+        ("kernels.c", f"{package.name}.c"),
+        ("example.c", "example.c"),
+        ("Makefile", "Makefile"),
+    ):
         text = templates().get_template(f"{template}.jinja").render(**filled)
         files[name] = text.encode()
     return files
@@ -95,14 +120,24 @@ def about_kernels(package: PlanPackage, binaries: Sequence[KernelBinary]) -> dic
     tensors = described(package)
     for t in package.tensors:
         shape, strides = t.held
-        tensors[t.name] |= {"bytes": t.span * t.dtype.bytes, "given_shape": shape,
-                            "given_strides": strides}
+        tensors[t.name] |= {
+            "bytes": t.span * t.dtype.bytes,
+            "given_shape": shape,
+            "given_strides": strides,
+        }
     return {
-        "name": package.name, "title": package.title, "about": list(package.about),
-        "target": package.target.name, "backend": package.target.backend,
-        "made_by": {"transconv": __version__, "triton": triton_version()}, "aligned": ALIGNED,
-        "requirements": requirements(package, binaries), "tensors": tensors,
-        "workspace_bytes": workspace(package)[1], "steps": _steps(package, binaries)}
+        "name": package.name,
+        "title": package.title,
+        "about": list(package.about),
+        "target": package.target.name,
+        "backend": package.target.backend,
+        "made_by": {"transconv": __version__, "triton": triton_version()},
+        "aligned": ALIGNED,
+        "requirements": requirements(package, binaries),
+        "tensors": tensors,
+        "workspace_bytes": workspace(package)[1],
+        "steps": _steps(package, binaries),
+    }
 
 
 def _steps(package: PlanPackage, binaries: Sequence[KernelBinary]) -> list[dict[str, Any]]:
@@ -111,8 +146,11 @@ def _steps(package: PlanPackage, binaries: Sequence[KernelBinary]) -> list[dict[
     offsets, _ = workspace(package)
 
     def clear(t: PackagedTensor) -> dict[str, Any]:
-        where = {"kind": "address", "tensor": t.name} if t.name not in offsets else {
-            "kind": "workspace", "tensor": t.name, "offset": offsets[t.name]}
+        where = (
+            {"kind": "address", "tensor": t.name}
+            if t.name not in offsets
+            else {"kind": "workspace", "tensor": t.name, "offset": offsets[t.name]}
+        )
         return {"clear": where, "bytes": t.span * t.dtype.bytes}
 
     if package.padding:
@@ -124,20 +162,39 @@ def _steps(package: PlanPackage, binaries: Sequence[KernelBinary]) -> list[dict[
         if not x.programs:
             continue
         schedule = x.step.schedule
-        steps.append({
-            "kernel": x.kernel, "file": f"{x.kernel}.{kind_of(package.target)}",
-            "schedule": str(schedule), "grid": [x.programs, 1, 1], "warps": b.warps,
-            "threads": b.warps * package.target.warp_size, "shared_bytes": r.shared_bytes,
-            "blocks_in_cluster": 1, "registers": r.registers, "spill_bytes": r.spill_bytes,
-            "early": x.early, "passed": list(b.passed)})
+        steps.append(
+            {
+                "kernel": x.kernel,
+                "file": f"{x.kernel}.{kind_of(package.target)}",
+                "schedule": str(schedule),
+                "grid": [x.programs, 1, 1],
+                "warps": b.warps,
+                "threads": b.warps * package.target.warp_size,
+                "shared_bytes": r.shared_bytes,
+                "blocks_in_cluster": 1,
+                "registers": r.registers,
+                "spill_bytes": r.spill_bytes,
+                "early": x.early,
+                "passed": list(b.passed),
+            }
+        )
     return steps
 
 
 def _context(package: PlanPackage, about: dict[str, Any]) -> dict[str, Any]:
     """The values for the C templates."""
     backend = package.target.backend
-    tensors = [{"name": t.name, "c": c_name(t.name), "dtype": t.dtype.torch, "stored": t.stored,
-                "bytes": t.span * t.dtype.bytes, "note": _note(t)} for t in package.tensors]
+    tensors = [
+        {
+            "name": t.name,
+            "c": c_name(t.name),
+            "dtype": t.dtype.torch,
+            "stored": t.stored,
+            "bytes": t.span * t.dtype.bytes,
+            "note": _note(t),
+        }
+        for t in package.tensors
+    ]
     steps, number = [], 0
     for step in about["steps"]:
         if "kernel" not in step:
@@ -147,14 +204,26 @@ def _context(package: PlanPackage, about: dict[str, Any]) -> dict[str, Any]:
         steps.append({**step, "number": number, "lines": lines, "pointers": ", ".join(pointers)})
         number += 1
     reads = [t for t in tensors if not t["stored"]]
-    return {"name": package.name, "title": package.title, "about": package.about,
-            "version": __version__, "target": package.target.name, "hip": backend == "hip",
-            "build": BUILDS[backend].format(package.name), "requirements": about["requirements"],
-            "workspace": about["workspace_bytes"], "tensors": tensors, "aligned": ALIGNED,
-            "api": APIS[backend], "steps": steps, "count": number, "reads": len(reads),
-            "ordered": [*reads, *(t for t in tensors if t["stored"])],
-            "results": len(tensors) - len(reads),
-            "maps": any(x["kind"] == "map" for s in about["steps"] for x in s.get("passed", ()))}
+    return {
+        "name": package.name,
+        "title": package.title,
+        "about": package.about,
+        "version": __version__,
+        "target": package.target.name,
+        "hip": backend == "hip",
+        "build": BUILDS[backend].format(package.name),
+        "requirements": about["requirements"],
+        "workspace": about["workspace_bytes"],
+        "tensors": tensors,
+        "aligned": ALIGNED,
+        "api": APIS[backend],
+        "steps": steps,
+        "count": number,
+        "reads": len(reads),
+        "ordered": [*reads, *(t for t in tensors if t["stored"])],
+        "results": len(tensors) - len(reads),
+        "maps": any(x["kind"] == "map" for s in about["steps"] for x in s.get("passed", ())),
+    }
 
 
 def _note(t: PackagedTensor) -> str:
@@ -195,12 +264,15 @@ def _map(i: int, x: dict[str, Any]) -> list[str]:
     def array(kind: str, name: str, values: Sequence[int]) -> str:
         return f"static const {kind} {name}{i}[] = {{{', '.join(map(str, values or [0]))}}};"
 
-    return [f"CUtensorMap map{i};  /* {x['tensor']} */",
-            array("cuuint64_t", "sizes", x["sizes"]), array("cuuint64_t", "strides", x["strides"]),
-            array("cuuint32_t", "box", x["box"]),
-            f"TRY(map_of(&map{i}, CU_TENSOR_MAP_DATA_TYPE_{x['elements_name']}, {x['rank']}, "
-            f"{_place(x['of'])},",
-            f"           sizes{i}, strides{i}, box{i}, CU_TENSOR_MAP_SWIZZLE_{x['swizzle_name']}));"]
+    return [
+        f"CUtensorMap map{i};  /* {x['tensor']} */",
+        array("cuuint64_t", "sizes", x["sizes"]),
+        array("cuuint64_t", "strides", x["strides"]),
+        array("cuuint32_t", "box", x["box"]),
+        f"TRY(map_of(&map{i}, CU_TENSOR_MAP_DATA_TYPE_{x['elements_name']}, {x['rank']}, "
+        f"{_place(x['of'])},",
+        f"           sizes{i}, strides{i}, box{i}, CU_TENSOR_MAP_SWIZZLE_{x['swizzle_name']}));",
+    ]
 
 
 def check(directory: Path, force: bool) -> None:
@@ -211,8 +283,10 @@ def check(directory: Path, force: bool) -> None:
     if not directory.is_dir():
         raise NotADirectoryError(f"'{directory}' is no folder; expected a new one, or an empty one")
     if not force and any(directory.iterdir()):
-        raise FileExistsError(f"'{directory}' is not empty; expected a new or empty folder, or --force "
-                              "(force=True), which replaces files of the same names and leaves others")
+        raise FileExistsError(
+            f"'{directory}' is not empty; expected a new or empty folder, or --force "
+            "(force=True), which replaces files of the same names and leaves others"
+        )
 
 
 def write(directory: Path, files: Mapping[str, bytes], force: bool = False) -> None:
@@ -227,8 +301,9 @@ def write(directory: Path, files: Mapping[str, bytes], force: bool = False) -> N
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     except OSError as error:  # it names another path, which nobody asked for
-        raise OSError(f"'{directory}' cannot be written: {error.strerror}; expected a folder that can be "
-                      "made") from error
+        raise OSError(
+            f"'{directory}' cannot be written: {error.strerror}; expected a folder that can be made"
+        ) from error
     try:
         for name, content in files.items():
             path = made / name

@@ -35,8 +35,9 @@ class LoadedKernels:
         self.workspace = Address(0)
         if not is_hip:
             self._context()
-        self.functions = [self._load(folder, step) if "kernel" in step else None
-                          for step in self.about["steps"]]
+        self.functions = [
+            self._load(folder, step) if "kernel" in step else None for step in self.about["steps"]
+        ]
 
     def __call__(self, *, stream: int = 0, **tensors: Any) -> None:
         """Launch on tensors, or addresses, by name. ValueError for one that is missing, not known, or
@@ -45,12 +46,20 @@ class LoadedKernels:
             raise ValueError(f"expected {' '.join(self.tensors)}, got {' '.join(tensors)}")
         at = {name: self._address(name, given) for name, given in tensors.items()}
         if self.about["workspace_bytes"] and not self.workspace.value:
-            self._call("Malloc" if self.prefix == "hip" else "MemAlloc_v2", ctypes.byref(self.workspace),
-                       ctypes.c_size_t(self.about["workspace_bytes"]))
+            self._call(
+                "Malloc" if self.prefix == "hip" else "MemAlloc_v2",
+                ctypes.byref(self.workspace),
+                ctypes.c_size_t(self.about["workspace_bytes"]),
+            )
         for step, function in zip(self.about["steps"], self.functions, strict=True):
             if function is None:
-                self._call("MemsetD8Async", Address(self._place(step["clear"], at)), ctypes.c_ubyte(0),
-                           ctypes.c_size_t(step["bytes"]), ctypes.c_void_p(stream))
+                self._call(
+                    "MemsetD8Async",
+                    Address(self._place(step["clear"], at)),
+                    ctypes.c_ubyte(0),
+                    ctypes.c_size_t(step["bytes"]),
+                    ctypes.c_void_p(stream),
+                )
             else:
                 self._launch(step, function, at, stream)
 
@@ -63,8 +72,7 @@ class LoadedKernels:
             shape, strides = tuple(want["given_shape"]), tuple(want["given_strides"])
             if tuple(given.shape) != shape:
                 raise ValueError(f"{name}: expected shape {shape}, got {tuple(given.shape)}")
-            if any(n > 1 and a != b for n, a, b in zip(shape, given.stride(), strides,
-                                                               strict=True)):
+            if any(n > 1 and a != b for n, a, b in zip(shape, given.stride(), strides, strict=True)):
                 raise ValueError(f"{name}: expected strides {strides}, got {tuple(given.stride())}")
             if given.device.type != "cuda":
                 raise ValueError(f"{name}: expected a tensor on a GPU, got one on {given.device}")
@@ -78,13 +86,21 @@ class LoadedKernels:
             return int(self.workspace.value) + int(where["offset"])
         return at[where["tensor"]]
 
-    def _launch(self, step: dict[str, Any], function: ctypes.c_void_p, at: dict[str, int],
-                stream: int) -> None:
+    def _launch(
+        self, step: dict[str, Any], function: ctypes.c_void_p, at: dict[str, int], stream: int
+    ) -> None:
         values = [self._argument(x, at) for x in step["passed"]]
         pointers = (ctypes.c_void_p * len(values))(*(v[0] for v in values))
         name = "ModuleLaunchKernel" if self.prefix == "hip" else "LaunchKernel"
-        self._call(name, function, *(ctypes.c_uint(n) for n in (*step["grid"], step["threads"], 1, 1)),
-                   ctypes.c_uint(step["shared_bytes"]), ctypes.c_void_p(stream), pointers, None)
+        self._call(
+            name,
+            function,
+            *(ctypes.c_uint(n) for n in (*step["grid"], step["threads"], 1, 1)),
+            ctypes.c_uint(step["shared_bytes"]),
+            ctypes.c_void_p(stream),
+            pointers,
+            None,
+        )
 
     def _argument(self, x: dict[str, Any], at: dict[str, int]) -> tuple[int, Any]:
         """The address of an argument's value, and the object that must stay alive with it."""
@@ -102,11 +118,21 @@ class LoadedKernels:
         held = (ctypes.c_char * 192)()
         start = -(-ctypes.addressof(held) // 64) * 64
         rank = x["rank"]
-        self._call("TensorMapEncodeTiled", ctypes.c_void_p(start), ctypes.c_int(x["elements"]),
-                   ctypes.c_uint32(rank), ctypes.c_void_p(base),
-                   (ctypes.c_uint64 * rank)(*x["sizes"]), (ctypes.c_uint64 * rank)(*x["strides"]),
-                   (ctypes.c_uint32 * rank)(*x["box"]), (ctypes.c_uint32 * rank)(*[1] * rank),
-                   ctypes.c_int(0), ctypes.c_int(x["swizzle"]), ctypes.c_int(L2_128B), ctypes.c_int(0))
+        self._call(
+            "TensorMapEncodeTiled",
+            ctypes.c_void_p(start),
+            ctypes.c_int(x["elements"]),
+            ctypes.c_uint32(rank),
+            ctypes.c_void_p(base),
+            (ctypes.c_uint64 * rank)(*x["sizes"]),
+            (ctypes.c_uint64 * rank)(*x["strides"]),
+            (ctypes.c_uint32 * rank)(*x["box"]),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            ctypes.c_int(0),
+            ctypes.c_int(x["swizzle"]),
+            ctypes.c_int(L2_128B),
+            ctypes.c_int(0),
+        )
         return start, held
 
     def _load(self, folder: Path, step: dict[str, Any]) -> ctypes.c_void_p:
@@ -114,8 +140,9 @@ class LoadedKernels:
         self._call("ModuleLoad", ctypes.byref(module), str(folder / step["file"]).encode())
         self._call("ModuleGetFunction", ctypes.byref(function), module, step["kernel"].encode())
         if self.prefix == "cu" and step["shared_bytes"] > WITHOUT_ASKING:
-            self._call("FuncSetAttribute", function, ctypes.c_int(MOST_SHARED),
-                       ctypes.c_int(step["shared_bytes"]))
+            self._call(
+                "FuncSetAttribute", function, ctypes.c_int(MOST_SHARED), ctypes.c_int(step["shared_bytes"])
+            )
         return function
 
     def _context(self) -> None:

@@ -35,8 +35,20 @@ ALIGNED = 16  # bytes: kernels are compiled for such addresses
 SPACED = 256  # bytes between the parts of the workspace
 # Triton's numbers of element types that differ from CUtensorMapDataType's, and the latter's names.
 ELEMENTS = {8: 10, 9: 8, 10: 9}
-ELEMENT_NAMES = ("UINT8", "UINT16", "UINT32", "INT32", "UINT64", "INT64", "FLOAT16", "FLOAT32", "FLOAT64",
-                 "BFLOAT16", "FLOAT32_FTZ", "TFLOAT32")
+ELEMENT_NAMES = (
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "INT32",
+    "UINT64",
+    "INT64",
+    "FLOAT16",
+    "FLOAT32",
+    "FLOAT64",
+    "BFLOAT16",
+    "FLOAT32_FTZ",
+    "TFLOAT32",
+)
 NEAREST_TF32 = 11
 SWIZZLES = ("NONE", "32B", "64B", "128B")
 
@@ -55,15 +67,18 @@ class KernelBinary:
         return int(self.resources.launch["num_warps"])
 
 
-def machine_code(packages: Sequence[PlanPackage], timeout_s: float = 120.0,
-                 workers: int = 1) -> list[list[KernelBinary]]:
+def machine_code(
+    packages: Sequence[PlanPackage], timeout_s: float = 120.0, workers: int = 1
+) -> list[list[KernelBinary]]:
     """Every kernel of some packages compiled for its chip. Raises Unsupported, with the reason in words,
     where there is none, or where a launch needs something that the launchers lack."""
     for package in packages:
         if package.target.backend not in KINDS:
-            raise Unsupported(f"export:{package.target.backend}",
-                              f"no machine code is made ahead of time for {package.target.name}; expected "
-                              "a chip of NVIDIA's or AMD's as target, such as sm_90 or gfx942")
+            raise Unsupported(
+                f"export:{package.target.backend}",
+                f"no machine code is made ahead of time for {package.target.name}; expected "
+                "a chip of NVIDIA's or AMD's as target, such as sm_90 or gfx942",
+            )
         if reason := why_not_cleared(package):
             raise Unsupported("export:clear", f"{package.title}: {reason}")
     jobs = [_job(x, package.target) for package in packages for x in package.launches]
@@ -86,9 +101,20 @@ def _binary(package: PlanPackage, x: PackagedKernel, answer: Answer) -> KernelBi
 def _job(x: PackagedKernel, target: Target) -> CompileJob:
     schedule = x.step.schedule
     params = tuple((a.dtype.name, a.box.extents if a.box else ()) for a in x.arguments)
-    return CompileJob(x.source, x.kernel, params, target.name, target.backend, target.arch,
-                      target.warp_size, schedule.warps, schedule.stages, explicit=x.explicit, code=True,
-                      words=False)
+    return CompileJob(
+        x.source,
+        x.kernel,
+        params,
+        target.name,
+        target.backend,
+        target.arch,
+        target.warp_size,
+        schedule.warps,
+        schedule.stages,
+        explicit=x.explicit,
+        code=True,
+        words=False,
+    )
 
 
 def why_not_cleared(package: PlanPackage) -> str:
@@ -128,8 +154,11 @@ def _passed(package: PlanPackage, x: PackagedKernel, known: dict[str, Any]) -> l
             made.append(_place(package, a.tensor))
             continue
         if not metas or metas[0] is None:
-            raise Unsupported("export:boxes", f"{x.kernel}: {package.target.name} has no copy engine for "
-                              f"the boxes of {a.tensor}; use a=gather b=gather")
+            raise Unsupported(
+                "export:boxes",
+                f"{x.kernel}: {package.target.name} has no copy engine for "
+                f"the boxes of {a.tensor}; use a=gather b=gather",
+            )
         made.append(_map(package, a, metas.pop(0)))
         made += [{"kind": "i32", "value": n} for n in a.box.shape]
         made += [{"kind": "i64", "value": n} for n in a.box.strides]
@@ -147,12 +176,19 @@ def _map(package: PlanPackage, a: Argument, meta: dict[str, Any]) -> dict[str, A
     """A tensor as its TMA descriptor has it: innermost dimension first, as CUtensorMap has it."""
     assert a.box is not None
     element = NEAREST_TF32 if a.box.near else ELEMENTS.get(meta["elem_type"], meta["elem_type"])
-    return {"kind": "map", "of": _place(package, a.tensor), "tensor": a.tensor,
-            "elements": element, "elements_name": ELEMENT_NAMES[element], "rank": len(a.box.shape),
-            "sizes": list(reversed(a.box.shape)),
-            "strides": [n * meta["elem_size"] for n in reversed(a.box.strides[:-1])],
-            "box": list(reversed(meta["block_size"])), "swizzle": meta["swizzle"],
-            "swizzle_name": SWIZZLES[meta["swizzle"]]}
+    return {
+        "kind": "map",
+        "of": _place(package, a.tensor),
+        "tensor": a.tensor,
+        "elements": element,
+        "elements_name": ELEMENT_NAMES[element],
+        "rank": len(a.box.shape),
+        "sizes": list(reversed(a.box.shape)),
+        "strides": [n * meta["elem_size"] for n in reversed(a.box.strides[:-1])],
+        "box": list(reversed(meta["block_size"])),
+        "swizzle": meta["swizzle"],
+        "swizzle_name": SWIZZLES[meta["swizzle"]],
+    }
 
 
 def workspace(package: PlanPackage) -> tuple[dict[str, int], int]:
@@ -175,8 +211,10 @@ def requirements(package: PlanPackage, binaries: Sequence[KernelBinary]) -> list
     names = " ".join(t.name for t in package.tensors)
     says.append(f"Addresses of {names} are multiples of {ALIGNED} bytes.")
     if workspace(package)[1]:
-        says.append(f"Workspace: {workspace(package)[1]} bytes of device memory at a multiple of {SPACED} "
-                    "bytes, which no other call uses meanwhile.")
+        says.append(
+            f"Workspace: {workspace(package)[1]} bytes of device memory at a multiple of {SPACED} "
+            "bytes, which no other call uses meanwhile."
+        )
     return [*says, "Element types, sizes and strides are those said here; the kernels check none."]
 
 
@@ -304,15 +342,20 @@ def packaged(plan: Plan) -> PlanPackage:
     """The package of a plan. Raises Unsupported for a plan without launches: there is nothing to
     export."""
     if not plan.steps:
-        raise Unsupported("export:empty", f"{plan.workload.title}: the result has no elements, so that "
-                          "there is no kernel to export")
+        raise Unsupported(
+            "export:empty",
+            f"{plan.workload.title}: the result has no elements, so that there is no kernel to export",
+        )
     workload = plan.workload
     written = {w.view.tensor.name for c in workload.computations for w in c.writes}
     tensors = tuple(PackagedTensor.of(t, t.name in written) for t in workload.tensors)
     for named in (_name(plan), *(t.name for t in tensors), *plan.workspaces):
         if not records.is_name(named):
-            raise Unsupported("export:name", f"{named!r} cannot be a name in an exported file; expected a "
-                              "word of letters, digits and underscores")
+            raise Unsupported(
+                "export:name",
+                f"{named!r} cannot be a name in an exported file; expected a "
+                "word of letters, digits and underscores",
+            )
     return PlanPackage(
         _name(plan),
         _said(workload.title),
@@ -328,11 +371,20 @@ def packaged(plan: Plan) -> PlanPackage:
 
 def _launch(step: PlanStep) -> PackagedKernel:
     boxes = step.triton.boxes or (None,) * len(step.params)
-    arguments = tuple(Argument(t.name, t.dtype, None if b is None else _box(*b))
-                      for t, b in zip(step.kernel.params, boxes, strict=True))
-    return PackagedKernel(step.kernel.name, step.source, arguments, step.triton.grid, step,
-                  is_explicit(step.kernel), step.triton.early,
-                  step.zero.name if step.zero is not None else "")
+    arguments = tuple(
+        Argument(t.name, t.dtype, None if b is None else _box(*b))
+        for t, b in zip(step.kernel.params, boxes, strict=True)
+    )
+    return PackagedKernel(
+        step.kernel.name,
+        step.source,
+        arguments,
+        step.triton.grid,
+        step,
+        is_explicit(step.kernel),
+        step.triton.early,
+        step.zero.name if step.zero is not None else "",
+    )
 
 
 def _box(seen: Tensor, extents: tuple[int, ...]) -> CopyBox:
@@ -347,10 +399,11 @@ def _name(plan: Plan) -> str:
     rest = f"{workload.title} {workload} {plan.target.name} {[s.kernel.name for s in plan.steps]}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
     what = workload.direction or next(
-        (c.name for c in [getattr(workload, "compute", None)] if c is not None), "kernel")
+        (c.name for c in [getattr(workload, "compute", None)] if c is not None), "kernel"
+    )
     stem = f"{workload.prefix}{what}"
     shape = re.sub(r"\W", "", workload.shape_text, flags=re.ASCII)
-    return f"{stem}_{shape[:max(0, MAX_NAME - len(stem) - 10)]}_{digest}"
+    return f"{stem}_{shape[: max(0, MAX_NAME - len(stem) - 10)]}_{digest}"
 
 
 def _about(plan: Plan) -> tuple[str, ...]:
@@ -371,6 +424,13 @@ def _said(text: str) -> str:
 
 def described(package: PlanPackage) -> dict[str, Any]:
     """The tensors for an index: a caller's arguments and results."""
-    return {t.name: {"dtype": t.dtype.torch, "shape": list(t.shape),
-                     "strides": None if t.strides is None else list(t.strides),
-                     "layout": str(t.layout), "stored": t.stored} for t in package.tensors}
+    return {
+        t.name: {
+            "dtype": t.dtype.torch,
+            "shape": list(t.shape),
+            "strides": None if t.strides is None else list(t.strides),
+            "layout": str(t.layout),
+            "stored": t.stored,
+        }
+        for t in package.tensors
+    }

@@ -31,17 +31,26 @@ SEED = 0
 @cache
 def templates() -> Environment:
     """The templates of the files."""
-    return Environment(loader=PackageLoader("transconv.runtime.standalone"), undefined=StrictUndefined,
-                       keep_trailing_newline=True)
+    return Environment(
+        loader=PackageLoader("transconv.runtime.standalone"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
 
 
 def python_text(package: PlanPackage) -> str:
     """The file of a package. Raises Unsupported where torch cannot check what it computes."""
     if not package.read:
-        raise Unsupported("export:reads", f"{package.title}: it reads no tensor, whose device it would "
-                          "run on; there is nothing to export")
-    return templates().get_template("kernel.py.jinja").render(
-        **_top(package), **_launcher(package), **_check(package))
+        raise Unsupported(
+            "export:reads",
+            f"{package.title}: it reads no tensor, whose device it would "
+            "run on; there is nothing to export",
+        )
+    return (
+        templates()
+        .get_template("kernel.py.jinja")
+        .render(**_top(package), **_launcher(package), **_check(package))
+    )
 
 
 def _top(package: PlanPackage) -> dict[str, Any]:
@@ -54,19 +63,40 @@ def _top(package: PlanPackage) -> dict[str, Any]:
     imports = [i for i in dict.fromkeys(imports) if i != "import triton"]
     reads = ", ".join(safe(t.name) for t in package.read)
     results = ", ".join(safe(t.name) for t in package.stored)
-    target = package.target.name if package.target.backend != "interpreter" else (
-        "Triton's interpreter, and for GPUs that have room for its tiles")
+    target = (
+        package.target.name
+        if package.target.backend != "interpreter"
+        else ("Triton's interpreter, and for GPUs that have room for its tiles")
+    )
     about = list(package.about)
     if package.plan.workload.meaning:
         about.insert(0, package.plan.workload.meaning)
     why = why_not_interpreted(package)
-    return {"name": package.name, "title": package.title, "about": about, "version": __version__,
-            "target": target, "triton": f"made with {triton_version()}",
-            "imports": sorted(imports, key=lambda i: (i.startswith("from"), i)), "waits": used,
-            "kernels": kernels, "call": f"{results} = run({reads})", "seed": SEED,
-            "interpretable": not why, "why_not_interpreted": why,
-            "tensors": [{"name": t.name, "dtype": t.dtype.torch, "shape": t.held[0],
-                         "strides": t.held[1], "note": _note(t)} for t in package.tensors]}
+    return {
+        "name": package.name,
+        "title": package.title,
+        "about": about,
+        "version": __version__,
+        "target": target,
+        "triton": f"made with {triton_version()}",
+        "imports": sorted(imports, key=lambda i: (i.startswith("from"), i)),
+        "waits": used,
+        "kernels": kernels,
+        "call": f"{results} = run({reads})",
+        "seed": SEED,
+        "interpretable": not why,
+        "why_not_interpreted": why,
+        "tensors": [
+            {
+                "name": t.name,
+                "dtype": t.dtype.torch,
+                "shape": t.held[0],
+                "strides": t.held[1],
+                "note": _note(t),
+            }
+            for t in package.tensors
+        ],
+    }
 
 
 def _quoted(name: str) -> str:
@@ -85,19 +115,27 @@ def _launcher(package: PlanPackage) -> dict[str, Any]:
     explicit = any(x.explicit and any(a.box for a in x.arguments) for x in package.launches)
     made = " and ".join(safe(t.name) for t in stored)
     return {
-        "parameters": ", ".join([*(safe(t.name) for t in reads),
-                                 *(f"{safe(t.name)}=None" for t in stored)]),
+        "parameters": ", ".join(
+            [*(safe(t.name) for t in reads), *(f"{safe(t.name)}=None" for t in stored)]
+        ),
         "promise": f"Compute {made}, and return {'it' if len(stored) == 1 else 'them'}; what is not "
-                   "given to write into is made.",
-        "first": safe(reads[0].name), "made": [safe(t.name) for t in stored],
-        "pairs": ", ".join(f"({_quoted(n.name)}, {s})"
-                           for n, s in zip((*reads, *stored), tensors, strict=True)),
-        "scratch": [{"name": safe(t.name), "span": t.span, "dtype": t.dtype.torch, "note": _note(t)}
-                    for t in package.scratch],
+        "given to write into is made.",
+        "first": safe(reads[0].name),
+        "made": [safe(t.name) for t in stored],
+        "pairs": ", ".join(
+            f"({_quoted(n.name)}, {s})" for n, s in zip((*reads, *stored), tensors, strict=True)
+        ),
+        "scratch": [
+            {"name": safe(t.name), "span": t.span, "dtype": t.dtype.torch, "note": _note(t)}
+            for t in package.scratch
+        ],
         "launches": [line for x in package.launches for line in _launch(x, bool(near))],
-        "padding": _padding(package), "results": ", ".join(safe(t.name) for t in stored),
+        "padding": _padding(package),
+        "results": ", ".join(safe(t.name) for t in stored),
         "boxed": tuple(n for n in package.boxed if n in {t.name for t in package.tensors}),
-        "explicit": explicit, "near": bool(near)}
+        "explicit": explicit,
+        "near": bool(near),
+    }
 
 
 def _launch(x: PackagedKernel, near: bool) -> list[str]:
@@ -116,8 +154,11 @@ def _launch(x: PackagedKernel, near: bool) -> list[str]:
     if not x.programs:
         return []
     if rounded:
-        return [*lines, f"launch({x.kernel}, {x.programs}, [{', '.join(names)}], {rounded},",
-                f"       {options})"]
+        return [
+            *lines,
+            f"launch({x.kernel}, {x.programs}, [{', '.join(names)}], {rounded},",
+            f"       {options})",
+        ]
     return [*lines, f"{x.kernel}[({x.programs},)](", f"    {', '.join(names)}, {options})"]
 
 
@@ -139,11 +180,14 @@ def _padding(package: PlanPackage) -> list[str]:
     (result,) = package.stored
     blocks = result.layout.blocks
     name = safe(result.name)
-    lines = [f"blocks = {name}.as_strided({[b.size for b in blocks]}, {[b.stride for b in blocks]}, "
-             f"{name}.storage_offset() + {result.layout.offset})"]
+    lines = [
+        f"blocks = {name}.as_strided({[b.size for b in blocks]}, {[b.stride for b in blocks]}, "
+        f"{name}.storage_offset() + {result.layout.offset})"
+    ]
     for box in package.padding:
-        said = ", ".join(":" if s == slice(None) else f"{s.start}:{'' if s.stop is None else s.stop}"
-                         for s in box)
+        said = ", ".join(
+            ":" if s == slice(None) else f"{s.start}:{'' if s.stop is None else s.stop}" for s in box
+        )
         lines.append(f"blocks[{said}] = 0  # beyond the shape, where blocks have no elements")
     return lines
 
@@ -152,8 +196,11 @@ def _check(package: PlanPackage) -> dict[str, Any]:
     workload = package.plan.workload
     reads = [safe(t.name) for t in package.read]
     comma = "," if len(reads) == 1 else ""
-    given = {"reads": "".join(f"{_quoted(t.name)}, " for t in package.read).strip(),
-             "reads_bare": ", ".join(reads) + comma, "parameters_read": ", ".join(reads)}
+    given = {
+        "reads": "".join(f"{_quoted(t.name)}, " for t in package.read).strip(),
+        "reads_bare": ", ".join(reads) + comma,
+        "parameters_read": ", ".join(reads),
+    }
     if (text := workload.torch_text) is not None:
         return {**given, "check": "check_product.py.jinja", **of_text(package, text)}
     if isinstance(workload, Alone):
@@ -164,13 +211,21 @@ def _check(package: PlanPackage) -> dict[str, Any]:
 def why_not_interpreted(package: PlanPackage) -> str:
     """Why Triton's interpreter cannot run the kernels as the chip does; empty if it can."""
     if any(x.explicit for x in package.launches):
-        return ("these kernels are written in Gluon, which Triton does not interpret; "
-                "run them on a GPU, or export with --target interpreter")
-    short = any(a.dtype.kind == "float" and a.dtype.bits <= 16
-                for x in package.launches if x.step.schedule.unit == "mma" for a in x.arguments)
+        return (
+            "these kernels are written in Gluon, which Triton does not interpret; "
+            "run them on a GPU, or export with --target interpreter"
+        )
+    short = any(
+        a.dtype.kind == "float" and a.dtype.bits <= 16
+        for x in package.launches
+        if x.step.schedule.unit == "mma"
+        for a in x.arguments
+    )
     if short and not package.target.upcast16 and any("tl.dot(" in x.source for x in package.launches):
-        return ("Triton's interpreter does not multiply 16-bit matrices as the chip does; "
-                "run these kernels on a GPU, or export with --target interpreter")
+        return (
+            "Triton's interpreter does not multiply 16-bit matrices as the chip does; "
+            "run these kernels on a GPU, or export with --target interpreter"
+        )
     return ""
 
 
@@ -195,9 +250,9 @@ def split(source: str) -> GeneratedText:
     for at in tree.body:
         assert at.end_lineno is not None
         if isinstance(at, (ast.Import, ast.ImportFrom)):
-            imports.append("\n".join(lines[at.lineno - 1:at.end_lineno]))
+            imports.append("\n".join(lines[at.lineno - 1 : at.end_lineno]))
         else:
-            parts.append((_given(at), "\n".join(lines[end:at.end_lineno]).strip("\n")))
+            parts.append((_given(at), "\n".join(lines[end : at.end_lineno]).strip("\n")))
         end = at.end_lineno
     return GeneratedText(comments, tuple(imports), tuple(parts))
 
@@ -233,13 +288,17 @@ def _renamed(parts: tuple[tuple[str, str], ...], known: dict[str, str]) -> dict[
     """New names for definitions that exist with another text, or that call a renamed one."""
     renamed: dict[str, str] = {}
     while True:
-        clash = [name for name, lines in parts if name not in renamed and name in known
-                 and known[name] != with_names(lines, renamed)]
+        clash = [
+            name
+            for name, lines in parts
+            if name not in renamed and name in known and known[name] != with_names(lines, renamed)
+        ]
         if not clash:
             return renamed
         for name in clash:
-            renamed[name] = next(f"{name}_{n}" for n in range(2, len(known) + 3)
-                                 if f"{name}_{n}" not in known)
+            renamed[name] = next(
+                f"{name}_{n}" for n in range(2, len(known) + 3) if f"{name}_{n}" not in known
+            )
 
 
 def with_names(lines: str, renamed: dict[str, str]) -> str:
@@ -247,10 +306,13 @@ def with_names(lines: str, renamed: dict[str, str]) -> str:
     if not renamed:
         return lines
     rows = lines.split("\n")
-    found = [t for t in tokenize.generate_tokens(io.StringIO(lines + "\n").readline)
-             if t.type == tokenize.NAME and t.string in renamed]
+    found = [
+        t
+        for t in tokenize.generate_tokens(io.StringIO(lines + "\n").readline)
+        if t.type == tokenize.NAME and t.string in renamed
+    ]
     for token in reversed(found):
         row, column = token.start
         text = rows[row - 1]
-        rows[row - 1] = text[:column] + renamed[token.string] + text[column + len(token.string):]
+        rows[row - 1] = text[:column] + renamed[token.string] + text[column + len(token.string) :]
     return "\n".join(rows)

@@ -68,10 +68,16 @@ def of_text(package: PlanPackage, text: TorchText) -> dict[str, Any]:
     rounded = text.eps > OWN_F64 and any(package.operand(n).dtype is f32 for n in text.factors)
     tf32 = DROPPED.get(workload.math, 0.0) if rounded else 0.0
     return {
-        "result": workload.result, "a": a, "b": b, "eps": _power(text.eps),
-        "tf32": _power(tf32) if tf32 else "", "terms": text.terms, "program": text.program,
+        "result": workload.result,
+        "a": a,
+        "b": b,
+        "eps": _power(text.eps),
+        "tf32": _power(tf32) if tf32 else "",
+        "terms": text.terms,
+        "program": text.program,
         "behind": text.behind,
-        "blocks": {t.name: _blocks(t) for t in package.tensors if t.strides is None}}
+        "blocks": {t.name: _blocks(t) for t in package.tensors if t.strides is None},
+    }
 
 
 def _power(x: float) -> str:
@@ -84,15 +90,24 @@ def _blocks(t: PackagedTensor) -> tuple[Any, ...]:
     """Sizes and strides of the blocks, offset, their order by dimension, sizes, shape."""
     blocks = t.layout.blocks
     order = tuple(i for d in range(t.layout.ndims) for i, b in enumerate(blocks) if b.dim == d)
-    return (tuple(b.size for b in blocks), tuple(b.stride for b in blocks), t.layout.offset, order,
-            t.layout.extents, t.shape)
+    return (
+        tuple(b.size for b in blocks),
+        tuple(b.stride for b in blocks),
+        t.layout.offset,
+        order,
+        t.layout.extents,
+        t.shape,
+    )
 
 
 def _ranges(package: PlanPackage, indexed: dict[str, int]) -> dict[str, tuple[int, int]]:
     """The range of the random data of integer tensors: positions where elements are coordinates, else
     small numbers."""
-    return {t.name: (0, indexed[t.name]) if t.name in indexed else (max(-4, t.dtype.limits[0]), 5)
-            for t in package.read if t.dtype.kind in ("int", "bool")}
+    return {
+        t.name: (0, indexed[t.name]) if t.name in indexed else (max(-4, t.dtype.limits[0]), 5)
+        for t in package.read
+        if t.dtype.kind in ("int", "bool")
+    }
 
 
 def of_compute(package: PlanPackage, compute: Compute) -> dict[str, Any]:
@@ -102,8 +117,11 @@ def of_compute(package: PlanPackage, compute: Compute) -> dict[str, Any]:
     points = None
     if prod(free) * reduced > MOST and free:
         points = max(LEAST, int((MOST / max(1, reduced)) ** (1 / len(free))))
-    is_tf32 = compute.math in DROPPED and compute.factors is not None and any(
-        t.dtype is f32 for t in compute.tensors)
+    is_tf32 = (
+        compute.math in DROPPED
+        and compute.factors is not None
+        and any(t.dtype is f32 for t in compute.tensors)
+    )
     share = (DROPPED[compute.math] if is_tf32 else SUMMED) * (STEEP if compute.finishes else 1)
     indexed: dict[str, int] = {}
     for view in compute.views():
@@ -112,26 +130,106 @@ def of_compute(package: PlanPackage, compute: Compute) -> dict[str, Any]:
                 if read.var in compute.names.indices and read.var in free_vars(d.coord):
                     name = read.view.tensor.name
                     indexed[name] = min(n, indexed.get(name, n))
-    return {"ranges": _ranges(package, indexed), "rank": max(1, len(compute.axes)), "points": points,
-            "steps": lines_of(compute), "stores": "".join(f'"{t.name}", ' for t in package.stored).strip(),
-            "roundings": ROUNDINGS, "own": _power(OWN), "share": _power(share)}
+    return {
+        "ranges": _ranges(package, indexed),
+        "rank": max(1, len(compute.axes)),
+        "points": points,
+        "steps": lines_of(compute),
+        "stores": "".join(f'"{t.name}", ' for t in package.stored).strip(),
+        "roundings": ROUNDINGS,
+        "own": _power(OWN),
+        "share": _power(share),
+    }
 
 
 SIGNS: dict[type, str] = {
-    Add: "+", Sub: "-", Mul: "*", Div: "/", FloorDiv: "//", Mod: "%", Shl: "<<", Shr: ">>", Lt: "<",
-    Le: "<=", Eq: "==", Ne: "!=", And: "&", Or: "|", Xor: "^"}
-REDUCED = {"sum": "{}.sum({}, keepdim=True)", "prod": "product({}, {})",
-           "max": "{}.amax({}, keepdim=True)", "min": "{}.amin({}, keepdim=True)"}
+    Add: "+",
+    Sub: "-",
+    Mul: "*",
+    Div: "/",
+    FloorDiv: "//",
+    Mod: "%",
+    Shl: "<<",
+    Shr: ">>",
+    Lt: "<",
+    Le: "<=",
+    Eq: "==",
+    Ne: "!=",
+    And: "&",
+    Or: "|",
+    Xor: "^",
+}
+REDUCED = {
+    "sum": "{}.sum({}, keepdim=True)",
+    "prod": "product({}, {})",
+    "max": "{}.amax({}, keepdim=True)",
+    "min": "{}.amin({}, keepdim=True)",
+}
 # Functions that torch has under other names.
 TORCHS = {"nearest": "round", "ndtr": "special.ndtr", "ndtr_wide": "special.ndtr"}
 # Names that the text of an exported file uses itself.
-TAKEN = frozenset({
-    "torch", "triton", "tl", "gl", "gluon", "sys", "check", "on", "device", "draw", "read", "stored",
-    "largest", "least", "product", "points", "weight", "main", "run", "reference", "tensors", "bound",
-    "logical", "box", "launch", "TensorDescriptor", "hopper", "mbarrier", "tma", "F", "nullcontext",
-    "given", "got", "want", "along", "choose", "spread", "tensor", "compared", "blocks",
-    "name", "dtype", "shape", "strides", "TENSORS", "POINTS", "RANK", "DEVICE", "RANGES", "BLOCKS",
-    "INTERPRETED", "a", "b", "size", "added", "kind", "drawn", "convolved"})
+TAKEN = frozenset(
+    {
+        "torch",
+        "triton",
+        "tl",
+        "gl",
+        "gluon",
+        "sys",
+        "check",
+        "on",
+        "device",
+        "draw",
+        "read",
+        "stored",
+        "largest",
+        "least",
+        "product",
+        "points",
+        "weight",
+        "main",
+        "run",
+        "reference",
+        "tensors",
+        "bound",
+        "logical",
+        "box",
+        "launch",
+        "TensorDescriptor",
+        "hopper",
+        "mbarrier",
+        "tma",
+        "F",
+        "nullcontext",
+        "given",
+        "got",
+        "want",
+        "along",
+        "choose",
+        "spread",
+        "tensor",
+        "compared",
+        "blocks",
+        "name",
+        "dtype",
+        "shape",
+        "strides",
+        "TENSORS",
+        "POINTS",
+        "RANK",
+        "DEVICE",
+        "RANGES",
+        "BLOCKS",
+        "INTERPRETED",
+        "a",
+        "b",
+        "size",
+        "added",
+        "kind",
+        "drawn",
+        "convolved",
+    }
+)
 
 
 def safe(name: str, taken: Collection[str] = TAKEN) -> str:
@@ -152,8 +250,10 @@ class _ReferenceWriter:
         self.rank = max(1, len(compute.axes))
         taken = {*TAKEN, *(safe(t.name) for t in compute.tensors)}
         self.names: dict[str, str] = {}
-        for name in (*(x.name for x in compute.axes),
-                     *(s.name for s in compute.steps if not isinstance(s, Write))):
+        for name in (
+            *(x.name for x in compute.axes),
+            *(s.name for s in compute.steps if not isinstance(s, Write)),
+        ):
             self.names[name] = safe(name, taken)
             taken.add(self.names[name])
 
@@ -181,8 +281,11 @@ class _ReferenceWriter:
     def write(self, step: Write) -> str:
         name = step.view.tensor.name
         if step in self.compute.statistics:
-            raise Unsupported("export:reference", f"{self.compute.name}: {name} is a statistic of all of "
-                              "the result, of which the file would compute some points")
+            raise Unsupported(
+                "export:reference",
+                f"{self.compute.name}: {name} is a statistic of all of "
+                "the result, of which the file would compute some points",
+            )
         value = step.value.x if isinstance(step.value, Cast) else step.value  # the file rounds it
         return f'stored["{name}"] = ({self.places(step.view)}, {self.text(value)}, weight)'
 
@@ -197,10 +300,12 @@ class _ReferenceWriter:
         dims = f"({', '.join(map(str, at))},)"
         name = self.names[step.name]
         reduced = REDUCED[step.op].format(name, dims)
-        return [f"{name} = spread({self.text(step.value)}, "
-                f"{{{', '.join(f'{i}: {self.compute.axes[i].size}' for i in at)}}})",
-                f"weight = {name}.abs().nan_to_num(posinf=0.0).sum({dims}, keepdim=True)",
-                f"{name} = {reduced}"]
+        return [
+            f"{name} = spread({self.text(step.value)}, "
+            f"{{{', '.join(f'{i}: {self.compute.axes[i].size}' for i in at)}}})",
+            f"weight = {name}.abs().nan_to_num(posinf=0.0).sum({dims}, keepdim=True)",
+            f"{name} = {reduced}",
+        ]
 
     # -- expressions -----------------------------------------------------------------------------
 

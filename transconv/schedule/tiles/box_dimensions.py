@@ -82,9 +82,19 @@ def planes_of(d: Dim, step: int, facts: Facts) -> list[Dim]:
     before = int(plane.value) if isinstance(plane, Const) else 0
     bound = None if d.bound is None else simplify((d.bound + (step - 1 - before)) // step, facts)
     pitch = None if d.pitch is None else simplify(d.pitch * step)
-    return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent,
-                bound=bound, pitch=pitch),
-            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True, pitch=d.pitch)]
+    return [
+        Dim(
+            d.name,
+            -(-(d.size - before) // step),
+            d.stride * step,
+            row,
+            d.moving,
+            d.extent,
+            bound=bound,
+            pitch=pitch,
+        ),
+        Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True, pitch=d.pitch),
+    ]
 
 
 def groups_of(d: Dim, block: Block, compute: Compute, facts: Facts) -> list[Dim] | None:
@@ -105,11 +115,15 @@ def groups_of(d: Dim, block: Block, compute: Compute, facts: Facts) -> list[Dim]
     return [outer, replace(d, size=size, coord=d.moving)]
 
 
-def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor,
-                 stored: bool, facts: Facts) -> str | None:
+def why_not_dims(
+    dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor, stored: bool, facts: Facts
+) -> str | None:
     """None if the dimensions are legal for a box, else the reason in a few words."""
-    return (_lanes(dims, schedule, compute) or _engine(dims, tensor, facts)
-            or _tails(dims, schedule, compute, tensor, stored, facts))
+    return (
+        _lanes(dims, schedule, compute)
+        or _engine(dims, tensor, facts)
+        or _tails(dims, schedule, compute, tensor, stored, facts)
+    )
 
 
 def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
@@ -157,8 +171,10 @@ def _engine(dims: list[Dim], tensor: Tensor, facts: Facts) -> str | None:
     if row < ENGINE_ALIGN:
         return f"the box reaches {inner.extent} along {inner.name}, less than 16 bytes"
     if any(d.piled for d in dims) and not SHORTEST <= row <= ROW:
-        return (f"window elements of {row} bytes are boxes of their own, which can be read across from "
-                f"{SHORTEST} to {ROW} bytes")
+        return (
+            f"window elements of {row} bytes are boxes of their own, which can be read across from "
+            f"{SHORTEST} to {ROW} bytes"
+        )
     return None
 
 
@@ -187,16 +203,21 @@ def _is_zero_beyond(block: Block, tensor: Tensor, compute: Compute, facts: Facts
     must not reach beyond sizes that others divide: this is for sizes that are arguments, and for positions
     whose given sizes no tile divides."""
     given = compute.named is None
-    if len(block.axes) > 1 or (given and (
-            compute.axis(block.first).role != "position" or not _no_tile_divides(compute))):
+    if len(block.axes) > 1 or (
+        given and (compute.axis(block.first).role != "position" or not _no_tile_divides(compute))
+    ):
         return False
     others = [v for v in (compute.a, compute.b) if v is not None and v.tensor is not tensor]
-    return any(simplify(d.coord, facts) is Var(block.first) and simplify(n, facts) == whole(
-        compute, block.axes) for v in others for d, n in zip(v.dims, v.tensor.bounds, strict=True))
+    return any(
+        simplify(d.coord, facts) is Var(block.first) and simplify(n, facts) == whole(compute, block.axes)
+        for v in others
+        for d, n in zip(v.dims, v.tensor.bounds, strict=True)
+    )
 
 
-def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor, stored: bool,
-           facts: Facts) -> str | None:
+def _tails(
+    dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor, stored: bool, facts: Facts
+) -> str | None:
     """A block that does not divide its axes reaches beyond their end. That is legal only if it is also
     beyond the end of the tensor, where the engine reads zeros and drops writes: otherwise a sum would
     include, or a store overwrite, other elements. (A sum may if they are multiplied by 0.)"""
@@ -207,7 +228,10 @@ def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor
             continue
         name = Var("_".join(block.axes))
         for d in dims:
-            if d.moving is name and not (d.coord is name and simplify(d.length, facts) == total) and not (
-                    kind == "K" and _is_zero_beyond(block, tensor, compute, facts)):
+            if (
+                d.moving is name
+                and not (d.coord is name and simplify(d.length, facts) == total)
+                and not (kind == "K" and _is_zero_beyond(block, tensor, compute, facts))
+            ):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None

@@ -74,8 +74,9 @@ def box_of(view: ir.View, schedule: Schedule, compute: Compute, stored: bool = F
 
 
 @lru_cache(maxsize=4096)
-def _of_blocks(view: ir.View, blocks: tuple[Block, ...], via: str, order: str, compute: Compute,
-               stored: bool) -> Box | str:
+def _of_blocks(
+    view: ir.View, blocks: tuple[Block, ...], via: str, order: str, compute: Compute, stored: bool
+) -> Box | str:
     """``box_of`` for the words that it depends on, which many schedules share, so that the cache hits."""
     from transconv.schedule.schedule import Schedule
 
@@ -115,9 +116,11 @@ def _box_of(view: ir.View, schedule: Schedule, compute: Compute, stored: bool) -
     if isinstance(fused, str):
         return f"{view.tensor.name}: {fused}"
     dims = _merge(fused, facts, compute.phase)
-    if reason := (_still(dims, view, schedule, compute)
-                  or why_not_dims(dims, schedule, compute, view.tensor, stored, facts)
-                  or _shifted(dims[-1], view.tensor, facts)):
+    if reason := (
+        _still(dims, view, schedule, compute)
+        or why_not_dims(dims, schedule, compute, view.tensor, stored, facts)
+        or _shifted(dims[-1], view.tensor, facts)
+    ):
         return f"{view.tensor.name}: {reason}"
     return _box(view.tensor, dims, schedule, compute)
 
@@ -140,20 +143,30 @@ def _seen(seen: ir.ViewDim, size: ir.Expr, compute: Compute) -> tuple[ir.Expr, i
     return coord, None
 
 
-def _dim(view: ir.View, b: ir.LayoutBlock, apart: ir.Expr | None, schedule: Schedule, compute: Compute,
-         facts: Facts, stored: bool) -> list[Dim] | str:
+def _dim(
+    view: ir.View,
+    b: ir.LayoutBlock,
+    apart: ir.Expr | None,
+    schedule: Schedule,
+    compute: Compute,
+    facts: Facts,
+    stored: bool,
+) -> list[Dim] | str:
     """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal.
     ``apart``: its stride, if that is no number. The engine takes every so many-th position only where
     sizes are arguments: what makes such descriptors is the launcher of such kernels."""
     name, of = view.tensor.dims[b.dim], view.tensor
-    bound = (simplify(of.extents[b.dim], facts)
-             if of.extents and ir.free_vars(of.extents[b.dim]) else None)
+    bound = simplify(of.extents[b.dim], facts) if of.extents and ir.free_vars(of.extents[b.dim]) else None
     coord, beyond = _seen(view.dims[b.dim], ir.Const(b.size) if bound is None else bound, compute)
     if beyond is not None:
         return f"the mask {beyond} says more than that {name} is inside"
-    moving = [v for v in sorted(ir.free_vars(coord), key=lambda v: v.name)
-              if (own := schedule.block_of(v.name)) and own.extent > 1
-              and (own.last == v.name or not pile(own, view, schedule, compute))]
+    moving = [
+        v
+        for v in sorted(ir.free_vars(coord), key=lambda v: v.name)
+        if (own := schedule.block_of(v.name))
+        and own.extent > 1
+        and (own.last == v.name or not pile(own, view, schedule, compute))
+    ]
     if not moving:
         return [Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)]
     if len(moving) > 1:
@@ -171,8 +184,11 @@ def _dim(view: ir.View, b: ir.LayoutBlock, apart: ir.Expr | None, schedule: Sche
     if step > 1:
         whole = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
         planes = planes_of(whole, step, facts)
-        if multiple_of(whole.length, facts) % step == 0 or isinstance(planes[1].coord, ir.Const) or (
-                bound is None and _ends_within(coord, b.size, schedule, compute, facts)):
+        if (
+            multiple_of(whole.length, facts) % step == 0
+            or isinstance(planes[1].coord, ir.Const)
+            or (bound is None and _ends_within(coord, b.size, schedule, compute, facts))
+        ):
             return planes
         if of.extents and not stored and step <= ENGINE_STEP:
             return [replace(whole, every=step)]
@@ -200,8 +216,11 @@ def transposed(view: ir.View, schedule: Schedule, compute: Compute) -> bool:
 def _step(coord: ir.Expr, axis: ir.Var, facts: Facts) -> int:
     """The change of a coordinate per step of an axis; 0 unless it is a positive constant."""
     ahead = simplify(ir.substitute(coord, {axis: axis + 1}) - coord, facts)
-    if isinstance(ahead, ir.Const) and int(ahead.value) > 0 and (
-            axis not in ir.free_vars(simplify(coord - axis * int(ahead.value), facts))):
+    if (
+        isinstance(ahead, ir.Const)
+        and int(ahead.value) > 0
+        and (axis not in ir.free_vars(simplify(coord - axis * int(ahead.value), facts)))
+    ):
         return int(ahead.value)
     return 0
 
@@ -211,8 +230,11 @@ def _ends_within(coord: ir.Expr, size: int, schedule: Schedule, compute: Compute
     reads the last row of planes that lack it."""
     last = range_of(coord, facts).hi
     used = {schedule.block_of(v.name) for v in ir.free_vars(coord)} - {None}
-    return last is not None and last < size and all(
-        prod(compute.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
+    return (
+        last is not None
+        and last < size
+        and all(prod(compute.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
+    )
 
 
 def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | str:
@@ -227,16 +249,27 @@ def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | 
             out.append(d)
             at += 1
             continue
-        run = dims[at:at + len(block.axes)]
+        run = dims[at : at + len(block.axes)]
         all_of_it = [(x.coord, x.length) for x in run] == [
-            (ir.Var(a), whole(compute, (a,))) for a in block.axes]
+            (ir.Var(a), whole(compute, (a,))) for a in block.axes
+        ]
         packed = all(x.apart == simplify(y.apart * y.length) for x, y in itertools.pairwise(run))
         if not all_of_it or not packed:
             return f"the lanes of block {block} do not follow one another in memory"
         name = "_".join(block.axes)
         bound = whole(compute, block.axes) if any(x.bound is not None for x in run) else None
-        out.append(Dim(name, prod(x.size for x in run), run[-1].stride, ir.Var(name), ir.Var(name),
-                       block.extent, bound=bound, pitch=run[-1].pitch))
+        out.append(
+            Dim(
+                name,
+                prod(x.size for x in run),
+                run[-1].stride,
+                ir.Var(name),
+                ir.Var(name),
+                block.extent,
+                bound=bound,
+                pitch=run[-1].pitch,
+            )
+        )
         at += len(run)
     return out
 
@@ -247,17 +280,29 @@ def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
     phases."""
     out: list[Dim] = []
     # The stride of a dimension of size 1 has no effect, and need not be a multiple of 16 bytes.
-    wide = [d for d in dims if not (d.size == 1 and d.bound is None and d.extent == 1
-                                    and _stays(d, facts))]
+    wide = [
+        d for d in dims if not (d.size == 1 and d.bound is None and d.extent == 1 and _stays(d, facts))
+    ]
     if phase and 0 < len(wide) <= ENGINE_RANK:
         return wide
     for d in wide or dims[-1:]:
         numbers = out and not d.named and not out[-1].named and d.every == 1
-        if numbers and out[-1].extent == 1 and d.size % d.extent == 0 and (
-                out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
+        if (
+            numbers
+            and out[-1].extent == 1
+            and d.size % d.extent == 0
+            and (out[-1].stride == d.stride * d.size)
+            and _stays(out[-1], facts)
+            and _stays(d, facts)
+        ):
             outer = out.pop()
-            d = replace(d, name=f"{outer.name}_{d.name}", size=outer.size * d.size,
-                        coord=simplify(outer.coord * d.size + d.coord), plane=outer.plane or d.plane)
+            d = replace(
+                d,
+                name=f"{outer.name}_{d.name}",
+                size=outer.size * d.size,
+                coord=simplify(outer.coord * d.size + d.coord),
+                plane=outer.plane or d.plane,
+            )
         out.append(d)
     return out
 
@@ -276,8 +321,7 @@ def _still(dims: list[Dim], view: ir.View, schedule: Schedule, compute: Compute)
     have fewer elements than the tile."""
     moved = {d.moving for d in dims}
     for b in schedule.blocks:
-        if b.extent > 1 and ir.Var("_".join(b.axes)) not in moved and not pile(
-                b, view, schedule, compute):
+        if b.extent > 1 and ir.Var("_".join(b.axes)) not in moved and not pile(b, view, schedule, compute):
             return f"no dimension moves along block {b}, there is only one position"
     return None
 
@@ -298,11 +342,24 @@ def _box(tensor: ir.Tensor, dims: list[Dim], schedule: Schedule, compute: Comput
     planes = any(d.plane for d in dims)
     pitches = tuple(d.apart for d in dims) if extents and (planes or tensor.pitches) else ()
     every = tuple(d.every for d in dims)
-    seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
-                   planes=planes, extents=extents, pitches=pitches, every=every if max(every) > 1 else ())
+    seen = replace(
+        tensor,
+        dims=names,
+        shape=tuple(d.size for d in dims),
+        layout=layout,
+        planes=planes,
+        extents=extents,
+        pitches=pitches,
+        every=every if max(every) > 1 else (),
+    )
     fused = {ir.Var("_".join(b.axes)): b.first for b in schedule.blocks}
-    return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
-               tuple(d.extent for d in dims), tuple(_kind(d.moving, fused, compute) for d in dims))
+    return Box(
+        seen,
+        tuple(d.coord for d in dims),
+        tuple(d.moving for d in dims),
+        tuple(d.extent for d in dims),
+        tuple(_kind(d.moving, fused, compute) for d in dims),
+    )
 
 
 def _kind(moving: ir.Var | None, fused: dict[ir.Var, str], compute: Compute) -> str:
@@ -324,16 +381,22 @@ def pile(block: Block, view: ir.View, schedule: Schedule, compute: Compute) -> i
     """
     *window, feature = block.axes
     roles = {x.name: x.role for x in compute.axes}
-    if (schedule.via != "gluon" or not window or roles[feature] != "feature"
-            or any(roles[a] != "window" for a in window) or compute.kind(feature) == "K"
-            or view is compute.c):
+    if (
+        schedule.via != "gluon"
+        or not window
+        or roles[feature] != "feature"
+        or any(roles[a] != "window" for a in window)
+        or compute.kind(feature) == "K"
+        or view is compute.c
+    ):
         return 0
     positions = [x for x in compute.axes_of("K") if x.role == "position"]
     seen = {v.name for d in view.dims for v in ir.free_vars(d.coord)}
     if feature not in seen or not any(x.name in seen for x in positions):
         return 0
-    inner = {v for b in view.tensor.layout.blocks if b.stride == 1
-             for v in ir.free_vars(view.dims[b.dim].coord)}
+    inner = {
+        v for b in view.tensor.layout.blocks if b.stride == 1 for v in ir.free_vars(view.dims[b.dim].coord)
+    }
     if ir.Var(feature) in inner:
         most, least = ROW // view.tensor.dtype.bytes, SHORTEST // view.tensor.dtype.bytes
     elif inner & {x.var for x in positions}:
@@ -382,9 +445,14 @@ def along(box: Box, axis: str, compute: Compute) -> tuple[int, int] | None:
     steps = {d: int(x.value) for d, x in enumerate(ahead) if isinstance(x, ir.Const) and x.value}
     if len(steps) != 1:
         return None
-    (dim, step), = steps.items()
-    below = box.extents[dim + 1:]
-    if (prod(box.extents[:dim]) > 1 or not below or box.extents[dim] <= abs(step)
-            or prod(below[:-1]) % SWIZZLED or below[-1] * box.tensor.dtype.bytes > ROW):
+    ((dim, step),) = steps.items()
+    below = box.extents[dim + 1 :]
+    if (
+        prod(box.extents[:dim]) > 1
+        or not below
+        or box.extents[dim] <= abs(step)
+        or prod(below[:-1]) % SWIZZLED
+        or below[-1] * box.tensor.dtype.bytes > ROW
+    ):
         return None
     return dim, step

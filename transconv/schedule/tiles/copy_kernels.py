@@ -75,8 +75,15 @@ def _in_blocks(view: ir.View, compute: Compute) -> ir.ViewDim:
     return ir.ViewDim(inner % each, ir.eq(inner // each, outer // rows % compute.merge))
 
 
-def _copy(does: str, name: str, a: ir.Tensor, c: ir.Tensor, inner: int, compute: Compute,
-          feature: ir.ViewDim | None = None) -> Compute:
+def _copy(
+    does: str,
+    name: str,
+    a: ir.Tensor,
+    c: ir.Tensor,
+    inner: int,
+    compute: Compute,
+    feature: ir.ViewDim | None = None,
+) -> Compute:
     """``c = a`` for all elements. The innermost dimension of the copy varies fastest, then features if
     they are innermost in the original. Adjacent dimensions that are contiguous in both tensors are one
     axis; if both have the same dense layout, all are. ``feature``: the feature of A for one of C, if not
@@ -110,8 +117,10 @@ def _required(named: ir.Sizes, tensor: ir.Tensor) -> ir.Sizes:
 def _least(size: ir.Size, tensor: ir.Tensor) -> int:
     """The smallest size for which the dimensions that follow from it alone have elements."""
     alone = [e for e in tensor.extents if ir.free_vars(e) == {size.var}]
-    return next((n for n in range(1, size.least)
-                 if all(ir.value_at(e, {size.name: n}) >= 1 for e in alone)), size.least)
+    return next(
+        (n for n in range(1, size.least) if all(ir.value_at(e, {size.name: n}) >= 1 for e in alone)),
+        size.least,
+    )
 
 
 def _axis(tensor: ir.Tensor, dim: int, role: str) -> Axis:
@@ -164,9 +173,16 @@ def _runs(a: ir.Tensor, c: ir.Tensor, inner: int) -> list[tuple[int, ...]]:
     for dim, size in enumerate(a.bounds):
         before = runs[-1] if runs else (inner,)
         wide = [d for d in before if not _is_one(a, d)]
-        if not apart.intersection(before) and dim not in apart and all(strides) and (
-                _is_one(a, dim) or not wide
-                or all(s is not None and s[wide[-1]] == simplify(s[dim] * size) for s in strides)):
+        if (
+            not apart.intersection(before)
+            and dim not in apart
+            and all(strides)
+            and (
+                _is_one(a, dim)
+                or not wide
+                or all(s is not None and s[wide[-1]] == simplify(s[dim] * size) for s in strides)
+            )
+        ):
             runs[-1] = (*before, dim)
         else:
             runs.append((dim,))
@@ -181,8 +197,7 @@ def _merged(tensor: ir.Tensor, runs: list[tuple[int, ...]]) -> ir.Tensor:
     assert strides is not None
     shape = tuple(prod(tensor.shape[d] for d in run) for run in runs)
     inner = [next((d for d in reversed(run) if not _is_one(tensor, d)), run[-1]) for run in runs]
-    layout = ir.Layout.from_strides(tensor.dtype, shape, [strides[d] for d in inner],
-                                    tensor.layout.offset)
+    layout = ir.Layout.from_strides(tensor.dtype, shape, [strides[d] for d in inner], tensor.layout.offset)
     names = tuple("_".join(tensor.dims[d] for d in run) for run in runs)
     made = replace(tensor, dims=names, shape=shape, layout=layout)
     if not tensor.extents:

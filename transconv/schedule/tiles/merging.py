@@ -40,12 +40,15 @@ def why_not_merged(compute: Compute, merge: int) -> str | None:
     if group.size % merge:
         return f"merge={merge} does not divide the {group.size} groups"
     if reason := next(filter(None, map(compute.why_not_plain, compute.views())), None) or _apart(
-            compute, group):
+        compute, group
+    ):
         return f"merge={merge}, but {reason}"
     across = _across(compute.c, compute)
     if across is not None and across.size == 1:
-        return (f"merge={merge}: groups have one {across.name}, so that the places of all products of "
-                f"a row are the same in {compute.c.tensor.name}")
+        return (
+            f"merge={merge}: groups have one {across.name}, so that the places of all products of "
+            f"a row are the same in {compute.c.tensor.name}"
+        )
     return None
 
 
@@ -57,13 +60,17 @@ def _apart(compute: Compute, group: Axis) -> str | None:
         return f"{compute.name} has {len(features)} axes of features, not two"
     for view in compute.views():
         if _varies(view, {group.var, *features}) and not any(
-                group.var in seen and seen & features for d in view.dims for seen in [free_vars(d.coord)]):
+            group.var in seen and seen & features for d in view.dims for seen in [free_vars(d.coord)]
+        ):
             return f"{view.tensor.name} has no dimension of groups and features"
     if any(read.fill for read in compute.reads):
         return "what is read beyond an end is not 0"
     for step in compute.steps:
-        if not isinstance(step, Read) and step not in compute.after and free_vars(step.value) & {
-                group.var, *features}:
+        if (
+            not isinstance(step, Read)
+            and step not in compute.after
+            and free_vars(step.value) & {group.var, *features}
+        ):
             return "what is summed is computed from the numbers of groups or features"
     return None
 
@@ -79,9 +86,14 @@ def _made(compute: Compute, merge: int) -> Compute:
     group = _group(compute)
     if group is None or why_not_merged(compute, merge):
         return compute
-    axes = tuple(replace(x, size=x.size // merge) if x is group else
-                 replace(x, size=x.size * merge) if x.role == "feature" else x
-                 for x in compute.axes)
+    axes = tuple(
+        replace(x, size=x.size // merge)
+        if x is group
+        else replace(x, size=x.size * merge)
+        if x.role == "feature"
+        else x
+        for x in compute.axes
+    )
     seen = compute.over(lambda view: _merged(view, compute, group, merge))
     values, facts = _originals(compute.c, compute, group, merge), _facts(compute, merge)
     steps = tuple(_of_originals(s, values, facts) if s in seen.after else s for s in seen.steps)

@@ -92,8 +92,11 @@ def innermost(compute: Compute, letter: str, wide: bool = False) -> int:
     depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
     if letter == "c" or depthwise or wide or not reads_along(compute):
         return row
-    summed = {x.var for x in compute.axes_of("K")
-              if x.role == "feature" or (x.extent is None and x.size >= LEAST_ROW)}
+    summed = {
+        x.var
+        for x in compute.axes_of("K")
+        if x.role == "feature" or (x.extent is None and x.size >= LEAST_ROW)
+    }
     return 0 if summed & ir.free_vars(view.dims[0].coord) else row
 
 
@@ -105,8 +108,9 @@ def reads_along(compute: Compute) -> bool:
     return compute.math != "ieee" and all(t.memory is ir.f32 for t in types)
 
 
-def copy_of(tensor: ir.Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False,
-            near: bool = False) -> ir.Tensor:
+def copy_of(
+    tensor: ir.Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False, near: bool = False
+) -> ir.Tensor:
     """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
     outermost, or if ``near`` next to it, the rest in order, and rows of at least 16 bytes padded to
     multiples of 16, also those whose length is an argument. Dimensions, shape and dtype stay, but
@@ -164,8 +168,9 @@ def copy_for(compute: Compute, letter: str, unit: str, wide: bool) -> ir.Tensor:
     view = view_of(compute, letter)
     assert view is not None
     inner = innermost(compute, letter, wide)
-    made = copy_of(view.tensor, inner, diagonal(view, compute), wide,
-                   inner == 0 and _in_patches(view, compute))
+    made = copy_of(
+        view.tensor, inner, diagonal(view, compute), wide, inner == 0 and _in_patches(view, compute)
+    )
     if letter == "c" or made.dtype is not ir.f32:
         return made
     if unit == "mma" and wants_rounding(view, compute):
@@ -203,8 +208,11 @@ def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
         dims = view.dims
         if inner := inner_feature(view, seen):
             dims = (dims[0], ir.ViewDim(inner.var), *dims[2:])
-        over = rows_of(view, seen) if has_rows(pack) else ir.View(
-            copy_for(seen, letter, unit, widens(pack)), dims)
+        over = (
+            rows_of(view, seen)
+            if has_rows(pack)
+            else ir.View(copy_for(seen, letter, unit, widens(pack)), dims)
+        )
         compute = compute.through(**{letter: over})
     return widened(compute) if in_registers(pack) else compute
 
@@ -214,8 +222,9 @@ def wants_rounding(view: ir.View, compute: Compute) -> bool:
     return ir.multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
 
 
-def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
-                   wide: bool = False) -> str | None:
+def why_not_copied(
+    compute: Compute, letter: str, gathered: bool = False, wide: bool = False
+) -> str | None:
     """None if a copy of an operand is useful, because its layout or, if ``wide``, its type differs, else
     the reason. If the operand is ``gathered`` for the matrix unit, a copy that rounds is useful also with
     the same layout."""
@@ -235,9 +244,12 @@ def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
         return None
     inner = innermost(compute, letter)
     if rows_of_features(view.tensor, inner, axis_facts(compute)) and not (
-            gathered and wants_rounding(view, compute)):
-        return (f"{name} already has {view.tensor.dims[inner]} innermost and rows that begin at multiples "
-                "of 16 bytes or are shorter")
+        gathered and wants_rounding(view, compute)
+    ):
+        return (
+            f"{name} already has {view.tensor.dims[inner]} innermost and rows that begin at multiples "
+            "of 16 bytes or are shorter"
+        )
     return None
 
 
@@ -254,8 +266,9 @@ def rows_of_features(tensor: ir.Tensor, inner: int = FEATURES, facts: Facts | No
         return _are_rows(tensor, inner, facts or Facts())
     others = [s for d, s in enumerate(strides) if d != inner and tensor.shape[d] > 1]
     short = tensor.shape[inner] * tensor.dtype.bytes < ROW_ALIGN
-    return (strides[inner] == 1 or tensor.shape[inner] == 1) and (short or all(
-        s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
+    return (strides[inner] == 1 or tensor.shape[inner] == 1) and (
+        short or all(s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)
+    )
 
 
 def _are_rows(tensor: ir.Tensor, inner: int, facts: Facts) -> bool:
@@ -263,8 +276,9 @@ def _are_rows(tensor: ir.Tensor, inner: int, facts: Facts) -> bool:
     steps, row = [simplify(s) for s in tensor.steps], tensor.bounds[inner]
     others = [s for d, s in enumerate(steps) if d != inner and tensor.bounds[d] != ir.ONE]
     short = isinstance(row, ir.Const) and row.value * tensor.dtype.bytes < ROW_ALIGN
-    return (steps[inner] == ir.ONE or row == ir.ONE) and (short or all(
-        multiple_of(s, facts) * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
+    return (steps[inner] == ir.ONE or row == ir.ONE) and (
+        short or all(multiple_of(s, facts) * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others)
+    )
 
 
 MOST = 16  # columns of a window, of each of which there is a copy
@@ -286,7 +300,8 @@ def why_not_rows(view: ir.View, compute: Compute) -> str | None:
         return f"rows of {row.size} positions are shorter than {LEAST_ROW}"
     last, others = view.dims[-1], view.dims[:-1]
     if row.var not in ir.free_vars(last.coord) or any(
-            row.var in ir.free_vars(e) for d in others for e in (d.coord, d.mask)):
+        row.var in ir.free_vars(e) for d in others for e in (d.coord, d.mask)
+    ):
         return f"{name} has no dimension of {row.name} alone"
     if len(_seen(last)) > 2 or any(compute.kind(v.name) == "K" for v in _seen(last) if v is not row.var):
         return f"{name}: a row depends on more than {row.name} and one column of a window"
@@ -322,12 +337,17 @@ def row_copy(view: ir.View, compute: Compute) -> Compute:
     values: dict[ir.Expr, ir.Expr] = {row.var: given[ir.Var(row.name)]}
     last = view.dims[-1]
     coord, mask = (ir.substitute(e, values) for e in (last.coord, last.mask))
-    seen = (*(ir.ViewDim(ir.Var(n)) for n in made.dims[:len(view.dims) - 1]), ir.ViewDim(coord, mask))
+    seen = (*(ir.ViewDim(ir.Var(n)) for n in made.dims[: len(view.dims) - 1]), ir.ViewDim(coord, mask))
     inner = len(made.dims) - 1
     order = [d for d in range(inner) if d != 1] + [1, inner]
     axes = tuple(Axis(made.dims[d], made.shape[d], "feature" if d == inner else "position") for d in order)
-    found = moved(f"pack_rows_{view.tensor.name}", axes, ir.View(view.tensor, seen),
-                  ir.View(made, tuple(ir.ViewDim(ir.Var(n)) for n in made.dims)), compute.math)
+    found = moved(
+        f"pack_rows_{view.tensor.name}",
+        axes,
+        ir.View(view.tensor, seen),
+        ir.View(made, tuple(ir.ViewDim(ir.Var(n)) for n in made.dims)),
+        compute.math,
+    )
     return replace(found, does="pack")
 
 
@@ -363,4 +383,4 @@ def widened(compute: Compute) -> Compute:
     a, b = (ir.Cast(wide[f.var].var, compute.acc) for f in compute.factors)
     at = compute.steps.index(compute.sum)
     made: Reduction = replace(compute.sum, value=a * b)
-    return replace(compute, steps=(*compute.steps[:at], *wide.values(), made, *compute.steps[at + 1:]))
+    return replace(compute, steps=(*compute.steps[:at], *wide.values(), made, *compute.steps[at + 1 :]))

@@ -95,8 +95,11 @@ PROGRAM = ir.Var("program")
 def carried(compute: Compute, schedule: Schedule) -> bool:
     """Whether persistent programs carry the statistics from tile to tile: those of rows or of a map, whose
     tiles hold every position that is kept."""
-    if compute.factors is not None or not compute.statistics or not (
-            0 < schedule.programs < programs(schedule, compute)):
+    if (
+        compute.factors is not None
+        or not compute.statistics
+        or not (0 < schedule.programs < programs(schedule, compute))
+    ):
         return False
     return all(w.op != "squares" and _holds_all(w, compute, schedule) for w in compute.statistics)
 
@@ -106,7 +109,8 @@ def _holds_all(write: Write, compute: Compute, schedule: Schedule) -> bool:
     kept = [a for a in stat.kept(write) or () if compute.size(a) > 1]
     blocks = {b for a in kept if (b := schedule.block_of(a)) is not None}
     return len([a for b in blocks for a in b.axes]) == len(kept) and all(
-        b.extent >= prod(map(compute.size, b.axes)) for b in blocks)
+        b.extent >= prod(map(compute.size, b.axes)) for b in blocks
+    )
 
 
 def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[WorkspaceDim, ...]:
@@ -146,8 +150,7 @@ def blocks_of_sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
 def _sides(compute: Compute, tile: tuple[Block, ...]) -> list[list[Block]]:
     if compute.factors is None:
         return [[b] for b in tile if b.extent > 1]
-    every = [[b for b in tile if compute.kind(b.first) == kind and b.extent > 1]
-             for kind in "BMN"]
+    every = [[b for b in tile if compute.kind(b.first) == kind and b.extent > 1] for kind in "BMN"]
     return [blocks for blocks in every if blocks]
 
 
@@ -155,8 +158,11 @@ def reduced_sides(write: Write, compute: Compute, schedule: Schedule) -> str:
     """The sides of a product's tile that a statistic reduces in registers: of B, M and N."""
     kept = stat.kept(write) or {}
     sides = blocks_of_sides(compute, schedule)
-    return "".join(compute.kind(blocks[0].first) for blocks in sides
-                   if all(is_within(b, kept, compute) for b in blocks))
+    return "".join(
+        compute.kind(blocks[0].first)
+        for blocks in sides
+        if all(is_within(b, kept, compute) for b in blocks)
+    )
 
 
 def is_within(block: Block, kept: dict[str, int], compute: Compute) -> bool:
@@ -202,14 +208,20 @@ def workspace(write: Write, compute: Compute, schedule: Schedule) -> ir.Tensor:
     taken = {*(t.name for t in compute.tensors), *compute.names.all}
     shape = tuple(d.size for d in dims) or (1,)
     name = fresh(f"{write.view.tensor.name}_parts", taken)
-    return ir.Tensor(name, tuple(d.name for d in dims) or ("one",), shape,
-                     ir.Layout.dense(write.view.tensor.dtype, shape))
+    return ir.Tensor(
+        name,
+        tuple(d.name for d in dims) or ("one",),
+        shape,
+        ir.Layout.dense(write.view.tensor.dtype, shape),
+    )
 
 
 def left_bytes(compute: Compute, schedule: Schedule) -> int:
     """The bytes of all parts."""
-    return sum(prod(d.size for d in along(w, compute, schedule)) * w.view.tensor.dtype.bytes
-               for w in compute.statistics)
+    return sum(
+        prod(d.size for d in along(w, compute, schedule)) * w.view.tensor.dtype.bytes
+        for w in compute.statistics
+    )
 
 
 def part_spaces(compute: Compute, schedule: Schedule) -> list[ir.Tensor]:
@@ -222,8 +234,10 @@ def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[ir.Vie
     position in it."""
     dims = along(write, compute, schedule)
     at = tuple(ir.ViewDim(d.tile) for d in dims) or (ir.ViewDim(ir.ZERO),)
-    return (ir.View(workspace(write, compute, schedule), at),
-            counted((d.count(d.tile) for d in dims), write.view.tensor.dtype))
+    return (
+        ir.View(workspace(write, compute, schedule), at),
+        counted((d.count(d.tile) for d in dims), write.view.tensor.dtype),
+    )
 
 
 def is_mixed(blocks: Sequence[Block], kept: dict[str, int]) -> bool:
@@ -240,11 +254,12 @@ def within_places(schedule: Schedule, compute: Compute) -> Schedule:
             for b in blocks if is_mixed(blocks, kept) else ():
                 if not is_within(b, kept, compute):
                     own = [i for i, a in enumerate(b.axes) if a in kept]
-                    axes = b.axes[own[-1] + 1:] or b.axes[:own[0]]
+                    axes = b.axes[own[-1] + 1 :] or b.axes[: own[0]]
                     made = [replace(b, axes=axes)] if axes else []
                     at = schedule.blocks.index(b)
-                    schedule = replace(schedule, blocks=(
-                        *schedule.blocks[:at], *made, *schedule.blocks[at + 1:]))
+                    schedule = replace(
+                        schedule, blocks=(*schedule.blocks[:at], *made, *schedule.blocks[at + 1 :])
+                    )
     return schedule
 
 
@@ -288,16 +303,30 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
     order = [*(x for n, x in axes.items() if n in kept), *(axes[n] for n in summed)]
     shape = "x".join(str(d.size) for d in dims) or "1"
     names = "_".join(w.view.tensor.name for w in group)
-    finish = with_roles(Compute(f"{compute.name}_{names}_of_{shape}",
-                                tuple(order) or (Axis("one", 1, ""),), tuple(steps), compute.math))
+    finish = with_roles(
+        Compute(
+            f"{compute.name}_{names}_of_{shape}",
+            tuple(order) or (Axis("one", 1, ""),),
+            tuple(steps),
+            compute.math,
+        )
+    )
     parts = {axes[n] for n in summed} or {*order}  # none is there before there are tiles
-    return replace(finish, axes=tuple(
-        replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes))
+    return replace(
+        finish,
+        axes=tuple(replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes),
+    )
 
 
-def _between(i: int, steps: list[Step], read: Read, of: Read, whole: ir.Var,
-             dims: tuple[WorkspaceDim, ...],
-             values: int) -> ir.Expr:
+def _between(
+    i: int,
+    steps: list[Step],
+    read: Read,
+    of: Read,
+    whole: ir.Var,
+    dims: tuple[WorkspaceDim, ...],
+    values: int,
+) -> ir.Expr:
     """The squared deviations of a part from the mean of all: those from its own mean, and its mean's."""
     dtype = read.var.type
     number = counted((d.count(d.at) for d in dims), dtype)
@@ -310,21 +339,27 @@ def _between(i: int, steps: list[Step], read: Read, of: Read, whole: ir.Var,
 def _finished(write: Write, axes: Mapping[str, Axis]) -> ir.View:
     """The view of a statistic over the second kernel's axes, which has none of one position."""
     coords = [d.coord.a if isinstance(d.coord, ir.FloorDiv) else d.coord for d in write.view.dims]
-    return ir.View(write.view.tensor, tuple(
-        ir.ViewDim(e if not isinstance(e, ir.Var) or axes.get(e.name) else ir.ZERO) for e in coords))
+    return ir.View(
+        write.view.tensor,
+        tuple(ir.ViewDim(e if not isinstance(e, ir.Var) or axes.get(e.name) else ir.ZERO) for e in coords),
+    )
 
 
 VECTOR = 16  # bytes that a thread loads at once
 NOWHERE = 1 << 40  # the stride along a block that the tensor does not vary along
 
-MEANS = {"lane": "a thread has pieces of a row to itself",
-         "warp": "threads of one warp share a row",
-         "block": "threads of several warps share a row",
-         "split": "several programs share a row"}
-EXPECTED = {"lane": "no block of what is reduced, or one of 16 bytes",
-            "warp": "a smaller block of what is reduced, or fewer warps",
-            "block": "a larger block of what is reduced, and more warps",
-            "split": "split_k=2 or more, and a smaller block of what is reduced"}
+MEANS = {
+    "lane": "a thread has pieces of a row to itself",
+    "warp": "threads of one warp share a row",
+    "block": "threads of several warps share a row",
+    "split": "several programs share a row",
+}
+EXPECTED = {
+    "lane": "no block of what is reduced, or one of 16 bytes",
+    "warp": "a smaller block of what is reduced, or fewer warps",
+    "block": "a larger block of what is reduced, and more warps",
+    "split": "split_k=2 or more, and a smaller block of what is reduced",
+}
 
 
 def divided(c: Schedule, compute: Compute, target: Target) -> str:
@@ -357,8 +392,7 @@ def within(blocks: tuple[Block, ...], warps: int, length: int, compute: Compute,
 @lru_cache(maxsize=256)
 def _read_most(compute: Compute) -> tuple[dict[str, int], int, frozenset[str]]:
     """The strides and the element's bytes of the largest input, and the reduced axes."""
-    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute),
-               default=compute.c)
+    view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute), default=compute.c)
     reduced = frozenset(x.name for x in compute.axes_of("K"))
     return axis_strides(view, compute), view.tensor.dtype.bytes, reduced
 
@@ -387,8 +421,10 @@ def why_not_red(c: Schedule, compute: Compute, target: Target) -> str | None:
         return f"red={c.red}: {compute.name} {why}"
     if found != c.red:
         blocks = " ".join(map(str, c.blocks)) or "one element a step"
-        return (f"red={c.red}: with {blocks} warps={c.warps} split_k={c.split_k} {MEANS[found]} "
-                f"(red={found}); expected {EXPECTED[c.red]}")
+        return (
+            f"red={c.red}: with {blocks} warps={c.warps} split_k={c.split_k} {MEANS[found]} "
+            f"(red={found}); expected {EXPECTED[c.red]}"
+        )
     return None
 
 
@@ -404,10 +440,14 @@ def why_not_row(c: Schedule, compute: Compute, target: Target) -> str | None:
     length = prod(x.size for x in axes)
     block = f"{'.'.join(x.name for x in axes)}:{1 << max(0, length - 1).bit_length()}"
     if c.row == "held":
-        return (f"row=held: a tile has {tile(c, compute, 'K')} of the {length} elements of a row; "
-                f"expected a tile that covers it, such as {block}")
-    return (f"row=again: the tile covers the row of {length} elements, which is loaded once; expected "
-            f"one that does not, smaller than {block}")
+        return (
+            f"row=held: a tile has {tile(c, compute, 'K')} of the {length} elements of a row; "
+            f"expected a tile that covers it, such as {block}"
+        )
+    return (
+        f"row=again: the tile covers the row of {length} elements, which is loaded once; expected "
+        f"one that does not, smaller than {block}"
+    )
 
 
 def why_not_turn(c: Schedule, compute: Compute, target: Target) -> str | None:
@@ -416,7 +456,9 @@ def why_not_turn(c: Schedule, compute: Compute, target: Target) -> str | None:
     found = kept(c, compute)
     if found == "again" and c.via == "tl":
         return None
-    why = {"": f"{compute.name} needs every element of a row in one sweep alone",
-           "held": "the tile covers the row, which is loaded once",
-           "again": "an explicit kernel (via=gluon) has one sweep"}[found]
+    why = {
+        "": f"{compute.name} needs every element of a row in one sweep alone",
+        "held": "the tile covers the row, which is loaded once",
+        "again": "an explicit kernel (via=gluon) has one sweep",
+    }[found]
     return f"turn=1: {why}; expected several sweeps over rows longer than the tile (row=again)"

@@ -63,9 +63,11 @@ def transposed_bytes(c: Schedule, compute: Compute) -> int:
     if c.via != "gluon":
         return 0
     extents = sides(c, compute)
-    return sum(extents[kind] * extents["K"] * view.tensor.dtype.bytes
-               for kind, view in (("M", compute.a), ("N", compute.b))
-               if view is not None and transposed(view, c, compute))
+    return sum(
+        extents[kind] * extents["K"] * view.tensor.dtype.bytes
+        for kind, view in (("M", compute.a), ("N", compute.b))
+        if view is not None and transposed(view, c, compute)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -75,8 +77,11 @@ def result_boxes(c: Schedule, compute: Compute) -> dict[View, Box]:
     found = box_of(compute.c, c, compute, stored=True) if c.c == "box" else ""
     if isinstance(found, str):
         return {}
-    others = {w.view: _other(w, c, compute) for w in compute.writes
-              if c.via == "gluon" and w.view is not compute.c}
+    others = {
+        w.view: _other(w, c, compute)
+        for w in compute.writes
+        if c.via == "gluon" and w.view is not compute.c
+    }
     return {compute.c: found} | {view: box for view, box in others.items() if box is not None}
 
 
@@ -89,12 +94,19 @@ def _other(write: Write, c: Schedule, compute: Compute) -> Box | None:
     """The box of another result than the sum's, or None: of elements of a tile, each stored once, by rows
     that the copy engine writes whole."""
     view = write.view
-    if (write.op or view.tensor.dtype.kind == "bool" or compute.why_not_plain(view)
-            or sum(v.tensor is view.tensor for v in compute.views()) > 1):
+    if (
+        write.op
+        or view.tensor.dtype.kind == "bool"
+        or compute.why_not_plain(view)
+        or sum(v.tensor is view.tensor for v in compute.views()) > 1
+    ):
         return None
     found = box_of(view, c, compute, stored=True)
-    if isinstance(found, str) or not is_whole(found, c, compute) or (
-            found.tensor.every and not is_direct()):
+    if (
+        isinstance(found, str)
+        or not is_whole(found, c, compute)
+        or (found.tensor.every and not is_direct())
+    ):
         return None
     return None if ends_short(found, view, axis_facts(compute)) else found
 
@@ -130,13 +142,16 @@ def told_behind(c: Schedule, compute: Compute) -> dict[View, Box | str]:
 
 
 @lru_cache(maxsize=4096)
-def _told_behind(blocks: tuple[Block, ...], via: str, order: str,
-                 compute: Compute) -> dict[View, Box | str]:
+def _told_behind(
+    blocks: tuple[Block, ...], via: str, order: str, compute: Compute
+) -> dict[View, Box | str]:
     """``told_behind`` for the words that it depends on, which many schedules share."""
     c = Schedule(blocks, via=via, order=order)
     reads = [s for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
-    return {r.view: _why_not(r, compute) or _as_large(box_of(r.view, c, compute), r.view, c, compute)
-            for r in reads}
+    return {
+        r.view: _why_not(r, compute) or _as_large(box_of(r.view, c, compute), r.view, c, compute)
+        for r in reads
+    }
 
 
 @lru_cache(maxsize=512)
@@ -163,9 +178,17 @@ def in_place(c: Schedule, compute: Compute) -> View | None:
     """The read whose box a result takes the place of, in shared memory: of the same type and extents.
     None if there is none."""
     stored = result_boxes(c, compute).values()
-    return next((view for view, box in boxes_behind(c, compute).items()
-                 if any(box.extents == s.extents and box.moving == s.moving
-                        and box.tensor.dtype is s.tensor.dtype for s in stored)), None)
+    return next(
+        (
+            view
+            for view, box in boxes_behind(c, compute).items()
+            if any(
+                box.extents == s.extents and box.moving == s.moving and box.tensor.dtype is s.tensor.dtype
+                for s in stored
+            )
+        ),
+        None,
+    )
 
 
 def behind_bytes(c: Schedule, compute: Compute) -> int:
@@ -175,8 +198,9 @@ def behind_bytes(c: Schedule, compute: Compute) -> int:
     if not found:
         return 0
     kept = in_place(c, compute)
-    return c.consumers * sum([prod(box.extents) * box.tensor.dtype.bytes
-                              for view, box in found.items() if view is not kept])
+    return c.consumers * sum(
+        [prod(box.extents) * box.tensor.dtype.bytes for view, box in found.items() if view is not kept]
+    )
 
 
 def exchanged_bytes(c: Schedule, compute: Compute) -> int:

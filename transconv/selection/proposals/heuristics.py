@@ -37,7 +37,8 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 MOST = 200  # candidates that are checked and tuned
 KINDS: tuple[Callable[[Schedule, Schedule], bool], ...] = (
     lambda other, first: other.via != first.via,
-    lambda other, first: "box" not in (other.a, other.b, other.c))
+    lambda other, first: "box" not in (other.a, other.b, other.c),
+)
 """Schedules of other kinds than a first one: a mistake of a compiler may rule out all kernels of one."""
 ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix unit handle well
 
@@ -60,8 +61,9 @@ def _spares(found: list[Schedule], compute: Compute, target: Target) -> Iterator
     seen, ranked = _ranked(compute, target, registered_words())
     for is_other in KINDS:
         if not any(is_other(s, found[0]) for s in found):
-            yield from itertools.islice((c for c in ranked if is_other(c, found[0])
-                                         and why_not(c, seen, target) is None), 1)
+            yield from itertools.islice(
+                (c for c in ranked if is_other(c, found[0]) and why_not(c, seen, target) is None), 1
+            )
 
 
 def default(compute: Compute, target: Target) -> Schedule:
@@ -86,12 +88,15 @@ def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 
 @lru_cache(maxsize=32)  # parts of rows are estimated before they are chosen, and then asked again
-def _ranked(compute: Compute, target: Target,
-            table: tuple[Word, ...]) -> tuple[Compute, tuple[Schedule, ...]]:
+def _ranked(
+    compute: Compute, target: Target, table: tuple[Word, ...]
+) -> tuple[Compute, tuple[Schedule, ...]]:
     """The proposals, best estimate first, and the computation that they are for."""
     if any(x.size == 0 for x in compute.axes_of("K")):  # a sum over nothing has no steps
-        compute = replace(compute, axes=tuple(
-            replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes))
+        compute = replace(
+            compute,
+            axes=tuple(replace(x, size=1) if compute.kind(x.name) == "K" else x for x in compute.axes),
+        )
     found = list(proposals(compute, target))
     if compute.statistics:
         found += [within_places(c, compute) for c in found]
@@ -100,15 +105,21 @@ def _ranked(compute: Compute, target: Target,
         proposed = dict.fromkeys(c for c in proposed if why_not(c, compute, target) is None)
     interpreted = target.backend == "interpreter"
     us = {c: estimate(c, compute, target) for c in proposed}
-    ranked = sorted(us, key=lambda c: (too_long(c, compute, target), spills(c, compute, target), us[c],
-                                       str(c) if interpreted else ""))
+    ranked = sorted(
+        us,
+        key=lambda c: (
+            too_long(c, compute, target),
+            spills(c, compute, target),
+            us[c],
+            str(c) if interpreted else "",
+        ),
+    )
     if compute.streams and not interpreted:
         ranked = even(ranked, us, compute, target)
     return compute, tuple(ranked)
 
 
-def _with_words(schedules: dict[Schedule, None], compute: Compute,
-                target: Target) -> dict[Schedule, None]:
+def _with_words(schedules: dict[Schedule, None], compute: Compute, target: Target) -> dict[Schedule, None]:
     """The schedules, and those that ``Word.propose`` of any word adds to the legal ones."""
     for word in PROPOSING.values():
         for schedule in list(schedules):

@@ -86,8 +86,10 @@ def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
             if len(compute.sweeps.each) > 1 and _long(schedule, large[0], compute, target):
                 yield replace(schedule, late=1, turn=1)
             if not compute.again:
-                yield from (replace(schedule, late=1, split_k=parts)
-                            for parts in _splits(schedule, compute, target))
+                yield from (
+                    replace(schedule, late=1, split_k=parts)
+                    for parts in _splits(schedule, compute, target)
+                )
 
 
 def _long(schedule: Schedule, view: View, compute: Compute, target: Target) -> bool:
@@ -108,8 +110,9 @@ def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
             yield Schedule(blocks, "fma", warps=warps, stages=1)
 
 
-def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
-         target: Target) -> list[Schedule]:
+def even(
+    ranked: list[Schedule], us: dict[Schedule, float], compute: Compute, target: Target
+) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
     the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
     one thread, or at least one warp, adds up all steps of a row, then sweeps in one direction, then those
@@ -139,7 +142,7 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
         short = short if len(s.blocks) > 1 and not loops else 0.0
         return again, waits, meets, among == "block", s.turn, lanes, early, short
 
-    return [*sorted(first, key=odd), *ranked[len(first):]]
+    return [*sorted(first, key=odd), *ranked[len(first) :]]
 
 
 def _few(compute: Compute) -> bool:
@@ -153,8 +156,14 @@ def _largest(compute: Compute) -> list[View]:
     views = list(compute.views())
     sizes = [touched(v, compute) for v in views]
     most = max(range(len(views)), key=lambda i: sizes[i])
-    return [views[most], *(v for v, n in zip(views, sizes, strict=True)
-                           if n >= BESIDE * sizes[most] and v is not views[most])]
+    return [
+        views[most],
+        *(
+            v
+            for v, n in zip(views, sizes, strict=True)
+            if n >= BESIDE * sizes[most] and v is not views[most]
+        ),
+    ]
 
 
 def _along(axes: list[Axis], view: View, compute: Compute) -> tuple[str, ...]:

@@ -58,8 +58,11 @@ WGMMA_BITS = 256  # of a row that a product of wgmma sums
 def _both_sum(compute: Compute) -> bool:
     """Whether both factors vary along all summed axes, as the matrix unit requires; along one of them, if
     each has one position."""
-    seen = [{v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
-            for view in (compute.a, compute.b) if view is not None]
+    seen = [
+        {v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+        for view in (compute.a, compute.b)
+        if view is not None
+    ]
     summed = [x for x in compute.axes_of("K") if x.size != 1]
     if not summed:
         return all(any(x.var in names for x in compute.axes_of("K")) for names in seen)
@@ -83,17 +86,26 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
     if compute.b is None:
         yield from transposed_tiles(compute, target)
     _, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
-    matrix = (compute.b is not None and compute.acc is not f64 and compute.acc.bits >= 32
-              and "mma" in target.features and rows and columns and summed
-              and not target.lacks(*_types(compute), compute.acc) and _alike(*_types(compute))
-              and _worth_the_matrix_unit(compute) and _both_sum(compute))
+    matrix = (
+        compute.b is not None
+        and compute.acc is not f64
+        and compute.acc.bits >= 32
+        and "mma" in target.features
+        and rows
+        and columns
+        and summed
+        and not target.lacks(*_types(compute), compute.acc)
+        and _alike(*_types(compute))
+        and _worth_the_matrix_unit(compute)
+        and _both_sum(compute)
+    )
     if matrix:
         yield from sliding_down(compute, target)
         yield from _matrix(compute, target)
         yield from _rounded(compute, target)
         if "box" in target.features and (
-                compute.a.tensor.dtype.bits <= 16
-                or multiplied_as(compute.a.tensor.dtype, compute.math).within):
+            compute.a.tensor.dtype.bits <= 16 or multiplied_as(compute.a.tensor.dtype, compute.math).within
+        ):
             yield from _boxes(compute, target)
             yield from explicit(compute, target)
             yield from _packed(compute, target)
@@ -107,8 +119,9 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
 def _worth_the_matrix_unit(compute: Compute) -> bool:
     """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile. What is computed
     before it is multiplied needs tiles that divide the sum."""
-    if compute.nonzero and all(prod(map(compute.size, axes)) % 16 for axes in fusable(
-            compute.axes_of("K"), compute)):
+    if compute.nonzero and all(
+        prod(map(compute.size, axes)) % 16 for axes in fusable(compute.axes_of("K"), compute)
+    ):
         return False
     rows, columns, summed = (prod(x.size for x in compute.axes_of(kind)) for kind in "MNK")
     return not compute.axes_of("B") or min(rows, columns, summed) > 2
@@ -138,15 +151,19 @@ def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
     """``_matrix`` over copies that are rounded to tf32. An asynchronous unit then reads operands from
     shared memory; otherwise they go through registers to be rounded. (Sums over positions do so
     anyway.)"""
-    if (ASYNCHRONOUS & target.features and wants_rounding(compute.a, compute)
-            and not compute.sums_positions
-            and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")):
+    if (
+        ASYNCHRONOUS & target.features
+        and wants_rounding(compute.a, compute)
+        and not compute.sums_positions
+        and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")
+    ):
         over = Scheduled(compute, Schedule(pack="a.b"), target).main
         yield from (c.with_words(pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
 
 
-def _summed(compute: Compute, axes: tuple[str, ...], extent: int,
-            target: Target) -> Iterator[tuple[Block, ...]]:
+def _summed(
+    compute: Compute, axes: tuple[str, ...], extent: int, target: Target
+) -> Iterator[tuple[Block, ...]]:
     """Blocks for the sum: the fused axes; for positions also one block per axis, which needs no division
     to unpack them."""
     yield (Block(axes, extent),)
@@ -155,12 +172,14 @@ def _summed(compute: Compute, axes: tuple[str, ...], extent: int,
         yield from tilings(positions, extent, 2)
 
 
-def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
-              target: Target) -> Iterator[Schedule]:
+def _gathered(
+    blocks: tuple[Block, ...], results: int, compute: Compute, target: Target
+) -> Iterator[Schedule]:
     """The words for a tile of gathered operands, those that were fastest in sweeps first."""
     if target.backend == "interpreter":
-        yield Schedule(blocks, warps=8 if results >= 128 * 128 else 4,
-                     stages=4 if results <= 128 * 64 else 3)
+        yield Schedule(
+            blocks, warps=8 if results >= 128 * 128 else 4, stages=4 if results <= 128 * 64 else 3
+        )
         return
     ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
     if results < 128 * 128:
@@ -197,8 +216,10 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
     bits = compute.a.tensor.dtype.bits
     if bits > 16 and not all(along_sum(v, compute) for v in (compute.a, compute.b) if v is not None):
         return  # Triton would transpose them through registers, in every step of the sum
-    wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
-            for kind in "MNK"}
+    wide = {
+        kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
+        for kind in "MNK"
+    }
     depth = ROW * 8 // bits
     positions = {kind: all(x.role == "position" for x in wide[kind]) for kind in "MNK"}
     runs = {kind: run_of(wide[kind], compute) for kind in "MNK"}
@@ -206,29 +227,42 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
         whole = tuple(x.name for x in wide["M"])
         innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
         for summed in dict.fromkeys((runs["K"], innermost)):
-            for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]),
-                                             extents(summed, depth)):
-                for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3),
-                               *rows_of_positions(wide["M"], m, compute.c, compute)]:
+            for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]), extents(summed, depth)):
+                for tiling in [
+                    (Block(whole, m),),
+                    *tilings(wide["M"], m, 3),
+                    *rows_of_positions(wide["M"], m, compute.c, compute),
+                ]:
                     blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
                     yield from _box_words(blocks, m, n, compute, target)
     elif positions["K"]:
         whole = tuple(x.name for x in wide["K"])
         for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
-            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2),
-                           *summed_rows(wide["K"], k, compute),
-                           *rows_of_positions(wide["K"], k, compute.a, compute)]:
+            for tiling in [
+                (Block(whole, k),),
+                *tilings(wide["K"], k, 2),
+                *summed_rows(wide["K"], k, compute),
+                *rows_of_positions(wide["K"], k, compute.a, compute),
+            ]:
                 blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
                 yield from _box_words(blocks, m, n, compute, target)
 
 
-def _box_words(blocks: tuple[Block, ...], m: int, n: int, compute: Compute,
-               target: Target) -> Iterator[Schedule]:
+def _box_words(
+    blocks: tuple[Block, ...], m: int, n: int, compute: Compute, target: Target
+) -> Iterator[Schedule]:
     """The words for a tile of boxes: how the result is stored, programs, warps and stages. A block
     diagonal operand cannot be a box, but its copy can."""
     b = "box" if compute.b is not None and diagonal(compute.b, compute) == 1 else "gather"
-    schedule = Schedule(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
-                    stages=3 if m * n > 128 * 128 else 4)
+    schedule = Schedule(
+        blocks,
+        a="box",
+        b=b,
+        c="box",
+        swap=1,
+        warps=8 if m * n > 128 * 128 else 4,
+        stages=3 if m * n > 128 * 128 else 4,
+    )
     if why_not(schedule, compute, target):
         schedule = schedule.with_words(c="gather")
         if why_not(schedule, compute, target):
@@ -248,18 +282,21 @@ def _box_words(blocks: tuple[Block, ...], m: int, n: int, compute: Compute,
 def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Boxes over copies with features innermost, of tensors that have another order."""
     views = (("a", compute.a), ("b", compute.b), ("c", compute.c))
-    apart = [letter for letter, view in views if view is not None
-             and not why_not_copied(compute, letter)]
+    apart = [letter for letter, view in views if view is not None and not why_not_copied(compute, letter)]
     along = [letter for letter in apart if letter != "c" and innermost(compute, letter) != FEATURES]
-    own = [view for letter, view in views if view is not None and letter not in along
-           and (letter != "c" or not along)]
-    if any(len(view.tensor.shape) < 2 or view.tensor.shape[1] * diagonal(view, compute) < FEW_FEATURES
-           for view in own):
+    own = [
+        view
+        for letter, view in views
+        if view is not None and letter not in along and (letter != "c" or not along)
+    ]
+    if any(
+        len(view.tensor.shape) < 2 or view.tensor.shape[1] * diagonal(view, compute) < FEW_FEATURES
+        for view in own
+    ):
         return  # rows of so few features are mostly padding
     before = ".".join(x for x in apart if x != "c")
     small = "c" if compute.sums_positions else "b"  # the smallest tensor; others may work without a copy
-    ways = [*filter(None, dict.fromkeys([small if small in apart else "", before,
-                                         ".".join(apart)]))]
+    ways = [*filter(None, dict.fromkeys([small if small in apart else "", before, ".".join(apart)]))]
     # Boxes of summed positions are often illegal for 16-bit operands, seldom for f32, which is transposed.
     half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
     found = half or not before  # whether a legal one is known, or it does not matter
@@ -268,8 +305,9 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
         if any(_rows_along(letter, packed) < FEW_FEATURES for letter in along if letter in pack):
             continue
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
-            found = found or (why_not(schedule, packed, target) is None
-                              and not within_groups(schedule, packed))
+            found = found or (
+                why_not(schedule, packed, target) is None and not within_groups(schedule, packed)
+            )
             yield schedule.with_words(pack=pack)
     short = _sums_short_rows(compute)  # which boxes fetch a quarter of a line at a time
     if before and (half or short or not found):
@@ -297,7 +335,8 @@ def _widened(compute: Compute, target: Target) -> Iterator[Schedule]:
     unit would have to move to f32."""
     views = [v for v in (compute.a, compute.b) if v is not None]
     if not all(v.tensor.dtype.is_short and len(v.tensor.shape) > 1 for v in views) or (
-            compute.math != "ieee" and all(along_sum(v, compute) for v in views)):
+        compute.math != "ieee" and all(along_sum(v, compute) for v in views)
+    ):
         return
     pack = "a.b.f16"
     over = Scheduled(compute, Schedule(pack=pack), target).main
@@ -348,8 +387,15 @@ def sliding_down(compute: Compute, target: Target) -> Iterator[Schedule]:
     columns, summed = (prod(x.size for x in compute.axes_of(k) if x.role == "feature") for k in "NK")
     positions = [x for x in compute.axes_of("M") if x.role == "position"]
     window = [x for x in compute.axes_of("K") if x.role == "window"]
-    if (target.backend == "interpreter" or compute.b is None or compute.axes_of("B")
-            or columns > 2 or summed > 2 or len(positions) < 2 or len(window) < 2):
+    if (
+        target.backend == "interpreter"
+        or compute.b is None
+        or compute.axes_of("B")
+        or columns > 2
+        or summed > 2
+        or len(positions) < 2
+        or len(window) < 2
+    ):
         return
     down, rows = positions[-2], window[-2]
     across = tuple(x.name for x in (*positions[:-2], positions[-1]) if x.size > 1)
@@ -357,8 +403,10 @@ def sliding_down(compute: Compute, target: Target) -> Iterator[Schedule]:
         parts = -(-rows.size * along // MOST_WRITTEN)
         blocks = (Block((down.name,), along), Block((rows.name,), -(-rows.size // parts)))
         if along > 1:
-            yield from (Schedule((Block(across, lanes), *blocks), "fma", stages=1,
-                                 regs=f"{down.name}.{rows.name}") for lanes in (128, 256))
+            yield from (
+                Schedule((Block(across, lanes), *blocks), "fma", stages=1, regs=f"{down.name}.{rows.name}")
+                for lanes in (128, 256)
+            )
 
 
 def _lies_in_rows(view: View, compute: Compute) -> bool:
@@ -382,14 +430,20 @@ def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Sched
             if is_small and deep * prod(kept) > SUMS:
                 continue
             for other, rows in _rows(positions[:-1], window, regs, summed, 128 * deep // lanes):
-                schedule = Schedule((*other, *rows, *blocks, Block((group.name,), lanes)), "fma",
-                                regs=".".join(regs), late=int(summed and bool(rows)), stages=1)
+                schedule = Schedule(
+                    (*other, *rows, *blocks, Block((group.name,), lanes)),
+                    "fma",
+                    regs=".".join(regs),
+                    late=int(summed and bool(rows)),
+                    stages=1,
+                )
                 for split in splits(schedule, compute, target)[-2:]:
                     yield replace(schedule, split_k=split)
 
 
-def _written(position: Axis, window: list[Axis], is_small: bool) -> Iterator[
-        tuple[tuple[Block, ...], list[str]]]:
+def _written(
+    position: Axis, window: list[Axis], is_small: bool
+) -> Iterator[tuple[tuple[Block, ...], list[str]]]:
     """Blocks of a row's positions and of the window that slides over them, and their axes. Loaded elements
     of 8 bits leave registers for the sums of more positions, which share those of a long row."""
     many = is_small and position.size > LONGEST and window[-1].size > ALONG // 2
@@ -417,8 +471,9 @@ def _least_waste(size: int) -> int:
     return min(range(2 * ALONG, ALONG, -1), key=lambda n: -(-size // n) * n)
 
 
-def _rows(positions: list[Axis], window: list[Axis], written: list[str], summed: bool,
-          count: int) -> Iterator[tuple[tuple[Block, ...], tuple[Block, ...]]]:
+def _rows(
+    positions: list[Axis], window: list[Axis], written: list[str], summed: bool, count: int
+) -> Iterator[tuple[tuple[Block, ...], tuple[Block, ...]]]:
     """Lanes along ``count`` rows of positions; if positions are summed, also along rows of the window."""
     names = tuple(x.name for x in positions if x.size > 1) or tuple(x.name for x in positions[-1:])
 

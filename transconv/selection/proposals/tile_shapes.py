@@ -52,8 +52,9 @@ def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
             continue
         strides = axis_strides(view, compute)
         if any(strides[x.name] for x in axes) and any(
-                strides[outer.name] != strides[inner.name] * inner.size
-                for outer, inner in itertools.pairwise(axes)):
+            strides[outer.name] != strides[inner.name] * inner.size
+            for outer, inner in itertools.pairwise(axes)
+        ):
             return False
     return True
 
@@ -62,29 +63,38 @@ MORE = 2  # shapes of tiles where sizes are arguments
 
 
 @lru_cache(maxsize=1024)
-def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
-            row: int = 1) -> tuple[tuple[Block, ...], ...]:
+def tilings(
+    axes: tuple[Axis, ...], volume: int, few: int = 3, row: int = 1
+) -> tuple[tuple[Block, ...], ...]:
     """Blocks of ``volume`` positions over some axes, the ``few`` with the least waste: 14x14 images of a
     batch of 128 are tiled without waste by 32 images x 2 rows x 2 columns. Of an axis whose size is an
     argument half a block is wasted, whatever the example's size is; there are more of these, since one
     may be better for some sizes and one for others. ``row``: the smallest extent of the last axis."""
     steps = range(volume.bit_length())
-    shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
-              if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row]
+    shapes = [
+        e
+        for e in itertools.product(*([2**s for s in steps] for _ in axes))
+        if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row
+    ]
 
     def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
-        over = prod((-(-x.size // e) * e if x.extent is None else x.size + (e - 1) / 2) / max(1, x.size)
-                    for x, e in zip(axes, extents, strict=True))
+        over = prod(
+            (-(-x.size // e) * e if x.extent is None else x.size + (e - 1) / 2) / max(1, x.size)
+            for x, e in zip(axes, extents, strict=True)
+        )
         return over, -prod(min(e, 8) for e in extents[1:])
 
     shapes.sort(key=overhang)
     few += any(x.extent is not None for x in axes) * MORE
-    return tuple(tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
-                 for extents in shapes[:few])
+    return tuple(
+        tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
+        for extents in shapes[:few]
+    )
 
 
-def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,
-                      compute: Compute) -> list[tuple[Block, ...]]:
+def rows_of_positions(
+    axes: tuple[Axis, ...], volume: int, view: View, compute: Compute
+) -> list[tuple[Block, ...]]:
     """Long rows of positions, for a tensor that has positions innermost; also one block of all axes but
     the first."""
     if len(axes) < 2 or rows_of_features(view.tensor, row_of(view, compute)):
@@ -96,8 +106,11 @@ def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,
 def summed_rows(axes: tuple[Axis, ...], extent: int, compute: Compute) -> list[tuple[Block, ...]]:
     """A block of each summed axis that has stride 1 in both operands."""
     views = [v for v in (compute.a, compute.b) if v is not None]
-    return [(Block((x.name,), extent),) for x in axes
-            if len(axes) > 1 and all(axis_strides(v, compute)[x.name] == 1 for v in views)]
+    return [
+        (Block((x.name,), extent),)
+        for x in axes
+        if len(axes) > 1 and all(axis_strides(v, compute)[x.name] == 1 for v in views)
+    ]
 
 
 Run = tuple[tuple[str, ...], int]  # fused axes, and the number of their positions
@@ -112,8 +125,7 @@ def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
 def extents(run: Run, most: int = 256) -> tuple[int, ...]:
     """Extents along a run of features, without those that would be mostly padding."""
     least = min(most, 32) if most <= 64 else 64
-    return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
-                 and (e == least or e < 2 * run[1]))
+    return tuple(e for e in (256, 128, 64, 32) if least <= e <= most and (e == least or e < 2 * run[1]))
 
 
 MOST_TRIED = 1 << 12  # numbers of parts tried to find one that divides the steps

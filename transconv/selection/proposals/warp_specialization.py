@@ -60,8 +60,10 @@ def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
         return
     if diagonal(compute.b, compute) > 1:  # a block diagonal operand cannot be a box
         return
-    wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
-            for kind in "MNK"}
+    wide = {
+        kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
+        for kind in "MNK"
+    }
     if all(x.role == "position" for x in wide["M"]):
         found = also_sharing(_over_positions(compute, target, wide), compute, target)
         yield from also_fetching(found, compute, target)
@@ -69,16 +71,20 @@ def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
         yield from also_fetching(_summing_positions(compute, target, wide), compute, target)
 
 
-def _over_positions(compute: Compute, target: Target,
-                 wide: dict[str, tuple[Axis, ...]]) -> Iterator[Schedule]:
+def _over_positions(
+    compute: Compute, target: Target, wide: dict[str, tuple[Axis, ...]]
+) -> Iterator[Schedule]:
     columns, row = run_of(wide["N"], compute), ROW // compute.a.tensor.dtype.bytes
     whole = tuple(x.name for x in wide["M"])
     for summed, (m, n) in itertools.product(_sums(wide["K"], compute), SHAPES):
         if n not in extents(columns):
             continue
         for k in extents(summed, row):
-            for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3),
-                         *rows_of_positions(wide["M"], m, compute.c, compute)]:
+            for tile in [
+                (Block(whole, m),),
+                *tilings(wide["M"], m, 3),
+                *rows_of_positions(wide["M"], m, compute.c, compute),
+            ]:
                 blocks = (*tile, Block(columns[0], n), Block(summed[0], k))
                 for c in ("box", "gather"):
                     yield from _words(blocks, m, n, k, c, compute, target)
@@ -92,8 +98,9 @@ def _sums(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
     return [run] if compute.a.tensor.dtype.bits > 8 else [*dict.fromkeys([run, alone])]
 
 
-def _summing_positions(compute: Compute, target: Target,
-                    wide: dict[str, tuple[Axis, ...]]) -> Iterator[Schedule]:
+def _summing_positions(
+    compute: Compute, target: Target, wide: dict[str, tuple[Axis, ...]]
+) -> Iterator[Schedule]:
     rows, columns = _piles(compute, wide["M"]), run_of(wide["N"], compute)
     whole = tuple(x.name for x in wide["K"])
     row = ROW // compute.a.tensor.dtype.bytes
@@ -106,9 +113,12 @@ def _summing_positions(compute: Compute, target: Target,
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
-            for tile in [(Block(whole, k),), *tilings(wide["K"], k, 2),
-                         *summed_rows(wide["K"], k, compute),
-                         *rows_of_positions(wide["K"], k, compute.a, compute)]:
+            for tile in [
+                (Block(whole, k),),
+                *tilings(wide["K"], k, 2),
+                *summed_rows(wide["K"], k, compute),
+                *rows_of_positions(wide["K"], k, compute.a, compute),
+            ]:
                 blocks = (Block(left[0], m), Block(columns[0], n), *tile)
                 yield from _words(blocks, m, n, k, "gather", compute, target)
                 boxed = _words(blocks, m, n, k, "box", compute, target)
@@ -125,8 +135,9 @@ def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
     return [*dict.fromkeys([run_of(axes, compute), *found])]
 
 
-def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: Compute,
-           target: Target) -> Iterator[Schedule]:
+def _words(
+    blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: Compute, target: Target
+) -> Iterator[Schedule]:
     """The words for a tile: ``swap``, stages, programs, consumers and parts of the sum.
 
     The wider operand is the right one, which the matrix unit reads once for 64 rows of the left one. For a
@@ -137,8 +148,9 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     too_wide = compute.acc.kind == "int" and m > INTEGERS
     swap = 1 if positions or (m >= n and not too_wide) else 0
     alone = most_sums(4) if moves_sums(compute) else 128 * 128  # the sums of four warps
-    schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > alone else 4,
-                        via="gluon")
+    schedule = Schedule(
+        blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > alone else 4, via="gluon"
+    )
     transposed = transposed_bytes(schedule, compute)
     if transposed and schedule.warps == 4 and compute.a.tensor.dtype.bits == 8:
         schedule = schedule.with_words(transposers=2)
@@ -158,8 +170,9 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
             yield from [made] if fits else _persistent(made, m, n, k, compute, target)
 
 
-def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
-                target: Target) -> Iterator[Schedule]:
+def _persistent(
+    schedule: Schedule, m: int, n: int, k: int, compute: Compute, target: Target
+) -> Iterator[Schedule]:
     """As many programs as are needed; one consumer at each tile, or two in turns; and what all tiles of
     one multiply is kept."""
     made = [schedule.with_words(programs=needed(schedule, compute, target))]
@@ -175,8 +188,17 @@ def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
                 yield each.with_words(keep="b", stages=stages)
 
 
-def _stages(m: int, n: int, k: int, c: str, consumers: int, transposed: int, compute: Compute,
-            target: Target, kept: int = 0) -> int:
+def _stages(
+    m: int,
+    n: int,
+    k: int,
+    c: str,
+    consumers: int,
+    transposed: int,
+    compute: Compute,
+    target: Target,
+    kept: int = 0,
+) -> int:
     """The number of stages that fit shared memory beside the tiles to be stored. ``transposed``: bytes of
     a step that are transposed; ``kept``: bytes of B if it is resident and thus not part of a stage."""
     waiting = consumers * m * n * compute.c.tensor.dtype.bytes if c == "box" else 0
@@ -218,11 +240,17 @@ def also_sharing(schedules: Iterator[Schedule], compute: Compute, target: Target
 
 def fetching(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
     """The schedule with ``behind=box``, if that is legal with enough stages; one or none."""
-    if schedule.via != "gluon" or schedule.behind == "box" or not any(
-            isinstance(s, Read) for s in compute.after):
+    if (
+        schedule.via != "gluon"
+        or schedule.behind == "box"
+        or not any(isinstance(s, Read) for s in compute.after)
+    ):
         return
-    if schedule.merge == 1 and not schedule.pack and why_not_behind(
-            schedule.with_words(behind="box"), compute, target):
+    if (
+        schedule.merge == 1
+        and not schedule.pack
+        and why_not_behind(schedule.with_words(behind="box"), compute, target)
+    ):
         return  # whatever the other words are: this rule is the last one
     least = min(schedule.stages, FEWEST, max(2, k_steps(schedule, compute)))
     for stages in range(schedule.stages, least - 1, -1):

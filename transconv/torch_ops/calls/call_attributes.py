@@ -42,9 +42,17 @@ class CallAttributes:
     def resolve(self, x: Tensor, w: Tensor, b: Tensor | None) -> Params:
         """Check a batched call, in torch's order. RuntimeError as torch's."""
         p = arguments.resolve(
-            x.shape, w.shape, None if b is None else b.shape, self.stride, self.padding,
-            self.dilation, self.transposed, self.output_padding, self.groups,
-            two_sided=not self.name)
+            x.shape,
+            w.shape,
+            None if b is None else b.shape,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+            two_sided=not self.name,
+        )
         arguments.check_tensors(x, w, b, wide=not self.name)
         return p
 
@@ -55,12 +63,27 @@ _requests: Cache[Hashable, CallAttributes] = Cache("attributes of calls", LIMIT)
 _known = _requests.get
 
 
-def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int] | str,
-            dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
-            groups: int) -> CallAttributes:
+def request(
+    name: str,
+    ndims: int,
+    stride: Sequence[int],
+    padding: Sequence[int] | str,
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> CallAttributes:
     """The one object of these numbers."""
-    key = (name, ndims, tuple(stride), padding if isinstance(padding, str) else tuple(padding),
-           tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
+    key = (
+        name,
+        ndims,
+        tuple(stride),
+        padding if isinstance(padding, str) else tuple(padding),
+        tuple(dilation),
+        bool(transposed),
+        tuple(output_padding),
+        int(groups),
+    )
     return _known(key) or _requests.keep(key, CallAttributes(*key))
 
 
@@ -76,11 +99,15 @@ class ConvFunction:
     general: Callable[..., Tensor]
     public: Callable[..., Tensor] | None = None
 
-    def ordered(self, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-                groups: Any) -> tuple[Any, ...]:
+    def ordered(
+        self, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: Any
+    ) -> tuple[Any, ...]:
         """The numbers as torch's function takes them, behind the tensors."""
-        return ((stride, padding, output_padding, groups, dilation) if self.transposed
-                else (stride, padding, dilation, groups))
+        return (
+            (stride, padding, output_padding, groups, dilation)
+            if self.transposed
+            else (stride, padding, dilation, groups)
+        )
 
     def taken(self, numbers: tuple[Any, ...]) -> tuple[Any, Any, Any, Any, Any]:
         """The numbers as ``ordered`` takes them, of what it gives."""
@@ -93,8 +120,11 @@ class ConvFunction:
 
 def is_plain(tensor: Any) -> bool:
     """A tensor of torch's own, whose elements lie in strided memory."""
-    return ((tensor.__class__ is Tensor or tensor.__class__ is _Parameter)
-            and tensor.layout is torch.strided and not tensor.is_nested)
+    return (
+        (tensor.__class__ is Tensor or tensor.__class__ is _Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+    )
 
 
 def is_known(tensor: Tensor) -> bool:
@@ -102,8 +132,9 @@ def is_known(tensor: Tensor) -> bool:
     return is_plain(tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
-def requested(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-              groups: Any) -> CallAttributes | None:
+def requested(
+    f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: Any
+) -> CallAttributes | None:
     """The request of these arguments, or None for a form that only torch's parser decides about."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:
@@ -111,15 +142,20 @@ def requested(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, d
     except TypeError:  # a list has no hash
         found = None
     # 1.0 and True equal 1 but are no sizes: equal keys do not imply equal arguments.
-    if found is not None and _integral(stride) and _integral(padding) and _integral(
-            output_padding) and _integral(dilation) and groups.__class__ is int:
+    if (
+        found is not None
+        and _integral(stride)
+        and _integral(padding)
+        and _integral(output_padding)
+        and _integral(dilation)
+        and groups.__class__ is int
+    ):
         return found
     parsed = parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
         return None
     stride_, padding_, output_padding_, dilation_, groups_ = parsed
-    found = request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed, output_padding_,
-                    groups_)
+    found = request(f.name, f.ndims, stride_, padding_, dilation_, f.transposed, output_padding_, groups_)
     with suppress(TypeError):
         _requests.keep(key, found)
     return found
@@ -134,15 +170,20 @@ def _integral(value: Any) -> bool:
     return kind is int or kind is str or (kind is tuple and _only_int(map(type, value)))
 
 
-def parse(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-          groups: Any) -> tuple[Any, Any, Any, Any, int] | None:
+def parse(
+    f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: Any
+) -> tuple[Any, Any, Any, Any, int] | None:
     """The same as torch's parser converts them; None where one has a form that is left to torch."""
     n = f.ndims
-    parsed = (arguments.ints(stride, n),
-              str.__str__(padding) if isinstance(padding, str) and not f.transposed
-              else arguments.ints(padding, n),
-              arguments.ints(output_padding, n), arguments.ints(dilation, n),
-              arguments.integer(groups))
+    parsed = (
+        arguments.ints(stride, n),
+        str.__str__(padding)
+        if isinstance(padding, str) and not f.transposed
+        else arguments.ints(padding, n),
+        arguments.ints(output_padding, n),
+        arguments.ints(dilation, n),
+        arguments.integer(groups),
+    )
     return None if None in parsed else parsed  # type: ignore[return-value]
 
 
@@ -155,9 +196,13 @@ def check_bias(f: ConvFunction, input: Tensor, bias: Tensor | None, padding: Any
 def is_bias_left_to_torch(f: ConvFunction, input: Tensor, bias: Tensor | None, padding: Any) -> bool:
     """Whether a bias has another type where torch looks at it no sooner than its kernels do: those of
     GPUs add it, those of the CPU refuse it."""
-    return (bias is not None and bias.dtype != input.dtype and bias.device == input.device
-            and (f.transposed or isinstance(padding, str))
-            and not (arguments.is_wide(bias, input) and autocast_dtype(input) is not None))
+    return (
+        bias is not None
+        and bias.dtype != input.dtype
+        and bias.device == input.device
+        and (f.transposed or isinstance(padding, str))
+        and not (arguments.is_wide(bias, input) and autocast_dtype(input) is not None)
+    )
 
 
 def check_types(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:

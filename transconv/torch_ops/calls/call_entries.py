@@ -53,8 +53,9 @@ WATCHED = (guard.NO_MODES, guard.NO_FUNCTION_MODES, guard.NO_DUALS)
 WATCHED_BACK = (guard.NO_GRADIENTS, guard.NO_MODES, guard.NO_DUALS)
 
 
-def onward(f: Any, x: Any, w: Any, b: Any, s: Any, p: Any, o: Any, d: Any, g: Any,
-            r: Any = None) -> Tensor:
+def onward(
+    f: Any, x: Any, w: Any, b: Any, s: Any, p: Any, o: Any, d: Any, g: Any, r: Any = None
+) -> Tensor:
     """The end of a chain of entries: the general way of the function that was called."""
     made: Tensor = f.general(f, x, w, b, s, p, o, d, g, *() if r is None else (r,))
     return made
@@ -70,8 +71,12 @@ def switches(flags: Flags, dtype: torch.dtype, *routes: ConvCall) -> tuple[Condi
     if every or "deterministic" in obeyed:
         found.append(guard.deterministic(flags.deterministic, cudnn=True))
     if dtype is torch.float32 and (every or "precision" in obeyed):
-        found.append(Condition(f'(precision("cuda", "conv") == "tf32") is {flags.math == "tf32"}',
-                               {"precision": lower_call.read_precision}))
+        found.append(
+            Condition(
+                f'(precision("cuda", "conv") == "tf32") is {flags.math == "tf32"}',
+                {"precision": lower_call.read_precision},
+            )
+        )
     return tuple(found)
 
 
@@ -84,8 +89,14 @@ class _Entry:
     """The text of an entry for calls like one: ``given`` and ``used`` are input, weight, bias and residual
     as the caller gave them and as autocast cast them, to the type ``cast`` (None outside of it)."""
 
-    def __init__(self, function: Any, given: Tensors, used: Tensors, numbers: tuple[Any, ...],
-                 cast: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        function: Any,
+        given: Tensors,
+        used: Tensors,
+        numbers: tuple[Any, ...],
+        cast: torch.dtype | None,
+    ) -> None:
         x, _, bias, residual = given
         there = [(n, t, u) for n, t, u in zip("xwbr", given, used, strict=True) if t is not None]
         self.given = [n for n, _, _ in there]
@@ -98,22 +109,30 @@ class _Entry:
         self.used = [f"cast_{n}" if n in cast_ones else n for n in self.given]
         self.casts = {n: f"cast_{n} = {n}.to(cast)" for n in cast_ones}
         self.trains = any(t.requires_grad for t in self.tensors)
-        self.tests = [*(f"{n} is same_{n}" for n in NUMBERS), *["b is None"] * (bias is None),
-                      *["r is x"] * twice]
+        self.tests = [
+            *(f"{n} is same_{n}" for n in NUMBERS),
+            *["b is None"] * (bias is None),
+            *["r is x"] * twice,
+        ]
         self.known = {f"same_{n}": function if at < 0 else numbers[at] for n, at in NUMBERS.items()}
         self.late: list[str] = []
         if cast is not None and x is not None:
             self.late = ["autocast(device_type) is cast"]
-            self.known |= {"autocast": torch.get_autocast_dtype, "device_type": x.device.type,
-                           "cast": cast}
+            self.known |= {
+                "autocast": torch.get_autocast_dtype,
+                "device_type": x.device.type,
+                "cast": cast,
+            }
 
     def written(self, found: CallGuard, parts: Sequence[Part], others: Call, **known: Any) -> Call:
         """The entry that runs the parts."""
         tests = [*self.tests, *found.tests(self.checked, self.addressed), *self.late]
-        return written(f"call{ARGUMENTS.format('=None')}", [tests, *parts],
-                       f"return others{ARGUMENTS.format('')}",
-                       {**self.known, **found.known(), **known, "others": others,
-                        "grad_enabled": guard.grad_enabled})
+        return written(
+            f"call{ARGUMENTS.format('=None')}",
+            [tests, *parts],
+            f"return others{ARGUMENTS.format('')}",
+            {**self.known, **found.known(), **known, "others": others, "grad_enabled": guard.grad_enabled},
+        )
 
 
 def _can_be_kept(numbers: tuple[Any, ...]) -> bool:
@@ -121,9 +140,17 @@ def _can_be_kept(numbers: tuple[Any, ...]) -> bool:
     return not function_modes() and not any(isinstance(n, list) for n in numbers)
 
 
-def note(autograd: Callable[[ConvCall, bool, torch.dtype | None], Call], function: Any, given: Tensors,
-         used: Tensors, numbers: tuple[Any, ...], route: ConvCall, flags: Flags, aligned: bool,
-         cast: torch.dtype | None) -> None:
+def note(
+    autograd: Callable[[ConvCall, bool, torch.dtype | None], Call],
+    function: Any,
+    given: Tensors,
+    used: Tensors,
+    numbers: tuple[Any, ...],
+    route: ConvCall,
+    flags: Flags,
+    aligned: bool,
+    cast: torch.dtype | None,
+) -> None:
     """A call went the general way: after a few, make an entry for its kind.
 
     ``autograd(route, biased, cast)`` makes the differentiable call; ``given`` are input, weight, bias and
@@ -132,8 +159,13 @@ def note(autograd: Callable[[ConvCall, bool, torch.dtype | None], Call], functio
     residual under autocast is never remembered, nor a route that waits for a kernel: it is asked at each
     call."""
     x, weight, bias, residual = given
-    if (route.over is not None or not _can_be_kept(numbers)
-            or (residual is not None and cast is not None) or x is None or weight is None):
+    if (
+        route.over is not None
+        or not _can_be_kept(numbers)
+        or (residual is not None and cast is not None)
+        or x is None
+        or weight is None
+    ):
         return
     place = CALLS.due(id(weight))
     if not place:
@@ -158,15 +190,29 @@ def note(autograd: Callable[[ConvCall, bool, torch.dtype | None], Call], functio
     CALLS.keep(id(weight), entry.written(found, parts, CALLS.others(id(weight), place, onward), **known))
 
 
-def note_layer(applies: tuple[Call, Call], function: Any, given: Tensors, used: Tensors,
-               numbers: tuple[Any, ...], route: ConvCall, key: Hashable, flags: Flags, aligned: bool,
-               cast: torch.dtype | None) -> None:
+def note_layer(
+    applies: tuple[Call, Call],
+    function: Any,
+    given: Tensors,
+    used: Tensors,
+    numbers: tuple[Any, ...],
+    route: ConvCall,
+    key: Hashable,
+    flags: Flags,
+    aligned: bool,
+    cast: torch.dtype | None,
+) -> None:
     """Make the entry of a layer, whose route for a new size was just made from another one: ``key`` is
     what its calls share. ``applies``: the differentiable calls of any route, without and with casts that
     are made already; the rest as in ``note``."""
     x, w = given[:2]
-    if (x is None or w is None or used[0] is None or not _can_be_kept(numbers)
-            or not CALLS.due((id(w), "sizes"), 1)):
+    if (
+        x is None
+        or w is None
+        or used[0] is None
+        or not _can_be_kept(numbers)
+        or not CALLS.due((id(w), "sizes"), 1)
+    ):
         return  # after a few sizes: a weight that does not come back gets no entry
     entry = _Entry(function, given, used, numbers, cast)
     check, layer = check_of(*entry.tensors, free=1), route_cache.find_layer(key)
@@ -184,13 +230,32 @@ def note_layer(applies: tuple[Call, Call], function: Any, given: Tensors, used: 
         ["route is not None", "route.start is not None"],
         *(line for n, line in entry.casts.items() if n != "x"),
         *[f"if grad_enabled(): return {applied}"] * entry.trains,
-        f"return route.start({', '.join(entry.used)})"]
-    CALLS.keep(id(w), entry.written(found, parts, onward, known=layer.known.get, find=layer.forward,
-                                    apply=applies[0], apply_cast=applies[1]))
+        f"return route.start({', '.join(entry.used)})",
+    ]
+    CALLS.keep(
+        id(w),
+        entry.written(
+            found,
+            parts,
+            onward,
+            known=layer.known.get,
+            find=layer.forward,
+            apply=applies[0],
+            apply_cast=applies[1],
+        ),
+    )
 
 
-def note_backward(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, x: Tensor, w: Tensor,
-                  routes: BackwardRoutes, flags: Flags, aligned: bool) -> None:
+def note_backward(
+    route: ConvCall,
+    wanted: tuple[bool, ...],
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    routes: BackwardRoutes,
+    flags: Flags,
+    aligned: bool,
+) -> None:
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
     route and wanted subset, or for all sizes of a layer."""
     layer = routes.layer
@@ -202,17 +267,30 @@ def note_backward(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, x: Te
     check = check_of(grad, x, w, free=0 if layer is None else 2)
     if check is None:
         return
-    found = CallGuard(check, (*WATCHED_BACK, *switches(flags, x.dtype, *routes.routes())), aligned,
-                  only_on(routes.data, routes.weight))
+    found = CallGuard(
+        check,
+        (*WATCHED_BACK, *switches(flags, x.dtype, *routes.routes())),
+        aligned,
+        only_on(routes.data, routes.weight),
+    )
     parts: list[Part]
     if layer is None:
         line, known = routes.bound()
         parts = [line]
     else:
-        parts = ["key = x.shape, x.stride(), grad.shape, grad.stride()",
-                 "routes = known(key) or find(grad, x, w, key)",
-                 "return None if routes is None else routes.run(grad, x, w)"]
+        parts = [
+            "key = x.shape, x.stride(), grad.shape, grad.stride()",
+            "routes = known(key) or find(grad, x, w, key)",
+            "return None if routes is None else routes.run(grad, x, w)",
+        ]
         known = {"known": layer.known.get, "find": layer.backward}
-    CALLS.keep_in(route.gradients, wanted, written(
-        "call(grad, x, w)", [found.tests(["grad", "x", "w"]), *parts], "return None",
-        {**found.known(), **known}))
+    CALLS.keep_in(
+        route.gradients,
+        wanted,
+        written(
+            "call(grad, x, w)",
+            [found.tests(["grad", "x", "w"]), *parts],
+            "return None",
+            {**found.known(), **known},
+        ),
+    )

@@ -52,9 +52,11 @@ log = logging.getLogger("transconv.dispatch")
 # The floats that torch's own convolutions take and kernels multiply, by torch's types: none of 8 bits.
 DTYPES: dict[torch.dtype, DType] = ROWS.table(
     lambda t: t if t.operand and t.kind == "float" and t.bits > 8 else None,
-    key=lambda t: getattr(torch, t.torch))
-RESULTS: dict[torch.dtype, DType] = ROWS.table(lambda t: t if t.result else None,
-                                               key=lambda t: getattr(torch, t.torch))
+    key=lambda t: getattr(torch, t.torch),
+)
+RESULTS: dict[torch.dtype, DType] = ROWS.table(
+    lambda t: t if t.result else None, key=lambda t: getattr(torch, t.torch)
+)
 """The types of tensors of convolutions, by torch's types."""
 SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
@@ -68,8 +70,9 @@ def several_gpus() -> bool:
 # -- reasons for torch -----------------------------------------------------------------------------
 
 
-def reasons(input: torch.Tensor, weight: torch.Tensor,
-            types: Container[torch.dtype] = DTYPES) -> list[str]:
+def reasons(
+    input: torch.Tensor, weight: torch.Tensor, types: Container[torch.dtype] = DTYPES
+) -> list[str]:
     """Every reason for torch that is known without the compiler; empty: there may be a kernel. ``types``:
     those of inputs."""
     found = []
@@ -120,8 +123,7 @@ _FLAGS = {(math, det): Flags(math, det) for math in ("ieee", "tf32") for det in 
 def flags(dtype: torch.dtype) -> Flags:
     """The switches at this moment. Reads the conv precision that torch documents today: the older
     ``allow_tf32`` raises once a program has set the new one. Only "tf32" allows it."""
-    deterministic = (_deterministic()
-                     or _cudnn_deterministic())
+    deterministic = _deterministic() or _cudnn_deterministic()
     tf32 = dtype is torch.float32 and _precision() == "tf32"
     return _FLAGS["tf32" if tf32 else "ieee", deterministic]
 
@@ -149,8 +151,7 @@ def each(dtype: Types) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     return (dtype, dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
-def describe(dtype: Types, near: Like, weight: Like, far: Like, p: Params,
-             math: str) -> ConvProblem:
+def describe(dtype: Types, near: Like, weight: Like, far: Like, p: Params, math: str) -> ConvProblem:
     """The problem of a call. ``near`` is the layer's input, ``far`` its result, each as shape and
     strides; for a transposed layer they are exchanged, because it is BWD_D of a problem with its
     result as src. ``dtype``: of all three, or of input, weight and result."""
@@ -158,24 +159,46 @@ def describe(dtype: Types, near: Like, weight: Like, far: Like, p: Params,
     src, dst = (far, near) if p.transposed else (near, far)
     of_src, of_dst = (types[2], types[0]) if p.transposed else (types[0], types[2])
     return ConvProblem(
-        mb=src[0][0], g=p.groups, ic=src[0][1], oc=dst[0][1], i=tuple(src[0][2:]),
-        o=tuple(dst[0][2:]), k=tuple(weight[0][2:]), stride=p.stride, dilation=p.dilation,
-        pad_lo=p.pad_lo, src=_spec(of_src, *src), wei=_spec(types[1], *weight),
-        dst=_spec(of_dst, *dst), math=math)
+        mb=src[0][0],
+        g=p.groups,
+        ic=src[0][1],
+        oc=dst[0][1],
+        i=tuple(src[0][2:]),
+        o=tuple(dst[0][2:]),
+        k=tuple(weight[0][2:]),
+        stride=p.stride,
+        dilation=p.dilation,
+        pad_lo=p.pad_lo,
+        src=_spec(of_src, *src),
+        wei=_spec(types[1], *weight),
+        dst=_spec(of_dst, *dst),
+        math=math,
+    )
 
 
 def target_of(device: torch.device) -> Target:
     """The target of a tensor's device; for CPU tensors Triton's interpreter."""
     if device.type == "cpu":
         if not knobs.interpret():
-            raise Unsupported("interpreter:off", 'transconv.config.cpu is "interpret", but Triton\'s '
-                              "interpreter is off; start the program with TRITON_INTERPRET=1")
+            raise Unsupported(
+                "interpreter:off",
+                'transconv.config.cpu is "interpret", but Triton\'s '
+                "interpreter is off; start the program with TRITON_INTERPRET=1",
+            )
         return TARGETS["interpreter"]
     return detect(device)
 
 
-def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-            deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> CompiledDirection:
+def planned(
+    problem: ConvProblem,
+    prop: Prop,
+    device: torch.device,
+    epilogue: str,
+    aligned: bool,
+    deterministic: bool,
+    bias: torch.dtype | None = None,
+    mode: str = "now",
+) -> CompiledDirection:
     """The kernel of a ``question``. Unsupported, with a reason, if there is none, or none yet in this
     mode."""
     with or_unsupported(f"{problem} {prop}"):
@@ -183,8 +206,12 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
         return ready(q.workload, q.target, None, deterministic, CompiledDirection, aligned, mode)
 
 
-def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torch.Tensor],
-           **operands: torch.Tensor) -> CompiledDirection:
+def proven(
+    compiled: CompiledDirection,
+    aligned: bool,
+    result: Callable[[], torch.Tensor],
+    **operands: torch.Tensor,
+) -> CompiledDirection:
     """The plan, or the one that takes its place: its first result, made here from the operands (by
     name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
     if first_run_check.is_trusted(compiled, aligned):
@@ -222,8 +249,9 @@ def check_zeros(device: torch.device, dtype: torch.dtype) -> list[int]:
     seen = []
     for text, prop in CHECKS:
         problem = ConvProblem.parse(f"{text} dt={DTYPES[dtype]}")
-        tensors = {name: torch.zeros(shape, dtype=dtype, device=device)
-                   for name, shape in problem.shapes.items()}
+        tensors = {
+            name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in problem.shapes.items()
+        }
         tensors[prop.result].fill_(float("nan")).zero_()
         seen.append(examine(problem, prop, Epilogue(), tensors, tensors[prop.result]).checked)
     return seen
@@ -232,7 +260,8 @@ def check_zeros(device: torch.device, dtype: torch.dtype) -> list[int]:
 def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) -> bool:
     """Whether a plan's kernels run on a device already, and their results were right."""
     return first_run_check.is_trusted(compiled, aligned) and all(
-        s.triton.is_loaded(device.index, aligned) for s in compiled.steps)
+        s.triton.is_loaded(device.index, aligned) for s in compiled.steps
+    )
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
@@ -263,14 +292,22 @@ def or_unsupported(title: object) -> Iterator[None]:
             log.warning("building a kernel took %.1f s: %s", elapsed, title)
 
 
-def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-             deterministic: bool, bias: torch.dtype | None = None) -> PlanRequest:
+def question(
+    problem: ConvProblem,
+    prop: Prop,
+    device: torch.device,
+    epilogue: str,
+    aligned: bool,
+    deterministic: bool,
+    bias: torch.dtype | None = None,
+) -> PlanRequest:
     """What a kernel for one direction is asked for by; ``bias``: the type of the epilogue's operand, if it
     is not the result's."""
     bia = None if bias is None else DTYPES[bias]
     added = Epilogue.parse(epilogue, None if bia is getattr(problem, prop.result).dtype else bia)
-    return compiler.question(problem, prop, target_of(device), added, aligned=aligned,
-                             deterministic=deterministic)
+    return compiler.question(
+        problem, prop, target_of(device), added, aligned=aligned, deterministic=deterministic
+    )
 
 
 def waits(question: PlanRequest) -> str:
@@ -289,8 +326,13 @@ def waits(question: PlanRequest) -> str:
     return f"compile:failed ({found})" if found else f"{COMPILING} (the first call begins it)"
 
 
-def launch(compiled: CompiledDirection, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
-           **extra: torch.Tensor) -> None:
+def launch(
+    compiled: CompiledDirection,
+    src: torch.Tensor,
+    wei: torch.Tensor,
+    dst: torch.Tensor,
+    **extra: torch.Tensor,
+) -> None:
     """Run a kernel on the tensors' device, whichever is the current one, on its current stream."""
     if src.is_cuda and several_gpus() and src.device.index != torch.cuda.current_device():
         with torch.cuda.device(src.device):

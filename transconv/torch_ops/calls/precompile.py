@@ -44,28 +44,42 @@ if TYPE_CHECKING:
 LIKE = "mb8ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc"  # a request that processes rehearse with
 
 
-def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
-              mode: str) -> None:
+def gradients(
+    params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool, mode: str
+) -> None:
     """Have processes compile the gradients of a checked, batched call of which no route is known, for the
     tensors of input and weight that require one."""
     if workers := processes(x, w, mode):
         _gradients(params, x, w, flags, aligned, workers)
 
 
-def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags,
-              aligned: bool) -> None:
+def meanwhile(
+    params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool
+) -> None:
     """The same for a call that torch computes while a process compiles its kernel: torch makes the
     gradients, too, which ask for nothing."""
-    if (settings.sizes != "any" and torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
-            and not is_collecting()):
+    if (
+        settings.sizes != "any"
+        and torch.is_grad_enabled()
+        and (x.requires_grad or w.requires_grad)
+        and not is_collecting()
+    ):
         _gradients(params, x, w, flags, aligned, beside(), hurried=False)
 
 
-def _gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
-               workers: int, hurried: bool = True) -> None:
+def _gradients(
+    params: Params,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    flags: lower_call.Flags,
+    aligned: bool,
+    workers: int,
+    hurried: bool = True,
+) -> None:
     with quietly():
-        asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
-                          aligned)
+        asked = questions(
+            params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags, aligned
+        )
         compile_ahead(asked, workers, hurried)
 
 
@@ -73,9 +87,15 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
     """How many processes may compile ahead of a call in training. None in other modes than ``now``, for
     kernels of any size, for calls that torch computes, while a CUDA graph is captured, and where they
     would gain nothing (``runtime.helpers``)."""
-    if (mode != "now" or settings.sizes == "any" or not (x.requires_grad or w.requires_grad)
-            or not torch.is_grad_enabled() or is_collecting() or lower_call.reasons(x, w)
-            or lower_call.capturing(x.device)):
+    if (
+        mode != "now"
+        or settings.sizes == "any"
+        or not (x.requires_grad or w.requires_grad)
+        or not torch.is_grad_enabled()
+        or is_collecting()
+        or lower_call.reasons(x, w)
+        or lower_call.capturing(x.device)
+    ):
         return 0
     return helpers()
 
@@ -136,8 +156,9 @@ class Given:
         return replace(self, shape=shape, strides=arguments.result_strides(shape, channels_last))
 
 
-def questions(params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags: lower_call.Flags,
-              aligned: bool) -> Iterator[PlanRequest]:
+def questions(
+    params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags: lower_call.Flags, aligned: bool
+) -> Iterator[PlanRequest]:
     """What the gradients of a call will ask for: that of its input if ``of_x``, of its weight if
     ``of_w``."""
     last, shape = x.is_last or w.is_last, arguments.output_shape(x.shape, w.shape, params)
@@ -146,8 +167,10 @@ def questions(params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags:
     # The gradient of one pixel is a sum, which torch leaves contiguous.
     far = shape, arguments.result_strides(shape, last and any(n != 1 for n in shape[2:]))
     data = Prop.FWD if params.transposed else Prop.BWD_D
-    for on, direction, tensors in ((of_x, data, (of_near, weight, far)),
-                                   (of_w, Prop.BWD_W, (near, of_weight, far))):
+    for on, direction, tensors in (
+        (of_x, data, (of_near, weight, far)),
+        (of_w, Prop.BWD_W, (near, of_weight, far)),
+    ):
         if on and all(shape):
             problem = lower_call.describe(x.dtype, *tensors, params, flags.math)
             yield lower_call.question(problem, direction, x.device, "", aligned, flags.deterministic)
@@ -169,18 +192,24 @@ def result(module: nn.Module, shape: Ints) -> Ints | None:
     if kind in POOLS:
         if given.get("return_indices"):
             return None
-        kernel, stride, padding, dilation = (_each(given.get(name, 1), len(sides)) for name in (
-            "kernel_size", "stride", "padding", "dilation"))
-        sides = tuple(_pooled(n, k, s, p, d, given["ceil_mode"]) for n, k, s, p, d in zip(
-            sides, kernel, stride, padding, dilation, strict=True))
+        kernel, stride, padding, dilation = (
+            _each(given.get(name, 1), len(sides))
+            for name in ("kernel_size", "stride", "padding", "dilation")
+        )
+        sides = tuple(
+            _pooled(n, k, s, p, d, given["ceil_mode"])
+            for n, k, s, p, d in zip(sides, kernel, stride, padding, dilation, strict=True)
+        )
     elif kind in ADAPTIVE:
         asked = given["output_size"]
         wanted = tuple(asked) if isinstance(asked, Sequence) else (asked,) * len(sides)
         sides = tuple(n if want is None else want for n, want in zip(sides, wanted, strict=True))
     elif kind in PADS:
         around = given["padding"]  # of the last side first
-        sides = tuple(n + around[2 * at] + around[2 * at + 1]
-                      for n, at in zip(sides, reversed(range(len(sides))), strict=True))
+        sides = tuple(
+            n + around[2 * at] + around[2 * at + 1]
+            for n, at in zip(sides, reversed(range(len(sides))), strict=True)
+        )
     elif kind is nn.PixelShuffle:
         times = given["upscale_factor"]
         head, sides = (head[0], head[1] // times**2), tuple(n * times for n in sides)
@@ -208,11 +237,36 @@ def _pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ce
 
 MOST_WRONG = 2  # wrong guesses after which a model is left alone
 # Results are of the input's size. Exact classes, as a subclass may do anything.
-SAME = frozenset((
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.InstanceNorm1d,
-    nn.InstanceNorm2d, nn.InstanceNorm3d, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
-    nn.Dropout3d, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.LeakyReLU, nn.Mish, nn.PReLU, nn.ReLU,
-    nn.ReLU6, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh))
+SAME = frozenset(
+    (
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        nn.BatchNorm3d,
+        nn.SyncBatchNorm,
+        nn.GroupNorm,
+        nn.InstanceNorm1d,
+        nn.InstanceNorm2d,
+        nn.InstanceNorm3d,
+        nn.Identity,
+        nn.Dropout,
+        nn.Dropout1d,
+        nn.Dropout2d,
+        nn.Dropout3d,
+        nn.ELU,
+        nn.GELU,
+        nn.Hardsigmoid,
+        nn.Hardswish,
+        nn.LeakyReLU,
+        nn.Mish,
+        nn.PReLU,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.Sigmoid,
+        nn.SiLU,
+        nn.Softplus,
+        nn.Tanh,
+    )
+)
 
 
 class _LayerCall(NamedTuple):
@@ -236,8 +290,14 @@ class _Network:
 
     def find(self, weight: torch.Tensor) -> int | None:
         """The place of the layer with this weight."""
-        return next((at for at, leaf in enumerate(self.leaves)
-                     if isinstance(m := leaf(), _ConvNd) and m._parameters.get("weight") is weight), None)
+        return next(
+            (
+                at
+                for at, leaf in enumerate(self.leaves)
+                if isinstance(m := leaf(), _ConvNd) and m._parameters.get("weight") is weight
+            ),
+            None,
+        )
 
     def called(self, at: int, x: Given, trains: bool, flags: lower_call.Flags, workers: int) -> None:
         """A call of a layer whose plan is not known in this process."""
@@ -285,7 +345,8 @@ class _Network:
                 channels = module.in_channels
                 if now.shape[1] != channels:  # of an earlier tensor, as in a shortcut, or of several
                     now = self.given.get(channels) or now.sized(
-                        (now.shape[0], channels, *now.shape[2:]), now.is_last)
+                        (now.shape[0], channels, *now.shape[2:]), now.is_last
+                    )
                 try:
                     asked = _layer(module, now, True, flags)
                 except RuntimeError:  # it does not fit
@@ -317,18 +378,31 @@ def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _
     w, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
     if w is None or layer.padding_mode != "zeros":
         raise RuntimeError(f"the sizes behind {layer} do not follow")
-    p = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, layer.stride,
-                          layer.padding, layer.dilation, layer.transposed, layer.output_padding,
-                          layer.groups)
+    p = arguments.resolve(
+        x.shape,
+        w.shape,
+        None if bias is None else bias.shape,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        layer.transposed,
+        layer.output_padding,
+        layer.groups,
+    )
     weight = Given.of(w)
     y = x.sized(arguments.output_shape(x.shape, w.shape, p), x.is_last or weight.is_last)
-    problem = lower_call.describe(x.dtype, (x.shape, x.strides), (weight.shape, weight.strides),
-                               (y.shape, y.strides), p, flags.math)
-    question = lower_call.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
-                                "" if bias is None else "bias", True, flags.deterministic)
-    return _LayerCall(
-        question, (*questions(p, x, weight, trains, w.requires_grad, flags, True),), y
+    problem = lower_call.describe(
+        x.dtype, (x.shape, x.strides), (weight.shape, weight.strides), (y.shape, y.strides), p, flags.math
     )
+    question = lower_call.question(
+        problem,
+        Prop.BWD_D if p.transposed else Prop.FWD,
+        x.device,
+        "" if bias is None else "bias",
+        True,
+        flags.deterministic,
+    )
+    return _LayerCall(question, (*questions(p, x, weight, trains, w.requires_grad, flags, True),), y)
 
 
 class _Networks:
@@ -349,8 +423,9 @@ def note(model: nn.Module) -> None:
         _networks.all = [*others, _Network(model)]
 
 
-def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags,
-           mode: str) -> None:
+def layers(
+    weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, mode: str
+) -> None:
     """Have processes compile the kernels of the layers behind the one with this ``weight``. ``x``, ``w``:
     as its call multiplies them. Does nothing where ``ahead.gradients`` does nothing."""
     if not _networks.all or not (workers := processes(x, w, mode)):

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
 Begin = Callable[[Ints], Callable[..., None]]  # from sizes to what starts a plan for them
 # Of the result's gradient, input and weight; None where they are of another kind.
-Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
-                     "tuple[torch.Tensor | None, ...] | None"]
+Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], "tuple[torch.Tensor | None, ...] | None"]
 
 
 def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
@@ -85,12 +84,39 @@ class RouteEpilogue(NamedTuple):
 class ConvCall(Route):
     """The route of one tensor, which one kernel of a direction computes, or torch."""
 
-    __slots__ = ("adds_bias", "channels_last", "choice", "compiled", "copies", "direction", "epilogue",
-                 "far", "gradients", "halves", "near", "params", "plain", "registry", "rival", "shape",
-                 "start", "strides", "trains", "trial", "types", "whole")
+    __slots__ = (
+        "adds_bias",
+        "channels_last",
+        "choice",
+        "compiled",
+        "copies",
+        "direction",
+        "epilogue",
+        "far",
+        "gradients",
+        "halves",
+        "near",
+        "params",
+        "plain",
+        "registry",
+        "rival",
+        "shape",
+        "start",
+        "strides",
+        "trains",
+        "trial",
+        "types",
+        "whole",
+    )
 
-    def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool,
-                 epilogue: RouteEpilogue | None = None) -> None:
+    def __init__(
+        self,
+        direction: Prop,
+        params: Params,
+        shape: Ints,
+        channels_last: bool,
+        epilogue: RouteEpilogue | None = None,
+    ) -> None:
         super().__init__()
         self.epilogue = epilogue  # None: a bias, if one is given
         # The route of the sums alone, where torch computes what follows them.
@@ -142,8 +168,9 @@ class ConvCall(Route):
             if other is not None:
                 other.count()
 
-    def forward(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None,
-                *more: Any) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None, *more: Any
+    ) -> torch.Tensor:
         """A fresh result of a forward route; ``more``: what else its epilogue reads."""
         behind, start = self.epilogue, self.start
         made = None if self.types is None else self.types[2]  # None: of the input's type
@@ -206,8 +233,9 @@ class ConvCall(Route):
         start = None if self.copies or self.adds_bias else self.start
         return start or self.of_given()
 
-    def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
-                 far: torch.Tensor) -> torch.Tensor:
+    def gradient(
+        self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None, far: torch.Tensor
+    ) -> torch.Tensor:
         """Run a gradient's route; of ``near`` and ``w`` the one that it makes is None, and ``like``
         has its dtype and device."""
         start = self.start
@@ -249,8 +277,16 @@ class ConvCall(Route):
             start = self.trial.alternating(start, self.rival.start)
         self.start = start
 
-    def resized(self, shape: Ints, strides: Ints, compiled: CompiledDirection, begin: Callable[..., None],
-                device: int, count: int, dtype: torch.dtype) -> ConvCall:
+    def resized(
+        self,
+        shape: Ints,
+        strides: Ints,
+        compiled: CompiledDirection,
+        begin: Callable[..., None],
+        device: int,
+        count: int,
+        dtype: torch.dtype,
+    ) -> ConvCall:
         """The route of a call that differs in its sizes alone, of which ``count`` tensors ``begin`` starts
         the plan. This one counts its calls."""
         made: ConvCall = _new(ConvCall)
@@ -279,8 +315,15 @@ class BackwardRoutes:
 
     __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "layer", "params", "weight")
 
-    def __init__(self, params: Params, channels_last: bool, data: ConvCall | None,
-                 weight: ConvCall | None, wants_bias: bool, rank: int) -> None:
+    def __init__(
+        self,
+        params: Params,
+        channels_last: bool,
+        data: ConvCall | None,
+        weight: ConvCall | None,
+        wants_bias: bool,
+        rank: int,
+    ) -> None:
         self.params = params
         self.channels_last = channels_last
         self.layer: LayerEntry | None = None  # whose calls of other sizes have routes made from these
@@ -296,7 +339,11 @@ class BackwardRoutes:
         """The gradients of a call of the layer that differs in its sizes alone; kernels compute them."""
         made: BackwardRoutes = _new(BackwardRoutes)
         made.params, made.channels_last, made.data, made.weight = (
-            self.params, self.channels_last, data, weight)
+            self.params,
+            self.channels_last,
+            data,
+            weight,
+        )
         made.aten, made.aten_mask, made.bias_dims = self.aten, self.aten_mask, self.bias_dims
         made.layer = layer
         return made
@@ -304,8 +351,7 @@ class BackwardRoutes:
     def routes(self) -> list[ConvCall]:
         return [r for r in (self.data, self.weight, *self.aten) if r]
 
-    def run(self, grad: torch.Tensor, x: torch.Tensor,
-            w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def run(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dx: torch.Tensor | None = None
         dw: torch.Tensor | None = None
         db: torch.Tensor | None = None
@@ -319,8 +365,9 @@ class BackwardRoutes:
             db = arguments.bias_gradient(grad, w, self.params)
         return dx, dw, db
 
-    def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
-                  w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def _run_aten(
+        self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         for route in self.aten:
             route.calls += 1
         found = aten_convolutions.aten_backward(grad, x, w, self.params, self.aten_mask)
@@ -333,10 +380,15 @@ class BackwardRoutes:
         there = [r for r in (self.data, self.weight) if r is not None]
         if self.aten or not there or any(r.start is None for r in there):
             return "return run(grad, x, w)", {"run": self.run}
-        made = ("data(w, grad)" if self.data else "None", "weight(x, grad)" if self.weight else "None",
-                f"grad.sum({self.bias_dims})" if self.bias_dims is not None else "None")
-        return f"return {', '.join(made)}", {"data": self.data and self.data.start,
-                                             "weight": self.weight and self.weight.start}
+        made = (
+            "data(w, grad)" if self.data else "None",
+            "weight(x, grad)" if self.weight else "None",
+            f"grad.sum({self.bias_dims})" if self.bias_dims is not None else "None",
+        )
+        return f"return {', '.join(made)}", {
+            "data": self.data and self.data.start,
+            "weight": self.weight and self.weight.start,
+        }
 
 
 class LayerDirection:
@@ -362,8 +414,9 @@ class LayerDirection:
         begin = self.begins.get(best) or self._begin(best)
         if begin is None:
             return None
-        made = like.resized(shape, strides, best.plan, begin(sizes), self.device.index, len(self.names),
-                            self.dtype)
+        made = like.resized(
+            shape, strides, best.plan, begin(sizes), self.device.index, len(self.names), self.dtype
+        )
         if choice is not None and choice.is_counting:
             made.choice, made.over = choice, choice.over
         return made
@@ -384,11 +437,27 @@ class LayerEntry:
     calls of the size are counted. ``lies``, of sizes: shape and
     strides of the layer's input, then those of its result."""
 
-    __slots__ = ("channels_last", "counted", "data", "known", "lies", "like", "open", "orders", "params",
-                 "rank", "weight")
+    __slots__ = (
+        "channels_last",
+        "counted",
+        "data",
+        "known",
+        "lies",
+        "like",
+        "open",
+        "orders",
+        "params",
+        "rank",
+        "weight",
+    )
 
-    def __init__(self, x: torch.Tensor, data: LayerDirection | None, weight: LayerDirection | None = None,
-                 gradients: BackwardRoutes | None = None) -> None:
+    def __init__(
+        self,
+        x: torch.Tensor,
+        data: LayerDirection | None,
+        weight: LayerDirection | None = None,
+        gradients: BackwardRoutes | None = None,
+    ) -> None:
         some = data or weight
         assert some is not None and some.like.compiled is not None
         like, required = some.like, some.like.compiled.required
@@ -399,7 +468,8 @@ class LayerEntry:
         tensors = {t.name: t for t in required.tensors}
         both = tensors[like.near], tensors[like.far]
         self.lies: Callable[..., lower_call.Sizes] = function_of(
-            [e for t in both for e in (*t.bounds, *t.steps)], required.names, self._spelled)
+            [e for t in both for e in (*t.bounds, *t.steps)], required.names, self._spelled
+        )
         self.orders = tuple([tuple([b.dim for b in t.layout.blocks]) for t in both])
         self.channels_last = like.channels_last
         # With one channel the same strides may be of both orders: see shapes.suggests_channels_last.
@@ -407,7 +477,7 @@ class LayerEntry:
 
     def _spelled(self, texts: list[str]) -> tuple[Sequence[tuple[str, str]], str]:
         """The text of shape and strides of two tensors, of those of their numbers."""
-        each = [texts[n:n + self.rank] for n in range(0, len(texts), self.rank)]
+        each = [texts[n : n + self.rank] for n in range(0, len(texts), self.rank)]
         return [], ", ".join(f"({', '.join(one)},)" for one in each)
 
     def routes(self) -> list[ConvCall]:
@@ -455,12 +525,17 @@ class LayerEntry:
         that lie as the kernel says."""
         choice = None if self.data is None else self.data.like.choice
         route: ConvCall | None = None if choice is None else choice.among.of(sizes).route
-        ready = route is not None and route.start is not None and route.over is None and not (
-            route.adds_bias or route.copies)
+        ready = (
+            route is not None
+            and route.start is not None
+            and route.over is None
+            and not (route.adds_bias or route.copies)
+        )
         return route if ready and as_stepped else None
 
-    def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                 key: lower_call.Sizes) -> BackwardRoutes | None:
+    def backward(
+        self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: lower_call.Sizes
+    ) -> BackwardRoutes | None:
         """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
         given, strides, made, steps = key
         found: BackwardRoutes | None = self.known.get(key)
@@ -470,8 +545,11 @@ class LayerEntry:
         n, _, *sides = made if self.params.transposed else given
         sizes = n, *sides
         near, near_steps, far, far_steps = self.lies(*sizes)
-        if (((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad))
-                or given != near or made != far):
+        if (
+            ((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad))
+            or given != near
+            or made != far
+        ):
             return None
         dx = dw = None
         if data is not None and (dx := data.route(sizes, near, near_steps)) is None:
@@ -489,7 +567,8 @@ class LayerEntry:
         last = arguments.channels_last_result(x, w)
         return last is self.channels_last and all(
             order_of(t.shape, t.stride(), last) == order
-            for t, order in zip((x, *grads), self.orders, strict=False))
+            for t, order in zip((x, *grads), self.orders, strict=False)
+        )
 
 
 # -- the plans of a layer -------------------------------------------------------------------------------

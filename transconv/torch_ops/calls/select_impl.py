@@ -45,9 +45,17 @@ if TYPE_CHECKING:
     from transconv.runtime import PlanRequest
 
 
-def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
-                  far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
-                  mode: str, **extra: torch.Tensor) -> None:
+def compile_route(
+    route: ConvCall,
+    near: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    far: torch.Tensor | None,
+    epilogue: str,
+    aligned: bool,
+    flags: lower_call.Flags,
+    mode: str,
+    **extra: torch.Tensor,
+) -> None:
     """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
     Of the tensors, the one that the route computes is None; ``extra``: operands of the epilogue.
 
@@ -77,8 +85,7 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
             made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
         call.take(made)
     except Unsupported as error:
-        if ((size_policy.leaves_exact(error) and (choice is None or choice.settled))
-                or is_collecting()):
+        if (size_policy.leaves_exact(error) and (choice is None or choice.settled)) or is_collecting():
             raise
         try:
             call.of_any_size("never")
@@ -95,9 +102,17 @@ def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tens
 class _SelectedCall:
     """The tensors and numbers of a call, for which its route gets a kernel."""
 
-    def __init__(self, route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
-                 far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
-                 extra: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        route: ConvCall,
+        near: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        far: torch.Tensor | None,
+        epilogue: str,
+        aligned: bool,
+        flags: lower_call.Flags,
+        extra: dict[str, torch.Tensor],
+    ) -> None:
         some = near if near is not None else weight
         assert some is not None
         self.route, self.some, self.own = route, some, (route.shape, route.strides)
@@ -116,8 +131,12 @@ class _SelectedCall:
         tensors lie so that only kernels of their own take them."""
         route, device, prepares = self.route, self.some.device, is_collecting()
         on = device.type != "cpu" or settings.compile != "auto"
-        if settings.sizes != "auto" or self.flags.deterministic or not on or not (
-                prepares or mode == "background"):
+        if (
+            settings.sizes != "auto"
+            or self.flags.deterministic
+            or not on
+            or not (prepares or mode == "background")
+        ):
             return None
         near, weight, far = self.tensors
         orders = tuple([arguments.order_of(*t, route.channels_last) for t in self.tensors])
@@ -139,8 +158,15 @@ class _SelectedCall:
             with suppress(Unsupported):
                 with lower_call.or_unsupported(self):
                     q = self.question()
-                    made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection,
-                                 route.aligned, "never")
+                    made = ready(
+                        q.workload,
+                        q.target,
+                        None,
+                        q.deterministic,
+                        CompiledDirection,
+                        route.aligned,
+                        "never",
+                    )
                 self.take(made)
                 choice.settle(own=True)
                 choice.route = route
@@ -162,8 +188,9 @@ class _SelectedCall:
         without one its own is the choice."""
         route = self.route
         if not choice.settled:
-            rival = ConvCall(route.direction, route.params, route.shape, route.channels_last,
-                             route.epilogue)
+            rival = ConvCall(
+                route.direction, route.params, route.shape, route.channels_last, route.epilogue
+            )
             rival.types, rival.copies, rival.aligned = route.types, route.copies, route.aligned
             with suppress(Unsupported):
                 other = copy(self)
@@ -179,8 +206,18 @@ class _SelectedCall:
         """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
         route, some = self.route, self.some
         chosen, registry = choose_plan(
-            route.direction, route.params, self.types, self.tensors, route.channels_last, some.device,
-            self.epilogue, self.bias, route.aligned, self.flags, mode)
+            route.direction,
+            route.params,
+            self.types,
+            self.tensors,
+            route.channels_last,
+            some.device,
+            self.epilogue,
+            self.bias,
+            route.aligned,
+            self.flags,
+            mode,
+        )
         if loaded and not lower_call.is_loaded(chosen.plan, some.device, route.aligned):
             raise Unsupported("capture:cold", "the kernel for any size has not run yet")
         compiled = self.proven(chosen.plan)
@@ -209,8 +246,15 @@ class _SelectedCall:
     def question(self) -> PlanRequest:
         """What a kernel for these sizes alone is asked for by."""
         route, flags = self.route, self.flags
-        return lower_call.question(self.problem(), route.direction, self.some.device, self.epilogue,
-                                   route.aligned, flags.deterministic, self.bias)
+        return lower_call.question(
+            self.problem(),
+            route.direction,
+            self.some.device,
+            self.epilogue,
+            route.aligned,
+            flags.deterministic,
+            self.bias,
+        )
 
     def take(self, made: CompiledDirection) -> None:
         """Have the route launch a kernel for these sizes alone, once its first result was checked."""
@@ -225,16 +269,22 @@ class _SelectedCall:
             with suppress(Unsupported):
                 self.of_any_size("never", loaded=True)
                 return
-        raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured;"
-                                          " call once before capturing")
+        raise Unsupported(
+            "capture:cold",
+            "a kernel cannot be built while a CUDA graph is captured; call once before capturing",
+        )
 
     def proven(self, plan: CompiledDirection) -> CompiledDirection:
         """The plan or its replacement, after the check of its first result."""
         made = self.some.dtype
         if (types := self.route.types) is not None:
             made = types[1] if self.route.direction is Prop.BWD_W else types[2]
-        return lower_call.proven(plan, self.route.aligned,
-                              lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
+        return lower_call.proven(
+            plan,
+            self.route.aligned,
+            lambda: self.some.new_empty_strided(*self.own, dtype=made),
+            **self.operands,
+        )
 
 
 def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
@@ -244,11 +294,22 @@ def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
         lower_call.expect_checks(x.device, x.dtype)
 
 
-def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-                 flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
+def make_forward(
+    params: Params,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    flags: lower_call.Flags,
+    aligned: bool,
+    mode: str,
+) -> ConvCall:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
-    route = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params,
-                  arguments.output_shape(x.shape, w.shape, params), arguments.channels_last_result(x, w))
+    route = ConvCall(
+        Prop.BWD_D if params.transposed else Prop.FWD,
+        params,
+        arguments.output_shape(x.shape, w.shape, params),
+        arguments.channels_last_result(x, w),
+    )
     trained(route, x, w, flags, aligned, mode)
     if all(route.shape) and aten_convolutions.takes_whole(x, w):
         route.whole = True
@@ -308,14 +369,30 @@ def make_backward(
     return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())
 
 
-def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
-                b: torch.Tensor | None, flags: lower_call.Flags, aligned: bool, mode: str) -> Any:
+def add_forward(
+    key: Hashable,
+    req: CallAttributes,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    flags: lower_call.Flags,
+    aligned: bool,
+    mode: str,
+) -> Any:
     """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
     return add_sized(key, req, x, w, b, flags, aligned, mode)[0]
 
 
-def add_sized(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-              flags: lower_call.Flags, aligned: bool, mode: str) -> tuple[Any, Hashable]:
+def add_sized(
+    key: Hashable,
+    req: CallAttributes,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    flags: lower_call.Flags,
+    aligned: bool,
+    mode: str,
+) -> tuple[Any, Hashable]:
     """``add_forward``, and the key of the layer if the route was made from that of another size."""
     layer = layer_key(req, x, w, b, flags, aligned) if settings.sizes != "exact" else None
     known = route_cache.find_layer(layer)
@@ -327,22 +404,25 @@ def add_sized(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tens
     return route_cache.keep(key, route), None
 
 
-def forward_route(req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
-                  b: torch.Tensor | None, mode: str) -> Any:
+def forward_route(
+    req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, mode: str
+) -> Any:
     """The route of a batched forward call, found or made."""
     key, flags, aligned = forward_key(req, x, w, b)
     return route_cache.find(key) or add_forward(key, req, x, w, b, flags, aligned, mode)
 
 
-def backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-             mask: Sequence[bool], mode: str) -> tuple[torch.Tensor | None, ...]:
+def backward(
+    params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mask: Sequence[bool], mode: str
+) -> tuple[torch.Tensor | None, ...]:
     """Gradients of input, weight and bias of a checked call; None where ``mask`` is False."""
     found, _, _ = backward_routes(params, grad, x, w, mask, mode)
     return found.run(grad, x, w)
 
 
-def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                    mask: Sequence[bool], mode: str) -> tuple[BackwardRoutes, lower_call.Flags, bool]:
+def backward_routes(
+    params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mask: Sequence[bool], mode: str
+) -> tuple[BackwardRoutes, lower_call.Flags, bool]:
     """The routes of the gradients, found or made, and what of their key is not in the tensors."""
     flags = lower_call.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
@@ -352,8 +432,21 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
         known = route_cache.find_layer(layer)
         if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:
             return found, flags, aligned
-    key = (params, sizes, grad.dtype, grad.device, x.dtype, x.device, w.shape, w.stride(), w.dtype,
-           w.device, aligned, flags, *mask)
+    key = (
+        params,
+        sizes,
+        grad.dtype,
+        grad.device,
+        x.dtype,
+        x.device,
+        w.shape,
+        w.stride(),
+        w.dtype,
+        w.device,
+        aligned,
+        flags,
+        *mask,
+    )
     routes = route_cache.routes.get(key) or route_cache.find(key)
     if routes is None:
         routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
@@ -362,8 +455,9 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     return routes, flags, aligned
 
 
-def trained(route: ConvCall, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
-            mode: str) -> None:
+def trained(
+    route: ConvCall, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool, mode: str
+) -> None:
     """``gradients`` of a forward route's first call in training, which may be a later one."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         route.trains = True
@@ -383,16 +477,23 @@ def note_gradients(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> No
     found = [r for r in (data, weight) if r is not None]
     if key is None or not found or routes.aten or not all(map(_serves, found)):
         return
-    route_cache.keep_layer(key, LayerEntry(
-        x, None if data is None else LayerDirection(data, x.device, x.dtype, "wei", data.far, data.near),
-        None if weight is None else LayerDirection(weight, x.device, x.dtype, weight.near, weight.far,
-                                                   "wei"),
-        routes))
+    route_cache.keep_layer(
+        key,
+        LayerEntry(
+            x,
+            None if data is None else LayerDirection(data, x.device, x.dtype, "wei", data.far, data.near),
+            None
+            if weight is None
+            else LayerDirection(weight, x.device, x.dtype, weight.near, weight.far, "wei"),
+            routes,
+        ),
+    )
 
 
 def _serves(route: ConvCall) -> bool:
     """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
     if route.registry is None or route.types is not None:
         return False
-    return route.over is None or (route.choice is not None and not route.choice.own
-                                  and route.registry.is_settled())
+    return route.over is None or (
+        route.choice is not None and not route.choice.own and route.registry.is_settled()
+    )

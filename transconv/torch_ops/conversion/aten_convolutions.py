@@ -53,8 +53,7 @@ def _one_sided(x: Tensor, p: Params) -> tuple[Tensor, list[int]]:
     return torch.nn.functional.pad(x, extra), least
 
 
-def aten_forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params,
-                 dual: bool = False) -> Tensor:
+def aten_forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params, dual: bool = False) -> Tensor:
     """torch's convolution; never one that `enable` replaced, but for ``dual`` numbers: see
     aten_backward."""
     padding: Sequence[int] = p.padding
@@ -70,8 +69,9 @@ def aten_forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params,
     return torch.convolution(*args)  # the same operator, without the way through torch.ops
 
 
-def aten_backward(grad: Tensor, x: Tensor, w: Tensor, p: Params,
-                  mask: Sequence[bool], dual: bool = False) -> tuple[Tensor | None, ...]:
+def aten_backward(
+    grad: Tensor, x: Tensor, w: Tensor, p: Params, mask: Sequence[bool], dual: bool = False
+) -> tuple[Tensor | None, ...]:
     """torch's gradients of input, weight and bias; None where ``mask`` is False. ``dual`` numbers go to
     the operator: the kernel that `enable` keeps ignores tangents."""
     padding: Sequence[int] = p.padding
@@ -79,8 +79,19 @@ def aten_backward(grad: Tensor, x: Tensor, w: Tensor, p: Params,
     if not p.symmetric:
         x, padding = _one_sided(x, p)
     channels = w.shape[1] * p.groups if p.transposed else w.shape[0]  # of no input grad has none
-    args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
-            p.transposed, p.output_padding, p.groups, list(mask))
+    args = (
+        grad,
+        x,
+        w,
+        [channels] if mask[2] else None,
+        p.stride,
+        padding,
+        p.dilation,
+        p.transposed,
+        p.output_padding,
+        p.groups,
+        list(mask),
+    )
     original = replacement.original(x.device.type)
     if original is not None and not dual:
         dx, dw, db = original.backward.call_boxed(original.keys, *args)
@@ -110,14 +121,21 @@ USUAL = (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)  # scales and zero points
 
 def takes_whole(x: Tensor, w: Tensor) -> bool:
     """Whether kernels may compute the convolution of these integers."""
-    return (x.dtype in WHOLE and w.dtype is x.dtype and (x.is_cuda or settings.cpu == "interpret")
-            and x.layout is w.layout is torch.strided and x.numel() > 0 and w.numel() > 0)
+    return (
+        x.dtype in WHOLE
+        and w.dtype is x.dtype
+        and (x.is_cuda or settings.cpu == "interpret")
+        and x.layout is w.layout is torch.strided
+        and x.numel() > 0
+        and w.numel() > 0
+    )
 
 
 def whole_forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params) -> Tensor:
     """The result in the type of the input; sums and bias (of that type) wrap around."""
     sums: Tensor = torch.ops.transconv.quantized_convolution.default(
-        x, w, None, *p, [None] * len(USUAL), USUAL, torch.int32, "", False)
+        x, w, None, *p, [None] * len(USUAL), USUAL, torch.int32, "", False
+    )
     if b is not None:
         sums += b.view(-1, *[1] * (x.dim() - 2))
     return sums.to(x.dtype)

@@ -1,7 +1,7 @@
 """aten's convolutions replaced by transconv's, for existing code as it is.
 
-    enable(), disable()  aten's convolution and its backward, for every thread and every caller
-    with use():          the same for the calls of one thread
+enable(), disable()  aten's convolution and its backward, for every thread and every caller
+with use():          the same for the calls of one thread
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def _devices(devices: Sequence[str] | None) -> tuple[str, ...]:
         return ("cuda", "cpu") if settings.cpu == "interpret" else ("cuda",)
     for device in devices:
         if device not in ("cuda", "cpu"):
-            raise ValueError(f"transconv cannot replace aten's convolution on '{device}'; "
-                             "expected one of: cuda, cpu")
+            raise ValueError(
+                f"transconv cannot replace aten's convolution on '{device}'; expected one of: cuda, cpu"
+            )
     return tuple(devices)
 
 
@@ -131,7 +132,9 @@ def _install() -> None:
         aten_convolutions.replacement.originals[device] = aten_convolutions.Original(
             torch_internals.keys_of(key),
             torch.library.get_kernel("aten::convolution", key),
-            torch.library.get_kernel("aten::convolution_backward", key), library)
+            torch.library.get_kernel("aten::convolution_backward", key),
+            library,
+        )
         library.impl("convolution", _forward, key, with_keyset=True)
         library.impl("convolution_backward", _backward, key, with_keyset=True)
     # Inside a backward pass autograd's threads run, which Python does not list.
@@ -154,8 +157,7 @@ def _is_on(device: str) -> bool:
     return _task() != -1 and any(device in e for e in _entries.scopes)
 
 
-def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
-             *numbers: Any) -> Tensor:
+def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
     device = input.device.type
     kept = aten_convolutions.replacement.originals.get(device)
     if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
@@ -171,8 +173,9 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     return found
 
 
-def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any,
-              *numbers: Any) -> tuple[Tensor | None, ...]:
+def _backward(
+    keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *numbers: Any
+) -> tuple[Tensor | None, ...]:
     device = input.device.type
     kept = aten_convolutions.replacement.originals.get(device)
     *given, mask = numbers

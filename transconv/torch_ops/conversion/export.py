@@ -56,14 +56,23 @@ class Exported:
     left: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        head = (f"{len(self.kernels)} kernels for {len(self.uses)} calls in {self.directory}, "
-                f"{len(self.left)} calls left out")
+        head = (
+            f"{len(self.kernels)} kernels for {len(self.uses)} calls in {self.directory}, "
+            f"{len(self.left)} calls left out"
+        )
         return "\n".join([head, *(f"  {name or 'the model'}: {why}" for name, why in self.left)])
 
 
-def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[str],
-           target: Target | str | None = None, backward: bool = False, aot: bool = False,
-           workers: int = 1, force: bool = False) -> Exported:
+def export(
+    model: torch.nn.Module,
+    *inputs: Any,
+    directory: str | os.PathLike[str],
+    target: Target | str | None = None,
+    backward: bool = False,
+    aot: bool = False,
+    workers: int = 1,
+    force: bool = False,
+) -> Exported:
     """Write kernels for the convolutions of a model, transposed ones included, as files that run without
     transconv; an ``index.json`` and a ``README.md`` say which module uses which.
 
@@ -99,8 +108,7 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     packages, files = files_of(list(made.plans.values()), aot, workers=workers)
     done = Exported(directory, {p.name: _described(p, aot) for p in packages}, tuple(uses), tuple(left))
     files["index.json"] = (json.dumps(_index(done, chip), indent=1) + "\n").encode()
-    files["README.md"] = templates().get_template("README.md.jinja").render(
-        **_index(done, chip)).encode()
+    files["README.md"] = templates().get_template("README.md.jinja").render(**_index(done, chip)).encode()
     write(directory, files, force)
     return done
 
@@ -151,17 +159,26 @@ def _described(package: PlanPackage, ahead: bool) -> dict[str, Any]:
     """A kernel's entry in the index."""
     workload = package.plan.workload
     assert isinstance(workload, ConvWorkload)
-    return {"file": f"{package.name}.py", "problem": str(workload.problem),
-            "direction": workload.direction, "epilogue": str(workload.epilogue),
-            "schedule": str(package.plan.schedule), "launches": len(package.launches),
-            "tensors": described(package),
-            **({"machine_code": code_folder(package)} if ahead else {})}
+    return {
+        "file": f"{package.name}.py",
+        "problem": str(workload.problem),
+        "direction": workload.direction,
+        "epilogue": str(workload.epilogue),
+        "schedule": str(package.plan.schedule),
+        "launches": len(package.launches),
+        "tensors": described(package),
+        **({"machine_code": code_folder(package)} if ahead else {}),
+    }
 
 
 def _index(done: Exported, target: Target) -> dict[str, Any]:
-    return {"made_by": f"transconv {__version__}", "target": target.name, "kernels": done.kernels,
-            "uses": [{"module": u.module, "kernels": u.kernels, "note": u.note} for u in done.uses],
-            "left_out": [{"module": name, "why": why} for name, why in done.left]}
+    return {
+        "made_by": f"transconv {__version__}",
+        "target": target.name,
+        "kernels": done.kernels,
+        "uses": [{"module": u.module, "kernels": u.kernels, "note": u.note} for u in done.uses],
+        "left_out": [{"module": name, "why": why} for name, why in done.left],
+    }
 
 
 @dataclass(frozen=True)
@@ -225,8 +242,9 @@ def _call(module: str, args: Sequence[Any], backward: bool) -> CapturedCall:
     if why:
         return CapturedCall(module, (), why_not="; ".join(why))
     rank = x.dim() - 2
-    numbers = [tuple(n) * rank if len(n) == 1 else tuple(n)
-               for n in (stride, padding, dilation, output_padding)]
+    numbers = [
+        tuple(n) * rank if len(n) == 1 else tuple(n) for n in (stride, padding, dilation, output_padding)
+    ]
     p = Params(numbers[0], numbers[1], numbers[2], transposed, numbers[3], groups)
     try:
         parts = tuple(_parts(x, w, p, (x.requires_grad, w.requires_grad) if backward else (False, False)))
@@ -239,5 +257,8 @@ def _parts(x: torch.Tensor, w: torch.Tensor, p: Params, wanted: tuple[bool, bool
     """The computed tensors; of gradients those that are wanted."""
     math = lower_call.flags(x.dtype).math
     each = zip(layer_keys.computed(x, w, p), (True, *wanted), strict=True)
-    return [CapturedTensor(name, lower_call.describe(x.dtype, *given, p, math), direction)
-            for (name, direction, given), on in each if on]
+    return [
+        CapturedTensor(name, lower_call.describe(x.dtype, *given, p, math), direction)
+        for (name, direction, given), on in each
+        if on
+    ]

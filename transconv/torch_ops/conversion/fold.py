@@ -26,9 +26,12 @@ from transconv.torch_ops.quantized.quantized_modules import Quantised
 
 FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
     **modules.CONVOLUTIONS,
-    torch.nn.Conv1d: fused_functional.FusedConv1d, modules.Conv1d: fused_functional.FusedConv1d,
-    torch.nn.Conv2d: fused_functional.FusedConv2d, modules.Conv2d: fused_functional.FusedConv2d,
-    torch.nn.Conv3d: fused_functional.FusedConv3d, modules.Conv3d: fused_functional.FusedConv3d,
+    torch.nn.Conv1d: fused_functional.FusedConv1d,
+    modules.Conv1d: fused_functional.FusedConv1d,
+    torch.nn.Conv2d: fused_functional.FusedConv2d,
+    modules.Conv2d: fused_functional.FusedConv2d,
+    torch.nn.Conv3d: fused_functional.FusedConv3d,
+    modules.Conv3d: fused_functional.FusedConv3d,
     **quantized_modules.FUSED,
 }
 _ACTIVATES = (fused_functional.Activates, *quantized_modules.FUSED.values())
@@ -48,8 +51,10 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     """
     arguments.expect_module(model, "fold")
     if model.training:
-        raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
-                           "only there; call model.eval() first")
+        raise RuntimeError(
+            "fold needs a model in eval mode: batch norms keep their statistics "
+            "only there; call model.eval() first"
+        )
     model = copy.deepcopy(model)
     traced = ChainTracer(lambda kind: kind in FUSED or issubclass(kind, Quantised)).traced(model)
     graph = traced.graph
@@ -58,8 +63,7 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     for node in list(graph.nodes):
         if node.op == "call_module" and uses[str(node.target)] == 1:
             conv = traced.get_submodule(str(node.target))
-            if (type(conv) in FUSED and not is_hooked(conv) and len(node.args) == 1
-                    and not node.kwargs):
+            if type(conv) in FUSED and not is_hooked(conv) and len(node.args) == 1 and not node.kwargs:
                 _fold_chain(traced, node, conv)
     _quantise_results(traced)
     traced.delete_all_unused_submodules()
@@ -114,8 +118,13 @@ def _addition_after(node: fx.Node) -> fx.Node | None:
     user = only_user(node)
     if user is None or user.op not in ("call_function", "call_method"):
         return None
-    fits = (user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs
-            and all(isinstance(a, fx.Node) for a in user.args) and user.args[0] is not user.args[1])
+    fits = (
+        user.target in _ADDITIONS
+        and len(user.args) == 2
+        and not user.kwargs
+        and all(isinstance(a, fx.Node) for a in user.args)
+        and user.args[0] is not user.args[1]
+    )
     # In place into something else (`x += conv(y)`), the sum must stay visible through that tensor.
     in_place = user.target in (operator.iadd, "add_") and user.args[0] is not node
     return user if fits and not in_place else None
@@ -142,9 +151,17 @@ def _quantise_results(traced: fx.GraphModule) -> None:
     for node in traced.graph.nodes:
         made = _module(traced, node)
         readers = [(u, _module(traced, u)) for u in node.users]
-        if type(made) in quantized_modules.FUSED and readers and all(
-                type(m) in quantized_modules.FUSED and u.args[0] is node and node not in u.args[1:]
-                and not is_hooked(m) for u, m in readers):
+        if (
+            type(made) in quantized_modules.FUSED
+            and readers
+            and all(
+                type(m) in quantized_modules.FUSED
+                and u.args[0] is node
+                and node not in u.args[1:]
+                and not is_hooked(m)
+                for u, m in readers
+            )
+        ):
             quantized_modules.quantises_for(made, [m for _, m in readers])
 
 

@@ -167,11 +167,13 @@ def _compare(copies: tuple[Copy, ...], weight: Tensor, name: str, state: _State)
             raise TensorError(
                 f"{name}: the copy that kernels read differs from the weight, which was written to "
                 "past its version counter (through .data, or by a kernel); call refresh() of what "
-                "transconv.inference returned after such writes")
+                "transconv.inference returned after such writes"
+            )
 
 
-def starter(halves: Halves, device: int, aligned: bool, names: tuple[str, ...],
-            whole: Callable[..., None]) -> Callable[..., None]:
+def starter(
+    halves: Halves, device: int, aligned: bool, names: tuple[str, ...], whole: Callable[..., None]
+) -> Callable[..., None]:
     """As ``whole``, the plan's start function of the tensors ``names``, but without the copies of a
     weight where they are there."""
     begin = halves.rest.starter(device, aligned, (*names, *(c.name for c in halves.copies)))
@@ -232,8 +234,10 @@ class Inference:
     def __str__(self) -> str:
         each = [copied(w)[0] for w in self._weights.values()]
         size = sum(w.nbytes for w in self._weights.values())
-        head = (f"{len(each)} weights ({size} bytes), {sum(map(bool, each))} of them copied once in "
-                f"another order ({self.bytes} bytes more), {len(self.skipped)} left")
+        head = (
+            f"{len(each)} weights ({size} bytes), {sum(map(bool, each))} of them copied once in "
+            f"another order ({self.bytes} bytes more), {len(self.skipped)} left"
+        )
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
 
     __repr__ = __str__
@@ -248,7 +252,8 @@ class Inference:
                 elif weight.requires_grad:
                     raise ValueError(
                         f"transconv.inference: the weight of '{name}' requires a gradient, expected a "
-                        "frozen model; call model.requires_grad_(False) before")
+                        "frozen model; call model.requires_grad_(False) before"
+                    )
                 else:
                     self._weights[id(weight)] = weight
 

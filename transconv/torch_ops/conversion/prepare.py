@@ -21,9 +21,14 @@ from transconv.torch_ops.conversion.aten_replacement import use
 Tensor = torch.Tensor
 
 
-def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]] | None = None,
-            backward: bool | None = None, workers: int | None = None,
-            progress: bool = True) -> Prepared:
+def prepare(
+    model: torch.nn.Module,
+    *inputs: Any,
+    sizes: Sequence[Sequence[int]] | None = None,
+    backward: bool | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Prepared:
     """Compile all kernels that a model will need, in child processes, and wait for them.
 
     The model runs once on ``inputs``, and once for each of ``sizes``: as many numbers as the last dims of
@@ -57,6 +62,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
         route_cache.forget(registries=False)
         left = tuple(sorted(counted().fallback.items()))
     with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
+
         def ended(question: PlanRequest, has_plan: bool) -> None:
             for device in devices if has_plan else ():
                 lower_call.first_result(question, device)
@@ -76,24 +82,32 @@ def _layers(model: torch.nn.Module) -> int:
 def _sized(inputs: Sequence[Any], size: Sequence[int]) -> tuple[Any, ...]:
     """The inputs, the first of another size."""
     first = inputs[0] if inputs else None
-    if not isinstance(first, Tensor) or not 0 < len(size) <= first.dim() or not all(
-            type(n) is int and n > 0 for n in size):
+    if (
+        not isinstance(first, Tensor)
+        or not 0 < len(size) <= first.dim()
+        or not all(type(n) is int and n > 0 for n in size)
+    ):
         raise ValueError(f"sizes: {tuple(size)} is no size of the last dims of the first input")
     shape = (*first.shape[: first.dim() - len(size)], *size)
     made = torch.zeros(shape, dtype=first.dtype, device=first.device)
     for layout in (torch.channels_last, torch.channels_last_3d):
-        if first.dim() == (4 if layout is torch.channels_last else 5) and first.is_contiguous(
-                memory_format=layout) and not first.is_contiguous():
+        if (
+            first.dim() == (4 if layout is torch.channels_last else 5)
+            and first.is_contiguous(memory_format=layout)
+            and not first.is_contiguous()
+        ):
             made = made.contiguous(memory_format=layout)
     return (made.requires_grad_(first.requires_grad), *inputs[1:])
 
 
 def _run(model: torch.nn.Module, given: Sequence[Any], backward: bool) -> None:
     with torch.set_grad_enabled(backward):
-        made = [t for t in _pytree.tree_leaves(model(*given))
-                if isinstance(t, Tensor) and t.requires_grad]
-        of = [t for t in (*model.parameters(), *_pytree.tree_leaves(list(given)))
-              if isinstance(t, Tensor) and t.requires_grad]
+        made = [t for t in _pytree.tree_leaves(model(*given)) if isinstance(t, Tensor) and t.requires_grad]
+        of = [
+            t
+            for t in (*model.parameters(), *_pytree.tree_leaves(list(given)))
+            if isinstance(t, Tensor) and t.requires_grad
+        ]
         if backward and made and of:
             torch.autograd.grad(made, of, [torch.ones_like(t) for t in made], allow_unused=True)
 

@@ -26,8 +26,21 @@ from transconv.support import records
 
 # Functions that return new memory.
 _FRESH = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._BatchNorm, torch.nn.Linear)
-IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
-            "ilshift", "irshift", "imatmul")
+IN_PLACE = (
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "imod",
+    "ipow",
+    "iand",
+    "ior",
+    "ixor",
+    "ilshift",
+    "irshift",
+    "imatmul",
+)
 _IN_PLACE = (*(getattr(operator, name) for name in IN_PLACE), operator.setitem)
 _KNOWN = ("torch", "_operator", "operator", "builtins", "math", "transconv")
 
@@ -35,15 +48,21 @@ _KNOWN = ("torch", "_operator", "operator", "builtins", "math", "transconv")
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether code may see or change inputs or outputs: a hook, or a forward that was given to
     the module alone, as those of `accelerate` do."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-                or module._backward_pre_hooks or not _OWN.isdisjoint(vars(module)))
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or not _OWN.isdisjoint(vars(module))
+    )
 
 
 _OWN = {"forward", "_conv_forward", "_call_impl"}
 
 
-def stays(traced: fx.GraphModule, value: fx.Node, first: fx.Node, last: fx.Node,
-          chain: list[fx.Node]) -> bool:
+def stays(
+    traced: fx.GraphModule, value: fx.Node, first: fx.Node, last: fx.Node, chain: list[fx.Node]
+) -> bool:
     """Whether ``value`` is unchanged at ``last`` since ``first``, an earlier node. Nodes of
     ``chain`` write to their own results alone."""
     at = first.next
@@ -128,8 +147,10 @@ class Writable(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in OWN:
-            raise RuntimeError(f"the model writes to the attribute {name} of a tensor, which torch.fx "
-                               "loses; expected a model whose forward writes to none")
+            raise RuntimeError(
+                f"the model writes to the attribute {name} of a tensor, which torch.fx "
+                "loses; expected a model whose forward writes to none"
+            )
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> WritableAttribute:
@@ -145,6 +166,7 @@ def _in_place(name: str) -> Any:
 
     def operation(self: Writable, other: Any) -> Any:
         return self.tracer.create_proxy("call_function", target, (self, other), {})
+
     return operation
 
 
@@ -164,25 +186,33 @@ class WriteTracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """A node. Raises RuntimeError inside of an autocast that the model enters itself."""
         if self.cast and self.cast != _casts():
-            raise RuntimeError("the model enters or leaves an autocast, which torch.fx loses; expected "
-                               "one around the call of the model")
+            raise RuntimeError(
+                "the model enters or leaves an autocast, which torch.fx loses; expected "
+                "one around the call of the model"
+            )
         return super().create_node(*args, **kwargs)
 
     def traced(self, model: torch.nn.Module) -> fx.GraphModule:
         """The model as a graph. Raises RuntimeError for what that would lose, ValueError for names that
         are code in the text of the graph, and fx's errors."""
         if is_hooked(model):
-            raise RuntimeError("the model has hooks or a forward of its own, which torch.fx loses; "
-                               "expected them on modules inside of it, or none")
+            raise RuntimeError(
+                "the model has hooks or a forward of its own, which torch.fx loses; "
+                "expected them on modules inside of it, or none"
+            )
         self.cast = _casts()
         held, drawn = dict(_held(model)), _drawn()
         graph = self.trace(model)
-        if (name := next((n for n, value in _held(model) if not _same(held.get(n), value)), "")):
-            raise RuntimeError(f"the model writes to its {name}, which torch.fx loses; expected a model "
-                               "whose forward leaves it as it is")
+        if name := next((n for n, value in _held(model) if not _same(held.get(n), value)), ""):
+            raise RuntimeError(
+                f"the model writes to its {name}, which torch.fx loses; expected a model "
+                "whose forward leaves it as it is"
+            )
         if not _same(drawn, _drawn()):
-            raise RuntimeError("the model draws random numbers, which torch.fx would draw once for all "
-                               "calls; expected none, or ones like a tensor that is given")
+            raise RuntimeError(
+                "the model draws random numbers, which torch.fx would draw once for all "
+                "calls; expected none, or ones like a tensor that is given"
+            )
         refuse_code(graph)
         return fx.GraphModule(model, graph)
 
@@ -192,10 +222,13 @@ def refuse_code(graph: fx.Graph) -> None:
     parameters and buffers into the text of its function, and executes it."""
     for node in graph.nodes:
         if node.op in ("call_module", "get_attr", "call_method") and (
-                odd := next((part for part in str(node.target).split(".") if not _is_plain(part)), None)):
-            raise ValueError(f"the name {odd!r:.200} of a module, a parameter or a method means something "
-                             "else in the text that torch.fx executes; expected no quotes, backslashes, "
-                             "control characters and keywords; give it another name")
+            odd := next((part for part in str(node.target).split(".") if not _is_plain(part)), None)
+        ):
+            raise ValueError(
+                f"the name {odd!r:.200} of a module, a parameter or a method means something "
+                "else in the text that torch.fx executes; expected no quotes, backslashes, "
+                "control characters and keywords; give it another name"
+            )
 
 
 def _is_plain(part: str) -> bool:
@@ -223,8 +256,12 @@ def _held(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             yield f"{dot}{own}", [t, -1 if t is None or t.is_inference() else t._version]
         for own, value in vars(module).items():
             if own not in NN and not own.startswith("_tensor_constant"):
-                yield f"{dot}{own}", [*value.items()] if isinstance(value, dict) else (
-                    [*value] if isinstance(value, (list, tuple, set)) else [value])
+                yield (
+                    f"{dot}{own}",
+                    [*value.items()]
+                    if isinstance(value, dict)
+                    else ([*value] if isinstance(value, (list, tuple, set)) else [value]),
+                )
 
 
 NN = frozenset(vars(torch.nn.Module()))  # what torch keeps in each
@@ -232,10 +269,16 @@ NN = frozenset(vars(torch.nn.Module()))  # what torch keeps in each
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two lists have the same objects, or equal numbers and words."""
-    return isinstance(one, list) and len(one) == len(other) and all(
-        a is b or (isinstance(a, (bool, int, float, str)) and type(a) is type(b) and a == b)
-        or (isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and _same([*a], [*b]))
-        for a, b in zip(one, other, strict=True))
+    return (
+        isinstance(one, list)
+        and len(one) == len(other)
+        and all(
+            a is b
+            or (isinstance(a, (bool, int, float, str)) and type(a) is type(b) and a == b)
+            or (isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and _same([*a], [*b]))
+            for a, b in zip(one, other, strict=True)
+        )
+    )
 
 
 _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
@@ -261,16 +304,19 @@ def norm_after(traced: fx.GraphModule, node: fx.Node, conv: Any) -> fx.Node | No
     if user is None or user.op != "call_module":
         return None
     norm: Any = traced.get_submodule(str(user.target))
-    good = (type(norm) is _NORMS.get(len(conv.kernel_size)) and not norm.training
-            and norm.running_mean is not None and not is_hooked(norm)
-            and not _is_read(traced, str(node.target)))
+    good = (
+        type(norm) is _NORMS.get(len(conv.kernel_size))
+        and not norm.training
+        and norm.running_mean is not None
+        and not is_hooked(norm)
+        and not _is_read(traced, str(node.target))
+    )
     return user if good else None
 
 
 def _is_read(traced: fx.GraphModule, name: str) -> bool:
     """Whether parameters of a module are read outside its call."""
-    return any(n.op == "get_attr" and str(n.target).rpartition(".")[0] == name
-               for n in traced.graph.nodes)
+    return any(n.op == "get_attr" and str(n.target).rpartition(".")[0] == name for n in traced.graph.nodes)
 
 
 def activation_after(traced: fx.GraphModule, node: fx.Node) -> str:
@@ -291,8 +337,11 @@ def _takes_one(user: fx.Node) -> bool:
     """Whether a call has one operand, and no argument beside ``inplace``."""
     if len(user.args) == 1 and not {*user.kwargs} - {"inplace"}:
         return True
-    return callable(user.target) and inspect.isfunction(user.target) and (
-        [*inspect.signature(user.target).parameters][1:] == ["inplace"])
+    return (
+        callable(user.target)
+        and inspect.isfunction(user.target)
+        and ([*inspect.signature(user.target).parameters][1:] == ["inplace"])
+    )
 
 
 def _with_options(user: fx.Node) -> str:
@@ -311,7 +360,8 @@ def _spelled(target: Any, module: Any = None) -> str:
         if op.activation:
             names = op.spelled if op.options else (op.torch, *op.spelled)
             if any(target == (n if str(n).startswith(".") else named(n)) for n in names) and (
-                    module is None or all(getattr(module, k) == v for k, v in op.options)):
+                module is None or all(getattr(module, k) == v for k, v in op.options)
+            ):
                 return op.name
     return ""
 
@@ -324,8 +374,15 @@ def norm_folded(conv: Any, weight: Any, bias: Any, norm: Any) -> tuple[torch.nn.
     if conv.transposed:  # ic/g, g*(oc/g), *k
         held = held.unflatten(0, (conv.groups, -1)).transpose(0, 1).flatten(1, 2)
     made, added = fuse_conv_bn_weights(
-        torch.nn.Parameter(held), bias, norm.running_mean, norm.running_var, norm.eps, norm.weight,
-        norm.bias, transpose=conv.transposed)
+        torch.nn.Parameter(held),
+        bias,
+        norm.running_mean,
+        norm.running_var,
+        norm.eps,
+        norm.weight,
+        norm.bias,
+        transpose=conv.transposed,
+    )
     folded: Any = made.detach()
     if conv.transposed:
         folded = folded.unflatten(1, (conv.groups, -1)).transpose(0, 1).flatten(0, 1).contiguous()

@@ -54,15 +54,35 @@ class FusedFunction(ConvFunction):
 Kinds = dict[str | None, FusedFunction]  # of one rank, by activation
 
 
-def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
-          output_padding: Any, dilation: Any, groups: Any, residual: Any = None) -> Tensor:
+def _send(
+    f: FusedFunction,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: Any,
+    residual: Any = None,
+) -> Tensor:
     """The way of calls that were never seen: to what watches them, to the operator, or to a route."""
     given, numbers = (input, weight, bias, residual), (stride, padding, output_padding, dilation, groups)
     present = [input, weight, *(t for t in (bias, residual) if t is not None)]
     if not torch.compiler.is_compiling() and has_torch_function(present):
         seen: Tensor = functional.handle(
-            f.public, present, input, weight, bias, stride, padding, dilation, groups,
-            activation=f.activation or None, residual=residual)
+            f.public,
+            present,
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            activation=f.activation or None,
+            residual=residual,
+        )
         return seen
     parsed = call_attributes.parse(f, *numbers)
     if parsed is None or not _one_operator(present, f.activation):
@@ -82,48 +102,90 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
     tensors = (input, weight, bias, residual)
     if _eager(tensors):
         input, weight, bias, residual = tensors = (
-            arguments.spelled_out(input), arguments.spelled_out(weight),
+            arguments.spelled_out(input),
+            arguments.spelled_out(weight),
             None if bias is None else arguments.spelled_out(bias),
-            None if residual is None else arguments.spelled_out(residual))
+            None if residual is None else arguments.spelled_out(residual),
+        )
         req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
         found = fused_route.find(req, tensors, f.activation, settings.mode)
         differentiated = operators.differentiated(*tensors)
         if found.known and (cast is None or not differentiated):
-            call_entries.note(partial(_applied, f, numbers), f, given, tensors, numbers, found.route,
-                              found.flags, found.aligned, cast)
+            call_entries.note(
+                partial(_applied, f, numbers),
+                f,
+                given,
+                tensors,
+                numbers,
+                found.route,
+                found.flags,
+                found.aligned,
+                cast,
+            )
         found.route.lay_out(weight)
         if differentiated:
             apply = function_of(found.route, bound=False)
             return apply(*(t for t in tensors if t is not None))
         return found.route.forward(*tensors)
-    p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
-                          padding, dilation, False, output_padding, groups)
+    p = arguments.resolve(
+        input.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        stride,
+        padding,
+        dilation,
+        False,
+        output_padding,
+        groups,
+    )
     call_attributes.check_types(input, weight, bias)
     return operators.fused_convolution(input, weight, bias, residual, f.activation, *p)
 
 
-def _send_fitting(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
-                  output_padding: Any, dilation: Any, groups: Any, residual: Any) -> Tensor:
+def _send_fitting(
+    f: FusedFunction,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: Any,
+    residual: Any,
+) -> Tensor:
     """The same for modules, whose residual may have to be broadcast."""
     if _fits(input, weight, residual, stride, padding, dilation, groups):
-        return _send(f, input, weight, bias, stride, padding, output_padding, dilation, groups,
-                     residual)
+        return _send(f, input, weight, bias, stride, padding, output_padding, dilation, groups, residual)
     return _composed(f, input, weight, bias, residual, stride, padding, dilation, groups)
 
 
-def _fits(input: Any, weight: Any, residual: Any, stride: Any, padding: Any, dilation: Any,
-          groups: Any) -> bool:
-    if (not isinstance(residual, Tensor) or input.dim() != weight.dim()
-            or residual.dtype != cast_dtype(input)):
+def _fits(
+    input: Any, weight: Any, residual: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> bool:
+    if (
+        not isinstance(residual, Tensor)
+        or input.dim() != weight.dim()
+        or residual.dtype != cast_dtype(input)
+    ):
         return False
-    p = arguments.resolve(input.shape, weight.shape, None, stride,
-                          padding if isinstance(padding, (str, tuple)) else (padding,),
-                          dilation, False, (0,), groups)
+    p = arguments.resolve(
+        input.shape,
+        weight.shape,
+        None,
+        stride,
+        padding if isinstance(padding, (str, tuple)) else (padding,),
+        dilation,
+        False,
+        (0,),
+        groups,
+    )
     return tuple(residual.shape) == arguments.output_shape(input.shape, weight.shape, p)
 
 
-def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: ConvCall, biased: bool,
-             cast: torch.dtype | None) -> Callable[..., Tensor]:
+def _applied(
+    f: FusedFunction, numbers: tuple[Any, ...], route: ConvCall, biased: bool, cast: torch.dtype | None
+) -> Callable[..., Tensor]:
     """The differentiable call of the tensors that ``route`` takes."""
     if f.activation in GRAD_FROM_RESULT and cast is None:
         return function_of(route, bound=True)
@@ -135,8 +197,15 @@ def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: ConvCall, biased
     return general
 
 
-def _composed(f: FusedFunction, input: Any, weight: Any, bias: Any, residual: Any,
-              *numbers: Any, as_result: bool = False) -> Tensor:
+def _composed(
+    f: FusedFunction,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    *numbers: Any,
+    as_result: bool = False,
+) -> Tensor:
     """The calls that the fused one replaces. ``as_result`` asks for a residual of the result's size
     and dtype, under autocast as that casts it; else it is taken as torch's addition takes it."""
     y = f.plain(input, weight, bias, *numbers)
@@ -148,15 +217,17 @@ def _composed(f: FusedFunction, input: Any, weight: Any, bias: Any, residual: An
 
 def _eager(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether no mode or tracer sees the call, so that it need not go through the operator."""
-    return not (torch.compiler.is_compiling() or _modes()
-                or _tracing()
-                or any(t is not None and (t.is_meta or not call_attributes.is_plain(t)) for t in tensors))
+    return not (
+        torch.compiler.is_compiling()
+        or _modes()
+        or _tracing()
+        or any(t is not None and (t.is_meta or not call_attributes.is_plain(t)) for t in tensors)
+    )
 
 
 def _one_operator(given: list[Any], activation: str) -> bool:
     """Whether the single operator can compute the call; otherwise it is composed."""
-    if (not all(isinstance(t, Tensor) for t in given) or forward_ad._current_level >= 0
-            or _transforms()):
+    if not all(isinstance(t, Tensor) for t in given) or forward_ad._current_level >= 0 or _transforms():
         return False
     if not torch.compiler.is_compiling() and not all(call_attributes.is_known(t) for t in given):
         return False
@@ -166,10 +237,20 @@ def _one_operator(given: list[Any], activation: str) -> bool:
 # -- the public functions --------------------------------------------------------------------------
 
 
-def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-                 padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
-                 activation: str | None = None, residual: Tensor | None = None,
-                 epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
+def fused_conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    epilogue: Callable[..., Any] | None = None,
+    operands: Sequence[Tensor] = (),
+) -> Tensor:
     """activation(conv1d(input, weight, bias, ...) + residual) in one kernel where possible.
 
     ``residual`` has the shape and dtype of the result. ``activation`` is one of relu, relu6,
@@ -179,57 +260,135 @@ def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
     RuntimeError as conv1d's, and for an unknown activation or a tensor that does not fit; ComputeError for
     what an epilogue cannot do."""
     if epilogue is not None or operands:
-        return _traced(_CONV1D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
-                       activation, residual)
+        return _traced(
+            _CONV1D,
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            epilogue,
+            operands,
+            activation,
+            residual,
+        )
     f = (_CONV1D if residual is None else _CONV1D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
 
 
-def fused_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-                 padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
-                 activation: str | None = None, residual: Tensor | None = None,
-                 epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
+def fused_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    epilogue: Callable[..., Any] | None = None,
+    operands: Sequence[Tensor] = (),
+) -> Tensor:
     """activation(conv2d(input, weight, bias, ...) + residual): see fused_conv1d."""
     if epilogue is not None or operands:
-        return _traced(_CONV2D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
-                       activation, residual)
+        return _traced(
+            _CONV2D,
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            epilogue,
+            operands,
+            activation,
+            residual,
+        )
     f = (_CONV2D if residual is None else _CONV2D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
 
 
-def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
-                 padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *,
-                 activation: str | None = None, residual: Tensor | None = None,
-                 epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
+def fused_conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    epilogue: Callable[..., Any] | None = None,
+    operands: Sequence[Tensor] = (),
+) -> Tensor:
     """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
     if epilogue is not None or operands:
-        return _traced(_CONV3D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
-                       activation, residual)
+        return _traced(
+            _CONV3D,
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            epilogue,
+            operands,
+            activation,
+            residual,
+        )
     f = (_CONV3D if residual is None else _CONV3D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
 
 
-def _traced(kinds: Kinds, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any,
-            groups: Any, function: Callable[..., Any] | None, operands: Sequence[Any],
-            activation: str | None, residual: Any) -> Tensor:
+def _traced(
+    kinds: Kinds,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
+    function: Callable[..., Any] | None,
+    operands: Sequence[Any],
+    activation: str | None,
+    residual: Any,
+) -> Tensor:
     if function is None:
-        raise RuntimeError("operands are what an epilogue reads beside the sums: expected epilogue=, a "
-                           "function of them")
+        raise RuntimeError(
+            "operands are what an epilogue reads beside the sums: expected epilogue=, a function of them"
+        )
     if activation or residual is not None:
-        raise RuntimeError("an epilogue says all that follows the sums: expected no activation and no "
-                           "residual beside it")
+        raise RuntimeError(
+            "an epilogue says all that follows the sums: expected no activation and no residual beside it"
+        )
     f = kinds[None]
     return traced_route.traced(
         f, f.plain, input, weight, bias, stride, padding, dilation, groups, function, operands
     )
 
 
-def broadcasting(kinds: Kinds, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes,
-                 padding: Sizes, dilation: Sizes, groups: int, activation: str,
-                 residual: Tensor) -> Tensor:
+def broadcasting(
+    kinds: Kinds,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+    activation: str,
+    residual: Tensor,
+) -> Tensor:
     """As the functions above, for one of BROADCASTING: a residual of another shape or dtype is taken
     as torch's addition takes it."""
     f = kinds.get(activation) or refuse(activation)
@@ -242,8 +401,9 @@ def _kinds(conv: ConvFunction, public: Callable[..., Tensor], general: Callable[
     plain = conv.public
 
     def made(activation: str) -> FusedFunction:
-        return FusedFunction(conv.name, conv.ndims, False, conv.aten, general, public, plain=plain,
-                             activation=activation)
+        return FusedFunction(
+            conv.name, conv.ndims, False, conv.aten, general, public, plain=plain, activation=activation
+        )
 
     return table(lambda op: made(op.name) if op.activation else None, {None: made(""), "": made("")})
 
@@ -255,31 +415,48 @@ _CONV3D = _kinds(functional.CONV3D, fused_conv3d, _send)
 _CONV1D_ADD = _kinds(functional.CONV1D, fused_conv1d, _send)
 _CONV2D_ADD = _kinds(functional.CONV2D, fused_conv2d, _send)
 _CONV3D_ADD = _kinds(functional.CONV3D, fused_conv3d, _send)
-BROADCASTING = {1: _kinds(functional.CONV1D, fused_conv1d, _send_fitting),
-                2: _kinds(functional.CONV2D, fused_conv2d, _send_fitting),
-                3: _kinds(functional.CONV3D, fused_conv3d, _send_fitting)}
+BROADCASTING = {
+    1: _kinds(functional.CONV1D, fused_conv1d, _send_fitting),
+    2: _kinds(functional.CONV2D, fused_conv2d, _send_fitting),
+    3: _kinds(functional.CONV3D, fused_conv3d, _send_fitting),
+}
 
 
 # grad of the activation's input from the result's gradient g and, where there is one, its result y:
 # one kernel of torch's.
 GRAD_FROM_RESULT: dict[str, Callable[..., Tensor]] = table(
-    lambda op: op.from_result() if op.activation else None, {"": lambda g: g})
+    lambda op: op.from_result() if op.activation else None, {"": lambda g: g}
+)
 
 
 # -- the operator ----------------------------------------------------------------------------------
 
-def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-          activation: str, *numbers: Any) -> Tensor:
-    return fused_route.fake_fwd(input, weight, bias, residual, activation,
-                                operators.resolve(input, weight, bias, numbers))
+
+def _fake(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    *numbers: Any,
+) -> Tensor:
+    return fused_route.fake_fwd(
+        input, weight, bias, residual, activation, operators.resolve(input, weight, bias, numbers)
+    )
 
 
 class FusedConvolution(torch.autograd.Function):
     """``apply(input, weight, bias, residual, activation, *numbers)``."""
 
     @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-                activation: str, *numbers: Any) -> Tensor:
+    def forward(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        activation: str,
+        *numbers: Any,
+    ) -> Tensor:
         p = operators.resolve(input, weight, bias, numbers)
         return operators.fwd(input, weight, bias, residual, operators.spelled(p, activation))
 
@@ -302,15 +479,27 @@ class FusedConvolution(torch.autograd.Function):
         return *found, for_residual if ctx.needs_input_grad[3] else None, *[None] * 7
 
 
-def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-             activation: str, *numbers: Any) -> Tensor:
+def composed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    *numbers: Any,
+) -> Tensor:
     """The operator as torch's functions."""
-    return fused_route.composed(input, weight, bias, residual, activation,
-                                operators.resolve(input, weight, bias, numbers))
+    return fused_route.composed(
+        input, weight, bias, residual, activation, operators.resolve(input, weight, bias, numbers)
+    )
 
 
-operators.implement("fused_convolution", _fake, FusedConvolution.forward, composed,
-                    operators.with_derivatives(FusedConvolution, composed))
+operators.implement(
+    "fused_convolution",
+    _fake,
+    FusedConvolution.forward,
+    composed,
+    operators.with_derivatives(FusedConvolution, composed),
+)
 
 
 # -- eager calls -----------------------------------------------------------------------------------
@@ -320,8 +509,9 @@ def function_of(route: ConvCall, bound: bool) -> Callable[..., Tensor]:
     """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
     behind = route.epilogue
     assert behind is not None
-    return functional.function_of(route, behind.biased, through=GRAD_FROM_RESULT[behind.activation],
-                                bound=bound)
+    return functional.function_of(
+        route, behind.biased, through=GRAD_FROM_RESULT[behind.activation], bound=bound
+    )
 
 
 class Activates:
@@ -342,12 +532,29 @@ class Activates:
         addition would."""
         input, padding = modules.padded(self, input)
         if residual is None:
-            made: Tensor = self.fused(input, self.weight, self.bias, self.stride, padding,
-                                      self.dilation, self.groups, activation=self.activation)
+            made: Tensor = self.fused(
+                input,
+                self.weight,
+                self.bias,
+                self.stride,
+                padding,
+                self.dilation,
+                self.groups,
+                activation=self.activation,
+            )
             return made
         return broadcasting(
-            self.kinds, input, self.weight, self.bias, self.stride, padding, self.dilation,
-            self.groups, self.activation, residual)
+            self.kinds,
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            self.activation,
+            residual,
+        )
 
     def extra_repr(self: Any) -> str:
         inherited: Any = super()

@@ -29,11 +29,21 @@ from transconv.torch_ops.operators import read, resolve
 Tensor = torch.Tensor
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = table(
-    lambda op: op.function() if op.activation else None, {"": lambda y: y})
+    lambda op: op.function() if op.activation else None, {"": lambda y: y}
+)
 
 
-def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
-          activation: str, flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
+def _made(
+    params: arguments.Params,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    res: Tensor | None,
+    activation: str,
+    flags: lower_call.Flags,
+    aligned: bool,
+    mode: str,
+) -> ConvCall:
     """A forward route whose kernel also adds and activates; where there is none, that of the convolution
     alone, and torch for the rest."""
     shape, last = arguments.output_shape(x.shape, w.shape, params), arguments.channels_last_result(x, w)
@@ -49,8 +59,9 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
         return ACTIVATIONS[activation](y if res is None else y.add_(res))
 
     words = [{"bia": "bias"}.get(name, name) for name in there] + [activation] * bool(activation)
-    behind = RouteEpilogue("+".join(words), tuple(there), reads, computed, activation=activation,
-                           biased=b is not None)
+    behind = RouteEpilogue(
+        "+".join(words), tuple(there), reads, computed, activation=activation, biased=b is not None
+    )
     made = ConvCall(Prop.FWD, params, shape, last, behind)
     if not lower_call.reasons(x, w):
         precompile.gradients(params, x, w, flags, aligned, mode)
@@ -91,8 +102,9 @@ def refuse(activation: str | None) -> NoReturn:
     raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
 
 
-def check(input: Tensor, weight: Tensor, residual: Tensor | None, activation: str,
-          p: arguments.Params) -> None:
+def check(
+    input: Tensor, weight: Tensor, residual: Tensor | None, activation: str, p: arguments.Params
+) -> None:
     """RuntimeError for an activation that is unknown, or a residual that does not fit."""
     if activation not in ACTIVATIONS:
         refuse(activation)
@@ -103,19 +115,24 @@ def check(input: Tensor, weight: Tensor, residual: Tensor | None, activation: st
 def check_residual(residual: Tensor, shape: arguments.Ints, like: Tensor) -> None:
     """RuntimeError unless a residual has this shape, and dtype and device of ``like``."""
     if tuple(residual.shape) != shape:
-        raise RuntimeError(f"expected residual of size {list(shape)}, the size of the result, "
-                           f"but got {list(residual.shape)}")
+        raise RuntimeError(
+            f"expected residual of size {list(shape)}, the size of the result, "
+            f"but got {list(residual.shape)}"
+        )
     if residual.dtype != like.dtype or residual.device != like.device:
-        raise RuntimeError(f"expected residual of {like.dtype} on {like.device}, but got "
-                           f"{residual.dtype} on {residual.device}")
+        raise RuntimeError(
+            f"expected residual of {like.dtype} on {like.device}, but got "
+            f"{residual.dtype} on {residual.device}"
+        )
 
 
 # -- the operators of compiled graphs --------------------------------------------------------------
 # These wait for their kernels: a first result by torch would be timed, captured and kept.
 
 
-def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-         numbers: str) -> Tensor:
+def _fwd(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, numbers: str
+) -> Tensor:
     if forward_ad._current_level >= 0:
         transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
     _, activation, req = read(numbers)
@@ -127,8 +144,14 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     return find(req, tensors, activation, "now").route.forward(*tensors)
 
 
-def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-             activation: str, p: arguments.Params) -> Tensor:
+def composed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    p: arguments.Params,
+) -> Tensor:
     """A checked call as torch's functions."""
     check(input, weight, residual, activation, p)
     y = aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
@@ -136,8 +159,14 @@ def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tenso
     return OPS[activation].function()(total) if activation else total
 
 
-def fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-             activation: str, p: arguments.Params) -> Tensor:
+def fake_fwd(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    p: arguments.Params,
+) -> Tensor:
     """The result of a checked call, without values."""
     check(input, weight, residual, activation, p)
     return arguments.fake_result(input, weight, p)
@@ -145,20 +174,35 @@ def fake_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tenso
 
 def _read_for(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of a checked call as one of a call with its text."""
-    def call(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-             numbers: str) -> Tensor:
+
+    def call(
+        input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, numbers: str
+    ) -> Tensor:
         given, activation, _ = read(numbers)
         return function(input, weight, bias, residual, activation, resolve(input, weight, bias, given))
+
     return call
 
 
-def _fwd_flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, _residual: Any,
-               numbers: str, out_shape: Sequence[int], **_: Any) -> int:
+def _fwd_flops(
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    _bias: Any,
+    _residual: Any,
+    numbers: str,
+    out_shape: Sequence[int],
+    **_: Any,
+) -> int:
     return operators.multiply_adds(input_shape, weight_shape, out_shape, read(numbers).params.transposed)
 
 
-def _gradient_flops(grad_shape: Sequence[int], input_shape: Sequence[int],
-                    weight_shape: Sequence[int], numbers: str, **_: Any) -> int:
+def _gradient_flops(
+    grad_shape: Sequence[int],
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    numbers: str,
+    **_: Any,
+) -> int:
     return operators.multiply_adds(input_shape, weight_shape, grad_shape, read(numbers).params.transposed)
 
 

@@ -36,12 +36,20 @@ from transconv.torch_ops.operators import traced_convolution
 Tensor = torch.Tensor
 
 # The types of operands, by torch's: floats and integers that lie in memory.
-TYPES = DTYPES.table(lambda t: t if t.torch and t.kind in ("float", "int") and not t.within else None,
-                     key=lambda t: getattr(torch, t.torch))
+TYPES = DTYPES.table(
+    lambda t: t if t.torch and t.kind in ("float", "int") and not t.within else None,
+    key=lambda t: getattr(torch, t.torch),
+)
 
 
-def _epilogue(function: Pointwise, word: str, biased: bool, rank: int, channels_last: bool,
-              plain: Callable[[], ConvCall]) -> RouteEpilogue:
+def _epilogue(
+    function: Pointwise,
+    word: str,
+    biased: bool,
+    rank: int,
+    channels_last: bool,
+    plain: Callable[[], ConvCall],
+) -> RouteEpilogue:
     """That of a forward route whose kernel ends in a function; ``plain``: the route of the sums, where
     torch computes the rest."""
     names = [name for name in function.names if name != "acc"]
@@ -54,8 +62,9 @@ def _epilogue(function: Pointwise, word: str, biased: bool, rank: int, channels_
     def computed(x: Tensor, w: Tensor, b: Tensor | None, *operands: Tensor) -> Tensor:
         return applied(function, plain().forward(x, w, b), operands)
 
-    return RouteEpilogue("bias+" * biased + word, (*["bia"] * biased, *names), reads, computed,
-                         biased=biased)
+    return RouteEpilogue(
+        "bias+" * biased + word, (*["bia"] * biased, *names), reads, computed, biased=biased
+    )
 
 
 def applied(function: Pointwise, acc: Tensor, operands: Sequence[Tensor]) -> Tensor:
@@ -74,15 +83,21 @@ def check(operands: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Non
     for i, t in enumerate(operands):
         ahead = len(shape) - t.dim()
         if ahead < 0 or any(n not in (1, m) for n, m in zip(t.shape, shape[ahead:], strict=True)):
-            raise RuntimeError(f"operand {i} of the epilogue: expected a size that broadcasts to "
-                               f"{list(shape)}, the size of the result, but got {list(t.shape)}")
+            raise RuntimeError(
+                f"operand {i} of the epilogue: expected a size that broadcasts to "
+                f"{list(shape)}, the size of the result, but got {list(t.shape)}"
+            )
         if t.device != like.device:
-            raise RuntimeError(f"operand {i} of the epilogue: expected a tensor on {like.device}, but "
-                               f"got one on {t.device}")
+            raise RuntimeError(
+                f"operand {i} of the epilogue: expected a tensor on {like.device}, but "
+                f"got one on {t.device}"
+            )
         if t.dtype not in TYPES:
-            raise RuntimeError(f"operand {i} of the epilogue: expected one of "
-                               f"{', '.join(str(k).removeprefix('torch.') for k in TYPES)}, but got "
-                               f"{str(t.dtype).removeprefix('torch.')}")
+            raise RuntimeError(
+                f"operand {i} of the epilogue: expected one of "
+                f"{', '.join(str(k).removeprefix('torch.') for k in TYPES)}, but got "
+                f"{str(t.dtype).removeprefix('torch.')}"
+            )
 
 
 def find(
@@ -103,8 +118,14 @@ def find(
     shape = arguments.output_shape(x.shape, w.shape, p)
     check(operands, shape, x)
     last = arguments.channels_last_result(x, w)
-    behind = _epilogue(pointwise(text), _word(text, operands, shape), b is not None, len(shape), last,
-                       lambda: _plain(route))
+    behind = _epilogue(
+        pointwise(text),
+        _word(text, operands, shape),
+        b is not None,
+        len(shape),
+        last,
+        lambda: _plain(route),
+    )
     route = ConvCall(Prop.FWD, p, shape, last, behind)
     if not lower_call.reasons(x, w):
         try:
@@ -141,20 +162,33 @@ def _word(text: str, operands: Sequence[Tensor], shape: Sequence[int]) -> str:
 
 
 _below_autograd: Any = torch_internals.below_autograd
-Gradients = Callable[[str, Tensor, Sequence[Tensor], Tensor, Sequence[bool]],
-                     Sequence[Tensor | None] | None]
+Gradients = Callable[
+    [str, Tensor, Sequence[Tensor], Tensor, Sequence[bool]], Sequence[Tensor | None] | None
+]
 
 
-def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
-          *numbers: Any) -> Tensor:
+def _fake(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    text: str,
+    *numbers: Any,
+) -> Tensor:
     p = operators.resolve(input, weight, bias, numbers)
     shape = arguments.output_shape(input.shape, weight.shape, p)
     check(operands, shape, input)
     return arguments.fake_result(input, weight, p)
 
 
-def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
-             *numbers: Any) -> Tensor:
+def _forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    text: str,
+    *numbers: Any,
+) -> Tensor:
     p = operators.resolve(input, weight, bias, numbers)
     req = request("", 0, *p)
     route = find(req, input, weight, bias, operands, text, "now")
@@ -168,8 +202,14 @@ class TracedConvolution(torch.autograd.Function):
     kernels: ClassVar[tuple[Gradients, ...]] = ()
 
     @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, text: str, numbers: tuple[Any, ...],
-                *operands: Tensor) -> Tensor:
+    def forward(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        text: str,
+        numbers: tuple[Any, ...],
+        *operands: Tensor,
+    ) -> Tensor:
         with _below_autograd():
             return traced_convolution(input, weight, bias, list(operands), text, *numbers)
 
@@ -191,31 +231,45 @@ class TracedConvolution(torch.autograd.Function):
         return *found, None, None, *of_operands
 
 
-def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tensor,
-                 wanted: Sequence[bool]) -> list[Tensor | None]:
+def _derivatives(
+    text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
     """The gradients of ``acc`` and of the operands; None where they are not wanted."""
     again = torch.is_grad_enabled()
     for kernel in () if again else TracedConvolution.kernels:
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)
     function = pointwise(text)
-    return by_torch(lambda acc, *operands: applied(function, acc, operands),
-                             [acc, *operands], wanted, grad, again)
+    return by_torch(
+        lambda acc, *operands: applied(function, acc, operands), [acc, *operands], wanted, grad, again
+    )
 
 
 _apply: Any = TracedConvolution.apply
 
 
-def composed(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
-             *numbers: Any) -> Tensor:
+def composed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    text: str,
+    *numbers: Any,
+) -> Tensor:
     """The operator as torch's functions."""
     p = operators.resolve(input, weight, bias, numbers)
     acc = aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
     return applied(pointwise(text), acc, operands)
 
 
-def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor],
-                      text: str, *numbers: Any) -> Tensor:
+def _with_derivatives(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    text: str,
+    *numbers: Any,
+) -> Tensor:
     if aten_convolutions.dual(input):
         return composed(input, weight, bias, operands, text, *numbers)
     if operators.differentiated(input, weight, bias, *operands):
@@ -225,8 +279,16 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operan
         return traced_convolution(input, weight, bias, list(operands), text, *numbers)
 
 
-def _flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, _operands: Any, _text: str,
-           *numbers: Any, out_shape: Sequence[int], **_: Any) -> int:
+def _flops(
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    _bias: Any,
+    _operands: Any,
+    _text: str,
+    *numbers: Any,
+    out_shape: Sequence[int],
+    **_: Any,
+) -> int:
     return operators.multiply_adds(input_shape, weight_shape, out_shape, numbers[3])
 
 
@@ -242,9 +304,19 @@ def _text(function: Callable[..., Any]) -> tuple[str, int]:
     return made.text, len(made.names)
 
 
-def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: Any, bias: Any, stride: Any,
-           padding: Any, dilation: Any, groups: Any, function: Callable[..., Any],
-           operands: Sequence[Any]) -> Tensor:
+def traced(
+    f: ConvFunction,
+    plain: Callable[..., Tensor],
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+) -> Tensor:
     """function(conv(input, weight) + bias, *operands) as one operator; operation by operation where
     tensors are of other classes or transforms are active."""
     if isinstance(function, TracedEpilogue):
@@ -253,8 +325,10 @@ def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: An
         text, count = _text(function)
     operands = [operands] if isinstance(operands, Tensor) else list(operands)
     if len(operands) != count or not all(isinstance(t, Tensor) for t in operands):
-        raise RuntimeError(f"{f.name}: the epilogue takes {count} tensors behind acc; operands are "
-                           f"{len(operands)}: {', '.join(type(t).__name__ for t in operands) or 'none'}")
+        raise RuntimeError(
+            f"{f.name}: the epilogue takes {count} tensors behind acc; operands are "
+            f"{len(operands)}: {', '.join(type(t).__name__ for t in operands) or 'none'}"
+        )
     parsed = call_attributes.parse(f, stride, padding, 0, dilation, groups)
     present = [input, weight, *([] if bias is None else [bias]), *operands]
     if parsed is None or not _one_operator(present) or input.dim() != len(parsed[0]) + 2:
@@ -263,8 +337,17 @@ def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: An
     casting = traced_autocast if torch.compiler.is_compiling() else autocast
     input, weight, bias = casting(input, weight, bias)
     call_attributes.check_bias(f, input, bias, padding)
-    p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
-                          parsed[1], parsed[3], False, parsed[2], parsed[4])
+    p = arguments.resolve(
+        input.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        parsed[0],
+        parsed[1],
+        parsed[3],
+        False,
+        parsed[2],
+        parsed[4],
+    )
     call_attributes.check_types(input, weight, bias)
     return traced_convolution(input, weight, bias, operands, text, *p)
 
@@ -273,4 +356,5 @@ def _one_operator(given: list[Any]) -> bool:
     if not all(isinstance(t, Tensor) for t in given) or _transforms():
         return False
     return torch.compiler.is_compiling() or (
-        all(call_attributes.is_known(t) for t in given) and not aten_convolutions.dual(None))
+        all(call_attributes.is_known(t) for t in given) and not aten_convolutions.dual(None)
+    )

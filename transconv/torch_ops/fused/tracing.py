@@ -20,11 +20,26 @@ from transconv.support import ComputeError
 
 # Functions of torch that have another name than their row in the table.
 OTHER_NAMES = {
-    "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "greater": "gt",
-    "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne", "negative": "neg",
-    "maximum": "max", "minimum": "min", "absolute": "abs", "clip": "clamp", "special_erf": "erf"}
-ALLOWED = ("arithmetic, comparisons, torch.where, and the functions of torch and torch.nn.functional "
-           "with the names ")
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "subtract": "sub",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "negative": "neg",
+    "maximum": "max",
+    "minimum": "min",
+    "absolute": "abs",
+    "clip": "clamp",
+    "special_erf": "erf",
+}
+ALLOWED = (
+    "arithmetic, comparisons, torch.where, and the functions of torch and torch.nn.functional "
+    "with the names "
+)
 OURS = ("transconv", "torch")
 
 
@@ -60,8 +75,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     except TypeError:
         raise ComputeError(f"epilogue={function!r}: expected a function of acc and tensors") from None
     if not found or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in found):
-        raise ComputeError(f"epilogue {_where(function)}: expected a function of acc and then one tensor "
-                           "for each operand")
+        raise ComputeError(
+            f"epilogue {_where(function)}: expected a function of acc and then one tensor for each operand"
+        )
     return tuple(p.name for p in found if p.default is p.empty)[1:]
 
 
@@ -72,8 +88,9 @@ def _traced(function: Callable[..., Any], names: tuple[str, ...]) -> Pointwise:
     if isinstance(made, _Value) and not recorder.is_condition(made.ref):
         return Pointwise(tuple(recorder.steps), made.ref)
     what = "a condition" if isinstance(made, _Value) else type(made).__name__
-    raise ComputeError(f"epilogue {_where(function)}: it returns {what}; expected one value of acc and "
-                       "the tensors")
+    raise ComputeError(
+        f"epilogue {_where(function)}: it returns {what}; expected one value of acc and the tensors"
+    )
 
 
 def _where(function: Callable[..., Any]) -> str:
@@ -96,8 +113,9 @@ class _Value:
         self.recorder, self.ref = recorder, ref
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> _Value:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> _Value:
         some = next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, _Value))
         return some._called(func, args, kwargs or {})
 
@@ -109,19 +127,24 @@ class _Value:
         row = _row(func, name, kwargs)
         if row is None:
             said = f"{name}({', '.join(f'{k}={v!r}' for k, v in kwargs.items())})"
-            raise ComputeError(f"epilogue {_line()}: {said} is no operation of epilogues; expected "
-                               f"{ALLOWED}{', '.join(sorted(OPS))}")
+            raise ComputeError(
+                f"epilogue {_line()}: {said} is no operation of epilogues; expected "
+                f"{ALLOWED}{', '.join(sorted(OPS))}"
+            )
         options = {k for k, _ in row.options}
         given = list(args)
         for at, (number, default) in enumerate(row.numbers, row.arity):
-            if len(given) <= at and any(n in kwargs for n, _ in row.numbers[at - row.arity:]):
+            if len(given) <= at and any(n in kwargs for n, _ in row.numbers[at - row.arity :]):
                 given.append(kwargs.get(number, default))
-        given = [d if g is None and i >= row.arity else g for i, (g, d) in enumerate(
-            zip(given, [None] * row.arity + [*row.defaults], strict=False))] + given[
-            row.arity + len(row.numbers):]
+        given = [
+            d if g is None and i >= row.arity else g
+            for i, (g, d) in enumerate(zip(given, [None] * row.arity + [*row.defaults], strict=False))
+        ] + given[row.arity + len(row.numbers) :]
         if rest := [k for k in kwargs if k not in options and k not in dict(row.numbers)]:
-            raise ComputeError(f"epilogue {_line()}: {name}({rest[0]}=...) is no operation of epilogues; "
-                               "expected it without this argument")
+            raise ComputeError(
+                f"epilogue {_line()}: {name}({rest[0]}=...) is no operation of epilogues; "
+                "expected it without this argument"
+            )
         return self._step(row.name, *given)
 
     def _step(self, op: str, *args: Any) -> _Value:
@@ -132,8 +155,10 @@ class _Value:
             elif isinstance(a, (int, float)) and not isinstance(a, bool):
                 refs.append(float(a))
             else:
-                raise ComputeError(f"epilogue {_line()}: {op} of {type(a).__name__}; expected values and "
-                                   "numbers; a tensor is an operand: a parameter of the function")
+                raise ComputeError(
+                    f"epilogue {_line()}: {op} of {type(a).__name__}; expected values and "
+                    "numbers; a tensor is an operand: a parameter of the function"
+                )
         try:
             return _Value(self.recorder, self.recorder.step(op, *refs))
         except ComputeError as error:
@@ -146,8 +171,10 @@ class _Value:
         return lambda *args, **kwargs: self._called(func or name, (self, *args), kwargs)
 
     def __bool__(self) -> bool:
-        raise ComputeError(f"epilogue {_line()}: a condition of values has one truth for each element; "
-                           "expected torch.where(condition, x, y)")
+        raise ComputeError(
+            f"epilogue {_line()}: a condition of values has one truth for each element; "
+            "expected torch.where(condition, x, y)"
+        )
 
     def __neg__(self) -> _Value:
         return self._step("neg", self)
@@ -177,8 +204,20 @@ def _row(func: Any, name: str, kwargs: Mapping[str, Any]) -> Op | None:
 
 def _operators() -> None:
     """Python's operators on values."""
-    for op, row in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "gt": "gt", "ge": "ge",
-                    "lt": "lt", "le": "le", "eq": "eq", "ne": "ne", "pow": "pow"}.items():
+    for op, row in {
+        "add": "add",
+        "sub": "sub",
+        "mul": "mul",
+        "truediv": "div",
+        "gt": "gt",
+        "ge": "ge",
+        "lt": "lt",
+        "le": "le",
+        "eq": "eq",
+        "ne": "ne",
+        "pow": "pow",
+    }.items():
+
         def forward(self: _Value, other: Any, row: str = row) -> _Value:
             return self._step(row, self, other)
 

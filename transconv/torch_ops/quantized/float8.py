@@ -74,27 +74,50 @@ class _Float8(Convolves):
         made.begin(use_fast_accum)
         return made
 
-    def convolve(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
-                 dilation: Any, groups: int) -> Tensor:
+    def convolve(
+        self: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        groups: int,
+    ) -> Tensor:
         """The convolution of a batch or of one image."""
         if input.dim() == len(self.kernel_size) + 1:
-            one: Tensor = self.convolve(input.unsqueeze(0), weight, bias, stride, padding, dilation,
-                                        groups).squeeze(0)
+            one: Tensor = self.convolve(
+                input.unsqueeze(0), weight, bias, stride, padding, dilation, groups
+            ).squeeze(0)
             return one
         if not input.is_floating_point() or input.dtype is torch.float64:
-            raise TensorError(f"{type(self).__name__}: input: expected float16, bfloat16 or float32, got "
-                              f"{str(input.dtype).removeprefix('torch.')}")
+            raise TensorError(
+                f"{type(self).__name__}: input: expected float16, bfloat16 or float32, got "
+                f"{str(input.dtype).removeprefix('torch.')}"
+            )
         none = (0,) * len(self.kernel_size)
-        params = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
-                                   padding or none, dilation, False, none, groups)
+        params = arguments.resolve(
+            input.shape,
+            weight.shape,
+            None if bias is None else bias.shape,
+            stride,
+            padding or none,
+            dilation,
+            False,
+            none,
+            groups,
+        )
         if params.pad_lo != params.pad_hi:  # "same" of an even filter
-            sides = [n for lo_hi in zip(params.pad_lo[::-1], params.pad_hi[::-1], strict=True)
-                     for n in lo_hi]
+            sides = [
+                n for lo_hi in zip(params.pad_lo[::-1], params.pad_hi[::-1], strict=True) for n in lo_hi
+            ]
             made: Tensor = self.convolve(
-                torch.nn.functional.pad(input, sides), weight, bias, stride, 0, dilation, groups)
+                torch.nn.functional.pad(input, sides), weight, bias, stride, 0, dilation, groups
+            )
         else:
             made = _Convolution.apply(  # type: ignore[no-untyped-call]
-                input, weight, bias, self, params, autocast_dtype(input) or input.dtype)
+                input, weight, bias, self, params, autocast_dtype(input) or input.dtype
+            )
         return made
 
     def small(self: Any, tensor: Tensor, row: int) -> _Small:
@@ -124,17 +147,33 @@ TINY = torch.finfo(torch.float32).tiny
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, module: Any, params: Params,
-                dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        module: Any,
+        params: Params,
+        dtype: torch.dtype,
+    ) -> Tensor:
         x, w = module.small(input, INPUT), module.small(weight, WEIGHT)
         ctx.save_for_backward(*x, *w)
         ctx.module, ctx.params, ctx.sizes = module, params, input.shape
         ctx.given = input.dtype, weight.dtype
         ctx.bias = None if bias is None else bias.dtype
         made: Tensor = module.function(
-            x.value, w.value, bias, params.stride, params.pad_lo, params.dilation, params.groups,
-            input_scale=x.scale, weight_scale=w.scale, output_dtype=dtype,
-            use_fast_accum=module.use_fast_accum)
+            x.value,
+            w.value,
+            bias,
+            params.stride,
+            params.pad_lo,
+            params.dilation,
+            params.groups,
+            input_scale=x.scale,
+            weight_scale=w.scale,
+            output_dtype=dtype,
+            use_fast_accum=module.use_fast_accum,
+        )
         return made
 
     @staticmethod
@@ -147,8 +186,18 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             extra = _left_over(ctx.sizes, g.value.shape, w.value.shape, p)
             of_input = TRANSPOSED[len(p.stride)](
-                g.value, w.value, None, p.stride, p.pad_lo, extra, p.groups, p.dilation,
-                input_scale=g.scale, weight_scale=w.scale, output_dtype=ctx.given[0])
+                g.value,
+                w.value,
+                None,
+                p.stride,
+                p.pad_lo,
+                extra,
+                p.groups,
+                p.dilation,
+                input_scale=g.scale,
+                weight_scale=w.scale,
+                output_dtype=ctx.given[0],
+            )
         if ctx.needs_input_grad[1]:
             sums = weight_gradient(x.value, g.value, w.value, p, False)
             of_weight = (sums * (x.scale * g.scale)).to(ctx.given[1])
@@ -181,6 +230,7 @@ class Float8Conv3d(_Float8, torch.nn.Conv3d):
     function = staticmethod(quantized_functional.conv3d)
 
 
-OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Float8")): globals()[name]
-                          for name in __all__}
+OURS: dict[type, type] = {
+    getattr(torch.nn, name.removeprefix("Float8")): globals()[name] for name in __all__
+}
 """The class for 8-bit floats of each of torch's."""

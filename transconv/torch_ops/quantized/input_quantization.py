@@ -68,8 +68,13 @@ def begun(key: tuple[Hashable, ...], x: Tensor) -> Callable[..., None] | None:
 settings.on_change(_kernels.forget)
 
 
-def computed(what: str, key: tuple[Hashable, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...],
-             text: Callable[[], str]) -> bool:
+def computed(
+    what: str,
+    key: tuple[Hashable, ...],
+    names: tuple[str, ...],
+    tensors: tuple[Tensor, ...],
+    text: Callable[[], str],
+) -> bool:
     """Compute the text on the tensors of these names, dense and with elements, in the text as they lie in
     memory; the last one is the result. ``key``: tells the text, whose tensors have one dimension. False
     where no kernel does, or none yet, and torch may compute ``what``: that is told as the policy says.
@@ -90,8 +95,9 @@ def computed(what: str, key: tuple[Hashable, ...], names: tuple[str, ...], tenso
         return False
 
 
-def _made(key: Hashable, names: tuple[str, ...], device: torch.device, aligned: bool,
-          text: Callable[[], str]) -> Launch:
+def _made(
+    key: Hashable, names: tuple[str, ...], device: torch.device, aligned: bool, text: Callable[[], str]
+) -> Launch:
     request = PlanRequest(Alone(parse(text())), lower_call.target_of(device), False, aligned)
     made = Launch.requested(request, device, settings.mode, names)
     _kernels.keep(key, made)
@@ -115,8 +121,9 @@ def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tens
         x = torch.empty_like(x).copy_(x)
     names, tensors = (SYMMETRIC, (x, scale, y)) if zero is None else (WITH_ZERO, (x, scale, zero, y))
     count = x.numel()
-    if not computed(WHAT, _key(x, zero, held), names, tensors,
-                          lambda: text(count, of, zero is not None, held)):
+    if not computed(
+        WHAT, _key(x, zero, held), names, tensors, lambda: text(count, of, zero is not None, held)
+    ):
         return quantised(x, scale, zero, held)
     return y
 
@@ -152,15 +159,27 @@ def text(count: int, of: DType, zero: bool, held: DType) -> str:
     low, high = (f"{n:g}.0" for n in held.range)
     value = f"min(max(q, {low}), {high})"
     if held.kind == "int":  # the zero point is whole: it is added behind the rounding
-        value = (f"nearest_small(min(max(q, {low} - f32(z)), {high} - f32(z))) + z" if zero else
-                 f"nearest_small({value})")
-    return "\n".join([
-        "compute quantise",
-        f"    tensor x {of} [n={count}]", "    tensor scale f32 [one=1]",
-        *["    tensor zero i32 [one=1]"] * zero, f"    tensor y {held} [n={count}]",
-        f"    axes   n={count}", "    read   a = x[n]", "    read   s = scale[0]",
-        *["    read   z = zero[0]"] * zero, "    let    r = 1/s", "    let    q = a*r",
-        f"    store  y[n] = {held}({value})"])
+        value = (
+            f"nearest_small(min(max(q, {low} - f32(z)), {high} - f32(z))) + z"
+            if zero
+            else f"nearest_small({value})"
+        )
+    return "\n".join(
+        [
+            "compute quantise",
+            f"    tensor x {of} [n={count}]",
+            "    tensor scale f32 [one=1]",
+            *["    tensor zero i32 [one=1]"] * zero,
+            f"    tensor y {held} [n={count}]",
+            f"    axes   n={count}",
+            "    read   a = x[n]",
+            "    read   s = scale[0]",
+            *["    read   z = zero[0]"] * zero,
+            "    let    r = 1/s",
+            "    let    q = a*r",
+            f"    store  y[n] = {held}({value})",
+        ]
+    )
 
 
 Zero = Tensor | float
@@ -191,8 +210,10 @@ def _versions(weight: Tensor, zero: Zero, sums: Tensor) -> tuple[int, int, int]:
     try:
         return weight._version, zero._version if isinstance(zero, Tensor) else 0, sums._version
     except RuntimeError:
-        w, z, s = (t._version if isinstance(t, Tensor) and not t.is_inference() else 0
-                   for t in (weight, zero, sums))
+        w, z, s = (
+            t._version if isinstance(t, Tensor) and not t.is_inference() else 0
+            for t in (weight, zero, sums)
+        )
         return w, z, s
 
 
@@ -223,9 +244,11 @@ def checked(weight: Tensor, zero: Zero, sums: Tensor, p: Params) -> Tensor:
     if lower_call.capturing(sums.device):
         return made
     if not torch.equal(made, sums):
-        raise WrongSums(f"{name}: expected what the zero point adds to the sums of this weight; "
-                        f"{int((made != sums).sum())} of {made.numel()} differ. Was the weight or the "
-                        "zero point changed after they were made? None has them computed in every call")
+        raise WrongSums(
+            f"{name}: expected what the zero point adds to the sums of this weight; "
+            f"{int((made != sums).sum())} of {made.numel()} differ. Was the weight or the "
+            "zero point changed after they were made? None has them computed in every call"
+        )
     _remember(weight, zero, sums)
     return sums
 
@@ -266,8 +289,11 @@ class QuantizationScheme:
         """Why a weight has no form of this kind; empty if it has."""
         if not self.group or (not transposed and self.channels(weight) % 2 == 0):
             return ""
-        return ("transposed convolutions have no weights of 4 bits" if transposed else
-                f"weights of 4 bits are for even numbers of input channels, not {weight.shape[1]}")
+        return (
+            "transposed convolutions have no weights of 4 bits"
+            if transposed
+            else f"weights of 4 bits are for even numbers of input channels, not {weight.shape[1]}"
+        )
 
     def check_fast(self, fast: bool) -> None:
         """ValueError for ``use_fast_accum`` where nothing multiplies 8-bit floats."""
@@ -333,26 +359,31 @@ def quantised_weight(
     return quantised(wide, along, None, kind.weight), scale
 
 
-def of_input(name: str, kind: QuantizationScheme, scale: Any, zero: Any,
-              device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+def of_input(
+    name: str, kind: QuantizationScheme, scale: Any, zero: Any, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
     """The quantities of inputs as buffers. TensorError for ones that the kind does not have."""
     if scale is None or kind.input is None:
         if zero is not None or scale is not None:
-            raise TensorError(f"{name}: input_zero_point: expected an input_scale beside it"
-                              if scale is None else
-                              f"{name}: input_scale: inputs of {kind.name} are not quantised")
+            raise TensorError(
+                f"{name}: input_zero_point: expected an input_scale beside it"
+                if scale is None
+                else f"{name}: input_scale: inputs of {kind.name} are not quantised"
+            )
         return None, None
     held = torch.as_tensor(scale, dtype=torch.float32, device=device).reshape(-1)
     if held.numel() != 1 or not bool(held > 0):
         raise TensorError(f"{name}: input_scale: expected one scale above 0, got {scale!r}")
     if kind.input.kind != "int":
         if zero is not None:
-            raise TensorError(f"{name}: input_zero_point: zero points are of integers, and inputs are "
-                              f"{kind.input}")
+            raise TensorError(
+                f"{name}: input_zero_point: zero points are of integers, and inputs are {kind.input}"
+            )
         return held.view(()), None
     point = torch.as_tensor(0 if zero is None else zero, device=device).reshape(-1)
     low, high = kind.input.limits
     if point.numel() != 1 or point.is_floating_point() or not low <= int(point) <= high:
-        raise TensorError(f"{name}: input_zero_point: expected an integer from {low} to {high}, got "
-                          f"{zero!r}")
+        raise TensorError(
+            f"{name}: input_zero_point: expected an integer from {low} to {high}, got {zero!r}"
+        )
     return held.view(()), point.int()

@@ -19,8 +19,10 @@ from transconv.torch_ops.calls.call_attributes import ConvFunction
 Tensor = torch.Tensor
 Number = float | Tensor
 
-OPERANDS = ROWS.table(lambda t: t if t.operand and (t.bits == 8 or t.kind == "float") else None,
-                      key=lambda t: getattr(torch, t.torch))
+OPERANDS = ROWS.table(
+    lambda t: t if t.operand and (t.bits == 8 or t.kind == "float") else None,
+    key=lambda t: getattr(torch, t.torch),
+)
 """The element types of inputs and weights, by torch's types."""
 
 
@@ -28,8 +30,10 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
     """TensorError for arguments that are wrong whatever the shapes are."""
     for what, t in (("input", input), ("weight", weight)):
         if not isinstance(t, Tensor) or t.dtype not in OPERANDS:
-            raise TensorError(f"{name}: {what}: expected a tensor of {names(OPERANDS)}, got "
-                              f"{getattr(t, 'dtype', type(t).__name__)}")
+            raise TensorError(
+                f"{name}: {what}: expected a tensor of {names(OPERANDS)}, got "
+                f"{getattr(t, 'dtype', type(t).__name__)}"
+            )
         if t.dim() != ndims + 2:
             raise TensorError(f"{name}: {what}: expected {ndims + 2} dimensions, got {t.dim()}")
     if not input.dtype.is_floating_point and weight.dtype.is_floating_point:
@@ -37,31 +41,47 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
     if reason := why_not_multiplied(OPERANDS[input.dtype], OPERANDS[weight.dtype]):
         raise TensorError(f"{name}: weight: {reason}")
     if q.output_dtype not in lower_call.RESULTS:
-        raise TensorError(f"{name}: output_dtype: expected one of {names(lower_call.RESULTS)}, got "
-                          f"{q.output_dtype}")
+        raise TensorError(
+            f"{name}: output_dtype: expected one of {names(lower_call.RESULTS)}, got {q.output_dtype}"
+        )
     if not isinstance(q.use_fast_accum, bool):
         raise TensorError(f"{name}: use_fast_accum: expected True or False, got {q.use_fast_accum!r}")
     if q.use_fast_accum and not (OPERANDS[input.dtype].is_short and OPERANDS[weight.dtype].is_short):
-        raise TensorError(f"{name}: use_fast_accum: it is for products of 8-bit floats, got {input.dtype} "
-                          f"and {weight.dtype}")
+        raise TensorError(
+            f"{name}: use_fast_accum: it is for products of 8-bit floats, got {input.dtype} "
+            f"and {weight.dtype}"
+        )
     _check_seed(name, q.rounding_seed, q.output_dtype)
     if bias is not None and (not isinstance(bias, Tensor) or not bias.dtype.is_floating_point):
-        raise TensorError(f"{name}: bias: expected floats, in real numbers, got "
-                          f"{getattr(bias, 'dtype', type(bias).__name__)}")
+        raise TensorError(
+            f"{name}: bias: expected floats, in real numbers, got "
+            f"{getattr(bias, 'dtype', type(bias).__name__)}"
+        )
     others = {"weight": weight, "bias": bias} | {f: getattr(q, f) for f in q.__slots__}
     for what, t in others.items():
         if isinstance(t, Tensor) and t.device != input.device:
-            raise TensorError(f"{name}: {what}: expected a tensor on {input.device}, where the input is, "
-                              f"got one on {t.device}")
-    if q.residual is not None and (not isinstance(q.residual, Tensor) or
-                                   q.residual.dtype not in lower_call.DTYPES):
-        raise TensorError(f"{name}: residual: expected floats in the shape of the result, got "
-                          f"{getattr(q.residual, 'dtype', type(q.residual).__name__)}")
+            raise TensorError(
+                f"{name}: {what}: expected a tensor on {input.device}, where the input is, "
+                f"got one on {t.device}"
+            )
+    if q.residual is not None and (
+        not isinstance(q.residual, Tensor) or q.residual.dtype not in lower_call.DTYPES
+    ):
+        raise TensorError(
+            f"{name}: residual: expected floats in the shape of the result, got "
+            f"{getattr(q.residual, 'dtype', type(q.residual).__name__)}"
+        )
     sums = q.input_zero_sums
-    if sums is not None and (not isinstance(sums, Tensor) or sums.dtype is not torch.int32
-                             or sums.dim() != 1 + 2 * ndims or len(sums) != len(weight)):
-        raise TensorError(f"{name}: input_zero_sums: expected None or an int32 tensor of {len(weight)} "
-                          f"features and {2 * ndims} dimensions more, got {getattr(sums, 'shape', sums)}")
+    if sums is not None and (
+        not isinstance(sums, Tensor)
+        or sums.dtype is not torch.int32
+        or sums.dim() != 1 + 2 * ndims
+        or len(sums) != len(weight)
+    ):
+        raise TensorError(
+            f"{name}: input_zero_sums: expected None or an int32 tensor of {len(weight)} "
+            f"features and {2 * ndims} dimensions more, got {getattr(sums, 'shape', sums)}"
+        )
     if not isinstance(q.activation, str):
         raise TensorError(f"{name}: activation: expected words of an epilogue, got {q.activation!r}")
     for what in ("input_scale", "weight_scale", "output_scale"):
@@ -75,19 +95,27 @@ def _check_seed(name: str, seed: Any, made: torch.dtype) -> None:
         said = f"{seed.dtype} of shape {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
         raise TensorError(f"{name}: rounding_seed: expected an integer tensor of one element, got {said}")
     if lower_call.RESULTS[made] not in SHORT:
-        raise TensorError(f"{name}: rounding_seed: it is for results of {' '.join(map(str, SHORT))}; "
-                          f"output_dtype is {made}")
+        raise TensorError(
+            f"{name}: rounding_seed: it is for results of {' '.join(map(str, SHORT))}; "
+            f"output_dtype is {made}"
+        )
 
 
-def wrong_number(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-                 groups: Any) -> TensorError:
+def wrong_number(
+    f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: Any
+) -> TensorError:
     """The error of the first of these that is neither an integer nor one for each dimension."""
-    for what, value in (("stride", stride), ("padding", padding), ("output_padding", output_padding),
-                        ("dilation", dilation)):
+    for what, value in (
+        ("stride", stride),
+        ("padding", padding),
+        ("output_padding", output_padding),
+        ("dilation", dilation),
+    ):
         worded = what == "padding" and isinstance(value, str) and not f.transposed
         if arguments.ints(value, f.ndims) is None and not worded:
-            return TensorError(f"{f.name}: {what}: expected an integer, or {f.ndims} of them, got "
-                               f"{value!r}")
+            return TensorError(
+                f"{f.name}: {what}: expected an integer, or {f.ndims} of them, got {value!r}"
+            )
     return TensorError(f"{f.name}: groups: expected an integer, got {groups!r}")
 
 
@@ -133,8 +161,10 @@ def check_zero(name: str, what: str, given: Number, holds: DType) -> None:
         raise TensorError(f"{name}: {what}: zero points are of integers, and this tensor is {holds}")
     low, high = holds.limits
     if not isinstance(given, Tensor) and (given != given // 1 or not low <= given <= high):
-        raise TensorError(f"{name}: {what}: expected an integer from {low} to {high}, the range of "
-                          f"{holds}, got {given:g}")
+        raise TensorError(
+            f"{name}: {what}: expected an integer from {low} to {high}, the range of "
+            f"{holds}, got {given:g}"
+        )
 
 
 def activation(name: str, words: str) -> str:
@@ -185,8 +215,9 @@ class Quantities:
         """Those of a call of the function ``name``. TypeError for an argument that none has."""
         for word in given:
             if word not in cls.__slots__:
-                raise TypeError(f"{name}: it has no argument '{word}'; expected one of "
-                                f"{' '.join(cls.__slots__)}")
+                raise TypeError(
+                    f"{name}: it has no argument '{word}'; expected one of {' '.join(cls.__slots__)}"
+                )
         said: dict[str, Any] = {n: v for n, v in given.items() if n != "activation" or v is not None}
         return cls(**said)
 
@@ -209,8 +240,9 @@ class Reads(NamedTuple):
         if self.number is not None:
             return self.number
         if self.casts and self.strides is not None:
-            return torch.empty_strided(self.shape, self.strides, dtype=self.dtype,
-                                       device=given.device).copy_(given.detach())
+            return torch.empty_strided(
+                self.shape, self.strides, dtype=self.dtype, device=given.device
+            ).copy_(given.detach())
         return given.detach().to(self.dtype).contiguous() if self.casts else given
 
 
@@ -240,17 +272,36 @@ class QuantizedEpilogue:
         if call.transposed:
             data, along, other = ("dst", "per_oc", "per_ic")
         inner, outer = call.channels
-        zeros = [self.zero(f"{data}_zero", "input_zero_point", call.input.dtype, inner),
-                 self.zero("wei_zero", "weight_zero_point", call.weight.dtype, outer)]
-        ahead = [f"zero:{n}{':' + word if r.shape[0] > 1 else ''}"
-                 for n, word, r in zip((data, "wei"), (along, other), zeros, strict=True) if r is not None]
-        if (sums := q.input_zero_sums) is not None and ahead[:1] == ["zero:src"] and (
-                call.input.dtype is call.weight.dtype is torch.int8):
+        zeros = [
+            self.zero(f"{data}_zero", "input_zero_point", call.input.dtype, inner),
+            self.zero("wei_zero", "weight_zero_point", call.weight.dtype, outer),
+        ]
+        ahead = [
+            f"zero:{n}{':' + word if r.shape[0] > 1 else ''}"
+            for n, word, r in zip((data, "wei"), (along, other), zeros, strict=True)
+            if r is not None
+        ]
+        if (
+            (sums := q.input_zero_sums) is not None
+            and ahead[:1] == ["zero:src"]
+            and (call.input.dtype is call.weight.dtype is torch.int8)
+        ):
             ahead[0] += f":known:{'x'.join(map(str, sums.shape[1:]))}"
-            zeros.append(Reads("src_zero_table", "input_zero_sums", torch.int32, tuple(sums.shape), None,
-                               not sums.is_contiguous()))
-        scales = [n for n, channels in (("input_scale", 1), ("weight_scale", outer))
-                  if self.read("", n, torch.float32, channels) is not None]
+            zeros.append(
+                Reads(
+                    "src_zero_table",
+                    "input_zero_sums",
+                    torch.int32,
+                    tuple(sums.shape),
+                    None,
+                    not sums.is_contiguous(),
+                )
+            )
+        scales = [
+            n
+            for n, channels in (("input_scale", 1), ("weight_scale", outer))
+            if self.read("", n, torch.float32, channels) is not None
+        ]
         self.scale(scales, outer)
         if call.bias is not None:
             self.add("add", "bias", call.bias.dtype, outer)
@@ -273,8 +324,10 @@ class QuantizedEpilogue:
         """The word that adds a tensor of the result's shape, which is read as the result lies."""
         shape, strides = self.call.made
         if given.shape != shape:
-            raise TensorError(f"{self.call.name}: residual: expected the result's shape, {shape}, got "
-                              f"{tuple(given.shape)}")
+            raise TensorError(
+                f"{self.call.name}: residual: expected the result's shape, {shape}, got "
+                f"{tuple(given.shape)}"
+            )
         name = f"arg{len(self.reads)}"
         casts = any(a != b for a, b, n in zip(given.stride(), strides, shape, strict=True) if n > 1)
         self.reads.append(Reads(name, "residual", given.dtype, shape, None, casts, strides))

@@ -74,9 +74,14 @@ class _Seen:
         self.high = high if self.high is None else torch.maximum(self.high, high)
 
 
-def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibration | None = None,
-              filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
-              use_fast_accum: bool | None = None, fold: bool = True) -> QuantizeReport:
+def quantize_(
+    model: torch.nn.Module,
+    kind: Any = "int8",
+    calibration: Calibration | None = None,
+    filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
+    use_fast_accum: bool | None = None,
+    fold: bool = True,
+) -> QuantizeReport:
     """Quantise the torch.nn convolutions of ``model`` in place: ``"int8"``, ``"fp8"`` or
     ``"int8_weight_only"`` or ``"int4_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of
     torchao that means one.
@@ -94,8 +99,10 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     arguments.expect_module(model, "quantize_")
     how = kind_of(kind)
     if not (calibration is None or callable(calibration) or hasattr(calibration, "__iter__")):
-        raise TypeError("quantize_: calibration: expected batches, or a function that runs the model, got "
-                        f"{type(calibration).__name__}")
+        raise TypeError(
+            "quantize_: calibration: expected batches, or a function that runs the model, got "
+            f"{type(calibration).__name__}"
+        )
     fast = _says_fast(kind) if use_fast_accum is None else use_fast_accum
     how.check_fast(fast)
     found, left = _candidates(model, filter_fn)
@@ -124,11 +131,14 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
 
 # -- torchao's configurations, recognised by the names of their classes ----------------------------
 
-CONFIGS = {"Int8DynamicActivationInt8WeightConfig": "int8",
-           "Int8StaticActivationInt8WeightConfig": "int8",
-           "Float8DynamicActivationFloat8WeightConfig": "fp8",
-           "Float8StaticActivationFloat8WeightConfig": "fp8",
-           "Int8WeightOnlyConfig": "int8_weight_only", "Int4WeightOnlyConfig": "int4_weight_only"}
+CONFIGS = {
+    "Int8DynamicActivationInt8WeightConfig": "int8",
+    "Int8StaticActivationInt8WeightConfig": "int8",
+    "Float8DynamicActivationFloat8WeightConfig": "fp8",
+    "Float8StaticActivationFloat8WeightConfig": "fp8",
+    "Int8WeightOnlyConfig": "int8_weight_only",
+    "Int4WeightOnlyConfig": "int4_weight_only",
+}
 
 
 def kind_of(given: Any) -> QuantizationScheme:
@@ -137,8 +147,10 @@ def kind_of(given: Any) -> QuantizationScheme:
         return kind_named(given)
     name = type(given).__name__
     if name not in CONFIGS:
-        raise ValueError(f"{name} means no quantised convolution; expected one of: {', '.join(KINDS)}, or "
-                         f"of torchao's {', '.join(CONFIGS)}")
+        raise ValueError(
+            f"{name} means no quantised convolution; expected one of: {', '.join(KINDS)}, or "
+            f"of torchao's {', '.join(CONFIGS)}"
+        )
     size, meant = getattr(given, "group_size", None), KINDS[CONFIGS[name]]
     if size is not None and meant.group:
         return replace(meant, group=size)
@@ -155,8 +167,9 @@ def _says_fast(given: Any) -> bool:
 # -- which modules ---------------------------------------------------------------------------------
 
 
-def _candidates(model: torch.nn.Module, filter_fn: Callable[[torch.nn.Module, str], bool] | None
-                ) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
+def _candidates(
+    model: torch.nn.Module, filter_fn: Callable[[torch.nn.Module, str], bool] | None
+) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
     found: dict[str, torch.nn.Module] = {}
     left: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -190,8 +203,9 @@ def _why_not(module: torch.nn.modules.conv._ConvNd) -> str:
 # -- ranges ----------------------------------------------------------------------------------------
 
 
-def _calibrated(model: torch.nn.Module, found: Mapping[str, torch.nn.Module],
-                calibration: Calibration) -> dict[str, _Seen]:
+def _calibrated(
+    model: torch.nn.Module, found: Mapping[str, torch.nn.Module], calibration: Calibration
+) -> dict[str, _Seen]:
     seen = {name: _Seen() for name in found}
     training = {m: m.training for m in model.modules()}
     model.eval()
@@ -258,8 +272,15 @@ def _input_of(
     return "", ranged(seen.low, seen.high, how)
 
 
-def _quantise(module: Any, how: QuantizationScheme, scale: Tensor | None, zero: Tensor | None, fast: bool,
-              activation: str, real: torch.dtype) -> None:
+def _quantise(
+    module: Any,
+    how: QuantizationScheme,
+    scale: Tensor | None,
+    zero: Tensor | None,
+    fast: bool,
+    activation: str,
+    real: torch.dtype,
+) -> None:
     modules.exchange(module, back=True)  # from a class of ours
     module.__class__ = modules.exchanged(type(module), quantized_modules.OURS)
     module.quantise(how, scale, zero, fast, activation, real)
@@ -298,16 +319,21 @@ def chains(model: torch.nn.Module, found: Mapping[str, torch.nn.Module]) -> dict
 
 
 def _found(model: torch.nn.Module, traced: fx.GraphModule, names: Mapping[int, str]) -> dict[str, Chain]:
-    calls = Counter(id(traced.get_submodule(str(n.target))) for n in traced.graph.nodes
-                    if n.op == "call_module")
+    calls = Counter(
+        id(traced.get_submodule(str(n.target))) for n in traced.graph.nodes if n.op == "call_module"
+    )
     once = {key for key, count in calls.items() if count == 1}
     made: dict[str, Chain] = {}
     for node in traced.graph.nodes:
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             continue
         conv = traced.get_submodule(str(node.target))
-        if (id(conv) not in names or id(conv) not in once or type(conv) not in modules.CONVOLUTIONS
-                or is_hooked(conv)):
+        if (
+            id(conv) not in names
+            or id(conv) not in once
+            or type(conv) not in modules.CONVOLUTIONS
+            or is_hooked(conv)
+        ):
             continue
         if (chain := _chain(traced, node, conv, once)).names:
             made[names[id(conv)]] = chain
@@ -320,8 +346,12 @@ def _chain(traced: fx.GraphModule, node: fx.Node, conv: Any, once: set[int]) -> 
         return Chain()
     last = node if norm is None else norm
     word, user = activation_after(traced, last), only_user(last)
-    if not (word and user is not None and user.op == "call_module" and id(
-            traced.get_submodule(str(user.target))) in once):
+    if not (
+        word
+        and user is not None
+        and user.op == "call_module"
+        and id(traced.get_submodule(str(user.target))) in once
+    ):
         word = ""
     chain = [n for n in (node, norm, user if word else None) if n is not None]
     read: Any = node.args[0]

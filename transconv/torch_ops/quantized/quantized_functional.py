@@ -57,9 +57,19 @@ inference.on_change(CALLS.drop)
 inference.on_change(OF_REALS.drop)
 
 
-def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor | None,
-         numbers: tuple[Any, ...], given: dict[str, Any], route: ConvCall, flags: Flags,
-         aligned: bool, real: Real | None) -> None:
+def note(
+    function: Any,
+    general: Call,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    numbers: tuple[Any, ...],
+    given: dict[str, Any],
+    route: ConvCall,
+    flags: Flags,
+    aligned: bool,
+    real: Real | None,
+) -> None:
     """A call with a known route went the general way: after a few, make an entry for its kind. ``x``: its
     input, quantised from ``real``, if that is given. A route that waits for a kernel is asked at each
     call."""
@@ -76,29 +86,56 @@ def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor |
     check = check_of(*tensors)
     if check is not None:
         found = CallGuard(check, switches(flags, x.dtype, route), aligned, only_on(route))
-        calls.keep(id(weight), entry(found, calls.others(id(weight), place, general), function, numbers, x,
-                                     bias is not None, given, route, real))
+        calls.keep(
+            id(weight),
+            entry(
+                found,
+                calls.others(id(weight), place, general),
+                function,
+                numbers,
+                x,
+                bias is not None,
+                given,
+                route,
+                real,
+            ),
+        )
 
 
-def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...], x: Tensor, biased: bool,
-          given: dict[str, Any], route: ConvCall, real: Real | None) -> Call:
+def entry(
+    found: CallGuard,
+    others: Call,
+    function: Any,
+    numbers: tuple[Any, ...],
+    x: Tensor,
+    biased: bool,
+    given: dict[str, Any],
+    route: ConvCall,
+    real: Real | None,
+) -> Call:
     """The entry of calls like one, with quantities ``given`` by name."""
     names = {"input": "x", "weight": "w", "bias": "b", **{n: f"v{at}" for at, n in enumerate(given)}}
-    order = ["input", "weight", *(n for n, v in given.items() if isinstance(v, Tensor)),
-             *["bias"] * biased]
+    order = [
+        "input",
+        "weight",
+        *(n for n, v in given.items() if isinstance(v, Tensor)),
+        *["bias"] * biased,
+    ]
     assert route.epilogue is not None
     start, picked = route.start, route.epilogue.picks
     fixed = {names[n]: v for n, v in given.items() if not isinstance(v, Tensor)}
     tests = [*found.tests([names[n] for n in order]), *(f"{v} is same_{v}" for v in fixed)]
     known = {f"same_{n}": function if at < 0 else numbers[at] for n, at in NUMBERS.items()} | {
-        f"same_{v}": value for v, value in fixed.items()}
+        f"same_{v}": value for v, value in fixed.items()
+    }
     if picked is not None and any(n == "input_zero_sums" for n, _ in picked):
         tests.append(f"are_known(w, {names['input_zero_point']}, {names['input_zero_sums']})")
     first, lines = "x", list[Part]()
     if real is not None and real.begin is not None:
         read = [names[n] for n in ("input_scale", "input_zero_point") if n in given]
-        quantises = StartableKernel(real.begin, ("x", *read), ("y",),
-                                    ((tuple(x.shape), x.stride(), x.dtype),))
+        quantises = StartableKernel(
+            real.begin, ("x", *read), ("y",), ((tuple(x.shape), x.stride(), x.dtype),)
+        )
         first, lines = "y", [*quantises.lines(0)]
         known |= {"empty": torch_internals.quickest(), **quantises.known(0)}
     if start is None or picked is None:
@@ -109,12 +146,24 @@ def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...
         lines.append(f"return start({', '.join([first, 'w', *operands])})")
     return written(
         "call(f, x, w, b, s, p, o, d, g, q)",
-        [[*(f"{n} is same_{n}" for n in NUMBERS), f"b is {'not ' * biased}None", "tuple(q) == names"],
-         f"[{', '.join(names[n] for n in given)}] = q.values()", tests, *lines],
+        [
+            [*(f"{n} is same_{n}" for n in NUMBERS), f"b is {'not ' * biased}None", "tuple(q) == names"],
+            f"[{', '.join(names[n] for n in given)}] = q.values()",
+            tests,
+            *lines,
+        ],
         "return others(f, x, w, b, s, p, o, d, g, q)",
-        {**known, **found.known(), "others": others, "names": tuple(given), "start": start,
-         "run": route.forward, "are_known": are_known,
-         **{f"number{at}": t for at, (_, t) in enumerate(picked) if t is not None}})
+        {
+            **known,
+            **found.known(),
+            "others": others,
+            "names": tuple(given),
+            "start": start,
+            "run": route.forward,
+            "are_known": are_known,
+            **{f"number{at}": t for at, (_, t) in enumerate(picked) if t is not None},
+        },
+    )
 
 
 # Compilers see one constant here, and only the general way.
@@ -122,14 +171,30 @@ _compiling = torch.compiler.is_dynamo_compiling
 _seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = find
 
 
-def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-           dilation: Any = 1, groups: int = 1, **given: Any) -> Tensor:
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    **given: Any,
+) -> Tensor:
     """The convolution of quantised tensors (mb, ic, iw) and (oc, ic/groups, kw); see ``conv2d``."""
     return _way(weight)(_CONV1D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
-def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-           dilation: Any = 1, groups: int = 1, **given: Any) -> Tensor:
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    **given: Any,
+) -> Tensor:
     """The convolution of quantised tensors (mb, ic, ih, iw) and (oc, ic/groups, kh, kw): int8, uint8,
     float8_e4m3fn and float8_e5m2, both integers or both floats. ``bias`` (oc,) is in real numbers. Other
     arguments are torch.nn.functional.conv2d's, and by name those of ``Quantities``. Raises TypeError for
@@ -137,38 +202,73 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: An
     return _way(weight)(_CONV2D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
-def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-           dilation: Any = 1, groups: int = 1, **given: Any) -> Tensor:
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    **given: Any,
+) -> Tensor:
     """The convolution of quantised tensors (mb, ic, id, ih, iw) and (oc, ic/groups, kd, kh, kw); see
     ``conv2d``."""
     return _way(weight)(_CONV3D, input, weight, bias, stride, padding, 0, dilation, groups, given)
 
 
-def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
-                     padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
-                     **given: Any) -> Tensor:
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    **given: Any,
+) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, iw) and (ic, oc/groups, kw); see
     ``conv2d``."""
     return _way(weight)(
-        _CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
+        _CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation, groups, given
+    )
 
 
-def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
-                     padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
-                     **given: Any) -> Tensor:
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    **given: Any,
+) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, ih, iw) and (ic, oc/groups, kh, kw); see
     ``conv2d``."""
     return _way(weight)(
-        _CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
+        _CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation, groups, given
+    )
 
 
-def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
-                     padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
-                     **given: Any) -> Tensor:
+def conv_transpose3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    **given: Any,
+) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, id, ih, iw) and (ic, oc/groups, kd, kh,
     kw); see ``conv2d``."""
     return _way(weight)(
-        _CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
+        _CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation, groups, given
+    )
 
 
 def _way(weight: Any) -> Callable[..., Tensor]:
@@ -192,8 +292,9 @@ def _general(
 ) -> Tensor:
     """``again``: whether other calls may have the same weight; ``real``: what was quantised."""
     if _compiling():
-        return quantized_route.call(f, input, weight, bias, stride, padding, output_padding, dilation,
-                                       groups, given)
+        return quantized_route.call(
+            f, input, weight, bias, stride, padding, output_padding, dilation, groups, given
+        )
     req = call_attributes.requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
@@ -209,14 +310,31 @@ def _general(
     route = found.route
     if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
-        note(f, _of_reals if real else _general, input, weight, bias, numbers, given, route,
-             found.flags, found.aligned, real)
+        note(
+            f,
+            _of_reals if real else _general,
+            input,
+            weight,
+            bias,
+            numbers,
+            given,
+            route,
+            found.flags,
+            found.aligned,
+            real,
+        )
     route.lay_out(weight)
     return route.forward(input, weight, bias, given)
 
 
-def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
-             given: dict[str, Any]) -> Tensor:
+def of_reals(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    numbers: tuple[Any, ...],
+    given: dict[str, Any],
+) -> Tensor:
     """A call whose input is quantised first, to the weight's type, with its ``input_scale`` and
     ``input_zero_point``; ``numbers`` in the order of the public function."""
     way = _of_reals if _compiling() else find_real(id(weight), _of_reals)
@@ -238,12 +356,19 @@ def _of_reals(
     zero, held = given.get("input_zero_point"), lower_call.RESULTS[weight.dtype]
     whole = quantise(input, given["input_scale"], zero, held)
     real = None if _compiling() else Real(input, input_quantization.starter(input, zero, held))
-    return _general(f, whole, weight, bias, stride, padding, output_padding, dilation, groups, given,
-                    real=real)
+    return _general(
+        f, whole, weight, bias, stride, padding, output_padding, dilation, groups, given, real=real
+    )
 
 
-def of_new_weight(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
-                  numbers: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+def of_new_weight(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    numbers: tuple[Any, ...],
+    given: dict[str, Any],
+) -> Tensor:
     """A call whose weight was made for it alone: nothing is remembered of that. ``numbers`` in the order
     of the public function."""
     return _general(f, input, weight, bias, *f.taken(numbers), given, again=False)
@@ -257,23 +382,50 @@ def _function(name: str, public: Callable[..., Tensor]) -> ConvFunction:
 
 _CONV1D, _CONV2D, _CONV3D = (_function(f.__name__, f) for f in (conv1d, conv2d, conv3d))
 _CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D, _CONV_TRANSPOSE3D = (
-    _function(f.__name__, f) for f in (conv_transpose1d, conv_transpose2d, conv_transpose3d))
+    _function(f.__name__, f) for f in (conv_transpose1d, conv_transpose2d, conv_transpose3d)
+)
 
-FUNCTIONS = {(f.ndims, f.transposed): f for f in (
-    _CONV1D, _CONV2D, _CONV3D, _CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D, _CONV_TRANSPOSE3D)}
+FUNCTIONS = {
+    (f.ndims, f.transposed): f
+    for f in (_CONV1D, _CONV2D, _CONV3D, _CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D, _CONV_TRANSPOSE3D)
+}
 """The functions by their number of spatial dimensions, and whether they are transposed."""
 
 
 _aten = torch.ops.aten
-_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding",
-          "groups")
-_TRANSPOSED_NAMES = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups",
-                     "dilation")
-_OPERATORS = {_aten.convolution.default: _NAMES,
-              **{op.default: _NAMES[:6] + _NAMES[8:] for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)},
-              **{op: _TRANSPOSED_NAMES for op in (_aten.conv_transpose1d.default,
-                                                  _aten.conv_transpose2d.input,
-                                                  _aten.conv_transpose3d.input)}}
+_NAMES = (
+    "input",
+    "weight",
+    "bias",
+    "stride",
+    "padding",
+    "dilation",
+    "transposed",
+    "output_padding",
+    "groups",
+)
+_TRANSPOSED_NAMES = (
+    "input",
+    "weight",
+    "bias",
+    "stride",
+    "padding",
+    "output_padding",
+    "groups",
+    "dilation",
+)
+_OPERATORS = {
+    _aten.convolution.default: _NAMES,
+    **{op.default: _NAMES[:6] + _NAMES[8:] for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)},
+    **{
+        op: _TRANSPOSED_NAMES
+        for op in (
+            _aten.conv_transpose1d.default,
+            _aten.conv_transpose2d.input,
+            _aten.conv_transpose3d.input,
+        )
+    },
+}
 """The names of each operator's arguments, in its order."""
 
 
@@ -288,42 +440,63 @@ def serve_torchao() -> None:
     try:
         from torchao.quantization import Float8Tensor
     except ImportError as error:
-        raise ImportError('serve_torchao needs torchao 0.13 or later (pip install "transconv[torchao]"): '
-                          f"{error}") from error
+        raise ImportError(
+            f'serve_torchao needs torchao 0.13 or later (pip install "transconv[torchao]"): {error}'
+        ) from error
     Float8Tensor.implements(list(_OPERATORS))(_convolution)
 
 
-def _convolution(operator: Any, types: Any, args: Sequence[Any],
-                 kwargs: Mapping[str, Any] | None) -> Tensor:
+def _convolution(
+    operator: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Tensor:
     """One operator of a tensor of torchao's: what its class calls."""
     names = _OPERATORS[operator]
     call = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     input, weight, bias = call["input"], call["weight"], call.get("bias")
     if not hasattr(weight, "qdata"):
-        raise Unsupported("a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor "
-                          "beside an input of that class, got a plain tensor")
-    f = FUNCTIONS[
-        weight.dim() - 2, call.get("transposed", names is _TRANSPOSED_NAMES)
-    ]
-    numbers = (call.get("stride", 1), call.get("padding", 0), call.get("output_padding", 0),
-               call.get("dilation", 1), call.get("groups", 1))
+        raise Unsupported(
+            "a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor "
+            "beside an input of that class, got a plain tensor"
+        )
+    f = FUNCTIONS[weight.dim() - 2, call.get("transposed", names is _TRANSPOSED_NAMES)]
+    numbers = (
+        call.get("stride", 1),
+        call.get("padding", 0),
+        call.get("output_padding", 0),
+        call.get("dilation", 1),
+        call.get("groups", 1),
+    )
     with torch.no_grad():
         if weight.act_quant_kwargs is None and not hasattr(input, "qdata"):
             return _widened(f, input, weight.dequantize(), bias, numbers)
         return _quantised(f, input, weight, bias, numbers)
 
 
-def _quantised(f: call_attributes.ConvFunction, input: Any, weight: Any, bias: Tensor | None,
-               numbers: tuple[Any, Any, Any, Any, Any]) -> Tensor:
+def _quantised(
+    f: call_attributes.ConvFunction,
+    input: Any,
+    weight: Any,
+    bias: Tensor | None,
+    numbers: tuple[Any, Any, Any, Any, Any],
+) -> Tensor:
     result = input.dtype
     if not hasattr(input, "qdata"):
         how = weight.act_quant_kwargs
-        input = type(weight).from_hp(input, how.float8_dtype, how.granularity, how.mm_config,
-                                     how.hp_value_lb, how.hp_value_ub, how.kernel_preference)
-    given = {"input_scale": _scale(f, "input", input, 1),
-             "weight_scale": _scale(f, "weight", weight, 0 if not f.transposed else 1),
-             "output_dtype": result,
-             "use_fast_accum": bool(getattr(weight.mm_config, "use_fast_accum", False))}
+        input = type(weight).from_hp(
+            input,
+            how.float8_dtype,
+            how.granularity,
+            how.mm_config,
+            how.hp_value_lb,
+            how.hp_value_ub,
+            how.kernel_preference,
+        )
+    given = {
+        "input_scale": _scale(f, "input", input, 1),
+        "weight_scale": _scale(f, "weight", weight, 0 if not f.transposed else 1),
+        "output_dtype": result,
+        "use_fast_accum": bool(getattr(weight.mm_config, "use_fast_accum", False)),
+    }
     x, w = input.qdata, weight.qdata
     plain = call_attributes.is_plain(x) and call_attributes.is_plain(w)
     compute = f.general if plain else quantized_route.call
@@ -335,13 +508,20 @@ def _scale(f: call_attributes.ConvFunction, name: str, tensor: Any, axis: int) -
     scale: Tensor = tensor.scale
     if scale.numel() != 1 and (name == "input" or scale.numel() != scale.shape[axis]):
         most = "one scale" if name == "input" else "one scale, or one for each output channel"
-        raise Unsupported(f"{f.name} of torchao's Float8Tensor: {name}: expected {most}, got scales of "
-                          f"shape {tuple(scale.shape)}")
+        raise Unsupported(
+            f"{f.name} of torchao's Float8Tensor: {name}: expected {most}, got scales of "
+            f"shape {tuple(scale.shape)}"
+        )
     return scale.reshape(-1).float()
 
 
-def _widened(f: call_attributes.ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
-             numbers: tuple[Any, ...]) -> Tensor:
+def _widened(
+    f: call_attributes.ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    numbers: tuple[Any, ...],
+) -> Tensor:
     """The convolution of a weight alone in 8 bits, in the input's type."""
     wide = getattr(functional, f.name.rpartition(".")[2])
     result: Tensor = wide(input, weight, bias, *f.ordered(*numbers))

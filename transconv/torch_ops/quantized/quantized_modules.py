@@ -54,12 +54,25 @@ from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
 Tensor = torch.Tensor
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
-__all__ = ["QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
-           "QuantConvTranspose3d"]
+__all__ = [
+    "QuantConv1d",
+    "QuantConv2d",
+    "QuantConv3d",
+    "QuantConvTranspose1d",
+    "QuantConvTranspose2d",
+    "QuantConvTranspose3d",
+]
 
 
-BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point", "input_zero_sums", "output_scale",
-           "output_zero_point")
+BUFFERS = (
+    "weight",
+    "weight_scale",
+    "input_scale",
+    "input_zero_point",
+    "input_zero_sums",
+    "output_scale",
+    "output_zero_point",
+)
 """What a quantised module keeps in types of its own, whatever the model is cast to."""
 
 
@@ -71,8 +84,9 @@ class Quantised:
     activation: str = ""
     real: torch.dtype = torch.float32  # of results of inputs that are quantised already
 
-    def __init__(self: Any, *args: Any, kind: str = "int8", use_fast_accum: bool = False,
-                 **named: Any) -> None:
+    def __init__(
+        self: Any, *args: Any, kind: str = "int8", use_fast_accum: bool = False, **named: Any
+    ) -> None:
         """Arguments of torch's module, and the kind; weights and scales are for a state dict to load.
         ``use_fast_accum`` is that of transconv.quantized.conv2d, for kind "fp8"."""
         super().__init__(*args, **named)
@@ -97,10 +111,18 @@ class Quantised:
         self.kind, self.use_fast_accum, self.activation = kind.name, fast, activation
         given = self._parameters.pop("weight")
         self.real = real or given.dtype
-        weight, scales = (packed(given, kind.channels(given)) if kind.group else
-                          quantised_weight(given, self.groups, self.transposed, kind))
-        found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero,
-                 "input_zero_sums": self.sums_of(weight, zero)}
+        weight, scales = (
+            packed(given, kind.channels(given))
+            if kind.group
+            else quantised_weight(given, self.groups, self.transposed, kind)
+        )
+        found = {
+            "weight": weight,
+            "weight_scale": scales,
+            "input_scale": scale,
+            "input_zero_point": zero,
+            "input_zero_sums": self.sums_of(weight, zero),
+        }
         for name in BUFFERS:
             self.register_buffer(name, found.get(name))
         if self.bias is not None:
@@ -110,8 +132,11 @@ class Quantised:
         """What the zero point of inputs adds to every sum; None where each input has its own, or none."""
         if zero is None or self.transposed:
             return None
-        sides = self._reversed_padding_repeated_twice if self.padding_mode == "zeros" else (
-            0,) * (2 * len(self.kernel_size))
+        sides = (
+            self._reversed_padding_repeated_twice
+            if self.padding_mode == "zeros"
+            else (0,) * (2 * len(self.kernel_size))
+        )
         return zero_sums(weight, zero, sides[-2::-2], sides[::-2], self.dilation)
 
     def renewed_sums(self: Any) -> Tensor | None:
@@ -126,9 +151,14 @@ class Quantised:
         return made
 
     @classmethod
-    def from_float(cls, module: torch.nn.Module, input_scale: float | Tensor | None = None,
-                   input_zero_point: int | Tensor | None = None, kind: str = "int8",
-                   use_fast_accum: bool = False) -> Any:
+    def from_float(
+        cls,
+        module: torch.nn.Module,
+        input_scale: float | Tensor | None = None,
+        input_zero_point: int | Tensor | None = None,
+        kind: str = "int8",
+        use_fast_accum: bool = False,
+    ) -> Any:
         """A quantised copy of a convolution module of torch's. Without ``input_scale`` each input has a
         scale of its own; ``input_zero_point`` is of int8 inputs, 0 by default. TypeError for another
         module, ValueError for an unknown kind, TensorError for quantities that do not fit it."""
@@ -144,16 +174,24 @@ class Quantised:
     def convolve(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
         """The quantised call of these numbers, which are those of ``function``."""
         if weight is not self._buffers["weight"]:
-            raise Unsupported("quantized:weight", f"the forward of {type(self).__name__} passes another "
-                              "weight than the module's, which is quantised")
+            raise Unsupported(
+                "quantized:weight",
+                f"the forward of {type(self).__name__} passes another "
+                "weight than the module's, which is quantised",
+            )
         if input.dim() == len(self.kernel_size) + 1:
             one: Tensor = self.convolve(input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
             return one
         made: Tensor = self.computed(input, bias, numbers)
         return made
 
-    def computed(self: Any, input: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
-                 residual: Tensor | None = None) -> Tensor:
+    def computed(
+        self: Any,
+        input: Tensor,
+        bias: Tensor | None,
+        numbers: tuple[Any, ...],
+        residual: Tensor | None = None,
+    ) -> Tensor:
         """The call for a batch of inputs, which may be quantised already."""
         if torch.is_grad_enabled():
             with torch.no_grad():
@@ -212,8 +250,9 @@ class Quantised:
         for name in BUFFERS[2:]:
             loaded = state.get(prefix + name)
             if (loaded is None) != (self._buffers[name] is None):
-                self._buffers[name] = None if loaded is None else torch.empty_like(
-                    loaded, device=self.weight.device)
+                self._buffers[name] = (
+                    None if loaded is None else torch.empty_like(loaded, device=self.weight.device)
+                )
         inherited: Any = super()
         inherited._load_from_state_dict(state, prefix, *rest)
         if self._buffers["input_zero_sums"] is not None:
@@ -222,16 +261,29 @@ class Quantised:
     def extra_repr(self: Any) -> str:
         inherited: Any = super()
         shown: str = inherited.extra_repr()
-        own = "" if KINDS[self.kind].input is None else (
-            ", input_scale=of each input" if self.input_scale is None else
-            f", input_scale={float(self.input_scale):.3g}")
+        own = (
+            ""
+            if KINDS[self.kind].input is None
+            else (
+                ", input_scale=of each input"
+                if self.input_scale is None
+                else f", input_scale={float(self.input_scale):.3g}"
+            )
+        )
         fast = ", use_fast_accum=True" if self.use_fast_accum else ""
         act = f", activation={self.activation}" if self.activation else ""
         return f"{shown}, kind={self.kind}{own}{fast}{act}"
 
 
-def _called(f: ConvFunction, whole: bool, input: Tensor, weight: Tensor, bias: Tensor | None,
-            numbers: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+def _called(
+    f: ConvFunction,
+    whole: bool,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    numbers: tuple[Any, ...],
+    given: dict[str, Any],
+) -> Tensor:
     """The call; an input that is not of the quantised type (``whole``) is quantised first."""
     if not whole:
         return quantized_functional.of_reals(f, input, weight, bias, numbers, given)
@@ -263,8 +315,9 @@ class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspos
     """torch.nn.ConvTranspose3d, quantised: computed by transconv.quantized.conv_transpose3d."""
 
 
-OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Quant")): globals()[name]
-                          for name in __all__}
+OURS: dict[type, type] = {
+    getattr(torch.nn, name.removeprefix("Quant")): globals()[name] for name in __all__
+}
 """The quantised class of each of torch's."""
 
 
@@ -272,16 +325,31 @@ Numbers = tuple[Any, ...]
 Given = dict[str, Any]
 
 
-def of_four_bits(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
-                 numbers: Numbers, given: Given) -> Tensor:
+def of_four_bits(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    numbers: Numbers,
+    given: Given,
+) -> Tensor:
     """The convolution of a packed weight, in the input's type, with other words of a quantised call.
     TensorError for scales that do not fit."""
-    return quantized_functional.of_new_weight(f, input, floats(weight, scale, input.dtype), bias, numbers,
-                                              {**given, "output_dtype": input.dtype})
+    return quantized_functional.of_new_weight(
+        f, input, floats(weight, scale, input.dtype), bias, numbers, {**given, "output_dtype": input.dtype}
+    )
 
 
-def of_bytes(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
-             numbers: Numbers, given: Given) -> Tensor:
+def of_bytes(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    numbers: Numbers,
+    given: Given,
+) -> Tensor:
     """The same of int8 weights with a scale for each output channel."""
     given = {**given, "weight_scale": scale, "output_dtype": input.dtype}
     if is_written(f, input, weight, numbers):
@@ -318,8 +386,9 @@ def packed(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
     (oc, ic/groups/size), f32. ValueError unless ``size`` is even and divides the channels."""
     channels = weight.shape[1]
     if size < 2 or size % 2 or channels % size:
-        raise ValueError(f"groups of {size} of {channels} input channels; expected an even number that "
-                         "divides them")
+        raise ValueError(
+            f"groups of {size} of {channels} input channels; expected an even number that divides them"
+        )
     rows = weight.detach().float().movedim(1, -1)
     each = rows.reshape(*rows.shape[:-1], -1, size)
     tiny = torch.finfo(torch.float32).tiny
@@ -342,14 +411,20 @@ def floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     scales that are not those of the weight's channels."""
     rows, channels = len(weight), 2 * weight.shape[-1]
     if scale.dim() != 2 or len(scale) != rows or not scale.shape[1] or channels % scale.shape[1]:
-        raise TensorError(f"weight_scale: expected the shape ({rows}, groups of {channels} input "
-                          f"channels), got {tuple(scale.shape)}")
+        raise TensorError(
+            f"weight_scale: expected the shape ({rows}, groups of {channels} input "
+            f"channels), got {tuple(scale.shape)}"
+        )
     weight, scale = weight.contiguous(), scale.contiguous()
     made = weight.new_empty((*weight.shape[:-1], channels), dtype=dtype)
     taps, groups = prod(weight.shape[1:-1]), scale.shape[1]
     if input_quantization.served(weight) and input_quantization.computed(
-            "weights of 4 bits", ("four bits", rows, taps, channels, groups, dtype), ("W", "S", "Y"),
-            (weight, scale, made), lambda: text(rows, taps, channels, groups, lower_call.DTYPES[dtype])):
+        "weights of 4 bits",
+        ("four bits", rows, taps, channels, groups, dtype),
+        ("W", "S", "Y"),
+        (weight, scale, made),
+        lambda: text(rows, taps, channels, groups, lower_call.DTYPES[dtype]),
+    ):
         return made.movedim(-1, 1)
     return unpacked(weight, scale, dtype)
 
@@ -357,13 +432,20 @@ def floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def text(rows: int, taps: int, channels: int, groups: int, of: DType) -> str:
     """The computation, whose elements are those in memory."""
     half, size, count = channels // 2, channels // groups, rows * taps * channels
-    return "\n".join([
-        "compute four_bits", f"    tensor W u8 [n={count // 2}]", f"    tensor S f32 [n={rows * groups}]",
-        f"    tensor Y {of} [n={count}]", f"    axes   f={rows} t={taps} c={channels}",
-        f"    read   p = W[(f*{taps} + t)*{half} + c // 2]", f"    read   s = S[f*{groups} + c // {size}]",
-        "    let    high = floor(p*0.0625)",
-        "    let    q = where(c % 2 == 0, p - high*16, high) - 8",
-        f"    store  Y[(f*{taps} + t)*{channels} + c] = q*s"])
+    return "\n".join(
+        [
+            "compute four_bits",
+            f"    tensor W u8 [n={count // 2}]",
+            f"    tensor S f32 [n={rows * groups}]",
+            f"    tensor Y {of} [n={count}]",
+            f"    axes   f={rows} t={taps} c={channels}",
+            f"    read   p = W[(f*{taps} + t)*{half} + c // 2]",
+            f"    read   s = S[f*{groups} + c // {size}]",
+            "    let    high = floor(p*0.0625)",
+            "    let    q = where(c % 2 == 0, p - high*16, high) - 8",
+            f"    store  Y[(f*{taps} + t)*{channels} + c] = q*s",
+        ]
+    )
 
 
 class _Joined:
@@ -392,9 +474,12 @@ class _Joined:
         """Whether a residual has the shape and type of the result."""
         made = self.real if input.dtype is KINDS[self.kind].input_dtype else input.dtype
         logical = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
-        return (residual.dtype is made and residual.device == input.device
-                and not torch.is_autocast_enabled(input.device.type)
-                and residual.shape == _shape(tuple(input.shape), logical, *numbers))
+        return (
+            residual.dtype is made
+            and residual.device == input.device
+            and not torch.is_autocast_enabled(input.device.type)
+            and residual.shape == _shape(tuple(input.shape), logical, *numbers)
+        )
 
     def _apart(self: Any, input: Tensor, residual: Tensor, numbers: tuple[Any, ...]) -> Tensor:
         """The same in steps."""
@@ -409,17 +494,24 @@ class _Joined:
 def _plain(module: Any) -> Any:
     """A module without what follows its sum."""
     made = object.__new__(type(module))
-    made.__dict__ = {**module.__dict__, "activation": "", "_buffers": {
-        **module._buffers, "output_scale": None, "output_zero_point": None}}
+    made.__dict__ = {
+        **module.__dict__,
+        "activation": "",
+        "_buffers": {**module._buffers, "output_scale": None, "output_zero_point": None},
+    }
     return made
 
 
 @lru_cache(maxsize=4096)
-def _shape(input: tuple[int, ...], weight: tuple[int, ...], stride: Any, padding: Any, dilation: Any,
-           groups: int) -> tuple[int, ...]:
+def _shape(
+    input: tuple[int, ...], weight: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int
+) -> tuple[int, ...]:
     padding = (padding,) if isinstance(padding, int) else padding
-    return arguments.output_shape(input, weight, arguments.resolve(
-        input, weight, None, stride, padding, dilation, False, (0,), groups))
+    return arguments.output_shape(
+        input,
+        weight,
+        arguments.resolve(input, weight, None, stride, padding, dilation, False, (0,), groups),
+    )
 
 
 class FusedQuantConv1d(_Joined, QuantConv1d):
@@ -434,8 +526,11 @@ class FusedQuantConv3d(_Joined, QuantConv3d):
     """QuantConv3d whose forward takes a residual, and whose result may be quantised."""
 
 
-FUSED: dict[type, type] = {kind: ours for ours in (FusedQuantConv1d, FusedQuantConv2d, FusedQuantConv3d)
-                           for kind in (ours, ours.__bases__[1])}
+FUSED: dict[type, type] = {
+    kind: ours
+    for ours in (FusedQuantConv1d, FusedQuantConv2d, FusedQuantConv3d)
+    for kind in (ours, ours.__bases__[1])
+}
 """The class that a quantised convolution becomes."""
 
 
@@ -446,9 +541,14 @@ def quantises_for(module: Any, readers: list[Any]) -> bool:
     if kind.input is None or first.input_scale is None:
         return False
     for reader in readers:
-        if reader.kind != module.kind or reader.padding_mode != "zeros" or not (
+        if (
+            reader.kind != module.kind
+            or reader.padding_mode != "zeros"
+            or not (
                 _same(reader.input_scale, first.input_scale)
-                and _same(reader.input_zero_point, first.input_zero_point)):
+                and _same(reader.input_zero_point, first.input_zero_point)
+            )
+        ):
             return False
     module.output_scale, module.output_zero_point = first.input_scale, first.input_zero_point
     return True

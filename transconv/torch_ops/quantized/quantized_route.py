@@ -50,17 +50,18 @@ def _epilogue(params: arguments.Params, channels_last: bool, call: QuantizedCall
         extra = {r.name: t.view(r.shape) for r, t in zip(each, read, strict=True)}
         return arguments.with_result_strides(_by_torch(text, made, params, x, w, extra), channels_last)
 
-    picks = None if any(r.casts for r in each) else tuple(
-        (r.argument, r.number) for r in each)
-    return RouteEpilogue(text, tuple(r.name for r in each), reads, computed,
-                         [r.shape for r in each], picks=picks)
+    picks = None if any(r.casts for r in each) else tuple((r.argument, r.number) for r in each)
+    return RouteEpilogue(
+        text, tuple(r.name for r in each), reads, computed, [r.shape for r in each], picks=picks
+    )
 
 
 def _operands(each: Sequence[Reads], bias: Tensor | None, given: Given) -> list[Tensor]:
     """What the kernel reads beside input and weight, in its order."""
-    return [r.number if r.number is not None
-            else r.of(bias if r.argument == "bias" else given[r.argument])  # type: ignore[arg-type]
-            for r in each]
+    return [
+        r.number if r.number is not None else r.of(bias if r.argument == "bias" else given[r.argument])  # type: ignore[arg-type]
+        for r in each
+    ]
 
 
 def _checked(w: Tensor, given: Given, params: arguments.Params) -> Given:
@@ -70,8 +71,9 @@ def _checked(w: Tensor, given: Given, params: arguments.Params) -> Given:
     return given if right is sums else {**given, "input_zero_sums": right}
 
 
-def _by_torch(text: str, made: torch.dtype, params: arguments.Params, x: Tensor, w: Tensor,
-              extra: dict[str, Tensor]) -> Tensor:
+def _by_torch(
+    text: str, made: torch.dtype, params: arguments.Params, x: Tensor, w: Tensor, extra: dict[str, Tensor]
+) -> Tensor:
     """What torch computes: a fresh result."""
     wide = torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else torch.float64
     epilogue, near = Epilogue.parse(text), "dst" if params.transposed else "src"
@@ -79,8 +81,10 @@ def _by_torch(text: str, made: torch.dtype, params: arguments.Params, x: Tensor,
     y = aten_convolutions.aten_forward(whole[near].to(wide), whole["wei"].to(wide), None, params)
     if epilogue.ops:
         computed = torch.float64 if torch.float64 in (x.dtype, w.dtype, made) else torch.float32
-        y = in_torch(epilogue.function, {"acc": y.to(computed), **{
-            o.name: extra[o.name].to(computed) for o in epilogue.operands}})
+        y = in_torch(
+            epilogue.function,
+            {"acc": y.to(computed), **{o.name: extra[o.name].to(computed) for o in epilogue.operands}},
+        )
     return _stored(y, made, extra["seed"] if epilogue.random else None)
 
 
@@ -100,8 +104,9 @@ def _kind(t: Tensor | None) -> Hashable:
     return None if t is None else (t.shape, t.stride(), t.dtype, t.device)
 
 
-def key_of(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None,
-           given: Given) -> tuple[Hashable, lower_call.Flags, bool]:
+def key_of(
+    req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
+) -> tuple[Hashable, lower_call.Flags, bool]:
     """The key of a call, its flags and alignment: kinds of tensors, values of numbers."""
     flags = lower_call.flags(x.dtype)
     pointers = x.data_ptr() | w.data_ptr() | (0 if bias is None else bias.data_ptr())
@@ -113,13 +118,28 @@ def key_of(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None,
         else:
             said.append((name, value.__class__, value))
     aligned = not pointers & ALIGNMENT
-    return (req, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
-            _kind(bias), *said, flags, aligned), flags, aligned
+    return (
+        (
+            req,
+            x.shape,
+            x.stride(),
+            x.dtype,
+            x.device,
+            w.shape,
+            w.stride(),
+            w.dtype,
+            w.device,
+            _kind(bias),
+            *said,
+            flags,
+            aligned,
+        ),
+        flags,
+        aligned,
+    )
 
 
-def find(
-    req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
-) -> RouteMatch:
+def find(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> RouteMatch:
     """The route of a call, found or made. Raises TensorError, TypeError and RuntimeError for arguments
     that do not fit, and Unsupported where torch may not compute."""
     key, flags, aligned = key_of(req, x, w, bias, given)
@@ -136,8 +156,9 @@ def find(
     if not (why := _reasons(made, x, w)):
         try:
             summed = lower_call.fast(flags) if given.get("use_fast_accum") else flags
-            compile_route(made, x, w, None, behind.words, aligned, summed, settings.mode,
-                          **behind.named(read))
+            compile_route(
+                made, x, w, None, behind.words, aligned, summed, settings.mode, **behind.named(read)
+            )
         except Unsupported as error:
             refused(made, error, x)
     else:
@@ -146,26 +167,33 @@ def find(
 
 
 def _reasons(made: ConvCall, x: Tensor, w: Tensor) -> list[str]:
-    return (lower_call.reasons(x, w, qparams.OPERANDS)
-            or ([] if all(made.shape) else ["shape:empty"]))
+    return lower_call.reasons(x, w, qparams.OPERANDS) or ([] if all(made.shape) else ["shape:empty"])
 
 
-def decided(
-    req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
-) -> ConvCall:
+def decided(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> ConvCall:
     """A new route of a call whose arguments fit, which has no kernel yet."""
     name = req.name or "transconv::quantized_convolution"
     q = qparams.Quantities.of(name, given)
     qparams.check(name, req.ndims, x, w, bias, q)
-    params = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, req.stride,
-                               req.padding, req.dilation, req.transposed, req.output_padding, req.groups,
-                               two_sided=not req.name)
+    params = arguments.resolve(
+        x.shape,
+        w.shape,
+        None if bias is None else bias.shape,
+        req.stride,
+        req.padding,
+        req.dilation,
+        req.transposed,
+        req.output_padding,
+        req.groups,
+        two_sided=not req.name,
+    )
     shape = arguments.output_shape(x.shape, w.shape, params)
     strides = arguments.result_strides(shape, arguments.channels_last_result(x, w))
     call = QuantizedCall(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
     last = arguments.channels_last_result(x, w)
-    made = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last,
-                 _epilogue(params, last, call))
+    made = ConvCall(
+        Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last, _epilogue(params, last, call)
+    )
     made.types = (x.dtype, w.dtype, q.output_dtype)
     return made
 
@@ -183,42 +211,105 @@ NEVER_NUMBERS = ("residual", "input_zero_sums")
 QUANTITIES = tuple(f for f in qparams.Quantities.__slots__ if f not in WORDS)
 
 
-def call(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
-         output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
+def call(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: Any,
+    given: dict[str, Any],
+) -> Tensor:
     """A call that is traced, as the operator."""
     q = qparams.Quantities.of(f.name, given)
     qparams.check(f.name, f.ndims, input, weight, bias, q)
     parsed = call_attributes.parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
         raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
-    p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
-                          parsed[1], parsed[3], f.transposed, parsed[2], parsed[4])
+    p = arguments.resolve(
+        input.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        parsed[0],
+        parsed[1],
+        parsed[3],
+        f.transposed,
+        parsed[2],
+        parsed[4],
+    )
     values = [getattr(q, n) for n in QUANTITIES]
     return operators.quantized_convolution(
-        input, weight, bias, *p, [v if isinstance(v, Tensor) else None for v in values],
-        [float(v) if isinstance(v, (int, float)) else 0.0 for v in values], q.output_dtype, q.activation,
-        q.use_fast_accum, q.rounding_seed)
+        input,
+        weight,
+        bias,
+        *p,
+        [v if isinstance(v, Tensor) else None for v in values],
+        [float(v) if isinstance(v, (int, float)) else 0.0 for v in values],
+        q.output_dtype,
+        q.activation,
+        q.use_fast_accum,
+        q.rounding_seed,
+    )
 
 
-def _given(tensors: Sequence[Tensor | None], numbers: Sequence[float], output_dtype: torch.dtype,
-           activation: str, use_fast_accum: bool, rounding_seed: Tensor | None = None) -> dict[str, Any]:
-    values = dict(zip(QUANTITIES, (n if t is None else t for t, n in zip(
-        tensors, numbers, strict=True)), strict=False))  # graphs that torch kept may have fewer
+def _given(
+    tensors: Sequence[Tensor | None],
+    numbers: Sequence[float],
+    output_dtype: torch.dtype,
+    activation: str,
+    use_fast_accum: bool,
+    rounding_seed: Tensor | None = None,
+) -> dict[str, Any]:
+    values = dict(
+        zip(
+            QUANTITIES,
+            (n if t is None else t for t, n in zip(tensors, numbers, strict=True)),
+            strict=False,
+        )
+    )  # graphs that torch kept may have fewer
     values = {n: v for n, v in values.items() if n not in NEVER_NUMBERS or isinstance(v, Tensor)}
-    return {**values, "output_dtype": output_dtype,
-            "activation": activation, "use_fast_accum": use_fast_accum, "rounding_seed": rounding_seed}
+    return {
+        **values,
+        "output_dtype": output_dtype,
+        "activation": activation,
+        "use_fast_accum": use_fast_accum,
+        "rounding_seed": rounding_seed,
+    }
 
 
-def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
-             transposed: bool, output_padding: Any, groups: int, *said: Any) -> Tensor:
+def _forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *said: Any,
+) -> Tensor:
     req = request("", len(stride), stride, padding, dilation, transposed, output_padding, groups)
     given = _given(*said)
     transforms.refuse_tangents(NAME, [input, weight, bias, *given.values()])
     return quantized_route.find(req, input, weight, bias, given).route.forward(input, weight, bias, given)
 
 
-def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
-          transposed: bool, output_padding: Any, groups: int, *said: Any) -> Tensor:
+def _fake(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *said: Any,
+) -> Tensor:
     req = request("", len(stride), stride, padding, dilation, transposed, output_padding, groups)
     return quantized_route.alone(req, input, weight, bias, _given(*said))
 
@@ -247,15 +338,21 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, params: Params, fas
     in the matrix unit."""
     flags = lower_call.fast(lower_call.flags(x.dtype)) if fast else lower_call.flags(x.dtype)
     aligned = not (x.data_ptr() | grad.data_ptr()) & ALIGNMENT
-    key: Hashable = ("weight_gradient", params, *(
-        (t.shape, t.stride(), t.dtype, t.device) for t in (x, grad, weight)), flags, aligned)
+    key: Hashable = (
+        "weight_gradient",
+        params,
+        *((t.shape, t.stride(), t.dtype, t.device) for t in (x, grad, weight)),
+        flags,
+        aligned,
+    )
     route: Any = route_cache.find(key)
     if route is None:
         route = route_cache.keep(key, _decided(x, grad, weight, params, flags, aligned))
     if route.compiled is None:
         route.calls += 1
-        wide = aten_convolutions.aten_backward(grad.float(), x.float(), weight.float(), params,
-                                       (False, True, False))
+        wide = aten_convolutions.aten_backward(
+            grad.float(), x.float(), weight.float(), params, (False, True, False)
+        )
         assert wide[1] is not None
         return wide[1]
     made_like = torch.empty(0, dtype=torch.float32, device=x.device)
@@ -263,13 +360,12 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, params: Params, fas
     return result
 
 
-def _decided(x: Tensor, grad: Tensor, weight: Tensor, params: Params, flags: lower_call.Flags,
-             aligned: bool) -> ConvCall:
+def _decided(
+    x: Tensor, grad: Tensor, weight: Tensor, params: Params, flags: lower_call.Flags, aligned: bool
+) -> ConvCall:
     route = ConvCall(Prop.BWD_W, params, tuple(weight.shape), arguments.channels_last_result(x, weight))
     route.types = (x.dtype, torch.float32, grad.dtype)
-    why = lower_call.reasons(x, weight, qparams.OPERANDS) or (
-        [] if grad.numel() else ["shape:empty"]
-    )
+    why = lower_call.reasons(x, weight, qparams.OPERANDS) or ([] if grad.numel() else ["shape:empty"])
     if why:
         route.settle(why)
         return route

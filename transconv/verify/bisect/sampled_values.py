@@ -62,11 +62,12 @@ class Unsound(Exception):
     """A rewrite that changes the value. ``rule``: the name of the rule, or of the analysis that
     told it something false; ``place``: the line that made the wrong expression."""
 
-    def __init__(self, rule: str, before: str, after: str, at: str, facts: str,
-                 place: str = "") -> None:
+    def __init__(self, rule: str, before: str, after: str, at: str, facts: str, place: str = "") -> None:
         where = f" ({place})" if place else ""
-        super().__init__(f"{rule}{where}: {before} became {after}, wrong at {at}"
-                         + (f", where {facts} holds" if facts else ""))
+        super().__init__(
+            f"{rule}{where}: {before} became {after}, wrong at {at}"
+            + (f", where {facts} holds" if facts else "")
+        )
         self.rule, self.before, self.after, self.at, self.place = rule, before, after, at, place
 
 
@@ -119,9 +120,13 @@ class Audit:
             self.skipped += 1
         elif (wrong := points.differ(old, new)) is not None:
             raise Unsound(
-                rule, f"`{readable(before)}`", f"`{readable(after)}`",
+                rule,
+                f"`{readable(before)}`",
+                f"`{readable(after)}`",
                 f"{points.text(wrong)}: {_at(old, wrong)} became {_at(new, wrong)}",
-                points.given(facts), _origin(before, after, facts) if rule != "settle" else "")
+                points.given(facts),
+                _origin(before, after, facts) if rule != "settle" else "",
+            )
 
     def _analyses(self, e: Expr, values: Array, points: AssignedPoints, facts: Facts) -> None:
         """What the simplifier believes of a value."""
@@ -130,12 +135,18 @@ class Audit:
         found, n = range_of(e, facts), multiple_of(e, facts)
         outside = (values < found.low) | (values > found.high)
         odd = (values % n != 0) if n else values != 0
-        for bad, name, claim in ((outside, "range_of", f"{found.lo}..{found.hi}"),
-                                 (odd, "multiple_of", f"a multiple of {n}")):
+        for bad, name, claim in (
+            (outside, "range_of", f"{found.lo}..{found.hi}"),
+            (odd, "multiple_of", f"a multiple of {n}"),
+        ):
             if (wrong := points.first(bad)) is not None:
-                raise Unsound(name, f"`{readable(e)}`", claim,
-                              f"{points.text(wrong)}: it is {_at(values, wrong)}",
-                              points.given(facts))
+                raise Unsound(
+                    name,
+                    f"`{readable(e)}`",
+                    claim,
+                    f"{points.text(wrong)}: it is {_at(values, wrong)}",
+                    points.given(facts),
+                )
 
 
 def _at(values: Array, where: int) -> str:
@@ -278,8 +289,11 @@ def _relevant(exprs: tuple[Expr, ...], facts: Facts) -> tuple[list[Expr], list[T
     """The leaves of some expressions and of all facts that bear on them, and these facts."""
     leaves = set().union(*map(_leaves, exprs))
     stated: list[tuple[set[Expr], Test]] = [(_leaves(c), _holds(c)) for c in facts.true]
-    stated += [(_leaves(e), _within(e, r.low, r.high)) for e, r in facts.ranges.items()
-               if not isinstance(e, (Var, Lane))]
+    stated += [
+        (_leaves(e), _within(e, r.low, r.high))
+        for e, r in facts.ranges.items()
+        if not isinstance(e, (Var, Lane))
+    ]
     stated += [(_leaves(e), _divides(e, n)) for e, n in facts.multiples.items()]
     used: list[Test] = []
     waiting = stated
@@ -301,6 +315,7 @@ def _within(e: Expr, low: float, high: float) -> Test:
     def test(points: AssignedPoints) -> Array | None:
         found = points.value(e)
         return None if found is None else np.asarray((found >= low) & (found <= high))
+
     return test
 
 
@@ -308,6 +323,7 @@ def _divides(e: Expr, n: int) -> Test:
     def test(points: AssignedPoints) -> Array | None:
         found = points.value(e)
         return None if found is None else np.asarray(found % n == 0 if n else found == 0)
+
     return test
 
 
@@ -383,8 +399,8 @@ class _Walk:
     def draw(self, leaf: Expr, stop: int, first: int = 0) -> None:
         last = max(first, stop - 1)
         drawn = self.random.integers(first, last + 1, POINTS)
-        drawn[:POINTS // 4] = first
-        drawn[POINTS // 4:POINTS // 2] = last
+        drawn[: POINTS // 4] = first
+        drawn[POINTS // 4 : POINTS // 2] = last
         drawn = self.random.permutation(drawn)
         drawn[0], drawn[1] = last, first  # a point with all ends, and one at the start
         for values in self.known:
@@ -400,8 +416,9 @@ class _Walk:
                 return self.statements(s.body)
             case If():
                 return self.statements(s.then) or (self.statements(s.other) if s.other else "")
-            case Let(var, value) if (value.dtype.kind in ("index", "int", "bool")
-                                     and not find(value, MemoryRead)):
+            case Let(var, value) if value.dtype.kind in ("index", "int", "bool") and not find(
+                value, MemoryRead
+            ):
                 self.bind(var, value)  # an unread name may overflow
                 return ""
             case Alloc() | Update():
@@ -423,8 +440,10 @@ class _Walk:
             return None
         try:
             with np.errstate(all="ignore"):
-                typed, wide = (_TypedValues(at, wraps).compute(e)
-                               for at, wraps in zip(self.known, (True, False), strict=True))
+                typed, wide = (
+                    _TypedValues(at, wraps).compute(e)
+                    for at, wraps in zip(self.known, (True, False), strict=True)
+                )
         except (Fault, KeyError):
             return None
         return typed, wide
@@ -439,12 +458,16 @@ class _Walk:
             return ""
         at = int(np.argmax(bad))
         what = mask if masks[0].flat[at % masks[0].size] != masks[1].flat[at % masks[1].size] else offset
-        here = ", ".join(f"{v}={int(self.known[1][v].flat[at])}" for v in sorted(
-            {*free_vars(what), *find(what, Lane)}, key=str))
+        here = ", ".join(
+            f"{v}={int(self.known[1][v].flat[at])}"
+            for v in sorted({*free_vars(what), *find(what, Lane)}, key=str)
+        )
         values = made if what is offset else masks
         short, right = (int(v.flat[at % v.size]) for v in values)
-        return (f"the index `{readable(what)}` into {name} does not fit into its type: at {here} it "
-                f"is {right}, and becomes {short}")
+        return (
+            f"the index `{readable(what)}` into {name} does not fit into its type: at {here} it "
+            f"is {right}, and becomes {short}"
+        )
 
 
 def _indices(at: Node) -> Iterator[tuple[str, Expr, Expr]]:

@@ -64,24 +64,42 @@ class Blame:
         return bool(self.stage)
 
 
-def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | None = None,
-          schedule: Schedule | str | None = None, epilogue: Epilogue | str = "", *, seed: int = 0,
-          limit: int = PRODUCTS, parts: Collection[str] = PARTS,
-          switches: Mapping[str, bool] | None = None, isolated: bool = True) -> Blame:
+def blame(
+    problem: ConvProblem | str,
+    prop: Prop | str,
+    target: Target | str | None = None,
+    schedule: Schedule | str | None = None,
+    epilogue: Epilogue | str = "",
+    *,
+    seed: int = 0,
+    limit: int = PRODUCTS,
+    parts: Collection[str] = PARTS,
+    switches: Mapping[str, bool] | None = None,
+    isolated: bool = True,
+) -> Blame:
     """Find the first stage that changes what a direction of a problem means; see ``blame_workload``."""
     problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
     after = Epilogue.parse(epilogue) if isinstance(epilogue, str) else epilogue
     asked = BisectSubject(
         ConvWorkload(problem, Prop(prop), after),
         target if isinstance(target, Target) else TARGETS["sm_90"] if not target else Target.parse(target),
-        Schedule.parse(schedule) if isinstance(schedule, str) and schedule else schedule or None)
+        Schedule.parse(schedule) if isinstance(schedule, str) and schedule else schedule or None,
+    )
     return blame_workload(asked, seed, limit, parts, switches, isolated)
 
 
-def blame_compute(compute: Compute, target: Target, schedule: Schedule | None = None, *, seed: int = 0,
-                  limit: int = PRODUCTS, parts: Collection[str] = PARTS,
-                  switches: Mapping[str, bool] | None = None, sizes: Mapping[str, int] | None = None,
-                  isolated: bool = True) -> Blame:
+def blame_compute(
+    compute: Compute,
+    target: Target,
+    schedule: Schedule | None = None,
+    *,
+    seed: int = 0,
+    limit: int = PRODUCTS,
+    parts: Collection[str] = PARTS,
+    switches: Mapping[str, bool] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    isolated: bool = True,
+) -> Blame:
     """Find the first stage that changes what a computation means; see ``blame_workload``. ``sizes``: where
     they are arguments; default: the least that are allowed."""
     at = dict(sizes or any_size.edges(compute)[0]) if compute.named else {}
@@ -89,9 +107,14 @@ def blame_compute(compute: Compute, target: Target, schedule: Schedule | None = 
     return blame_workload(asked, seed, limit, parts, switches, isolated)
 
 
-def blame_workload(asked: BisectSubject, seed: int = 0, limit: int = PRODUCTS,
-                   parts: Collection[str] = PARTS, switches: Mapping[str, bool] | None = None,
-                   isolated: bool = True) -> Blame:
+def blame_workload(
+    asked: BisectSubject,
+    seed: int = 0,
+    limit: int = PRODUCTS,
+    parts: Collection[str] = PARTS,
+    switches: Mapping[str, bool] | None = None,
+    isolated: bool = True,
+) -> Blame:
     """Find the first stage that changes what a workload means.
 
     One with more than ``limit`` multiplications is looked at in a smaller size (the report says which).
@@ -132,8 +155,9 @@ class BisectReport:
 class _StageSearch(BisectReport):
     """One search."""
 
-    def __init__(self, asked: BisectSubject, seed: int, limit: int, switches: Mapping[str, bool],
-                 isolated: bool) -> None:
+    def __init__(
+        self, asked: BisectSubject, seed: int, limit: int, switches: Mapping[str, bool], isolated: bool
+    ) -> None:
         about = [asked.workload.title, f"on {asked.target.name}"]
         super().__init__("  ".join(about))
         self.asked, self.seed, self.limit = asked, seed, limit
@@ -151,11 +175,13 @@ class _StageSearch(BisectReport):
         self.cases = self.small.cases(self.seed)
         if "ir" in parts and (found := self.judge_ir()):
             return found
-        if "emitter" in parts and (found := self.judge_verdict(
-                EMIT.name, ask_emitter(self.small, self.seed, self.isolated))):
+        if "emitter" in parts and (
+            found := self.judge_verdict(EMIT.name, ask_emitter(self.small, self.seed, self.isolated))
+        ):
             return found
-        if "compiler" in parts and (found := self.judge_verdict(
-                "compiler", ask_compiler(self.small, self.asked, self.seed))):
+        if "compiler" in parts and (
+            found := self.judge_verdict("compiler", ask_compiler(self.small, self.asked, self.seed))
+        ):
             return found
         return self.end("")
 
@@ -185,8 +211,11 @@ class _StageSearch(BisectReport):
     def judge_meaning(self) -> Blame | None:
         """What the computations of the kernels mean, before there is a kernel; forms that change nothing
         are left out."""
-        asked = [Scheduled(c, s, self.small.target) for c, s in self.planned
-                 if not any(x.role == "part" for x in c.axes)]  # what adds the parts of another one's sum
+        asked = [
+            Scheduled(c, s, self.small.target)
+            for c, s in self.planned
+            if not any(x.role == "part" for x in c.axes)
+        ]  # what adds the parts of another one's sum
         mains = [s for s in asked if not is_copy(s.compute)]
         before: list[Compute] = []
         for form in forms():
@@ -197,8 +226,10 @@ class _StageSearch(BisectReport):
             before, computes = made, [form.of(s) for s in asked] if packed else made
             numbers = [c.at(**self.small.sizes) for c in computes]
             try:
-                reason = next(filter(None, (
-                    case.judged(evaluated(numbers, case)).problem for case in self.cases)), "")
+                reason = next(
+                    filter(None, (case.judged(evaluated(numbers, case)).problem for case in self.cases)),
+                    "",
+                )
             except InterpError as error:
                 reason = str(error)
             if reason:
@@ -210,8 +241,11 @@ class _StageSearch(BisectReport):
     def judge_stages(self, launches: list[Stages], case: ComputationCase) -> Blame | None:
         for stage, name in enumerate(NAMES):
             # The kernel that adds partial sums can only run after the pass that creates them.
-            asked = [s for s in launches if stage >= parts_begin(launches) or not any(
-                x.role == "part" for x in s.compute.axes)]
+            asked = [
+                s
+                for s in launches
+                if stage >= parts_begin(launches) or not any(x.role == "part" for x in s.compute.axes)
+            ]
             failed = next((s for s in asked if s.failed == name), None)
             if failed is not None:
                 return self.guilty(name, failed.reason, failed.rule_of(stage, self.seed))
@@ -225,12 +259,17 @@ class _StageSearch(BisectReport):
                 continue
             one = self.culprit(asked, changed or asked, stage, case)
             before = one.kernel(stage - 1) if stage else None
-            return self.guilty(name, reason, one.rule_of(stage, self.seed),
-                               changes(before, one.kernel(stage), NAMES[stage - 1] if stage else "", name))
+            return self.guilty(
+                name,
+                reason,
+                one.rule_of(stage, self.seed),
+                changes(before, one.kernel(stage), NAMES[stage - 1] if stage else "", name),
+            )
         return None
 
-    def culprit(self, asked: list[Stages], changed: list[Stages], stage: int,
-                case: ComputationCase) -> Stages:
+    def culprit(
+        self, asked: list[Stages], changed: list[Stages], stage: int, case: ComputationCase
+    ) -> Stages:
         """The launch that is wrong: with all others a stage back, the result is wrong still."""
         if len(changed) > 1 and stage and stage != parts_begin(asked):
             for one in changed:
@@ -265,11 +304,17 @@ class _StageSearch(BisectReport):
             return None
         whole = replace(phases[0], kernels=[(name, joined) for name in NAMES])
         others = [s for s in launches if s not in phases]
-        order = [*(s for s in others if s.compute.does == "pack"), whole,
-                 *(s for s in others if s.compute.does != "pack")]
+        order = [
+            *(s for s in others if s.compute.does == "pack"),
+            whole,
+            *(s for s in others if s.compute.does != "pack"),
+        ]
         if reason := self.wrong(order, [last] * len(order), self.cases[0]):
-            return self.guilty(TOGETHER.name, reason, diff=changes(
-                phases[0].kernel(last), joined, NAMES[last], TOGETHER.name))
+            return self.guilty(
+                TOGETHER.name,
+                reason,
+                diff=changes(phases[0].kernel(last), joined, NAMES[last], TOGETHER.name),
+            )
         self.say(TOGETHER.name, "right")
         return None
 
@@ -289,16 +334,20 @@ class _StageSearch(BisectReport):
             self.say(stage, verdict.text)
             return None
         explicit = any(schedule.via == "gluon" for _, schedule in self.planned)
-        who = "" if stage == EMIT.name else (
-            "; the Gluon emitter, Triton or ptxas" if explicit else "; Triton or ptxas")
+        who = (
+            ""
+            if stage == EMIT.name
+            else ("; the Gluon emitter, Triton or ptxas" if explicit else "; Triton or ptxas")
+        )
         return self.guilty(stage, verdict.text + who, diff=verdict.source)
 
 
 def changes(before: Kernel | None, after: Kernel, earlier: str, later: str) -> str:
     """The statements that changed, as a unified diff."""
     old = readable(before).splitlines() if before is not None else []
-    return "\n".join(difflib.unified_diff(old, readable(after).splitlines(), earlier, later,
-                                          lineterm="", n=1))
+    return "\n".join(
+        difflib.unified_diff(old, readable(after).splitlines(), earlier, later, lineterm="", n=1)
+    )
 
 
 @dataclass(slots=True)
@@ -314,8 +363,9 @@ class Stages:
     reason: str = ""
 
     @staticmethod
-    def of(compute: Compute, schedule: Schedule, target: Target, precision: str,
-           switches: Mapping[str, bool]) -> Stages:
+    def of(
+        compute: Compute, schedule: Schedule, target: Target, precision: str, switches: Mapping[str, bool]
+    ) -> Stages:
         context = Context(Scheduled(compute, schedule, target), precision)
         main, runs = context.compute, running(switches)
         made = Stages(main, schedule, context)
@@ -324,8 +374,12 @@ class Stages:
             if made.failed:
                 break
             kernel = made.kernels[-1][1]
-            made.extend(step.name, lambda s=step, k=kernel:  # type: ignore[misc]
-                        s.run(k, context) if runs[s.name] else k)
+            made.extend(
+                step.name,
+                lambda s=step, k=kernel: (  # type: ignore[misc]
+                    s.run(k, context) if runs[s.name] else k
+                ),
+            )
         return made
 
     def extend(self, stage: str, make: Callable[[], Kernel]) -> None:
@@ -369,6 +423,7 @@ def parts_begin(launches: Iterable[Stages]) -> int:
 def as_targets_divide(kernel: Kernel) -> Kernel:
     """The kernel with integer divisions that round towards zero, spelled with the IR's own, which
     round down. What is left of a quotient has the sign of the numerator."""
+
     def towards_zero(e: ex.Expr) -> ex.Expr:
         if not isinstance(e, (ex.FloorDiv, ex.Mod)) or not e.dtype.is_integer:
             return e

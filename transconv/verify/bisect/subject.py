@@ -133,8 +133,9 @@ class OracleCase(ComputationCase):
         import torch
 
         w = self.workload
-        want = once_stored(torch.from_numpy(answer.value), slice(None), w.problem, w.prop, w.epilogue,
-                           self.extra).numpy()
+        want = once_stored(
+            torch.from_numpy(answer.value), slice(None), w.problem, w.prop, w.epilogue, self.extra
+        ).numpy()
         spacings = 1.0 * launched if w.epilogue.function.is_exact else 4.0
         spacing = tensor.dtype.spacing * (4 if tensor.dtype.bits > 16 else 1)  # as wide as sums: some more
         return want, np.nan_to_num(spacings * spacing * np.maximum(1.0, np.abs(want)) + answer.error)
@@ -164,8 +165,7 @@ def shrunk(subject: BisectSubject, limit: int = PRODUCTS) -> tuple[BisectSubject
     schedules = [s for c, s in subject.steps() if c.does == "compute"]
     if subject.sizes or not schedules or products(subject) <= limit:
         return subject, ""
-    at = replace(subject, schedule=subject.schedule or (
-        schedules[0] if len({*schedules}) == 1 else None))
+    at = replace(subject, schedule=subject.schedule or (schedules[0] if len({*schedules}) == 1 else None))
     work = _legal_work(at)
     if work is None:
         at = replace(subject, schedule=None)
@@ -182,8 +182,10 @@ def shrunk(subject: BisectSubject, limit: int = PRODUCTS) -> tuple[BisectSubject
         else:
             break
     if work > limit and isinstance(at.workload, Alone):
-        raise ComputeError(f"{at.workload.title} has {work} products, and none that is smaller has a "
-                           f"schedule; expected at most {limit}, smaller axes, or a --limit")
+        raise ComputeError(
+            f"{at.workload.title} has {work} products, and none that is smaller has a "
+            f"schedule; expected at most {limit}, smaller axes, or a --limit"
+        )
     if at.workload == subject.workload:
         return at, ""
     remark = f"shrunk to {_sizes(at)}, a size for the interpreter"
@@ -224,7 +226,8 @@ def _halved(subject: BisectSubject, schedule: Schedule) -> Iterator[BisectSubjec
         (p.mb / extent("mb"), "mb", p.mb, extent("mb")),
         (p.g / extent("g"), "g", p.g, extent("g")),
         (p.icg / extent("ic"), "ic", p.icg, extent("ic")),
-        (p.ocg / extent("oc"), "oc", p.ocg, extent("oc"))]
+        (p.ocg / extent("oc"), "oc", p.ocg, extent("oc")),
+    ]
     for x, n in enumerate(p.spatial):
         step = extent(f"o{n}", f"i{n}", f"q{n}")
         sizes.append((p.o[x] / step, f"o{x}", p.o[x], step))
@@ -293,21 +296,41 @@ def _source(subject: BisectSubject, target: Target) -> str:
 
 def _in_a_child(subject: BisectSubject, seed: int) -> EmittedVerdict:
     """What ``bisect`` says of the emitted text where Triton interprets it."""
-    command = [sys.executable, "-m", "transconv", "bisect", *subject.words(), "--limit", str(1 << 62),
-               "--seed", str(seed), "--target", subject.target.name, "--parts", "emitter", "--json",
-               "--here", *(["--schedule", str(subject.schedule)] if subject.schedule else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "transconv",
+        "bisect",
+        *subject.words(),
+        "--limit",
+        str(1 << 62),
+        "--seed",
+        str(seed),
+        "--target",
+        subject.target.name,
+        "--parts",
+        "emitter",
+        "--json",
+        "--here",
+        *(["--schedule", str(subject.schedule)] if subject.schedule else []),
+    ]
     environment = knobs.child_environment({knobs.interpret.name: "1"}, str(files.PACKAGE.parent))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_SECONDS,
-                              check=False, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CHILD_SECONDS, check=False, env=environment
+        )
         if done.returncode < 0:
-            return EmittedVerdict(True, f"Triton's interpreter died of signal {-done.returncode}",
-                                  _source(subject, subject.target))
+            return EmittedVerdict(
+                True,
+                f"Triton's interpreter died of signal {-done.returncode}",
+                _source(subject, subject.target),
+            )
         told = json.loads(done.stdout)
         return EmittedVerdict(told["stage"] == "emit", str(told["verdict"]), str(told["diff"]))
     except subprocess.TimeoutExpired:
-        return EmittedVerdict(False,
-                              f"not asked: no answer from Triton's interpreter in {CHILD_SECONDS} s")
+        return EmittedVerdict(
+            False, f"not asked: no answer from Triton's interpreter in {CHILD_SECONDS} s"
+        )
     except (ValueError, KeyError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return EmittedVerdict(False, f"not asked: Triton's interpreter did not start: {last}")

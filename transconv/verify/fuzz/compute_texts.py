@@ -29,8 +29,24 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 def text(rng: Random) -> str:
     """A computation that one kernel can do, or a few; of every eighth one text of its gradients. Every
     fourth product is one that reads boxes behind its sum."""
-    kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
-                       _extremes, _adding, _gradient, _long, _statistics))
+    kind = rng.choice(
+        (
+            _product,
+            _product,
+            _product,
+            _reduction,
+            _reduction,
+            _chain,
+            _chain,
+            _rows,
+            _rows,
+            _extremes,
+            _adding,
+            _gradient,
+            _long,
+            _statistics,
+        )
+    )
     made = kind(TextPage(rng))
     shares = (_adding, _gradient, _statistics)  # places, in ways that no kernel may have
     while kind in shares and why_not_lowered(parse(made)):
@@ -54,8 +70,15 @@ def _derived(text: str) -> str:
 
 def _product(page: TextPage) -> str:
     rng = page.rng
-    kinds = {letter: page.add_axes(letter, rng.choice(numbers), letter == "k") for letter, numbers in (
-        ("b", (0, 0, 0, 1, 1, 2)), ("m", (1, 1, 1, 2, 0)), ("n", (1, 1, 1, 2)), ("k", (1, 1, 2, 2)))}
+    kinds = {
+        letter: page.add_axes(letter, rng.choice(numbers), letter == "k")
+        for letter, numbers in (
+            ("b", (0, 0, 0, 1, 1, 2)),
+            ("m", (1, 1, 1, 2, 0)),
+            ("n", (1, 1, 1, 2)),
+            ("k", (1, 1, 2, 2)),
+        )
+    }
     if not page.kept:
         kinds["m"] += page.add_axes("m", 1)
     dtype = page.dtype()
@@ -75,11 +98,15 @@ def _residual(page: TextPage) -> str:
     """A product of whole boxes, and maps behind it that read boxes as large as its result, or vectors:
     what a warp-specialized kernel fetches (``behind=box``)."""
     rng, dtype = page.rng, page.rng.choice(("f16", "bf16"))
-    sizes = {"m0": rng.choice((1, 2, 3)), "m1": rng.choice((3, 5, 9, 16, 17)),
-             "n": rng.choice((16, 24, 64, 72)), "k": rng.choice((8, 16))}
+    sizes = {
+        "m0": rng.choice((1, 2, 3)),
+        "m1": rng.choice((3, 5, 9, 16, 17)),
+        "n": rng.choice((16, 24, 64, 72)),
+        "k": rng.choice((8, 16)),
+    }
     page.axes |= sizes
     page.summed.append("k")
-    behind = "rg"[:rng.choice((1, 1, 2))]
+    behind = "rg"[: rng.choice((1, 1, 2))]
     seen = {"x": ["m0", "m1", "k"], "w": ["n", "k"]}
     seen |= {name: ["n"] if chance(rng, 4) else ["m0", "m1", "n"] for name in behind}
     for name, axes in seen.items():
@@ -106,12 +133,17 @@ def _statistics(page: TextPage) -> str:
     page.steps.append(f"let s = sum(x*w; {' '.join(page.summed)})")
     page.steps.append(f"let y = {rng.choice(('s', 's*2 - 1', 'max(s, 0.0)', 'f16(s)', 'bf16(s)'))}")
     page.store("C", "y", page.kept)
-    for name in ("M", "D")[:rng.choice((1, 1, 2))]:
-        axes = [a for letter in "mn" for own in [[x for x in page.kept if x[0] == letter]]
-                for a in rng.choice(([], own[:1], own))]  # tiles reduce what is inside of them
+    for name in ("M", "D")[: rng.choice((1, 1, 2))]:
+        axes = [
+            a
+            for letter in "mn"
+            for own in [[x for x in page.kept if x[0] == letter]]
+            for a in rng.choice(([], own[:1], own))
+        ]  # tiles reduce what is inside of them
         rng.shuffle(axes)
-        coords = [rng.choice((a, a, *(f"{a} // {d}" for d in (2, 3, 4) if page.axes[a] % d == 0)))
-                  for a in axes]
+        coords = [
+            rng.choice((a, a, *(f"{a} // {d}" for d in (2, 3, 4) if page.axes[a] % d == 0))) for a in axes
+        ]
         place, op, value = ", ".join(coords) or "0", rng.choice(statistics.STATISTICS), rng.choice("sy")
         if op == "squares":
             page.steps.append(f"store {name}0[{place}] sum= {value}")
@@ -145,7 +177,7 @@ def _chain(page: TextPage) -> str:
     rng = page.rng
     page.add_axes("m", rng.choice((1, 2, 2, 3, 4)))
     names = [page.read("x", list(page.axes), rng.choice(("", "3")))]
-    names += [page.read(n, some(rng, list(page.axes))) for n in ("y", "z")[:rng.randrange(3)]]
+    names += [page.read(n, some(rng, list(page.axes))) for n in ("y", "z")[: rng.randrange(3)]]
     for at in range(rng.randrange(3)):
         page.steps.append(f"let v{at} = {value_of(page, names)}")
         names.append(f"v{at}")
@@ -195,8 +227,12 @@ def _long(page: TextPage) -> str:
     if kind in ("softmax", "both"):
         page.steps += ["let top = max(x; k)", "let e = exp(x - top)", "let s = sum(e; k)"]
     if kind in ("variance", "both"):
-        page.steps += ["let t = sum(x; k)", f"let mean = t / {page.axes['k']}", "let d = x - mean",
-                       "let v = sum(d*d; k)"]
+        page.steps += [
+            "let t = sum(x; k)",
+            f"let mean = t / {page.axes['k']}",
+            "let d = x - mean",
+            "let v = sum(d*d; k)",
+        ]
     if kind == "place":
         page.steps.append(f"let at = arg{rng.choice(('max', 'min'))}(x; k)")
         page.store("I", "at", ["m"], rng.choice(("i32", "i64")))
@@ -247,7 +283,7 @@ def _gradient(page: TextPage) -> str:
 def _finished(page: TextPage, name: str) -> str:
     """The operations on a reduced value ``s``, and its store."""
     rng, names = page.rng, ["s"]
-    for extra in ("v", "r")[:rng.choice((0, 0, 1, 1, 2))]:
+    for extra in ("v", "r")[: rng.choice((0, 0, 1, 1, 2))]:
         names.append(page.read(extra, some(rng, page.kept) or page.kept))
     value = "s" if len(names) == 1 and chance(rng, 2) else value_of(page, names)
     page.store("C", value)
@@ -303,8 +339,10 @@ class TextPage:
 
     def tensor(self, name: str, shape: list[int], stored: bool = False, dtype: str = "") -> None:
         sizes = ", ".join(map(str, shape))
-        self.tensors.append(f"tensor {name} {dtype or self.dtype()} [{sizes}] "
-                            f"{strides_of(self.rng, shape, stored)}".rstrip())
+        self.tensors.append(
+            f"tensor {name} {dtype or self.dtype()} [{sizes}] "
+            f"{strides_of(self.rng, shape, stored)}".rstrip()
+        )
 
     def read(self, name: str, axes: list[str], fill: str = "", dtype: str = "") -> str:
         """Lines that read a tensor of these axes in any order, or either of two."""
@@ -327,8 +365,9 @@ class TextPage:
         coords, shape = coordinates(self, axes, stored=False)
         self.tensor(name.upper(), shape, dtype=dtype)
         where = condition(self, axes) if chance(self.rng, 12) else ""
-        self.steps.append(f"read {name} = {name.upper()}[{', '.join(coords)}]{where}"
-                          + (f" else {fill}" if fill else ""))
+        self.steps.append(
+            f"read {name} = {name.upper()}[{', '.join(coords)}]{where}" + (f" else {fill}" if fill else "")
+        )
         return name
 
     def store(self, name: str, value: str, axes: list[str] | None = None, dtype: str = "") -> None:
@@ -391,11 +430,14 @@ def one(page: TextPage, axis: str) -> tuple[str, int]:
     rng, size = page.rng, page.axes[axis]
     way = rng.choice(("plain",) * 8 + ("flip", "shift", "steps", "pad", "short"))
     by = rng.randint(1, 3)
-    return {"plain": (axis, size), "flip": (f"{size - 1} - {axis}", size),
-            "shift": (f"{axis} + {by}", size + by + rng.randrange(2)),
-            "steps": (f"{axis}*{by + 1}", (size - 1) * (by + 1) + 1 + rng.randrange(2)),
-            "pad": (f"{axis} - {by}", max(1, size - by)),
-            "short": (axis, max(1, size - by))}[way]
+    return {
+        "plain": (axis, size),
+        "flip": (f"{size - 1} - {axis}", size),
+        "shift": (f"{axis} + {by}", size + by + rng.randrange(2)),
+        "steps": (f"{axis}*{by + 1}", (size - 1) * (by + 1) + 1 + rng.randrange(2)),
+        "pad": (f"{axis} - {by}", max(1, size - by)),
+        "short": (axis, max(1, size - by)),
+    }[way]
 
 
 def elsewhere(page: TextPage, axis: str) -> tuple[str, int]:
@@ -452,7 +494,18 @@ def value_of(page: TextPage, names: list[str], exact: bool = False) -> str:
     a, b = rng.choice(names), rng.choice(names)
     axis = rng.choice(list(page.axes) if exact else page.kept)
     op = rng.choice(list((EXACT if exact else DRAWN).values()))
-    inner = f"{op.name}({', '.join((a, b)[:op.arity])})"
-    return rng.choice((f"{a} + {b}", f"{a}*2 - {b}", f"where({a} > {b}, {a}, {b} - 1)", inner, inner,
-                       f"{inner} + {b}", f"where({axis} < {page.axes[axis] // 2}, {a}, {b} + 1)",
-                       f"{a} + {axis}", f"({a} - 1)**2", "*".join(sorted({a, b, names[0]}))))
+    inner = f"{op.name}({', '.join((a, b)[: op.arity])})"
+    return rng.choice(
+        (
+            f"{a} + {b}",
+            f"{a}*2 - {b}",
+            f"where({a} > {b}, {a}, {b} - 1)",
+            inner,
+            inner,
+            f"{inner} + {b}",
+            f"where({axis} < {page.axes[axis] // 2}, {a}, {b} + 1)",
+            f"{a} + {axis}",
+            f"({a} - 1)**2",
+            "*".join(sorted({a, b, names[0]})),
+        )
+    )

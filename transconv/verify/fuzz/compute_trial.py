@@ -58,14 +58,19 @@ class ComputeTrial(Trial):
         """Read a line. Raises ProblemError, ComputeError or ScheduleError, one sentence."""
         found = LINE.fullmatch(line.strip())
         if found is None:
-            raise ProblemError(f"the trial '{line[:80]}'; expected --target=, --schedule=, and a text "
-                               "that begins with compute")
+            raise ProblemError(
+                f"the trial '{line[:80]}'; expected --target=, --schedule=, and a text "
+                "that begins with compute"
+            )
         said = dict(word.removeprefix("--").split("=", 1) for word in found[1].split())
         schedule = said.get("schedule", "").replace("+", " ")
         parse(found[2])
         Target.parse(said.get("target", "sm_90"))
-        return ComputeTrial(one_line(found[2]), said.get("target", "sm_90"),
-                            str(Schedule.parse(schedule)) if schedule else "")
+        return ComputeTrial(
+            one_line(found[2]),
+            said.get("target", "sm_90"),
+            str(Schedule.parse(schedule)) if schedule else "",
+        )
 
     @cached_property
     def compute(self) -> Compute:
@@ -74,13 +79,17 @@ class ComputeTrial(Trial):
     @property
     def facts(self) -> dict[str, str]:
         c = self.compute
-        found = {"computation": c.name, "chip": self.target, "math": c.math,
-                 "dtype": ":".join(sorted({t.dtype.name for t in c.tensors})),
-                 "sizes": "arguments" if c.named else "numbers",
-                 "stores": "add" if c.added else "apart",
-                 "places": "told by values" if c.names.indices else "told by axes",
-                 "factors": "none" if c.factors is None else "computed" if c.prologue else "read",
-                 "kernels": "one" if len(kernels(c)) == 1 else "several"}
+        found = {
+            "computation": c.name,
+            "chip": self.target,
+            "math": c.math,
+            "dtype": ":".join(sorted({t.dtype.name for t in c.tensors})),
+            "sizes": "arguments" if c.named else "numbers",
+            "stores": "add" if c.added else "apart",
+            "places": "told by values" if c.names.indices else "told by axes",
+            "factors": "none" if c.factors is None else "computed" if c.prologue else "read",
+            "kernels": "one" if len(kernels(c)) == 1 else "several",
+        }
         if self.schedule:
             found |= legal_schedules.words(Schedule.parse(self.schedule))
         return found
@@ -113,8 +122,11 @@ class ComputeTrial(Trial):
             if run.way != "triton":
                 raise
             plan = None
-        if run.way == "triton" and (plan is None or interpreted_steps(plan) > MOST_STEPS
-                                    or any(s.schedule.via != "tl" for s in plan.steps)):
+        if run.way == "triton" and (
+            plan is None
+            or interpreted_steps(plan) > MOST_STEPS
+            or any(s.schedule.via != "tl" for s in plan.steps)
+        ):
             run.interpret()
             plan = self.plan()
         assert plan is not None
@@ -166,8 +178,10 @@ def _reads_back(compute: Compute) -> bool:
     if compute.named:
         return again == compute
     told = (ComputationCase(c).answers for c in (compute, again))
-    return all(np.array_equal(a.value, b.value, equal_nan=True)
-               for a, b in zip(*(x.values() for x in told), strict=True))
+    return all(
+        np.array_equal(a.value, b.value, equal_nan=True)
+        for a, b in zip(*(x.values() for x in told), strict=True)
+    )
 
 
 def draw_trial(seed: int | str, number: int) -> ComputeTrial:
@@ -247,8 +261,11 @@ def _ways(trial: ComputeTrial, lines: Lines) -> Iterator[ComputeTrial]:
         yield replace(trial, schedule="")
         said = Schedule.parse(trial.schedule)
         yield from (replace(trial, schedule=str(s)) for s in simpler_schedules(said))
-    yield from (_on(trial, made) for ways in (_fewer, _numbers, _values, _coordinates, _shorter)
-                for made in ways(lines))
+    yield from (
+        _on(trial, made)
+        for ways in (_fewer, _numbers, _values, _coordinates, _shorter)
+        for made in ways(lines)
+    )
 
 
 def _on(trial: ComputeTrial, lines: Lines) -> ComputeTrial:
@@ -260,18 +277,27 @@ def _on(trial: ComputeTrial, lines: Lines) -> ComputeTrial:
     schedule = Schedule.parse(trial.schedule)
     kept = [(tuple(a for a in b.axes if a in known), b.extent) for b in schedule.blocks]
     order = ".".join(a for a in schedule.order.split(".") if a in known)
-    return replace(made, schedule=str(replace(
-        schedule, blocks=tuple(Block(axes, n) for axes, n in kept if axes), order=order)))
+    return replace(
+        made,
+        schedule=str(
+            replace(schedule, blocks=tuple(Block(axes, n) for axes, n in kept if axes), order=order)
+        ),
+    )
 
 
 def _fewer(lines: Lines) -> Iterator[Lines]:
     """Without a line, a condition, a fill, a way to multiply."""
     for at, line in enumerate(lines):
-        before, after = lines[:at], lines[at + 1:]
+        before, after = lines[:at], lines[at + 1 :]
         if not line.startswith(("compute ", "axes ", "sizes ")):
             yield before + after
-        for part in (r" math=\w+", r" where [^=]*?(?= \+?= | else |$)", r" where .*?(?= else |$)",
-                     r" else \S+", r" strides\([\d,]*\)"):
+        for part in (
+            r" math=\w+",
+            r" where [^=]*?(?= \+?= | else |$)",
+            r" where .*?(?= else |$)",
+            r" else \S+",
+            r" strides\([\d,]*\)",
+        ):
             if (shorter := re.sub(part, "", line)) != line and "where(" not in re.findall(part, line):
                 yield [*before, shorter, *after]
         if line.startswith("tensor "):
@@ -288,7 +314,7 @@ def _numbers(lines: Lines) -> Iterator[Lines]:
         found = re.match(rf"({NAME})=(\d+)", word)
         gone = rf"\b{found[1]}\b" if found else re.escape(word)  # a size, and what is asked of it
         rest = [w for w in words if not re.search(gone, w)]
-        others = [*lines[:at], *([f"sizes {', '.join(rest)}"] if rest else []), *lines[at + 1:]]
+        others = [*lines[:at], *([f"sizes {', '.join(rest)}"] if rest else []), *lines[at + 1 :]]
         if found is None:
             yield others
             continue
@@ -305,7 +331,7 @@ def _values(lines: Lines) -> Iterator[Lines]:
             inner = [*known, *re.findall(r"\(([^();]+)\)", value), *re.split(r" [-+*/] ", value.strip())]
             for other in dict.fromkeys(p.strip() for p in inner):
                 if other != value.strip() and len(other) < len(value):
-                    yield [*lines[:at], f"{target}{equals} {other}", *lines[at + 1:]]
+                    yield [*lines[:at], f"{target}{equals} {other}", *lines[at + 1 :]]
         if word in ("let", "read"):
             known.append(rest.partition("=")[0].strip())
 
@@ -320,8 +346,8 @@ def _coordinates(lines: Lines) -> Iterator[Lines]:
         for i, part in enumerate(parts):
             for other in (*dict.fromkeys(re.findall(NAME, part)), "0"):
                 if other != part.strip():
-                    changed = ", ".join((*parts[:i], other, *parts[i + 1:]))
-                    yield [*lines[:at], line.replace(found[0], f"[{changed}]", 1), *lines[at + 1:]]
+                    changed = ", ".join((*parts[:i], other, *parts[i + 1 :]))
+                    yield [*lines[:at], line.replace(found[0], f"[{changed}]", 1), *lines[at + 1 :]]
 
 
 def _shorter(lines: Lines) -> Iterator[Lines]:
@@ -335,7 +361,9 @@ def _axes(lines: Lines, name: str, sizes: list[int]) -> Iterator[Lines]:
     at = next(i for i, line in enumerate(lines) if line.startswith("axes "))
     size = next(n for a, n in re.findall(rf"({NAME})=(\d+)", lines[at]) if a == name)
     for n in sizes:
-        made = [*lines[:at], re.sub(rf"\b{name}={size}\b", f"{name}={n}", lines[at]), *lines[at + 1:]]
-        yield [re.sub(rf"(?<![\w.]){size}(?=[\],])", str(n), line)
-               if line.startswith("tensor ") else line for line in made]
+        made = [*lines[:at], re.sub(rf"\b{name}={size}\b", f"{name}={n}", lines[at]), *lines[at + 1 :]]
+        yield [
+            re.sub(rf"(?<![\w.]){size}(?=[\],])", str(n), line) if line.startswith("tensor ") else line
+            for line in made
+        ]
         yield made

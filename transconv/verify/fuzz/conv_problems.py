@@ -27,13 +27,21 @@ T = TypeVar("T")
 DTYPES = ("f16",) * 4 + ("bf16",) * 4 + ("f32",) * 5 + ("f64",)
 F8 = ("f8e4m3", "f8e5m2")
 # Operands, mixed or of one type, and the results of them.
-SMALL = ((("i8", "u8"), ("i32", "i32", "i8", "u8", "f32", "f16", "bf16")),
-         (F8, (*F8, "f16", "bf16", "f32")), (("f16", "bf16", "f32"), ("i8", "u8", "f8e4m3")))
+SMALL = (
+    (("i8", "u8"), ("i32", "i32", "i8", "u8", "f32", "f16", "bf16")),
+    (F8, (*F8, "f16", "bf16", "f32")),
+    (("f16", "bf16", "f32"), ("i8", "u8", "f8e4m3")),
+)
 MANY = 32  # images: enough for copies of f32 that have them innermost
 MATHS = ("ieee", "ieee", "tf32", "tf32", "tf32x3")
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 8, 12, 16, 16, 16, 17, 20, 24, 32, 32, 33, 40)
-KINDS = ("dense",) * 8 + ("pointwise",) * 2 + ("groups",) * 3 + ("depthwise",) * 3 + (
-    "transposed", "transposed", "patches", "stem", "wide", "narrow", "narrow", "rows")
+KINDS = (
+    ("dense",) * 8
+    + ("pointwise",) * 2
+    + ("groups",) * 3
+    + ("depthwise",) * 3
+    + ("transposed", "transposed", "patches", "stem", "wide", "narrow", "narrow", "rows")
+)
 MOST_MACS = 1 << 20
 MOST_ELEMENTS = 1 << 14  # of a tensor
 
@@ -107,7 +115,8 @@ def problem(rng: Random, ndims: int = 0, dtype: str = "", prop: Prop | None = No
     mb = 0 if chance(rng, 100) else MANY if chance(rng, 16) else rng.choice((1, 1, 2, 2, 3, 4, 5))
     i, o, k, stride, dilation, pad = (list(column) for column in zip(*axes, strict=True))
     while mb * oc * ic // g * prod(o) * prod(k) > MOST_MACS or MOST_ELEMENTS < max(
-            mb * ic * prod(i), mb * oc * prod(o), oc * ic // g * prod(k)):
+        mb * ic * prod(i), mb * oc * prod(o), oc * ic // g * prod(k)
+    ):
         if mb > 1:
             mb //= 2
         elif prod(o) > 1:  # the longest axis is cut, of images with long rows the others first
@@ -121,8 +130,19 @@ def problem(rng: Random, ndims: int = 0, dtype: str = "", prop: Prop | None = No
     even = kind == "rows" or chance(rng, 3)
     if even and kind != "depthwise":  # pitches of whole 16 bytes, as the copy engine wants them
         ic, oc = (g * max(16, c // g // 16 * 16) for c in (ic, oc))
-    made = ConvProblem.make(mb, ic, oc, i, k, stride, dilation, pad, o=o, g=g,
-                            dtype=_dtypes(rng, dtype or rng.choice(("f16", "bf16", "f32")) * even, prop))
+    made = ConvProblem.make(
+        mb,
+        ic,
+        oc,
+        i,
+        k,
+        stride,
+        dilation,
+        pad,
+        o=o,
+        g=g,
+        dtype=_dtypes(rng, dtype or rng.choice(("f16", "bf16", "f32")) * even, prop),
+    )
     if made.src.dtype.name == "f32":
         made = replace(made, math="tf32" if even else rng.choice(MATHS))
     if kind == "rows" and rng.randrange(4):
@@ -148,8 +168,9 @@ def tiny(rng: Random, ndims: int = 0, dtype: str = "f32") -> ConvProblem:
     ic, oc = (g * (1 if single else rng.randint(1, 5)) for _ in range(2))
     inputs, outputs, taps, strides, dilations, pads = (list(x) for x in zip(*axes, strict=True))
     tags = ("abx", "axb", "aBx4b") if n == 2 else ("abx", "axb")
-    made = ConvProblem.make(rng.randint(1, 3), ic, oc, inputs, taps, strides, dilations, pads,
-                            o=outputs, g=g, dtype=dtype)
+    made = ConvProblem.make(
+        rng.randint(1, 3), ic, oc, inputs, taps, strides, dilations, pads, o=outputs, g=g, dtype=dtype
+    )
     return made.with_layout([rng.choice(tags), rng.choice(("abx", "axb")), rng.choice(tags)])
 
 
@@ -167,8 +188,7 @@ def _dtypes(rng: Random, given: str, prop: Prop | None) -> tuple[str, str, str]:
     return names["src"], names["wei"], names["dst"]
 
 
-def _layouts(rng: Random, p: ConvProblem, prop: Prop | None,
-             even: bool) -> tuple[Layout, Layout, Layout]:
+def _layouts(rng: Random, p: ConvProblem, prop: Prop | None, even: bool) -> tuple[Layout, Layout, Layout]:
     """Mostly one memory order for the three tensors, as in networks; else one for each."""
     style = rng.choice(("abx", "abx", "axb", "axb", "axb", "mixed", "mixed", "mixed"))
     if even and rng.randrange(3):
@@ -185,7 +205,7 @@ def _layouts(rng: Random, p: ConvProblem, prop: Prop | None,
 
 
 def _tagged(tag: str, dtype: DType, shape: Sequence[int]) -> Layout:
-    return Layout.parse(tag, dtype, shape, "abcde"[:len(shape)])
+    return Layout.parse(tag, dtype, shape, "abcde"[: len(shape)])
 
 
 def layout(rng: Random, dtype: DType, shape: Sequence[int], operand: bool = False) -> Layout:
@@ -201,8 +221,7 @@ def layout(rng: Random, dtype: DType, shape: Sequence[int], operand: bool = Fals
         except LayoutError:
             return _tagged("abx", dtype, shape)
     channels_last = [0, *range(2, len(shape)), 1]
-    order = rng.choice((list(range(len(shape))), channels_last,
-                        rng.sample(range(len(shape)), len(shape))))
+    order = rng.choice((list(range(len(shape))), channels_last, rng.sample(range(len(shape)), len(shape))))
     strides, step = [0] * len(shape), 1
     for dim in reversed(order):
         strides[dim] = step
@@ -213,8 +232,9 @@ def layout(rng: Random, dtype: DType, shape: Sequence[int], operand: bool = Fals
     if way == "repeat" and operand:
         strides[rng.randrange(len(shape))] = 0
     offset = rng.choice((0, 0, 0, 8, 5)) if way == "gaps" else 0
-    return Layout(dtype, len(shape), tuple(
-        LayoutBlock(dim, shape[dim], strides[dim]) for dim in order), offset)
+    return Layout(
+        dtype, len(shape), tuple(LayoutBlock(dim, shape[dim], strides[dim]) for dim in order), offset
+    )
 
 
 def drawn(rng: Random, prop: Prop) -> ConvProblem:
@@ -278,11 +298,38 @@ def quantised(rng: Random, prop: Prop) -> str:
     return "+".join(words)
 
 
-EXACT_WORDS = ("relu", "relu:0.5", "relu:-2", "clip:-4:8", "linear:0.5:1.5", "linear:2:-3", "abs", "round",
-               "bias", "res", "sum:0.5", "sum:2:1", "mul:0.25", "add:3", "max:-1", "min:4")
-ROUNDED_WORDS = ("elu:0.3", "swish:-0.5", "soft_relu:-2", "pow:0.5:2", "tanh:0:0:2.5", "mish",
-                 "hardsigmoid:0.3:0.4", "hardswish:0.2:0.6", "linear:0.3:0.1", "logistic", "div:3",
-                 "square")
+EXACT_WORDS = (
+    "relu",
+    "relu:0.5",
+    "relu:-2",
+    "clip:-4:8",
+    "linear:0.5:1.5",
+    "linear:2:-3",
+    "abs",
+    "round",
+    "bias",
+    "res",
+    "sum:0.5",
+    "sum:2:1",
+    "mul:0.25",
+    "add:3",
+    "max:-1",
+    "min:4",
+)
+ROUNDED_WORDS = (
+    "elu:0.3",
+    "swish:-0.5",
+    "soft_relu:-2",
+    "pow:0.5:2",
+    "tanh:0:0:2.5",
+    "mish",
+    "hardsigmoid:0.3:0.4",
+    "hardswish:0.2:0.6",
+    "linear:0.3:0.1",
+    "logistic",
+    "div:3",
+    "square",
+)
 READ = ("add", "add", "mul", "sub", "max", "min", "ge", "lt", "ne", "prelu", "select", "div")
 READ_TYPES = ("f32", "f32", "f16", "bf16", "s8", "u8")
 READ_MASKS = ("common", "per_oc", "per_oc", "per_tensor", "per_dim_0", "per_dim_01", "4", "5")

@@ -81,13 +81,18 @@ class ConvTrial(Trial):
         said = dict(word.split("=", 1) for word in words)
         dtypes = ":".join(t.name for t in self.problem.dtypes)
         tags = _three_tags(said.get("tag", "nchw"), self.problem)
-        options = {"dir": DIRECTIONS[self.prop], "dt": dtypes,
-                   **{k: v.replace(",", "_") for k, v in zip(("stag", "wtag", "dtag"), tags,
-                                                            strict=True)},
-                   "math": said.get("math", ""), "target": self.target,
-                   "schedule": _glued(self.schedule), "epilogue": self.epilogue,
-                   "passes": ",".join(f"{'+' if on else '-'}{n}" for n, on in self.passes),
-                   "shift": str(self.shift or ""), "values": str(self.values or "")}
+        options = {
+            "dir": DIRECTIONS[self.prop],
+            "dt": dtypes,
+            **{k: v.replace(",", "_") for k, v in zip(("stag", "wtag", "dtag"), tags, strict=True)},
+            "math": said.get("math", ""),
+            "target": self.target,
+            "schedule": _glued(self.schedule),
+            "epilogue": self.epilogue,
+            "passes": ",".join(f"{'+' if on else '-'}{n}" for n, on in self.passes),
+            "shift": str(self.shift or ""),
+            "values": str(self.values or ""),
+        }
         return " ".join([*(f"--{k}={v}" for k, v in options.items() if v), shape])
 
     @staticmethod
@@ -103,21 +108,30 @@ class ConvTrial(Trial):
             elif name in OPTIONS:
                 said[name] = value
             else:
-                raise ProblemError(f"'{word}' in a trial; expected one of "
-                                   + " ".join(f"--{name}=" for name in OPTIONS))
+                raise ProblemError(
+                    f"'{word}' in a trial; expected one of " + " ".join(f"--{name}=" for name in OPTIONS)
+                )
         ways = [p for p, name in DIRECTIONS.items() if name == said.get("dir", "FWD_D")]
         if len(shapes) != 1 or not ways:
-            raise ProblemError(f"the trial '{line}' names {len(shapes)} shapes and the direction "
-                               f"{said.get('dir')}; expected one shape, and --dir= one of "
-                               f"{' '.join(DIRECTIONS.values())}")
+            raise ProblemError(
+                f"the trial '{line}' names {len(shapes)} shapes and the direction "
+                f"{said.get('dir')}; expected one shape, and --dir= one of "
+                f"{' '.join(DIRECTIONS.values())}"
+            )
         tags = [said.get(k, "abx").replace("_", ",") for k in ("stag", "wtag", "dtag")]
         text = f"{shapes[0]} dt={said.get('dt', 'f32')} tag={':'.join(tags)}"
         text += f" math={said['math']}" if "math" in said else ""
         schedule = said.get("schedule", "").replace("+", " ")
-        return ConvTrial(ConvProblem.parse(text), ways[0], said.get("target", "sm_90"),
-                     Schedule.parse(schedule) if schedule else None, said.get("epilogue", ""),
-                     _switches(said.get("passes", "")), int(said.get("shift", "0")),
-                     int(said.get("values", "0")))
+        return ConvTrial(
+            ConvProblem.parse(text),
+            ways[0],
+            said.get("target", "sm_90"),
+            Schedule.parse(schedule) if schedule else None,
+            said.get("epilogue", ""),
+            _switches(said.get("passes", "")),
+            int(said.get("shift", "0")),
+            int(said.get("values", "0")),
+        )
 
     @cached_property
     def computes(self) -> tuple[Compute, ...]:
@@ -143,26 +157,41 @@ class ConvTrial(Trial):
 
     def case(self, way: str) -> ProblemCase:
         """Its tensors on the CPU, between guards."""
-        return ProblemCase(self.problem, self.prop, self.epilogue, "cpu", target=self.chip,
-                           shift=self.shift, numpy=way == "numpy", guard=GUARD)
+        return ProblemCase(
+            self.problem,
+            self.prop,
+            self.epilogue,
+            "cpu",
+            target=self.chip,
+            shift=self.shift,
+            numpy=way == "numpy",
+            guard=GUARD,
+        )
 
     @property
     def facts(self) -> dict[str, str]:
         """A word for each dimension of the drawing."""
         p = self.problem
         orders = {layout_kind(p, name) for name in p.specs}
-        found = {"direction": self.prop.value, "axes": f"{p.ndims}D",
-                 "dtype": ":".join(dict.fromkeys(t.name for t in p.dtypes)),
-                 "layout": "+".join(sorted(orders)),
-                 "groups": "depthwise" if 1 < p.g == p.ic else "grouped" if p.g > 1 else "one",
-                 "stride": "strided" if max(p.stride) > 1 else "dense",
-                 "dilation": "dilated" if max(p.dilation) > 1 else "dense",
-                 "padding": "negative" if min(p.pad_hi) < 0 else
-                 "none" if not any((*p.pad_lo, *p.pad_hi)) else
-                 "even" if p.pad_lo == p.pad_hi else "uneven",
-                 "epilogue": "chain" if ":" in self.epilogue else self.epilogue or "none",
-                 "passes": "default" if not self.passes else "switched",
-                 "alignment": "shifted" if self.shift else "aligned"}
+        found = {
+            "direction": self.prop.value,
+            "axes": f"{p.ndims}D",
+            "dtype": ":".join(dict.fromkeys(t.name for t in p.dtypes)),
+            "layout": "+".join(sorted(orders)),
+            "groups": "depthwise" if 1 < p.g == p.ic else "grouped" if p.g > 1 else "one",
+            "stride": "strided" if max(p.stride) > 1 else "dense",
+            "dilation": "dilated" if max(p.dilation) > 1 else "dense",
+            "padding": "negative"
+            if min(p.pad_hi) < 0
+            else "none"
+            if not any((*p.pad_lo, *p.pad_hi))
+            else "even"
+            if p.pad_lo == p.pad_hi
+            else "uneven",
+            "epilogue": "chain" if ":" in self.epilogue else self.epilogue or "none",
+            "passes": "default" if not self.passes else "switched",
+            "alignment": "shifted" if self.shift else "aligned",
+        }
         if p.src.dtype.name == "f32":
             found["math"] = p.math
         if self.schedule is not None:
@@ -171,8 +200,20 @@ class ConvTrial(Trial):
 
 
 FORMER = {"config": "schedule"}  # words under the names that older corpora have
-OPTIONS = ("dir", "dt", "stag", "wtag", "dtag", "math", "target", "schedule", "epilogue", "passes",
-           "shift", "values")
+OPTIONS = (
+    "dir",
+    "dt",
+    "stag",
+    "wtag",
+    "dtag",
+    "math",
+    "target",
+    "schedule",
+    "epilogue",
+    "passes",
+    "shift",
+    "values",
+)
 
 
 GONE = ("strength", "tidy")  # passes that older corpora switch; kernels meant the same with and without
@@ -186,8 +227,10 @@ def _switches(text: str) -> tuple[tuple[str, bool], ...]:
     except ValueError:
         raise ProblemError(f"--passes={text}; expected {knobs.passes.legal}") from None
     if unknown := [name for name, _ in made if name not in OPTIONAL]:
-        raise ProblemError(f"--passes={text}: there is no optional pass '{unknown[0]}'; expected some of "
-                           + " ".join(OPTIONAL))
+        raise ProblemError(
+            f"--passes={text}: there is no optional pass '{unknown[0]}'; expected some of "
+            + " ".join(OPTIONAL)
+        )
     return made
 
 
@@ -223,9 +266,15 @@ def layout_kind(p: ConvProblem, name: str) -> str:
     kept = [s for s, n in zip(strides, shape, strict=True) if n > 1]
     if kept == sorted(kept, reverse=True):
         return "nchw"
-    return "nhwc" if shape[1] == 1 or (strides[1] == min(kept) and (
-        strides[:1] + strides[2:] == tuple(sorted(strides[:1] + strides[2:], reverse=True))
-    )) else "order"
+    return (
+        "nhwc"
+        if shape[1] == 1
+        or (
+            strides[1] == min(kept)
+            and (strides[:1] + strides[2:] == tuple(sorted(strides[:1] + strides[2:], reverse=True)))
+        )
+        else "order"
+    )
 
 
 def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool = False) -> ConvTrial:
@@ -241,9 +290,15 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool 
             break
     zeros = conv_problems.zeros(rng, problem, prop)
     after = conv_problems.quantised(rng, prop) if small else conv_problems.epilogue(rng, prop)
-    trial = ConvTrial(problem, prop, target, None, after,
-                  tuple(sorted(conv_problems.switches(rng, OPTIONAL).items())),
-                  rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
+    trial = ConvTrial(
+        problem,
+        prop,
+        target,
+        None,
+        after,
+        tuple(sorted(conv_problems.switches(rng, OPTIONAL).items())),
+        rng.choice((1, 3, 8)) if chance(rng, 10) else 0,
+    )
     schedule = legal_schedules.schedule(rng, trial.computes, trial.chip)
     last = ["stochastic"] if problem.specs[prop.result].dtype in SHORT and chance(rng, 12) else []
     words = "+".join([*zeros, *filter(None, [trial.epilogue]), *last])  # the schedule is the product's
@@ -259,8 +314,10 @@ def simpler(trial: ConvTrial) -> Iterator[ConvTrial]:
         try:
             known = ConvTrial.parse(str(made))
             legal = [a for a in known.computes if all(x.size for x in a.axes)]
-            if known != trial and (known.schedule is None or (
-                    legal and legal_schedules.is_legal(known.schedule, legal, known.chip))):
+            if known != trial and (
+                known.schedule is None
+                or (legal and legal_schedules.is_legal(known.schedule, legal, known.chip))
+            ):
                 yield known
         except (TransconvError, ValueError):  # no such problem
             continue
@@ -277,7 +334,7 @@ def _ways(trial: ConvTrial) -> Iterator[ConvTrial]:
     if ops:
         yield replace(trial, epilogue="")
     for at in range(len(ops)):
-        yield replace(trial, epilogue="+".join(ops[:at] + ops[at + 1:]))
+        yield replace(trial, epilogue="+".join(ops[:at] + ops[at + 1 :]))
     if trial.schedule is not None:
         yield from (replace(trial, schedule=c) for c in simpler_schedules(trial.schedule))
     for problem in simpler_problems(trial.problem):
@@ -313,8 +370,9 @@ def _ran(trial: ConvTrial, run: TrialRun) -> str:
     if run.way == "triton" and trial.schedule is not None and trial.schedule.via != "tl":
         run.interpret()  # Triton's interpreter cannot read explicit kernels
     chip = executable(trial.chip, "cpu") if run.way == "triton" else trial.chip
-    compiled = compiler.build(trial.problem, trial.prop, chip, trial.schedule,
-                              Epilogue.parse(trial.epilogue), heuristics.default)
+    compiled = compiler.build(
+        trial.problem, trial.prop, chip, trial.schedule, Epilogue.parse(trial.epilogue), heuristics.default
+    )
     row["kernels"], row["generate_s"] = len(compiled.steps), round(time.perf_counter() - started, 4)
     steps = interpreted_steps(compiled) if run.way == "triton" else 0
     if steps > MOST_STEPS:
@@ -334,8 +392,14 @@ def _ran(trial: ConvTrial, run: TrialRun) -> str:
     return ""
 
 
-def judged(trial: ConvTrial, case: ProblemCase, compiled: CompiledDirection, run: TrialRun, data: str,
-           launches: Sequence[str]) -> str:
+def judged(
+    trial: ConvTrial,
+    case: ProblemCase,
+    compiled: CompiledDirection,
+    run: TrialRun,
+    data: str,
+    launches: Sequence[str],
+) -> str:
     """What is wrong with the results of data of one kind."""
     case.fill(data, run.number + SETS_APART * trial.values)
     for launch in launches if run.way == "device" else ("",):
@@ -364,12 +428,15 @@ def is_of_values(trial: ConvTrial) -> bool:
     after = Epilogue.parse(trial.epilogue)
     result = trial.problem.specs[trial.prop.result].dtype
     return bool(epilogue_operands(trial.problem, trial.prop, after)) and (
-        bool(after.zeros) or after.random or result.bits < trial.problem.acc.bits)
+        bool(after.zeros) or after.random or result.bits < trial.problem.acc.bits
+    )
 
 
 def interpreted_steps(compiled: Plan) -> int:
     """How often Triton's interpreter goes through the body of a loop, program by program."""
-    return sum(max(s.triton.grid, programs(s.schedule, seen))
-               * max(1, k_steps(s.schedule, seen) // s.schedule.split_k)
-               for s in compiled.steps
-               for seen in [Scheduled(s.compute, s.schedule, compiled.target).grouped])
+    return sum(
+        max(s.triton.grid, programs(s.schedule, seen))
+        * max(1, k_steps(s.schedule, seen) // s.schedule.split_k)
+        for s in compiled.steps
+        for seen in [Scheduled(s.compute, s.schedule, compiled.target).grouped]
+    )

@@ -79,8 +79,9 @@ def schedule(rng: Random, computes: Sequence[Compute], target: Target) -> Schedu
     seen = heuristics.candidates(chosen[0], target) if made is None or chance(rng, 3) else []
     if made is None:
         most = MOST_KERNELS * (1 + 9 * chance(rng, 3))
-        small = [c for c in seen if is_small(c) and kernels(c, chosen) <= most
-                 and is_legal(c, chosen, target)]
+        small = [
+            c for c in seen if is_small(c) and kernels(c, chosen) <= most and is_legal(c, chosen, target)
+        ]
         if not small or chance(rng, LARGE):
             small = [c for c in seen if is_legal(c, chosen, target)]
         if not small:
@@ -100,8 +101,9 @@ def _of_some_kind(rng: Random, found: Sequence[Schedule]) -> Schedule:
     return rng.choice(rng.choice(list(kinds.values())))
 
 
-def _with_words(rng: Random, made: Schedule, computes: Sequence[Compute], target: Target,
-                seen: Sequence[Schedule]) -> Schedule:
+def _with_words(
+    rng: Random, made: Schedule, computes: Sequence[Compute], target: Target, seen: Sequence[Schedule]
+) -> Schedule:
     """Change some words, each if the schedule stays legal with it."""
     table = [w for w in all_words() if w.draw != ()]
     rng.shuffle(table)
@@ -111,15 +113,19 @@ def _with_words(rng: Random, made: Schedule, computes: Sequence[Compute], target
         value = _value(rng, word, made, computes[0], seen)
         for change in _changes(rng, made, word, value, computes[0], seen):
             other = made.with_words(**change)
-            if value != made.word(word.name) and is_legal(other, computes, target) and (
-                    kernels(other, computes) <= MOST_KERNELS or chance(rng, 3)):
+            if (
+                value != made.word(word.name)
+                and is_legal(other, computes, target)
+                and (kernels(other, computes) <= MOST_KERNELS or chance(rng, 3))
+            ):
                 made = other
                 break
     return made
 
 
-def _changes(rng: Random, made: Schedule, word: Word, value: object, compute: Compute,
-             seen: Sequence[Schedule]) -> Iterator[dict[str, Any]]:
+def _changes(
+    rng: Random, made: Schedule, word: Word, value: object, compute: Compute, seen: Sequence[Schedule]
+) -> Iterator[dict[str, Any]]:
     """A word alone, or several times with others that it depends on, and with smaller blocks."""
     if not word.together or value == word.default:
         yield {word.name: value}
@@ -131,11 +137,12 @@ def _changes(rng: Random, made: Schedule, word: Word, value: object, compute: Co
             at = rng.randrange(len(blocks))
             blocks[at] = replace(blocks[at], extent=max(1, blocks[at].extent // 2))
         yield {w.name: _value(rng, w, made, compute, seen) for w in others} | {
-            word.name: value, "blocks": tuple(b for b in blocks if b.extent > 1)}
+            word.name: value,
+            "blocks": tuple(b for b in blocks if b.extent > 1),
+        }
 
 
-def _value(rng: Random, word: Word, made: Schedule, compute: Compute,
-           seen: Iterable[Schedule]) -> object:
+def _value(rng: Random, word: Word, made: Schedule, compute: Compute, seen: Iterable[Schedule]) -> object:
     if callable(word.draw):
         return word.draw(rng, made, compute)
     if word.draw is not None:
@@ -160,12 +167,18 @@ def _random_blocks(rng: Random, computes: Sequence[Compute], target: Target) -> 
         unit = "fma" if compute.b is None or compute.acc.name == "f64" or chance(rng, 3) else "mma"
         blocks: list[Block] = []
         for kind in "BMNK":
-            least = 1 if unit == "fma" or kind == "B" else 16 if kind != "K" else target.least_steps(
-                *(f.var.type for f in compute.factors or ()))
+            least = (
+                1
+                if unit == "fma" or kind == "B"
+                else 16
+                if kind != "K"
+                else target.least_steps(*(f.var.type for f in compute.factors or ()))
+            )
             most = 1 if unit == "mma" and kind == "B" else 64 if unit == "mma" else 16
             blocks += _blocks_of(rng, compute.axes_of(kind), least, most)
-        made = Schedule(tuple(blocks), unit, warps=rng.choice((1, 2, 4, 4, 8)),
-                      stages=rng.choice((1, 2, 3, 4)))
+        made = Schedule(
+            tuple(blocks), unit, warps=rng.choice((1, 2, 4, 4, 8)), stages=rng.choice((1, 2, 3, 4))
+        )
         if is_small(made) and is_legal(made, computes, target):
             return made
     return None
@@ -179,8 +192,15 @@ def _explicit_blocks(rng: Random, compute: Compute) -> Schedule:
     for kind in "MNK":
         least = 64 if kind == left else 16
         blocks += _blocks_of(rng, compute.axes_of(kind), least, 64 if kind != "K" else 32)
-    return Schedule(tuple(blocks), a="box", b="box", via="gluon", swap=int(left == "N"), warps=4,
-                  stages=rng.choice((2, 3, 4)))
+    return Schedule(
+        tuple(blocks),
+        a="box",
+        b="box",
+        via="gluon",
+        swap=int(left == "N"),
+        warps=4,
+        stages=rng.choice((2, 3, 4)),
+    )
 
 
 def _blocks_of(rng: Random, axes: tuple[Axis, ...], least: int, most: int) -> list[Block]:
@@ -200,8 +220,11 @@ def _blocks_of(rng: Random, axes: tuple[Axis, ...], least: int, most: int) -> li
     # The inner groups get blocks first; those that get none are handled one by one.
     made: list[Block] = []
     for group in reversed(groups):
-        extent = wanted if group is groups[0] or chance(rng, 2) else 1 << rng.randint(
-            0, wanted.bit_length() - 1)
+        extent = (
+            wanted
+            if group is groups[0] or chance(rng, 2)
+            else 1 << rng.randint(0, wanted.bit_length() - 1)
+        )
         wanted //= extent
         if extent > 1 or chance(rng, 2):
             made.insert(0, Block(tuple(x.name for x in group), extent))

@@ -58,8 +58,9 @@ def trial_of(line: str) -> ConvTrial | ComputeTrial:
 
 
 CONVOLUTIONS = TrialKind("convolutions", conv_trial.draw_trial, trial_of, corpus=True)
-COMPUTES = TrialKind("computes", lambda seed, number, target: compute_trial.draw_trial(seed, number),
-                     trial_of, corpus=True)
+COMPUTES = TrialKind(
+    "computes", lambda seed, number, target: compute_trial.draw_trial(seed, number), trial_of, corpus=True
+)
 SMALL_TYPES = TrialKind("small-types", functools.partial(conv_trial.draw_trial, small=True), trial_of)
 KINDS = {kind.name: kind for kind in (CONVOLUTIONS, COMPUTES, SMALL_TYPES)}
 
@@ -69,8 +70,16 @@ def work(*args: Any, kind: str = CONVOLUTIONS.name, **asked: Any) -> Row:
     return run_trial(KINDS[kind], *args, **asked)
 
 
-def run_trial(kind: TrialKind, seed: int | str = 0, number: int = -1, line: str = "", way: str = "numpy",
-              scratch: str = "", target: str = "sm_90", sets: int = 1) -> Row:
+def run_trial(
+    kind: TrialKind,
+    seed: int | str = 0,
+    number: int = -1,
+    line: str = "",
+    way: str = "numpy",
+    scratch: str = "",
+    target: str = "sm_90",
+    sets: int = 1,
+) -> Row:
     """One trial, by its number or its line, in a worker. ``sets``: with how many sets of scales and zero
     points the kernels run, where they are arguments; each is a problem with its own check, counted in
     ``problems``.
@@ -80,8 +89,14 @@ def run_trial(kind: TrialKind, seed: int | str = 0, number: int = -1, line: str 
     try:
         trial: Trial = kind.read(line) if line else kind.drawn(seed, number, target)
     except Exception as error:  # to choose a schedule is a part of what is tested
-        return {"line": "", "facts": {}, "way": way, "status": "error", "seconds": 0.0,
-                "reason": f"{number} of seed {seed} cannot be drawn: {type(error).__name__}: {error}"}
+        return {
+            "line": "",
+            "facts": {},
+            "way": way,
+            "status": "error",
+            "seconds": 0.0,
+            "reason": f"{number} of seed {seed} cannot be drawn: {type(error).__name__}: {error}",
+        }
     row: Row = {"line": str(trial), "facts": trial.facts, "way": way}
     prepare(scratch, "triton" if way == "device" else "")
     knobs.adopt({knobs.passes.name: ",".join(f"{'+' if on else '-'}{n}" for n, on in trial.switches)})
@@ -94,8 +109,13 @@ def run_trial(kind: TrialKind, seed: int | str = 0, number: int = -1, line: str 
         if is_fatal(error):
             raise
         name = type(error).__name__
-        status = ("refused" if isinstance(error, trial.refusals) else
-                  "resources" if name == "OutOfResources" else "error")
+        status = (
+            "refused"
+            if isinstance(error, trial.refusals)
+            else "resources"
+            if name == "OutOfResources"
+            else "error"
+        )
         row |= {"status": status, "reason": _short(f"{name}: {error}")}
     row["seconds"] = round(time.perf_counter() - start, 4)
     return row
@@ -133,8 +153,7 @@ def prepare(scratch: str, launchers: str = "") -> None:
         os.makedirs(triton, exist_ok=True)
         if launchers and mine["trials"] % TRIMMED == 0:
             without_kernels(triton)
-        knobs.adopt({"TRITON_CACHE_DIR": triton,
-                     knobs.cache.name: f"{folder}/transconv"})
+        knobs.adopt({"TRITON_CACHE_DIR": triton, knobs.cache.name: f"{folder}/transconv"})
     mine["trials"] += 1
 
 
@@ -143,7 +162,8 @@ def without_kernels(folder: str, age_s: float = 10.0) -> None:
     for entry in os.scandir(folder):
         with contextlib.suppress(OSError):  # another worker removes it
             if time.time() - entry.stat().st_mtime > age_s and any(
-                    name.endswith((".cubin", ".hsaco")) for name in os.listdir(entry.path)):
+                name.endswith((".cubin", ".hsaco")) for name in os.listdir(entry.path)
+            ):
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -187,8 +207,14 @@ class FuzzPlan:
             for way in ("numpy", "triton") if self.interpreted else ("device",):
                 yield self._task({"line": line, "way": way, "number": at})
         for n in range(self.first, self.first + self.number):
-            yield self._task({"seed": self.seed, "number": n, "way": self.way(n),
-                              **({"sets": self.sets} if self.sets > 1 else {})})
+            yield self._task(
+                {
+                    "seed": self.seed,
+                    "number": n,
+                    "way": self.way(n),
+                    **({"sets": self.sets} if self.sets > 1 else {}),
+                }
+            )
 
     def _task(self, payload: Row) -> Task:
         kind = {"kind": self.kind.name} if self.kind.name in KINDS else {}
@@ -243,17 +269,21 @@ class Tally:
         """The last lines of a run."""
         said = ", ".join(f"{n} {word}" for word, n in self.statuses.most_common())
         per = self.spent["seconds"] / max(1, self.asked)
-        parts = [f"{self.spent[name] / max(1, self.asked) * 1e3:.0f} ms {what}" for name, what in
-                 (("generate_s", "to generate"), ("compile_s", "to compile and start"))
-                 if self.spent[name]]
+        parts = [
+            f"{self.spent[name] / max(1, self.asked) * 1e3:.0f} ms {what}"
+            for name, what in (("generate_s", "to generate"), ("compile_s", "to compile and start"))
+            if self.spent[name]
+        ]
         several = f" of {self.problems} problems" if self.problems > self.asked else ""
-        rates = f"{self.rate:.1f}/s" + (f", {self.problems / self.seconds:.0f} problems/s"
-                                       if several and self.seconds else "")
-        lines = [f"{self.asked} trials{several} in {self.seconds:.0f} s ({rates}): "
-                 f"{said or 'none'}",
-                 f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
-                 + (f", of them {', '.join(parts)}" if parts else "")
-                 + f"; {self.silent} answers were mostly zeros"]
+        rates = f"{self.rate:.1f}/s" + (
+            f", {self.problems / self.seconds:.0f} problems/s" if several and self.seconds else ""
+        )
+        lines = [
+            f"{self.asked} trials{several} in {self.seconds:.0f} s ({rates}): {said or 'none'}",
+            f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
+            + (f", of them {', '.join(parts)}" if parts else "")
+            + f"; {self.silent} answers were mostly zeros",
+        ]
         lines += [f"  {n} beside {named}" for named, n in self.answers.most_common()]
         lines += [f"  {n} times {reason}" for reason, n in self.refusals.most_common(5)]
         return lines
@@ -268,15 +298,23 @@ class Tally:
 
     def to_json(self) -> dict[str, object]:
         """Everything worth keeping: counts by dimension and status, lines of what is not good."""
-        return {"asked": self.asked, "problems": self.problems, "seconds": round(self.seconds, 1),
-                "per second": round(self.rate, 2),
-                "statuses": dict(self.statuses), "answers": dict(self.answers),
-                "mostly zeros": self.silent,
-                "spent": {k: round(v, 1) for k, v in self.spent.items()},
-                "counts": {name: {word: dict(c) for word, c in sorted(words.items())}
-                           for name, words in sorted(self.facts.items())},
-                "refusals": dict(self.refusals.most_common(50)), "out of resources": self.large,
-                "not good": self.bad}
+        return {
+            "asked": self.asked,
+            "problems": self.problems,
+            "seconds": round(self.seconds, 1),
+            "per second": round(self.rate, 2),
+            "statuses": dict(self.statuses),
+            "answers": dict(self.answers),
+            "mostly zeros": self.silent,
+            "spent": {k: round(v, 1) for k, v in self.spent.items()},
+            "counts": {
+                name: {word: dict(c) for word, c in sorted(words.items())}
+                for name, words in sorted(self.facts.items())
+            },
+            "refusals": dict(self.refusals.most_common(50)),
+            "out of resources": self.large,
+            "not good": self.bad,
+        }
 
 
 class Campaign:
@@ -323,12 +361,19 @@ class Campaign:
     def lost(self, payload: Row, row: Row) -> Row:
         """The row of a trial whose worker did not answer."""
         kind = self.plan.kind
-        trial = kind.read(payload["line"]) if payload.get("line") else kind.drawn(
-            payload["seed"], payload["number"], payload["target"])
+        trial = (
+            kind.read(payload["line"])
+            if payload.get("line")
+            else kind.drawn(payload["seed"], payload["number"], payload["target"])
+        )
         known = row["error"] in ("timeout", "crash")
-        return {"line": str(trial), "facts": trial.facts, "way": payload["way"],
-                "status": row["error"] if known else "crash",
-                "reason": "" if known else " ".join(row["error"].split())[:600]}
+        return {
+            "line": str(trial),
+            "facts": trial.facts,
+            "way": payload["way"],
+            "status": row["error"] if known else "crash",
+            "reason": "" if known else " ".join(row["error"].split())[:600],
+        }
 
     def _tell(self) -> None:
         now = time.monotonic()
@@ -341,11 +386,17 @@ class Campaign:
     def report(self) -> dict[str, object]:
         """Write the report, atomically."""
         plan = self.plan
-        told = {"seed": plan.seed, "first": plan.first, "wanted": plan.number,
-                "next": self.tally.next(plan.first), "target": plan.target, "jobs": plan.jobs,
-                "interpreted": plan.interpreted,
-                "versions": packages(),
-                **self.tally.to_json()}
+        told = {
+            "seed": plan.seed,
+            "first": plan.first,
+            "wanted": plan.number,
+            "next": self.tally.next(plan.first),
+            "target": plan.target,
+            "jobs": plan.jobs,
+            "interpreted": plan.interpreted,
+            "versions": packages(),
+            **self.tally.to_json(),
+        }
         if self.json_file is not None:
             replace_named(self.json_file, json.dumps(told, indent=1) + "\n")
         return told
@@ -356,23 +407,29 @@ class Campaign:
         for row in self.tally.bad:
             if row["line"]:
                 kinds.setdefault(kind_of(row), row)
-        return list(kinds.values())[:self.plan.shrunk]
+        return list(kinds.values())[: self.plan.shrunk]
 
     def shrink(self, row: Row, folder: str) -> None:
         """Find a simpler trial that fails in the same way; it is added to the row."""
         kind = kind_of(row)
 
         def fails(tried: Sequence[Trial]) -> int | None:
-            tasks = [Task("fuzz", {"line": str(t), "way": row["way"], "number": at},
-                          min(self.plan.limit_s, 30.0)) for at, t in enumerate(tried)]
+            tasks = [
+                Task(
+                    "fuzz", {"line": str(t), "way": row["way"], "number": at}, min(self.plan.limit_s, 30.0)
+                )
+                for at, t in enumerate(tried)
+            ]
             places = {str(t): at for at, t in enumerate(tried)}
             bad = [places[r["line"]] for r in self.rows(tasks, folder) if kind_of(r) == kind]
             return min(bad, default=None)
 
         simple, asked = shrink(self.plan.kind.read(row["line"]), fails)
         row["shrunk"] = str(simple)
-        self.say(f"the simplest of {asked} trials that also {kind}:\n    "
-                 f"{repeated({**row, 'line': str(simple)})}")
+        self.say(
+            f"the simplest of {asked} trials that also {kind}:\n    "
+            f"{repeated({**row, 'line': str(simple)})}"
+        )
         if program := simple.program():
             self.say("as a program:\n" + program)
 
@@ -429,8 +486,10 @@ def fuzz(plan: FuzzPlan, json_file: Path | None = None) -> int:
     for line in tally.describe():
         campaign.say(line)
     if len(tally.ended) < plan.number:
-        campaign.say(f"  {len(tally.ended)} of {plan.number} drawn trials have ended: "
-                     f"go on with --seed {plan.seed} --first {told['next']}")
+        campaign.say(
+            f"  {len(tally.ended)} of {plan.number} drawn trials have ended: "
+            f"go on with --seed {plan.seed} --first {told['next']}"
+        )
     for row in tally.bad:
         print(row.get("shrunk", row["line"]), file=sys.stderr if tally.asked > 1 else sys.stdout)
     return stopped or (0 if tally.ok else 1)

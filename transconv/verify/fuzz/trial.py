@@ -128,7 +128,7 @@ def shrink(trial: Trial, fails: Callable[[Sequence[Any]], int | None], most: int
             if first is not None:
                 # The trials after it have no answer yet, and may be proposed again.
                 trial, found = queue[first], True
-                seen.difference_update(map(str, queue[first + 1:]))
+                seen.difference_update(map(str, queue[first + 1 :]))
         if not found:
             return trial, asked
 
@@ -145,7 +145,7 @@ def simpler_schedules(schedule: Schedule) -> Iterator[Schedule]:
             if isinstance(value, int) and value > 2:
                 yield _with(schedule, f.name, value // 2)
     for at, block in enumerate(schedule.blocks):
-        others = schedule.blocks[:at], schedule.blocks[at + 1:]
+        others = schedule.blocks[:at], schedule.blocks[at + 1 :]
         yield replace(schedule, blocks=others[0] + others[1])
         if block.extent > 1:
             smaller = Block(block.axes, block.extent // 2)
@@ -201,11 +201,12 @@ def _sizes(p: ConvProblem) -> Iterator[ConvProblem]:
 
 def _along(p: ConvProblem, x: int) -> Iterator[ConvProblem]:
     """One size of one spatial axis smaller; the image shrinks with what reaches over it."""
+
     def made(**values: int) -> Iterator[ConvProblem]:
         sizes: dict[str, Any] = {}
         for name, value in values.items():
             old = getattr(p, name)
-            sizes[name] = (*old[:x], max(int(name != "pad_lo"), value), *old[x + 1:])
+            sizes[name] = (*old[:x], max(int(name != "pad_lo"), value), *old[x + 1 :])
         yield from resized(p, **sizes)
 
     for o in less(p.o[x]):
@@ -233,15 +234,26 @@ def resized(p: ConvProblem, dropped: int | None = None, **sizes: Any) -> Iterato
     """The problem with other sizes, or without a spatial axis; nothing if there is none such."""
     spatial: dict[str, tuple[int, ...]] = {n: sizes.get(n, getattr(p, n)) for n in SPATIAL}
     if dropped is not None:
-        spatial = {name: v[:dropped] + v[dropped + 1:] for name, v in spatial.items()}
+        spatial = {name: v[:dropped] + v[dropped + 1 :] for name, v in spatial.items()}
     whole = {name: sizes.get(name, getattr(p, name)) for name in ("mb", "ic", "oc", "g")}
     try:
         made = ConvProblem.make(
-            whole["mb"], whole["ic"], whole["oc"], spatial["i"], spatial["k"], spatial["stride"],
-            spatial["dilation"], spatial["pad_lo"], o=spatial["o"], g=whole["g"],
-            dtype=p.dtypes, math=p.math)
-        yield made.with_layout([alike(p.specs[name].layout, shape, dropped)
-                                for name, shape in made.shapes.items()])
+            whole["mb"],
+            whole["ic"],
+            whole["oc"],
+            spatial["i"],
+            spatial["k"],
+            spatial["stride"],
+            spatial["dilation"],
+            spatial["pad_lo"],
+            o=spatial["o"],
+            g=whole["g"],
+            dtype=p.dtypes,
+            math=p.math,
+        )
+        yield made.with_layout(
+            [alike(p.specs[name].layout, shape, dropped) for name, shape in made.shapes.items()]
+        )
     except TransconvError:
         return
 
@@ -251,10 +263,10 @@ def alike(layout: Layout, shape: Sequence[int], dropped: int | None = None) -> L
     same repeats, the same offset. A blocked one stays blocked if its tag says it all."""
     letters = "abcdefgh"
     if layout.strides() is None:
-        tag = layout.tag(letters[:layout.ndims])
+        tag = layout.tag(letters[: layout.ndims])
         if tag is None or dropped is not None:
             return Layout.dense(layout.dtype, shape)
-        return Layout.parse(tag, layout.dtype, shape, letters[:layout.ndims])
+        return Layout.parse(tag, layout.dtype, shape, letters[: layout.ndims])
     gone = None if dropped is None else dropped + 2
     made: list[LayoutBlock] = []
     step, before = 1, 1  # what the next stride is without a gap, there and here
