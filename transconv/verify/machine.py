@@ -70,6 +70,7 @@ def synchronize() -> None:
 Row = dict[str, Any]
 STARTUP_S = 240.0
 END_S = 5.0  # for all idle workers to end by themselves
+LOOK_S = 0.5  # between two looks at a time limit that is farther away
 IDLE_S = 0.02  # between two looks for what other processes did, with no worker at work
 
 
@@ -262,7 +263,8 @@ class Pool:
         if not self.workers:
             time.sleep(IDLE_S)
             return []
-        found = wait([w.pipe for w in self.workers], timeout=0.5)
+        left = min(w.deadline for w in self.workers) - time.monotonic()
+        found = wait([w.pipe for w in self.workers], timeout=min(max(left, 0.0), LOOK_S))
         return [w for w in self.workers if w.pipe in found]
 
     def _answer(self, worker: _Worker) -> Iterator[tuple[Task, Row]]:
