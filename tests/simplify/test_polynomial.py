@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sympy.polys.rings import PolyElement  # type: ignore[import-untyped]
 
 from transconv.ir import Const, Expr, Var, sum_of
-from transconv.simplify.polynomial import Mono, Polynomial, expand, rebuild
+from transconv.simplify.polynomial import Polynomial, expand, rebuild
 
 x, y, z = Var("x"), Var("y"), Var("z")
 
@@ -93,29 +93,7 @@ def test_arithmetic_is_that_of_sympys_expressions(p: Terms, a: int, q: Terms, b:
 
 
 def test_the_ring_is_sympys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product is formed in a ring of SymPy's: where that multiplies wrongly, products are wrong."""
+    """A sum is an element of a ring of SymPy's: where that adds wrongly, sums are wrong."""
     assert isinstance(expand(x + y).element, PolyElement)
-    monkeypatch.setattr(PolyElement, "__mul__", lambda self, other: self)
-    assert (expand(x + 1) * expand(y)) == expand(x + 1)
-
-
-MONOS = st.sampled_from([(x,), (y,), (x, y), (z, z), ()])
-TERMS = st.dictionaries(MONOS, st.integers(-3, 3), max_size=5)
-
-
-@given(TERMS, TERMS)
-def test_sums_are_those_of_sympys_ring(left: dict[Mono, int], right: dict[Mono, int]) -> None:
-    """The same terms in the same order, over the same atoms."""
-    p, q = (
-        Polynomial.of(((m, c) for m, c in terms.items() if m), terms.get((), 0)) for terms in (left, right)
-    )
-    a, b, atoms = p._both(q)
-    for made, meant, over in (
-        (p + q, a + b, atoms),
-        (p - q, a - b, atoms),
-        (-p, -p.element, p.atoms),
-        (p * 3, p.element * 3, p.atoms),
-    ):
-        of = Polynomial(over, meant)
-        assert (made.terms, made.const, made.atoms) == (of.terms, of.const, over)
-        assert made == of and made.is_zero is (not meant) and made.element == meant
+    monkeypatch.setattr(PolyElement, "__add__", lambda self, other: self)
+    assert (expand(x) + expand(y)) == expand(x)

@@ -1,14 +1,13 @@
 """Polynomial normal form of integer expressions: elements of SymPy's polynomial rings over the integers.
 
 An integer expression is a sum of monomials over *atoms*: nodes other than ``+ - *``, unary minus and
-constants, which are opaque here. Sums are formed term by term, products, quotients and factors by SymPy,
-which is imported when the first of them is: a process that finds its kernels on the disk makes none.
+constants, which are opaque here. SymPy is imported when the first polynomial is made: a process that finds
+its kernels on the disk makes none.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 # The factors of a product of atoms, in a fixed order; a power repeats its atom.
 Mono = tuple[Expr, ...]
 Terms = tuple[tuple[Mono, int], ...]
+Exponents = tuple[int, ...]
 
 
 @functools.cache
@@ -36,8 +36,8 @@ def ring_of(atoms: int) -> PolyRing:
 class Polynomial:
     """``element`` of SymPy's ring whose generators stand for ``atoms``.
 
-    Terms stay in the order in which they were added, so that a sum is written as it was read. Polynomials
-    over other atoms meet in the ring of all of them.
+    SymPy keeps the terms in the order in which they were added, so that a sum is written as it was read.
+    Sums of polynomials over other atoms are formed in the ring of all of them.
     """
 
     __slots__ = ("_const", "_element", "_terms", "atoms")
@@ -109,35 +109,27 @@ class Polynomial:
 
     @property
     def is_zero(self) -> bool:
-        return not self.terms and not self.const
+        return not self.element
 
     def __add__(self, other: Polynomial | int) -> Polynomial:
-        return self._plus(other, 1)
+        if isinstance(other, int):
+            return Polynomial(self.atoms, self.element + other) if other else self
+        p, q, atoms = self._both(other)
+        return Polynomial(atoms, p + q)
 
     def __sub__(self, other: Polynomial | int) -> Polynomial:
-        return self._plus(other, -1)
-
-    def _plus(self, other: Polynomial | int, k: int) -> Polynomial:
-        """The sum with ``k`` times the other."""
         if isinstance(other, int):
-            return Polynomial(self.atoms, None, self.terms, self.const + k * other) if other else self
-        total = dict(self.terms)
-        for mono, c in other.terms:
-            if made := total.get(mono, 0) + k * c:
-                total[mono] = made
-            else:
-                del total[mono]
-        const = self.const + k * other.const
-        return Polynomial(self._atoms_with(other), None, tuple(total.items()), const)
+            return self + -other
+        p, q, atoms = self._both(other)
+        return Polynomial(atoms, p - q)
 
     def __neg__(self) -> Polynomial:
-        return self * -1
+        return Polynomial(self.atoms, -self.element)
 
     def __mul__(self, other: Polynomial | int) -> Polynomial:
         """The product, expanded and collected; that of two sums has its terms in SymPy's order."""
         if isinstance(other, int):
-            terms = tuple((mono, c * other) for mono, c in self.terms) if other else ()
-            return self if other == 1 else Polynomial(self.atoms, None, terms, self.const * other)
+            return self if other == 1 else Polynomial(self.atoms, self.element.mul_ground(other))
         if not self.terms or not other.terms:
             return other * self.const if not self.terms else self * other.const
         p, q, atoms = self._tidy()._both(other._tidy())
@@ -148,20 +140,29 @@ class Polynomial:
         """Whether the difference is 0."""
         if not isinstance(other, Polynomial):
             return NotImplemented
-        return self.const == other.const and dict(self.terms) == dict(other.terms)
+        p, q, _ = self._both(other)
+        return bool(p == q)
 
     __hash__ = None  # type: ignore[assignment]
 
     def _both(self, other: Polynomial) -> tuple[PolyElement, PolyElement, Mono]:
-        """Both as elements of one ring, and its atoms."""
-        atoms = self._atoms_with(other)
-        p, q = (Polynomial(atoms, None, x.terms, x.const).element for x in (self, other))
-        return p, q, atoms
-
-    def _atoms_with(self, other: Polynomial) -> Mono:
-        """The atoms of both, those of ``self`` first."""
-        same = self.atoms == other.atoms
-        return self.atoms if same else tuple(dict.fromkeys(self.atoms + other.atoms))
+        """Both as elements of one ring, and its atoms: those of ``self`` first."""
+        if self.atoms == other.atoms:
+            return self.element, other.element, self.atoms
+        places = {a: i for i, a in enumerate(self.atoms)}
+        to = [places.setdefault(a, len(places)) for a in other.atoms]
+        atoms = tuple(places)
+        ring, size = ring_of(len(atoms)), len(atoms)
+        p = self.element
+        if more := (0,) * (size - len(self.atoms)):
+            p = ring.dtype({powers + more: c for powers, c in p.items()})
+        moved: dict[Exponents, int] = {}
+        for powers, c in other.element.items():
+            key = [0] * size
+            for i, n in zip(to, powers, strict=True):
+                key[i] = n
+            moved[tuple(key)] = c
+        return p, ring.dtype(moved), atoms
 
     def _tidy(self) -> Polynomial:
         """The same over the atoms that it has, in the order of its terms."""
@@ -174,7 +175,7 @@ class Polynomial:
     @property
     def content(self) -> int:
         """The greatest common divisor of the coefficients, without the constant; 0 if there are none."""
-        return math.gcd(*(c for _, c in self.terms))
+        return int(self.whole.element.content())
 
     @property
     def single(self) -> tuple[Expr, int] | None:
