@@ -25,6 +25,7 @@ from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions import cudagraphs, graph_wait
 from transconv.graph.regions.graph_wait import RehearsalWatch
 from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_kernel import compile_mode
 from transconv.graph.torch_compile import RunnableRegion
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Plan, PlanRequest, collecting, compiler, torch_internals
@@ -429,3 +430,13 @@ def test_regions_change_over_together(chip: Chip, beside: None) -> None:
     (zero, many), *_ = answers
     assert answers == [(zero, many), (0, many), (many, 0), (many, 0)] and zero == 0 < many
     assert [g.compared for g in transconv.graph.report(run).graphs] == [1, 1]
+
+
+def test_by_default_a_graph_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where single calls are answered by torch, a graph's first call waits, unless it is asked not to."""
+    monkeypatch.setattr("transconv.calls.settings._may_wait", lambda: True)
+    monkeypatch.setattr(transconv.config, "compile", "auto")
+    monkeypatch.setattr(transconv.config, "fallback", "silent")
+    assert transconv.config.mode == "background" and compile_mode() == "now"
+    transconv.config.compile = "background"
+    assert compile_mode() == "background"
