@@ -49,7 +49,7 @@ DROP_IN = {
     "parts": "time each kernel of plans on a GPU: copies, products, sums of parts",
     "index-operations": "count the masks and operations that the simplifier leaves in kernels",
     "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
-    "functions-behind": "time and check functions behind a product",
+    "epilogue-functions": "time and check functions in the epilogue of a product",
     "computations": "check and time the computations of bench/computes, and torch's",
     "distributed": "time whole models split over several GPUs, and on one",
     "issues": "time and check convolutions that public issues report as slow or wrong",

@@ -341,3 +341,21 @@ def test_dims_that_guards_leave_one_are_broadcast() -> None:
         for shape in ((2, 3, 5, 4), (3, 4, 4, 5), (2, 6, 5, 4)):
             compare(f, run, (torch.randn(shape, dtype=torch.double),), 1e-12)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_dims_that_guards_leave_equal_are_one_dim() -> None:
+    """Sizes that torch requires to be equal, or a number, are other terms of names in the trace."""
+
+    def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        p, q = F.avg_pool2d(x, 2), F.avg_pool1d(y, 3)
+        return p * w, p.sum(2) + q, torch.cat([p.sum(2), q], 1) * w
+
+    run = compiled(f)
+    with by_meaning():
+        for one, other in (
+            ((2, 3, 5, 6), (2, 3, 9)),
+            ((4, 2, 7, 7), (4, 2, 10)),
+            ((3, 5, 8, 6), (3, 5, 11)),
+        ):
+            given = (torch.randn(shape, dtype=torch.double) for shape in (one, other, (3,)))
+            compare(f, run, (*given,), 1e-12)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from functools import partial
+
 import mpmath
 import pytest
 import torch
@@ -60,3 +63,29 @@ def test_forms_have_the_digits_of_a_tail(approximate: str) -> None:
         atol=0,
     )
     assert ((F.gelu(x, approximate=approximate) - right) / right).abs().max() > 1e-3  # what torch loses
+
+
+HARD = {"hardsigmoid": aten.hardsigmoid, "hardswish": aten.hardswish}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_forms_are_torchs(name: str) -> None:
+    """At the edges, too, and for infinities and NaN; within them torch has a sixth in f32."""
+    forward, backward = HARD[name], getattr(aten, f"{name}_backward")
+    special = [-3.0, 3.0, 0.0, float("inf"), -float("inf"), float("nan")]
+    x = torch.cat(
+        [torch.linspace(-7, 7, 99, dtype=torch.float64), torch.tensor(special, dtype=torch.float64)]
+    )
+    g = torch.linspace(0.5, 2, len(x), dtype=torch.float64)
+    for form, given in ((forward, (x,)), (backward, (g, x))):
+        torch.testing.assert_close(EXACT[form](*given), form(*given), rtol=1e-7, atol=1e-7, equal_nan=True)
+
+
+def test_hard_forms_have_a_sixth_in_f64() -> None:
+    x, one = torch.tensor([-1.7, 0.3, 2.9], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    want = torch.tensor([float(Fraction(v) / 6 + Fraction(1, 2)) for v in x.tolist()], dtype=torch.float64)
+    close = partial(torch.testing.assert_close, rtol=1e-15, atol=1e-16)
+    close(EXACT[aten.hardsigmoid](x), want)
+    close(EXACT[aten.hardswish](x), want * x)
+    close(EXACT[aten.hardsigmoid_backward](one, x), one / 6)
+    close(EXACT[aten.hardswish_backward](one, x), 2 * want - 0.5)

@@ -299,7 +299,7 @@ def _hardsigmoid(x: Tensor) -> Tensor:
 
 
 def _hardsigmoid_backward(g: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x.abs() < 3, g / 6, 0.0)
+    return torch.where(x.abs() < 3, g / 6, aten.hardsigmoid_backward(g, x))  # the edges are torch's
 
 
 def _hardswish(x: Tensor) -> Tensor:
@@ -307,10 +307,10 @@ def _hardswish(x: Tensor) -> Tensor:
 
 
 def _hardswish_backward(g: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x < -3, 0.0, torch.where(x <= 3, g * (x / 3 + 0.5), g))
+    return torch.where(x.abs() < 3, g * (x / 3 + 0.5), aten.hardswish_backward(g, x))
 
 
-# Operators of f64 without the difference, or the sixth in f32 (a GPU's), by which torch's own lose digits.
+# Operators of f64 without the difference, or the sixth in f32, by which torch's own lose digits.
 EXACT: dict[Any, Any] = {
     aten.gelu: _gelu,
     aten.gelu_backward: _gelu_backward,

@@ -1,5 +1,5 @@
-"""What functions behind a 1x1 convolution of 96 features take, and how far their results are off: a row
-each in ``functions_behind.csv``. ``plain`` has none; ``large`` is the sine of whole numbers beyond 2**16,
+"""The time of functions in the epilogue of a product of 96 features, and how far their results are off: a
+row each in ``epilogue_functions.csv``. ``plain`` has none; ``large`` is the sine of integers beyond 2**16,
 which take the slow way; beside them eager torch with as many kernels. Less than a minute."""
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Measure on the GPU; 1 if a result is farther off than two units of f16, where those of numbers that
     are no numbers are missing as well. Raises ValueError where there is no GPU."""
-    expect_gpu("functions-behind")
+    expect_gpu("epilogue-functions")
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     good = True
-    with (out / "functions_behind.csv").open("w", newline="", encoding="utf-8") as file:
+    with (out / "epilogue_functions.csv").open("w", newline="", encoding="utf-8") as file:
         lines = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         lines.writeheader()
         for name in CASES:
