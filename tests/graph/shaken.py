@@ -43,8 +43,8 @@ class Shaken(TorchDispatchMode):
     def _moved(self, t: Tensor) -> Tensor:
         if t.dtype is not torch.float64 or not t.numel():
             return t
-        by = torch.rand(t.shape, generator=self.random, dtype=t.dtype).mul_(2).sub_(1)
-        return t.mul_(by.mul_(self.half).add_(1))
+        by = torch.rand(t.shape, generator=self.random, dtype=t.dtype, device="cpu").mul_(2).sub_(1)
+        return t.mul_(by.mul_(self.half).add_(1).to(t.device))
 
 
 def made(f: Callable[..., Any], given: Sequence[Tensor]) -> list[Tensor]:
@@ -53,7 +53,7 @@ def made(f: Callable[..., Any], given: Sequence[Tensor]) -> list[Tensor]:
     ends = [r for r in results if r.requires_grad]
     leaves = [x for x in given if x.requires_grad]
     random = torch.Generator().manual_seed(1)
-    grads = [torch.randn(r.shape, generator=random, dtype=torch.float64).to(r) for r in ends]
+    grads = [torch.randn(r.shape, generator=random, dtype=torch.float64, device="cpu").to(r) for r in ends]
     found = torch.autograd.grad(ends, leaves, grads, allow_unused=True) if ends else ()
     return [t.detach().cpu() for t in (*results, *(g for g in found if g is not None))]
 
