@@ -35,7 +35,7 @@ DROP_IN = {
     "trials": "measure how good the ranking of schedules is, and how long compiling takes",
     "networks": "train and time whole models, before and after conversion",
     "graphs": "time whole models through torch.compile's backend, and torch's own compilers",
-    "zoo": "compile, check and time torchvision's and timm's convolutional models",
+    "zoo": "compile, check and time models of torchvision, timm and other libraries",
     "optimized": "what transconv.optimize keeps of whole models, and the times of all sides",
     "overhead": "measure the host time of one warm call, and torch's",
     "graph-checks": "time first calls of models with and without their comparison with torch",

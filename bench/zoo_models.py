@@ -1,5 +1,5 @@
-"""The models of ``python -m bench zoo``: convolutional families of torchvision and timm,
-with random weights."""
+"""The models of ``python -m bench zoo``: convolutional families of torchvision and timm, and models of
+other libraries, with random weights."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.zoo_libraries import MADE
+
 Tensor = torch.Tensor
 IMAGES, SCENES, CLIPS = (32, 3, 224, 224), (4, 3, 320, 320), (4, 3, 16, 112, 112)
 
 
 @dataclass(frozen=True, slots=True)
 class ZooModel:
-    """``library`` and the ``folder`` of its models in torchvision; the ``shape`` of a batch."""
+    """``library`` and the ``folder`` of its models in torchvision; the ``shape`` of a batch, and those of
+    further inputs."""
 
     library: str
     folder: str = ""
     shape: tuple[int, ...] = IMAGES
+    more: tuple[tuple[int, ...], ...] = ()
 
     def built(self, name: str) -> nn.Module:
         """For inference, in f32 on the CPU; the same weights at every call. ImportError."""
         torch.manual_seed(0)
+        if name in MADE:
+            return MADE[name][1]().eval()
         if self.library == "timm":
             import timm
 
@@ -41,10 +47,13 @@ class ZooModel:
         made = getattr(folder, name)(**own)
         return made.eval()
 
-    def batch(self, images: int) -> Tensor:
-        """Random images in f32 on the CPU, so many or, for 0, those of the shape."""
+    def batch(self, images: int) -> tuple[Tensor, ...]:
+        """Random inputs in f32 on the CPU, of so many images or, for 0, of the shape."""
         seeded = torch.Generator().manual_seed(1)
-        return torch.randn((images or self.shape[0], *self.shape[1:]), generator=seeded)
+        return tuple(
+            torch.randn((images or shape[0], *shape[1:]), generator=seeded)
+            for shape in (self.shape, *self.more)
+        )
 
 
 ZOO: dict[str, ZooModel] = {
@@ -99,6 +108,8 @@ ZOO: dict[str, ZooModel] = {
         ),
         ZooModel("timm"),
     ),
+    "swin_t": ZooModel("torchvision"),
+    **{name: ZooModel(library, "", s[0], s[1:]) for name, (library, _, s) in MADE.items()},
 }
 
 
@@ -106,10 +117,21 @@ def arranged(thing: Any) -> Any:
     """A module or a tensor with its features last."""
     forms = {4: torch.channels_last, 5: torch.channels_last_3d}
     if isinstance(thing, Tensor):
-        return thing.contiguous(memory_format=forms[thing.dim()])
+        form = forms.get(thing.dim(), torch.contiguous_format)
+        return thing.contiguous(memory_format=form)
     for p in thing.parameters():
         p.data = p.data.contiguous(memory_format=forms[p.dim()]) if p.dim() in forms else p.data
     return thing
+
+
+def without_chance(model: nn.Module) -> nn.Module:
+    """The model for training, whose dropout and stochastic depth leave nothing out: results can be
+    compared."""
+    for m in model.train().modules():
+        for name in ("p", "drop_prob", "drop_rate", "dropout", "attention_dropout"):
+            if isinstance(getattr(m, name, None), float):
+                setattr(m, name, 0.0)
+    return model
 
 
 def results(made: Any) -> list[Tensor]:

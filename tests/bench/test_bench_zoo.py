@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from bench import zoo, zoo_measures
-from bench.zoo_models import ZOO, Tensor, arranged, results
+from bench.zoo_kernels import spread
+from bench.zoo_models import ZOO, Tensor, arranged, results, without_chance
 from bench.zoo_table import zoo_table
 from tests.torch_ops.conftest import fresh as fresh
 from transconv.tuning.table import read
@@ -44,8 +45,8 @@ class Small:
         torch.manual_seed(0)
         return Two().eval()
 
-    def batch(self, images: int) -> Tensor:
-        return torch.randn(images, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    def batch(self, images: int) -> tuple[Tensor, ...]:
+        return (torch.randn(images, 3, 6, 6, generator=torch.Generator().manual_seed(1)),)
 
 
 class Two(nn.Module):
@@ -66,6 +67,31 @@ def test_a_model_is_compared_and_timed(fresh: None, monkeypatch: pytest.MonkeyPa
     timed = zoo_measures.work(step="time", **given)
     assert timed["fatal"] and timed["transconv_ms"] > 0 and timed["eager_ms"] > 0
     assert zoo_measures.verdict(0.02, 0.01) == "wrong"
+
+
+def test_gradients_are_compared_and_kernels_listed(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(zoo_measures.ZOO, "small", Small())
+    given = {
+        "model": "small",
+        "device": "cpu",
+        "images": 2,
+        "sides": ("eager", "transconv"),
+        "phase": "training",
+        "kernels": True,
+    }
+    found = zoo_measures.work(step="prepare", **given)
+    assert found["verdict"] == "right" and found["regions"] == 0
+    rows = zoo_measures.work(step="time", **given)["rows"]
+    assert {r["phase"] for r in rows} == {"forward", "backward"} and all(r["us"] is None for r in rows)
+    assert all(r["whole"].startswith("compute ") and r["limit_us"] > 0 for r in rows)
+    timed = [{"us": "30", "estimate_us": "10"}, {"us": "12", "estimate_us": "10"}, {"us": "9"}]
+    assert "2 kernels: the median" in spread(timed) and "1 are off by more than 2x" in spread(timed)
+
+
+def test_dropout_leaves_nothing_out() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Conv2d(3, 3, 1))
+    made = without_chance(model)
+    assert made.training and torch.equal(made[0](torch.ones(9)), torch.ones(9))
 
 
 def test_the_table() -> None:
@@ -96,7 +122,8 @@ def test_the_table() -> None:
 
 def test_the_list() -> None:
     """Issue: forty models or more, each with a batch of its own."""
-    assert len(ZOO) >= 40 and {m.library for m in ZOO.values()} == {"torchvision", "timm"}
+    libraries = {m.library for m in ZOO.values()}
+    assert len(ZOO) >= 40 and libraries >= {"torchvision", "timm", "transformers", "diffusers", "monai"}
     made = results({"out": torch.zeros(1), "aux": (torch.ones(2), torch.ones(3))})
     assert [t.numel() for t in made] == [1, 2, 3]
     assert arranged(torch.zeros(2, 3, 4, 4)).is_contiguous(memory_format=torch.channels_last)

@@ -6,7 +6,14 @@ from typing import Any
 
 
 def work(
-    step: str, model: str, device: str, images: int, sides: tuple[str, ...], share: tuple[int, int]
+    step: str,
+    model: str,
+    device: str,
+    images: int,
+    sides: tuple[str, ...],
+    share: tuple[int, int],
+    phase: str,
+    kernels: bool,
 ) -> dict[str, Any]:
     """As ``bench.zoo_measures.work``."""
     assert share[0] < share[1] == 2
