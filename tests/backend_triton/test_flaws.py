@@ -12,11 +12,10 @@ import pytest
 
 from transconv.backend_triton import miscompiles
 from transconv.backend_triton.launch import compile_records
+from transconv.backend_triton.machine_code import LISTED, listing
 from transconv.backend_triton.miscompiles import (
-    LISTED,
     Miscompiled,
     flaw,
-    listing,
     refuse,
     takes_uniform_branches,
 )

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from transconv.backend_triton import Resources, miscompiles
-from transconv.backend_triton.miscompiles import flaw, instructions, takes_numbers
+from transconv.backend_triton.machine_code import instructions
+from transconv.backend_triton.miscompiles import flaw, takes_numbers
 from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.schedule import Schedule

@@ -190,6 +190,28 @@ def test_a_kernel_that_does_not_compile_is_wrong(there: set[str], processes: Pro
     assert check_records.is_wrong(digest) and asked("now").steps[0].digest != digest
 
 
+def test_a_process_tries_another_schedule_where_one_spills(
+    there: set[str], processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that asked takes the same one, without compiling the first."""
+    sizes = [1000, 0]
+
+    def compiled(self: TritonKernel, aligned: bool, patient: bool = True) -> None:
+        self.spilled = sizes.pop(0)
+
+    monkeypatch.setattr(TritonKernel, "compile", compiled)
+    first = asked("now").steps[0].digest
+    refused("background")
+    job = processes.jobs[0][0]
+    compiler.forget()
+    found = compile_child._made(job, *compile_child._request(job), 0.0, compile_child.Room(0))
+    assert [*map(tuple, found["spilled"])] == [(first, 1000)] and not found["wrong"] and not sizes
+    compiler.forget()
+    check_records.forget()
+    processes.answer(**found)
+    assert asked("now").steps[0].digest != first
+
+
 def test_where_nothing_is_kept_the_caller_compiles(
     there: set[str], processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,6 +378,7 @@ def test_a_batch_is_answered_as_far_as_there_is_room(monkeypatch: pytest.MonkeyP
     ):
         monkeypatch.setattr(compile_child, name, value)
     monkeypatch.setattr(compiler_, "plan", plan)
+    monkeypatch.setattr(compiler_, "spills", lambda plan: [])
     job = {"deterministic": False, "aligned": True}
     first, refused, second, large, last, more = compile_child.answer({"batch": [job] * 6, "most": 4})[
         "each"

@@ -31,6 +31,7 @@ from transconv.conv.relation import computes
 from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import launch
 from transconv.runtime import check_records, first_run_check, steps
+from transconv.runtime import compiler as compiler_
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.support import knobs
@@ -158,6 +159,60 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(
     torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t), atol=1e-4, rtol=1e-4)
     check_records.forget()
     assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).schedule == second
+
+
+@pytest.fixture
+def spilling(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """By the schedule: how many bytes of memory the kernels of a test need."""
+    sizes: dict[str, int] = {}
+    honest = TritonKernel._interpret
+
+    def interpret(self: TritonKernel, tensors: list[Any], *given: Any) -> None:
+        honest(self, tensors, *given)
+        self.spilled = next((n for s, n in sizes.items() if f"schedule {s}\n" in self.source), 0)
+
+    monkeypatch.setattr(TritonKernel, "_interpret", interpret)
+    return sizes
+
+
+@interpreted
+def test_a_kernel_that_spills_is_passed_over(spilling: dict[str, int]) -> None:
+    best, second = ranked(PLAIN, Prop.FWD)[:2]
+    spilling[str(best)] = 1000
+    t = tensors_of(PLAIN, Prop.FWD)
+    first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
+    passed = first_run_check.run(first, t)
+    assert first.schedule == best and passed.schedule == second and passed.rejected == 1
+    torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t), atol=1e-4, rtol=1e-4)
+    assert not check_records.is_wrong(first.steps[0].digest)
+    check_records.forget()  # as another process
+    compiler_.forget()
+    assert compiler.plan(PLAIN, Prop.FWD, INTERPRETER).schedule == second
+
+
+@interpreted
+def test_where_all_spill_the_least_is_taken(spilling: dict[str, int]) -> None:
+    order = ranked(PLAIN, Prop.FWD)
+    assert len(order) > 2
+    spilling |= {str(s): 1000 - 100 * (at == 2) for at, s in enumerate(order)}
+    t = tensors_of(PLAIN, Prop.FWD)
+    passed = first_run_check.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t)
+    assert passed.schedule == order[2] and passed.rejected == check_records.MOST_SPILT
+    assert compiler.plan(PLAIN, Prop.FWD, INTERPRETER) is passed
+    torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t), atol=1e-4, rtol=1e-4)
+    compiler_.forget()
+    assert compiler.plan(PLAIN, Prop.FWD, INTERPRETER).schedule == order[2]
+
+
+@interpreted
+def test_a_given_schedule_may_spill(spilling: dict[str, int]) -> None:
+    best = ranked(PLAIN, Prop.FWD)[0]
+    spilling[str(best)] = 1000
+    given = compiler.plan(PLAIN, Prop.FWD, INTERPRETER, best)
+    assert first_run_check.run(given, tensors_of(PLAIN, Prop.FWD)) is given
+    spilling[str(best)] = check_records.ALLOWED
+    few = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
+    assert first_run_check.run(few, tensors_of(PLAIN, Prop.FWD)) is few
 
 
 @interpreted

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from transconv.backend_triton.launch.jit_module import load
-from transconv.backend_triton.miscompiles import flaw, listing
+from transconv.backend_triton.machine_code import listing
+from transconv.backend_triton.miscompiles import flaw
 from transconv.backend_triton.offline_compilation import serve
 
 SASS_WORDS = (

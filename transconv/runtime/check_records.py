@@ -1,4 +1,5 @@
-"""Verdicts on generated kernels, right or wrong, keyed by their text.
+"""What is known of generated kernels, by a digest of their text: verdicts, right or wrong, and how much
+memory a thread needs for values that have no register.
 
 Verdicts are in memory and on the disk (see ``support/records.py``). An unreadable record, or one of
 another version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.
@@ -7,6 +8,7 @@ another version of Triton, is no verdict. A record on disk that a kernel is wron
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from transconv.support import Cache, Content, Drawer, knobs, triton_version
@@ -14,6 +16,9 @@ from transconv.support import Cache, Content, Drawer, knobs, triton_version
 SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"
 DRAWER = Drawer("verdicts", SCHEMA, longest=1 << 16)
+SPILLS = Drawer("spills", 1, longest=1 << 10, lasting=False)
+ALLOWED = 256  # bytes: kernels that spill more take 3 to 70 times as long as estimated
+MOST_SPILT = 4  # kernels of one computation that spill, the best of which is taken
 
 
 class KnownVerdict(NamedTuple):
@@ -24,6 +29,7 @@ class KnownVerdict(NamedTuple):
 
 
 _known: Cache[str, KnownVerdict] = Cache("verdicts")  # by digest
+_spilt: Cache[str, int] = Cache("spills")
 
 
 def digest(source: str, machine: str) -> str:
@@ -81,9 +87,34 @@ def _verdict(content: Content) -> str:
     return next((word for word in (RIGHT, WRONG) if content.get("verdict") == word), "")
 
 
+def spilled(key: str) -> int:
+    """Bytes of memory that a thread of a kernel needs beyond its registers, if they are more than
+    ``ALLOWED``; 0 where they are not, or where it was not compiled yet."""
+    found = _spilt.get(key)
+    if found is None:
+        kept = SPILLS.get(key) or {}
+        size = kept.get("bytes") if kept.get("triton") == triton_version() else 0
+        found = _spilt.keep(key, size if isinstance(size, int) else 0)
+    return found
+
+
+def is_passed_over(keys: Iterable[str], rejected: int, tuned: bool) -> bool:
+    """Whether another plan than one with these kernels is to be tried, as one spills. ``rejected``: how
+    many were tried before; ``tuned``: whether this one was measured."""
+    return not tuned and rejected < MOST_SPILT and any(map(spilled, keys))
+
+
+def note_spills(key: str, size: int) -> None:
+    """Record that a kernel needs so many bytes, in memory and on disk."""
+    if size > ALLOWED and spilled(key) < size:
+        _spilt[key] = size
+        SPILLS.put(key, {"bytes": size, "triton": triton_version()})
+
+
 def forget() -> None:
-    """Clear the verdicts in memory; records on disk stay."""
+    """Clear what is known in memory; records on disk stay."""
     _known.forget()
+    _spilt.forget()
 
 
 def proved() -> tuple[str, ...]:

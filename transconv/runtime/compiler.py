@@ -242,9 +242,11 @@ class _Shelf:
         return shortlist(MOST_REJECTED, compute, target, self.workload)
 
     def choose(self, compute: Compute, target: Target) -> Schedule:
-        """The best schedule whose kernel is not known to be wrong. Raises Unsupported if the first
-        ``MOST_REJECTED`` are wrong, ScheduleError if results must be deterministic and the user's schedule
-        is not."""
+        """The best schedule whose kernel is not known to be wrong, nor, unless it was measured, to keep
+        values in memory for want of registers: of ``check_records.MOST_SPILT`` that do, the one with the
+        fewest. Raises Unsupported if the first ``MOST_REJECTED`` are wrong, ScheduleError if results must
+        be deterministic and the user's schedule is not."""
+        spilt: list[tuple[int, Listed]] = []
         candidates = self.candidates(compute, target)
         if self.deterministic:
             steady = [made for made in candidates if not made.schedule.varies]
@@ -259,16 +261,29 @@ class _Shelf:
                     raise
                 log.warning("a row of the tuning database is passed over: %s", error)
                 continue
-            if not check_records.is_wrong(digest):
-                if not self.why:
-                    self.why, self.tuned = made.why, made.close
-                return made.schedule
+            if check_records.is_wrong(digest):
+                self.rejected += 1
+                continue
+            size = 0 if made.tuned else check_records.spilled(digest)
+            if not size:
+                return self._taken(made)
+            spilt.append((size, made))
             self.rejected += 1
+            if len(spilt) == check_records.MOST_SPILT:
+                break
+        if spilt:
+            self.rejected = max(self.rejected, check_records.MOST_SPILT)
+            return self._taken(min(spilt, key=lambda found: found[0])[1])
         raise Unsupported(
             "miscompiled",
             f"the {len(candidates)} best kernels for {compute.name} "
             f"of {self.workload} are known to give wrong results on {target.name}",
         )
+
+    def _taken(self, made: Listed) -> Schedule:
+        if not self.why:
+            self.why, self.tuned = made.why, made.close
+        return made.schedule
 
 
 _plans: Cache[tuple[Any, ...], Plan] = Cache("plans")
@@ -349,7 +364,10 @@ def added(
 
 
 def adopt(answer: dict[str, Any]) -> None:
-    """Record the kernels that another process found to be wrong (``wrong``), and log them."""
+    """Record the kernels that another process found to be wrong (``wrong``), and log them; and those that
+    keep values in memory (``spilled``)."""
+    for key, size in answer.get("spilled", ()):
+        check_records.note_spills(str(key), int(size))
     for found in answer.get("wrong", ()):
         log.warning(
             "rejected: %s with schedule %s: %s", found["function"], found["schedule"], found["reason"]
@@ -362,6 +380,14 @@ def adopt(answer: dict[str, Any]) -> None:
             function=found["function"],
             schedule=found["schedule"],
         )
+
+
+def spills(plan: Plan) -> list[tuple[str, int]]:
+    """The kernels of a plan that another schedule may spare memory of their threads, with its bytes: none
+    of a schedule that was given or measured, or after others were tried."""
+    if plan.fixed or plan.tuned or plan.rejected >= check_records.MOST_SPILT:
+        return []
+    return [(s.digest, n) for s in plan.steps if (n := s.triton.spilled) > check_records.ALLOWED]
 
 
 def replan(wrong: Made) -> Made:

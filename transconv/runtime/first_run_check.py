@@ -106,7 +106,7 @@ def run(plan: Made, tensors: Tensors, judge: Judge = by_samples) -> Made:
     gave its schedule.
     """
     aligned, device = is_aligned(tensors), _device(tensors)
-    for _ in range(MOST_REJECTED):
+    for _ in range(MOST_REJECTED + check_records.MOST_SPILT):
         if is_trusted(plan, aligned) or is_capturing(device):
             plan.launch(**tensors)
             return plan
@@ -118,7 +118,11 @@ def run(plan: Made, tensors: Tensors, judge: Judge = by_samples) -> Made:
             return plan
         if not found.reason:
             note(plan, plan.steps, check_records.RIGHT, aligned, device)
-            return plan
+            if not (spilled := compiler.spills(plan)):
+                return plan
+            compiler.adopt({"spilled": spilled})
+            plan = compiler.replan(plan)
+            continue
         note(plan, found.blamed, check_records.WRONG, aligned, device, found.reason, found.lasting)
         for step in found.blamed:
             log.warning(

@@ -120,7 +120,10 @@ def find(
         plan = read(content, workload, target, deterministic, kind, functools.cache(again))
     except UNREADABLE:
         return None
-    return None if any(check_records.is_wrong(s.digest) for s in plan.steps) else plan
+    digests = [s.digest for s in plan.steps]
+    if any(map(check_records.is_wrong, digests)):
+        return None
+    return None if check_records.is_passed_over(digests, plan.rejected, plan.tuned) else plan
 
 
 def read(

@@ -234,7 +234,7 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
 
 
 KNOWN = "3.6."  # the releases of Triton whose kernels are made here
-RULES = ("miscompiles.py",)  # what a kernel was read for when it was compiled
+RULES = ("machine_code.py", "miscompiles.py")  # what a kernel was read for when it was compiled
 CODE = "cubin"
 HOOKS = {
     "compilation": ("always_compile", "override", "dump_ir", "instrumentation_mode", "listener"),

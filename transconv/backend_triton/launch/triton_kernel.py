@@ -24,6 +24,7 @@ from transconv.backend_triton import torch_internals
 from transconv.backend_triton.launch import bound_start, compile_records, jit_module
 from transconv.backend_triton.launch.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
+from transconv.backend_triton.machine_code import stack_bytes
 from transconv.backend_triton.miscompiles import refuse
 from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
 from transconv.simplify import facts_of, range_of
@@ -82,6 +83,7 @@ class TritonKernel:
         self.jit: Any = None
         self.kept: dict[tuple[int, bool], bound_start.KernelStart] = {}
         self.lock = threading.Lock()
+        self.spilled = 0  # bytes of memory of a thread, once this process has compiled it
 
     @cached_property  # most kernels that are read from disk are never launched
     def numbers(self) -> Callable[..., tuple[bound_start.At, tuple[()]]]:
@@ -148,6 +150,7 @@ class TritonKernel:
             )
         kernel = function.warmup(*args, grid=(self.grid,), **self._options())
         refuse(kernel, self.function)
+        self.spilled = stack_bytes(getattr(kernel, "asm", {}))
         compile_records.note(self.key, aligned, kernel, self.types)
         return kernel
 

@@ -85,15 +85,22 @@ def _made(
     patient = not job.get("hurried")
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
     wrong: list[dict[str, Any]] = []
-    for _ in range(compiler.MOST_REJECTED):
+    spilled: list[tuple[str, int]] = []
+    for _ in range(compiler.MOST_REJECTED + check_records.MOST_SPILT):
         if not room.takes(plan.digests):
-            return {"left": True, "wrong": wrong}
+            return {"left": True, "wrong": wrong, "spilled": spilled}
         found = _compile(plan, job["aligned"], patient)
+        if found is None and (more := compiler.spills(plan)):
+            spilled += more
+            compiler.adopt({"spilled": more})
+            plan = compiler.replan(plan)
+            continue
         if found is None:
             room.there |= plan.digests
             return {
                 "kernels": len(plan.steps),
                 "wrong": wrong,
+                "spilled": spilled,
                 "schedule": str(plan.schedule),
                 "seconds": round(time.perf_counter() - started, 3),
             }

@@ -85,7 +85,9 @@ def _question(name: str, content: Content) -> PlanRequest:
 def _told(content: Content, question: PlanRequest) -> list[str]:
     """Where a record differs from the plan that is made now."""
     try:
-        if any(check_records.is_wrong(str(s["digest"])) for s in content["steps"]):
+        keys = [str(s["digest"]) for s in content["steps"]]
+        rejected, tuned = int(content["rejected"]), bool(content["tuned"])
+        if any(map(check_records.is_wrong, keys)) or check_records.is_passed_over(keys, rejected, tuned):
             return []  # no call reads it, and the next one that asks replaces it
         made = compiler.build(question.workload, question.target, None, None, question.deterministic, Plan)
         plan_cache.read(
