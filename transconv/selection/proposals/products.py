@@ -39,6 +39,7 @@ from transconv.schedule import (
     why_not_rows,
 )
 from transconv.selection.proposals.maps import elementwise, transposed_tiles
+from transconv.selection.proposals.matrix_vector import matrix_vector
 from transconv.selection.proposals.tile_shapes import (
     extents,
     fusable,
@@ -114,6 +115,7 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
     else:
         yield from elementwise(compute, target)
         yield from sliding(compute, target)
+        yield from matrix_vector(compute, target)
 
 
 def _worth_the_matrix_unit(compute: Compute) -> bool:
