@@ -84,6 +84,7 @@ def optimize(
     cudagraphs: bool | None = None,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     rest: str = "inductor",
+    tune: float = 0.0,
     verbose: bool = True,
 ) -> Any:
     """A copy of a model that shares its weights and runs as is best for it: a graph compiled by transconv,
@@ -101,7 +102,8 @@ def optimize(
     example is on one GPU and a call is faster with them, by some calls of each; results are copies
     then. True: always (in training with the rules of torch's ``mode="reduce-overhead"``).
     ``filter_fn(module, name)`` may leave modules to torch, as ``transconv.off`` does. ``rest``: who
-    computes what has no kernel.
+    computes what has no kernel. ``tune``: seconds in which schedules of a graph's costly kernels are timed
+    first, as ``mode="max-autotune"`` does; what is found is kept for other processes.
 
     Without a GPU it stays eager and says so. Class, state dict, ``train`` and ``eval`` are the model's; a
     deep copy or a pickle of the copy is eager. TypeError for what is no module, ValueError where
@@ -118,7 +120,7 @@ def optimize(
             "optimize(model, x, measure=True), x as the model is called"
         )
     training = model.training if training is None else training
-    trial = trial_of(model, example, training, filter_fn, rest)
+    trial = trial_of(model, example, training, filter_fn, rest, tune)
     with settings.waiting():
         made = trial.chosen(measure, cudagraphs)
     if verbose:
@@ -165,6 +167,7 @@ class ModelTrial:
     given: Example | None
     training: bool
     rest: str
+    tune: float = 0.0
     calls: dict[str, Call] = field(default_factory=dict)
     handle: Inference | None = None
     weights: dict[Any, Tensor] = field(default_factory=dict)
@@ -194,8 +197,9 @@ class ModelTrial:
         self.calls[EAGER] = self.model._call_impl
         if self.device().type == "cpu" and settings.cpu != "interpret":
             return False
-        self.calls[OURS] = self.compiled(backend, {"rest": self.rest})
-        self.calls[RECORDED] = self.compiled(backend, {"rest": self.rest, "cudagraphs": True})
+        options = {"rest": self.rest, "tune": self.tune}
+        self.calls[OURS] = self.compiled(backend, options)
+        self.calls[RECORDED] = self.compiled(backend, options | {"cudagraphs": True})
         self.handle = None if self.training else Inference(self.model)
         if self.training and self.device().type != "cpu":
             _features_last(self.model)
@@ -386,9 +390,10 @@ def trial_of(
     training: bool,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
     rest: str = "inductor",
+    tune: float = 0.0,
 ) -> ModelTrial:
     """The trial of a copy of a model that shares its weights (``optimize`` has the arguments)."""
-    return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest)
+    return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest, tune)
 
 
 def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], bool] | None) -> nn.Module:

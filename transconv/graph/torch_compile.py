@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transconv.calls import stats
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
-from transconv.graph import graph_report
+from transconv.graph import autotuning, graph_report
 from transconv.graph.fusion.groups import Edge, Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
@@ -41,7 +41,8 @@ from transconv.torch_ops.conversion.aten_replacement import aten
 Tensor = torch.Tensor
 RESTS = ("inductor", "eager")
 CPU = torch.device("cpu")
-CAPTURING = "reduce-overhead"  # the mode of torch.compile that asks for CUDA graphs
+CAPTURING = ("reduce-overhead", "max-autotune")  # the modes of torch.compile that ask for CUDA graphs
+TUNING = ("max-autotune", "max-autotune-no-cudagraphs")  # and those that ask for trials
 PRICED = "sm_90"  # whose rates decide where there is no chip
 MOST = 8  # ways to compute a graph, for different sizes
 NO_CPU = (
@@ -62,18 +63,29 @@ def backend(
     ``options``: ``{"rest": "inductor" | "eager"}``, who computes what kernels of ours do not;
     ``{"upsampling": "auto" | "always" | "never"}``, whether convolutions of upsampled images become
     ones of the small image: where they round no more often than torch, always, or never;
-    ``{"cudagraphs": True}``, or the ``mode`` "reduce-overhead": launches are recorded as CUDA graphs (see
-    regions/cudagraphs.py). Other modes are for torch's own backend and ignored. Returns a function of the
-    graph's inputs. Where no kernel runs, the whole graph is the rest's: with one warning, or as
-    ``transconv.config.fallback`` says. ValueError for options that are unknown."""
+    ``{"cudagraphs": True}``, or the ``mode`` "reduce-overhead" or "max-autotune": launches are recorded
+    as CUDA graphs (see regions/cudagraphs.py); ``{"tune": seconds}``, or the ``mode`` "max-autotune" or
+    "max-autotune-no-cudagraphs": schedules are timed first (see autotuning.py). Other modes are for
+    torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs, the
+    whole graph is the rest's: with one warning, or as ``transconv.config.fallback`` says. ValueError for
+    options that are unknown."""
     given = dict(options or {})
     rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
-    records = given.pop("cudagraphs", mode == CAPTURING)
-    if given or rest not in RESTS or upsampling not in UPSAMPLING or not isinstance(records, bool):
+    records = given.pop("cudagraphs", mode in CAPTURING)
+    tunes = given.pop("tune", autotuning.SECONDS if mode in TUNING else 0.0)
+    if (
+        given
+        or rest not in RESTS
+        or upsampling not in UPSAMPLING
+        or not isinstance(records, bool)
+        or isinstance(tunes, bool)
+        or not isinstance(tunes, (int, float))
+        or not 0 <= tunes < float("inf")
+    ):
         raise ValueError(
             f'options {options}; expected {{"rest": one of {", ".join(RESTS)}, '
             f'"upsampling": one of {", ".join(UPSAMPLING)}, '
-            '"cudagraphs": True or False}'
+            '"cudagraphs": True or False, "tune": seconds, 0 or more}'
         )
     captures = Captures(len(example_inputs)) if records else None
     made = Made(owner())
@@ -87,7 +99,7 @@ def backend(
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             recorded = captures.of(graph, inputs, phase) if captures else None
             with unseen():
-                found = _Graph(graph, inputs, phase, rest, made, upsampling)
+                found = _Graph(graph, inputs, phase, rest, made, upsampling, tunes)
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
@@ -138,6 +150,7 @@ class _Graph:
         rest: str,
         made: Made,
         upsampling: str = "auto",
+        tunes: float = 0.0,
     ) -> None:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.checks = Checks(gm, device)
@@ -151,7 +164,7 @@ class _Graph:
         quantization.joined(gm.graph)
         self.mutated = aot_graphs.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
-        self.upsampling = upsampling
+        self.upsampling, self.tunes = upsampling, tunes
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
@@ -267,8 +280,17 @@ class _Way:
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         self.wait = GraphWait(self.parts, graph.checks, graph.device, graph.target, self.told)
+        self.tuned = self.tune() if graph.tunes else ""
         self.wait.begin(symbols.known.like)
         graph.made.graphs.append(self.report())
+
+    def tune(self) -> str:
+        """Have its kernels timed; what came of it. Those for any sizes are not."""
+        try:
+            questions = self.parts.questions(self.symbols.known.like)
+            return autotuning.autotune(questions, self.graph.target, self.graph.tunes)
+        except TransconvError as error:
+            return f"max-autotune: {error}"
 
     def told(self) -> None:
         """Report what is said of it now."""
@@ -277,7 +299,8 @@ class _Way:
 
     def remarks(self) -> tuple[str, ...]:
         """What a report says of its first results."""
-        return *self.wait.remarks(), *self.graph.checks.remarks()
+        tuned = (self.tuned,) if self.tuned else ()
+        return *tuned, *self.wait.remarks(), *self.graph.checks.remarks()
 
     def takes(self, values: tuple[int, ...]) -> bool:
         """Whether sizes meet what was assumed."""

@@ -55,7 +55,7 @@ def _innermost(matrix: View, compute: Compute) -> Axis | None:
 
 
 def _in_rows(
-    summed: tuple[str, ...], kept: list[Axis], compute: Compute, target: Target
+    summed: tuple[str, ...], kept: tuple[Axis, ...], compute: Compute, target: Target
 ) -> Iterator[Schedule]:
     """Lanes along the sum, and some rows beside one another."""
     size = prod(map(compute.size, summed))
@@ -69,7 +69,7 @@ def _in_rows(
 
 
 def _sliding(
-    inner: Axis, positions: list[Axis], window: Axis, kept: list[Axis], compute: Compute
+    inner: Axis, positions: list[Axis], window: Axis, kept: tuple[Axis, ...], compute: Compute
 ) -> Iterator[Schedule]:
     """A window's row over positions in registers, each of whose elements is loaded once."""
     last, others = positions[-1], [x for x in kept if x is not positions[-1] and x.size > 1]
