@@ -20,6 +20,7 @@ from time import perf_counter
 
 from transconv.compute import Alone, Compute
 from transconv.cost import estimate
+from transconv.functional.calls import compiled_launch
 from transconv.runtime import compiler, plan_steps
 from transconv.runtime.compilation.async_compile import cores
 from transconv.runtime.compilation.plan_request import PlanRequest
@@ -53,8 +54,8 @@ def autotune(questions: Iterable[PlanRequest], target: Target, seconds: float) -
         return "max-autotune: every kernel that takes much of a call is tuned"
     began = perf_counter()
     problem = _tuned([k.compute for k in found], seconds)
-    tuning_db.forget()
-    compiler.forget()
+    for forget in (tuning_db.forget, compiler.forget, compiled_launch.forget):
+        forget()
     kept = sum(_is_tuned(k.compute, target) for k in found)
     said = f"max-autotune: {kept} of {len(found)} kernels tuned in {perf_counter() - began:.0f} s"
     log.info(said)

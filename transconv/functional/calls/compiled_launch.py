@@ -89,6 +89,11 @@ def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str
     return found
 
 
+def forget() -> None:
+    """Clear the launches: the next calls take plans that were made since."""
+    _launches.forget()
+
+
 def deterministic() -> bool:
     """Whether the same bits are asked for at every run."""
     return _deterministic()
@@ -128,4 +133,4 @@ def aligned(tensors: Sequence[Tensor]) -> bool:
     return not reduce(or_, map(Tensor.data_ptr, tensors), 0) & ALIGNMENT
 
 
-settings.on_change(_launches.forget)
+settings.on_change(forget)
