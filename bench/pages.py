@@ -36,6 +36,7 @@ from bench.slide_table import slide_table
 from bench.small_types import small_types_table
 from bench.start_table import start_table
 from bench.tables import ceilings_table, losses_table, products_table, ratios_table, summary_table
+from bench.zoo_kernels import estimates_table
 from bench.zoo_table import zoo_table
 from transconv.tuning.table import Row, read
 
@@ -162,6 +163,9 @@ TABLES = {
     "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
     "optimized": Table(("h200_optimized.csv",), ("python -m bench optimized",), optimized_table),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
+    "zoo_kernels": Table(
+        ("h200_zoo_kernels.csv",), ("python -m bench zoo --kernels --sides transconv",), estimates_table
+    ),
 }
 
 
