@@ -124,8 +124,10 @@ class Planner:
             if found is not None and (found is not within or at in self.cut):
                 most = max(most, found.number)
                 continue
-            left += [x for x in at.operands if x not in seen]
-            seen |= {*at.operands}
+            for x in at.operands:
+                if x not in seen:
+                    seen.add(x)
+                    left.append(x)
         return most
 
     def fits(self, piece: Piece, at: Index, group: FusionGroup, seen: set[tuple[Piece, Index]]) -> bool:
