@@ -38,7 +38,7 @@ DROP_IN = {
     "zoo": "compile, check and time models of torchvision, timm and other libraries",
     "optimized": "what transconv.optimize keeps of whole models, and the times of all sides",
     "overhead": "measure the host time of one warm call, and torch's",
-    "graph-checks": "time first calls of models with and without their comparison with torch",
+    "graph-checks": "time the parts of compiled models' first calls, with and without checks",
     "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
     "first-calls": "measure what a new size costs the host, with kernels for any size",
     "auto-sizes": "time calls whose sizes change with default settings, and who answers them",

@@ -91,7 +91,7 @@ def graphs_as_on_gpu() -> Iterator[Launched]:
         yield found
 
 
-def _start_text(self: Launch, tensors: Any) -> None:
+def _start_text(self: Launch, tensors: Any, judge: Any = None) -> None:
     if self.begin is None:
         self.begin, self.device = self.plan.starter(None, True, self.names), None  # type: ignore
     assert self.begin is not None

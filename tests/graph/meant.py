@@ -40,8 +40,8 @@ class Meant:
         """Results are looked at every time."""
         return None, ()
 
-    def start_prepacked(self, tensors: Sequence[Tensor], store: Any) -> None:
-        """Nothing is copied."""
+    def start_prepacked(self, tensors: Sequence[Tensor], store: Any, judge: Any = None) -> None:
+        """Nothing is copied, nor judged."""
         self.start(tensors)
 
     def start(self, tensors: Sequence[Tensor]) -> None:

@@ -201,10 +201,37 @@ def test_few_kernels_or_one_core_start_none(
 def test_a_kernel_of_which_a_process_died_is_refused(processes: AtOnce) -> None:
     processes.says = {"reason": "the compiler's process died (signal 11)", "died": True}
     called(Chain().to("meta"), 2, 16, 8, 8)
-    text = processes.asked[0]
+    text = next(t for t in processes.asked if t.startswith("compute"))
     with pytest.raises(Unsupported, match=f"{text.split()[1]} for sm_90: .*signal 11") as caught:
         compiled_launch.launch(text, torch.device("meta"), True, "now")
     assert caught.value.reason == "compile:failed"
+
+
+def test_products_are_begun_first(processes: AtOnce) -> None:
+    called(Chain().to("meta"), 2, 16, 8, 8)
+    kinds = [text.startswith("compute") for text in processes.asked]
+    assert kinds == sorted(kinds) and not all(kinds)
+
+
+def test_the_backward_graph_is_compiled_before_the_forward_one_runs(
+    processes: AtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both graphs' kernels are handed over while torch traces, and equal ones once."""
+    seen: list[list[str]] = []
+    real = torch_compile._Graph.__call__
+
+    def call(self: Any, given: list[Any]) -> Any:
+        seen.append([*processes.asked])
+        return real(self, given)
+
+    monkeypatch.setattr(torch_compile._Graph, "__call__", call)
+    model = Chain().to("meta")
+    run = torch.compile(model, backend=transconv.graph.backend, options={"rest": "eager"})
+    made = run(torch.empty(2, 16, 8, 8, device="meta", requires_grad=True))
+    made.sum().backward()
+    directions = {job["direction"] for job in processes.jobs}
+    assert {"fwd", "bwd_d", "bwd_w"} <= directions
+    assert len(seen) == 2 and seen[0] == seen[1] == processes.asked
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from transconv import runtime
-from transconv.backend_triton import Compilers
+from transconv.backend_triton import Compilers, offline_compilation
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.offline_compilation import Child
@@ -487,6 +488,39 @@ def test_an_answer_after_the_end_is_heard_by_nobody() -> None:
     pool.close()
     pool.submit({}, lambda _: pytest.fail("heard"))
     assert not pool.children
+
+
+def test_urgent_jobs_are_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait already keep their order."""
+    free, taken, over = threading.Event(), list[Any](), threading.Event()
+
+    class Answering:
+        def __init__(self, *_: Any) -> None: ...
+
+        def ask(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+            free.wait(10.0)
+            return job
+
+        def kill(self) -> None: ...
+
+        close = kill
+
+    monkeypatch.setattr(offline_compilation, "Child", Answering)
+    pool = Compilers("nothing", {}, 1)
+
+    def done(answer: dict[str, Any]) -> None:
+        taken.append(answer["n"])
+        if len(taken) == 5:
+            over.set()
+
+    pool.submit({"n": 0}, done)
+    while not pool.jobs.empty():  # until the process has begun it
+        time.sleep(0.01)
+    for n in range(1, 5):
+        pool.submit({"n": n} | ({"urgent": True} if n > 2 else {}), done)
+    free.set()
+    assert over.wait(10.0) and taken == [0, 3, 4, 1, 2]
+    pool.close()
 
 
 def test_what_is_compiled_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

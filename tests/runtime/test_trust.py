@@ -548,3 +548,68 @@ def test_folders_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert check_records.look_up(path.stem) == ""
+
+
+# -- in graphs, whose first results torch's operators make, too ------------------------------------
+
+
+def of_graph(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What a compiled graph of one convolution makes."""
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda a, b: F.conv2d(a, b, padding=1).relu(),
+        backend=transconv.graph.backend,
+        options={"rest": "eager"},
+    )
+    made: torch.Tensor = run(x, w)
+    return made
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The plans of which samples are looked at."""
+    found: list[object] = []
+    look = first_run_check._launch_and_look
+
+    def looked(plan: Any, tensors: Any) -> Any:
+        found.append(plan)
+        return look(plan, tensors)
+
+    monkeypatch.setattr(first_run_check, "_launch_and_look", looked)
+    return found
+
+
+@interpreted
+def test_what_torch_agrees_with_needs_no_samples(samples: list[object]) -> None:
+    t = tensors_of(PLAIN, Prop.FWD)
+    wanted = F.conv2d(t["src"], t["wei"], padding=1).relu()
+    torch.testing.assert_close(of_graph(t["src"], t["wei"]), wanted, rtol=1e-2, atol=1e-2)
+    assert not samples and check_records.proved()
+    assert transconv.stats().compared == {"right": 1}
+
+
+@interpreted
+def test_dull_data_of_a_graph_need_samples(samples: list[object]) -> None:
+    t = tensors_of(PLAIN, Prop.FWD)
+    of_graph(t["src"], torch.ones_like(t["wei"]))
+    assert samples and check_records.proved()
+
+
+@interpreted
+def test_samples_say_which_kernel_of_a_graph_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, samples: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch's operators and the samples find it; the next best kernel takes over, and is torch's."""
+    honest, seen = steps.emit, list[str]()
+
+    def emit(*args: Any) -> str:
+        source: str = honest(*args)
+        seen.append(next(line for line in source.splitlines() if "schedule " in line))
+        return source.replace("tl.dot(x_1, ", "tl.dot(x_1 * 1.25, ") if seen[-1] == seen[0] else source
+
+    monkeypatch.setattr(steps, "emit", emit)
+    t = tensors_of(PLAIN, Prop.FWD)
+    wanted = F.conv2d(t["src"], t["wei"], padding=1).relu()
+    torch.testing.assert_close(of_graph(t["src"], t["wei"]), wanted, rtol=1e-2, atol=1e-2)
+    assert len(samples) == 1 and "rejected" in caplog.text and len({*seen}) > 1
+    assert not transconv.stats().fallback and transconv.stats().compared == {"right": 1}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import importlib.metadata
+import itertools
 import json
 import os
 import selectors
@@ -29,7 +30,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, PriorityQueue, SimpleQueue
 from typing import IO, Any
 
 from transconv.ir import DTYPES
@@ -202,9 +203,9 @@ Take = Callable[[], bool]
 
 
 class Compilers:
-    """Hands jobs to at most ``workers`` children of a module. Daemon threads wait for the answers: the
-    end of the program waits for none, and ``close`` kills the children. ``first``: a job for each new
-    child, before it takes one out of the queue."""
+    """Hands jobs to at most ``workers`` children of a module, those that are ``urgent`` before others.
+    Daemon threads wait for the answers: the end of the program waits for none, and ``close`` kills the
+    children. ``first``: a job for each new child, before it takes one out of the queue."""
 
     def __init__(
         self,
@@ -215,7 +216,8 @@ class Compilers:
     ) -> None:
         self.module, self.environment, self.workers = module, environment, max(1, workers)
         self.first = first
-        self.jobs: SimpleQueue[tuple[Take, dict[str, Any], Done]] = SimpleQueue()
+        self.jobs: PriorityQueue[tuple[bool, int, Take, dict[str, Any], Done]] = PriorityQueue()
+        self.count = itertools.count()
         self.lock = threading.Lock()
         self.children: set[Child] = set()
         self.closed = False
@@ -231,7 +233,7 @@ class Compilers:
         What comes back takes the job out of the queue."""
         take: Take = partial(threading.Lock().acquire, False)  # the first who acquires it has the job
         with self.lock:
-            self.jobs.put((take, job, done))
+            self.jobs.put((not job.get("urgent"), next(self.count), take, job, done))
             if len(self.children) < self.workers and not self.closed:
                 self._start()
         return take
@@ -248,7 +250,7 @@ class Compilers:
             _asked(child, first)
         while True:
             try:
-                take, job, done = self.jobs.get(timeout=IDLE_S)
+                _, _, take, job, done = self.jobs.get(timeout=IDLE_S)
             except Empty:
                 with self.lock:
                     if not self.jobs.empty():

@@ -53,6 +53,7 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "single_level_autograd": ("torch._functorch.utils", "enable_single_level_autograd_function"),
         # Graphs: what AOTAutograd takes, and what a backend learns of the compilation around it.
         "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
+        "aot_settings": ("torch._functorch", "config"),
         "core_aten_decompositions": ("torch._decomp", "core_aten_decompositions"),
         "get_decompositions": ("torch._decomp", "get_decompositions"),
         "min_cut_partition": ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),

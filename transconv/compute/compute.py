@@ -214,7 +214,7 @@ class Compute:
         """The view of the first store."""
         return self.writes[0].view
 
-    @property
+    @cached_property
     def acc(self) -> ir.DType:
         """The accumulator's type: that of the reduced value; f32 if nothing is reduced."""
         return self.sum.value.dtype if self.sum else f32
@@ -366,7 +366,7 @@ class Compute:
         """Whether this computes one of several stride phases of a result."""
         return self.part is not None and self.does == "compute"
 
-    @property
+    @cached_property
     def sums_positions(self) -> bool:
         """Whether the sum runs over positions."""
         return any(x.role == "position" for x in self.axes_of("K"))

@@ -17,6 +17,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -403,7 +404,15 @@ def _parts(text: str) -> list[str]:
 
 def facts_of_scope(scope: ComputeScope) -> Facts:
     """The ranges of the axes of a text."""
-    return facts_of_axes(scope.axes, facts_of(scope.named), scope.extents)
+    return _ranges(tuple(scope.axes.items()), scope.named, tuple(scope.extents.items()))
+
+
+@lru_cache(maxsize=256)
+def _ranges(
+    axes: tuple[tuple[str, int], ...], named: ir.Sizes | None, extents: tuple[tuple[str, ir.Expr], ...]
+) -> Facts:
+    """``facts_of_axes``, of which texts of the same axes share what is simplified by them."""
+    return facts_of_axes(dict(axes), facts_of(named), dict(extents))
 
 
 def facts_of_axes(

@@ -33,7 +33,7 @@ from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedCall
 from transconv.runtime import SIZES, Batch, PlanRequest, Waiting, collect, is_collecting, torch_internals
-from transconv.support import TransconvError, Unsupported
+from transconv.support import TransconvError, Unsupported, without_collections
 from transconv.target import TARGETS, Target
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.torch_ops.conversion.aten_replacement import aten
@@ -121,7 +121,11 @@ def backend(
         partition_fn=aot_graphs.divided,
         keep_inference_input_mutations=True,
     )
-    return _marked(run(gm, example_inputs), made)
+    # The backward graph is planned while processes compile the forward graph's kernels, and its own are
+    # compiled while the first forward call runs.
+    both = torch_internals.aot_settings.patch(force_non_lazy_backward_lowering=True)
+    with both, without_collections():
+        return _marked(run(gm, example_inputs), made)
 
 
 def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:

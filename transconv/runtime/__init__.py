@@ -32,7 +32,7 @@ from transconv.runtime.compilation.plan_request import (
 )
 from transconv.runtime.compilation.recompilation import Compared, compare
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
-from transconv.runtime.first_run_check import first_result
+from transconv.runtime.first_run_check import beside_samples, by_samples, first_result
 from transconv.runtime.launch import (
     SIZES,
     Copy,
@@ -89,8 +89,10 @@ __all__ = [
     "begin",
     "begin_processes",
     "beside",
+    "beside_samples",
     "build",
     "build_compute",
+    "by_samples",
     "collect",
     "collecting",
     "compare",

@@ -37,6 +37,8 @@ log = logging.getLogger("transconv.trust")
 Made = TypeVar("Made", bound=Plan)
 DRIVER = "Triton Error ["  # what Triton says of an error of the driver begins so
 ROOM = 1 << 29  # bytes of tensors on which a result is checked that no call has asked for
+CORNER = 8  # elements along each dim of an operand, which are looked at
+FEW = 16  # elements of a result that say little
 SIDE = 32  # the longest of a size that is an argument of a result before the first call, where it may be
 
 
@@ -92,6 +94,27 @@ def by_samples(plan: Plan, tensors: Tensors, aligned: bool) -> FirstRunVerdict:
         _let_go(error)
         return FirstRunVerdict(f"{type(error).__name__}: {error}", _suspects(plan, tensors), lasting=False)
     return FirstRunVerdict(reason, blamed)
+
+
+def beside_samples(agrees: Callable[[], bool]) -> Judge:
+    """Launch, and hold the result against another implementation's by ``agrees``, where operands and
+    result say enough. What is not found right so is looked at by samples: these alone say whether a
+    kernel is to blame."""
+
+    def judge(plan: Plan, tensors: Tensors, aligned: bool) -> FirstRunVerdict:
+        try:
+            if not _in_part(plan.workload) and _vary(plan.workload.results, tensors):
+                _clear(plan, tensors)
+                plan.launch(**tensors)
+                if agrees() and _tell(plan.workload.results, tensors):
+                    return FirstRunVerdict()
+        except Exception as error:
+            if not isinstance(error, Miscompiled) and not _is_tritons(error):
+                raise
+            _let_go(error)
+        return by_samples(plan, tensors, aligned)
+
+    return judge
 
 
 def run(plan: Made, tensors: Tensors, judge: Judge = by_samples) -> Made:
@@ -254,9 +277,7 @@ def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanSt
     afterwards."""
     kept = {name: tensors[name].clone() for name in _in_part(plan.workload)}
     try:
-        for name in plan.workload.results:  # so that elements that are not written are found
-            t = tensors[name]
-            t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
+        _clear(plan, tensors)
         began = time.perf_counter()
         plan.launch(**tensors)
         log.debug("loaded and launched in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
@@ -269,6 +290,34 @@ def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanSt
     if not found.reason:
         return "", (), found.weak
     return found.reason, _blamed(plan, found.wrong, tensors), found.weak
+
+
+def _clear(plan: Plan, tensors: Tensors) -> None:
+    """Fill results, so that elements that are not written are found."""
+    for name in plan.workload.results:
+        t = tensors[name]
+        t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
+
+
+def _vary(results: Sequence[str], tensors: Tensors) -> bool:
+    """Whether the first elements of each operand have more than one value: data that are all alike could
+    hide errors."""
+    corners = [
+        t[(slice(CORNER),) * t.dim()]
+        for name, t in tensors.items()
+        if name not in results and not isinstance(t, float) and t.numel() > 1
+    ]
+    return all(bool((c != c.flatten()[0]).any()) for c in corners)
+
+
+def _tell(results: Sequence[str], tensors: Tensors) -> bool:
+    """Whether each result has more than a few elements, of which 0 would not do for most (see
+    ``SampleOutcome.weak``)."""
+    count = torch_module().count_nonzero
+    return all(
+        tensors[name].numel() >= FEW and 8 * int(count(tensors[name])) >= tensors[name].numel()
+        for name in results
+    )
 
 
 def _in_part(workload: Workload) -> list[str]:

@@ -241,7 +241,9 @@ class Launch:
         begin = self._starter(self.device, spaces=True)
         return (self.begin, ()) if begin is None else (begin, plan.spaces())
 
-    def start_prepacked(self, tensors: Sequence[Any], store: PrepackStore) -> None:
+    def start_prepacked(
+        self, tensors: Sequence[Any], store: PrepackStore, judge: Judge = by_samples
+    ) -> None:
         """As ``start``; what the plan copies first is copied once of a tensor that the store knows, and
         found by the tensor itself at every launch."""
         divided = self.divided
@@ -250,7 +252,7 @@ class Launch:
             if made is not None:
                 self._start_rest(place, halves, tensors, made)
                 return
-        self.start(tensors)
+        self.start(tensors, judge)
         if divided is None or divided.plan is not self.plan:
             divided = self.divided = DividedPlan(self.plan, () if self.indexed else self.names)
         for place, halves in divided.copied:

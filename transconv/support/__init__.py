@@ -31,7 +31,7 @@ from transconv.support.files import (
     why_unwritable,
 )
 from transconv.support.memory_cache import Cache, forget_all
-from transconv.support.python_functions import defined, executed, factory
+from transconv.support.python_functions import defined, executed, factory, without_collections
 from transconv.support.records import Content, Drawer
 from transconv.support.versions import (
     DIRECT,
@@ -79,4 +79,5 @@ __all__ = [
     "why_foreign",
     "why_untrusted",
     "why_unwritable",
+    "without_collections",
 ]

@@ -124,11 +124,22 @@ class FusionGroup:
 
     def positions(self, shape: Sequence[Length]) -> list[Index]:
         """Positions in a shape that has as many elements as the group, or rows: counted alike."""
-        found = []
-        for at, sizes in (self.space, self.rows):
-            if self.product is None and prod(sizes) == prod(shape):
-                found.append(self.simple(reshape(shape, sizes)(tuple(at))))
-        return found
+        if self.product is not None:
+            return []
+        ways = (
+            _counted(tuple(shape), tuple(n), tuple(at), self.facts) for at, n in (self.space, self.rows)
+        )
+        return [at for at in ways if at is not None]
+
+
+@lru_cache(maxsize=1024)  # values of one shape are many, and so are groups of the same axes
+def _counted(
+    shape: tuple[Length, ...], sizes: tuple[Length, ...], at: Index, facts: Facts
+) -> Index | None:
+    """The position in a shape of the element at a position of axes; None where those have others."""
+    if prod(sizes) != prod(shape):
+        return None
+    return tuple(simplify(e, facts) for e in reshape(shape, sizes)(at))
 
 
 def refined(shape: Sequence[Length], others: Sequence[Sequence[Length]]) -> list[Length]:

@@ -247,9 +247,12 @@ def ingredients(piece: Piece, stored: set[Piece]) -> Iterator[Piece]:
     while left:
         at = left.pop()
         yield at
-        if not isinstance(at, RegionInput) and at not in stored:
-            left += [x for x in dict.fromkeys(at.operands) if x not in seen]
-            seen |= {*at.operands}
+        if at in stored or isinstance(at, RegionInput):
+            continue
+        for x in at.operands:
+            if x not in seen:
+                seen.add(x)
+                left.append(x)
 
 
 def sources(piece: Piece, stored: set[Piece]) -> set[Piece]:

@@ -124,8 +124,10 @@ class Planner:
             if found is not None and (found is not within or at in self.cut):
                 most = max(most, found.number)
                 continue
-            left += [x for x in at.operands if x not in seen]
-            seen |= {*at.operands}
+            for x in at.operands:
+                if x not in seen:
+                    seen.add(x)
+                    left.append(x)
         return most
 
     def fits(self, piece: Piece, at: Index, group: FusionGroup, seen: set[tuple[Piece, Index]]) -> bool:
@@ -194,15 +196,15 @@ class Planner:
 
     def position(self, piece: Piece, group: FusionGroup) -> Index | None:
         """Where a value stands in a group that has its operands."""
-        found = []
+        found: dict[Index, None] = {}
         for x in piece.operands:
             if (own := group.at.get(x)) is not None:
                 if isinstance(piece, MovedView) and piece.back:
-                    found.append(group.simple(piece.back(own)))
+                    found[group.simple(piece.back(own))] = None
                 elif isinstance(piece, Mapped):
-                    found.append(own)
-        found += group.positions(piece.shape)
-        return next((at for at in dict.fromkeys(found) if self.fits(piece, at, group, set())), None)
+                    found[own] = None
+        found |= dict.fromkeys(group.positions(piece.shape))
+        return next((at for at in found if self.fits(piece, at, group, set())), None)
 
     # -- stores ----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -61,6 +62,8 @@ from transconv.runtime import (
     PlanRequest,
     Spaces,
     Waiting,
+    beside_samples,
+    by_samples,
     on_device,
     rehearsal_thread,
     torch_internals,
@@ -442,8 +445,11 @@ class RegionLaunches(RegionPlan):
         """What starts a kernel, and looks at results that are new. Raises Refused."""
 
         def start(*tensors: Tensor) -> None:
+            judge = (
+                by_samples if looked is None else beside_samples(partial(looked.agrees, kernel, tensors))
+            )
             try:
-                by.start_prepacked(tensors, inference)
+                by.start_prepacked(tensors, inference, judge)
                 if looked is not None:
                     looked.look(kernel, tensors)
                 rehearsal_thread.thread.rest()

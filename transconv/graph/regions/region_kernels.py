@@ -16,7 +16,7 @@ A map reads all elements of a tile before it writes them, and no two tiles have 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -94,26 +94,16 @@ def launches(
     ranked: set[Workload] = set()
     while True:
         plan = planned(ends, rates, apart, again, free)
-        kernels: list[RegionKernel] = []
-        for group in plan.groups:
-            try:
-                kernels += _kernels(group, plan, symbols.known) if group.stores else []
-            except TransconvError as error:
-                raise refusal(group, plan, region, error) from error
+        products = _written((g for g in plan.groups if g.product), plan, region, symbols.known)
+        deciding = {k: p for own in products.values() for k in own if (p := k.group.product)}
         for _ in range(STEPS):  # what is estimated first tells what else has to be
             work = {
-                w: None
-                for k in kernels
-                if k.group.product
-                for w in to_estimate(k, plan, rates, ranked)
-                if w not in ranked
+                w: None for k in deciding for w in to_estimate(k, plan, rates, ranked) if w not in ranked
             }
             rank(PlanRequest(w, target, deterministic()) for w in work)
             ranked |= work.keys()
         if less := {
-            k.group.product: why
-            for k in kernels
-            if k.group.product and (why := why_instead(k, plan, rates, upsampling))
+            p: why for k, p in deciding.items() if (why := why_instead(k, plan, rates, upsampling))
         }:
             for product, why in less.items():
                 assert product.instead is not None
@@ -121,20 +111,18 @@ def launches(
                 apart[product] = (MaterializeReason(why),)
             continue
         late = {
-            k.group.product: why
-            for k in kernels
-            if k.group.product
-            and len(apart.get(k.group.product, ())) < STEPS
-            and (why := why_apart(k, plan, target, rates))
+            p: why
+            for k, p in deciding.items()
+            if len(apart.get(p, ())) < STEPS and (why := why_apart(k, plan, target, rates))
         }
-        read: dict[Piece, str] = {
-            k.group.product: why for k in kernels if k.group.product and (why := why_again(k, rates))
-        }
+        read: dict[Piece, str] = {p: why for k, p in deciding.items() if (why := why_again(k, rates))}
         again |= read
         if not late and not read:
             break
         for product, why in late.items():
             apart[product] = (*apart.get(product, ()), step(product, plan.stored, why))
+    others = _written((g for g in plan.groups if not g.product), plan, region, symbols.known)
+    kernels = [k for g in plan.groups for k in (products if g.product else others)[g]]
     inputs = [
         (i, x, region.pieces[x])
         for i, x in enumerate(region.inputs)
@@ -167,6 +155,20 @@ def _free(region: Region, handed: Sequence[Handed]) -> set[Piece]:
         for node, h in zip(region.outputs, handed, strict=True)
     ]
     return {h.piece for h, own in ends if own} - {h.piece for h, own in ends if not own}
+
+
+def _written(
+    groups: Iterable[FusionGroup], plan: FusionPlan, region: Region, known: Known
+) -> dict[FusionGroup, list[RegionKernel]]:
+    """The kernels of groups. Only those of products decide what is planned next: others are written when
+    all is decided."""
+    found: dict[FusionGroup, list[RegionKernel]] = {}
+    for group in groups:
+        try:
+            found[group] = _kernels(group, plan, known) if group.stores else []
+        except TransconvError as error:
+            raise refusal(group, plan, region, error) from error
+    return found
 
 
 def _kernels(group: FusionGroup, plan: FusionPlan, known: Known) -> list[RegionKernel]:

@@ -182,6 +182,22 @@ class WatchedCall:
             checks.note(key, took, got)
         return ""
 
+    def took(self, key: object, name: str, got: Tensor, tf32: bool) -> float | None:
+        """The seconds in which a result was found to be torch's; None where it was not. Nothing is noted:
+        ``difference`` tells what it is then."""
+        began = time.perf_counter()
+        try:
+            self.expect_room(name, got)
+            with without_modes():
+                why = difference(self.values, name, got, tf32)
+        except torch.OutOfMemoryError:
+            return None
+        except LOST:
+            raise
+        except Exception:
+            return None
+        return None if why else time.perf_counter() - began
+
     def is_slow_at_first(self, seconds: float, got: Tensor) -> bool:
         """Whether to compare once more, to know how long it takes: a GPU's first call of an operation
         loads what it needs, and further sizes are compared in less than ``STALL``."""
@@ -264,17 +280,42 @@ class RegionWatch:
     def look(self, kernel: RegionKernel, tensors: Sequence[Tensor]) -> None:
         """Compare what a kernel has stored, once all of it is there. Raises Unsupported where it is not
         torch's."""
-        stored = tensors[len(kernel.given) :]
         tf32 = _rounds(kernel.workload)
-        for piece, t in zip(kernel.stored, stored, strict=True):
-            if self.last[piece] is not kernel or not (names := self.names.get(piece)):
-                continue
-            name = min(names, key=lambda n: self.watch.values.of.order.get(n, 0))
-            if name not in self.watch.values.settled:
+        for piece, t in zip(kernel.stored, tensors[len(kernel.given) :], strict=True):
+            if name := self.name(piece, kernel):
                 if why := self.watch.difference(kernel, name, t, tf32, [kernel.workload]):
                     self.blamed = self.makers(name)
                     raise Unsupported("wrong", why)
                 self.watch.values.enter(name, t)
+
+    def name(self, piece: Piece, kernel: RegionKernel) -> str:
+        """What torch calls a value of which a kernel has stored the last part; empty if nothing else asks
+        for it, or it was compared."""
+        names = self.names.get(piece)
+        if self.last[piece] is not kernel or not names:
+            return ""
+        name = min(names, key=lambda n: self.watch.values.of.order.get(n, 0))
+        return "" if name in self.watch.values.settled else name
+
+    def agrees(self, kernel: RegionKernel, tensors: Sequence[Tensor]) -> bool:
+        """Whether all that a kernel has stored is torch's, in the first call of a graph of numbers. It is
+        known then, and not compared again."""
+        watch, tf32 = self.watch, _rounds(kernel.workload)
+        if watch.named or watch.chosen is not None or kernel in watch.checks.agreed:
+            return False
+        state, times = watch.values.state(), list[tuple[float, Tensor]]()
+        for piece, t in zip(kernel.stored, tensors[len(kernel.given) :], strict=True):
+            name = self.name(piece, kernel)
+            took = watch.took(kernel, name, t, tf32) if name in watch.values.pending else None
+            if took is None:
+                watch.values.restore(state)
+                return False
+            watch.values.enter(name, t)
+            times.append((took, t))
+        for took, t in times:
+            stats.held("right", round(took * 1e6))
+            watch.checks.note(kernel, took, t)
+        return True
 
     def makers(self, name: str) -> frozenset[str]:
         """The nodes of the region that make a value of known ones, by their names."""

@@ -202,19 +202,22 @@ class BatchCompile:
 def begin(questions: Iterable[PlanRequest]) -> BatchCompile | None:
     """Have processes, one for each core, compile the kernels of all questions that have none, each once.
     None where they would gain nothing: there is one core, or hardly a kernel, or no folder in which they
-    could leave what they make."""
-    waiting = [q for q in _many(questions) if not _is_ready(q)]
+    could leave what they make. The longest are begun first, so that no process is at one of them when
+    the others are out of work."""
+    waiting = sorted((q for q in _many(questions) if not _is_ready(q)), key=_work, reverse=True)
     return BatchCompile(waiting, min(cores(), len(waiting))) if len(waiting) > FEW else None
 
 
 def rank(questions: Iterable[PlanRequest]) -> None:
     """Have processes, one for each core, rank the schedules of questions that have no estimate, and wait:
-    they leave both on disk. Does nothing where ``begin`` begins nothing."""
+    they leave both on disk, before they compile what others wait for. Does nothing where ``begin`` begins
+    nothing."""
     waiting = [q for q in _many(questions) if not is_estimated(q.workload, q.target)]
     if len(waiting) > FEW:
         log.info("ranking the schedules of %d problems in processes", len(waiting))
         jobs = _Jobs(
-            [q.job | {"rank": True} for q in waiting], async_compile.compilers(min(cores(), len(waiting)))
+            [q.job | {"rank": True, "urgent": True} for q in waiting],
+            async_compile.compilers(min(cores(), len(waiting))),
         )
         for _ in jobs.ended():
             pass
@@ -226,6 +229,12 @@ def _many(questions: Iterable[PlanRequest]) -> list[PlanRequest]:
     if len(found) <= FEW or cores() < 2 or plan_cache.DRAWER.path("plan") is None:
         return []
     return found
+
+
+def _work(question: PlanRequest) -> tuple[int, int]:
+    """How long a question takes, beside others: products, and what else is computed."""
+    made = question.workload.computations
+    return sum(c.factors is not None for c in made), len(made)
 
 
 def _is_ready(question: PlanRequest) -> bool:

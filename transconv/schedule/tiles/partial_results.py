@@ -49,7 +49,7 @@ from transconv.compute import (
     with_roles,
 )
 from transconv.compute.analysis import statistics as stat
-from transconv.schedule.counts import k_steps, programs, tile
+from transconv.schedule.counts import by_tile, k_steps, programs, tile
 from transconv.schedule.schedule import Block, Schedule
 from transconv.target import Target
 
@@ -91,16 +91,20 @@ PROGRAM = ir.Var("program")
 """The number of a persistent program, which carries its statistics from tile to tile."""
 
 
-@lru_cache(maxsize=1024)
 def carried(compute: Compute, schedule: Schedule) -> bool:
     """Whether persistent programs carry the statistics from tile to tile: those of rows or of a map, whose
     tiles hold every position that is kept."""
-    if (
-        compute.factors is not None
-        or not compute.statistics
-        or not (0 < schedule.programs < programs(schedule, compute))
-    ):
-        return False
+    return (
+        compute.factors is None
+        and bool(compute.statistics)
+        and 0 < schedule.programs < programs(schedule, compute)
+        and _holds_every(compute, schedule)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _holds_every(compute: Compute, schedule: Schedule) -> bool:
+    """Whether each tile has all places of all statistics."""
     return all(w.op != "squares" and _holds_all(w, compute, schedule) for w in compute.statistics)
 
 
@@ -156,11 +160,15 @@ def _sides(compute: Compute, tile: tuple[Block, ...]) -> list[list[Block]]:
 
 def reduced_sides(write: Write, compute: Compute, schedule: Schedule) -> str:
     """The sides of a product's tile that a statistic reduces in registers: of B, M and N."""
+    return _reduced(schedule.blocks, compute, write)
+
+
+@by_tile
+def _reduced(tile: tuple[Block, ...], compute: Compute, write: Write) -> str:
     kept = stat.kept(write) or {}
-    sides = blocks_of_sides(compute, schedule)
     return "".join(
         compute.kind(blocks[0].first)
-        for blocks in sides
+        for blocks in _sides(compute, tile)
         if all(is_within(b, kept, compute) for b in blocks)
     )
 
@@ -218,10 +226,18 @@ def workspace(write: Write, compute: Compute, schedule: Schedule) -> ir.Tensor:
 
 def left_bytes(compute: Compute, schedule: Schedule) -> int:
     """The bytes of all parts."""
-    return sum(
-        prod(d.size for d in along(w, compute, schedule)) * w.view.tensor.dtype.bytes
-        for w in compute.statistics
-    )
+    if carried(compute, schedule):
+        return sum(_bytes(w, along(w, compute, schedule)) for w in compute.statistics)
+    return _left(schedule.blocks, compute)
+
+
+@by_tile
+def _left(tile: tuple[Block, ...], compute: Compute) -> int:
+    return sum(_bytes(w, _of_tile(w, compute, tile)) for w in compute.statistics)
+
+
+def _bytes(write: Write, dims: Sequence[WorkspaceDim]) -> int:
+    return prod(d.size for d in dims) * write.view.tensor.dtype.bytes
 
 
 def part_spaces(compute: Compute, schedule: Schedule) -> list[ir.Tensor]:
