@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.environment import at_hand, versions
+from bench.environment import VERSIONS, at_hand, versions
 from bench.issues import short
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
@@ -34,10 +34,7 @@ COLUMNS = (
     "check_s",
     "second_ms",
     "compared",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 KEY = ("model", "what", "cache", "check", "turn", "device", "commit")
 MODELS = ("resnet50", "convnext_tiny", "mobilenet_v3_large")
