@@ -37,7 +37,7 @@ def test_a_compiler_that_read_its_backends_before_learns_of_this_one() -> None:
         "registry._BACKENDS.pop('transconv', None); import transconv; "
         "print(registry.lookup_backend('transconv').__module__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = programs.run(["-c", code], cwd=ROOT, check=True)
     assert done.stdout.strip().startswith("transconv.graph")
 
 
