@@ -184,4 +184,5 @@ if __name__ == "__main__":
 
     gc.collect()
     gc.freeze()
+    gc.set_threshold(500_000, 50, 100)  # as in the tests
     become(**serve(socket.socket(fileno=int(sys.argv[1]))))
