@@ -156,6 +156,15 @@ def ended_programs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Workers of pools start without importing torch."""
+    from tests import forked_workers
+
+    with forked_workers.forked_workers():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def few_threads() -> Iterator[None]:
     """Problems are small, so that more threads would be slower."""
     import torch
