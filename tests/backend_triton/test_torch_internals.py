@@ -67,9 +67,9 @@ x, w = torch.randn(2, 4, 5, 6, requires_grad=True), torch.randn(3, 4, 3, 3, requ
 def same(made, want):
     torch.testing.assert_close(made, want, rtol=1e-4, atol=1e-4)
 
-for sizes in ("exact", "any"):
+for sizes, heights in (("exact", (5,)), ("any", (5, 7))):
     transconv.config.sizes = sizes
-    for height in (5, 7):
+    for height in heights:
         x = torch.randn(2, 4, height, 6, requires_grad=True)
         made, want = transconv.conv2d(x, w), torch.nn.functional.conv2d(x, w)
         same(made, want)
