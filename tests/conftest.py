@@ -217,6 +217,12 @@ def own_switches() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_garbage() -> None:
+    """Collections of garbage look at what the test makes, not at what others have left."""
+    gc.freeze()
+
+
+@pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of the test's own, and none of the tuned rows that the package brings."""
     from transconv.conv import compiler

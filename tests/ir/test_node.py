@@ -143,6 +143,7 @@ def test_object_map_behaves_like_a_searched_list(keys: list[ir.Expr]) -> None:
     assert all(table[k] == v for k, v in pairs)
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_unused_nodes_are_forgotten() -> None:
     gone = weakref.ref(ir.Var("nobody_keeps_this") + 12345)
     gc.collect()
