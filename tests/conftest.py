@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests import programs
 
@@ -106,6 +107,19 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(500_000, 50, 100)
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A worker sends one report of a test that passed, with the time of set-up and tear-down in it:
+    messages take longer than many tests."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    telling = [r for r in reports if r.when == "call" or not r.passed]
+    telling[0].duration = sum(r.duration for r in reports)
+    for report in telling:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
