@@ -53,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare_process() -> None:
+    gc.disable()  # until all files are imported
     import torch
 
     os.environ.setdefault("TRANSCONV_VERIFY", "1")
@@ -102,10 +103,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What is there once all files are imported stays: no garbage collection looks at it again. The
-    others come less often, since kernels leave many nodes and few cycles."""
+    """What is there once all files are imported stays: no garbage collection looks at it again. They
+    come less often than by default, since kernels leave many nodes and few cycles."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(500_000, 50, 100)
 
 
