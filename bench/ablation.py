@@ -49,10 +49,7 @@ COLUMNS = (
     "spread",
     "verdict",
     "reason",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("problem", "prop", "base", "what", "variant")
 SAME = "same text"

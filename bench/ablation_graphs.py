@@ -26,10 +26,7 @@ COLUMNS = (
     "rmse",
     "compile_s",
     "error",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("model", "variant")
 BASE = "as chosen"

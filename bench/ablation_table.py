@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bench import ablation_graphs
+from bench.environment import VERSIONS
 from bench.tables import geometric_mean, markdown
 from transconv.conv import DIRECTIONS
 from transconv.passes import PIPELINE
@@ -113,7 +114,7 @@ def document(rows: Sequence[Row], graphs: Sequence[Row] = ()) -> str:
     """The whole page, Markdown; ``graphs``: rows of bench/ablation_graphs.py."""
     if not rows:
         return "# Ablation\n\nNothing was measured.\n"
-    found = [sorted({r[c] for r in rows}) for c in ("device", "torch", "triton", "commit")]
+    found = [sorted({r[c] for r in rows}) for c in VERSIONS]
     source = "Measured on {}, torch {}, Triton {}, commit {}.".format(*(", ".join(f) for f in found))
     parts = [
         "# Ablation: what each pass and each word of the schedule earns",

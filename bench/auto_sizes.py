@@ -51,10 +51,7 @@ COLUMNS = (
     "phases",
     "us",
     "own_us",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("case", "side", "device")
 SIDES = (

@@ -42,10 +42,7 @@ COLUMNS = (
     "kernels",
     "rejected",
     "seconds",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("problem", "prop", "epilogue")
 # The words of a table for benchdnn's; a kernel that trust.py rejects never reaches a user.

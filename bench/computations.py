@@ -11,27 +11,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from bench.environment import ROOT, at_hand, versions
+from bench.environment import ROOT, VERSIONS, at_hand, versions
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.target import detect
 from transconv.verify.computation import ComputationCase
 
 FOLDER = ROOT / "bench" / "computes"
-COLUMNS = (
-    "compute",
-    "exact",
-    "float",
-    "max_err",
-    "us",
-    "torch_us",
-    "inductor_us",
-    "schedule",
-    "device",
-    "torch",
-    "triton",
-    "commit",
-)
+COLUMNS = ("compute", "exact", "float", "max_err", "us", "torch_us", "inductor_us", "schedule", *VERSIONS)
 Tensors = dict[str, torch.Tensor]
 
 # What a user of torch writes instead.

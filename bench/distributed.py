@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from bench.environment import ROOT, at_hand, device_name, versions, worker_environment
+from bench.environment import ROOT, VERSIONS, at_hand, device_name, versions, worker_environment
 from bench.tables import markdown, two_digits
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable, Row, number
@@ -42,10 +42,7 @@ COLUMNS = (
     "start_s",
     "says",
     "error",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 KEY = ("model", "side", "ranks")
 

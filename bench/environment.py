@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+VERSIONS = ("device", "torch", "triton", "commit")
 
 
 @cache
@@ -60,7 +61,7 @@ def at_hand(device: str = "") -> str:
 
 
 def versions() -> dict[str, str]:
-    """The columns device, torch, triton and commit."""
+    """The columns VERSIONS."""
     found = {"device": device_name(), "commit": commit()}
     for name in ("torch", "triton"):
         try:

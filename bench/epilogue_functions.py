@@ -13,11 +13,11 @@ import torch
 from triton.testing import do_bench
 
 import transconv
-from bench.environment import expect_gpu, versions
+from bench.environment import VERSIONS, expect_gpu, versions
 
 Tensor = torch.Tensor
 POSITIONS, FEATURES = 1 << 18, 96
-COLUMNS = ("behind", "us", "torch_us", "off", "off_torch", "device", "torch", "triton", "commit")
+COLUMNS = ("behind", "us", "torch_us", "off", "off_torch", *VERSIONS)
 TEXT = """compute {name}
     tensor x f16 [m={m}, ic={n}]
     tensor w f16 [oc={n}, ic={n}]

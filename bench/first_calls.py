@@ -24,7 +24,7 @@ import torch
 
 import transconv
 from bench import faked_launches
-from bench.environment import at_hand, versions
+from bench.environment import VERSIONS, at_hand, versions
 from bench.issues import short
 from bench.size_calls import Call, host_us, switched
 from transconv.cli.arguments import ranges
@@ -41,10 +41,7 @@ COLUMNS = (
     "later_us",
     "functions",
     "sizes",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 KEY = ("layer", "direction", "device")
 # name -> channels in and out, filter, stride, groups, sides of an image

@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from bench.environment import VERSIONS
 from transconv.tuning.table import CsvTable
 
 VERDICTS = ("passed", "refused", "resources", "failed", "crash", "error", "timeout")
@@ -21,10 +22,7 @@ COLUMNS = (
     "seconds",
     "target",
     "interpreted",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
     "programs",
 )
 KEY = ("seed", "first", "commit")

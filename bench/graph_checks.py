@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from bench import models
-from bench.environment import at_hand, versions
+from bench.environment import VERSIONS, at_hand, versions
 from bench.issues import short
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
@@ -50,10 +50,7 @@ COLUMNS = (
     "rest_s",
     "second_ms",
     "compared",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 KEY = ("model", "what", "cache", "check", "turn", "device", "commit")
 MODELS = ("resnet50", "convnext_t", "mobilenetv3", "unet2d")

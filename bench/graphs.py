@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from bench import waves
-from bench.environment import at_hand, versions, worker_environment
+from bench.environment import VERSIONS, at_hand, versions, worker_environment
 from bench.graph_measures import LAYOUTS, STEPS, Row
 from bench.graph_models import MODELS
 from bench.graph_table import SIDES, graphs_table
@@ -41,10 +41,7 @@ COLUMNS = (
     "compile_s",
     "note",
     "error",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 KEY = ("model", "side", "layout")
 WORK = "bench.graph_measures:work"
@@ -77,19 +74,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=ranges.at_least(0), default=STEPS, help="of training, whose losses are compared"
     )
-    parser.add_argument(
-        "--together",
-        type=ranges.processes,
-        default=1,
-        help="rows that are compiled at the same time, before they are timed one by one; "
-        "they divide the cores and GPUs",
-    )
-    parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds to compile one row")
-    parser.add_argument(
-        "--time-budget", type=ranges.seconds, default=540, help="seconds; then everything ends"
-    )
+    waves.arguments(parser, "row", together=1, limit=600, budget=540)
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
-    parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:

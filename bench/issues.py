@@ -38,10 +38,7 @@ COLUMNS = (
     "ratio",
     "spread",
     "schedule",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("case", "small", "device")
 LOST = ("timeout", "crash", "out of budget")

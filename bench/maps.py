@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench.environment import versions
+from bench.environment import VERSIONS, versions
 from bench.map_cases import MapCase, Tensors, cases
 from transconv.compute import Compute, kernels, parse, touched
 from transconv.cost import estimate
@@ -41,10 +41,7 @@ COLUMNS = (
     "error",
     "schedule",
     "estimate_us",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 TRIAL = ("case", "schedule", "us", "estimate_us", "device", "commit")
 FAR = 3.0  # times the best estimate: schedules beyond are not tried

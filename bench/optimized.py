@@ -18,7 +18,7 @@ import torch
 
 import transconv
 from bench import waves
-from bench.environment import at_hand, versions, worker_environment
+from bench.environment import VERSIONS, at_hand, versions, worker_environment
 from bench.graph_models import MODELS
 from bench.optimized_table import SIDES, optimized_table
 from bench.zoo_models import ZOO, arranged
@@ -36,10 +36,7 @@ COLUMNS = (
     "prepare_s",
     "note",
     "error",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 WORK = "bench.optimized:work"
 GRAPHS = {f"{n}_training" if m.classes else n: m for n, m in MODELS.items()}
@@ -51,17 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=ranges.some_of(*NAMES), default=",".join(NAMES))
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--quick", action="store_true", help="those of graphs, in sizes for a CPU")
-    parser.add_argument(
-        "--together",
-        type=ranges.processes,
-        default=5,
-        help="models that are compiled at the same time; they divide the cores",
-    )
-    parser.add_argument("--limit", type=ranges.limit, default=180, help="seconds to compile one model")
-    parser.add_argument(
-        "--time-budget", type=ranges.seconds, default=460, help="seconds; then everything ends"
-    )
-    parser.add_argument("--cache", default="", help="folder of compiled kernels")
+    waves.arguments(parser, "model", together=5, limit=180, budget=460)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -113,7 +100,7 @@ def _trial(name: str, device: str, quick: bool) -> ModelTrial:
     torch.backends.cudnn.benchmark = True
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if name in ZOO:
-        model, given, training = ZOO[name].built(name), [ZOO[name].batch(0)], False
+        model, given, training = ZOO[name].built(name), list(ZOO[name].batch(0)), False
     else:
         model, given = GRAPHS[name].built(quick), GRAPHS[name].inputs(quick)
         training = bool(GRAPHS[name].classes)

@@ -20,26 +20,13 @@ import torch.nn.functional as F
 
 import transconv
 from bench import overhead_functional
-from bench.environment import at_hand, versions
+from bench.environment import VERSIONS, at_hand, versions
 from bench.overhead_functional import MODES
 from bench.overhead_parts import parts
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
-COLUMNS = (
-    "case",
-    "mode",
-    "side",
-    "median_us",
-    "best_us",
-    "ratio",
-    "calls",
-    "fallback",
-    "device",
-    "torch",
-    "triton",
-    "commit",
-)
+COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", *VERSIONS)
 Call = Callable[[], object]
 
 # name -> input, weight, bias?, keyword arguments

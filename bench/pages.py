@@ -14,7 +14,7 @@ from pathlib import Path
 from bench import ablation_table, plots
 from bench.chips_table import chips_table
 from bench.distributed import distributed_table
-from bench.environment import ROOT
+from bench.environment import ROOT, VERSIONS
 from bench.graph_table import graphs_table, models_table
 from bench.issue_table import issues_table
 from bench.kernels.kernel_table import kernels_table
@@ -174,7 +174,7 @@ def rows_of(path: Path) -> list[Row]:
     if path.suffix == ".csv":
         return read(path)
     found = json.loads(path.read_text(encoding="utf-8"))
-    about = {c: found[c] for c in ("device", "torch", "triton", "commit")}
+    about = {c: found[c] for c in VERSIONS}
     return [{"group": name, **of, **about} for name, of in found.get("groups", {"": found}).items()]
 
 

@@ -14,14 +14,14 @@ from statistics import median
 
 import torch
 
-from bench.environment import expect_gpu, versions
+from bench.environment import VERSIONS, expect_gpu, versions
 from bench.schedules import GIVEN, asked, which, writing
 from transconv.errors import TransconvError
 from transconv.verify.case import Call
 from transconv.verify.computation import case_of
 from transconv.verify.machine import synchronize
 
-COLUMNS = (*GIVEN, "call", "kernel", "us", "device", "torch", "triton", "commit")
+COLUMNS = (*GIVEN, "call", "kernel", "us", *VERSIONS)
 TAIL = re.compile(r"_[0-9a-f]{8}$")  # of a kernel's name: what tells equal names apart
 
 

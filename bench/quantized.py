@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from bench.environment import versions
+from bench.environment import VERSIONS, versions
 from bench.quantized_models import COLUMNS, FUSED, KINDS, SETTINGS, inference, trained
 from transconv.cli.arguments.ranges import some_of
 
 PARTS = ("resnet50", "sdxl", "train")
-TRAIN = ("step", "fp8", "bf16", "device", "torch", "triton", "commit")
+TRAIN = ("step", "fp8", "bf16", *VERSIONS)
 STEPS = 50
 
 

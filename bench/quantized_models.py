@@ -14,7 +14,7 @@ from torch import nn
 import transconv
 import transconv.graph
 from bench import layers, models
-from bench.environment import versions
+from bench.environment import VERSIONS, versions
 from bench.graph_measures import timed
 from transconv.torch_ops.quantized.input_quantization import KINDS as ROWS
 from transconv.torch_ops.quantized.input_quantization import quantised
@@ -46,10 +46,7 @@ COLUMNS = (
     "elements",
     "off",
     "prepare_s",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 FUSED = 1e-3  # of elements that one rounding less may change: a bias is added in the same instruction
 LEAST_CHANNELS = 16  # of convolutions that train in 8 bits

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.environment import VERSIONS
 from bench.issue_table import issues_table
 from bench.run_tables import check_table, maps_table, networks_table, overhead_table
 from bench.tables import counted, cpu_table, layer_table, summary_table
@@ -83,5 +84,5 @@ def provenance(by_kind: dict[str, list[Row]]) -> str:
     """What the numbers were measured with, one line."""
     rows = [r for rows in by_kind.values() for r in rows]
     versions = [{**r, "torch": r.get("versions_torch", r["torch"])} for r in rows]
-    found = [sorted({r[c] for r in versions}) for c in ("device", "torch", "triton", "commit")]
+    found = [sorted({r[c] for r in versions}) for c in VERSIONS]
     return "Measured on {}, torch {}, Triton {}, commit {}.".format(*(", ".join(f) for f in found))

@@ -58,10 +58,7 @@ COLUMNS = (
     "host_us",
     "cudnn_host_us",
     "compile_s",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import dropin
-from bench.environment import versions
+from bench.environment import VERSIONS, versions
 from transconv.support import knobs
 from transconv.tuning.table import CsvTable
 
@@ -31,10 +31,7 @@ COLUMNS = (
     "error",
     "seconds",
     "interpreted",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 
 

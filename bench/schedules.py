@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.environment import versions
+from bench.environment import VERSIONS, versions
 from transconv.tuning.session import groups
 from transconv.verify.machine import Pool, Task
 
 GIVEN = ("problem", "direction", "behind", "schedule")
-COLUMNS = (*GIVEN, "us", "p20", "p80", "verdict", "reason", "device", "torch", "triton", "commit")
+COLUMNS = (*GIVEN, "us", "p20", "p80", "verdict", "reason", *VERSIONS)
 
 
 def which(parser: argparse.ArgumentParser) -> None:

@@ -11,23 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from bench.environment import expect_gpu, versions
+from bench.environment import VERSIONS, expect_gpu, versions
 
 LENGTHS = (128, 512, 2048, 8192)
 MOVED = (32, 128, 0)  # terms until a sum moves to f32; 0: never
-COLUMNS = (
-    "type",
-    "terms",
-    "sign",
-    "moved_after",
-    "rms",
-    "largest",
-    "mean",
-    "device",
-    "torch",
-    "triton",
-    "commit",
-)
+COLUMNS = ("type", "terms", "sign", "moved_after", "rms", "largest", "mean", *VERSIONS)
 SIDE = 128
 
 

@@ -52,10 +52,7 @@ COLUMNS = (
     "schedule",
     "estimate_us",
     "exact_schedule",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("layer", "direction", "size", "layout", "device")
 MODEL_COLUMNS = (
@@ -73,10 +70,7 @@ MODEL_COLUMNS = (
     "compiled",
     "native",
     "far",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 MODEL_KEY = ("case", "side", "device")
 SIDES = (

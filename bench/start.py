@@ -58,10 +58,7 @@ COLUMNS = (
     "elsewhere",
     "stopped",
     "cores",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *environment.VERSIONS,
 )
 KEY = ("model", "side", "start", "device")
 TORCH = (("torch", "heuristics"), ("torch", "benchmark"))

@@ -6,16 +6,38 @@ when all of a wave have compiled, each is timed alone, with all cores, and ends.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from transconv.cli.arguments import ranges
 from transconv.verify.machine import Pool, Task, WorkerTask
 
 Row = dict[str, Any]
 TIMING_S = 60.0  # at most for one subject
 
 _all: set[int] = set()  # the cores that this process had at first
+
+
+def arguments(
+    parser: argparse.ArgumentParser, subject: str, together: int, limit: float, budget: float
+) -> None:
+    """The options of a command whose subjects are compiled and timed so, with their defaults."""
+    parser.add_argument(
+        "--together",
+        type=ranges.processes,
+        default=together,
+        help=f"{subject}s that are compiled at the same time, before they are timed one by one; "
+        "they divide the cores and GPUs",
+    )
+    parser.add_argument(
+        "--limit", type=ranges.limit, default=limit, help=f"seconds to compile one {subject}"
+    )
+    parser.add_argument(
+        "--time-budget", type=ranges.seconds, default=budget, help="seconds; then everything ends"
+    )
+    parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 
 def groups(

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from bench import waves, zoo_kernels
-from bench.environment import at_hand, versions, worker_environment
+from bench.environment import VERSIONS, at_hand, versions, worker_environment
 from bench.zoo_measures import PHASES, SIDES, Row
 from bench.zoo_models import ZOO
 from bench.zoo_table import zoo_table
@@ -49,10 +49,7 @@ COLUMNS = (
     "inductor_compile_s",
     "note",
     "error",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 WORK = "bench.zoo_measures:work"
 
@@ -71,18 +68,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--images", type=ranges.at_least(0), default=0, help="of a batch; 0: 32, clips 4")
-    parser.add_argument(
-        "--together",
-        type=ranges.processes,
-        default=5,
-        help="models that are compiled at the same time; they divide the cores and GPUs",
-    )
-    parser.add_argument("--limit", type=ranges.limit, default=120, help="seconds to compile one model")
-    parser.add_argument(
-        "--time-budget", type=ranges.seconds, default=460, help="seconds; then everything ends"
-    )
+    waves.arguments(parser, "model", together=5, limit=120, budget=460)
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
-    parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 
 def main(options: argparse.Namespace) -> int:

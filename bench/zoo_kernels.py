@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench.environment import VERSIONS
 from bench.tables import markdown
 from transconv.graph import KernelRow, Report, TorchRow
 from transconv.runtime import timing
@@ -32,10 +33,7 @@ COLUMNS = (
     "limit_us",
     "limit",
     "text",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 BUDGET_MS = 8.0  # of timing of one kernel
 MOST_SAID = 120  # letters of what a kernel does

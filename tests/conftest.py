@@ -17,30 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from _pytest.runner import runtestprotocol
 
 from tests import programs
 
-os.environ.setdefault("TRANSCONV_VERIFY", "1")
-if torch.cuda.is_available():  # each call has its own kernel, here and in processes that tests start
-    os.environ.setdefault("TRANSCONV_COMPILE", "now")
-    os.environ.setdefault("TRANSCONV_SIZES", "exact")
-else:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
-# Of devices that are not there a seed is kept for later, with the stack of the call.
-for device in (torch.cuda, torch.xpu, torch.mtia):
-    if not device.is_available():
-        device.manual_seed_all = lambda seed: None
-# After each compile it would look for garbage in all that the tests have made.
-os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
-# Workers inherit the environment of the process that starts them, but each needs a cache of its own.
-if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
-    FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
-    os.environ["TRANSCONV_CACHE"] = f"{FOLDER.name}/cache"
-    os.environ["TRANSCONV_KEY"] = f"{FOLDER.name}/key"
-
 ROOT = Path(__file__).parent.parent
+FOLDER: list[tempfile.TemporaryDirectory[str]] = []  # of this process's caches, as long as it lives
 # Seconds that each file takes, where that is one or more; workers get the longest first.
 DURATIONS = Path(__file__).with_name("durations.json")
 PROCESSOR = pytest.StashKey[list[float]]()  # seconds of each process that has ended its tests
@@ -66,6 +48,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[PROCESSOR] = []
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        _prepare_process()  # one that only starts workers needs no torch
+
+
+def _prepare_process() -> None:
+    gc.disable()  # until all files are imported
+    import torch
+
+    os.environ.setdefault("TRANSCONV_VERIFY", "1")
+    if torch.cuda.is_available():  # each call has its own kernel, here and in processes that tests start
+        os.environ.setdefault("TRANSCONV_COMPILE", "now")
+        os.environ.setdefault("TRANSCONV_SIZES", "exact")
+    else:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+        os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
+        # A graph of a test is traced once, and what torch keeps for another time takes a third of that.
+        os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
+    # Of devices that are not there a seed is kept for later, with the stack of the call.
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        if not device.is_available():
+            device.manual_seed_all = lambda seed: None
+    # After each compile it would look for garbage in all that the tests have made.
+    os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+    # Workers inherit the environment of the process that starts them, but each needs a cache of its own.
+    if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
+        FOLDER.append(tempfile.TemporaryDirectory(prefix="transconv-tests-"))
+        os.environ["TRANSCONV_CACHE"] = f"{FOLDER[-1].name}/cache"
+        os.environ["TRANSCONV_KEY"] = f"{FOLDER[-1].name}/key"
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
@@ -93,11 +103,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What is there once all files are imported stays: no garbage collection looks at it again. The
-    others come less often, since kernels leave many nodes and few cycles."""
+    """What is there once all files are imported stays: no garbage collection looks at it again. They
+    come less often than by default, since kernels leave many nodes and few cycles."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(500_000, 50, 100)
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A worker sends one report of a test that passed, with the time of set-up and tear-down in it:
+    messages take longer than many tests."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    telling = [r for r in reports if r.when == "call" or not r.passed]
+    telling[0].duration = sum(r.duration for r in reports)
+    for report in telling:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -148,8 +172,19 @@ def ended_programs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Workers of pools start without importing torch."""
+    from tests import forked_workers
+
+    with forked_workers.forked_workers():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def few_threads() -> Iterator[None]:
     """Problems are small, so that more threads would be slower."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -195,6 +230,12 @@ def own_switches() -> Iterator[None]:
         os.environ.pop(knobs.passes.name, None)
     else:
         os.environ[knobs.passes.name] = before
+
+
+@pytest.fixture
+def own_garbage() -> None:
+    """Collections of garbage look at what the test makes, not at what others have left."""
+    gc.freeze()
 
 
 @pytest.fixture

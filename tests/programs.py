@@ -3,8 +3,8 @@ longer than most of the programs do.
 
 ``run`` is as ``subprocess.run([sys.executable, "-c" or "-m", ..], text=True, capture_output=True)``:
 folder, environment and arguments are the program's own, and neither transconv nor Triton is imported yet.
-What is read while the interpreter starts (``PYTHONHASHSEED``, options of ``python``) is the server's, and
-torch is there: a test about either starts a process of its own.
+Hashes of strings differ from those of the tests. Options of ``python`` are the server's, and torch is
+there: a test about either starts a process of its own.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ LONGEST_S = 300.0
 def _server(asking: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """The connection to the server of this process, which ends with it, and the server."""
     ours, its = socket.socketpair()
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["PYTHONHASHSEED"] = "7" if os.environ.get("PYTHONHASHSEED") != "7" else "8"
     server = subprocess.Popen(
-        [sys.executable, __file__, str(its.fileno())],
-        pass_fds=[its.fileno()],
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        [sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], env=environment
     )
     its.close()
     return ours, server
@@ -184,4 +184,5 @@ if __name__ == "__main__":
 
     gc.collect()
     gc.freeze()
+    gc.set_threshold(500_000, 50, 100)  # as in the tests
     become(**serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import Phase
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from tests.reference import convolve, integers, pack, unpack
@@ -26,6 +26,9 @@ from transconv.target.records import TARGETS, Target
 
 # Shrinking a kernel takes minutes; the message already says how to repeat a failure.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+DRAWN = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False, phases=PHASES
+)
 SM90 = TARGETS["sm_90"]
 SM100 = TARGETS["sm_100"]  # boxes, and no left operand that is overwritten while it is read
 LEVELS = [levels()[name] for name in (NAIVE.name, *(p.name for p in PIPELINE))]

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from transconv import ir
 from transconv.conv.conv_problem import ConvProblem
 from transconv.verify.fuzz import conv_problems
+
+# Nodes of two operands.
+BINARY = [
+    *(ir.Add, ir.Sub, ir.Mul, ir.Div, ir.FloorDiv, ir.Mod, ir.Min, ir.Max, ir.Shl, ir.Shr),
+    *(ir.Lt, ir.Le, ir.Eq, ir.Ne, ir.And, ir.Or, ir.Xor),
+]
 
 
 def problems(ndims: int | None = None, dtype: str = "f32") -> st.SearchStrategy[ConvProblem]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.metrics import FIGURES, Figure, limit_of, limits
-from tests.house.source import PACKAGE, ROOT, imports, relative, sources, tree_of
+from tests.house.source import PACKAGE, ROOT, imports, relative, sources, statements, tree_of
 from tests.house.source import room_of as layer_of
 
 # The packages, lowest first; a module may import its own package and those of earlier lines. Packages of
@@ -180,7 +180,7 @@ def test_what_a_schedule_makes_of_a_computation_is_derived_in_one_place() -> Non
     found = [
         f"{relative(path)}: {alias.name}"
         for path in SOURCES
-        for at in ast.walk(tree_of(path))
+        for at in statements(path)
         if isinstance(at, ast.ImportFrom) and str(at.module).startswith("transconv.schedule")
         for alias in at.names
         if alias.name in FORMS and relative(path) != "schedule/tiles/copy_kernels.py"

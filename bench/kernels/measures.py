@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench import first_launches
-from bench.environment import expect_gpu, versions
+from bench.environment import VERSIONS, expect_gpu, versions
 from bench.kernels.cases import Arguments, KernelCase, cases, drawing
 from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, masks, recorded
 from transconv.runtime.timing import Clock, Make
@@ -37,10 +37,7 @@ COLUMNS = (
     "schedule",
     "torch_side",
     "sizes",
-    "device",
-    "torch",
-    "triton",
-    "commit",
+    *VERSIONS,
 )
 WRONG = 0.02
 

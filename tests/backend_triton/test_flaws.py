@@ -13,12 +13,7 @@ import pytest
 from transconv.backend_triton import miscompiles
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.machine_code import LISTED, listing
-from transconv.backend_triton.miscompiles import (
-    Miscompiled,
-    flaw,
-    refuse,
-    takes_uniform_branches,
-)
+from transconv.backend_triton.miscompiles import Miscompiled, flaw, refuse, takes_uniform_branches
 from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Const

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from transconv.backend_triton.launch.interpreter import place_of
+from transconv.backend_triton.launch.jit_module import load
 from transconv.cli.run import execute
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
@@ -130,3 +132,12 @@ def test_kernels_that_wait_for_those_before(prop: Prop, blocks: str) -> None:
     first, *_ = found.compiled.steps
     assert "gdc_wait()" in first.source and "gdc_launch_dependents()" in first.source
     assert found.right, found.problem
+
+
+def test_the_line_of_a_function_is_triton_s() -> None:
+    from triton.runtime.jit import JITFunction, get_jit_fn_file_line
+
+    text = "import triton\n\n\n@triton.jit\n\n@triton.jit\ndef f(x,\n      y):\n    pass\n"
+    for function in (load(text, "f").fn.fn, load(text.replace("@triton.jit\n\n", ""), "f").fn):
+        assert place_of(function) == get_jit_fn_file_line(JITFunction(function))
+    assert place_of(place_of) == get_jit_fn_file_line(JITFunction(place_of))

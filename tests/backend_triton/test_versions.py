@@ -74,6 +74,7 @@ class Kernel:
         return lambda *args: called.append(args)
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_a_kept_kernel_stays_loaded() -> None:
     """From Triton 3.9 on, code is unloaded when the kernel's object goes."""
     kernel = Kernel()

@@ -57,25 +57,12 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+NETWORK = "networks --small --device cpu --models unet2d --precisions ieee --layouts".split()
+
+
 @pytest.mark.slow
 def test_networks(tmp_path: Path) -> None:
-    words = [
-        "networks",
-        "--out",
-        str(tmp_path),
-        "--small",
-        "--device",
-        "cpu",
-        "--models",
-        "unet2d",
-        "--precisions",
-        "ieee",
-        "--layouts",
-        "nhwc",
-        "--processes",
-        "1",
-    ]
-    assert main(words) == 0
+    assert main([*NETWORK, "nhwc", "--out", str(tmp_path), "--processes", "1"]) == 0
     found = rows(tmp_path / "networks.csv")
     assert [r["what"] for r in found] == list(networks.EAGER)
     assert not any(r["error"] for r in found)
@@ -111,43 +98,15 @@ def test_kernels_are_collected_before_anything_waits_for_them(
 
 
 def test_no_row_is_left_out_when_there_is_no_time(tmp_path: Path) -> None:
-    words = [
-        "networks",
-        "--out",
-        str(tmp_path),
-        "--small",
-        "--device",
-        "cpu",
-        "--models",
-        "unet2d",
-        "--precisions",
-        "ieee",
-        "--layouts",
-        "nchw",
-        "--time-budget",
-        "0",
-    ]
-    assert main(words) == 1
+    assert main([*NETWORK, "nchw", "--out", str(tmp_path), "--time-budget", "0"]) == 1
     found = rows(tmp_path / "networks.csv")
     assert [r["what"] for r in found] == list(networks.EAGER)
     assert all(r["error"] == "out of budget" for r in found)
 
 
 def test_overhead(tmp_path: Path) -> None:
-    words = [
-        "overhead",
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--calls",
-        "3",
-        "--bursts",
-        "2",
-        "--match",
-        "conv2d 1x1",
-    ]
-    assert main(words) == 0
+    words = "overhead --device cpu --calls 3 --bursts 2 --match".split()
+    assert main([*words, "conv2d 1x1", "--out", str(tmp_path)]) == 0
     found = rows(tmp_path / "overhead.csv")
     assert [(r["mode"], r["side"]) for r in found] == [
         (mode, side) for mode in ("no grad", "grad", "forward+backward") for side in ("torch", "transconv")
@@ -156,20 +115,8 @@ def test_overhead(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_call(tmp_path: Path) -> None:
-    words = [
-        "overhead",
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--calls",
-        "1",
-        "--bursts",
-        "1",
-        "--match",
-        "parts",
-    ]
-    assert main(words) == 0
+    words = "overhead --device cpu --calls 1 --bursts 1 --match parts".split()
+    assert main([*words, "--out", str(tmp_path)]) == 0
     assert "a whole call" in {r["side"] for r in rows(tmp_path / "overhead.csv")}
 
 
@@ -194,23 +141,8 @@ def test_skips():
 def test_dropin_survives_what_tests_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS, encoding="utf-8")
-    assert (
-        main(
-            [
-                "dropin",
-                str(file),
-                "--out",
-                str(tmp_path / "out"),
-                "-n",
-                "1",
-                "--limit",
-                "8",
-                "--time-budget",
-                "100",
-            ]
-        )
-        == 1
-    )
+    words = ["dropin", str(file), "--out", str(tmp_path / "out")]
+    assert main([*words, *"-n 1 --limit 8 --time-budget 100".split()]) == 1
     found = json.loads((tmp_path / "out" / "dropin.json").read_text())
     assert (found["collected"], found["run"]) == (7, 7)
     assert found["total"]["tests passed"] == 2 and found["total"]["tests skipped"] == 1

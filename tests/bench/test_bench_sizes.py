@@ -275,6 +275,7 @@ def test_calls_with_default_settings_have_rows() -> None:
     assert len(lines) == 1 and "25.00 ms" in lines[0] and lines[0].endswith("check=12 gc=2")
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_a_call_tells_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the time of those within it taken out; what a thread did beside the call has its own."""
     from transconv.runtime import compiler, plan_cache, rehearsal_thread

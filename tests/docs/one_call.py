@@ -18,7 +18,6 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -28,6 +27,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 from unittest.mock import patch
+
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "follow_one_call.md"
@@ -206,13 +207,8 @@ def followed() -> dict[str, Any]:
                 "TRANSCONV_KEY": f"{folder}/key",
                 "PYTHONPATH": str(ROOT),
             }
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.docs.one_call", f"--process={process}"],
-                cwd=ROOT,
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
+            words = ["-m", "tests.docs.one_call", f"--process={process}"]
+            done = programs.run(words, cwd=ROOT, env=environment)
             if done.returncode:
                 raise RuntimeError(done.stderr[-3000:])
             found |= json.loads(done.stdout.splitlines()[-1])

@@ -9,27 +9,12 @@ import pytest
 import torch
 
 from tests.kernel import function_cases as f
-from tests.kernel import proposal_cases, test_operators, test_proposal
+from tests.kernel import test_operators
 from tests.kernel.cases import Case
+from tests.kernel.proposal_cases import by_hand, of_items, of_other_groups
 from transconv.kernel import Group, kernel
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize("case", [*f.CASES, *proposal_cases.CASES], ids=lambda c: c.name)
-def test_a_case(case: Case) -> None:
-    given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in case.arguments]
-    case.kernel(case.group, *given)
-    wanted = case.expected(*(a.copy() if isinstance(a, np.ndarray) else a for a in case.arguments))
-    for at, before in enumerate(case.arguments):
-        if isinstance(before, np.ndarray):
-            value = np.asarray(wanted.get(at, before), np.float64)
-            np.testing.assert_allclose(
-                given[at].cpu().numpy().astype(np.float64),
-                value,
-                rtol=4 * case.within,
-                atol=4 * case.within,
-            )
 
 
 def rsqrt(x: Any) -> Any:
@@ -68,7 +53,7 @@ def test_it_agrees_with_the_simulator(case: Case) -> None:
 def test_the_pairwise_distances_of_the_proposal_have_the_same_bits() -> None:
     x1, x2 = torch.randn(90, 21, device="cuda"), torch.randn(140, 21, device="cuda")
     found = []
-    for function in (test_proposal.by_hand, test_proposal.of_items, test_proposal.of_other_groups):
+    for function in (by_hand, of_items, of_other_groups):
         found.append(torch.zeros(90, 140, device="cuda"))
         function(Group((90, 140), (16, 32)), x1, x2, found[-1])
     wanted = torch.cdist(x1.double(), x2.double()).float()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import cases, item_cases, test_proposal, test_results, test_rounding
+from tests.kernel import cases, function_cases, item_cases, proposal_cases, test_results, test_rounding
 from tests.kernel.cases import Case, floats, product
+from tests.kernel.proposal_cases import by_hand, of_items, of_other_groups
 from tests.kernel.test_arrays import Exchanged
 from tests.kernel.test_drawn import FAILED_ONCE
 from tests.kernel.test_engines import copies
@@ -21,7 +22,10 @@ from transconv.kernel.trials.draw import work
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("case", [*cases.CASES, *item_cases.CASES], ids=lambda c: c.name)
+ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *proposal_cases.CASES)
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_a_case(case: Case) -> None:
     given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in case.arguments]
     case.kernel(case.group, *given)
@@ -41,7 +45,7 @@ def test_a_case(case: Case) -> None:
 def test_the_pairwise_distances_of_the_proposal(columns: int) -> None:
     """Up to 16 columns all three have the same bits: a product and its sum are rounded once, in order."""
     x, z, found = floats(90, columns), floats(140, columns, seed=1), []
-    for function in (test_proposal.by_hand, test_proposal.of_items, test_proposal.of_other_groups):
+    for function in (by_hand, of_items, of_other_groups):
         found.append(torch.zeros(90, 140, device="cuda"))
         given = torch.from_numpy(x).cuda(), torch.from_numpy(z).cuda()
         function(Group((90, 140), (4, 8)), *given, found[-1])

@@ -20,6 +20,8 @@ from transconv.errors import Unsupported
 from transconv.graph import backend
 from transconv.graph.regions import cudagraphs as captured_graphs
 
+pytestmark = pytest.mark.usefixtures("own_garbage")  # a first call looks for cycles
+
 
 class Net(nn.Module):
     """With a buffer that training writes."""

@@ -13,7 +13,7 @@ import json
 import re
 import statistics
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from tests.house.source import (
     room_graph,
     room_of,
     sources,
+    statements,
     tree_of,
     walk,
 )
@@ -82,7 +83,7 @@ def file_circles() -> int:
 
 def class_names() -> list[str]:
     """The names that stand for more than one class."""
-    found = Counter(at.name for _, at in walk(ast.ClassDef) if isinstance(at, ast.ClassDef))
+    found = Counter(at.name for _, at in walk(ast.ClassDef))
     return [name for name, n in found.items() if n > 1]
 
 
@@ -91,7 +92,7 @@ def mutable_objects() -> list[str]:
     found = []
     for path in sources():
         tree = tree_of(path)
-        rebound = {name for at in ast.walk(tree) if isinstance(at, ast.Global) for name in at.names}
+        rebound = {name for at in statements(path) if isinstance(at, ast.Global) for name in at.names}
         for at in tree.body:
             value = getattr(at, "value", None)
             if isinstance(at, (ast.Assign, ast.AnnAssign)) and value is not None:
@@ -130,21 +131,16 @@ def private_torch() -> list[str]:
 
 def import_lines() -> int:
     return sum(
-        at.end_lineno - at.lineno + 1
-        for _, at in walk((ast.Import, ast.ImportFrom))
-        if isinstance(at, (ast.Import, ast.ImportFrom)) and at.end_lineno
+        at.end_lineno - at.lineno + 1 for _, at in walk(ast.Import, ast.ImportFrom) if at.end_lineno
     )
 
 
 def lazy_imports() -> int:
     """Imports inside of functions."""
-    inside = {
-        child
-        for _, at in walk((ast.FunctionDef, ast.AsyncFunctionDef))
-        for child in ast.walk(at)
-        if isinstance(child, (ast.Import, ast.ImportFrom))
-    }
-    return len(inside)
+    functions = defaultdict(set)
+    for path, at in walk(ast.FunctionDef, ast.AsyncFunctionDef):
+        functions[path] |= {*range(at.lineno, (at.end_lineno or at.lineno) + 1)}
+    return sum(at.lineno in functions[path] for path, at in walk(ast.Import, ast.ImportFrom))
 
 
 def named_alike(*words: str) -> Callable[[], list[str]]:
@@ -154,7 +150,7 @@ def named_alike(*words: str) -> Callable[[], list[str]]:
         return [
             f"{relative(path)}: {at.name}"
             for path, at in walk(ast.ClassDef)
-            if isinstance(at, ast.ClassDef) and re.search(rf"({'|'.join(words)})$", at.name)
+            if re.search(rf"({'|'.join(words)})$", at.name)
         ]
 
     return found
@@ -164,8 +160,10 @@ def written_functions() -> list[str]:
     """Files where text becomes functions."""
     return [
         relative(path)
-        for path, at in walk(ast.Call)
-        if isinstance(at, ast.Call) and ast.unparse(at.func) == "exec"
+        for path in sources()
+        if any("exec(" in line for line in lines_of(path))
+        for at in ast.walk(tree_of(path))
+        if isinstance(at, ast.Call) and getattr(at.func, "id", "") == "exec"
     ]
 
 
@@ -207,14 +205,17 @@ class Figure:
     found: Callable[[], int | Iterable[str]]
 
     @functools.cached_property
-    def members(self) -> list[str] | None:
+    def counted(self) -> int | list[str]:
         found = self.found()
-        return None if isinstance(found, int) else sorted(found)
+        return found if isinstance(found, int) else sorted(found)
 
-    @functools.cached_property
+    @property
+    def members(self) -> list[str] | None:
+        return None if isinstance(self.counted, int) else self.counted
+
+    @property
     def value(self) -> int:
-        found = self.found()
-        return found if isinstance(found, int) else len(self.members or ())
+        return self.counted if isinstance(self.counted, int) else len(self.counted)
 
 
 FIGURES = (

@@ -10,11 +10,14 @@ import ast
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "transconv"
 
 Graph = Mapping[str, frozenset[str]]
+Node = TypeVar("Node", bound=ast.stmt)
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 @functools.cache
@@ -36,6 +39,20 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def parts(at: ast.AST) -> Iterator[ast.AST]:
+    """The statements right below a node, and the branches that have some."""
+    return (child for child in ast.iter_child_nodes(at) if isinstance(child, STATEMENTS))
+
+
+@functools.cache
+def statements(path: Path) -> tuple[ast.AST, ...]:
+    """All statements of a file, in functions and classes too."""
+    found: list[ast.AST] = [*parts(tree_of(path))]
+    for at in found:
+        found += parts(at)
+    return tuple(found)
+
+
 @functools.cache
 def lines_of(path: Path) -> tuple[str, ...]:
     return tuple(path.read_text().splitlines())
@@ -47,10 +64,10 @@ def imports(path: Path) -> tuple[tuple[str, bool], ...]:
     for types alone)."""
 
     def visit(at: ast.AST, early: bool) -> Iterator[tuple[str, bool]]:
-        for child in ast.iter_child_nodes(at):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        for child in parts(at):
+            if isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
                 yield from visit(child, False)
-            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield from visit(child, False)
             elif isinstance(child, ast.Import):
                 yield from ((a.name, early) for a in child.names)
@@ -69,7 +86,7 @@ def imports(path: Path) -> tuple[tuple[str, bool], ...]:
 def imported_files(path: Path) -> frozenset[Path]:
     """The files of the package that a file imports, in functions and for types too."""
     found = set()
-    for at in ast.walk(tree_of(path)):
+    for at in statements(path):
         if isinstance(at, ast.ImportFrom) and (at.module or "").split(".")[0] == "transconv":
             for alias in at.names:
                 found |= {file_of(f"{at.module}.{alias.name}") or file_of(str(at.module))}
@@ -145,9 +162,9 @@ def circles(graph: Graph) -> list[frozenset[str]]:
     return [part for part in components(graph) if len(part) > 1]
 
 
-def walk(kinds: type | tuple[type, ...]) -> Iterator[tuple[Path, ast.AST]]:
-    """All nodes of some kinds in the package, with their files."""
+def walk(*kinds: type[Node]) -> Iterator[tuple[Path, Node]]:
+    """All statements of some kinds in the package, with their files."""
     for path in sources():
-        for at in ast.walk(tree_of(path)):
+        for at in statements(path):
             if isinstance(at, kinds):
                 yield path, at

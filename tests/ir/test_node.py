@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import subprocess
-import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
@@ -16,6 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 import transconv.ir as ir
+from tests import programs
+from tests.shown import ROOT
+from tests.strategies import BINARY
 from transconv.ir import node as node_decorator
 
 A, B = ir.Var("a"), ir.Var("b")
@@ -31,25 +32,6 @@ leaves = draw.one_of(
     draw.builds(ir.Var, draw.sampled_from("abcd"), draw.sampled_from(list(ir.DTYPES.values()))),
     draw.builds(ir.Lane, draw.sampled_from("mnk"), draw.sampled_from([1, 4]), draw.integers(0, 3)),
 )
-BINARY = [
-    ir.Add,
-    ir.Sub,
-    ir.Mul,
-    ir.Div,
-    ir.FloorDiv,
-    ir.Mod,
-    ir.Min,
-    ir.Max,
-    ir.Shl,
-    ir.Shr,
-    ir.Lt,
-    ir.Le,
-    ir.Eq,
-    ir.Ne,
-    ir.And,
-    ir.Or,
-    ir.Xor,
-]
 
 
 def grown(inner: draw.SearchStrategy[ir.Expr]) -> draw.SearchStrategy[ir.Expr]:
@@ -161,6 +143,7 @@ def test_object_map_behaves_like_a_searched_list(keys: list[ir.Expr]) -> None:
     assert all(table[k] == v for k, v in pairs)
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_unused_nodes_are_forgotten() -> None:
     gone = weakref.ref(ir.Var("nobody_keeps_this") + 12345)
     gc.collect()
@@ -173,13 +156,6 @@ def test_threads_get_one_object() -> None:
     assert len({id(e) for e in made}) == 1
 
 
-def run_python(code: str, seed: str) -> str:
-    env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(p for p in sys.path if p) or "."}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_other_processes_agree() -> None:
     """The hash is the same there, and a type that was sent there is still the type."""
     e = ir.Load(SRC, A * 3 + ir.Lane("m", 16, 1), A < 4)
@@ -187,7 +163,7 @@ def test_other_processes_agree() -> None:
         f"import pickle, transconv.ir as ir; e = pickle.loads({pickle.dumps(e)!r});"
         "print(e.get_hash(), e.dtype is ir.f16, ir.promote(e.offset.dtype, ir.i32))"
     )
-    assert run_python(code, "1") == f"{e.get_hash()} True i32"
+    assert programs.run(["-c", code], cwd=ROOT, check=True).stdout == f"{e.get_hash()} True i32\n"
 
 
 def test_children_in_field_order() -> None:

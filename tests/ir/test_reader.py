@@ -13,7 +13,7 @@ from tests.expressions import Draw
 from tests.passes.test_explicit import CASES as EXPLICIT
 from tests.passes.test_explicit import ROLE
 from tests.stages import PHASES, small_schedules
-from tests.strategies import problems
+from tests.strategies import BINARY, problems
 from transconv import ir
 from transconv.compute import Compute
 from transconv.conv import Epilogue, compiler, computes
@@ -58,25 +58,6 @@ LEAVES = draw.one_of(
     draw.builds(ir.as_expr, NUMBERS),
     draw.sampled_from([A, B, X, Y, M, N, TWIN, ir.Lane("m", 32, 1)]),
 )
-BINARY = [
-    ir.Add,
-    ir.Sub,
-    ir.Mul,
-    ir.Div,
-    ir.FloorDiv,
-    ir.Mod,
-    ir.Min,
-    ir.Max,
-    ir.Shl,
-    ir.Shr,
-    ir.Lt,
-    ir.Le,
-    ir.Eq,
-    ir.Ne,
-    ir.And,
-    ir.Or,
-    ir.Xor,
-]
 TENSORS = draw.sampled_from([T, ODD, PARTS])
 
 

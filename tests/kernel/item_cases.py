@@ -7,35 +7,8 @@ from __future__ import annotations
 import numpy as np
 
 from tests.kernel.cases import Case, floats, out
+from tests.kernel.proposal_cases import by_hand, of_items
 from transconv.kernel import Group, kernel
-
-
-@kernel
-def pairwise_of_items(group, X1, X2, D):
-    @group.workitems
-    def inner(ind):
-        i, j = ind.global_id()
-
-        if i < X1.shape[0] and j < X2.shape[0]:
-            d = ((X1[i] - X2[j]) ** 2).sum()
-            D[i, j] = np.sqrt(d)
-
-    inner()
-
-
-@kernel
-def pairwise_by_hand(group, X1, X2, D):
-    @group.workitems
-    def inner(ind):
-        i, j = ind.global_id()
-        if i < X1.shape[0] and j < X2.shape[0]:
-            d = 0.0
-            for k in range(X1.shape[1]):
-                tmp = X1[i, k] - X2[j, k]
-                d += tmp * tmp
-            D[i, j] = np.sqrt(d)
-
-    inner()
 
 
 @kernel
@@ -129,8 +102,8 @@ def _scatter(x, i, y):
 PLACES = np.random.default_rng(5).permutation(12)[:11].astype(np.int32)
 PAIRS = floats(9, 5), floats(11, 5, seed=2), out(9, 11)
 CASES = (
-    Case(pairwise_of_items, Group((9, 11), (4, 8)), PAIRS, distances),
-    Case(pairwise_by_hand, Group((9, 11), (4, 6)), PAIRS, distances),
+    Case(of_items, Group((9, 11), (4, 8)), PAIRS, distances),
+    Case(by_hand, Group((9, 11), (4, 6)), PAIRS, distances),
     Case(
         values_of_one_dimension,
         Group((9, 9), (8, 8)),

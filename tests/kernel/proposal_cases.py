@@ -15,6 +15,63 @@ from transconv.kernel import Group, SubGroup, WorkGroup, WorkItem, kernel
 
 
 @kernel
+def by_hand(group, X1, X2, D):
+    @group.workitems
+    def inner(ind):
+        i, j = ind.global_id()
+
+        if i < X1.shape[0] and j < X2.shape[0]:
+            d = 0.0
+            # calculating distance with loop by dimensions
+            for k in range(X1.shape[1]):
+                tmp = X1[i, k] - X2[j, k]
+                d += tmp * tmp
+            D[i, j] = np.sqrt(d)
+
+    inner()
+
+
+@kernel
+def of_items(group, X1, X2, D):
+    # switch to workitem level
+    # parallel loop over work items
+    @group.workitems
+    def inner(ind):
+        i, j = ind.global_id()
+
+        if i < X1.shape[0] and j < X2.shape[0]:
+            # using high-level array api to calculate distance
+            d = ((X1[i] - X2[j]) ** 2).sum()
+            D[i, j] = np.sqrt(d)
+
+    inner()
+
+
+@kernel
+def of_groups(group, X1, X2, D):
+    gid = group.work_offset()  # global offset to current WG (i.e. group_size * group_id)
+
+    # Create tensor of specified shape, but with boundary checks of X1 and X2
+    x1 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[0] :], shape=(group.shape[0], X2.shape[1]))
+
+    # calculating pairwise distance with numpy-style broadcasting
+    diff = ((x1[None, :, :] - x2[:, None, :]) ** 2).sum(axis=2)
+
+    # store result to D, but with boundary checks
+    group.store(D[gid[0] :, gid[1] :], np.sqrt(diff))
+
+
+@kernel
+def of_other_groups(group, X1, X2, D):
+    gid = group.work_offset()
+    x1 = group.load(X1[gid[0] :], shape=(group.shape[0], X1.shape[1]))
+    x2 = group.load(X2[gid[1] :], shape=(group.shape[1], X2.shape[1]))
+    diff = ((x1[:, None, :] - x2[None, :, :]) ** 2).sum(axis=2)
+    group.store(D[gid[0] :, gid[1] :], np.sqrt(diff))
+
+
+@kernel
 def tensors(group, X1, X2, D):
     gid = group.work_offset()
     dtyp, W, H = np.float32, 4, 3

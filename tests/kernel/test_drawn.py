@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.kernel.planted import BUGS, Bug
 from transconv.__main__ import main
 from transconv.backend_triton import CompileJob, Resources, compile_offline
@@ -209,14 +210,7 @@ def test_a_trial_is_the_same_in_another_process() -> None:
         "from transconv.kernel.trials.draw import draw_trial;"
         "print([str(draw_trial('tests', n)) for n in range(6)])"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-    ).stdout
+    told = programs.run(["-c", code], cwd=ROOT, check=True).stdout
     assert told.strip() == str([str(draw_trial("tests", n)) for n in range(6)])
 
 

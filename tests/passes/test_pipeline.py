@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import integers, pack, unpack
-from tests.stages import PHASES, SM90, launches_of, shapes, small_schedules, wrong_stages
+from tests.stages import DRAWN, SM90, launches_of, shapes, small_schedules, wrong_stages
 from tests.strategies import problems
 from transconv import ir
 from transconv.conv import Epilogue, compiler
@@ -24,13 +24,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.simplify import one_value
 
 
-@settings(
-    max_examples=16,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    report_multiple_bugs=False,
-    phases=PHASES,
-)
+@settings(DRAWN, max_examples=16)
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
 def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop, seed: int) -> None:
     first = computes(p, prop)[0]

@@ -133,6 +133,7 @@ def test_never_compiles_nothing(there: set[str], processes: Processes) -> None:
     assert asked("never").steps[0].digest in there
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_a_plan_that_is_read_keeps_no_ir(there: set[str]) -> None:
     """Objects that stay make Python's collector go through all of a program's: a plan has a few of its
     own, and what the passes made of it stays in the process that compiled it."""

@@ -338,6 +338,7 @@ def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) ->
 
 
 @interpreted
+@pytest.mark.usefixtures("own_garbage")
 def test_a_kernel_that_triton_refuses_holds_no_tensors() -> None:
     """Those of the frames that launched it go when these return, not when Python looks for cycles."""
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import convolve, integers, pack, unpack
-from tests.stages import PHASES, SM90, launches_of, shapes, small_schedules, wrong_stages
+from tests.stages import DRAWN, SM90, launches_of, shapes, small_schedules, wrong_stages
 from tests.strategies import problems
 from transconv.compute import describe
 from transconv.conv import Epilogue, compiler
@@ -110,13 +110,7 @@ def test_merged_groups(text: str, prop: Prop, schedule: str) -> None:
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
-@settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    report_multiple_bugs=False,
-    phases=PHASES,
-)
+@settings(DRAWN, max_examples=12)
 @given(
     st.data(),
     problems(),

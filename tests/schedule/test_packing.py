@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import integers, pack, unpack
-from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wrong_stages
+from tests.stages import DRAWN, SM90, SM100, launches_of, small_schedules, wrong_stages
 from tests.strategies import problems
 from transconv.compute import parse
 from transconv.conv import Epilogue, compiler
@@ -138,13 +138,7 @@ def test_what_a_copy_has_innermost(text: str, prop: Prop, letter: str, inner: in
     assert "already has" in str(why_not_copied(over_copies(compute, letter), letter))
 
 
-@settings(
-    max_examples=20,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    report_multiple_bugs=False,
-    phases=PHASES,
-)
+@settings(DRAWN, max_examples=20)
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
 def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop, seed: int) -> None:
     """Any layout, blocked ones included, seen through copies of any of the tensors."""
@@ -160,7 +154,7 @@ def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop:
     assert wrong_stages(p, prop, launches_of(steps, switches), seed) == []
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+@settings(DRAWN, max_examples=20)
 @given(st.data(), problems(), st.sampled_from("abc"))
 def test_copies_move_every_element(data: st.DataObject, p: ConvProblem, letter: str) -> None:
     """Any schedule of a copy, there and back, after every pass."""

@@ -117,8 +117,8 @@ def test_no_verdict_under_a_condition_is_wrong(case: tuple[dict[Expr, Range], Ex
     space, known, condition = case
     facts = _facts(space).assume(known)
     verdict = decide(simplify(condition, facts), facts)
-    for at in points(space):
-        if verdict is not None and value(known, at):
+    for at in points(space) if verdict is not None else ():
+        if value(known, at):
             assert bool(value(condition, at)) == verdict.truth, (str(known), str(condition), verdict)
 
 

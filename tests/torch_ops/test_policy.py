@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
+from tests import programs
 from transconv.calls import route_cache
 from transconv.errors import Unsupported
 from transconv.runtime import compiler
@@ -120,9 +121,7 @@ def test_the_environment_gives_the_first_value() -> None:
     )
     for word, wanted, code in (("error", "error", registered), ("", "warn", called)):
         env = {"TRANSCONV_FALLBACK": word, "PYTHONPATH": ":".join(sys.path)}
-        found = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env
-        )
+        found = programs.run(["-c", code], env=env)
         assert found.stdout.strip() == wanted and not found.returncode, found.stderr
 
 

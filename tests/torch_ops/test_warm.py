@@ -283,6 +283,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transconv.stats().total == 30 * (guard.PATIENCE + 2)
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_nothing_keeps_a_weight_alive() -> None:
     def weight() -> weakref.ref[torch.Tensor]:
         x, w, _ = operands(requires_grad=True)

@@ -87,6 +87,7 @@ def test_wrong_sums_are_an_error_in_every_call(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("own_garbage")
 def test_sums_are_compared_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     transconv.config.cpu, call = way, Call()
     made: list[Tensor] = []

@@ -165,21 +165,3 @@ def test_a_trial_is_checked_and_timed(whole: int, monkeypatch: pytest.MonkeyPatc
     assert measure.measure_trial(SMALL, "", "", "n:8 | fma | red=warp")["verdict"] == "refused"
     monkeypatch.setattr(Plan, "run", lambda self, tensors: tensors["Y"].fill_(0.5))
     assert measure.measure_trial(SMALL, "", "", schedule)["verdict"] == "wrong"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["compute x\n axes n=4\n store Y[n] = q"], "'q' is not known"),
-        (
-            ["compute x\n axes n=4 k=3\n read x = X[n, k]\n store Y[n] = x"],
-            "expected k in its coordinates",
-        ),
-    ],
-)
-def test_what_cannot_be_is_told_in_a_line(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["tune", *words]) == 2
-    error = capsys.readouterr().err
-    assert told in error and len(error.splitlines()) == 1

@@ -200,29 +200,24 @@ def test_the_store_of_rank_0_is_gone(tmp_path: Path) -> None:
     assert second.returncode == 2 and "rank 1 stops: rank 0, which deals trials" in said, said
 
 
-@pytest.mark.slow
-def test_the_command_under_torchrun(tmp_path: Path) -> None:
-    file = tmp_path / "tuned.csv"
-    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "transconv",
-            *words,
-        ],
+def on_two_ranks(words: list[str], timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
+    start = "-m torch.distributed.run --standalone --nproc-per-node 2 -m transconv".split()
+    return subprocess.run(
+        [sys.executable, *start, *words],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
-        timeout=200,
-        env={**os.environ, "TRANSCONV_VERIFY": "0", "OMP_NUM_THREADS": "1"},
+        timeout=timeout,
+        env={**os.environ, **variables},
     )
+
+
+@pytest.mark.slow
+def test_the_command_under_torchrun(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.csv"
+    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
+    ran = on_two_ranks(words, 200, TRANSCONV_VERIFY="0", OMP_NUM_THREADS="1")
     assert ran.returncode == 0, ran.stderr
     assert "one process compiles on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
     assert f"1 of 1 are kept in {file}" in ran.stdout
@@ -272,24 +267,7 @@ ON_GPUS = (
 def test_on_two_gpus(tmp_path: Path) -> None:
     file = tmp_path / "tuned.csv"
     words = [*ON_GPUS, "--trials", "16", "--time-budget", "30", "--db", str(file)]
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "transconv",
-            *words,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=90,
-    )
+    ran = on_two_ranks(words, 90)
     print(ran.stdout[-1500:], ran.stderr[-500:], flush=True)
     assert ran.returncode == 0 and "on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
     (row,) = tuning_db.load(file)

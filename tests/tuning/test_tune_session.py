@@ -170,6 +170,11 @@ def test_the_command_tunes_in_the_interpreter(
         (["mb1ic16"], "expected"),
         (["mb1ic16ih6oc16oh6kh3ph1", "--prop", "up"], "direction 'up' is unknown"),
         (["mb1ic16ih6oc16oh6kh3ph1", "--db", __file__], "holds no row of tuned schedules"),
+        (["compute x\n axes n=4\n store Y[n] = q"], "'q' is not known"),
+        (
+            ["compute x\n axes n=4 k=3\n read x = X[n, k]\n store Y[n] = x"],
+            "expected k in its coordinates",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(

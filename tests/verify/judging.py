@@ -12,13 +12,11 @@ from transconv.verify.judgement import Judgement
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
 
+def case_of(problem: str, prop: str, words: str, numpy: bool) -> ProblemCase:
+    bia = "f32" if "bias" in words else ""
+    return ProblemCase(ConvProblem.parse(problem), Prop(prop), words, "cpu", bia=bia, numpy=numpy)
+
+
 def judged(problem: str, prop: str, words: str, numpy: bool, mode: str = "exact") -> Judgement:
-    case = ProblemCase(
-        ConvProblem.parse(problem),
-        Prop(prop),
-        words,
-        "cpu",
-        bia="f32" if "bias" in words else "",
-        numpy=numpy,
-    )
+    case = case_of(problem, prop, words, numpy)
     return case.judge(case.plan(), mode, 3)

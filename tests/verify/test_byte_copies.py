@@ -37,14 +37,7 @@ COPIES = [
 def test_gradients_are_summed_along_copies(problem: str, prop: str, schedule: str) -> None:
     """What is summed is innermost in copies, where the asynchronous unit reads 8 bits; without copies
     tiles are transposed on their way."""
-    case = ProblemCase(
-        ConvProblem.parse(f"{problem} tag=nhwc"),
-        Prop(prop),
-        "",
-        "cpu",
-        target=TARGETS["sm_90"],
-        numpy=True,
-    )
+    case = over_bytes(problem, prop)
     plan = case.plan(schedule)
     assert case.judge(plan, "exact", 1).reason == "" and "warpgroup_mma" in plan.source
     assert "transposer" not in plan.source
@@ -128,6 +121,11 @@ def test_every_byte_of_a_tile_is_turned_once() -> None:
         assert len(places) == 2 ** len(bases) == depth * width
 
 
+def over_bytes(problem: str, prop: str) -> ProblemCase:
+    p = ConvProblem.parse(f"{problem} tag=nhwc")
+    return ProblemCase(p, Prop(prop), "", "cpu", target=TARGETS["sm_90"], numpy=True)
+
+
 WIDENED = [
     (
         "mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2 math=ieee",
@@ -149,19 +147,11 @@ WIDENED = [
 
 @pytest.mark.parametrize(("problem", "prop", "schedule"), WIDENED, ids=[w[1] for w in WIDENED])
 def test_copies_hold_floats_of_8_bits_as_f16(problem: str, prop: str, schedule: str) -> None:
-    case = ProblemCase(
-        ConvProblem.parse(f"{problem} tag=nhwc"),
-        Prop(prop),
-        "",
-        "cpu",
-        target=TARGETS["sm_90"],
-        numpy=True,
-    )
+    case = over_bytes(problem, prop)
     plan = case.plan(schedule)
     assert {str(t.dtype) for t in plan.workspaces.values() if "packed" in t.name} == {"f16"}
     assert case.judge(plan, "exact", 1).reason == ""
-    bytes_ = ConvProblem.parse("mb2ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8 tag=nhwc")
-    integers = ProblemCase(bytes_, Prop.BWD_D, "", "cpu", target=TARGETS["sm_90"])
+    integers = over_bytes("mb2ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", "bwd_d")
     with pytest.raises(ScheduleError, match="holds i8, no floats of 8 bits"):
         integers.plan("ih:8 iw:8 ic:64 oc:64 | mma | pack=a.b.f16 stages=4 warps=4")
 
@@ -183,14 +173,7 @@ REGISTERS = [
 @pytest.mark.parametrize(("problem", "prop", "schedule"), REGISTERS, ids=[r[1] for r in REGISTERS])
 def test_floats_of_8_bits_become_f16_in_registers(problem: str, prop: str, schedule: str) -> None:
     """Without copies, and without a part of the sum that moves to f32."""
-    case = ProblemCase(
-        ConvProblem.parse(f"{problem} tag=nhwc"),
-        Prop(prop),
-        "",
-        "cpu",
-        target=TARGETS["sm_90"],
-        numpy=True,
-    )
+    case = over_bytes(problem, prop)
     plan = case.plan(schedule)
     assert not any("packed" in t.name for t in plan.workspaces.values())
     assert "tl.dot(wide_" in plan.source and "imprecise" not in plan.source
@@ -207,9 +190,7 @@ def test_floats_of_8_bits_become_f16_in_registers(problem: str, prop: str, sched
         direction = prop if "s8" not in line else "bwd_d"
         given = words if direction == prop else REGISTERS[1][2]
         with pytest.raises(ScheduleError, match=reason):
-            ProblemCase(
-                ConvProblem.parse(f"{line} tag=nhwc"), Prop(direction), "", "cpu", target=TARGETS["sm_90"]
-            ).plan(given)
+            over_bytes(line, direction).plan(given)
 
 
 def test_rows_of_a_patch_are_runs_of_bytes() -> None:

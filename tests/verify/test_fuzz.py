@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import programs
 from transconv.conv import CompiledDirection
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -104,14 +105,7 @@ def test_a_trial_is_the_same_in_another_process() -> None:
         "from transconv.verify.fuzz.conv_trial import draw_trial;"
         "print('\\n'.join(str(draw_trial('tests', n)) for n in range(5)))"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-    ).stdout
+    told = programs.run(["-c", code], cwd=ROOT, check=True).stdout
     assert told.split("\n")[:-1] == [str(t) for t in drawn_trials()[:5]]
 
 
@@ -130,7 +124,7 @@ def test_passes_that_are_gone_are_read_in_older_lines() -> None:
 @pytest.mark.parametrize("passes", ["-simplify,-lets", ""])
 def test_a_kernel_is_the_same_in_another_process(passes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts are stored under the kernel's text: with a name that depends on the order of a set they
-    would be lost. This process has hashes of its own."""
+    would be lost."""
     monkeypatch.setenv("TRANSCONV_PASSES", passes)
     code = (
         "from transconv.conv import Epilogue, build\n"
@@ -141,15 +135,7 @@ def test_a_kernel_is_the_same_in_another_process(passes: str, monkeypatch: pytes
         " Epilogue.parse(t.epilogue))\n"
         "    print(*(s.source + s.digest for s in made.steps))"
     )
-    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-    ).stdout
+    told = programs.run(["-c", code], cwd=ROOT, check=True).stdout
     with redirect_stdout(io.StringIO()) as here:
         exec(code, {})
     assert told == here.getvalue() and told.count("def ") >= 3

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import programs
 from tests.verify import planted
 from transconv.__main__ import main
 from transconv.compute import END, OPS, Reduction, parse
@@ -144,14 +142,7 @@ def test_a_trial_is_the_same_in_another_process() -> None:
         "from transconv.verify.fuzz.compute_trial import draw_trial;"
         "print([draw_trial('tests', n) for n in range(6)])"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-    ).stdout
+    told = programs.run(["-c", code], cwd=ROOT, check=True).stdout
     assert told.strip() == str([draw_trial("tests", n) for n in range(6)])
 
 

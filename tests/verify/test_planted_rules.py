@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simplify.names import FACTS, a, b, big, flag, fx, fy, i, ih, kh, m_blk, oh, q, s8, t, x, y, z
+from tests.simplify.names import FACTS, a, b, big, flag, fx, fy, i, ih, kh, oh, q, s8, t, x, y, z
 from tests.simplify.test_rules import CASES
 from tests.verify.planted_rules import MODULES, Mutant, culprits, mutants, planted, watched
 from transconv.ir import (
@@ -77,18 +77,13 @@ WIDE = FACTS
 NEAR = Facts(
     multiples={s8: 8},
     ranges={
+        **FACTS.ranges,
         a: Range(-3, 4),
         b: Range(-5, 2),
         x: Range(-7, 9),
         y: Range(0, 6),
         z: Range(-4, 0),
         ih: Range(0, 9),
-        i: Range(0, 7),
-        kh: Range(0, 2),
-        oh: Range(0, 55),
-        q: Range(0, 13),
-        t: Range(0, 1),
-        m_blk: Range(0, 24),
         s8: Range(-32, 32),
     },
 )

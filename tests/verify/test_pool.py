@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
+from transconv.verify import machine
 from transconv.verify.machine import Pool, Task, WorkerTask, _serve, is_fatal
+
+
+@pytest.fixture(autouse=True)
+def started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers as they are started outside of the tests."""
+    monkeypatch.setattr(machine, "multiprocessing", multiprocessing)
 
 
 def work(what: str) -> dict[str, Any]:

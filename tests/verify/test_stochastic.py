@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import transconv
+from tests.verify.judging import case_of, interpreted
 from transconv import ir, quantized
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError, TensorError
@@ -20,8 +21,6 @@ from transconv.verify.benchdnn_job import RefusedRequest, job_of
 from transconv.verify.benchdnn_requests import Driver
 from transconv.verify.case import ProblemCase
 from transconv.verify.judgement import Judgement
-
-interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
 # The factor has few digits, so that f32 holds products of exact data and results do not.
 CASES = [
@@ -34,16 +33,8 @@ CASES = [
 
 
 def judged(problem: str, prop: str, words: str, numpy: bool) -> tuple[Judgement, torch.Tensor]:
-    case = ProblemCase(
-        ConvProblem.parse(problem),
-        Prop(prop),
-        words,
-        "cpu",
-        bia="f32" if "bias" in words else "",
-        numpy=numpy,
-    )
-    plan = case.plan()
-    found = case.judge(plan, "exact", 3)
+    case = case_of(problem, prop, words, numpy)
+    found = case.judge(case.plan(), "exact", 3)
     return found, case.tensors[Prop(prop).result].view.double().clone()
 
 

@@ -30,16 +30,11 @@ def field_names(cls: type) -> tuple[str, ...]:
 
 
 @cache
-def _defaults(cls: type) -> tuple[object, ...]:
-    """The defaults of a class's fields, in order; ``MISSING`` for those without."""
-    return tuple(f.default for f in fields(cls))
-
-
-@cache
-def _plain(cls: type) -> dict[type, bool]:
-    """Of a class the types of values that it keeps as they are given, such as no NumPy scalar, and whether
-    they are keys as they are: filled as values come."""
-    return {}
+def _known(cls: type) -> tuple[tuple[object, ...], set[type], set[type]]:
+    """Of a class the defaults of its fields, in order, with ``MISSING`` for those without; the types of
+    values that it keeps as they are given, such as no NumPy scalar, filled as values come; and those of
+    them that are keys as they are."""
+    return tuple(f.default for f in fields(cls)), set(), set()
 
 
 def _key(value: object) -> object:
@@ -55,28 +50,27 @@ class _Interning(type):
     """Metaclass whose call returns the existing node with the same fields, if there is one."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        given = () if kwargs else args + _defaults(cls)[len(args) :]
-        known = _plain(cls)
-        plain = [known.get(type(v)) for v in given]
+        defaults, kept, keys = _known(cls)
+        given = () if kwargs else args + defaults[len(args) :]
         key = None
-        if plain and None not in plain:  # it may be there: then none is made
-            key = (cls, *(given if False not in plain else map(_key, given)))
+        if given and kept.issuperset(map(type, given)):  # it may be there: then none is made
+            key = (cls, *(given if keys.issuperset(map(type, given)) else map(_key, given)))
             there = _reference(key)
             if there is not None and (found := there()) is not None:
                 return found
         made = super().__call__(*args, **kwargs)
         if key is None:
             values = [getattr(made, name) for name in field_names(cls)]
-            known.update(
-                {
-                    type(v): not isinstance(v, (tuple, bool, float))
-                    for v, a in zip(values, given, strict=False)
-                    if v is a
-                }
-            )
+            same = {type(v) for v, a in zip(values, given, strict=False) if v is a}
+            kept |= same
+            keys |= {of for of in same if not issubclass(of, (tuple, bool, float))}
             key = (cls, *map(_key, values))
         with _lock:
-            return _interned.setdefault(key, made)
+            there = _reference(key)
+            if there is not None and (found := there()) is not None:
+                return found
+            _interned[key] = made
+            return made
 
 
 class Node(metaclass=_Interning):

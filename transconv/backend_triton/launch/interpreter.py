@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,12 +43,20 @@ def prepare_interpreter() -> None:
     a wait does nothing. It lacks ``map_elementwise``, too: functions of numbers are functions of tiles
     here.
 
+    It makes a kernel once more, and reads its source again, to find its first line.
+
     It computes sums and products of integers a second time, in 64 bits, for an assertion that it drops
     unless it debugs; half of its time goes there.
     """
     from triton.language import bfloat16, float32, int1
     from triton.runtime import interpreter
-    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+    from triton.runtime.interpreter import (
+        FunctionRewriter,
+        InterpreterBuilder,
+        ReduceOps,
+        ScanOps,
+        TensorHandle,
+    )
 
     spread, cast = InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl
     cast_any = InterpreterBuilder.create_fp_to_fp
@@ -75,6 +84,7 @@ def prepare_interpreter() -> None:
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         return TensorHandle(multiply_add(x.data, y.data, z.data), z.dtype.scalar)
 
+    FunctionRewriter._get_jit_fn_file_line = lambda self: place_of(self.fn)
     InterpreterBuilder.create_fma = create_fma
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
@@ -88,6 +98,14 @@ def prepare_interpreter() -> None:
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
         language = import_module("triton.language")
         language.map_elementwise = lambda function, *tiles: function(*tiles)  # type: ignore[attr-defined]
+
+
+def place_of(function: Any) -> tuple[str, int]:
+    """The file of a function, and the line of its ``def``, below those of its decorators."""
+    file, at = function.__code__.co_filename, function.__code__.co_firstlineno
+    while (line := linecache.getline(file, at)) and not line.lstrip().startswith("def "):
+        at += 1
+    return file, at
 
 
 def reduce_in_pairs(self: Any, given: Any) -> list[Any]:
