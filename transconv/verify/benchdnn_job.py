@@ -36,9 +36,9 @@ from transconv.conv import (
     split,
 )
 from transconv.ir import DTYPES as ROWS
-from transconv.ir import SHORT, Layout
+from transconv.ir import ELSEWHERE, SHORT, Layout
 from transconv.schedule import Schedule
-from transconv.support import ProblemError, ScheduleError, TransconvError
+from transconv.support import ProblemError, ScheduleError, TransconvError, nearest
 from transconv.verify.benchdnn_requests import BenchdnnRequest
 
 UNIMPLEMENTED, INVALID = "UNIMPLEMENTED", "INVALID_ARGUMENTS"
@@ -389,8 +389,9 @@ def _dtypes(request: BenchdnnRequest) -> tuple[list[str], bool]:
         if word in OTHER_DTYPES:
             raise RefusedRequest(UNIMPLEMENTED, f"dtype {word}: kernels compute with {' '.join(DTYPES)}")
         if _ours(word) not in DTYPES:
+            hint = nearest(word, DTYPES, ELSEWHERE)
             raise RefusedRequest(
-                INVALID, f"dtype '{word}' is unknown; expected one of {' '.join(DTYPES)}, or tf32"
+                INVALID, f"dtype '{word}' is unknown; expected one of {' '.join(DTYPES)}, or tf32{hint}"
             )
     return [_ours(w) for w in words], is_tf32
 

@@ -58,7 +58,7 @@ def add_verb(
         help=help,
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in examples),
+        epilog="examples:\n" + "\n".join(f"  transconv {e}" for e in examples),
     )
     made.set_defaults(action=action, usage=made.format_usage)
     return made
@@ -91,7 +91,7 @@ def add_schedule(to: argparse.ArgumentParser) -> None:
         metavar="S",
         type=str,
         help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
-        "`python -m transconv words` explains each word; default: chosen by "
+        "`transconv words` explains each word; default: chosen by "
         "transconv",
     )
 
@@ -207,7 +207,7 @@ def loaded(text: str) -> tuple[ModuleType, str]:
     file, _, name = text.rpartition(":")
     path = Path(file)
     if not file or not path.is_file():
-        raise ValueError(f"{text!r} names no file; expected FILE:NAME")
+        raise ValueError(f"{text.removesuffix(':')!r} names no file; expected FILE:NAME")
     loader = SourceFileLoader(path.stem, str(path))  # whatever the file's name ends in
     spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
     assert spec is not None
