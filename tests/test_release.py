@@ -11,20 +11,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
 
+from tests.installed import build, copy_sources, environment, ran
+from tests.shown import ROOT
 from transconv.support import __version__
 
-ROOT = Path(__file__).parent.parent
 STEM = f"transconv-{__version__}"
 DATA = {
     "py.typed",
@@ -52,31 +50,13 @@ print(transconv.__file__, NETWORK.is_file())
 """
 
 
-def ran(*words: object, cwd: Path) -> str:
-    """Standard output of a command, in an environment without what points at the checkout."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TRANSCONV_", "TRITON_"))}
-    done = subprocess.run(
-        [str(w) for w in words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=own | {"XDG_CACHE_HOME": str(cwd / "cache")},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of both distributions."""
     if given := os.environ.get("TRANSCONV_DIST"):
         return ROOT / given
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, source)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "transconv", source / "transconv", ignore=ignored)
+    copy_sources(source)
     for name in ("tests", "bench"):  # what must stay outside
         (source / name).mkdir()
         shutil.copy(ROOT / "tests" / "support" / "test_errors.py", source / name)
@@ -84,8 +64,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     templates.mkdir(parents=True)
     for kind in TEMPLATES:
         (templates / f"page{kind}").write_text("x")
-    ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
-    return source / "dist"
+    return build(source)
 
 
 def names_of(dist: Path) -> tuple[list[str], list[str]]:
@@ -145,27 +124,8 @@ def rendered(description: str) -> None:
 def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     """Installed without its dependencies, which are then lent to it, and used from another folder."""
     here = tmp_path / "environment"
-    venv.create(here, with_pip=False)
-    python = here / "bin" / "python"
-    wheel = dist / f"{STEM}-py3-none-any.whl"
-    ran(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-        "--disable-pip-version-check",
-        wheel,
-        cwd=tmp_path,
-    )
-    (site,) = here.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-
+    python = environment(dist / f"{STEM}-py3-none-any.whl", here)
+    site = here / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     shown = ran(
         here / "bin" / "transconv",
         "show",
@@ -178,7 +138,7 @@ def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     )
     assert "@triton.jit" in shown and "tl.store" in shown
 
-    # As `python -m transconv doctor`, and a first call in the same process.
+    # As `transconv doctor`, and a first call in the same process.
     said = ran(python, "-c", FIRST, cwd=tmp_path)
     assert f"ok   transconv {__version__} in {site}/transconv" in said
     assert said.count("ok   self-test") == 2 and "works here" in said, said
