@@ -194,7 +194,7 @@ def test_the_store_of_rank_0_is_gone(tmp_path: Path) -> None:
         "    os._exit(9)"
     )
     first = started(0, port, "-c", script)
-    second = started(1, port, "-m", "transconv", "tune", *shlex.split(TUNE)[3:])
+    second = started(1, port, "-m", "transconv", "tune", *shlex.split(TUNE)[2:])
     assert first.wait(60) == 9
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 2 and "rank 1 stops: rank 0, which deals trials" in said, said
@@ -203,7 +203,7 @@ def test_the_store_of_rank_0_is_gone(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
     file = tmp_path / "tuned.csv"
-    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
+    words = [*shlex.split(TUNE)[1:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
     ran = subprocess.run(
         [
             sys.executable,
@@ -258,7 +258,7 @@ def killed(tmp_path: Path, words: list[str], trials: int) -> None:
 @pytest.mark.slow
 def test_a_rank_of_the_command_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
-    killed(tmp_path, [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1"], 8)
+    killed(tmp_path, [*shlex.split(TUNE)[1:], "--jobs", "1", "--budget-ms", "1"], 8)
 
 
 ON_GPUS = (

@@ -227,7 +227,7 @@ def test_shards_are_disjoint(capsys: Output) -> None:
 
 def repeats(lines: list[str]) -> list[list[str]]:
     """The arguments of every command that was printed."""
-    found = [line.partition("python -m transconv check ")[2] for line in lines]
+    found = [line.partition("transconv check ")[2] for line in lines]
     return [shlex.split(text) for text in found if text]
 
 
