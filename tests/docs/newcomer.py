@@ -2,10 +2,10 @@
 
 ``python -m tests.docs.newcomer [PAGE ..]`` builds the wheel, installs it in an empty environment, and does
 what each page says in a folder of its own: programs are pasted into files, commands typed into a shell, in
-the order of the page, with no variable of the package or of Triton set but those that the page sets. Folders
-have the data and recipes of a checkout beside them, never its sources. A step passes if it ends well and, on
-a machine without a GPU, where the pages were written, prints what the page shows. A row for each page is
-printed as soon as it is done, and then what failed; ``--out`` keeps the rows as CSV.
+the order of the page, with no variable of the package or of Triton set but those that the page sets.
+Folders have the data and recipes of a checkout beside them, never its sources. A step passes if it ends
+well and, on a machine without a GPU, as the pages were written on, prints what the page shows. The row of
+a page is printed as soon as it is done, and then what failed; ``--out`` keeps the rows as CSV.
 """
 
 from __future__ import annotations

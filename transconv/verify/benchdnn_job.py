@@ -8,7 +8,7 @@ epilogue:
     PO       := sum[:SCALE[:ZERO[:DT]]] | FUNCTION[:ALPHA[:BETA[:SCALE]]] | OP:DT[:MASK[:TAG]] | ...
     scales   := ARG:MASK[:SCALE][:DT] { "+" ... }
 
-The post-op ``dw:k3s1p1[:TYPE]`` (older: ``dw_k3s1p1``) is a depthwise convolution behind a convolution, in
+The post-op ``dw:k3s1p1[:TYPE]`` (older: ``dw_k3s1p1``) is a depthwise convolution after a convolution, in
 one primitive. oneDNN fuses the two, and may refuse to. Here they are two problems, checked one after the
 other: the second reads what the first stores, in the type of its result, and has ``TYPE`` itself (default:
 the same). Words before ``dw`` belong to the first, those behind it to the second, and scales to the first.
