@@ -145,6 +145,23 @@ def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     assert said.splitlines()[-1] == f"{site}/transconv/__init__.py True"
 
 
+def test_a_published_release_names_its_repository(tmp_path: Path) -> None:
+    """The workflow adds the addresses of wherever the tag is, and describes and attests what it builds."""
+    toml, yaml = pytest.importorskip("tomllib"), pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))["jobs"]
+    steps = jobs["build"]["steps"]
+    at = next(i for i, step in enumerate(steps) if "[project.urls]" in step.get("run", ""))
+    assert steps[at + 1]["run"] == "make release"
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    script = re.sub(r"\$\{\{ github\.(\w+).*? \}\}", r"https://\1", steps[at]["run"])
+    ran("bash", "-e", "-c", script, cwd=tmp_path)
+    told = toml.loads((tmp_path / "pyproject.toml").read_text("utf-8"))
+    assert {*told["project"]["urls"]} == {"Documentation", "Source", "Issues", "Changelog"}
+    assert told["project"]["name"] == "transconv"
+    used = " ".join(step.get("uses", "") for step in steps)
+    assert all(word in used for word in ("sbom-action", "attest-build-provenance", "attest-sbom"))
+
+
 def test_the_change_log_has_a_section_of_this_version() -> None:
     sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sections[0] == __version__

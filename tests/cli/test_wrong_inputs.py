@@ -115,6 +115,8 @@ COMMANDS = (
     "show mb1ic8ih6oc8oh6kh3ph1 --prop fwdd",
     "show mb1ic8ih6oc8oh6kh3ph1 --stage lowering",
     "show mb1ic8ih6oc8oh6kh3ph1 --prop forward",
+    "show mb1ic8ih6oc8oh6kh3ph1 --prop FWD_D",
+    "show mb1ic8ih6oc8oh6kh3ph1 --prop wgrad",
     "show mb1ic8ih6oc8oh6kh3ph1 dt=float16",
     "show mb1ic8ih6oc8oh6kh3ph1 --layout channels_last",
     "show mb1ic8ih6oc8oh6kh3ph1zz3",

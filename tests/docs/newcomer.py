@@ -41,6 +41,8 @@ LEFT_OUT = (
     (r"python -m pip |rm -rf ", "installing is what the script itself does"),
     (r"make (test|release|matrix|measure)\b", "a part of `make check-all`, or of a GPU's hours"),
     (r"python -m bench (?!issues --small)", "measures, for minutes, on a GPU"),
+    (r".* # on a GPU$", "asks for a GPU"),
+    (r"transconv matrix ", "`make matrix` has it"),
     (r"python -m tests\.", "reads the sources of a checkout: tests/docs has it"),
 )
 SETTING = re.compile(r'(?:export )?\w+=("[^"]*"|\S*)(?:\s+#.*)?$')
@@ -90,6 +92,7 @@ class Visit:
 
     page: Path
     folder: Path
+    beside: Path
     environment: dict[str, str]
     compares: bool
     settings: list[str] = field(default_factory=list)
@@ -108,8 +111,8 @@ class Visit:
         return self.passed + len(self.failures)
 
     def typed(self) -> Visit:
-        for name in BESIDE:
-            (self.folder / name).symlink_to(ROOT / name)
+        for path in self.beside.iterdir():
+            (self.folder / path.name).symlink_to(path)
         began = time.monotonic()
         for step in steps(self.page):
             if step.left_out:
@@ -160,16 +163,19 @@ class Visit:
 
 def visits(folder: Path, pages: list[Path], jobs: int) -> Iterator[Visit]:
     """What came of every page, as soon as it is known, from a folder that may be filled."""
-    sources, home = folder / "sources", folder / "home"
-    for made in (sources, home):
+    sources, home, beside = folder / "sources", folder / "home", folder / "beside"
+    for made in (sources, home, beside):
         made.mkdir()
+    for name in BESIDE:  # a copy, as some commands write into it
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, beside / name)
     installed.copy_sources(sources)
     (wheel,) = installed.build(sources, "--wheel").glob("*.whl")
     shutil.rmtree(sources / "transconv")
     commands_of = installed.environment(wheel, folder / "environment").parent
     own = {**installed.clean(), "HOME": str(home), "PYTHON": "python"}  # make's: no environment of its own
     own["PATH"] = f"{commands_of}{os.pathsep}{own['PATH']}"
-    visit = functools.partial(Visit, environment=own, compares=shutil.which("nvidia-smi") is None)
+    alike = shutil.which("nvidia-smi") is None
+    visit = functools.partial(Visit, beside=beside, environment=own, compares=alike)
     with ThreadPoolExecutor(jobs) as pool:
         asked = []
         for number, page in enumerate(pages):

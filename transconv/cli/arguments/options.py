@@ -25,6 +25,12 @@ from transconv.target import Target, detect, why_no_switches
 
 EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
 PROPS = [p.value for p in Prop]
+# What oneDNN and others call the directions.
+ELSEWHERE = {
+    **dict.fromkeys(("forward", "fwd_b", "fwd_d", "fwd_i", "fprop"), "fwd"),
+    **dict.fromkeys(("backward", "bwd", "dgrad"), "bwd_d"),
+    **dict.fromkeys(("bwd_wb", "wgrad"), "bwd_w"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,7 +38,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        meant = nearest(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
+        meant = ""
+        if choice:
+            known = re.findall(r"[\w-]+", choice[2])
+            meant = nearest(choice[1], known, {k: v for k, v in ELSEWHERE.items() if v in known})
         self.exit(2, f"{self.prog}: error: {one_line(message)}{meant} (--help says what is expected)\n")
 
     def parse_args(self, given: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
