@@ -139,12 +139,13 @@ class Visit:
         if step.shown is None:
             self._output(step.line)
             return
-        now = filled(step.shown, lambda head: self._output(typed(head)))
+        now = filled(step.shown, lambda head: self._output(typed(head), shown=True))
         if self.compares and now != step.shown.whole:
             raise ValueError(f"it prints\n{now}\nand the page shows\n{step.shown.whole}")
 
-    def _output(self, line: str) -> str:
-        """What a command prints; it runs once, however often the page shows parts of it."""
+    def _output(self, line: str, shown: bool = False) -> str:
+        """What a command prints; it runs once, however often the page shows parts of it. Where a page shows
+        a refusal, that is what has to be printed."""
         if line not in self.printed:
             done = subprocess.run(
                 ["bash", "-c", "\n".join([*self.settings, line])],
@@ -155,9 +156,10 @@ class Visit:
                 text=True,
                 timeout=LONGEST_S,
             )
-            if done.returncode:
-                raise ValueError(f"it ends with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
-            self.printed[line] = TIMES.sub(r"\1", done.stdout)
+            both = done.stdout + done.stderr
+            if done.returncode and not shown:
+                raise ValueError(f"it ends with {done.returncode}\n{both[-3000:]}")
+            self.printed[line] = TIMES.sub(r"\1", both if done.returncode else done.stdout)
         return self.printed[line]
 
 

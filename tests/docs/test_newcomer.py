@@ -20,6 +20,11 @@ print("one\\ntwo")
 $ python shown.py
 {shown}
 ```
+<!-- shown: "no" -->
+```text
+$ python -c "raise SystemExit('no {refused}')"
+no good
+```
 ```sh
 N="3"
 test $N = 3  # goes on \\
@@ -49,18 +54,19 @@ def visit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> newcomer.Visit:
 
 
 def test_all_steps_of_a_page(visit: newcomer.Visit) -> None:
-    visit.page.write_text(PAGE.format(shown="two", number=3, holds=True), "utf-8")
+    visit.page.write_text(PAGE.format(shown="two", refused="good", number=3, holds=True), "utf-8")
     visit.typed()
-    assert visit.failures == [] and visit.passed == 4
+    assert visit.failures == [] and visit.passed == 5
     assert [line for line, _ in visit.left_out] == ["make test"]
     assert (visit.folder / "shown.py").is_file() and (visit.folder / "bench").is_dir()
 
 
 def test_what_does_not_go_as_the_page_says(visit: newcomer.Visit) -> None:
-    visit.page.write_text(PAGE.format(shown="three", number=4, holds=False), "utf-8")
+    visit.page.write_text(PAGE.format(shown="three", refused="use", number=4, holds=False), "utf-8")
     visit.typed()
-    assert visit.passed == 1 and visit.tried == 4
-    shown, ended, raised = visit.failures
+    assert visit.passed == 1 and visit.tried == 5
+    shown, refused, ended, raised = visit.failures
+    assert "it prints" in refused and "no use" in refused
     assert "it prints" in shown and "three" in shown
     assert "test 4 = $N" in ended and "it ends with 1" in ended
     assert "AssertionError" in raised
