@@ -311,8 +311,6 @@ def _command(q: _Question, target: Target, words: argparse.Namespace) -> str:
     if not isinstance(q.workload, ConvWorkload):
         return f"transconv show {shlex.join(words.problem)} --target {target}"
     made = [
-        "python",
-        "-m",
         "transconv",
         "show",
         str(q.workload.problem),
