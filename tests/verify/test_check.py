@@ -420,7 +420,7 @@ def test_errors_of_one_problem_do_not_hide_others(capsys: Output, monkeypatch: p
     monkeypatch.setattr(runtime, "plan", plan)
     lines, counts = told(capsys, "--mb=3,1", SMALL, code=1)
     assert (counts["FAILED"], counts["PASSED"]) == (1, 1)
-    assert lines[0].startswith("0:FAILED (RuntimeError: the compiler tripped) python")
+    assert lines[0].startswith("0:FAILED (RuntimeError: the compiler tripped) transconv")
 
 
 def test_workers_have_a_time_limit_and_a_budget(capsys: Output) -> None:
