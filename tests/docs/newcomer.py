@@ -144,8 +144,8 @@ class Visit:
             raise ValueError(f"it prints\n{now}\nand the page shows\n{step.shown.whole}")
 
     def _output(self, line: str, shown: bool = False) -> str:
-        """What a command prints; it runs once, however often the page shows parts of it. Where a page shows
-        a refusal, that is what has to be printed."""
+        """What a command prints; it runs once, however often the page shows parts of it. Where the page
+        shows a refusal, that is what has to be printed."""
         if line not in self.printed:
             done = subprocess.run(
                 ["bash", "-c", "\n".join([*self.settings, line])],
