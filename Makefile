@@ -17,14 +17,15 @@ GPU_NAME ?= $(or $(if $(GPU),$(shell $(GPU) --query-gpu=name --format=csv,nohead
 
 MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune \
     measure-issues
-.PHONY: help install demo test check check-all docs lint house matrix mutants sanitize release report-images \
-    clean measure $(MEASURES)
+.PHONY: help install demo test check check-all docs newcomer lint house matrix mutants sanitize release \
+    report-images clean measure $(MEASURES)
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
 	@echo "make check    ruff, mypy --strict, and the test suite"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make docs     the documentation as a site in build/site; warnings are errors"
+	@echo "make newcomer  README and every page of docs/ typed in an empty environment with the wheel"
 	@echo "make house    figures of the architecture: sizes, imports, names, with limits"
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
 	@echo "make mutants  mutation testing: 100 drawn bugs (N=, SEED=) planted one at a time in the rooms that"
@@ -90,8 +91,12 @@ house: $(ready)
 docs: $(ready)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --site-dir build/site
 
-# Some 30 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
-check-all: check matrix mutants
+# Programs and commands of README and docs/, in the order of each page; some 25 minutes on two cores.
+newcomer: $(ready)
+	$(PYTHON) -m tests.docs.newcomer
+
+# Some 55 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
+check-all: check matrix mutants newcomer
 	$(PYTEST) -m "slow and not gpu"
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	TRITON_INTERPRET=1 $(PYTHON) -m tests.functional.test_samples

@@ -1,6 +1,6 @@
 """``python -m bench check``: every problem of the lists, run and compared with the f64 answer.
 
-A front of ``python -m transconv check`` for lists of layers: what is run, and what is right, is
+A front of ``transconv check`` for lists of layers: what is run, and what is right, is
 said in transconv/verify. Here tasks are made of lists (one direction of one problem in one dtype
 and layout, on exact and on random data), and rows of a CSV that an interrupted run goes on with.
 Several workers share the GPU: right or wrong does not depend on time.

@@ -1,4 +1,4 @@
-"""``python -m bench fuzz-runs``: a row for each summary that ``python -m transconv fuzz --json`` wrote."""
+"""``python -m bench fuzz-runs``: a row for each summary that ``transconv fuzz --json`` wrote."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _counted(summary: dict[str, Any], fact: str) -> int:
 
 
 def arguments(made: argparse.ArgumentParser) -> None:
-    made.add_argument("summaries", nargs="+", help="files of `python -m transconv fuzz --json`")
+    made.add_argument("summaries", nargs="+", help="files of `transconv fuzz --json`")
 
 
 def main(options: Namespace) -> int:
@@ -63,7 +63,7 @@ def main(options: Namespace) -> int:
         try:
             made = row(json.loads(Path(name).read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{name} is no summary of `python -m transconv fuzz --json`") from error
+            raise ValueError(f"{name} is no summary of `transconv fuzz --json`") from error
         if not table.has(made):
             table.add(made)
     print(f"{table.path}: {len(table.rows)} runs")

@@ -154,11 +154,13 @@ class Run:
         """Cases with the results of their sides, as they end."""
         o = self.options
         variables = environment.worker_environment(o.cache) | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        threads = {"OMP_NUM_THREADS": environment.threads()} if self.on_cpu else {}
+        on_cpu = {"OMP_NUM_THREADS": environment.threads(), "TRITON_INTERPRET": "1"}
         pool = Pool(
             {
                 "compile": WorkerTask("bench.runner:prepare", o.workers, variables),
-                "measure": WorkerTask("bench.issue_sides:measure", 1, variables | threads),
+                "measure": WorkerTask(
+                    "bench.issue_sides:measure", 1, variables | (on_cpu if self.on_cpu else {})
+                ),
             }
         )
         progress = Progress(len(self.todo), "case")

@@ -124,9 +124,9 @@ TABLES = {
     "fuzz": Table(
         ("h200_fuzz.csv", "interpreted_fuzz.csv"),
         (
-            "python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
-            "python -m transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",
-            "python -m transconv fuzz --kernels 5000 --seed 1 --json fuzz.json",
+            "transconv fuzz --n 20000 --seed 2 --json fuzz.json",
+            "transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",
+            "transconv fuzz --kernels 5000 --seed 1 --json fuzz.json",
             "python -m bench fuzz-runs fuzz.json",
         ),
         fuzz_table,

@@ -167,7 +167,7 @@ def _flat(made: Any) -> Tensor:
 
 def compared(model: nn.Module, given: tuple[Tensor, ...]) -> tuple[int, int]:
     """How many elements of the first image, behind every int8 convolution, are other ones than exact sums
-    of integers give with the same operations behind them, and how many there are."""
+    of integers give with the same operations in the epilogue, and how many there are."""
     counts = [0, 0]
 
     def seen(module: Any, inputs: tuple[Tensor, ...], result: Tensor) -> None:

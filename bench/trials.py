@@ -1,6 +1,6 @@
 """``python -m bench trials``: how good the first trials of the ranking are, and what compiling takes.
 
-Reads logs of ``python -m transconv tune`` (and sweeps: problem, direction, schedule, us), and measures
+Reads logs of ``transconv tune`` (and sweeps: problem, direction, schedule, us), and measures
 nothing. Shares are those of the best time that the log has for the row: 0.95 means 5% slower. The
 order of trials is that of the estimate now, so that a change of the estimate shows at once.
 """

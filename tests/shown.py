@@ -3,11 +3,11 @@
 A comment above a block says which lines it shows, its first line where they come from (there may be
 several commands, each with its lines below it):
 
-    <!-- shown: "for step" to "dot(" -->          $ python -m transconv ..   what that prints, without
-    ```text                                                                  the times that passes took
-    $ python -m transconv show $P --stage naive   $ python NAME.py           what the page's program that
-    for step in 0..18:                                                       begins with `# NAME.py` prints
-        ...                                       # PATH                     lines of a file
+    <!-- shown: "for step" to "dot(" -->   $ transconv ..     what that prints, without the times of passes
+    ```text                                $ python NAME.py   what the page's program that begins with
+    $ transconv show $P --stage naive                         `# NAME.py` prints
+    for step in 0..18:                     # PATH             lines of a file
+        ...
     ```
 
 Variables stand in the page's own ``sh`` blocks (``P="mb32..."``); a command goes on behind a backslash.
@@ -25,6 +25,7 @@ import os
 import re
 import shlex
 import textwrap
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +68,28 @@ def blocks(page: str) -> list[Block]:
     return [Block(m[0], m["kind"], m["body"], m["rule"] or "") for m in FENCED.finditer(page)]
 
 
+def commands(block: Block) -> list[str]:
+    """The lines of a ``sh`` block, each with those that continue it."""
+    return [line for line in re.sub(r"\\\n\s*", " ", block.body).splitlines() if line.strip()]
+
+
+def typed(head: str) -> str:
+    """The command that stands above what it prints."""
+    return head.removeprefix("$ ").replace("\\\n", "").strip()
+
+
 def anew(block: Block, page: str) -> str:
     """The block as it has to be. Raises ValueError for a rule that finds nothing."""
+    return filled(block, lambda head: source(head, page))
+
+
+def filled(block: Block, printed_by: Callable[[str], str]) -> str:
+    """The block with what each of its heads prints, cut by its rule."""
     heads = (
         block.heads[:1] if block.body.startswith("# ") else [h for h in block.heads if h.startswith("$ ")]
     )
     return block.whole.replace(
-        block.body, "".join(head + cut(source(head, page), block.rule) for head in heads)
+        block.body, "".join(head + cut(printed_by(head), block.rule) for head in heads)
     )
 
 
@@ -83,13 +99,13 @@ def source(head: str, page: str) -> str:
     if head.startswith("# "):
         return (ROOT / head[2:].strip()).read_text()
     variables = dict(re.findall(r'^(\w+)="(.*)"$', page, re.MULTILINE))
-    line = re.sub(r"\$(\w+)", lambda m: variables[m[1]], head.removeprefix("$ ").replace("\\\n", ""))
+    line = re.sub(r"\$(\w+)", lambda m: variables[m[1]], typed(head))
     words = shlex.split(line)
     settings = dict(SETTINGS)
     while "=" in words[0]:
         name, _, settings[name] = words.pop(0).partition("=")
-    if words[:3] == ["python", "-m", "transconv"]:
-        return TIMES.sub(r"\1", printed(words[3:], settings))
+    if words[0] == "transconv":
+        return TIMES.sub(r"\1", printed(words[1:], settings))
     if words[:2] == ["python", "-m"]:
         return programs.run(words[1:], cwd=ROOT).stdout
     names = [m for m in re.findall(r"^\$ python (\w+\.py)$", page, re.MULTILINE) if settings == SETTINGS]

@@ -11,20 +11,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
 
+from tests.installed import build, copy_sources, environment, ran
+from tests.shown import ROOT
 from transconv.support import __version__
 
-ROOT = Path(__file__).parent.parent
 STEM = f"transconv-{__version__}"
 DATA = {
     "py.typed",
@@ -52,31 +50,13 @@ print(transconv.__file__, NETWORK.is_file())
 """
 
 
-def ran(*words: object, cwd: Path) -> str:
-    """Standard output of a command, in an environment without what points at the checkout."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TRANSCONV_", "TRITON_"))}
-    done = subprocess.run(
-        [str(w) for w in words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=own | {"XDG_CACHE_HOME": str(cwd / "cache")},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of both distributions."""
     if given := os.environ.get("TRANSCONV_DIST"):
         return ROOT / given
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, source)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "transconv", source / "transconv", ignore=ignored)
+    copy_sources(source)
     for name in ("tests", "bench"):  # what must stay outside
         (source / name).mkdir()
         shutil.copy(ROOT / "tests" / "support" / "test_errors.py", source / name)
@@ -84,8 +64,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     templates.mkdir(parents=True)
     for kind in TEMPLATES:
         (templates / f"page{kind}").write_text("x")
-    ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
-    return source / "dist"
+    return build(source)
 
 
 def names_of(dist: Path) -> tuple[list[str], list[str]]:
@@ -145,27 +124,8 @@ def rendered(description: str) -> None:
 def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     """Installed without its dependencies, which are then lent to it, and used from another folder."""
     here = tmp_path / "environment"
-    venv.create(here, with_pip=False)
-    python = here / "bin" / "python"
-    wheel = dist / f"{STEM}-py3-none-any.whl"
-    ran(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-        "--disable-pip-version-check",
-        wheel,
-        cwd=tmp_path,
-    )
-    (site,) = here.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-
+    python = environment(dist / f"{STEM}-py3-none-any.whl", here)
+    site = here / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     shown = ran(
         here / "bin" / "transconv",
         "show",
@@ -178,11 +138,28 @@ def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     )
     assert "@triton.jit" in shown and "tl.store" in shown
 
-    # As `python -m transconv doctor`, and a first call in the same process.
+    # As `transconv doctor`, and a first call in the same process.
     said = ran(python, "-c", FIRST, cwd=tmp_path)
     assert f"ok   transconv {__version__} in {site}/transconv" in said
     assert said.count("ok   self-test") == 2 and "works here" in said, said
     assert said.splitlines()[-1] == f"{site}/transconv/__init__.py True"
+
+
+def test_a_published_release_names_its_repository(tmp_path: Path) -> None:
+    """The workflow adds the addresses of wherever the tag is, and describes and attests what it builds."""
+    toml, yaml = pytest.importorskip("tomllib"), pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))["jobs"]
+    steps = jobs["build"]["steps"]
+    at = next(i for i, step in enumerate(steps) if "[project.urls]" in step.get("run", ""))
+    assert steps[at + 1]["run"] == "make release"
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    script = re.sub(r"\$\{\{ github\.(\w+).*? \}\}", r"https://\1", steps[at]["run"])
+    ran("bash", "-e", "-c", script, cwd=tmp_path)
+    told = toml.loads((tmp_path / "pyproject.toml").read_text("utf-8"))
+    assert {*told["project"]["urls"]} == {"Documentation", "Source", "Issues", "Changelog"}
+    assert told["project"]["name"] == "transconv"
+    used = " ".join(step.get("uses", "") for step in steps)
+    assert all(word in used for word in ("sbom-action", "attest-build-provenance", "attest-sbom"))
 
 
 def test_the_change_log_has_a_section_of_this_version() -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``python -m transconv show|run|check|fuzz|...``; ``--help`` explains each verb.
+"""The command line: ``transconv show|run|check|fuzz|...``; ``--help`` explains each verb.
 
 Exit codes: 0 all is well, 1 something is wrong with a kernel, 2 something is wrong with the command
 (one line on standard error says what, where, and what is expected), 130 Ctrl-C, 143 SIGTERM.
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     from transconv.cli.arguments import options
 
     made = options.Parser(
-        prog="python -m transconv",
+        prog="transconv",
         description="Generates Triton kernels that people can read. A convolution is given as one line, "
         "any other computation as a file of a few lines (docs/computations.md).",
     )
@@ -75,7 +75,7 @@ def _without(error: ImportError, given: Sequence[str]) -> int:
     if list(given[:1]) == ["doctor"]:
         return installation.printed(installation.incomplete(error), "--json" in given)
     print(
-        one_line(f"{type(error).__name__}: {error}; python -m transconv doctor says what is missing"),
+        one_line(f"{type(error).__name__}: {error}; transconv doctor says what is missing"),
         file=sys.stderr,
     )
     return 2

@@ -15,7 +15,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import job_of
 
-# The gradient of a ReLU behind a product: all elements were 0 on an H100.
+# The gradient of a ReLU in the epilogue of a product: all elements were 0 on an H100.
 CHOSEN = parse("""compute chosen
     tensor X bf16 [4096, 512]
     tensor W bf16 [256, 512]

@@ -271,7 +271,7 @@ def test_help_has_an_example(capsys: Output, verb: str) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
     assert left.value.code == 0
-    assert f"examples:\n  python -m transconv {verb}" in capsys.readouterr().out
+    assert f"examples:\n  transconv {verb}" in capsys.readouterr().out
 
 
 def test_unknown_words_are_refused(capsys: Output) -> None:

@@ -1,4 +1,4 @@
-"""``python -m transconv doctor``: every state that is bad or worth a note is told in one line, with
+"""``transconv doctor``: every state that is bad or worth a note is told in one line, with
 what to do about it; and on a machine where all is well nothing is bad."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m transconv prepare``: what it asks for, what it says, and its manners."""
+"""``transconv prepare``: what it asks for, what it says, and its manners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m transconv report-wrong``: a wrong function becomes a report with its smallest inputs."""
+"""``transconv report-wrong``: a wrong function becomes a report with its smallest inputs."""
 
 from __future__ import annotations
 

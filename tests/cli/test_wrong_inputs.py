@@ -32,6 +32,7 @@ LINES = (  # of a computation that reads x = X[n, k]
     "store Y[n] = cumsum(x; k)",
     "store Y[n] = atomic_add(x)",
     "Y[n] += x",
+    "H[x] += 1",
     "Y[n] = sum(x; k)",
     "store Y[n] = x",
     "store Y[n, k] sum= 1",
@@ -58,6 +59,22 @@ LINES = (  # of a computation that reads x = X[n, k]
     "store Y[n] = sum(float(x); k)",
 )
 SUMS = "store Y[n] = sum(x; k)"
+KERNEL = """
+@kernel
+def {name}(group, X):
+    i = group.work_offset()[0]
+    group.store(X[i:], group.load(X[i:], shape=group.shape) * 2)
+"""
+IMPORT = "from transconv.kernel import kernel\n"
+FILES = {  # that command lines name
+    "histogram.txt": "compute h\n    tensor X i32 [n=8]\n    tensor H i32 [b=4]\n    axes   n=8\n"
+    "    read   x = X[n]\n    store  H[x] sum= 1\n",
+    "indices.txt": "compute h\n    tensor X i32 [n=8]\n    axes   n=8\n    read   x = X[n]\n"
+    "    store  H[x, 3] sum= 1\n",
+    "kern.py": IMPORT + KERNEL.format(name="doubled"),
+    "two.py": IMPORT + KERNEL.format(name="doubled") + KERNEL.format(name="again"),
+    "none.py": "x = 1\n",
+}
 TENSORS = (  # instead of the line of X
     "tensor X float32 [n=4, k=8]",
     "tensor X bool [n=4, k=8]",
@@ -98,10 +115,20 @@ COMMANDS = (
     "show mb1ic8ih6oc8oh6kh3ph1 --prop fwdd",
     "show mb1ic8ih6oc8oh6kh3ph1 --stage lowering",
     "show mb1ic8ih6oc8oh6kh3ph1 --prop forward",
+    "show mb1ic8ih6oc8oh6kh3ph1 --prop FWD_D",
+    "show mb1ic8ih6oc8oh6kh3ph1 --prop wgrad",
     "show mb1ic8ih6oc8oh6kh3ph1 dt=float16",
     "show mb1ic8ih6oc8oh6kh3ph1 --layout channels_last",
     "show mb1ic8ih6oc8oh6kh3ph1zz3",
     "show nothere.txt",
+    "show histogram.txt --target sm_90",
+    "show indices.txt --target sm_90",
+    "run mb1ic8ih6oc8oh6kh3ph1 --sizes n=3",
+    "kernel nothere.py",
+    "kernel kern.py",
+    "kernel two.py",
+    "kernel two.py:tripled",
+    "kernel none.py",
     "check --dir=FORWARD mb1ic8ih6oc8oh6kh3ph1",
     "check --dt=float mb1ic8ih6oc8oh6kh3ph1",
     "words warp",
@@ -146,9 +173,15 @@ def sentences(capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
 
 
 def test_each_wrong_input_gets_its_sentence(
-    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = [(given, said.replace(str(Path.cwd()), ".")) for given, said in sentences(capsys)]
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = [(given, said.replace(f"{tmp_path}/", "")) for given, said in sentences(capsys)]
     made = "\n".join(f"{given}\n    " + said.replace("\n", "\n    ") + "\n" for given, said in found)
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(made, "utf-8")

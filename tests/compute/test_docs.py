@@ -24,7 +24,7 @@ def test_programs(program: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(shlex.split(command)[3:]) == 0
+    assert main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out.strip()
 
 

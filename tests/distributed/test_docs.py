@@ -1,4 +1,4 @@
-"""The program of docs/distributed.md prints what the page shows; docs/scaling.md is current."""
+"""The programs of docs/distributed.md print what the page shows; docs/scaling.md is current."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from docs.site import scaling
-from tests.shown import ROOT, blocks
+from tests.shown import ROOT, Block, blocks
+
+PAGE = blocks((ROOT / "docs" / "distributed.md").read_text("utf-8"))
+PROGRAMS = [pair for pair in pairwise(PAGE) if pair[0].kind == "python"]  # with what each prints
 
 
 @pytest.mark.slow
-def test_the_program(tmp_path: Path) -> None:
-    """By its command; test_sharded.py runs it in processes that it has."""
-    program, shown = blocks((ROOT / "docs" / "distributed.md").read_text("utf-8"))[:2]
-    (tmp_path / "sharded.py").write_text(program.body, "utf-8")
+@pytest.mark.parametrize(("program", "shown"), PROGRAMS, ids=["sharded", "captured"])
+def test_the_programs(program: Block, shown: Block, tmp_path: Path) -> None:
+    """By their commands; test_sharded.py runs the first in processes that it has."""
+    name = program.body.splitlines()[0].removeprefix("# ")
+    (tmp_path / name).write_text(program.body, "utf-8")
     command, *lines = shown.body.splitlines()
-    assert command.startswith("$ torchrun "), command
+    assert command.startswith("$ torchrun ") and command.endswith(name), command
     words = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *command.split()[2:]]
     done = subprocess.run(
         words,
@@ -31,7 +36,9 @@ def test_the_program(tmp_path: Path) -> None:
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
-    printed = re.findall(r"rank \d: .*?same: (?:True|False)", done.stdout)  # ranks may write into one line
+    printed = re.findall(
+        r"rank \d: .*?(?:same: (?:True|False)|has none)", done.stdout
+    )  # ranks may write into one line
     assert sorted(printed) == lines, done.stderr[-2000:]
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import nbformat
@@ -18,6 +19,7 @@ from transconv.target.records import CARDS, TOO_OLD
 
 ROOT = Path(__file__).parents[2]
 ON_A_CARD = ("on_a_gpu",)
+SLOW = re.compile(r"^building a kernel took .*\n", re.MULTILINE)  # said on a busy machine alone
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
@@ -41,7 +43,8 @@ def test_a_notebook_runs(
         notebook, timeout=120, kernel_name="python3", record_timing=False, coalesce_streams=True
     )
     client.execute()
-    assert not [o for cell in notebook.cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
+    told = [o.text for c in notebook.cells for o in c.get("outputs", []) if o.get("name") == "stderr"]
+    assert not SLOW.sub("", "".join(told))
     if request.config.getoption("--update-golden"):
         notebook.metadata.pop("language_info", None)  # it names this machine's Python
         nbformat.write(notebook, path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shown import ROOT, Block, anew, blocks
+from tests.shown import ROOT, Block, anew, blocks, commands
 from transconv import ir
 from transconv.__main__ import main
 
@@ -45,13 +45,7 @@ PAGES = (
 BLOCKS = [(page, block) for page in PAGES for block in blocks(page.read_text("utf-8"))]
 SHOWN = [(page, block) for page, block in BLOCKS if block.rule]
 PROGRAMS = [(page, b) for page, b in BLOCKS if b.kind == "python" and not b.rule]
-COMMANDS = [
-    (page, line)
-    for page, b in BLOCKS
-    if b.kind == "sh" and not b.rule
-    for line in re.sub(r"\\\n\s*", " ", b.body).splitlines()
-    if line.strip()
-]
+COMMANDS = [(page, line) for page, b in BLOCKS if b.kind == "sh" and not b.rule for line in commands(b)]
 
 
 def name(case: tuple[Path, object]) -> str:
@@ -95,8 +89,8 @@ def test_commands(
     words = shlex.split(re.sub(r"\$(\w+)", lambda m: variable(case[0], m[1]), line))
     while "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
-    if words[:3] == ["python", "-m", "transconv"]:
-        assert main(words[3:]) == 0
+    if words[0] == "transconv":
+        assert main(words[1:]) == 0
         assert capsys.readouterr().out.strip()
     elif words[0] == "make":
         assert all(

@@ -1,4 +1,4 @@
-"""examples/kernels on a GPU, beside torch. Drawn kernels: `python -m transconv fuzz --kernels 5000`."""
+"""examples/kernels on a GPU, beside torch. Drawn kernels: `transconv fuzz --kernels 5000`."""
 
 from __future__ import annotations
 

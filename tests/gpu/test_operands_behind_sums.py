@@ -1,4 +1,4 @@
-"""What the maps behind a sum read, fetched by the producer, on a GPU: bit by bit the exact answer for
+"""What an epilogue reads, fetched by the producer, on a GPU: bit by bit the exact answer for
 drawn sizes whose tiles end at borders, by one program a tile, persistent ones, two consumers, and parts of
 sums."""
 

@@ -112,7 +112,7 @@ def test_a_branch_around_an_addition_of_one_thread_is_right(tmp_path: Path) -> N
 
 
 def test_in_the_interpreter_of_the_ir() -> None:
-    """`python -m transconv fuzz --kernels` runs more."""
+    """`transconv fuzz --kernels` runs more."""
     right(range(5), "numpy")
 
 

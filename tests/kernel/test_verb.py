@@ -1,4 +1,4 @@
-"""``python -m transconv kernel``, ``show``, ``explain`` and machine code for a chip that is not there."""
+"""``transconv kernel``, ``show``, ``explain`` and machine code for a chip that is not there."""
 
 from __future__ import annotations
 

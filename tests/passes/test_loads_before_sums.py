@@ -1,4 +1,4 @@
-"""Loads behind a sum that need not wait for it: once for all tiles, or before the sum of each, as far as
+"""Loads of an epilogue that need not wait for it: once for all tiles, or before the sum of each, as far as
 registers allow; the answer stays after every pass."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the maps behind a sum read, fetched by the producer (``behind=box``): right after every pass and in
+"""What an epilogue reads, fetched by the producer (``behind=box``): right after every pass and in
 any order of the roles, with the barriers that it needs, and refused in a sentence where it cannot be."""
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def reason(text: str, schedule: str) -> str:
     [
         (RESIDUAL, "split_k=3 c=gather", "no tile has its whole sum"),
         (RESIDUAL, "via=tl", "only explicit kernels"),
-        ("    let    y = max(s, 0.0)\n", "", "nothing is read behind the sum"),
+        ("    let    y = max(s, 0.0)\n", "", "nothing is read in the epilogue"),
         ("    read   b = B[o]\n    let    y = s + f32(b)\n", "", "no dimension moves along block h:4"),
         (
             RESIDUAL.replace("let", "read   q = R[n, o, h, w]\n    let").replace("(r)", "(r*q)"),
@@ -260,7 +260,7 @@ def test_tiles_of_their_own_take_shared_memory() -> None:
     text = layer(1, 64, 128, 128, 128, GATED)
     schedule = f"w:128 o:128 c:64 | {GLUON} c=box swap=1 programs=64 consumers=2 stages="
     assert not reason(text, schedule + "3")
-    assert "65536 bytes of what is read behind the sum" in reason(text, schedule + "4")
+    assert "65536 bytes of what is read in the epilogue" in reason(text, schedule + "4")
     assert not reason(text, (schedule + "5").replace("behind=box", "behind=gather"))
 
 

@@ -43,8 +43,6 @@ def test_stage_error_says_who_what_where_and_how_to_repeat() -> None:
         f"  repeat   {error.repeat}",
     ]
     assert shlex.split(error.repeat) == [
-        "python",
-        "-m",
         "transconv",
         "show",
         "ic3ih8oc4oh6kh3 dt=f16",

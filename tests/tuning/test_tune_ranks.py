@@ -194,7 +194,7 @@ def test_the_store_of_rank_0_is_gone(tmp_path: Path) -> None:
         "    os._exit(9)"
     )
     first = started(0, port, "-c", script)
-    second = started(1, port, "-m", "transconv", "tune", *shlex.split(TUNE)[3:])
+    second = started(1, port, "-m", "transconv", "tune", *shlex.split(TUNE)[2:])
     assert first.wait(60) == 9
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 2 and "rank 1 stops: rank 0, which deals trials" in said, said
@@ -216,7 +216,7 @@ def on_two_ranks(words: list[str], timeout: float, **variables: str) -> subproce
 @pytest.mark.slow
 def test_the_command_under_torchrun(tmp_path: Path) -> None:
     file = tmp_path / "tuned.csv"
-    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
+    words = [*shlex.split(TUNE)[1:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
     ran = on_two_ranks(words, 200, TRANSCONV_VERIFY="0", OMP_NUM_THREADS="1")
     assert ran.returncode == 0, ran.stderr
     assert "one process compiles on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
@@ -253,7 +253,7 @@ def killed(tmp_path: Path, words: list[str], trials: int) -> None:
 @pytest.mark.slow
 def test_a_rank_of_the_command_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
-    killed(tmp_path, [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1"], 8)
+    killed(tmp_path, [*shlex.split(TUNE)[1:], "--jobs", "1", "--budget-ms", "1"], 8)
 
 
 ON_GPUS = (

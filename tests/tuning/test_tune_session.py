@@ -149,7 +149,7 @@ def test_the_command_tunes_in_the_interpreter(
     """The command of the README."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     file = tmp_path / "tuned.csv"
-    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
+    words = [*shlex.split(TUNE)[1:], "--jobs", "1", "--budget-ms", "1", "--db", str(file)]
     assert main(words) == 0
     page = capsys.readouterr().out
     assert "right: 2 of 2" in page and f"1 of 1 are kept in {file}" in page

@@ -384,7 +384,7 @@ def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     exec(program, {})
     assert "all right" in capsys.readouterr().out
-    for line in re.findall(r"^python -m transconv (bisect .*)$", page, re.MULTILINE):
+    for line in re.findall(r"^transconv (bisect .*)$", page, re.MULTILINE):
         parser().parse_args(shlex.split(line))
 
 

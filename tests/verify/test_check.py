@@ -227,7 +227,7 @@ def test_shards_are_disjoint(capsys: Output) -> None:
 
 def repeats(lines: list[str]) -> list[list[str]]:
     """The arguments of every command that was printed."""
-    found = [line.partition("python -m transconv check ")[2] for line in lines]
+    found = [line.partition("transconv check ")[2] for line in lines]
     return [shlex.split(text) for text in found if text]
 
 
@@ -420,7 +420,7 @@ def test_errors_of_one_problem_do_not_hide_others(capsys: Output, monkeypatch: p
     monkeypatch.setattr(runtime, "plan", plan)
     lines, counts = told(capsys, "--mb=3,1", SMALL, code=1)
     assert (counts["FAILED"], counts["PASSED"]) == (1, 1)
-    assert lines[0].startswith("0:FAILED (RuntimeError: the compiler tripped) python")
+    assert lines[0].startswith("0:FAILED (RuntimeError: the compiler tripped) transconv")
 
 
 def test_workers_have_a_time_limit_and_a_budget(capsys: Output) -> None:

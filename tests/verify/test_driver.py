@@ -80,8 +80,8 @@ def test_an_asked_line_asks_for_the_same() -> None:
     assert len(first) == 4
     for request in first:
         command = shlex.split(request.repeat())
-        assert command[:4] == ["python", "-m", "transconv", "check"]
-        again = list(Driver().requests(command[4:]))
+        assert command[:2] == ["transconv", "check"]
+        again = list(Driver().requests(command[2:]))
         assert again == [request]
     assert "--schedule=other" in shlex.split(first[0].repeat("other"))
 
@@ -89,7 +89,7 @@ def test_an_asked_line_asks_for_the_same() -> None:
 def test_switched_passes_are_part_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     (request,) = Driver().requests([A])
     monkeypatch.setenv("TRANSCONV_PASSES", "-cse,+hoist")
-    assert request.repeat() == f"TRANSCONV_PASSES=-cse,+hoist python -m transconv check {A}"
+    assert request.repeat() == f"TRANSCONV_PASSES=-cse,+hoist transconv check {A}"
 
 
 def test_batches_nest_beside_each_other_and_share_the_state(tmp_path: Path) -> None:

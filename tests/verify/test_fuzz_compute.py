@@ -36,7 +36,7 @@ def drawn() -> list[ComputeTrial]:
 
 
 def test_trials() -> None:
-    """`python -m transconv fuzz --computes` runs more."""
+    """`transconv fuzz --computes` runs more."""
     bad = [row for n in range(10) if (row := work("3", n, kind="computes"))["status"] != "passed"]
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 

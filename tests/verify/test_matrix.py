@@ -84,7 +84,7 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
 
 
 def test_the_page_is_current() -> None:
-    """`python -m transconv matrix --share 0/999 --page docs/targets.md` rewrites it."""
+    """`transconv matrix --share 0/999 --page docs/targets.md` rewrites it."""
     rows = matrix.read(RECORD).values()
     path = ROOT / "docs" / "targets.md"
     assert path.read_text() == pages.page_of_chips(rows)
@@ -120,7 +120,7 @@ def test_a_budget_that_is_too_small_fails(
     assert main(words) == 1
     told = capsys.readouterr().out
     assert "8 are recorded and up to 16 allowed" in told
-    assert "repeat: python -m transconv matrix --targets sm_80 --problems depthwise" in told
+    assert "repeat: transconv matrix --targets sm_80 --problems depthwise" in told
     assert main([*words[:-1], str(tmp_path / "none.csv")]) == 1
     assert "has no rows in the record; --update makes them" in capsys.readouterr().out
 

@@ -99,7 +99,7 @@ and leaves products of nothing in its place:
     wgmma.mma_async .. {%r1267, ..}, ..;     ->     HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ, !UPT, gsb0;
     selp.b32  %r707, 0, %r1267, %p75;
 
-so that all elements are 0, as those of the gradient of a ReLU behind a product were on an H100. Of 8 to 24
+so that all elements are 0, as those of a product's with the gradient of a ReLU were on an H100. Of 8 to 24
 steps all products are dropped, of 36 none. An operation of floats between the sum and the choice, even the
 addition of 0, keeps them; an operation of bits does not.
 

@@ -66,6 +66,7 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         # Inductor, for regions without a kernel, and its CUDA graphs.
         "compile_fx": ("torch._inductor.compile_fx", "compile_fx"),
         "inductor_compile": ("torch._inductor", "compile"),
+        "cpp_compiler": ("torch._inductor.cpp_builder", "get_cpp_compiler"),
         "static_inputs": ("torch._inductor.compile_fx", "get_static_input_idxs"),
         "cudagraphify": ("torch._inductor.cudagraph_trees", "cudagraphify_impl"),
         "cudagraph_manager": ("torch._inductor.cudagraph_trees", "get_manager"),

@@ -68,14 +68,14 @@ def add_to(verbs: Any) -> None:
 def parser() -> argparse.ArgumentParser:
     """The options of the whole run; other words are passed to the driver."""
     made = options.Parser(
-        prog="python -m transconv check",
+        prog="transconv check",
         description=ABOUT,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m transconv check [options] PROBLEM...",
+        usage="transconv check [options] PROBLEM...",
         epilog="examples:\n"
         + "\n".join(
-            f"  python -m transconv {e}"
+            f"  transconv {e}"
             for e in (
                 "check mb2ic8ih14oc16oh14kh3ph1",
                 "check --dir=FWD_D,BWD_D,BWD_W --dt=f16,bf16 --tag=abx,axb --batch=shapes_basic",
@@ -159,7 +159,7 @@ def run(words: argparse.Namespace) -> int:
     report = check(requests, own, driver.remarks)
     print("\n".join(report.summary()), flush=True)
     if own.json:
-        report.write(own.json, shlex.join(["python", "-m", "transconv", "check", *words.words]))
+        report.write(own.json, shlex.join(["transconv", "check", *words.words]))
     return report.code(own.strict)
 
 

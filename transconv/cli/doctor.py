@@ -250,7 +250,7 @@ def _tried(name: str, where: str, run: Callable[[str], tuple[Any, Any]]) -> Find
             "self-test",
             BAD,
             f"{name}: {type(error).__name__}: {error}",
-            "python -m transconv run mb1ic8ih6oc16oh6kh3ph1 says more",
+            "transconv run mb1ic8ih6oc16oh6kh3ph1 says more",
         )
     wrong = int((got.double().cpu() != wanted).sum())
     if wrong:
@@ -258,7 +258,7 @@ def _tried(name: str, where: str, run: Callable[[str], tuple[Any, Any]]) -> Find
             "self-test",
             BAD,
             f"{name}: {wrong} of {wanted.numel()} elements are wrong",
-            "do not use these kernels; python -m transconv check mb1ic8ih6oc16oh6kh3ph1 says more",
+            "do not use these kernels; transconv check mb1ic8ih6oc16oh6kh3ph1 says more",
         )
     return None
 
@@ -413,7 +413,7 @@ def tuned(target: Target) -> Iterator[Finding]:
             "tuned",
             NOTE,
             f"{said} for {machine}{reason}: the estimate alone chooses",
-            "python -m transconv tune FILE finds better schedules for your layers",
+            "transconv tune FILE finds better schedules for your layers",
         )
     else:
         yield Finding("tuned", OK, f"{said} for {machine}")

@@ -101,6 +101,11 @@ def run(words: argparse.Namespace) -> int:
     if words.set:
         function = function.parametrize(**dict(setting(text) for text in words.set))
     given = [*grouped(words), *(argument(text) for text in words.args)]
+    if not given:
+        raise KernelError(
+            f"{words.kernel} is called with nothing; give its group, unless it declares it, and its "
+            'arguments: --group 64 --args "f32[64,1000]"'
+        )
     if words.tune is not None:
         print(function.tune(*map(filled, given), seconds=words.tune, trials=words.trials))
     low = function.lower(*given, target=target)
@@ -173,12 +178,12 @@ def named(text: str) -> KernelFunction:
     known = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
     name = name or (known[0] if len(known) == 1 else "")
     found = getattr(module, name, None)
-    if not isinstance(found, KernelFunction):
-        raise KernelError(
-            f"{name!r} is no kernel of {module.__file__}; expected FILE:NAME; it has: "
-            f"{' '.join(known) or 'none'}"
-        )
-    return found
+    if isinstance(found, KernelFunction):
+        return found
+    if not known:
+        raise KernelError(f"{module.__file__} has no kernel; expected a function below @kernel")
+    said = f"{name!r} is no kernel of" if name else "there are several kernels in"
+    raise KernelError(f"{said} {module.__file__}; expected FILE:NAME; it has: {' '.join(known)}")
 
 
 def sizes(option: str, text: str) -> tuple[int, ...]:

@@ -200,7 +200,7 @@ def _failures(
             (r.target, r.case, text) for r in rows for text in matrix.overruns(r, recorded.get(r.key))
         ]
     return [
-        f"{case} for {target}, Triton {version}: {text}\n    repeat: python -m transconv matrix "
+        f"{case} for {target}, Triton {version}: {text}\n    repeat: transconv matrix "
         f"--targets {target} --problems {case}"
         for target, case, text in found
     ]
@@ -242,10 +242,10 @@ KINDS: tuple[tuple[str, str], ...] = (
 
 HEAD = """# What the kernels take of every chip
 
-<!-- Written by `python -m transconv matrix --page docs/targets.md`; change the record or
+<!-- Written by `transconv matrix --page docs/targets.md`; change the record or
      transconv/cli/matrix.py instead. -->
 
-Every golden problem is compiled for every chip, without a GPU, by `python -m transconv matrix`: its
+Every golden problem is compiled for every chip, without a GPU, by `transconv matrix`: its
 machine code is read for registers, spills, shared memory and instructions, which are compared with
 the record ([tests/golden/resources.csv](../tests/golden/resources.csv)). A kernel that no longer
 compiles, spills more than recorded, takes clearly more registers at the same schedule, or lacks an
@@ -253,8 +253,8 @@ instruction that its schedule and its chip ask for (`transconv/verify/matrix.py`
 a failure with a sentence.
 
 ```sh
-python -m transconv matrix --targets sm_90,gfx942 --problems dense,depthwise
-python -m transconv matrix --update --page docs/targets.md  # after a change that is meant
+transconv matrix --targets sm_90,gfx942 --problems dense,depthwise
+transconv matrix --update --page docs/targets.md  # after a change that is meant
 make matrix  # everything, with the pinned Triton and the newest release
 ```
 
@@ -271,7 +271,7 @@ kernels.
 
 HEAD_OF_KERNELS = """# Every kernel of every chip
 
-<!-- Written by `python -m transconv matrix --page docs/targets.md`, beside that page. -->
+<!-- Written by `transconv matrix --page docs/targets.md`, beside that page. -->
 
 What each kernel of the golden problems takes of each chip. [The page of all chips](targets.md) says
 how it was compiled, what was only compiled and never run, and what the words for instructions mean.

@@ -309,10 +309,8 @@ def _entries(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _command(q: _Question, target: Target, words: argparse.Namespace) -> str:
     if not isinstance(q.workload, ConvWorkload):
-        return f"python -m transconv show {shlex.join(words.problem)} --target {target}"
+        return f"transconv show {shlex.join(words.problem)} --target {target}"
     made = [
-        "python",
-        "-m",
         "transconv",
         "show",
         str(q.workload.problem),

@@ -92,7 +92,7 @@ def _of_problem(problem: ConvProblem, to: Path) -> int:
         if found.problem:
             wrong.append(
                 f"## {prop.value}\n\n{found.problem}; the largest error is "
-                f"{found.max_error:.4g}. `python -m transconv run {problem} --prop {prop.value}` "
+                f"{found.max_error:.4g}. `transconv run {problem} --prop {prop.value}` "
                 f"repeats it.\n\n```text\n{found.compiled.schedule}\n\n"
                 f"{found.compiled.source}\n```\n"
             )
@@ -103,5 +103,5 @@ def _of_problem(problem: ConvProblem, to: Path) -> int:
         f"# A wrong result of transconv\n\n`{problem}`\n\n```text\n{versions()}\n```\n\n"
         + "\n".join(wrong)
     )
-    print(f"{to} has the report; python -m transconv bisect names the stage that is to blame")
+    print(f"{to} has the report; transconv bisect names the stage that is to blame")
     return 1

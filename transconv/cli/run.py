@@ -282,10 +282,7 @@ def excerpt() -> None:
     print(pages[0] + "\n" + pages[-1])
     for words.stage in (NAIVE.name, "lanewise", EMIT.name):
         print(list(show.pages(problem, Prop.BWD_D, target, words))[-1])
-    print(
-        "\nEvery stage: python -m transconv show "
-        f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)"
-    )
+    print(f"\nEvery stage: transconv show {SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)")
 
 
 def chips() -> int:

@@ -174,7 +174,7 @@ HINTS = (  # what other languages have, and how it is written here
     (r"\b(mean|avg)\(", "a mean is sum(x; k) divided by the size of k"),
     (r"\b(cumsum|cumprod|cummax)\(", "running sums are no reduction; torch.cumsum has them"),
     (r"\b(softmax|logsumexp)\(", "write: let e = exp(x - max(x; k)), then e / sum(e; k)"),
-    (r"\batomic_add\(", "a store adds by: store Y[n] sum= x"),
+    (r"\batomic_add\(", "a store adds by: store Y[n] += x"),
     (rf"\b({'|'.join(ir.REDUCERS)})\(", "what is reduced and its axes stand so: sum(x; k)"),
     (r"\w+\(.*;", f"reductions are {' '.join(ir.REDUCERS)}"),
     (r"\^", "a power is x**2"),

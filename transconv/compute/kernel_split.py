@@ -262,7 +262,7 @@ Left = dict[Reduction, Write]
 
 def leaving(cut: Cut, taken: list[Step], left: list[Step]) -> Left:
     """The reductions that leave with the kernel that takes some steps of those that are left: behind a
-    product those over the points of its result, behind sums of rows those over all elements."""
+    product those over the points of its result, after sums of rows those over all elements."""
     heads = [s for s in taken if isinstance(s, Reduction)]
     results = [s for s in taken if isinstance(s, Write)]
     needed = {n for s in taken for n in cut.needs[s]}

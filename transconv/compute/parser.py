@@ -101,7 +101,7 @@ def parse(text: str) -> Compute:
             if word not in WORDS:
                 hint = nearest(word, WORDS)
                 if "[" in word and "=" in line:
-                    hint = f"; write: store {line.replace('+=', 'sum=')}"
+                    hint = f"; write: store {line}"
                 raise ComputeError(f"'{word}' is unknown; expected one of {' '.join(WORDS)}{hint}")
             if word in STEPS:
                 reader.steps.append((word, rest.strip(), number))

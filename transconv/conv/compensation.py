@@ -3,7 +3,7 @@ points inside of data.
 
 The data are src in a forward convolution, dst in the gradient of src, which is a transposed convolution.
 What lies outside of them is exact: it counts as the zero point, which subtracted is 0. The product is that
-of the elements as they are stored; what zero points add to it is subtracted behind the sum:
+of the elements as they are stored; what zero points add to it is subtracted in the epilogue:
 
     sum (data - z)*(wei - y)  =  sum data*wei  -  sum z*wei  -  y * sum (data - z)
 

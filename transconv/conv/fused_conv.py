@@ -1,4 +1,4 @@
-"""A direction of a convolution with what stands before and behind its product.
+"""A direction of a convolution with what stands before its product and in its epilogue.
 
 Whole graphs write a convolution's relation over other tensors: operands that are read through views or
 computed, results that are finished and stored several times. What remains is the product, and with it the
@@ -39,7 +39,7 @@ NEWLINE = "\n"
 @dataclass(frozen=True)
 class TuningDirection(ConvWorkload):
     """The direction under whose rows a computation is tuned: with the name that the relation gives it,
-    the class of what stands behind its sum, and the axes of one position that it leaves out."""
+    the class of what stands in its epilogue, and the axes of one position that it leaves out."""
 
     relation: str = ""
     finish: str = ""

@@ -267,7 +267,7 @@ def marked(text: str) -> tuple[str, frozenset[str]]:
     plain = ANY.sub(r"\1\2", text)
     if "?" in plain:
         raise ProblemError(
-            f"problem '{text}': a question mark stands behind mb, id, ih or iw and a "
+            f"problem '{text}': a question mark stands after mb, id, ih or iw and a "
             "number, such as mb8?; channels and filters are numbers"
         )
     return plain, names

@@ -1,5 +1,5 @@
 """Estimated time of what is beside a product: copies of a schedule with the word ``pack``, additions to
-memory (stores that add, split sums that meet in place, and statistics), and the maps behind the sum.
+memory (stores that add, split sums that meet in place, and statistics), and the epilogue.
 
     additions  = clearing the result + max(bytes added / second cache, additions to one place / clock)
     statistics = tiles * (instructions + shuffles + exchange of warps) + bytes of the parts / bandwidth
@@ -9,7 +9,7 @@ matrix unit eight groups of lanes, and each warp, have rows of their own, and th
 columns: a reduction over rows shuffles every column three times and meets in shared memory, one over
 columns every row twice. A chip's record has the rates; no figure of statistics is measured here yet.
 
-Of the maps behind a sum what they read is counted, what they store beside the sum's own result, and the
+Of an epilogue what it reads is counted, what it stores beside the sum's own result, and the
 operations that they take. In explicit kernels, tensors as large as the result are read by loads of the
 consumers, whose registers are laid out for products, or in boxes that the producer fetches (the word
 ``behind``); other results leave as boxes or by lanes. Kernels that Triton lays out load and store 16 bytes
@@ -208,7 +208,7 @@ def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
 
 @lru_cache(maxsize=512)
 def _behind(compute: Compute) -> tuple[list[View], list[View], float, bool]:
-    """What is read behind the sum, what is stored beside its result, the slots that an element takes there
+    """What the epilogue reads, what is stored beside its result, the slots that an element takes there
     beyond those that the times of stores have, and whether a function there branches."""
     steps = compute.sweeps.behind if compute.sum else ()
     values = [s.value for s in steps if not isinstance(s, Read)]

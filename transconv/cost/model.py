@@ -166,7 +166,7 @@ class ModelTime:
         return launched(self.work, busy, traffic, schedule, self.target, c, self.behind)
 
     def _called_ns(self, together: Number) -> Number:
-        """The functions behind the sums of a tile, which the warps of some programs issue in turn."""
+        """The functions of a tile's epilogue, which the warps of some programs issue in turn."""
         if not self.work.behind.called:
             return 0.0
         issue = self.target.rates.issue

@@ -46,7 +46,7 @@ class Work(NamedTuple):
     serial: bool = False  # whether each product waits for the one before it, for want of registers
     whole: int = 0  # sums of integers that are converted, scaled and rounded before they are stored
     divided: bool = False  # whether summed positions are unpacked by sizes that are arguments
-    behind: EpilogueCost = EpilogueCost()  # what the maps behind the sum read
+    behind: EpilogueCost = EpilogueCost()  # what the epilogue reads
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
     shared: int = 1  # steps that share boxes, which are fetched together
     bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands

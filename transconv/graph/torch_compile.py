@@ -28,7 +28,13 @@ from transconv.graph.regions.partition import extracted, is_size, nothing, regio
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RefusedKernel, Region
 from transconv.graph.regions.region_kernels import UPSAMPLING, launches
-from transconv.graph.regions.torch_region import TorchRegion, announce_torch, left_nodes, whole_graph
+from transconv.graph.regions.torch_region import (
+    TorchRegion,
+    announce_torch,
+    left_nodes,
+    whole_graph,
+    why_not_inductor,
+)
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedCall
@@ -90,6 +96,8 @@ def backend(
     captures = Captures(len(example_inputs)) if records else None
     made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
+    if rest == "inductor" and why_not_inductor(tensors[0].device.type if tensors else "cpu"):
+        rest = "eager"
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
         stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))

@@ -1,4 +1,4 @@
-"""What the maps behind a sum read, in warp-specialized kernels: the producer fetches boxes of it while the
+"""What an epilogue reads, in warp-specialized kernels: the producer fetches boxes of it while the
 consumers multiply (see ``warp_roles.py``; the word ``behind=box``).
 
     r = box_load(R, at=[..])                  producer, after the steps of a tile:
@@ -15,7 +15,7 @@ their own. Each consumer has its tiles, in the slots of one ring. They are fetch
 been read, and where the result takes their place when it has been sent. A program of one tile fetches
 once, so nothing is emptied.
 
-Loads behind a sum that do not wait for it, in the consumers of warp-specialized kernels
+Loads of an epilogue that do not wait for it, in the consumers of warp-specialized kernels
 (``warp_roles.py``).
 
     for pid ..:                                       let q = load(Q, 0); let i = 1 / q
@@ -46,7 +46,7 @@ MET, BARE, TURN = ir.Var("met"), ir.Var("bare"), ir.Var("turn")
 
 @dataclass(frozen=True, slots=True)
 class EpilogueBoxes:
-    """The boxes read behind the sum. ``of``: their buffers by the variable of the let that reads them;
+    """The boxes read in the epilogue. ``of``: their buffers by the variable of the let that reads them;
     ``result``: the buffer that the box of the ``stored`` tensor is put to as well, or None; ``again``:
     whether a program has several tiles; ``spread``: the values of names over lanes, of which the producer
     has none."""
@@ -120,7 +120,7 @@ class EpilogueBoxes:
         return (ir.Alloc(MET, (), ir.ZERO),) if self.lets and self.again else ()
 
     def read(self, after: tuple[ir.Stmt, ...], number: int) -> Iterator[ir.Stmt]:
-        """The statements behind the sum of consumer ``number``, with the boxes read where they landed."""
+        """The epilogue of consumer ``number``, with the boxes read where they landed."""
         slot, left = ir.Const(number), len(self.lets)
         for s in after:
             if s not in self.lets:
@@ -184,7 +184,7 @@ Scope = Mapping[ir.Var, tuple[ir.Lane, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Sooner:
-    """Statements that stood behind the sum: those to execute ``once``, before the first tile, and those
+    """Statements that stood in the epilogue: those to execute ``once``, before the first tile, and those
     ``early``, before the sum of each."""
 
     once: tuple[ir.Stmt, ...] = ()
@@ -194,7 +194,7 @@ class Sooner:
 def sooner(
     after: Sequence[ir.Stmt], names: Iterable[ir.Stmt], acc: ir.Alloc, schedule: Schedule
 ) -> Sooner:
-    """What of the statements behind the sum ``acc`` need not wait for it. ``names``: the statements before
+    """What of the epilogue of the sum ``acc`` need not wait for it. ``names``: the statements before
     it, which say the places of a tile."""
     lets = [s for s in after if isinstance(s, ir.Let)]
     stored = {x.tensor for s in after for x in ir.find(s, ir.Store)} | {
@@ -241,7 +241,7 @@ def _once(lets: list[ir.Let], stored: set[ir.Tensor], scope: Scope) -> list[ir.L
 
 
 def _of_tiles(acc: ir.Alloc, lets: list[ir.Let], schedule: Schedule) -> float:
-    """Registers of a thread for a tile's sums, and for boxes that are read behind them."""
+    """Registers of a thread for a tile's sums, and for boxes that their epilogue reads."""
     points = prod(lane.extent for lane in acc.lanes) / (32 * schedule.warps)
     read = sum(s.value.dtype.bytes for s in lets if isinstance(s.value, ir.BoxLoad))
     return points * (acc.var.type.bytes + read) / 4

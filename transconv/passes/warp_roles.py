@@ -17,7 +17,7 @@ of this one is stored; the consumers only multiply and store. A consumer waits f
 later, so two products are in flight.
 
 With ``consumers=2`` two groups of warps multiply, and take turns (below). With ``slide=`` a slot of a ring
-has the boxes of several steps of the sum (smem_pipeline.py). What the maps behind the sum read
+has the boxes of several steps of the sum (smem_pipeline.py). What the epilogue reads
 can be fetched as well, to where the result will be put (``behind=box``, epilogue_reads.py).
 Operands that the matrix unit does not take as they lie are transposed by roles of their own.
 
@@ -130,7 +130,7 @@ def multiply(
     consumer: Consumer,
 ) -> Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
-    completed. What stands behind the sum and need not wait for it comes ``ahead``."""
+    completed. What stands in the epilogue and need not wait for it comes ``ahead``."""
     pairs = [*zip(*(_operands(a, rings) for a in tile.product.args[1:]), strict=True)]
     left, right = pairs[0]
     ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
@@ -421,7 +421,7 @@ RESTING = ir.Var("resting")
 def fetch(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, number: ir.Var) -> Act:
     """The producer: fill a slot per step as soon as it is free. In the first round all slots are free, so
     it waits for the phase before the first one, which counts as completed. A resident operand is fetched
-    once, from the corners of the program's first tile. What is read behind the sum is ``brought``."""
+    once, from the corners of the program's first tile. What is read in the epilogue is ``brought``."""
     step = ir.seq(
         *tile.lets,
         ir.FuncCall(ir.WAIT, (rings.free, SLOT, PHASE)),

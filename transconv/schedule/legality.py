@@ -472,7 +472,7 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
         if need > target.shared_bytes:
             twice = ", with what is transposed" if transposed_bytes(c, compute) else ""
             twice += f", {c.keep} kept," if c.keep else ""
-            twice += f", and {fetched} bytes of what is read behind the sum," if fetched else ""
+            twice += f", and {fetched} bytes of what is read in the epilogue," if fetched else ""
             return (
                 f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                 f"memory, {target.name} has {target.shared_bytes}"

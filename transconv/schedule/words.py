@@ -192,7 +192,7 @@ WORDS: tuple[Word, ...] = (
     Word(
         "behind",
         "gather",
-        "How the maps behind the sum read what is as large as the result, such as a "
+        "How the epilogue reads what is as large as the result, such as a "
         "residual: one address per element, or TMA boxes that the producer fetches (`gluon`).",
         WAYS,
         draw=("box", "box", "gather"),

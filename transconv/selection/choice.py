@@ -427,7 +427,7 @@ def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Tar
 
 
 def behind(schedule: Schedule, compute: Compute, target: Target) -> list[str]:
-    """Lines about what the maps behind the sum of an explicit kernel read: what is fetched and why other
+    """Lines about what the epilogue of an explicit kernel reads: what is fetched and why other
     elements are loaded; none if nothing can be a box there."""
     seen = Scheduled(compute, schedule, target).main
     told = told_behind(schedule, seen) if schedule.via == "gluon" else {}

@@ -74,7 +74,7 @@ class StageError(TransconvError, RuntimeError):
         StageError in stage 'lanewise': lane oh has no extent
           problem  PROBLEM OPTIONS
           schedule oh:8 ow:16 oc:128 ic:64 | mma
-          repeat   python -m transconv show PROBLEM OPTIONS --schedule SCHEDULE --stage lanewise
+          repeat   transconv show PROBLEM OPTIONS --schedule SCHEDULE --stage lanewise
 
     ``problem`` and ``schedule`` are kept as texts; an empty one is left out of the message and of the
     command. ``options``: the words of the command line that name the problem, beside its text.
@@ -99,7 +99,7 @@ class StageError(TransconvError, RuntimeError):
     @property
     def repeat(self) -> str:
         """A shell command that runs the pipeline up to the failing stage again."""
-        words = ["python", "-m", "transconv", "show", self.problem, *self.options]
+        words = ["transconv", "show", self.problem, *self.options]
         if self.schedule:
             words += ["--schedule", self.schedule]
         return shlex.join([*words, "--stage", self.stage])

@@ -115,7 +115,7 @@ class Constants:
     latency_ns: float = 900.0  # from the load of a tile until it can be multiplied
     late_access_ns: float = 0.07  # more for an access of less than 4 bytes: it goes through registers
     scatter_ns: float = 1.6  # to store an element that is not contiguous with others
-    behind_ns: float = 0.2  # to load what a lane takes at once behind a sum: 0.12 to 0.3 in 8 layers
+    behind_ns: float = 0.2  # to load what a lane takes at once in an epilogue: 0.12 to 0.3 in 8 layers
     copy_us: float = 3.0  # of a copy's launch, and of its start after the kernel before
     baton_ns: float = 150.0  # from the end of one consumer's products to the start of the other's
     meeting_us: float = 20.0  # more for stream-K, whose numbers of parts differ from tile to tile
@@ -140,7 +140,7 @@ class Issue:
     cache_gbs: float = 42.0  # from the L2 cache to one multiprocessor, GB/s
     whole_ns: float = 0.035  # to make a stored number of a sum of integers; 38 kernels of int8 on an H100
     turned_ns: float = 0.15  # more where Triton turns a tile of bytes before it stores them (2 kernels)
-    called_ns: float = 0.0045  # of an instruction of one element, in functions behind a sum
+    called_ns: float = 0.0045  # of an instruction of one element, in functions of an epilogue
     hiding_warps: float = 9.0  # that issue them without waiting for results; 48 kernels on an H100
     barriers_ns: float = 600.0  # to add up the lanes of a sum through shared memory
     threads: int = 2048  # resident on a multiprocessor

@@ -20,7 +20,7 @@ from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import autocast
 from transconv.torch_ops.calls import layer_keys, lower_call
 from transconv.torch_ops.calls.call_attributes import check_bias, parse
-from transconv.torch_ops.functional import FUNCTIONS, Sizes
+from transconv.torch_ops.functional import FUNCTIONS, Padding, Sizes
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection, LayerRegistry
@@ -82,7 +82,7 @@ def explain(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
     *,

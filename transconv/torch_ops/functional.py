@@ -13,7 +13,7 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,8 @@ from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
-Sizes = Any  # int, tuple or list of ints, for padding also "same" and "valid"
+Sizes = int | Sequence[int]
+Padding = Sizes | str  # "same" or "valid", too
 
 READ_OFTEN = 16
 """How often each element of a gradient is read, from where on a copy of it costs less than what a kernel
@@ -456,7 +457,7 @@ def conv1d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -472,7 +473,7 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -489,7 +490,7 @@ def conv3d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -505,7 +506,7 @@ def conv_transpose1d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,
@@ -523,7 +524,7 @@ def conv_transpose2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,
@@ -540,7 +541,7 @@ def conv_transpose3d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     output_padding: Sizes = 0,
     groups: int = 1,
     dilation: Sizes = 1,

@@ -8,7 +8,7 @@ epilogue:
     PO       := sum[:SCALE[:ZERO[:DT]]] | FUNCTION[:ALPHA[:BETA[:SCALE]]] | OP:DT[:MASK[:TAG]] | ...
     scales   := ARG:MASK[:SCALE][:DT] { "+" ... }
 
-The post-op ``dw:k3s1p1[:TYPE]`` (older: ``dw_k3s1p1``) is a depthwise convolution behind a convolution, in
+The post-op ``dw:k3s1p1[:TYPE]`` (older: ``dw_k3s1p1``) is a depthwise convolution after a convolution, in
 one primitive. oneDNN fuses the two, and may refuse to. Here they are two problems, checked one after the
 other: the second reads what the first stores, in the type of its result, and has ``TYPE`` itself (default:
 the same). Words before ``dw`` belong to the first, those behind it to the second, and scales to the first.
@@ -36,9 +36,9 @@ from transconv.conv import (
     split,
 )
 from transconv.ir import DTYPES as ROWS
-from transconv.ir import SHORT, Layout
+from transconv.ir import ELSEWHERE, SHORT, Layout
 from transconv.schedule import Schedule
-from transconv.support import ProblemError, ScheduleError, TransconvError
+from transconv.support import ProblemError, ScheduleError, TransconvError, nearest
 from transconv.verify.benchdnn_requests import BenchdnnRequest
 
 UNIMPLEMENTED, INVALID = "UNIMPLEMENTED", "INVALID_ARGUMENTS"
@@ -389,8 +389,9 @@ def _dtypes(request: BenchdnnRequest) -> tuple[list[str], bool]:
         if word in OTHER_DTYPES:
             raise RefusedRequest(UNIMPLEMENTED, f"dtype {word}: kernels compute with {' '.join(DTYPES)}")
         if _ours(word) not in DTYPES:
+            hint = nearest(word, DTYPES, ELSEWHERE)
             raise RefusedRequest(
-                INVALID, f"dtype '{word}' is unknown; expected one of {' '.join(DTYPES)}, or tf32"
+                INVALID, f"dtype '{word}' is unknown; expected one of {' '.join(DTYPES)}, or tf32{hint}"
             )
     return [_ours(w) for w in words], is_tf32
 

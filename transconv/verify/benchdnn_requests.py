@@ -117,7 +117,7 @@ class BenchdnnRequest:
         """The shell command that checks this again, with the passes that are switched off now."""
         switches = ",".join("-+"[on] + name for name, on in knobs.passes())
         variable = f"{knobs.passes.name}={shlex.quote(switches)} " if switches else ""
-        return variable + shlex.join(["python", "-m", "transconv", "check", *self.words(schedule)])
+        return variable + shlex.join(["transconv", "check", *self.words(schedule)])
 
 
 def _direction(word: str) -> str:

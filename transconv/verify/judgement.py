@@ -158,7 +158,7 @@ class _Judging:
     def behind(
         self, at: slice, want: torch.Tensor, off: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sums of a piece behind the epilogue, and how far off they may be."""
+        """The sums of a piece after the epilogue, and how far off they may be."""
         values = given_to(self.epilogue, want, at, self.extra)
         if self.floats and not self.epilogue.function.jumps:
             self.moved += _moved(self.epilogue, values)
@@ -514,7 +514,7 @@ def once_stored(
     epilogue: Epilogue,
     extra: dict[str, torch.Tensor],
 ) -> torch.Tensor:
-    """A piece of the values behind an epilogue, as the result holds it."""
+    """A piece of the values after an epilogue, as the result holds it."""
     result = p.specs[prop.result].dtype
     if not epilogue.random:
         return stored(want, result, p.acc)

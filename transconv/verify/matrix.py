@@ -375,7 +375,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(lambda f: f.boxes, ("UTMALDG",), "an operand is fetched as boxes"),
     Rule(lambda f: f.box_store, ("UTMASTG",), "the result is stored as boxes"),
-    Rule(lambda f: f.box_behind, ("LDSM",), "what is read behind the sum comes from shared memory"),
+    Rule(lambda f: f.box_behind, ("LDSM",), "what is read in the epilogue comes from shared memory"),
     Rule(
         lambda f: f.matrix and f.cuda and f.lane_bytes >= 4 and f.steps > 1 and f.stages > 1,
         ("LDGSTS",),

@@ -25,6 +25,12 @@ from transconv.target import Target, detect, why_no_switches
 
 EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
 PROPS = [p.value for p in Prop]
+# What oneDNN and others call the directions.
+ELSEWHERE = {
+    **dict.fromkeys(("forward", "fwd_b", "fwd_d", "fwd_i", "fprop"), "fwd"),
+    **dict.fromkeys(("backward", "bwd", "dgrad"), "bwd_d"),
+    **dict.fromkeys(("bwd_wb", "wgrad"), "bwd_w"),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,7 +38,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        meant = nearest(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
+        meant = ""
+        if choice:
+            known = re.findall(r"[\w-]+", choice[2])
+            meant = nearest(choice[1], known, {k: v for k, v in ELSEWHERE.items() if v in known})
         self.exit(2, f"{self.prog}: error: {one_line(message)}{meant} (--help says what is expected)\n")
 
     def parse_args(self, given: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
@@ -58,7 +67,7 @@ def add_verb(
         help=help,
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in examples),
+        epilog="examples:\n" + "\n".join(f"  transconv {e}" for e in examples),
     )
     made.set_defaults(action=action, usage=made.format_usage)
     return made
@@ -91,7 +100,7 @@ def add_schedule(to: argparse.ArgumentParser) -> None:
         metavar="S",
         type=str,
         help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
-        "`python -m transconv words` explains each word; default: chosen by "
+        "`transconv words` explains each word; default: chosen by "
         "transconv",
     )
 
@@ -207,7 +216,7 @@ def loaded(text: str) -> tuple[ModuleType, str]:
     file, _, name = text.rpartition(":")
     path = Path(file)
     if not file or not path.is_file():
-        raise ValueError(f"{text!r} names no file; expected FILE:NAME")
+        raise ValueError(f"{text.removesuffix(':')!r} names no file; expected FILE:NAME")
     loader = SourceFileLoader(path.stem, str(path))  # whatever the file's name ends in
     spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
     assert spec is not None

@@ -89,7 +89,7 @@ def why_not_reduced(compute: Compute) -> str | None:
 def _why_not_form(compute: Compute, write: Write) -> str | None:
     tensor = write.view.tensor
     if compute.writes[0].op:
-        return "comes before the result; expected that to be stored first"
+        return f"reduces a result, and none is stored before it; to add write store {tensor.name}[..] += x"
     if compute.part is not None and compute.does == "compute":
         return "would need all stride phases of the result, which are computed apart"
     if compute.named is not None:

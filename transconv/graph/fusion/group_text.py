@@ -219,7 +219,7 @@ class Writer:
 
     def written(self) -> GroupText:
         """The text of the group's stores."""
-        if self.group.product is not None:  # what is read behind the sum stands behind it
+        if self.group.product is not None:  # what the epilogue reads stands in it
             self.value(*next(iter(self.group.at.items())))
             self.behind = True
         stores = []

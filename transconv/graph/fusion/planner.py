@@ -66,7 +66,7 @@ NONE: Apart = MappingProxyType({})
 MOST_STORED = 16  # small values that one kernel stores
 LONGEST = 100  # operations of one kernel, one of the other's result; of views twice as many
 CUT = "is at the end of a chain of {} operations, the longest of one kernel"
-CUT_OFF = "is needed behind such a chain"
+CUT_OFF = "is needed after such a chain"
 
 
 class Planner:

@@ -179,7 +179,7 @@ def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Pi
 
 
 def _finished(call: NodeCall, total: Piece, bias: Piece | None, said: _Said) -> Piece:
-    """What stands behind the sum."""
+    """What stands in the epilogue."""
     q = said.quantities
     value = (
         mapped("f32({})".format, total, dtype=torch.float32, label="cast")

@@ -332,7 +332,7 @@ def least_apart(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
 
 
 def read_behind(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
-    """Microseconds that a product's kernel takes for what it reads behind the sum."""
+    """Microseconds that a product's kernel takes for what its epilogue reads."""
     assert kernel.group.product is not None
     stored = _before(kernel, plan)
     own = {x for f in kernel.group.product.factors for x in sources(f.of, stored)}

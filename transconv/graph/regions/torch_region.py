@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -64,6 +66,21 @@ class TorchRegion:
         """By Inductor, for all sizes: through torch.compile, which asks for symbols of its own."""
         made: Callable[..., Any] = torch.compile(self.gm, dynamic=True)
         return made
+
+
+@cache
+def why_not_inductor(device: str) -> str:
+    """Why Inductor compiles nothing for a kind of device on this machine, which is told once; empty if it
+    does: torch's operators compute in its place."""
+    why = "" if device == "cpu" or find_spec("triton") else "Triton is not installed"
+    if device == "cpu":
+        try:
+            torch_internals.cpp_compiler()
+        except Exception as error:  # of several types, by the system
+            why = f"there is no C++ compiler ({str(error).strip().splitlines()[0]})"
+    if why:
+        log.warning("Inductor compiles nothing for %s, torch's operators compute instead: %s", device, why)
+    return why
 
 
 def whole_graph(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ off. A result that is not torch's is left as a folder:
     inputs.pt     the tensors of the calls
     kernel.txt    the kernel's computation
 
-``python -m transconv report-wrong FOLDER/case.py`` makes a report of it (see
+``transconv report-wrong FOLDER/case.py`` makes a report of it (see
 verification/wrong_report.py).
 """
 
@@ -405,7 +405,7 @@ class FirstCall:
 LARGEST = 1 << 26  # bytes of tensors that are written to the disk
 TEXT = '''"""{title}
 
-    python -m transconv report-wrong {file}
+    transconv report-wrong {file}
 
 makes a report that can be sent."""
 
@@ -451,7 +451,7 @@ def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> st
         TEXT.format(title=title, file=folder / "case.py", dynamic=named, device=device, function=function),
     )
     leave_text(folder, "kernel.txt", "\n\n".join(str(c) for w in works for c in w.computations))
-    return f"; python -m transconv report-wrong {folder / 'case.py'} makes a report of it"
+    return f"; transconv report-wrong {folder / 'case.py'} makes a report of it"
 
 
 def text_of(

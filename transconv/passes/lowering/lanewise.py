@@ -21,7 +21,7 @@ With ``late=1`` the accumulator has the lanes of K as well, and they are added o
         for k in 0..16 tile:                    sums = sums + a * b
             acc = acc + a * b               acc = sum(sums, k)
 
-The pass ``upright``: behind the sum of a product whose sides are exchanged (``swap=1``), the rows of
+The pass ``upright``: in the epilogue of a product whose sides are exchanged (``swap=1``), the rows of
 the result are the first dimension of the tile again.
 
     acc: f32[n:128, m:128] = 0                       acc: f32[n:128, m:128] = 0
@@ -187,7 +187,7 @@ class _Vectorise(ir.Mutator):
 
 
 def upright(kernel: ir.Kernel, schedule: Schedule) -> ir.Kernel:
-    """Turn what is behind sums, if the sides of their products are exchanged and Triton sees no neighbours
+    """Turn epilogues, if the sides of their products are exchanged and Triton sees no neighbours
     where results are stored. Explicit kernels lay out their lanes themselves."""
     if not schedule.swap or schedule.via != "tl" or schedule.c == "box":
         return kernel

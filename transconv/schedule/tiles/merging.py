@@ -10,7 +10,7 @@ which B is block diagonal:
                 C[m, g*4 + n]                    C[m, g*64 + n]
 
 Merging is a substitution, g -> g*16 + n//4 and n -> n % 4 (k likewise), in views and in what is computed
-behind the sum from a place, such as its random word. And it is a mask: B is zero off the
+in the epilogue from a place, such as its random word. And it is a mask: B is zero off the
 diagonal, and results that have B's dimensions (sums over positions) are stored on the diagonal only. There
 are 16 times as many products, of the same bytes. Zeros of B are multiplied by the values of other groups,
 so an infinity or NaN in one group gives NaN in the groups merged with it.

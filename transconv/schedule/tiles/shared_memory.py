@@ -1,5 +1,5 @@
 """What a tile needs in shared memory: its operands, the results that leave as TMA boxes (the word
-``c=box``), and the boxes that the maps behind the sum read (the word ``behind=box``).
+``c=box``), and the boxes that the epilogue reads (the word ``behind=box``).
 
     store  Y0[n, y, x, o] = i8(...)           that of the sum: Y0
     store  Y1[n, y, x, o] = relu(s + r)       and in warp-specialized kernels others of the same tile
@@ -8,7 +8,7 @@ Without a box, consumers of a warp-specialized kernel store what the matrix unit
 16 bytes of a row at a time, half a sector. Triton's own kernels reorder such results before they store
 them.
 
-What is read behind the sum, as large as the result, such as a residual or a gate, a warp-specialized
+What is read in the epilogue, as large as the result, such as a residual or a gate, a warp-specialized
 kernel may fetch as boxes:
 
     read  r = R[n, y, x, o]           let   s = sum(a * b; K)            store Y[n, y, x, o] = relu(s + r)
@@ -130,14 +130,14 @@ KEPT = 4096  # bytes of a warp
 
 
 def boxes_behind(c: Schedule, compute: Compute) -> dict[View, Box]:
-    """The boxes of the reads behind the sum that the producer fetches, by view; none without the word."""
+    """The boxes of the reads of the epilogue that the producer fetches, by view; none without the word."""
     if c.behind != "box" or c.via != "gluon":
         return {}
     return {view: box for view, box in told_behind(c, compute).items() if isinstance(box, Box)}
 
 
 def told_behind(c: Schedule, compute: Compute) -> dict[View, Box | str]:
-    """For each read behind the sum: its box, or the reason why it stays a load."""
+    """For each read of the epilogue: its box, or the reason why it stays a load."""
     return _told_behind(c.blocks, c.via, c.order, compute)
 
 
@@ -192,7 +192,7 @@ def in_place(c: Schedule, compute: Compute) -> View | None:
 
 
 def behind_bytes(c: Schedule, compute: Compute) -> int:
-    """Bytes of shared memory for fetched operands of the maps behind the sum, of all consumers, without
+    """Bytes of shared memory for fetched operands of the epilogue, of all consumers, without
     the one that a result takes the place of."""
     found = boxes_behind(c, compute)
     if not found:
@@ -204,7 +204,7 @@ def behind_bytes(c: Schedule, compute: Compute) -> int:
 
 
 def exchanged_bytes(c: Schedule, compute: Compute) -> int:
-    """Bytes of shared memory through which warps exchange what stands behind the sum, beside the operands
+    """Bytes of shared memory through which warps exchange what stands in the epilogue, beside the operands
     of the next tile: in explicit and in persistent kernels. Statistics that reduce the side of the tile
     that warps share have a value of each warp; where Triton reads elements as large as the tile, too, it
     keeps 4 KB of each warp (as its kernels for sm_90 say)."""
@@ -235,7 +235,7 @@ def why_not_behind(c: Schedule, compute: Compute, target: Target) -> str | None:
         return "behind=box: no tile has its whole sum, what follows it is read when the parts are added"
     told = told_behind(c, compute)
     if not told:
-        return "behind=box: nothing is read behind the sum"
+        return "behind=box: nothing is read in the epilogue"
     if not any(isinstance(found, Box) for found in told.values()):
         return "behind=box: " + "; ".join(dict.fromkeys(str(x) for x in told.values()))
     return None

@@ -8,7 +8,7 @@ evenly (stream-K).
 Steps of a sum may share boxes: a schedule with ``slide=`` the outermost axis of the window that allows it,
 and with as many of its stages as then fit shared memory.
 
-The producer may fetch what the maps behind the sum read: a schedule with ``behind=box``, and with as many
+The producer may fetch what the epilogue reads: a schedule with ``behind=box``, and with as many
 of its stages as then fit shared memory."""
 
 from __future__ import annotations

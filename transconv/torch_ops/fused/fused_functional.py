@@ -28,7 +28,7 @@ from transconv.torch_ops.arguments import autocast, autocast_dtype, cast_dtype, 
 from transconv.torch_ops.calls import call_attributes, call_entries
 from transconv.torch_ops.calls.call_attributes import ConvFunction, request
 from transconv.torch_ops.calls.route import ConvCall
-from transconv.torch_ops.functional import Sizes
+from transconv.torch_ops.functional import Padding, Sizes
 from transconv.torch_ops.fused import fused_route, traced_route
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 
@@ -242,7 +242,7 @@ def fused_conv1d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
     *,
@@ -284,7 +284,7 @@ def fused_conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
     *,
@@ -319,7 +319,7 @@ def fused_conv3d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Sizes = 1,
-    padding: Sizes = 0,
+    padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
     *,
@@ -383,7 +383,7 @@ def broadcasting(
     weight: Tensor,
     bias: Tensor | None,
     stride: Sizes,
-    padding: Sizes,
+    padding: Padding,
     dilation: Sizes,
     groups: int,
     activation: str,

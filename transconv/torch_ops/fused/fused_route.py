@@ -17,7 +17,7 @@ from transconv.calls import route_cache
 from transconv.calls.route_cache import PASSING
 from transconv.compute import OPS, table
 from transconv.conv import Prop
-from transconv.support import Unsupported
+from transconv.support import Unsupported, nearest
 from transconv.torch_ops import arguments, operators, transforms
 from transconv.torch_ops.calls import layer_keys, lower_call, precompile, select_impl
 from transconv.torch_ops.calls.call_attributes import CallAttributes
@@ -98,8 +98,9 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> R
 
 def refuse(activation: str | None) -> NoReturn:
     """RuntimeError: the activation is unknown."""
-    known = ", ".join(filter(None, ACTIVATIONS))
-    raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {known}")
+    known = [*filter(None, ACTIVATIONS)]
+    hint = nearest(str(activation), known)
+    raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {', '.join(known)}{hint}")
 
 
 def check(

@@ -32,6 +32,7 @@ from transconv.torch_ops.calls import call_attributes, lower_call
 from transconv.torch_ops.calls.call_attributes import ConvFunction
 from transconv.torch_ops.calls.call_entries import NUMBERS, only_on, switches
 from transconv.torch_ops.conversion import inference
+from transconv.torch_ops.functional import Padding, Sizes
 from transconv.torch_ops.quantized import input_quantization, qparams, quantized_route
 from transconv.torch_ops.quantized.input_quantization import are_known, quantise
 
@@ -175,9 +176,9 @@ def conv1d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
     **given: Any,
 ) -> Tensor:
@@ -189,9 +190,9 @@ def conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
     **given: Any,
 ) -> Tensor:
@@ -206,9 +207,9 @@ def conv3d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
     **given: Any,
 ) -> Tensor:
@@ -221,11 +222,11 @@ def conv_transpose1d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: Sizes = 1,
     **given: Any,
 ) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, iw) and (ic, oc/groups, kw); see
@@ -239,11 +240,11 @@ def conv_transpose2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: Sizes = 1,
     **given: Any,
 ) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, ih, iw) and (ic, oc/groups, kh, kw); see
@@ -257,11 +258,11 @@ def conv_transpose3d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    output_padding: Sizes = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: Sizes = 1,
     **given: Any,
 ) -> Tensor:
     """The transposed convolution of quantised tensors (mb, ic, id, ih, iw) and (ic, oc/groups, kd, kh,

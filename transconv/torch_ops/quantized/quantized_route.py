@@ -1,7 +1,7 @@
 """Decides what computes a quantised convolution: one kernel, or torch in wider types.
 
 torch's way has the same order of operations: exact sums of integers in f64 (of 8-bit floats in f32), then
-the operations behind them in f32, and one rounding. Compilers see the operator in the place of a call.
+the operations of the epilogue in f32, and one rounding. Compilers see the operator in the place of a call.
 ``weight_gradient`` is that of a weight in 32 bits, from an input and a result's gradient of fewer.
 """
 

@@ -28,7 +28,7 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 
 def text(rng: Random) -> str:
     """A computation that one kernel can do, or a few; of every eighth one text of its gradients. Every
-    fourth product is one that reads boxes behind its sum."""
+    fourth product is one that reads boxes in its epilogue."""
     kind = rng.choice(
         (
             _product,
@@ -95,7 +95,7 @@ def _product(page: TextPage) -> str:
 
 
 def _residual(page: TextPage) -> str:
-    """A product of whole boxes, and maps behind it that read boxes as large as its result, or vectors:
+    """A product of whole boxes, whose epilogue reads boxes as large as its result, or vectors:
     what a warp-specialized kernel fetches (``behind=box``)."""
     rng, dtype = page.rng, page.rng.choice(("f16", "bf16"))
     sizes = {

@@ -105,7 +105,7 @@ class ComputeTrial(Trial):
 
     def repeated(self) -> str:
         """The command that repeats the trial."""
-        words = ["python", "-m", "transconv", "check", f"--target={self.target}"]
+        words = ["transconv", "check", f"--target={self.target}"]
         words += [f"--schedule={self.schedule}"] if self.schedule else []
         return shlex.join([*words, self.text])
 

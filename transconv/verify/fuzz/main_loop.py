@@ -167,7 +167,7 @@ def without_kernels(folder: str, age_s: float = 10.0) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-REPEAT = "python -m transconv fuzz --line='{line}'"
+REPEAT = "transconv fuzz --line='{line}'"
 EVERY_S = 15.0  # between two reports of how far it is
 
 
