@@ -8,6 +8,9 @@
     transconv.config.sizes    = "auto" | "exact" | "any"       whether kernels are for one size each
     transconv.config.steady   = False | True                   whether the same call has the same bits
                                 throughout a program: what "auto" stands for is then fixed
+    transconv.config.invariant = False | True                  whether the bits of a sample's result depend
+                                on the sample alone: not on how many others are in its batch, on its place
+                                among them, or on the sizes that came before
 
 A wrong word is a ValueError that lists the legal ones. The environment gives the first values.
 """
@@ -33,6 +36,7 @@ WORDS: dict[str, tuple[str | bool, ...]] = {
     "compile": get_args(CompileWord),
     "sizes": get_args(SizesWord),
     "steady": (False, True),
+    "invariant": (False, True),
 }
 
 
@@ -44,6 +48,7 @@ class Settings:
     compile: CompileWord
     sizes: SizesWord
     steady: bool
+    invariant: bool
     _listeners: list[Callable[[], None]]
     _waiting: int  # how many hold calls back for their kernels
 
@@ -56,6 +61,7 @@ class Settings:
         self.compile = cast(CompileWord, knobs.compile())
         self.sizes = cast(SizesWord, knobs.sizes())
         self.steady = False
+        self.invariant = False
 
     if not TYPE_CHECKING:  # for a type checker the switches are those above, with these words
 
@@ -90,6 +96,11 @@ class Settings:
         return "transconv.config(" + ", ".join(f"{n}={getattr(self, n)!r}" for n in WORDS) + ")"
 
     @property
+    def policy(self) -> FallbackWord:
+        """``fallback`` as it is obeyed: an error in invariant mode, as torch's sums depend on the batch."""
+        return "error" if self.invariant else self.fallback
+
+    @property
     def mode(self) -> str:
         """``compile`` as a call obeys it that is about to be decided: ``now`` where torch may not compute
         meanwhile, and for "auto" on no GPU, on a stream of its own, as calls are that warm up for the
@@ -98,7 +109,7 @@ class Settings:
         if self.compile not in ("auto", "background"):
             return self.compile
         if (
-            self.fallback == "error"
+            self.policy == "error"
             or self.steady
             or self._waiting
             or (self.compile == "auto" and not _may_wait())

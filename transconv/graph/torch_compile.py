@@ -492,7 +492,7 @@ class RunnableRegion:
         except TransconvError as error:
             self.why = [str(error)]
         except Exception as error:  # a program must not stop for a bug of ours
-            if settings.fallback == "error":
+            if settings.policy == "error":
                 raise
             log.warning("no kernels for a part of a graph: %s", error, exc_info=True)
             self.why = [f"{type(error).__name__}: {error}"]

@@ -123,7 +123,7 @@ _FLAGS = {(math, det): Flags(math, det) for math in ("ieee", "tf32") for det in 
 def flags(dtype: torch.dtype) -> Flags:
     """The switches at this moment. Reads the conv precision that torch documents today: the older
     ``allow_tf32`` raises once a program has set the new one. Only "tf32" allows it."""
-    deterministic = _deterministic() or _cudnn_deterministic()
+    deterministic = settings.invariant or _deterministic() or _cudnn_deterministic()
     tf32 = dtype is torch.float32 and _precision() == "tf32"
     return _FLAGS["tf32" if tf32 else "ieee", deterministic]
 
