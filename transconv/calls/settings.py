@@ -101,6 +101,12 @@ class Settings:
         return "error" if self.invariant else self.fallback
 
     @property
+    def reach(self) -> SizesWord:
+        """``sizes`` as it is obeyed: in invariant mode each kernel is for images of one size, and any number
+        of them."""
+        return "exact" if self.invariant else self.sizes
+
+    @property
     def mode(self) -> str:
         """``compile`` as a call obeys it that is about to be decided: ``now`` where torch may not compute
         meanwhile, and for "auto" on no GPU, on a stream of its own, as calls are that warm up for the
@@ -131,7 +137,7 @@ class Settings:
     def varies(self) -> bool:
         """Whether the sizes that came before decide what answers a call: "auto", where torch may answer
         while a kernel is compiled."""
-        return self.sizes == "auto" and self.mode == "background"
+        return self.reach == "auto" and self.mode == "background"
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after every change."""

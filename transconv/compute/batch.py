@@ -10,7 +10,7 @@ number of samples is a name.
         ...                                         ...
 
 Samples lie along the first dims: the batch is the axis that moves through the first dim of the most
-tensors, of the result's in doubt. The example of the name follows from what one sample has (``reference``),
+tensors, in doubt of the first one that is read. The example of the name follows from what one sample has (``reference``),
 so that all batches have one form, one choice of a schedule, and one kernel.
 """
 
@@ -46,11 +46,8 @@ def batch_axis(compute: Compute) -> str | None:
     votes: Counter[str] = Counter()
     for view in {v.tensor: v for v in compute.views()}.values():
         if view.dims and len(seen := compute.roots(view.dims[0].coord)) == 1:
-            votes.update(seen)
-    most = max(votes.values(), default=0)
-    best = [x.name for x in compute.axes if votes[x.name] == most > 0]
-    own = compute.roots(compute.c.dims[0].coord) if compute.c.dims else frozenset()
-    return next((a for a in best if a in own), best[0] if best else None)
+            votes.update(seen)  # the first one stays the first of equals
+    return votes.most_common(1)[0][0] if votes else None
 
 
 @lru_cache(maxsize=4096)
@@ -66,7 +63,7 @@ def of_any_batch(compute: Compute) -> Compute:
     axes = tuple(replace(x, extent=Var(BATCH)) if x.name == axis else x for x in compute.axes)
     made = compute.over(lambda v: View(seen[v.tensor], v.dims))
     made = _with_notes(parse(str(replace(made, axes=axes, named=Sizes((size,))))), compute)
-    if made.at(**samples(compute)) != compute:
+    if str(made.at(**samples(compute))) != str(compute):
         raise Unsupported("invariant:form", f"{compute.name}: its text does not say it for any batch")
     return made
 

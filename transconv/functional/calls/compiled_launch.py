@@ -89,6 +89,19 @@ def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str
     return found
 
 
+def launch_of_batch(
+    asked: str | Workload, device: torch.device, aligned: bool, mode: str
+) -> Launch:
+    """``launch``; in invariant mode that of the form for any number of samples, at that of what is asked
+    for. Raises Unsupported, too, where there is no such form."""
+    if not settings.invariant:
+        return launch(asked, device, aligned, mode)
+    workload = Alone(program(asked).compute) if isinstance(asked, str) else asked
+    form, sizes = workload.of_any_batch()
+    made = launch(form, device, aligned, mode)
+    return made.at(sizes) if sizes else made
+
+
 def deterministic() -> bool:
     """Whether the same bits are asked for at every run."""
     return settings.invariant or _deterministic()

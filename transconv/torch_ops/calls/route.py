@@ -160,7 +160,7 @@ class ConvCall(Route):
     @property
     def asks_own(self) -> bool:
         """Whether the kernel that it has, or waits for, is to be one of its own size."""
-        return settings.sizes != "any" if self.choice is None else self.choice.own
+        return settings.reach != "any" if self.choice is None else self.choice.own
 
     def count(self) -> None:
         super().count()
