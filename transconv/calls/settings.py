@@ -133,6 +133,18 @@ class Settings:
         finally:
             object.__setattr__(self, "_waiting", self._waiting - 1)
 
+    @contextmanager
+    def changed(self, **words: Any) -> Iterator[None]:
+        """Within ``with``, switches have these words; those of before come back behind it, whatever happens."""
+        before = {name: getattr(self, name) for name in words}
+        try:
+            for name, word in words.items():
+                setattr(self, name, word)
+            yield
+        finally:
+            for name, word in before.items():
+                setattr(self, name, word)
+
     @property
     def varies(self) -> bool:
         """Whether the sizes that came before decide what answers a call: "auto", where torch may answer

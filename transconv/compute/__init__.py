@@ -21,7 +21,7 @@ from transconv.compute.analysis.rfactor import parted
 from transconv.compute.analysis.store_conflicts import why_not_all_stored, why_not_stored
 from transconv.compute.autodiff.gradient_stores import Derivative, differentiate, transposed
 from transconv.compute.autodiff.reverse import reaches
-from transconv.compute.batch import BATCH, batch_axis, of_any_batch, reference, samples
+from transconv.compute.batch import BATCH, batch_axis, of_any_batch, reference, samples, with_samples
 from transconv.compute.compute import Compute
 from transconv.compute.elementwise import (
     ACTIVATION_ROWS,
@@ -152,5 +152,6 @@ __all__ = [
     "with_error",
     "with_examples",
     "with_roles",
+    "with_samples",
     "written",
 ]

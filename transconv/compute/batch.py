@@ -74,6 +74,13 @@ def samples(compute: Compute) -> dict[str, int]:
     return {} if compute.named is not None or axis is None else {BATCH: compute.size(axis)}
 
 
+def with_samples(compute: Compute, count: int) -> Compute:
+    """A computation of numbers, of so many samples; itself if it has none. Raises as ``of_any_batch``."""
+    if not samples(compute):
+        return compute
+    return _with_notes(of_any_batch(compute).at(**{BATCH: count}), compute)
+
+
 def _with_notes(made: Compute, of: Compute) -> Compute:
     """A computation that was read, with what no text says of another one: roles of axes, the stride phase,
     the name of what is behind the sum."""

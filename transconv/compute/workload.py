@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from transconv.compute.analysis.axis_roles import with_roles
-from transconv.compute.batch import of_any_batch, samples
+from transconv.compute.batch import of_any_batch, samples, with_samples
 from transconv.compute.compute import Compute
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import parse
@@ -139,6 +139,10 @@ class Workload(ABC):
         """The workload with the number of samples as a name, whose example does not depend on it, and that
         number by its name; the number of none where there are no samples. Raises Unsupported where one
         kernel cannot have it as an argument."""
+        raise Unsupported("invariant:workload", f"{self.title}: it has no form for any number of samples")
+
+    def with_batch(self, count: int) -> Workload:
+        """The workload of so many samples; itself where there are none. Raises as ``of_any_batch``."""
         raise Unsupported("invariant:workload", f"{self.title}: it has no form for any number of samples")
 
     # -- names -----------------------------------------------------------------------------------
@@ -262,6 +266,9 @@ class Alone(Workload):
         except ScheduleError as error:
             raise Unsupported("invariant:refused", str(error)) from None
         return made, samples(self.compute)
+
+    def with_batch(self, count: int) -> Workload:
+        return Alone(with_samples(self.compute, count))
 
     @property
     def shape_text(self) -> str:

@@ -25,6 +25,7 @@ from transconv.compute import (
     samples,
     why_not_any_size,
     why_not_lowered,
+    with_samples,
 )
 from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.relation import computes
@@ -121,6 +122,10 @@ class Surrounded(Workload):
             if reason := why_not_any_size(part):
                 raise Unsupported("invariant:refused", f"{part.name}: {reason}")
         return made, samples(self.parts[0])
+
+    def with_batch(self, count: int) -> Workload:
+        p, parts = self.problem, tuple([with_samples(part, count) for part in self.parts])
+        return replace(self, problem=p.at(count, p.i, p.o), parts=parts)
 
     @property
     def shape_text(self) -> str:

@@ -18,15 +18,7 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import (
-    OPS,
-    Compute,
-    SampleOutcome,
-    TorchText,
-    Workload,
-    reference,
-    why_not_any_size,
-)
+from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, reference, why_not_any_size
 from transconv.conv.compensation import SUMS, why_not_zeros
 from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.descriptor import why_not_multiplied, write_tags
@@ -144,6 +136,10 @@ class ConvWorkload(Workload):
         except ProblemError as error:
             raise Unsupported("invariant:refused", str(error)) from None
         return made, {"MB": p.mb}
+
+    def with_batch(self, count: int) -> Workload:
+        p = self.problem
+        return replace(self, problem=p.at(count, p.i, p.o))
 
     @property
     def shape_text(self) -> str:

@@ -74,7 +74,9 @@ def _forms(bound: BoundCall, held: Sequence[str]) -> list[BatchForm]:
             )
         told = samples(made).get(BATCH, 0), samples(again).get(BATCH, 0)
         if told[0] * COUNTS[1] != told[1] * COUNTS[0] or told[0] % COUNTS[0]:
-            raise Unsupported("invariant:form", f"{bound.function.name}: samples are no axis of {form.name}")
+            raise Unsupported(
+                "invariant:form", f"{bound.function.name}: samples are no axis of {form.name}"
+            )
         found.append(BatchForm(str(form), {BATCH: told[0] // COUNTS[0] * count} if told[0] else {}))
     return found
 

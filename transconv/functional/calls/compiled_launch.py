@@ -89,9 +89,7 @@ def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str
     return found
 
 
-def launch_of_batch(
-    asked: str | Workload, device: torch.device, aligned: bool, mode: str
-) -> Launch:
+def launch_of_batch(asked: str | Workload, device: torch.device, aligned: bool, mode: str) -> Launch:
     """``launch``; in invariant mode that of the form for any number of samples, at that of what is asked
     for. Raises Unsupported, too, where there is no such form."""
     if not settings.invariant:

@@ -145,7 +145,9 @@ def run(bound: BoundCall, step: BoundText, values: Values) -> None:
     """Add a step's stores to the values, by the operator, so that a graph can hold it. Refused in invariant
     mode: the text of one sample leaves out the axis that it has in others."""
     if settings.invariant:
-        raise Unsupported("invariant:operator", f"{bound.function.name} in a graph: its text is of one batch")
+        raise Unsupported(
+            "invariant:operator", f"{bound.function.name} in a graph: its text is of one batch"
+        )
     seen = bound.seen
     views = [(values[name], seen[name]) for name in step.given]
     given = [t.reshape(s.shape).permute(s.order).reshape(s.sizes) for t, s in views]

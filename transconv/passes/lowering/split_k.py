@@ -139,13 +139,13 @@ class _Share(ir.Mutator):
             chunk = ir.Const(self.chunk) if loop.until is None else _ceiling(loop.until, self.split)
             first = PART * chunk + turn
             until = None if steps is None else ir.minimum(steps - PART * chunk, chunk)
-        return replace(loop, var=turn, stop=self.chunk, body=ir.seq(ir.Let(STEP, first), body), until=until)
+        return replace(
+            loop, var=turn, stop=self.chunk, body=ir.seq(ir.Let(STEP, first), body), until=until
+        )
 
     def _masked(self, body: ir.Stmt) -> dict[ir.Node, ir.Node]:
         """The loads of a loop, of nothing beyond the last step."""
-        return {
-            x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps])) for x in ir.find(body, ir.Load)
-        }
+        return {x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps])) for x in ir.find(body, ir.Load)}
 
 
 def _ceiling(number: ir.Expr, parts: int) -> ir.Expr:
