@@ -102,6 +102,13 @@ def outside_graphs(function: F) -> F:
     return made
 
 
+def take_one_as_any(on: bool) -> bool:
+    """Set whether torch's compiler takes sizes of 1 as any others where sizes are symbols; what it was."""
+    switches = import_module("torch.fx.experimental._config")
+    before, switches.backed_size_oblivious = bool(switches.backed_size_oblivious), on
+    return before
+
+
 def compiled_code() -> Any:
     """The code objects that torch's compiler made, none before its import."""
     return getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", ())

@@ -21,7 +21,13 @@ from transconv.graph import graph_report
 from transconv.graph.fusion.groups import Edge, Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
-from transconv.graph.regions import aot_graphs
+from transconv.graph.regions import aot_graphs, batch_invariance
+from transconv.graph.regions.batch_invariance import (
+    batch_names,
+    planned_sizes,
+    refuse_assumed,
+    refuse_torch,
+)
 from transconv.graph.regions.cudagraphs import Captures
 from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, by_torch, expect_kernels
 from transconv.graph.regions.partition import extracted, is_size, nothing, regions
@@ -63,22 +69,27 @@ def backend(
     ``{"upsampling": "auto" | "always" | "never"}``, whether convolutions of upsampled images become
     ones of the small image: where they round no more often than torch, always, or never;
     ``{"cudagraphs": True}``, or the ``mode`` "reduce-overhead": launches are recorded as CUDA graphs (see
-    regions/cudagraphs.py). Other modes are for torch's own backend and ignored. Returns a function of the
+    regions/cudagraphs.py); ``{"invariant": True}``: a sample's bits do not depend on its batch, as with
+    ``transconv.config.invariant`` (regions/batch_invariance.py). Other modes are for torch's own backend and ignored. Returns a function of the
     graph's inputs. Where no kernel runs, the whole graph is the rest's: with one warning, or as
     ``transconv.config.fallback`` says. ValueError for options that are unknown."""
     given = dict(options or {})
     rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
     records = given.pop("cudagraphs", mode == CAPTURING)
-    if given or rest not in RESTS or upsampling not in UPSAMPLING or not isinstance(records, bool):
+    invariant = given.pop("invariant", settings.invariant)
+    switches = (records, invariant)
+    if given or rest not in RESTS or upsampling not in UPSAMPLING or {*map(type, switches)} != {bool}:
         raise ValueError(
             f'options {options}; expected {{"rest": one of {", ".join(RESTS)}, '
             f'"upsampling": one of {", ".join(UPSAMPLING)}, '
-            '"cudagraphs": True or False}'
+            '"cudagraphs": True or False, "invariant": True or False}'
         )
     captures = Captures(len(example_inputs)) if records else None
     made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
+        if invariant:
+            raise Unsupported("device:cpu", NO_CPU)
         stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))
         return _marked(whole_graph(gm, example_inputs, rest), made)
@@ -87,7 +98,7 @@ def backend(
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             recorded = captures.of(graph, inputs, phase) if captures else None
             with unseen():
-                found = _Graph(graph, inputs, phase, rest, made, upsampling)
+                found = _Graph(graph, inputs, phase, rest, made, upsampling, invariant)
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
@@ -110,6 +121,26 @@ def backend(
         keep_inference_input_mutations=True,
     )
     return _marked(run(gm, example_inputs), made)
+
+
+class _SizesOfOne:
+    """Has torch's compiler take sizes of 1 as any others in invariant mode: a batch of one sample is no
+    graph of its own then."""
+
+    def __init__(self) -> None:
+        self.before: bool | None = None  # torch's switch, while it is changed
+        self.follow()
+
+    def follow(self) -> None:
+        """Set or restore torch's switch, as the settings say."""
+        if settings.invariant and self.before is None:
+            self.before = torch_internals.take_one_as_any(True)
+        elif not settings.invariant and self.before is not None:
+            torch_internals.take_one_as_any(self.before)
+            self.before = None
+
+
+settings.on_change(_SizesOfOne().follow)
 
 
 def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:
@@ -138,6 +169,7 @@ class _Graph:
         rest: str,
         made: Made,
         upsampling: str = "auto",
+        invariant: bool = False,
     ) -> None:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.checks = Checks(gm, device)
@@ -155,10 +187,20 @@ class _Graph:
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
-        self.ways = [_Way(self, Symbols(gm.graph))]
+        self.batch = batch_names(gm.graph, Symbols(gm.graph)) if invariant else ()
+        self.ways = [_Way(self, self.symbols())]
         if phase == "forward":
             aot_graphs.told(self.strides())
         self.known: dict[tuple[int, ...], Chosen] = {}
+
+    def symbols(self, values: tuple[int, ...] = ()) -> Symbols:
+        """The names of its sizes, with those of a call as the example; in invariant mode with a number of
+        samples that is always the same."""
+        found = Symbols(self.gm.graph, values)
+        if not self.batch:
+            return found
+        like = values or tuple([found.known.like[n] for n in found.known.names])
+        return Symbols(self.gm.graph, planned_sizes(found, like, self.batch), bounded=False)
 
     def __call__(self, given: list[Any]) -> list[Any]:
         way, sizes, numbers = self.way(self.ways[0].symbols.values(given))
@@ -233,12 +275,14 @@ class _Graph:
         return FirstCall(self.checks, way, values, self.mutated, waits, entered), sizes, numbers
 
     def another(self, values: tuple[int, ...]) -> _Way:
-        symbols = Symbols(self.gm.graph, values)
+        symbols, most = self.symbols(values), batch_invariance.MOST if self.batch else MOST
         why = (
             ""
-            if len(self.ways) < MOST
-            else (f"its sizes, such as {values}, are not those of {MOST} ways to compute it")
+            if len(self.ways) < most
+            else (f"its sizes, such as {values}, are not those of {most} ways to compute it")
         )
+        if why and self.batch:
+            raise Unsupported("invariant:sizes", why)
         way = _Way(self, symbols, why)
         self.ways.append(way)
         return way
@@ -260,10 +304,13 @@ class _Way:
                 symbols,
                 self.changed,
                 graph.upsampling,
+                graph.batch,
             ),
             whole,
             left_nodes(graph.gm),
         )
+        if graph.batch:
+            refuse_assumed(symbols, graph.batch)
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         self.wait = GraphWait(self.parts, graph.checks, graph.device, graph.target, self.told)
@@ -280,7 +327,11 @@ class _Way:
         return *self.wait.remarks(), *self.graph.checks.remarks()
 
     def takes(self, values: tuple[int, ...]) -> bool:
-        """Whether sizes meet what was assumed."""
+        """Whether sizes meet what was assumed; in invariant mode whether it is planned for them, whatever
+        sizes came before."""
+        if batch := self.graph.batch:
+            own = tuple([self.symbols.known.like[n] for n in self.symbols.known.names])
+            return own == planned_sizes(self.symbols, values, batch)
         return bool(self.whole) or not self.symbols.known.why_not(self.symbols.by_name(values))
 
     def numbers(self, values: tuple[int, ...]) -> dict[str, int | float]:
@@ -323,6 +374,7 @@ class Setting:
     symbols: Symbols
     changed: Callable[[], None]
     upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
+    batch: tuple[str, ...] = ()  # the numbers of samples, in invariant mode
 
 
 class Wired(NamedTuple):
@@ -469,6 +521,8 @@ class RunnableRegion:
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
+        if setting.batch:
+            self.refuse_torch()
 
     @cached_property
     def gm(self) -> fx.GraphModule:
@@ -477,8 +531,17 @@ class RunnableRegion:
 
     @cached_property
     def torch(self) -> TorchRegion:
-        """What computes it where kernels do not."""
-        return TorchRegion(self.gm, self.setting.rest, self.setting.symbols.any)
+        """What computes it where kernels do not: in invariant mode torch's own operators."""
+        rest = "eager" if self.setting.batch else self.setting.rest
+        return TorchRegion(self.gm, rest, self.setting.symbols.any)
+
+    def refuse_torch(self) -> None:
+        """Have kernels know the numbers of samples that no bits may depend on. Raises Unsupported where
+        torch would compute what may depend on them."""
+        if self.launches is not None:
+            self.launches.batch = self.setting.batch
+        elif self.instead is None:
+            refuse_torch(self.region)
 
     def translate(self) -> None:
         """Find the kernels. What cannot be written as texts is torch's."""
@@ -534,6 +597,8 @@ class RunnableRegion:
                     else self.launches.compared(sizes, given, watch)
                 )
             except RefusedKernel as refused:
+                if self.setting.batch:
+                    raise Unsupported(refused.reason, str(refused)) from refused
                 announce_torch(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
                 with unseen():
                     self.divide(refused)
@@ -544,6 +609,8 @@ class RunnableRegion:
                     watch.overs.append(waits.over)
                 return by_torch(self.launches, self.gm, sizes, given)
             except Unsupported as error:
+                if self.setting.batch:
+                    raise
                 announce_torch(error.reason, error.message, "this part of a graph")
                 if error.reason not in PASSING:
                     self.launches, self.why = None, [str(error)]

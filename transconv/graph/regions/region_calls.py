@@ -28,6 +28,7 @@ from transconv.calls import stats
 from transconv.calls.guard import current_device
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
+from transconv.compute import Alone, Workload
 from transconv.conv import Surrounded
 from transconv.functional.calls.compiled_launch import (
     HELD,
@@ -43,6 +44,7 @@ from transconv.functional.calls.torch_operators import as_wanted
 from transconv.graph.fusion.groups import Slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput
 from transconv.graph.lowerings.table import is_bug
+from transconv.graph.regions.batch_invariance import of_reference, refuse_grouping
 from transconv.graph.regions.region_kernel import (
     RefusedKernel,
     RegionKernel,
@@ -266,6 +268,7 @@ class RegionLaunches(RegionPlan):
 
     known: dict[tuple[int, ...], BoundRegion] = field(default_factory=dict)  # by sizes
     numbered: set[RegionKernel] = field(default_factory=set)  # that have no schedule for any sizes
+    batch: tuple[str, ...] = ()  # the numbers of samples that no bits may depend on (batch_invariance.py)
 
     @classmethod
     def of(cls, made: RegionPlan) -> RegionLaunches:
@@ -305,7 +308,20 @@ class RegionLaunches(RegionPlan):
 
     def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
         """What its kernels are asked for, for aligned tensors."""
-        return [question(start.asked, self.device) for start in self.bound(sizes).starts]
+        pairs = zip(self.kernels, self.bound(sizes).starts, strict=True)
+        if self.batch:
+            return [question(self.of_batch(k, start), self.device, same=True) for k, start in pairs]
+        return [question(start.asked, self.device) for _, start in pairs]
+
+    def of_batch(self, kernel: RegionKernel, start: Start) -> str | Workload:
+        """What a kernel is asked for that has the number of samples as a name, if its tensors have any.
+        Raises Unsupported where it cannot have it."""
+        if kernel.sized is None:
+            return start.asked
+        if start.sizes is None or not isinstance(start.asked, str):
+            why = kernel.sized.refused or "its sizes meet no requirements"
+            raise Unsupported("invariant:sizes", f"{kernel.group.name}: {why}")
+        return Alone(of_reference(program(start.asked).compute, kernel.sized, self.batch))
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the
@@ -471,6 +487,12 @@ class RegionLaunches(RegionPlan):
         ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while, or where nothing
         is to be compiled."""
         try:
+            if self.batch:
+                made = launch(self.of_batch(kernel, start), self.device, whole, mode, same=True)
+                if start.sizes is None or kernel.sized is None:
+                    return made
+                refuse_grouping(made.plan, kernel.sized, self.batch)
+                return made.at(start.sizes)
             if start.sizes is None or kernel.sized is None:
                 return launch(start.asked, self.device, whole, mode)
             if kernel not in self.numbered:

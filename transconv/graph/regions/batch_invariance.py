@@ -1,0 +1,136 @@
+"""Invariant mode of a graph: a sample's bits are the same in every batch.
+
+What decides bits is made for a fixed number of samples, whatever a call has: the regions, the kernels, and
+the schedule of each. The number has to be a name of the graph, as ``mark_dynamic(x, 0)`` or ``dynamic=True``
+make it; the sizes beside it are as in the call. Samples lie along the first dims of inputs.
+
+    sizes of a call   (5, 64, 56)  of x[5, 3, 64, 56]
+    planned for       (8, 64, 56)
+
+torch computes only what adds up nothing, by its own operators: Inductor and libraries choose by sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+
+import torch
+from torch import fx
+
+from transconv.compute import Compute, reference, with_examples
+from transconv.graph.regions.aliases import is_view
+from transconv.graph.regions.partition import names
+from transconv.graph.regions.region_kernel import Region, SizedText
+from transconv.graph.symbols import Symbols
+from transconv.ir import LARGEST_SIZE, Var, free_vars, readable
+from transconv.runtime import Plan
+from transconv.schedule import Scheduled
+from transconv.simplify import Facts, prove
+from transconv.support import Unsupported
+from transconv.verify.invariance.reduction_tree import reduction_tree
+
+SAMPLES = 8
+"""What a graph is planned for."""
+LARGEST_BATCH = 1 << 15
+"""The most samples of a call."""
+MOST = 64
+"""Ways to compute a graph, for different sizes of samples."""
+MOVING = frozenset(
+    "arange cat clone constant_pad_nd copy embedding empty eye fill full full_like gather index index_select "
+    "lift_fresh_copy ones ones_like scalar_tensor select slice stack where zeros zeros_like _to_copy".split()
+)
+"""Operations of torch's that move elements and add up nothing, beside those that torch says are pointwise."""
+
+
+def batch_names(graph: fx.Graph, symbols: Symbols) -> tuple[str, ...]:
+    """The names of a graph that are numbers of samples. Raises Unsupported where there are none."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        val = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(val, torch.Tensor) and val.dim():
+            first = val.shape[0]
+            own = first.node.expr.free_symbols if isinstance(first, torch.SymInt) else ()
+            found |= {v.name: None for s in own if s in symbols.names for v in free_vars(symbols.names[s])}
+    if not found:
+        raise Unsupported(
+            "invariant:graph",
+            "the number of samples is no name of this graph: call torch._dynamo.mark_dynamic(x, 0) on its "
+            "inputs before, or compile it with dynamic=True; a first batch of 1 is a number, too, where "
+            "transconv.config.invariant is not set before",
+        )
+    return tuple(found)
+
+
+def planned_sizes(symbols: Symbols, values: Sequence[int], batch: Collection[str]) -> tuple[int, ...]:
+    """The sizes that a graph is planned for, where a call has these. Raises Unsupported for a call of too
+    many samples."""
+    count = max(n for name, n in zip(symbols.known.names, values, strict=True) if name in batch)
+    if count > LARGEST_BATCH:
+        raise Unsupported("invariant:sizes", f"a batch of {count}; {LARGEST_BATCH} at most")
+    pairs = zip(symbols.known.names, symbols.told, values, strict=True)
+    return tuple([max(1, SAMPLES // told.times) if n in batch else size for n, told, size in pairs])
+
+
+def refuse_assumed(symbols: Symbols, batch: Collection[str]) -> None:
+    """Raise Unsupported where more was assumed of the number of samples on the way than that there are
+    some, and not too many."""
+    facts = Facts()
+    for name in symbols.known.names:
+        facts = facts.with_range(Var(name), 1, LARGEST_BATCH if name in batch else LARGEST_SIZE)
+    for condition in symbols.known.assumed:
+        told = {*batch} & {v.name for v in free_vars(condition)}
+        if told and not prove(condition, facts):
+            raise Unsupported("invariant:sizes", f"its kernels are for batches with {readable(condition)}")
+
+
+def refuse_torch(region: Region) -> None:
+    """Raise Unsupported, which names the operations, for a region of torch's that adds something up, draws
+    random numbers or chooses its way by sizes."""
+    wrong = [n for n in region.nodes if not _moves(n)]
+    if wrong:
+        why = next((f" ({r})" for n in wrong if (r := region.reasons.get(n.name))), "")
+        raise Unsupported(
+            "invariant:torch",
+            f"torch would compute {names(wrong)}{why}, whose bits may depend on the batch",
+        )
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether each element of a result follows from elements alone, whatever lies beside them."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return node.op in ("placeholder", "get_attr", "output") or callable(target)
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    name = target.name().partition("::")[2].partition(".")[0]
+    return torch.Tag.pointwise in target.tags or is_view(node) or name in MOVING
+
+
+def of_reference(compute: Compute, sized: SizedText, batch: Collection[str]) -> Compute:
+    """A kernel's computation with the example of its number of samples, or of a product that it is a factor
+    of, as ``reference`` has it for what one sample has."""
+    named = compute.named
+    own = [n for n, factors in sized.stands.items() if {*factors} & {*batch}]
+    if named is None or len(own) != 1:
+        return compute
+    at = {**named.like, own[0]: 1}
+    each = max((prod(t.at(at).shape) for t in compute.tensors if t.extents), default=1)
+    (size,) = (s for s in named.each if s.name == own[0])
+    wanted = min(size.most, max(size.least, reference(each)))
+    try:
+        return with_examples(compute, {**named.like, own[0]: wanted})
+    except ValueError:  # a ComputeError is one: the products of sizes are bounded, too
+        return compute
+
+
+def refuse_grouping(plan: Plan, sized: SizedText, batch: Collection[str]) -> None:
+    """Raise Unsupported for a plan in which the number of samples decides what is added to what."""
+    own = [n for n, factors in sized.stands.items() if {*factors} & {*batch}]
+    for step in plan.steps:
+        tree = reduction_tree(Scheduled(step.compute, step.schedule, plan.target).main, step.schedule)
+        wrong = [why for name in own if tree is not None for why in tree.depends(name)]
+        if wrong:
+            raise Unsupported(
+                "invariant:grouping", f"{step.compute.name}: the number of samples decides {wrong[0]}"
+            )
