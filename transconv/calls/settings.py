@@ -97,13 +97,13 @@ class Settings:
 
     @property
     def policy(self) -> FallbackWord:
-        """``fallback`` as it is obeyed: an error in invariant mode, as torch's sums depend on the batch."""
+        """``fallback`` as it is obeyed: an error in invariant mode: torch's sums depend on the batch."""
         return "error" if self.invariant else self.fallback
 
     @property
     def reach(self) -> SizesWord:
-        """``sizes`` as it is obeyed: in invariant mode each kernel is for images of one size, and any number
-        of them."""
+        """``sizes`` as it is obeyed: in invariant mode each kernel is for images of one size, and any
+        number of them."""
         return "exact" if self.invariant else self.sizes
 
     @property
@@ -135,7 +135,7 @@ class Settings:
 
     @contextmanager
     def changed(self, **words: Any) -> Iterator[None]:
-        """Within ``with``, switches have these words; those of before come back behind it, whatever happens."""
+        """Within ``with``, switches have these words; behind it those of before, whatever happens."""
         before = {name: getattr(self, name) for name in words}
         try:
             for name, word in words.items():

@@ -10,8 +10,8 @@ number of samples is a name.
         ...                                         ...
 
 Samples lie along the first dims: the batch is the axis that moves through the first dim of the most
-tensors, in doubt of the first one that is read. The example of the name follows from what one sample has (``reference``),
-so that all batches have one form, one choice of a schedule, and one kernel.
+tensors, in doubt of the first one that is read. The example of the name follows from what one sample has
+(``reference``), so that all batches have one form, one choice of a schedule, and one kernel.
 """
 
 from __future__ import annotations

@@ -223,8 +223,8 @@ def why_not_dense(problem: ConvProblem) -> str:
 
 
 def _outermost(problem: ConvProblem) -> ConvProblem:
-    """The problem of one image with the images outermost, as those of several have it, whatever stride torch
-    says of a dim of one; others as they are."""
+    """The problem of one image with the images outermost, as those of several have it, whatever stride
+    torch says of a dim of one; others as they are."""
     if problem.mb > 1:
         return problem
 

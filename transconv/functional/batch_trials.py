@@ -3,9 +3,10 @@
     conv2d(x[17, 24, 9, 11], w[32, 24, 3, 3]) f16: y and dx of each of 17 samples alone, and of a part of
     them, have the bits that they have inside; dw is that of 17 samples and 3 of zeros
 
-A trial draws a function, its numbers, its types and 2 to 64 samples. Results and gradients along samples are
-compared at all positions. What sums over samples is compared with the same samples and some of zeros behind
-them, which add nothing: it differs where the number of samples decides which terms are added to which.
+A trial draws a function, its numbers, its types and 2 to 64 samples. Results and gradients along samples
+are compared at all positions. What sums over samples is compared with the same samples and some of zeros
+behind them, which add nothing: it differs where the number of samples decides which terms are added to
+which.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MOST_ZEROS = 3  # samples of zeros behind the others
 
 @dataclass(frozen=True, slots=True)
 class BatchTrial:
-    """A call of ``run`` on tensors that hold samples, and on others that all samples share. ``summed``: whether
-    gradients of the others are compared, which are sums over samples."""
+    """A call of ``run`` on tensors that hold samples, and on others that all samples share. ``summed``:
+    whether gradients of the others are compared, which are sums over samples."""
 
     text: str
     run: Run
@@ -70,7 +71,8 @@ class BatchTrial:
             zeros = [torch.cat([t, t.new_zeros((more, *t.shape[1:]))]) for t in self.samples]
             for i, (one, other) in enumerate(zip(sums, self.results(zeros)[1], strict=True)):
                 if number := _bits_off(one, other):
-                    yield f"sum {i} over {self.count} samples and {more} of zeros: {number} elements differ"
+                    said = f"sum {i} over {self.count} samples and {more} of zeros"
+                    yield f"{said}: {number} of {one.numel()} elements differ"
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +81,7 @@ class BatchTrial:
 
 
 def _slope(y: Tensor, x: Tensor) -> Tensor:
-    """A gradient of a result that follows from each sample's own values, of zeros for a sample of zeros."""
+    """A gradient of a result that follows from each sample's own values: zeros for a sample of zeros."""
     own = x.detach().reshape(len(x), -1)[:, :1].to(y.dtype)
     made = torch.arange(y[0].numel(), device=y.device, dtype=torch.float32).cos().to(y.dtype)
     return (own * made).reshape(y.shape)

@@ -1,4 +1,4 @@
-"""Schedules whose sums are grouped alike in every call: what is chosen from where the same bits are asked for.
+"""Schedules whose sums are grouped alike in every call, where the same bits are asked for.
 
 Atomic additions come in another order at every run. Where sums end at a size that is an argument, such as
 weight gradients at the number of samples, two more things would have the grouping depend on that size:

@@ -1,8 +1,8 @@
 """The forms of a call for any number of samples, in invariant mode.
 
 Samples lie along the first dims of operands. A formula is bound twice, with other numbers of samples, and
-each of its texts is written with that number as a name (compute/batch.py). What comes out must be the same
-twice: then no number of the text hides how many samples there are, and calls of all batches have one kernel.
+each of its texts is written with that number as a name (compute/batch.py). What comes out must be the
+same twice: then no number of the text hides how many samples there are, and all batches have one kernel.
 
     linear(x[5, 64], w[32, 64])  ->  x[8, 64], x[24, 64]  ->  sizes BATCH=4096, at BATCH=5
 

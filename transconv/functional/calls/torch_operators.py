@@ -142,8 +142,8 @@ register_fake("transconv::compute", _fake_compute, lib=library)
 
 
 def run(bound: BoundCall, step: BoundText, values: Values) -> None:
-    """Add a step's stores to the values, by the operator, so that a graph can hold it. Refused in invariant
-    mode: the text of one sample leaves out the axis that it has in others."""
+    """Add a step's stores to the values, by the operator, so that a graph can hold it. Refused in
+    invariant mode: the text of one sample leaves out the axis that it has in others."""
     if settings.invariant:
         raise Unsupported(
             "invariant:operator", f"{bound.function.name} in a graph: its text is of one batch"

@@ -1,8 +1,8 @@
 """Invariant mode of a graph: a sample's bits are the same in every batch.
 
 What decides bits is made for a fixed number of samples, whatever a call has: the regions, the kernels, and
-the schedule of each. The number has to be a name of the graph, as ``mark_dynamic(x, 0)`` or ``dynamic=True``
-make it; the sizes beside it are as in the call. Samples lie along the first dims of inputs.
+the schedule of each. The number has to be a name of the graph, as ``mark_dynamic(x, 0)`` or
+``dynamic=True`` make it; the sizes beside it are as in the call. Samples lie along the first dims.
 
     sizes of a call   (5, 64, 56)  of x[5, 3, 64, 56]
     planned for       (8, 64, 56)
@@ -18,13 +18,14 @@ from math import prod
 import torch
 from torch import fx
 
+from transconv.calls.settings import settings
 from transconv.compute import Compute, reference, with_examples
 from transconv.graph.regions.aliases import is_view
 from transconv.graph.regions.partition import names
 from transconv.graph.regions.region_kernel import Region, SizedText
 from transconv.graph.symbols import Symbols
 from transconv.ir import LARGEST_SIZE, Var, free_vars, readable
-from transconv.runtime import Plan
+from transconv.runtime import Plan, torch_internals
 from transconv.schedule import Scheduled
 from transconv.simplify import Facts, prove
 from transconv.support import Unsupported
@@ -37,10 +38,11 @@ LARGEST_BATCH = 1 << 15
 MOST = 64
 """Ways to compute a graph, for different sizes of samples."""
 MOVING = frozenset(
-    "arange cat clone constant_pad_nd copy embedding empty eye fill full full_like gather index index_select "
-    "lift_fresh_copy ones ones_like scalar_tensor select slice stack where zeros zeros_like _to_copy".split()
+    "_to_copy arange cat clone constant_pad_nd copy embedding empty eye fill full full_like gather index "
+    "index_select lift_fresh_copy ones ones_like scalar_tensor select slice stack where zeros "
+    "zeros_like".split()
 )
-"""Operations of torch's that move elements and add up nothing, beside those that torch says are pointwise."""
+"""Operations of torch's that move elements and add up nothing, beside those that torch calls pointwise."""
 
 
 def batch_names(graph: fx.Graph, symbols: Symbols) -> tuple[str, ...]:
@@ -108,8 +110,8 @@ def _moves(node: fx.Node) -> bool:
 
 
 def of_reference(compute: Compute, sized: SizedText, batch: Collection[str]) -> Compute:
-    """A kernel's computation with the example of its number of samples, or of a product that it is a factor
-    of, as ``reference`` has it for what one sample has."""
+    """A kernel's computation with the example of its number of samples, or of a product that it is a
+    factor of, as ``reference`` has it for what one sample has."""
     named = compute.named
     own = [n for n, factors in sized.stands.items() if {*factors} & {*batch}]
     if named is None or len(own) != 1:
@@ -134,3 +136,23 @@ def refuse_grouping(plan: Plan, sized: SizedText, batch: Collection[str]) -> Non
             raise Unsupported(
                 "invariant:grouping", f"{step.compute.name}: the number of samples decides {wrong[0]}"
             )
+
+
+class _SizesOfOne:
+    """Has torch's compiler take sizes of 1 as any others in invariant mode: a batch of one sample is no
+    graph of its own then."""
+
+    def __init__(self) -> None:
+        self.before: bool | None = None  # torch's switch, while it is changed
+        self.follow()
+
+    def follow(self) -> None:
+        """Set or restore torch's switch, as the settings say."""
+        if settings.invariant and self.before is None:
+            self.before = torch_internals.take_one_as_any(True)
+        elif not settings.invariant and self.before is not None:
+            torch_internals.take_one_as_any(self.before)
+            self.before = None
+
+
+settings.on_change(_SizesOfOne().follow)

@@ -107,8 +107,8 @@ def split_sums(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Ke
 
 class _Share(ir.Mutator):
     """Give each of ``split`` programs an equal number of the steps: a range, or with ``deal`` every so
-    many-th. An ``explicit`` kernel loads boxes, which have no masks, so a program with fewer steps ends its
-    loop earlier; otherwise its loads are masked. If the number of steps is an expression of sizes, so are
+    many-th. An ``explicit`` kernel loads boxes, which have no masks, so a program with fewer steps ends
+    its loop earlier; otherwise its loads are masked. If the number of steps is an expression of sizes, so are
     the ends of the loops; some may be empty."""
 
     def __init__(self, schedule: Schedule, loop: ir.For) -> None:
@@ -123,25 +123,24 @@ class _Share(ir.Mutator):
             return replace(loop, stop=loop.stop * self.split, body=ir.seq(*lets, body))
         if loop.var is not STEP:
             return self.generic(loop)
-        turn = ir.Var("turn")
-        steps = loop.until
-        until = None
-        body = loop.body
+        turn, steps, body = ir.Var("turn"), loop.until, loop.body
         if steps is None and self.chunk * self.split != self.steps:
             if self.explicit:
                 steps = ir.Const(self.steps)
             else:
                 body = ir.substitute(body, self._masked(body))
-        if self.deal:
-            first = turn * self.split + PART
-            until = None if steps is None else _ceiling(steps - PART, self.split)
-        else:
-            chunk = ir.Const(self.chunk) if loop.until is None else _ceiling(loop.until, self.split)
-            first = PART * chunk + turn
-            until = None if steps is None else ir.minimum(steps - PART * chunk, chunk)
+        chunk = ir.Const(self.chunk) if loop.until is None else _ceiling(loop.until, self.split)
+        first = turn * self.split + PART if self.deal else PART * chunk + turn
+        until = None if steps is None else self._until(steps, chunk)
         return replace(
             loop, var=turn, stop=self.chunk, body=ir.seq(ir.Let(STEP, first), body), until=until
         )
+
+    def _until(self, steps: ir.Expr, chunk: ir.Expr) -> ir.Expr:
+        """How many of so many steps a program has, where these are ``chunk`` at most."""
+        if self.deal:
+            return _ceiling(steps - PART, self.split)
+        return ir.minimum(steps - PART * chunk, chunk)
 
     def _masked(self, body: ir.Stmt) -> dict[ir.Node, ir.Node]:
         """The loads of a loop, of nothing beyond the last step."""

@@ -4,7 +4,7 @@ Three things are shown of a workload, for any number of samples:
 
     choice     batches of all sizes ask for one plan: the request has the number of samples as a name,
                and an example that does not depend on it
-    grouping   of every sum, where each term is added (reduction_tree.py): no such expression has the number
+    grouping   of every sum, where each term is added (reduction_tree.py): no such text has the number
     kernel     in what was lowered, the number decides how many programs there are and what is masked,
                where the samples are the ones that are summed also how long loops are, and nothing else
                about loops, steps and branches

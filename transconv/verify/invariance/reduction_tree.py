@@ -6,8 +6,8 @@
     lane = (mb*3136 + oh*56 + ow) % 64       a term's place in it
     part = step % 14, turn = step // 14      the program that adds the step, and after how many others
 
-Terms of one lane order are added by the matrix unit or by lanes in a way that the tile alone decides; steps
-of one part one after another; parts by a second kernel, one after another. So two sums of which all terms
+Terms of one step are added by the matrix unit or by lanes in a way that the tile alone decides, steps of
+one part one after another, parts by a second kernel, one after another. So two sums of which all terms
 have the same part, turn and lane are grouped alike. An expression without a size is the same at all values
 of that size: a name that occurs in none of them changes no grouping. Where terms end it may say.
 """
