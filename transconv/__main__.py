@@ -24,6 +24,7 @@ VERBS = (
     "kernel",
     "export",
     "matrix",
+    "certify",
     "demo",
     "bisect",
     "tune",

@@ -21,7 +21,15 @@ from transconv.compute.analysis.rfactor import parted
 from transconv.compute.analysis.store_conflicts import why_not_all_stored, why_not_stored
 from transconv.compute.autodiff.gradient_stores import Derivative, differentiate, transposed
 from transconv.compute.autodiff.reverse import reaches
-from transconv.compute.batch import BATCH, batch_axis, of_any_batch, reference, samples, with_samples
+from transconv.compute.batch import (
+    BATCH,
+    batch_axis,
+    of_any_batch,
+    reference,
+    samples,
+    with_reference,
+    with_samples,
+)
 from transconv.compute.compute import Compute
 from transconv.compute.elementwise import (
     ACTIVATION_ROWS,
@@ -151,6 +159,7 @@ __all__ = [
     "why_not_stored",
     "with_error",
     "with_examples",
+    "with_reference",
     "with_roles",
     "with_samples",
     "written",

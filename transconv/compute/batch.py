@@ -23,6 +23,7 @@ from math import prod
 
 from transconv.compute.compute import Compute
 from transconv.compute.parser import parse
+from transconv.compute.symbolic_compute import with_examples
 from transconv.ir import Const, Expr, Size, Sizes, Tensor, Var, View, as_expr, substitute
 from transconv.simplify import simplify
 from transconv.support import Unsupported
@@ -72,6 +73,19 @@ def samples(compute: Compute) -> dict[str, int]:
     """The number of samples of a computation of numbers, as its form has it."""
     axis = batch_axis(compute)
     return {} if compute.named is not None or axis is None else {BATCH: compute.size(axis)}
+
+
+def with_reference(compute: Compute, name: str) -> Compute:
+    """A computation in which a name is a number of samples, or of rows of samples, with ``reference`` as its
+    example, for what one of them has; itself where its requirements exclude that."""
+    named = compute.named
+    if named is None or name not in named.names:
+        return compute
+    one = {**named.like, name: 1}
+    each = max((prod(t.at(one).shape) for t in compute.tensors if t.extents), default=1)
+    (size,) = (s for s in named.each if s.name == name)
+    wanted = {**named.like, name: min(size.most, max(size.least, reference(each)))}
+    return compute if named.why_not(wanted) else with_examples(compute, wanted)
 
 
 def with_samples(compute: Compute, count: int) -> Compute:

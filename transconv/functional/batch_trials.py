@@ -19,10 +19,10 @@ import torch
 
 import transconv
 from transconv.functional import norms, pools, products, reductions
+from transconv.verify.invariance.drawn_batches import bits_off
 
 Tensor = torch.Tensor
 Run = Callable[..., Tensor]
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST_ZEROS = 3  # samples of zeros behind the others
 
 
@@ -63,14 +63,14 @@ class BatchTrial:
         for begin, end in parts:
             part, _ = self.results([t[begin:end].clone() for t in self.samples])
             for name, one, inside in zip(self.names, part, whole, strict=False):
-                if number := _bits_off(one, inside[begin:end]):
+                if number := bits_off(one, inside[begin:end]):
                     said = f"sample {begin}" if end == begin + 1 else f"samples {begin} to {end - 1}"
                     yield f"{name} of {said} of {self.count}: {number} of {one.numel()} elements differ"
         if sums:
             more = rng.randint(1, MOST_ZEROS)
             zeros = [torch.cat([t, t.new_zeros((more, *t.shape[1:]))]) for t in self.samples]
             for i, (one, other) in enumerate(zip(sums, self.results(zeros)[1], strict=True)):
-                if number := _bits_off(one, other):
+                if number := bits_off(one, other):
                     said = f"sum {i} over {self.count} samples and {more} of zeros"
                     yield f"{said}: {number} of {one.numel()} elements differ"
 
@@ -85,13 +85,6 @@ def _slope(y: Tensor, x: Tensor) -> Tensor:
     own = x.detach().reshape(len(x), -1)[:, :1].to(y.dtype)
     made = torch.arange(y[0].numel(), device=y.device, dtype=torch.float32).cos().to(y.dtype)
     return (own * made).reshape(y.shape)
-
-
-def _bits_off(one: Tensor, other: Tensor) -> int:
-    """How many elements have other bits; 0 and -0 are equal."""
-    kind = INTEGERS[one.element_size()]
-    a, b = ((t + 0).contiguous().view(kind) for t in (one, other))
-    return int((a != b).sum())
 
 
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float16, torch.bfloat16, torch.float32)}

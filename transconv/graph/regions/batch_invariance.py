@@ -13,13 +13,12 @@ torch computes only what adds up nothing, by its own operators: Inductor and lib
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import prod
 
 import torch
 from torch import fx
 
 from transconv.calls.settings import settings
-from transconv.compute import Compute, reference, with_examples
+from transconv.compute import Compute, with_reference
 from transconv.graph.regions.aliases import is_view
 from transconv.graph.regions.partition import names
 from transconv.graph.regions.region_kernel import Region, SizedText
@@ -112,18 +111,8 @@ def _moves(node: fx.Node) -> bool:
 def of_reference(compute: Compute, sized: SizedText, batch: Collection[str]) -> Compute:
     """A kernel's computation with the example of its number of samples, or of a product that it is a
     factor of, as ``reference`` has it for what one sample has."""
-    named = compute.named
     own = [n for n, factors in sized.stands.items() if {*factors} & {*batch}]
-    if named is None or len(own) != 1:
-        return compute
-    at = {**named.like, own[0]: 1}
-    each = max((prod(t.at(at).shape) for t in compute.tensors if t.extents), default=1)
-    (size,) = (s for s in named.each if s.name == own[0])
-    wanted = min(size.most, max(size.least, reference(each)))
-    try:
-        return with_examples(compute, {**named.like, own[0]: wanted})
-    except ValueError:  # a ComputeError is one: the products of sizes are bounded, too
-        return compute
+    return with_reference(compute, own[0]) if len(own) == 1 else compute
 
 
 def refuse_grouping(plan: Plan, sized: SizedText, batch: Collection[str]) -> None:

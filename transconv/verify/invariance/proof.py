@@ -72,10 +72,14 @@ def prove(workload: Workload, target: Target, schedule: Schedule | None = None) 
         plan = build(form, target, schedule, None, schedule is None, Plan)
     except TransconvError as error:
         return Certificate(workload.title, (*found, Finding("schedule", False, str(error))))
-    for step in plan.steps:
-        for name in sizes:
-            found += of_step(step, name, target)
+    for name in sizes:
+        found += of_plan(plan, name)
     return Certificate(workload.title, tuple(found))
+
+
+def of_plan(plan: Plan, name: str) -> list[Finding]:
+    """What is found of the kernels of a plan; ``name``: the number of samples."""
+    return [found for step in plan.steps for found in of_step(step, name, plan.target)]
 
 
 def chosen_alike(workload: Workload, form: Workload) -> Finding:
@@ -84,7 +88,9 @@ def chosen_alike(workload: Workload, form: Workload) -> Finding:
     if others:
         said = f"a batch of {others[0]} asks for another kernel than this one"
         return Finding("choice", False, said)
-    return Finding("choice", True, f"batches of {', '.join(map(str, BATCHES))} ask for {form.text!r}")
+    return Finding(
+        "choice", True, f"batches of {', '.join(map(str, BATCHES))} ask for {' '.join(form.text.split())}"
+    )
 
 
 def of_step(step: PlanStep, name: str, target: Target) -> Iterator[Finding]:

@@ -1,0 +1,104 @@
+"""``certify``: proves that a sample's bits do not depend on its batch, and draws batches; docs/invariance.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from os.path import isfile
+
+from transconv.cli.arguments import computations, options, ranges
+from transconv.support import ProblemError
+from transconv.verify.machine import device
+
+
+def add_to(verbs: object) -> None:
+    made = options.add_verb(
+        verbs,
+        "certify",
+        "prove that a sample's bits do not depend on its batch",
+        "Proves, from the schedule and the lowered kernels of invariant mode, that no grouping of a sum\n"
+        "depends on the number of samples, and that batches of all sizes have one kernel. FILE:NAME is a\n"
+        "function without arguments that returns a model and its inputs. --drawn N runs drawn batches:\n"
+        "every sample alone against the same sample inside; without a problem it draws calls of all kinds,\n"
+        "and prints each. The exit code is 1 if something is not proved, or a bit differs.",
+        (
+            f"certify {options.EXAMPLE} dt=f16 tag=nhwc --target sm_90",
+            "certify mb8ic64ih56oc64oh56kh3ph1 --prop bwd_w --schedule 'ic:64 oc:64 ow:64 | mma | split_k=4'",
+            "certify norm.txt --drawn 20",
+            "certify model.py:small --drawn 10",
+            "certify --drawn 2000 --device cuda",
+        ),
+        run,
+    )
+    options.add_problem(made, or_file=True)
+    for action in made._actions:
+        if action.dest == "problem":
+            action.nargs = "*"
+    options.add_props(made, "all")
+    options.add_schedule(made)
+    made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
+    made.add_argument(
+        "--drawn",
+        type=ranges.at_least(0),
+        default=0,
+        metavar="N",
+        help="how many batches or calls to draw",
+    )
+    made.add_argument(
+        "--device", choices=("cpu", "cuda"), default="", help="default: the GPU, if there is one"
+    )
+    made.add_argument("--seed", type=ranges.at_least(0), default=0, metavar="N", help="of what is drawn")
+
+
+def run(words: argparse.Namespace) -> int:
+    where = words.device or device()
+    if where == "cpu":
+        device()  # has Triton's interpreter run kernels where there is no GPU
+    import transconv
+    from transconv.graph.certification import certify
+
+    if where == "cpu":
+        transconv.config.cpu = "interpret"
+    if not words.problem:
+        return drawn_calls(words.drawn, where, words.seed)
+    given = {"drawn": words.drawn, "device": where, "seed": words.seed}
+    if len(words.problem) == 1 and ":" in words.problem[0] and not isfile(words.problem[0]):
+        module, name = options.loaded(words.problem[0])
+        if not callable(made := getattr(module, name, None)):
+            raise ValueError(f"{module.__file__} has no function {name!r}")
+        model, inputs = made()
+        found = [certify(model, *(inputs if isinstance(inputs, (tuple, list)) else [inputs]), **given)]
+    else:
+        chosen = {"prop": words.prop, "target": words.target, "schedule": words.schedule or ""}
+        found = [certify(text, **chosen, **given) for text in _texts(words)]
+    print("\n".join(map(str, found)))
+    return 0 if all(c.holds for c in found) else 1
+
+
+def _texts(words: argparse.Namespace) -> list[str]:
+    """The problems or computations of a command line."""
+    if made := computations.given(words.problem):
+        return list(map(str, made))
+    listed = options.problems(words)
+    return list(dict.fromkeys(str(problem) for problem, _ in listed))
+
+
+def drawn_calls(count: int, device: str, seed: int) -> int:
+    """Draw calls of all kinds, and print each as it comes. Raises ProblemError where none is asked for."""
+    from transconv.functional.batch_trials import run_trials
+
+    if not count:
+        raise ProblemError("nothing to certify; expected a problem, a file, FILE:NAME, or --drawn N")
+    wrong = refused = 0
+    begun = time.perf_counter()
+    for number, outcome in enumerate(run_trials(count, device, seed), 1):
+        wrong += bool(outcome.differs)
+        refused += bool(outcome.refused)
+        verdict = "DIFFERS" if outcome.differs else "refused" if outcome.refused else "same"
+        more = outcome.refused or "; ".join(outcome.differs[:3])
+        print(f"{number:5} {verdict:8} {outcome.text}{': ' * bool(more)}{more}", flush=True)
+    took = time.perf_counter() - begun
+    print(f"{count} calls in {took:.0f} s: {wrong} differ, {refused} refused", file=sys.stderr)
+    print(f"{count - wrong - refused} of {count} have the same bits in every batch")
+    return 1 if wrong else 0
