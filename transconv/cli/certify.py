@@ -1,4 +1,6 @@
-"""``certify``: proves that a sample's bits do not depend on its batch, and draws batches; docs/invariance.md."""
+"""``certify``: proves that a sample's bits do not depend on its batch, and draws batches.
+
+docs/invariance.md says what that means."""
 
 from __future__ import annotations
 
@@ -24,20 +26,17 @@ def add_to(verbs: object) -> None:
         "and prints each. The exit code is 1 if something is not proved, or a bit differs.",
         (
             f"certify {options.EXAMPLE} dt=f16 tag=nhwc --target sm_90",
-            "certify mb8ic64ih56oc64oh56kh3ph1 --prop bwd_w --schedule 'ic:64 oc:64 ow:64 | mma | split_k=4'",
+            f"certify {options.EXAMPLE} --prop bwd_w --schedule 'ic:64 oc:64 ow:64 | mma | split_k=4'",
             "certify norm.txt --drawn 20",
             "certify model.py:small --drawn 10",
             "certify --drawn 2000 --device cuda",
         ),
         run,
     )
-    options.add_problem(made, or_file=True)
-    for action in made._actions:
-        if action.dest == "problem":
-            action.nargs = "*"
+    options.add_problem(made, or_file=True, least=0)
     options.add_props(made, "all")
     options.add_schedule(made)
-    made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
+    made.add_argument("--target", default="", metavar="T", help="a chip: sm_90 (default: the GPU)")
     made.add_argument(
         "--drawn",
         type=ranges.at_least(0),

@@ -76,8 +76,8 @@ def samples(compute: Compute) -> dict[str, int]:
 
 
 def with_reference(compute: Compute, name: str) -> Compute:
-    """A computation in which a name is a number of samples, or of rows of samples, with ``reference`` as its
-    example, for what one of them has; itself where its requirements exclude that."""
+    """A computation in which a name is a number of samples, or of rows of samples, with ``reference`` as
+    its example, for what one of them has; itself where its requirements exclude that."""
     named = compute.named
     if named is None or name not in named.names:
         return compute

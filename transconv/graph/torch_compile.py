@@ -16,7 +16,7 @@ from transconv.graph.fusion.groups import Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
 from transconv.graph.regions import aot_graphs, batch_invariance
-from transconv.graph.regions.batch_invariance import batch_names, planned_sizes, refuse_assumed
+from transconv.graph.regions.batch_invariance import batch_names, lookups, planned_sizes, refuse_assumed
 from transconv.graph.regions.cudagraphs import Captures
 from transconv.graph.regions.graph_parts import Parts, Setting, unseen
 from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, expect_kernels
@@ -273,7 +273,7 @@ class _Way:
                 graph.batch,
             ),
             whole,
-            left_nodes(graph.gm),
+            left_nodes(graph.gm) | (lookups(graph.gm.graph) if graph.batch else {}),
         )
         if graph.batch:
             refuse_assumed(symbols, graph.batch)

@@ -42,6 +42,8 @@ MOVING = frozenset(
     "zeros_like".split()
 )
 """Operations of torch's that move elements and add up nothing, beside those that torch calls pointwise."""
+TOLD = frozenset("embedding gather index index_select".split())
+"""Those of them whose places are told by the values of a tensor."""
 
 
 def batch_names(graph: fx.Graph, symbols: Symbols) -> tuple[str, ...]:
@@ -85,6 +87,13 @@ def refuse_assumed(symbols: Symbols, batch: Collection[str]) -> None:
             raise Unsupported("invariant:sizes", f"its kernels are for batches with {readable(condition)}")
 
 
+def lookups(graph: fx.Graph) -> dict[str, str]:
+    """The operations, by their names, whose places are told by values, which torch computes in invariant
+    mode: no kernel that does has sizes as arguments."""
+    why = "places are told by the values of a tensor"
+    return {n.name: why for n in graph.nodes if _name(n) in TOLD}
+
+
 def refuse_torch(region: Region) -> None:
     """Raise Unsupported, which names the operations, for a region of torch's that adds something up, draws
     random numbers or chooses its way by sizes."""
@@ -100,12 +109,18 @@ def refuse_torch(region: Region) -> None:
 def _moves(node: fx.Node) -> bool:
     """Whether each element of a result follows from elements alone, whatever lies beside them."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, torch_internals.OpOverload):
         return node.op in ("placeholder", "get_attr", "output") or callable(target)
     if torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    name = target.name().partition("::")[2].partition(".")[0]
-    return torch.Tag.pointwise in target.tags or is_view(node) or name in MOVING
+    return torch.Tag.pointwise in target.tags or is_view(node) or _name(node) in MOVING
+
+
+def _name(node: fx.Node) -> str:
+    """That of an operator of torch's, without its overload; empty for other nodes."""
+    target = node.target
+    is_operator = isinstance(target, torch_internals.OpOverload)
+    return target.name().partition("::")[2].partition(".")[0] if is_operator else ""  # type: ignore[union-attr]
 
 
 def of_reference(compute: Compute, sized: SizedText, batch: Collection[str]) -> Compute:

@@ -2,15 +2,16 @@
 
     8 samples   results[3] of the batch   ==   results[0] of samples[3:4]     bit for bit, for all of them
 
-A result without samples is a sum over them, such as a weight gradient. It is compared with that of the same
-samples and some of zeros behind them, which add nothing: where the number of samples decides which terms
-are added to which, it has other bits.
+A result without samples is a sum over them, such as a weight gradient. It is compared with that of the
+same samples and some of zeros behind them, which add nothing: where the number of samples decides which
+terms are added to which, it has other bits.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def differing(
     """In words, what has other bits alone than inside of drawn batches; one empty line for each batch in
     which nothing has."""
     kernel, rng = BatchKernel(workload, target, device, schedule), random.Random(seed)
-    one = max(_elements(shape) for shape in kernel.shapes(1).values())
+    one = max(prod(shape) for shape in kernel.shapes(1).values())
     for _ in range(batches):
         count = rng.randint(FEWEST, max(FEWEST, min(MOST, ELEMENTS // max(1, one))))
         found = list(_of_batch(kernel, count, rng))
@@ -102,7 +103,7 @@ def _of_batch(kernel: BatchKernel, count: int, rng: random.Random) -> Iterator[s
         for name, t in apart.items():
             step = len(t) // count
             if number := bits_off(alone[name], t[at * step : (at + 1) * step]):
-                yield f"{name} of sample {at} of {count}: {number} of {alone[name].numel()} elements differ"
+                yield f"{name} of sample {at} of {count}: {number} elements of {t.numel() // count} differ"
     if len(apart) < len(whole):
         more = rng.randint(1, ZEROS)
         again = kernel.results(_part(kernel, operands, 0, count, count + more), count + more)
@@ -125,11 +126,4 @@ def _part(
         part = t[begin * step : end * step]
         found[name] = t.new_zeros(wanted[name])
         found[name][: len(part)] = part
-    return found
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    found = 1
-    for n in shape:
-        found *= n
     return found

@@ -146,8 +146,8 @@ def of_kernel(kernel: ir.Kernel, name: str, is_summed: bool, title: str) -> Find
 
 
 def _adds(branch: ir.If) -> bool:
-    """Whether something is added up within a branch."""
-    return any(True for _ in ir.find(branch, ir.Update))
+    """Whether something may be added up within a branch: a variable changes, or a unit is called."""
+    return bool([*ir.find(branch, ir.Update), *ir.find(branch, ir.FuncCall)])
 
 
 def _told(kernel: ir.Kernel) -> dict[ir.Var, ir.Expr]:
