@@ -85,7 +85,7 @@ def test_inference(model: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 def test_training() -> None:
-    """The gradient of an input sample, and weights' gradients of a batch and of samples of zeros behind."""
+    """Gradients of samples, and weights' gradients of a batch and of one with samples of zeros behind."""
     model = Convolutional().train()
     run = torch.compile(model, backend=backend, options={"rest": "eager"})
     x = torch.randn(SAMPLES, 3, 7, 6)

@@ -104,7 +104,7 @@ def outside_graphs(function: F) -> F:
 
 def take_one_as_any(on: bool) -> bool:
     """Set whether torch's compiler takes sizes of 1 as any others where sizes are symbols; what it was."""
-    switches = import_module("torch.fx.experimental._config")
+    switches: Any = import_module("torch.fx.experimental._config")
     before, switches.backed_size_oblivious = bool(switches.backed_size_oblivious), on
     return before
 

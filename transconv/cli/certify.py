@@ -26,7 +26,6 @@ def add_to(verbs: object) -> None:
         "and prints each. The exit code is 1 if something is not proved, or a bit differs.",
         (
             f"certify {options.EXAMPLE} dt=f16 tag=nhwc --target sm_90",
-            f"certify {options.EXAMPLE} --prop bwd_w --schedule 'ic:64 oc:64 ow:64 | mma | split_k=4'",
             "certify norm.txt --drawn 20",
             "certify model.py:small --drawn 10",
             "certify --drawn 2000 --device cuda",

@@ -94,7 +94,8 @@ def of_model(model: Any, inputs: Sequence[Tensor], drawn: int, seed: int) -> Cer
         type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
     )
     with settings.changed(invariant=True), torch.no_grad():
-        torch.compiler.reset()
+        reset: Any = torch.compiler.reset
+        reset()
         run = torch.compile(model, backend=backend)
         try:
             run(*map(_marked, inputs))

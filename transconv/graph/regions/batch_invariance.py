@@ -13,6 +13,7 @@ torch computes only what adds up nothing, by its own operators: Inductor and lib
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -53,7 +54,7 @@ def batch_names(graph: fx.Graph, symbols: Symbols) -> tuple[str, ...]:
         val = node.meta.get("val")
         if node.op == "placeholder" and isinstance(val, torch.Tensor) and val.dim():
             first = val.shape[0]
-            own = first.node.expr.free_symbols if isinstance(first, torch.SymInt) else ()
+            own: Any = first.node.expr.free_symbols if isinstance(first, torch.SymInt) else ()
             found |= {v.name: None for s in own if s in symbols.names for v in free_vars(symbols.names[s])}
     if not found:
         raise Unsupported(

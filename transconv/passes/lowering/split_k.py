@@ -142,7 +142,7 @@ class _Share(ir.Mutator):
             return _ceiling(steps - PART, self.split)
         return ir.minimum(steps - PART * chunk, chunk)
 
-    def _masked(self, body: ir.Stmt) -> dict[ir.Node, ir.Node]:
+    def _masked(self, body: ir.Stmt) -> dict[ir.Load, ir.Expr]:
         """The loads of a loop, of nothing beyond the last step."""
         return {x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps])) for x in ir.find(body, ir.Load)}
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from transconv.compute import Workload
-from transconv.runtime import Launch, Plan, PlanRequest, build
+from transconv.runtime import Launch, Plan, PlanRequest, Wanted, build
 from transconv.schedule import Schedule
 from transconv.target import Target
 
@@ -55,12 +55,17 @@ class BatchKernel:
         """Those of its tensors, for so many samples."""
         return {w.name: w.shape for w in self.at(count).operands()}
 
+    def memory(self, wanted: Wanted) -> torch.Tensor:
+        """For a tensor. A form for any number of samples has no other than strided ones."""
+        strides = wanted.strides or ()
+        return torch.empty_strided(wanted.shape, strides, dtype=wanted.elements, device=self.device)
+
     def drawn(self, count: int, rng: random.Random) -> dict[str, torch.Tensor]:
         """Operands of so many samples."""
         generator = torch.Generator("cpu").manual_seed(rng.randrange(1 << 30))
         found = {}
         for w in self.at(count).operands():
-            made = torch.empty_strided(w.shape, w.strides, dtype=w.elements, device=self.device)
+            made = self.memory(w)
             values = torch.randn(w.shape, generator=generator)
             found[w.name] = made.copy_(values if w.elements.is_floating_point else (values * 8).round())
         return found
@@ -70,7 +75,7 @@ class BatchKernel:
         launch, stored = self.at(count), self.workload.results
         tensors: list[Any] = []
         for w in launch.operands():
-            laid = torch.empty_strided(w.shape, w.strides, dtype=w.elements, device=self.device)
+            laid = self.memory(w)
             tensors.append(laid if w.name in stored else laid.copy_(operands[w.name]))
         launch.start(tensors)
         return {w.name: t for w, t in zip(launch.operands(), tensors, strict=True) if w.name in stored}

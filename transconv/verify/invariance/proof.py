@@ -155,7 +155,7 @@ def _told(kernel: ir.Kernel) -> dict[ir.Var, ir.Expr]:
     return {let.var: let.value for let in ir.find(kernel, ir.Let)}
 
 
-def _resolved(e: ir.Node, told: dict[ir.Var, ir.Expr]) -> set[ir.Var]:
+def _resolved(e: ir.Expr, told: dict[ir.Var, ir.Expr]) -> set[ir.Var]:
     """The names that an expression is made of, through those that stand for others."""
     left, seen = [*ir.free_vars(e)], set[ir.Var]()
     while left:

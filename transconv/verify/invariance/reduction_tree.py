@@ -58,7 +58,8 @@ def reduction_tree(compute: Compute, schedule: Schedule) -> ReductionTree | None
     if not summed:
         return None
     order = [a for a in schedule.order.split(".") if a] or summed
-    step, total = ZERO, ONE
+    step: Expr = ZERO
+    total: Expr = ONE
     lanes: list[Expr] = []
     for block in _loops(order, schedule):
         place, size = _linear(block.axes, compute)
@@ -84,7 +85,8 @@ def _loops(order: list[str], schedule: Schedule) -> Iterator[Block]:
 
 def _linear(axes: tuple[str, ...], compute: Compute) -> tuple[Expr, Expr]:
     """The place of a position of fused axes, the last one fastest, and how many there are."""
-    place, size = ZERO, ONE
+    place: Expr = ZERO
+    size: Expr = ONE
     for name in axes:
         own = _size(compute, name)
         place, size = place * own + Var(name), size * own
@@ -124,7 +126,7 @@ def _tiles(schedule: Schedule, compute: Compute) -> Expr:
     """The number of tiles of a result, as an expression of sizes that are arguments."""
     if compute.named is None:
         return as_expr(programs(schedule, compute))
-    found = ONE
+    found: Expr = ONE
     within = {a for b in schedule.blocks for a in b.axes}
     free = [x for x in compute.axes if compute.kind(x.name) != "K"]
     for x in free:
