@@ -10,7 +10,7 @@ import torch
 
 import transconv
 import transconv.functional as F
-from transconv.functional.batch_trials import BatchTrial, Drawing, run_trials
+from transconv.functional.batch_trials import BatchTrial, CallDrawing, run_trials
 from transconv.support import Unsupported
 
 Tensor = torch.Tensor
@@ -167,5 +167,5 @@ def test_a_planted_sum_is_found() -> None:
 
 
 def test_draws_repeat() -> None:
-    one, other = (Drawing("cpu", 5) for _ in range(2))
+    one, other = (CallDrawing("cpu", 5) for _ in range(2))
     assert [one.trial().text for _ in range(20)] == [other.trial().text for _ in range(20)]

@@ -15,6 +15,7 @@ import transconv
 from transconv.graph import backend, report
 from transconv.graph.certification import certify
 from transconv.support import Unsupported
+from transconv.verify.invariance import proof
 
 Tensor = torch.Tensor
 SAMPLES = 4
@@ -156,9 +157,7 @@ def test_graphs_are_planned_for_a_fixed_number() -> None:
 
 
 def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transconv.graph.regions import batch_invariance
-
-    real = batch_invariance.reduction_tree
+    real = proof.reduction_tree
 
     def planted(*given: Any) -> Any:
         tree = real(*given)
@@ -169,7 +168,7 @@ def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyP
 
         return tree and Planted()
 
-    monkeypatch.setattr(batch_invariance, "reduction_tree", planted)
+    monkeypatch.setattr(proof, "reduction_tree", planted)
     with torch.no_grad(), pytest.raises(Unsupported, match="the number of samples decides part = S0 // 2"):
         compiled(Convolutional().eval())(torch.randn(2, 3, 7, 6))
 

@@ -191,8 +191,8 @@ def test_drawn_batches_of_a_layer(prop: Prop) -> None:
 
 def test_a_certificate_prints_what_it_is_of() -> None:
     target: Target = SM90
-    made = proof.Certificate(
-        "title", (proof.Finding("choice", True, "why"), proof.Finding("k", False, "no"))
+    made = proof.BatchCertificate(
+        "title", (proof.ProofLine("choice", True, "why"), proof.ProofLine("k", False, "no"))
     )
     assert str(made) == "title\n  proved   choice: why\n  REFUSED  k: no\n  the proof does not hold"
-    assert not proof.Certificate("empty").holds and target.name == "sm_90"
+    assert not proof.BatchCertificate("empty").holds and target.name == "sm_90"

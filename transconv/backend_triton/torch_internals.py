@@ -58,6 +58,7 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "min_cut_partition": ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
         "TracingContext": ("torch._guards", "TracingContext"),  # says how saved tensors lie
         "InstructionTranslator": ("torch._dynamo.symbolic_convert", "InstructionTranslator"),  # its module
+        "mark_dynamic": ("torch._dynamo", "mark_dynamic"),  # whose dims are names of graphs
         "cache_entries": (
             "torch._dynamo.eval_frame",
             "_debug_get_cache_entry_list",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 import transconv
-from transconv.functional import norms, pools, products, reductions
+import transconv.functional as F
 from transconv.verify.invariance.drawn_batches import bits_off
 
 Tensor = torch.Tensor
@@ -93,7 +93,7 @@ CHANNELS = {"cpu": (1, 12), "cuda": (1, 200)}
 COUNTS = {"cpu": (2, 6), "cuda": (2, 64)}
 
 
-class Drawing:
+class CallDrawing:
     """Draws trials for a device."""
 
     def __init__(self, device: str, seed: int) -> None:
@@ -157,11 +157,11 @@ class Drawing:
         if self.rng.random() < 0.3:
             a, b = self.tensor(count := self.count(), rows, inner), self.tensor(count, inner, columns)
             text = f"bmm {list(a.shape)} {list(b.shape)} {self.dtype}"
-            return BatchTrial(text, products.bmm, (a, b), trains=trains)
+            return BatchTrial(text, F.bmm, (a, b), trains=trains)
         shape = (self.count(), inner) if self.rng.random() < 0.5 else (self.count(), rows, inner)
         x, w = self.tensor(*shape), self.tensor(columns, inner)
         text = f"linear {list(x.shape)} {list(w.shape)} {self.dtype}"
-        return BatchTrial(text, products.linear, (x,), (w,), trains, trains)
+        return BatchTrial(text, F.linear, (x,), (w,), trains, trains)
 
     def norm(self) -> BatchTrial:
         """A normalization, of rows or of channels, or a softmax."""
@@ -171,24 +171,24 @@ class Drawing:
             groups = self.rng.choice((1, 2))
             x = self.tensor(self.count(), self.channels(groups), self.number(SIZES[self.device]), rows)
             text = f"{name} {list(x.shape)} {groups} groups {self.dtype}"
-            return BatchTrial(text, lambda x: norms.group_norm(x, groups), (x,), trains=trains)
+            return BatchTrial(text, lambda x: F.group_norm(x, groups), (x,), trains=trains)
         x = (
             self.tensor(self.count(), rows, inner)
             if self.rng.random() < 0.5
             else self.tensor(self.count(), inner)
         )
         runs: dict[str, Run] = {
-            "layer_norm": lambda x: norms.layer_norm(x, (inner,)),
-            "rms_norm": lambda x: norms.rms_norm(x, (inner,)),
-            "softmax": lambda x: norms.softmax(x, -1),
-            "log_softmax": lambda x: norms.log_softmax(x, -1),
+            "layer_norm": lambda x: F.layer_norm(x, (inner,)),
+            "rms_norm": lambda x: F.rms_norm(x, (inner,)),
+            "softmax": lambda x: F.softmax(x, -1),
+            "log_softmax": lambda x: F.log_softmax(x, -1),
         }
         return BatchTrial(f"{name} {list(x.shape)} {self.dtype}", runs[name], (x,), trains=trains)
 
     def reduction(self) -> BatchTrial:
         """A reduction of each sample."""
         name = self.rng.choice(("sum", "mean", "amax", "var", "logsumexp"))
-        function, dim = getattr(reductions, name), self.rng.choice((1, 2))
+        function, dim = getattr(F, name), self.rng.choice((1, 2))
         x = self.tensor(self.count(), self.channels() + 1, self.number(SIZES[self.device]))
         text = f"{name} {list(x.shape)} dim {dim} {self.dtype}"
         return BatchTrial(text, lambda x: function(x, dim), (x,))
@@ -196,7 +196,7 @@ class Drawing:
     def pool(self) -> BatchTrial:
         """A pool."""
         name = self.rng.choice(("max_pool2d", "avg_pool2d"))
-        function = getattr(pools, name)
+        function = getattr(F, name)
         x = self.tensor(
             self.count(), self.channels(), *(self.number(SIZES[self.device]) for _ in range(2))
         )
@@ -214,7 +214,7 @@ class TrialOutcome:
 
 def run_trials(count: int, device: str, seed: int = 0) -> Iterator[TrialOutcome]:
     """Drawn trials, one after another, in invariant mode."""
-    drawing = Drawing(device, seed)
+    drawing = CallDrawing(device, seed)
     with transconv.config.changed(invariant=True):
         for _ in range(count):
             trial = drawing.trial()

@@ -20,16 +20,15 @@ from transconv.calls.settings import settings
 from transconv.compute import Alone, Compute, Workload, batch_axis, with_reference
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.functional.calls.compiled_launch import program
-from transconv.graph.graph_report import KernelRow, report
-from transconv.graph.torch_compile import backend
+from transconv.graph import KernelRow, backend, report
 from transconv.ir import free_vars
-from transconv.runtime import Plan, build
+from transconv.runtime import Plan, build, torch_internals
 from transconv.schedule import Schedule
 from transconv.support import TransconvError
 from transconv.target import TARGETS, Target, detect
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.verify.invariance.drawn_batches import FEWEST, MOST, bits_off, differing
-from transconv.verify.invariance.proof import Certificate, Finding, of_plan, prove
+from transconv.verify.invariance.proof import BatchCertificate, ProofLine, of_plan, prove
 
 Tensor = torch.Tensor
 
@@ -43,7 +42,7 @@ def certify(
     drawn: int = 0,
     device: str = "",
     seed: int = 0,
-) -> Certificate:
+) -> BatchCertificate:
     """The certificate of a problem of a convolution or the text of a computation, or of a model and its
     inputs. ``prop``: the direction of a problem, or all; ``target``: the chip that is chosen for; default:
     the one here, else sm_90; ``schedule``: one to look at in place of the choice; ``drawn``: how many
@@ -54,13 +53,13 @@ def certify(
     chip = Target.parse(target) if target else detect()
     chip = TARGETS["sm_90"] if chip.backend == "interpreter" and not target else chip
     given = Schedule.parse(schedule) if schedule else None
-    found: list[Finding] = []
+    found: list[ProofLine] = []
     for workload in workloads(str(what), prop):
         found += prove(workload, chip, given).findings
         if drawn:
             here = TARGETS["interpreter"] if where == "cpu" else chip
             found.append(drawn_finding(workload, here, where, drawn, seed, given))
-    return Certificate(str(what).partition("\n")[0], tuple(found))
+    return BatchCertificate(str(what).partition("\n")[0], tuple(found))
 
 
 def workloads(text: str, prop: str) -> list[Workload]:
@@ -73,22 +72,22 @@ def workloads(text: str, prop: str) -> list[Workload]:
 
 def drawn_finding(
     workload: Workload, target: Target, device: str, batches: int, seed: int, schedule: Schedule | None
-) -> Finding:
+) -> ProofLine:
     """What drawn batches of a workload gave."""
     about = f"{workload.direction or workload.title} drawn"
     try:
         told = list(differing(workload, target, device, batches, seed, schedule))
     except TransconvError as error:
-        return Finding(about, False, str(error))
+        return ProofLine(about, False, str(error))
     wrong = [line for line in told if line]
     said = f"{batches} batches of {FEWEST} to {MOST} samples on {device}"
-    return Finding(about, not wrong, f"{said}: {'; '.join(wrong[:3]) or 'no bit differs'}")
+    return ProofLine(about, not wrong, f"{said}: {'; '.join(wrong[:3]) or 'no bit differs'}")
 
 
 # -- models --------------------------------------------------------------------------------------------
 
 
-def of_model(model: Any, inputs: Sequence[Tensor], drawn: int, seed: int) -> Certificate:
+def of_model(model: Any, inputs: Sequence[Tensor], drawn: int, seed: int) -> BatchCertificate:
     """The certificate of a model in inference, which its inputs, of several samples each, show."""
     title = (
         type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
@@ -103,15 +102,15 @@ def of_model(model: Any, inputs: Sequence[Tensor], drawn: int, seed: int) -> Cer
             refused = next((e for e in _causes(error) if isinstance(e, TransconvError)), None)
             if refused is None:
                 raise
-            return Certificate(title, (Finding("graph", False, str(refused)),))
+            return BatchCertificate(title, (ProofLine("graph", False, str(refused)),))
         found = list(of_graphs(report(run).graphs, inputs[0].device))
         if drawn:
             wrong = list(model_differing(run, inputs, drawn, seed))
             said = f"{drawn} batches of {FEWEST} to {MOST} samples on {inputs[0].device}"
             found.append(
-                Finding("drawn", not wrong, f"{said}: {'; '.join(wrong[:3]) or 'no bit differs'}")
+                ProofLine("drawn", not wrong, f"{said}: {'; '.join(wrong[:3]) or 'no bit differs'}")
             )
-    return Certificate(title, tuple(found))
+    return BatchCertificate(title, tuple(found))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -124,16 +123,15 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _marked(x: Tensor) -> Tensor:
     """A tensor whose first dim is a name of graphs."""
     made = x.detach().clone()
-    mark: Any = torch._dynamo.mark_dynamic
-    mark(made, 0)
+    torch_internals.mark_dynamic(made, 0)
     return made
 
 
-def of_graphs(graphs: Iterable[Any], device: torch.device) -> Iterator[Finding]:
+def of_graphs(graphs: Iterable[Any], device: torch.device) -> Iterator[ProofLine]:
     """What is found of the kernels of graphs."""
     for graph in graphs:
         by_torch = [row for row in graph.rows if not isinstance(row, KernelRow)]
-        yield Finding(
+        yield ProofLine(
             f"{graph.phase} graph",
             True,
             f"{len(graph.kernels)} kernels, {len(by_torch)} regions of torch, which add up nothing; "
@@ -143,18 +141,18 @@ def of_graphs(graphs: Iterable[Any], device: torch.device) -> Iterator[Finding]:
             yield from of_kernel(program(row.text).compute, device)
 
 
-def of_kernel(compute: Compute, device: torch.device) -> list[Finding]:
+def of_kernel(compute: Compute, device: torch.device) -> list[ProofLine]:
     """What is found of a kernel of a graph, whose sizes are names."""
     axis = batch_axis(compute)
     extent = None if axis is None else compute.axis(axis).extent
     if extent is None:
-        return [Finding(compute.name, True, "none of its sizes is a number of samples")]
+        return [ProofLine(compute.name, True, "none of its sizes is a number of samples")]
     names = sorted(v.name for v in free_vars(extent))
     made = Alone(with_reference(compute, names[0]) if len(names) == 1 else compute)
     try:
         plan = build(made, target_of(device), None, None, True, Plan)
     except TransconvError as error:
-        return [Finding(compute.name, False, str(error))]
+        return [ProofLine(compute.name, False, str(error))]
     return [found for name in names for found in of_plan(plan, name)]
 
 

@@ -4,7 +4,7 @@ Atomic additions come in another order at every run. Where sums end at a size th
 weight gradients at the number of samples, two more things would have the grouping depend on that size:
 
     split_k=4           each part is a quarter of the steps     deal=1: a part is every fourth step
-    order=oh.mb.ow      between two steps of a sample are       order=mb.oh.ow: those of further samples
+    order=h.n.w         between two steps of a sample are       order=n.h.w: those of further samples
                         those of others                         come behind the ones before
 
 Then a further sample adds to the sums of those before it and changes no grouping of theirs.

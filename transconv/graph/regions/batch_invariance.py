@@ -12,24 +12,19 @@ torch computes only what adds up nothing, by its own operators: Inductor and lib
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from transconv.calls.settings import settings
-from transconv.compute import Compute, with_reference
 from transconv.graph.regions.aliases import is_view
-from transconv.graph.regions.partition import names
-from transconv.graph.regions.region_kernel import Region, SizedText
 from transconv.graph.symbols import Symbols
 from transconv.ir import LARGEST_SIZE, Var, free_vars, readable
-from transconv.runtime import Plan, torch_internals
-from transconv.schedule import Scheduled
+from transconv.runtime import torch_internals
 from transconv.simplify import Facts, prove
 from transconv.support import Unsupported
-from transconv.verify.invariance.reduction_tree import reduction_tree
 
 SAMPLES = 8
 """What a graph is planned for."""
@@ -59,9 +54,9 @@ def batch_names(graph: fx.Graph, symbols: Symbols) -> tuple[str, ...]:
     if not found:
         raise Unsupported(
             "invariant:graph",
-            "the number of samples is no name of this graph: call torch._dynamo.mark_dynamic(x, 0) on its "
-            "inputs before, or compile it with dynamic=True; a first batch of 1 is a number, too, where "
-            "transconv.config.invariant is not set before",
+            "the number of samples is no name of this graph: call mark_dynamic(x, 0) of torch's compiler "
+            "on its inputs before, or compile it with dynamic=True; a first batch of 1 is a number, too, "
+            "where transconv.config.invariant is not set before",
         )
     return tuple(found)
 
@@ -74,6 +69,16 @@ def planned_sizes(symbols: Symbols, values: Sequence[int], batch: Collection[str
         raise Unsupported("invariant:sizes", f"a batch of {count}; {LARGEST_BATCH} at most")
     pairs = zip(symbols.known.names, symbols.told, values, strict=True)
     return tuple([max(1, SAMPLES // told.times) if n in batch else size for n, told, size in pairs])
+
+
+def planned_symbols(graph: fx.Graph, values: tuple[int, ...], batch: Collection[str]) -> Symbols:
+    """The names of a graph's sizes, with those of a call as the example; in invariant mode with a number
+    of samples that is always the same, and without its bounds."""
+    found = Symbols(graph, values)
+    if not batch:
+        return found
+    like = values or tuple([found.known.like[n] for n in found.known.names])
+    return Symbols(graph, planned_sizes(found, like, batch), bounded=False)
 
 
 def refuse_assumed(symbols: Symbols, batch: Collection[str]) -> None:
@@ -95,15 +100,15 @@ def lookups(graph: fx.Graph) -> dict[str, str]:
     return {n.name: why for n in graph.nodes if _name(n) in TOLD}
 
 
-def refuse_torch(region: Region) -> None:
-    """Raise Unsupported, which names the operations, for a region of torch's that adds something up, draws
-    random numbers or chooses its way by sizes."""
-    wrong = [n for n in region.nodes if not _moves(n)]
+def refuse_adding(nodes: Iterable[fx.Node], reasons: Mapping[str, str]) -> None:
+    """Raise Unsupported, which names the operations, where torch would add something up, draw random
+    numbers or choose its way by sizes. ``reasons``: why nodes are torch's, by their names."""
+    wrong = [n for n in nodes if not _moves(n)]
     if wrong:
-        why = next((f" ({r})" for n in wrong if (r := region.reasons.get(n.name))), "")
+        said = ", ".join(dict.fromkeys(_name(n) or str(n.target) for n in wrong))
+        why = next((f" ({r})" for n in wrong if (r := reasons.get(n.name))), "")
         raise Unsupported(
-            "invariant:torch",
-            f"torch would compute {names(wrong)}{why}, whose bits may depend on the batch",
+            "invariant:torch", f"torch would compute {said}{why}, whose bits may depend on the batch"
         )
 
 
@@ -122,25 +127,6 @@ def _name(node: fx.Node) -> str:
     target = node.target
     is_operator = isinstance(target, torch_internals.OpOverload)
     return target.name().partition("::")[2].partition(".")[0] if is_operator else ""  # type: ignore[union-attr]
-
-
-def of_reference(compute: Compute, sized: SizedText, batch: Collection[str]) -> Compute:
-    """A kernel's computation with the example of its number of samples, or of a product that it is a
-    factor of, as ``reference`` has it for what one sample has."""
-    own = [n for n, factors in sized.stands.items() if {*factors} & {*batch}]
-    return with_reference(compute, own[0]) if len(own) == 1 else compute
-
-
-def refuse_grouping(plan: Plan, sized: SizedText, batch: Collection[str]) -> None:
-    """Raise Unsupported for a plan in which the number of samples decides what is added to what."""
-    own = [n for n, factors in sized.stands.items() if {*factors} & {*batch}]
-    for step in plan.steps:
-        tree = reduction_tree(Scheduled(step.compute, step.schedule, plan.target).main, step.schedule)
-        wrong = [why for name in own if tree is not None for why in tree.depends(name)]
-        if wrong:
-            raise Unsupported(
-                "invariant:grouping", f"{step.compute.name}: the number of samples decides {wrong[0]}"
-            )
 
 
 class _SizesOfOne:

@@ -28,7 +28,7 @@ from transconv.calls import stats
 from transconv.calls.guard import current_device
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
-from transconv.compute import Alone, Workload
+from transconv.compute import Alone, Workload, with_reference
 from transconv.conv import Surrounded
 from transconv.functional.calls.compiled_launch import (
     HELD,
@@ -44,7 +44,6 @@ from transconv.functional.calls.torch_operators import as_wanted
 from transconv.graph.fusion.groups import Slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput
 from transconv.graph.lowerings.table import is_bug
-from transconv.graph.regions.batch_invariance import of_reference, refuse_grouping
 from transconv.graph.regions.region_kernel import (
     RefusedKernel,
     RegionKernel,
@@ -69,6 +68,7 @@ from transconv.runtime import (
 )
 from transconv.support import Unsupported, factory
 from transconv.torch_ops.conversion import inference
+from transconv.verify.invariance.proof import refuse_grouping
 
 Tensor = torch.Tensor
 NONE: Mapping[Piece, Slices] = MappingProxyType({})
@@ -321,7 +321,8 @@ class RegionLaunches(RegionPlan):
         if start.sizes is None or not isinstance(start.asked, str):
             why = kernel.sized.refused or "its sizes meet no requirements"
             raise Unsupported("invariant:sizes", f"{kernel.group.name}: {why}")
-        return Alone(of_reference(program(start.asked).compute, kernel.sized, self.batch))
+        compute, own = program(start.asked).compute, kernel.sized.made_of(self.batch)
+        return Alone(with_reference(compute, own[0]) if len(own) == 1 else compute)
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the
@@ -491,7 +492,7 @@ class RegionLaunches(RegionPlan):
                 made = launch(self.of_batch(kernel, start), self.device, whole, mode, same=True)
                 if start.sizes is None or kernel.sized is None:
                     return made
-                refuse_grouping(made.plan, kernel.sized, self.batch)
+                refuse_grouping(made.plan, kernel.sized.made_of(self.batch))
                 return made.at(start.sizes)
             if start.sizes is None or kernel.sized is None:
                 return launch(start.asked, self.device, whole, mode)

@@ -23,7 +23,7 @@ from transconv.compute import Compute, Workload
 from transconv.passes import STEP, lower
 from transconv.runtime import Plan, PlanStep, build
 from transconv.schedule import Schedule, Scheduled
-from transconv.support import TransconvError
+from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
 from transconv.verify.invariance.reduction_tree import reduction_tree
 
@@ -32,7 +32,7 @@ BATCHES = (1, 2, 3, 5, 8, 13, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProofLine:
     """A line of a certificate: what it is about, whether it holds, and why."""
 
     about: str
@@ -44,11 +44,11 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class BatchCertificate:
     """What was found of a workload."""
 
     title: str
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[ProofLine, ...] = field(default=())
 
     @property
     def holds(self) -> bool:
@@ -60,50 +60,62 @@ class Certificate:
         return "\n".join([f"{self.title}", *(f"  {f}" for f in self.findings), f"  the proof {verdict}"])
 
 
-def prove(workload: Workload, target: Target, schedule: Schedule | None = None) -> Certificate:
+def prove(workload: Workload, target: Target, schedule: Schedule | None = None) -> BatchCertificate:
     """The certificate of a workload of numbers. ``schedule``: one to look at in place of the choice. What
     has no form for any number of samples is refused in it."""
     try:
         form, sizes = workload.of_any_batch()
     except TransconvError as error:
-        return Certificate(workload.title, (Finding("form", False, str(error)),))
+        return BatchCertificate(workload.title, (ProofLine("form", False, str(error)),))
     found = [chosen_alike(workload, form)]
     try:
         plan = build(form, target, schedule, None, schedule is None, Plan)
     except TransconvError as error:
-        return Certificate(workload.title, (*found, Finding("schedule", False, str(error))))
+        return BatchCertificate(workload.title, (*found, ProofLine("schedule", False, str(error))))
     for name in sizes:
         found += of_plan(plan, name)
-    return Certificate(workload.title, tuple(found))
+    return BatchCertificate(workload.title, tuple(found))
 
 
-def of_plan(plan: Plan, name: str) -> list[Finding]:
+def of_plan(plan: Plan, name: str) -> list[ProofLine]:
     """What is found of the kernels of a plan; ``name``: the number of samples."""
     return [found for step in plan.steps for found in of_step(step, name, plan.target)]
 
 
-def chosen_alike(workload: Workload, form: Workload) -> Finding:
+def chosen_alike(workload: Workload, form: Workload) -> ProofLine:
     """Whether other batches have the same form, and with it the same schedule and kernel."""
     others = [n for n in BATCHES if workload.with_batch(n).of_any_batch()[0] != form]
     if others:
         said = f"a batch of {others[0]} asks for another kernel than this one"
-        return Finding("choice", False, said)
-    return Finding(
+        return ProofLine("choice", False, said)
+    return ProofLine(
         "choice", True, f"batches of {', '.join(map(str, BATCHES))} ask for {' '.join(form.text.split())}"
     )
 
 
-def of_step(step: PlanStep, name: str, target: Target) -> Iterator[Finding]:
+def refuse_grouping(plan: Plan, names: Sequence[str]) -> None:
+    """Raise Unsupported for a plan in which one of the names, numbers of samples, decides what is added to
+    what."""
+    for step in plan.steps:
+        tree = reduction_tree(Scheduled(step.compute, step.schedule, plan.target).main, step.schedule)
+        wrong = [why for name in names if tree is not None for why in tree.depends(name)]
+        if wrong:
+            raise Unsupported(
+                "invariant:grouping", f"{step.compute.name}: the number of samples decides {wrong[0]}"
+            )
+
+
+def of_step(step: PlanStep, name: str, target: Target) -> Iterator[ProofLine]:
     """What is found of a kernel of a plan; ``name``: the number of samples."""
     compute, schedule = step.compute, step.schedule
     main = Scheduled(compute, schedule, target).main
     tree = reduction_tree(main, schedule)
     if tree is None:
-        yield Finding(f"{compute.name} grouping", True, "it sums nothing")
+        yield ProofLine(f"{compute.name} grouping", True, "it sums nothing")
     elif wrong := tree.depends(name):
-        yield Finding(f"{compute.name} grouping", False, f"{name} decides {'; '.join(wrong)}")
+        yield ProofLine(f"{compute.name} grouping", False, f"{name} decides {'; '.join(wrong)}")
     else:
-        yield Finding(f"{compute.name} grouping", True, f"no {name} in {tree}")
+        yield ProofLine(f"{compute.name} grouping", True, f"no {name} in {tree}")
     is_summed = any(
         ir.Var(name) in ir.free_vars(x.extent) for x in main.axes_of("K") if x.extent is not None
     )
@@ -111,7 +123,7 @@ def of_step(step: PlanStep, name: str, target: Target) -> Iterator[Finding]:
     yield from of_stages(compute, schedule, target, name)
 
 
-def of_stages(compute: Compute, schedule: Schedule, target: Target, name: str) -> Iterator[Finding]:
+def of_stages(compute: Compute, schedule: Schedule, target: Target, name: str) -> Iterator[ProofLine]:
     """Whether the number of samples decides which terms a step of a kernel has: looked at where steps have
     their name still."""
     if compute.does != "compute":
@@ -122,11 +134,13 @@ def of_stages(compute: Compute, schedule: Schedule, target: Target, name: str) -
             told = _told(kernel)
             wrong = [e for e in steps if ir.Var(name) in _resolved(e, told)]
             why = f"after {stage} a step is {ir.readable(steps[0])}"
-            yield Finding(f"{compute.name} steps", not wrong, why + (f", told by {name}" if wrong else ""))
+            yield ProofLine(
+                f"{compute.name} steps", not wrong, why + (f", told by {name}" if wrong else "")
+            )
             return
 
 
-def of_kernel(kernel: ir.Kernel, name: str, is_summed: bool, title: str) -> Finding:
+def of_kernel(kernel: ir.Kernel, name: str, is_summed: bool, title: str) -> ProofLine:
     """Whether the number of samples decides nothing of a kernel's loops and branches but how many programs
     there are, and where sums over samples end."""
     told, wrong = _told(kernel), list[str]()
@@ -141,8 +155,8 @@ def of_kernel(kernel: ir.Kernel, name: str, is_summed: bool, title: str) -> Find
         if ir.Var(name) in _resolved(branch.cond, told) and _adds(branch):
             wrong.append(f"a branch at {ir.readable(branch.cond)} adds to sums")
     if wrong:
-        return Finding(f"{title} kernel", False, f"{name} decides: {'; '.join(wrong)}")
-    return Finding(f"{title} kernel", True, f"no loop and no branch of {kernel.name} depends on {name}")
+        return ProofLine(f"{title} kernel", False, f"{name} decides: {'; '.join(wrong)}")
+    return ProofLine(f"{title} kernel", True, f"no loop and no branch of {kernel.name} depends on {name}")
 
 
 def _adds(branch: ir.If) -> bool:
@@ -166,6 +180,6 @@ def _resolved(e: ir.Expr, told: dict[ir.Var, ir.Expr]) -> set[ir.Var]:
     return seen
 
 
-def table(certificates: Sequence[Certificate]) -> str:
+def table(certificates: Sequence[BatchCertificate]) -> str:
     """Certificates one below another."""
     return "\n".join(map(str, certificates))
