@@ -34,7 +34,7 @@ from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, expect_ke
 from transconv.graph.regions.partition import extracted, is_size, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RefusedKernel, Region
-from transconv.graph.regions.region_kernels import UPSAMPLING
+from transconv.graph.regions.region_kernels import UPSAMPLING, launches
 from transconv.graph.regions.region_settings import Setting, Wired
 from transconv.graph.regions.torch_region import (
     TorchAnswers,
@@ -48,7 +48,7 @@ from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedCall
 from transconv.runtime import SIZES, Batch, PlanRequest, Waiting, collect, is_collecting, torch_internals
-from transconv.support import Unsupported
+from transconv.support import TransconvError, Unsupported
 from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.torch_ops.conversion.aten_replacement import aten
