@@ -95,7 +95,7 @@ def of_model(model: Any, inputs: Sequence[Tensor], drawn: int, seed: int) -> Bat
     with settings.changed(invariant=True), torch.no_grad():
         reset: Any = torch.compiler.reset
         reset()
-        run = torch.compile(model, backend=backend)
+        run: Any = torch.compile(model, backend=backend)
         try:
             run(*map(_marked, inputs))
         except Exception as error:
