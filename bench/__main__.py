@@ -43,6 +43,7 @@ DROP_IN = {
     "first-calls": "measure what a new size costs the host, with kernels for any size",
     "auto-sizes": "time calls whose sizes change with default settings, and who answers them",
     "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
+    "invariance": "time layers and models with and without invariant mode",
     "maps": "time maps, reductions and norms, and torch's",
     "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
     "schedules": "check and time given schedules of given problems",

@@ -61,6 +61,7 @@ TENSORS = (
     "verify/machine.py",
     "verify/case.py",
     "verify/computation.py",
+    "verify/invariance/drawn_batches.py",
     "runtime/timing.py",
 )
 SOURCES = sources()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
+    from transconv.graph.certification import certify as certify
     from transconv.graph.optimization import optimize as optimize
     from transconv.runtime.api import Compute as Compute
     from transconv.runtime.api import Kernel as Kernel
@@ -83,6 +84,7 @@ _HOMES = {
     "inference": "torch_ops.conversion.inference",
     "off": "torch_ops.modules",
     "optimize": "graph.optimization",
+    "certify": "graph.certification",
     "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",
     "FallbackWarning": "calls.stats",

@@ -24,6 +24,7 @@ VERBS = (
     "kernel",
     "export",
     "matrix",
+    "certify",
     "demo",
     "bisect",
     "tune",
@@ -39,7 +40,8 @@ ELSEWHERE = {
     "demo": ("run", "add_demo"),
     "cache": ("prepare", "add_cache"),
     "words": ("show", "add_words"),
-    "sharded": ("sharding", "add_to"),
+    "sharded": ("agreement", "add_to"),
+    "certify": ("agreement", "add_certify"),
 }
 
 

@@ -17,8 +17,9 @@ from transconv.compute import Compute
 from transconv.errors import Unsupported
 from transconv.graph import KernelRow, TorchRow, backend, report
 from transconv.graph.fusion.groups import Price
+from transconv.graph.regions.region_settings import Setting
 from transconv.graph.symbols import Symbols
-from transconv.graph.torch_compile import Parts, Setting
+from transconv.graph.torch_compile import Parts, rows_of
 from transconv.schedule import Word
 from transconv.schedule.schedule import register, unregister
 from transconv.target import TARGETS
@@ -118,7 +119,7 @@ def test_a_part_of_a_result_that_is_not_computed(used: bool) -> None:
     parts = Parts(gm, setting)
     with by_meaning():
         found = parts({}, [x, x, w], {})
-    assert [type(r) for r in parts.rows()] == [KernelRow]
+    assert [type(r) for r in rows_of(parts)] == [KernelRow]
     want = torch.einsum("bohw,bihw->oi", x, x)
     assert torch.allclose(found[0].view(2, 2), want, atol=1e-4) and found[1:] == [None] * used
 

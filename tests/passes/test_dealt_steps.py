@@ -78,3 +78,19 @@ def test_kernels_of_drawn_sizes_are_right_after_every_pass(seed: int) -> None:
     made, plan = drawn(seed)
     assert len(plan.steps) == 2
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []
+
+
+@pytest.mark.parametrize(
+    ("k", "rest"),
+    [
+        (80, "mma | split_k=3 deal=1 stages=2"),
+        (64, "mma | split_k=2 deal=1 stages=1"),
+        (40, "fma | split_k=2 deal=1 late=1 stages=1"),
+        (80, "mma | a=box b=box via=gluon split_k=3 deal=1 stages=2"),
+    ],
+)
+def test_steps_that_are_dealt_out_in_turn(k: int, rest: str) -> None:
+    made = parse(PRODUCT.format(b=2, m=64, n=24, k=k))
+    plan = build_compute(made, SM90, Schedule.parse(f"b:1 m:64 n:16 k:16 | {rest}"))
+    assert len(plan.steps) == 2
+    assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []

@@ -59,6 +59,7 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "min_cut_partition": ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
         "TracingContext": ("torch._guards", "TracingContext"),  # says how saved tensors lie
         "InstructionTranslator": ("torch._dynamo.symbolic_convert", "InstructionTranslator"),  # its module
+        "mark_dynamic": ("torch._dynamo", "mark_dynamic"),  # whose dims are names of graphs
         "cache_entries": (
             "torch._dynamo.eval_frame",
             "_debug_get_cache_entry_list",
@@ -102,6 +103,13 @@ def outside_graphs(function: F) -> F:
     the compiler, which may be on its way."""
     made: F = import_module("torch")._disable_dynamo(function)
     return made
+
+
+def take_one_as_any(on: bool) -> bool:
+    """Set whether torch's compiler takes sizes of 1 as any others where sizes are symbols; what it was."""
+    switches: Any = import_module("torch.fx.experimental._config")
+    before, switches.backed_size_oblivious = bool(switches.backed_size_oblivious), on
+    return before
 
 
 def compiled_code() -> Any:

@@ -8,6 +8,9 @@
     transconv.config.sizes    = "auto" | "exact" | "any"       whether kernels are for one size each
     transconv.config.steady   = False | True                   whether the same call has the same bits
                                 throughout a program: what "auto" stands for is then fixed
+    transconv.config.invariant = False | True                  whether the bits of a sample's result depend
+                                on the sample alone: not on how many others are in its batch, on its place
+                                among them, or on the sizes that came before
 
 A wrong word is a ValueError that lists the legal ones. The environment gives the first values.
 """
@@ -33,6 +36,7 @@ WORDS: dict[str, tuple[str | bool, ...]] = {
     "compile": get_args(CompileWord),
     "sizes": get_args(SizesWord),
     "steady": (False, True),
+    "invariant": (False, True),
 }
 
 
@@ -44,6 +48,7 @@ class Settings:
     compile: CompileWord
     sizes: SizesWord
     steady: bool
+    invariant: bool
     _listeners: list[Callable[[], None]]
     _waiting: int  # how many hold calls back for their kernels
 
@@ -56,6 +61,7 @@ class Settings:
         self.compile = cast(CompileWord, knobs.compile())
         self.sizes = cast(SizesWord, knobs.sizes())
         self.steady = False
+        self.invariant = False
 
     if not TYPE_CHECKING:  # for a type checker the switches are those above, with these words
 
@@ -90,6 +96,17 @@ class Settings:
         return "transconv.config(" + ", ".join(f"{n}={getattr(self, n)!r}" for n in WORDS) + ")"
 
     @property
+    def policy(self) -> FallbackWord:
+        """``fallback`` as it is obeyed: an error in invariant mode: torch's sums depend on the batch."""
+        return "error" if self.invariant else self.fallback
+
+    @property
+    def reach(self) -> SizesWord:
+        """``sizes`` as it is obeyed: in invariant mode each kernel is for images of one size, and any
+        number of them."""
+        return "exact" if self.invariant else self.sizes
+
+    @property
     def mode(self) -> str:
         """``compile`` as a call obeys it that is about to be decided: ``now`` where torch may not compute
         meanwhile, and for "auto" on no GPU, on a stream of its own, as calls are that warm up for the
@@ -98,7 +115,7 @@ class Settings:
         if self.compile not in ("auto", "background"):
             return self.compile
         if (
-            self.fallback == "error"
+            self.policy == "error"
             or self.steady
             or self._waiting
             or (self.compile == "auto" and not _may_wait())
@@ -116,11 +133,23 @@ class Settings:
         finally:
             object.__setattr__(self, "_waiting", self._waiting - 1)
 
+    @contextmanager
+    def changed(self, **words: Any) -> Iterator[None]:
+        """Within ``with``, switches have these words; behind it those of before, whatever happens."""
+        before = {name: getattr(self, name) for name in words}
+        try:
+            for name, word in words.items():
+                setattr(self, name, word)
+            yield
+        finally:
+            for name, word in before.items():
+                setattr(self, name, word)
+
     @property
     def varies(self) -> bool:
         """Whether the sizes that came before decide what answers a call: "auto", where torch may answer
         while a kernel is compiled."""
-        return self.sizes == "auto" and self.mode == "background"
+        return self.reach == "auto" and self.mode == "background"
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after every change."""

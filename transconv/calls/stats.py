@@ -157,7 +157,7 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
     operation that torch computes."""
     if reason == COMPILING:  # torch computes meanwhile, as configured
         return
-    policy = settings.fallback
+    policy = settings.policy
     if policy == "error":
         raise Unsupported(reason, message or f"torch would have to compute this {what}")
     key = reason if what == "convolution" else f"{what} {reason}"

@@ -21,6 +21,15 @@ from transconv.compute.analysis.rfactor import parted
 from transconv.compute.analysis.store_conflicts import why_not_all_stored, why_not_stored
 from transconv.compute.autodiff.gradient_stores import Derivative, differentiate, transposed
 from transconv.compute.autodiff.reverse import reaches
+from transconv.compute.batch import (
+    BATCH,
+    batch_axis,
+    of_any_batch,
+    reference,
+    samples,
+    with_reference,
+    with_samples,
+)
 from transconv.compute.compute import Compute
 from transconv.compute.elementwise import (
     ACTIVATION_ROWS,
@@ -72,6 +81,7 @@ __all__ = [
     "ACC",
     "ACTIVATIONS",
     "ACTIVATION_ROWS",
+    "BATCH",
     "BINARY_ROWS",
     "COMPUTE",
     "COORDINATES",
@@ -105,6 +115,7 @@ __all__ = [
     "axis_facts",
     "axis_steps",
     "axis_strides",
+    "batch_axis",
     "counted",
     "describe",
     "differentiate",
@@ -118,6 +129,7 @@ __all__ = [
     "moved",
     "named",
     "number",
+    "of_any_batch",
     "of_examples",
     "of_sizes",
     "one_line",
@@ -128,9 +140,11 @@ __all__ = [
     "pointwise",
     "product",
     "reaches",
+    "reference",
     "register",
     "render",
     "rounds_once",
+    "samples",
     "share_of",
     "sizes_of",
     "table",
@@ -145,6 +159,8 @@ __all__ = [
     "why_not_stored",
     "with_error",
     "with_examples",
+    "with_reference",
     "with_roles",
+    "with_samples",
     "written",
 ]

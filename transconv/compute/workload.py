@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from transconv.compute.analysis.axis_roles import with_roles
+from transconv.compute.batch import of_any_batch, samples, with_samples
 from transconv.compute.compute import Compute
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import parse
@@ -34,6 +35,7 @@ from transconv.ir import (
     Layout,
     LayoutBlock,
     Tensor,
+    Values,
     Var,
     View,
     ViewDim,
@@ -41,7 +43,7 @@ from transconv.ir import (
     free_vars,
     sizes_told,
 )
-from transconv.support import ComputeError, ScheduleError
+from transconv.support import ComputeError, ScheduleError, Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +134,16 @@ class Workload(ABC):
         """Whether a computation stores what a later one reads, instead of a part of the result. Schedules
         that callers give are not for it."""
         return False
+
+    def of_any_batch(self) -> tuple[Workload, Values]:
+        """The workload with the number of samples as a name, whose example does not depend on it, and that
+        number by its name; the number of none where there are no samples. Raises Unsupported where one
+        kernel cannot have it as an argument."""
+        raise Unsupported("invariant:workload", f"{self.title}: it has no form for any number of samples")
+
+    def with_batch(self, count: int) -> Workload:
+        """The workload of so many samples; itself where there are none. Raises as ``of_any_batch``."""
+        raise Unsupported("invariant:workload", f"{self.title}: it has no form for any number of samples")
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -246,6 +258,17 @@ class Alone(Workload):
         for compute in self.computations:
             if reason := why_not_lowered(compute) or why_not_any_size(compute):
                 raise ScheduleError(f"{compute.name}: {reason}")
+
+    def of_any_batch(self) -> tuple[Workload, Values]:
+        made = Alone(of_any_batch(self.compute))
+        try:
+            made.refuse()
+        except ScheduleError as error:
+            raise Unsupported("invariant:refused", str(error)) from None
+        return made, samples(self.compute)
+
+    def with_batch(self, count: int) -> Workload:
+        return Alone(with_samples(self.compute, count))
 
     @property
     def shape_text(self) -> str:

@@ -19,16 +19,20 @@ from transconv.compute import (
     Workload,
     examine,
     kernels,
+    of_any_batch,
     one_line,
     parse,
+    samples,
+    why_not_any_size,
     why_not_lowered,
+    with_samples,
 )
 from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.relation import computes
 from transconv.conv.workload import ConvWorkload
-from transconv.ir import Layout, Tensor
+from transconv.ir import Layout, Tensor, Values
 from transconv.runtime import register_reader
-from transconv.support import ScheduleError, TransconvError
+from transconv.support import ScheduleError, TransconvError, Unsupported
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +112,20 @@ class Surrounded(Workload):
                 raise ScheduleError(f"{compute.name}: {reason}")
             if (several := len(kernels(compute))) > 1:
                 raise ScheduleError(f"{compute.name}: it takes {several} kernels; expected one product")
+
+    def of_any_batch(self) -> tuple[Workload, Values]:
+        parts = tuple(map(of_any_batch, self.parts))
+        (count,) = {n for part in parts if part.named for n in part.named.like.values()}
+        p = self.problem
+        made = replace(self, problem=p.at(count, p.i, p.o), parts=parts)
+        for part in parts:
+            if reason := why_not_any_size(part):
+                raise Unsupported("invariant:refused", f"{part.name}: {reason}")
+        return made, samples(self.parts[0])
+
+    def with_batch(self, count: int) -> Workload:
+        p, parts = self.problem, tuple([with_samples(part, count) for part in self.parts])
+        return replace(self, problem=p.at(count, p.i, p.o), parts=parts)
 
     @property
     def shape_text(self) -> str:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, why_not_any_size
+from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, reference, why_not_any_size
 from transconv.conv.compensation import SUMS, why_not_zeros
-from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.descriptor import why_not_multiplied, write_tags
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.relation import any_size, any_tensors, computes, marked, spelled
 from transconv.conv.spotcheck import examine
-from transconv.ir import Layout, Tensor
+from transconv.ir import Layout, Tensor, Values
 from transconv.runtime import register_reader
 from transconv.support import ProblemError, TransconvError, Unsupported
 
@@ -123,6 +123,24 @@ class ConvWorkload(Workload):
             if reason := why_not_any_size(compute):
                 raise Unsupported("sizes:refused", f"{compute.name}: {reason}")
 
+    def of_any_batch(self) -> tuple[Workload, Values]:
+        p = self.problem
+        if self.open:
+            return self, {}
+        if why := why_not_dense(p):
+            raise Unsupported("invariant:layout", f"{self.title}: {why}")
+        count = reference(max(p.ic * prod(p.i), p.oc * prod(p.o)))
+        try:
+            made = replace(self, problem=_outermost(p).at(count, p.i, p.o), open=frozenset({"mb"}))
+            made.refuse()
+        except ProblemError as error:
+            raise Unsupported("invariant:refused", str(error)) from None
+        return made, {"MB": p.mb}
+
+    def with_batch(self, count: int) -> Workload:
+        p = self.problem
+        return replace(self, problem=p.at(count, p.i, p.o))
+
     @property
     def shape_text(self) -> str:
         return self.problem.shape_text
@@ -188,6 +206,33 @@ class ConvWorkload(Workload):
     def part_of(self, at: Sequence[int]) -> tuple[int, ...]:
         """The stride phase of an element of src."""
         return tuple(x % s for x, s in zip(at[2:], self.problem.stride, strict=True))
+
+
+def why_not_dense(problem: ConvProblem) -> str:
+    """Why a problem of other images has tensors that lie otherwise: they have gaps, or blocks; else
+    empty."""
+    dense = problem.at(problem.mb, problem.i, problem.o).specs
+    for name, spec in problem.specs.items():
+        shape, strides = problem.shapes[name], spec.layout.strides()
+        wanted = dense[name].layout.strides()
+        if strides is None or wanted is None or spec.layout.offset:
+            return f"{name} lies as {spec.layout}; expected a dense tensor"
+        if any(n > 1 and own != of for n, own, of in zip(shape, strides, wanted, strict=True)):
+            return f"{name} has gaps between its elements; expected a dense tensor"
+    return ""
+
+
+def _outermost(problem: ConvProblem) -> ConvProblem:
+    """The problem of one image with the images outermost, as those of several have it, whatever stride
+    torch says of a dim of one; others as they are."""
+    if problem.mb > 1:
+        return problem
+
+    def moved(spec: TensorSpec) -> TensorSpec:
+        blocks = sorted(spec.layout.blocks, key=lambda b: b.dim != 0)
+        return replace(spec, layout=replace(spec.layout, blocks=tuple(blocks)))
+
+    return replace(problem, src=moved(problem.src), dst=moved(problem.dst))
 
 
 def computable(problem: ConvProblem, prop: Prop) -> None:

@@ -84,7 +84,7 @@ def _parts(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Iterator[Te
         return
     wanted = tuple([t.requires_grad for t in given]) if torch.is_grad_enabled() else ()
     try:
-        bound = bind(f, tensors, numbers, wanted, settings.sizes == "any")
+        bound = bind(f, tensors, numbers, wanted, settings.reach == "any")
     except Unsupported as error:
         yield TextExplanation("result", reason=_said(error))
         return
@@ -97,7 +97,7 @@ def _parts(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Iterator[Te
 def _part(computes: str, step: BoundText, given: Sequence[torch.Tensor]) -> TextExplanation:
     device, is_aligned = given[0].device, aligned(given)
     exact: tuple[str, ...] = ()
-    if step.named is not None and settings.sizes == "any":
+    if step.named is not None and settings.reach == "any":
         head = step.named.head.removeprefix("compute ")
         try:
             taken, _ = chosen(step.named, device, is_aligned, "now")

@@ -45,10 +45,11 @@ class Told(NamedTuple):
 
 class Symbols:
     """The symbols of a graph. ``values``: an example, in the order of ``told``; default: torch's own.
-    ``ones``: terms that are 1 by a guard, as sizes are that torch broadcasts."""
+    ``ones``: terms that are 1 by a guard, as sizes are that torch broadcasts. ``bounded``: whether the
+    ranges of guards are known; they may divide the sizes of calls among graphs."""
 
-    def __init__(self, graph: fx.Graph, values: Sequence[int] = ()) -> None:
-        self.known = Known()
+    def __init__(self, graph: fx.Graph, values: Sequence[int] = (), bounded: bool = True) -> None:
+        self.known, self.bounded = Known(), bounded
         self.told: list[Told] = []
         self.names: dict[sympy.Symbol, Expr] = {}
         self.ones: set[sympy.Expr] = set()
@@ -71,9 +72,11 @@ class Symbols:
         self.ones = {g.lhs if g.rhs == 1 else g.rhs for g in equal if 1 in g.args}
         for i, (symbol, (place, dim)) in enumerate(places.items()):
             times = _times(symbol, guards)
-            reach = env.var_to_range.get(symbol)
+            reach = env.var_to_range.get(symbol) if self.bounded else None
             example = values[i] * times if values else int(_examples(env)[symbol])
-            least = int(reach.lower) if reach is not None and reach.lower.is_Integer else 0
+            least = (
+                int(reach.lower) if reach is not None and reach.lower.is_Integer else int(not self.bounded)
+            )
             most = int(reach.upper) if reach is not None and reach.upper.is_Integer else LARGEST_SIZE
             var = self.known.name(example // times, -(-least // times), most // times)
             self.names[symbol] = var * times if times > 1 else var

@@ -1,14 +1,12 @@
-"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd and how their regions run, one
-after another, each by kernels or by torch.
-"""
+"""``torch.compile(model, backend="transconv")``: graphs of AOTAutograd, and the ways to compute one."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,19 +16,31 @@ from transconv.calls import stats
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.graph import autotuning, graph_report
+from transconv.graph.backend_options import options_of
 from transconv.graph.fusion.groups import Edge, Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
-from transconv.graph.regions import aot_graphs
+from transconv.graph.regions import aot_graphs, batch_invariance
+from transconv.graph.regions.batch_invariance import (
+    batch_names,
+    lookups,
+    planned_sizes,
+    planned_symbols,
+    refuse_adding,
+    refuse_assumed,
+)
 from transconv.graph.regions.cudagraphs import Captures
-from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, by_torch, expect_kernels
+from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, expect_kernels
 from transconv.graph.regions.partition import extracted, is_size, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RefusedKernel, Region
 from transconv.graph.regions.region_kernels import UPSAMPLING, launches
+from transconv.graph.regions.region_settings import Setting, Wired
 from transconv.graph.regions.torch_region import (
+    TorchAnswers,
     TorchRegion,
     announce_torch,
+    by_torch,
     left_nodes,
     whole_graph,
     why_not_inductor,
@@ -40,15 +50,12 @@ from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall, WatchedCall
 from transconv.runtime import SIZES, Batch, PlanRequest, Waiting, collect, is_collecting, torch_internals
 from transconv.support import TransconvError, Unsupported, without_collections
-from transconv.target import TARGETS, Target
+from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
-RESTS = ("inductor", "eager")
 CPU = torch.device("cpu")
-CAPTURING = ("reduce-overhead", "max-autotune")  # the modes of torch.compile that ask for CUDA graphs
-TUNING = ("max-autotune", "max-autotune-no-cudagraphs")  # and those that ask for trials
 PRICED = "sm_90"  # whose rates decide where there is no chip
 MOST = 8  # ways to compute a graph, for different sizes
 NO_CPU = (
@@ -71,34 +78,21 @@ def backend(
     ones of the small image: where they round no more often than torch, always, or never;
     ``{"cudagraphs": True}``, or the ``mode`` "reduce-overhead" or "max-autotune": launches are recorded
     as CUDA graphs (see regions/cudagraphs.py); ``{"tune": seconds}``, or the ``mode`` "max-autotune" or
-    "max-autotune-no-cudagraphs": schedules are timed first (see autotuning.py). Other modes are for
+    "max-autotune-no-cudagraphs": schedules are timed first (see autotuning.py); ``{"invariant": True}``: a
+    sample's bits do not depend on its batch, as with ``transconv.config.invariant``. Other modes are for
     torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs, the
     whole graph is the rest's: with one warning, or as ``transconv.config.fallback`` says. ValueError for
     options that are unknown."""
-    given = dict(options or {})
-    rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
-    records = given.pop("cudagraphs", mode in CAPTURING)
-    tunes = given.pop("tune", autotuning.SECONDS if mode in TUNING else 0.0)
-    if (
-        given
-        or rest not in RESTS
-        or upsampling not in UPSAMPLING
-        or not isinstance(records, bool)
-        or isinstance(tunes, bool)
-        or not isinstance(tunes, (int, float))
-        or not 0 <= tunes < float("inf")
-    ):
-        raise ValueError(
-            f'options {options}; expected {{"rest": one of {", ".join(RESTS)}, '
-            f'"upsampling": one of {", ".join(UPSAMPLING)}, '
-            '"cudagraphs": True or False, "tune": seconds, 0 or more}'
-        )
-    captures = Captures(len(example_inputs)) if records else None
+    asked = options_of(mode, options, UPSAMPLING)
+    rest, invariant = asked.rest, asked.invariant
+    captures = Captures(len(example_inputs)) if asked.cudagraphs else None
     made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if rest == "inductor" and why_not_inductor(tensors[0].device.type if tensors else "cpu"):
         rest = "eager"
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
+        if invariant:
+            raise Unsupported("device:cpu", NO_CPU)
         stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))
         return _marked(whole_graph(gm, example_inputs, rest), made)
@@ -107,7 +101,7 @@ def backend(
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             recorded = captures.of(graph, inputs, phase) if captures else None
             with unseen():
-                found = _Graph(graph, inputs, phase, rest, made, upsampling, tunes)
+                found = _Graph(graph, inputs, phase, rest, made, asked.upsampling, invariant, asked.tune)
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
@@ -162,6 +156,7 @@ class _Graph:
         rest: str,
         made: Made,
         upsampling: str = "auto",
+        invariant: bool = False,
         tunes: float = 0.0,
     ) -> None:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
@@ -180,7 +175,8 @@ class _Graph:
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
-        self.ways = [_Way(self, Symbols(gm.graph))]
+        self.batch = batch_names(gm.graph, Symbols(gm.graph)) if invariant else ()
+        self.ways = [_Way(self, planned_symbols(gm.graph, (), self.batch))]
         if phase == "forward":
             aot_graphs.told(self.strides())
         self.known: dict[tuple[int, ...], Chosen] = {}
@@ -258,12 +254,15 @@ class _Graph:
         return FirstCall(self.checks, way, values, self.mutated, waits, entered), sizes, numbers
 
     def another(self, values: tuple[int, ...]) -> _Way:
-        symbols = Symbols(self.gm.graph, values)
+        symbols = planned_symbols(self.gm.graph, values, self.batch)
+        most = batch_invariance.MOST if self.batch else MOST
         why = (
             ""
-            if len(self.ways) < MOST
-            else (f"its sizes, such as {values}, are not those of {MOST} ways to compute it")
+            if len(self.ways) < most
+            else (f"its sizes, such as {values}, are not those of {most} ways to compute it")
         )
+        if why and self.batch:
+            raise Unsupported("invariant:sizes", why)
         way = _Way(self, symbols, why)
         self.ways.append(way)
         return way
@@ -285,10 +284,13 @@ class _Way:
                 symbols,
                 self.changed,
                 graph.upsampling,
+                graph.batch,
             ),
             whole,
-            left_nodes(graph.gm),
+            left_nodes(graph.gm) | (lookups(graph.gm.graph) if graph.batch else {}),
         )
+        if graph.batch:
+            refuse_assumed(symbols, graph.batch)
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         self.wait = GraphWait(self.parts, graph.checks, graph.device, graph.target, self.told)
@@ -315,7 +317,11 @@ class _Way:
         return *tuned, *self.wait.remarks(), *self.graph.checks.remarks()
 
     def takes(self, values: tuple[int, ...]) -> bool:
-        """Whether sizes meet what was assumed."""
+        """Whether sizes meet what was assumed; in invariant mode whether it is planned for them, whatever
+        sizes came before."""
+        if batch := self.graph.batch:
+            own = tuple([self.symbols.known.like[n] for n in self.symbols.known.names])
+            return own == planned_sizes(self.symbols, values, batch)
         return bool(self.whole) or not self.symbols.known.why_not(self.symbols.by_name(values))
 
     def numbers(self, values: tuple[int, ...]) -> dict[str, int | float]:
@@ -327,7 +333,7 @@ class _Way:
         held = [found.peak for found in self.parts.launches()]
         return graph_report.GraphReport(
             self.graph.phase,
-            tuple(self.parts.rows()),
+            tuple(rows_of(self.parts)),
             self.parts.edges(),
             whole=self.whole,
             sizes=self.symbols.known.said(),
@@ -341,32 +347,8 @@ class _Way:
         self.graph.made.graphs[self.place] = self.report()
 
 
-Row = graph_report.KernelRow | graph_report.TorchRow
 log = logging.getLogger("transconv.graph")
 unseen: Any = _disable_current_modes  # by tracers and other modes
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What the regions of a graph have in common. ``rest``: who computes what kernels do not; ``changed``
-    is called where a region runs otherwise than it was reported."""
-
-    device: torch.device
-    target: Target
-    rates: Price
-    rest: str
-    symbols: Symbols
-    changed: Callable[[], None]
-    upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
-
-
-class Wired(NamedTuple):
-    """Of one part that is a whole graph: which placeholders are its inputs, which are results, and each
-    result's place among these and the part's outputs; -1 for a value that is known."""
-
-    inputs: list[int]
-    used: list[int]
-    results: list[tuple[int, Any]]
 
 
 class Parts:
@@ -439,7 +421,7 @@ class Parts:
         given: list[Any],
         numbers: Mapping[str, int | float],
         watch: WatchedCall | None,
-        wait: GraphWait | None = None,
+        wait: TorchAnswers | None = None,
     ) -> list[Any]:
         """As a call, whose results a ``watch`` compares with torch's, or are torch's for a ``wait``."""
         values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
@@ -480,10 +462,6 @@ class Parts:
         """What the kernels are asked for."""
         return [q for found in self.launches() for q in found.questions(sizes)]
 
-    def rows(self) -> list[Row]:
-        """Kernels and regions of torch, in their order."""
-        return [row for part in self.parts for row in part.rows()]
-
     def edges(self) -> tuple[Edge, ...]:
         """The values that go through memory."""
         return tuple(edge for found in self.launches() for edge in found.plan.edges)
@@ -504,6 +482,8 @@ class RunnableRegion:
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
+        if setting.batch:
+            self.refuse_torch()
 
     @cached_property
     def gm(self) -> fx.GraphModule:
@@ -512,8 +492,17 @@ class RunnableRegion:
 
     @cached_property
     def torch(self) -> TorchRegion:
-        """What computes it where kernels do not."""
-        return TorchRegion(self.gm, self.setting.rest, self.setting.symbols.any)
+        """What computes it where kernels do not: in invariant mode torch's own operators."""
+        rest = "eager" if self.setting.batch else self.setting.rest
+        return TorchRegion(self.gm, rest, self.setting.symbols.any)
+
+    def refuse_torch(self) -> None:
+        """Have kernels know the numbers of samples that no bits may depend on. Raises Unsupported where
+        torch would compute what may depend on them."""
+        if self.launches is not None:
+            self.launches.batch = self.setting.batch
+        elif self.instead is None:
+            refuse_adding(self.region.nodes, self.region.reasons)
 
     def translate(self) -> None:
         """Find the kernels. What cannot be written as texts is torch's."""
@@ -527,7 +516,7 @@ class RunnableRegion:
         except TransconvError as error:
             self.why = [str(error)]
         except Exception as error:  # a program must not stop for a bug of ours
-            if settings.fallback == "error":
+            if settings.policy == "error":
                 raise
             log.warning("no kernels for a part of a graph: %s", error, exc_info=True)
             self.why = [f"{type(error).__name__}: {error}"]
@@ -545,7 +534,7 @@ class RunnableRegion:
         sizes: Mapping[str, int],
         given: list[Any],
         watch: WatchedCall | None = None,
-        wait: GraphWait | None = None,
+        wait: TorchAnswers | None = None,
     ) -> Sequence[Any]:
         """Empties the list, where its tensors may go before the region ends. ``watch``: compares results
         with torch's; ``wait``: torch answers, for kernels that are not there yet."""
@@ -569,6 +558,8 @@ class RunnableRegion:
                     else self.launches.compared(sizes, given, watch)
                 )
             except RefusedKernel as refused:
+                if self.setting.batch:
+                    raise Unsupported(refused.reason, str(refused)) from refused
                 announce_torch(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
                 with unseen():
                     self.divide(refused)
@@ -579,6 +570,8 @@ class RunnableRegion:
                     watch.overs.append(waits.over)
                 return by_torch(self.launches, self.gm, sizes, given)
             except Unsupported as error:
+                if self.setting.batch:
+                    raise
                 announce_torch(error.reason, error.message, "this part of a graph")
                 if error.reason not in PASSING:
                     self.launches, self.why = None, [str(error)]
@@ -601,17 +594,25 @@ class RunnableRegion:
             self.setting.changed()
         return found
 
-    def rows(self) -> list[Row]:
-        """What it is in a report."""
-        if self.instead is not None:
-            return self.instead.rows()
-        if self.launches is not None:
-            return graph_report.kernel_rows(
-                self.launches, self.setting.rates, lambda gm: TorchRegion(gm, "inductor", False)
-            )
-        by = self.setting.rest if self.torch.compiles else "eager"
-        return [
-            graph_report.torch_row(
-                self.region, by, self.why, lambda gm: TorchRegion(gm, by, False), self.setting.device
-            )
-        ]
+
+Row = graph_report.KernelRow | graph_report.TorchRow
+
+
+def rows_of(parts: Parts) -> list[Row]:
+    """Kernels and regions of torch in a report, in their order."""
+    return [row for part in parts.parts for row in _of_region(part)]
+
+
+def _of_region(part: RunnableRegion) -> list[Row]:
+    """What a region is in a report."""
+    rates, device = part.setting.rates, part.setting.device
+    if part.instead is not None:
+        return rows_of(part.instead)
+    if part.launches is not None:
+        return graph_report.kernel_rows(
+            part.launches, rates, lambda gm: TorchRegion(gm, "inductor", False)
+        )
+    by = part.setting.rest if part.torch.compiles else "eager"
+    return [
+        graph_report.torch_row(part.region, by, part.why, lambda gm: TorchRegion(gm, by, False), device)
+    ]

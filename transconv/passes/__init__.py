@@ -3,6 +3,7 @@
 In: a computation and a schedule. Out: the kernel after every pass. Knows: IR, simplifier, schedule.
 """
 
+from transconv.passes.lowering.gridwise import STEP
 from transconv.passes.lowering.launch_fusion import together
 from transconv.passes.pipeline import (
     EMIT,
@@ -35,6 +36,7 @@ __all__ = [
     "PROBLEM",
     "SCHEDULE",
     "STAGES",
+    "STEP",
     "TOGETHER",
     "Context",
     "Form",

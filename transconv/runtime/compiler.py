@@ -32,7 +32,7 @@ from transconv.runtime.steps import (
     with_copies,
 )
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
-from transconv.selection import Listed, forget_lists, shortlist
+from transconv.selection import Listed, forget_lists, grouped_alike, same_bits, shortlist
 from transconv.support import Cache, ScheduleError, StageError, Unsupported, knobs
 from transconv.target import Target
 
@@ -63,7 +63,7 @@ def build(
     planned, one = shelf.one_launch(
         with_copies(mains, target, given, pick), target, schedule is None and choose is None
     )
-    if deterministic and (varying := [c for _, c in planned if c.varies]):
+    if deterministic and (varying := [c for a, c in planned if grouped_alike(c, a) != c]):
         raise _same_bits(varying[0])
     if deterministic and (adding := next((a for a, _ in planned if a.added), None)) is not None:
         raise ScheduleError(
@@ -107,8 +107,8 @@ def build(
 
 def _same_bits(schedule: Schedule) -> ScheduleError:
     return ScheduleError(
-        f"{schedule}: atomic sums differ from run to run, and the same bits were asked "
-        "for; use reduce=partials"
+        f"{schedule}: atomic sums differ from run to run, and those of parts with sizes that are "
+        "arguments, and the same bits were asked for; use reduce=partials, with deal=1"
     )
 
 
@@ -249,7 +249,7 @@ class _Shelf:
         spilt: list[tuple[int, Listed]] = []
         candidates = self.candidates(compute, target)
         if self.deterministic:
-            steady = [made for made in candidates if not made.schedule.varies]
+            steady = list(same_bits(candidates, compute, target))
             if candidates and not steady:
                 raise _same_bits(candidates[0].schedule)
             candidates = steady

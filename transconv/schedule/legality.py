@@ -507,6 +507,7 @@ ASKED: tuple[Rule, ...] = (
     _fits,
     rules.why_not_reduce,
     rules.why_not_split,
+    rules.why_not_deal,
     rules.why_not_early,
     why_not_explicit,
     why_not_consumers,

@@ -79,6 +79,7 @@ class Schedule(_Hashed):
     back: int = _DEFAULTS["back"]
     split_k: int = _DEFAULTS["split_k"]
     reduce: str = _DEFAULTS["reduce"]
+    deal: int = _DEFAULTS["deal"]
     red: str = _DEFAULTS["red"]
     row: str = _DEFAULTS["row"]
     turn: int = _DEFAULTS["turn"]

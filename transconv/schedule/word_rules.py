@@ -300,6 +300,13 @@ def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
     return None
 
 
+def why_not_deal(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """Relies on the rule of ``split_k``."""
+    if c.deal and (c.split_k == 1 or c.reduce != "partials"):
+        return "deal=1 deals out the steps of a split sum: it needs split_k=2 or more and reduce=partials"
+    return None
+
+
 MOST_STEPS = 8  # that share boxes; their products are written one after another
 MOST_ROWS = 32  # boxes of a slot, each with a copy of its own
 

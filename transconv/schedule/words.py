@@ -257,6 +257,16 @@ WORDS: tuple[Word, ...] = (
         ("partials", "atomic", "stream"),
     ),
     Word(
+        "deal",
+        0,
+        "1 deals the steps of a split sum out to its programs in turn, so that what is added to what "
+        "does not depend on how many steps there are; 0 gives each program steps in a row.",
+        (0, 1),
+        "the steps of a split sum are in a row (0) or dealt out in turn (1)",
+        draw=(0, 0, 1),
+        together=("split_k", "reduce"),
+    ),
+    Word(
         "red",
         "",
         "What reduces a row: one thread (`lane`), the threads of a `warp` or of a `block`, or "

@@ -199,7 +199,7 @@ def _scheduled(
 ) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
     compiled. ``request``: the arguments of ``lower_call.question``."""
-    if settings.sizes == "any":
+    if settings.reach == "any":
         for mode in ("now",) if settings.mode == "now" else ("never", "now"):
             with suppress(Unsupported):
                 chosen, _ = of_any_size(mode)

@@ -147,7 +147,8 @@ def gradients(
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
         stats.handed_over("transform:forward_ad")
         return aten_convolutions.aten_backward(grad, input, weight, params, mask, dual=True)
-    grad = _dense(spelled_out(grad), input, weight) if settings.varies else spelled_out(grad)
+    copies = settings.varies or settings.invariant
+    grad = _dense(spelled_out(grad), input, weight) if copies else spelled_out(grad)
     made, flags, aligned = select_impl.backward_routes(params, grad, input, weight, mask, settings.mode)
     call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
@@ -155,9 +156,11 @@ def gradients(
 
 def _dense(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a result; a copy if it is expanded or has gaps, and a kernel of its own would be
-    slower than the copy and a kernel that other calls use: where its elements are read often."""
+    slower than the copy and a kernel that other calls use: where its elements are read often. In invariant
+    mode there are no others."""
     last = arguments.channels_last_result(input, weight)
-    if weight.numel() < READ_OFTEN * grad.shape[1] or not arguments.has_gaps(grad, last):
+    is_read_often = settings.invariant or weight.numel() >= READ_OFTEN * grad.shape[1]
+    if not is_read_often or not arguments.has_gaps(grad, last):
         return grad
     return arguments.with_result_strides(grad, last)
 
@@ -297,7 +300,7 @@ def dispatch(
             return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
-        if settings.varies and _is_copied(req, input, weight, bias):
+        if (settings.varies or settings.invariant) and _is_copied(req, input, weight, bias):
             dense = arguments.with_result_strides(input, arguments.channels_last_result(input, weight))
             return dispatch(f, dense, weight, bias, *rest)
         precompile.layers(given[1], input, weight, flags, settings.mode)
@@ -342,9 +345,11 @@ def dispatch(
 
 def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> bool:
     """Whether kernels for any size are to answer a call through a copy of an input with gaps: at a size
-    that is not the layer's first one."""
+    that is not the layer's first one, or in invariant mode."""
     if not x.numel() or not arguments.has_gaps(x, arguments.channels_last_result(x, w)):
         return False
+    if settings.invariant:
+        return True
     params = req.resolve(x, w, b)
     src = arguments.output_shape(x.shape, w.shape, params) if params.transposed else x.shape
     return policy.is_further(layer_of(params, x.dtype, w.shape, x.device), (src[0], *src[2:]))

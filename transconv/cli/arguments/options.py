@@ -73,14 +73,14 @@ def add_verb(
     return made
 
 
-def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
+def add_problem(to: argparse.ArgumentParser, or_file: bool = False, least: int = 1) -> None:
     what = (
         "a problem in benchdnn's grammar, then optionally dt= (default f32), tag= (nchw) and "
         f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc; or a file with a computation as text"
     )
     to.add_argument(
         "problem",
-        nargs="+",
+        nargs="+" if least else "*",
         metavar="PROBLEM|FILE" if or_file else "PROBLEM",
         help=what + (", or with problems (a benchdnn batch)" if or_file else ""),
     )

@@ -79,13 +79,17 @@ def _memory(tensor: Declared) -> TensorMemory:
 _launches: Cache[Hashable, Launch] = Cache("launches", LIMIT)
 
 
-def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str) -> Launch:
-    """The launch of a text or workload, made when it is first asked for. Raises ComputeError, and
-    Unsupported where no kernel can be made, or is there as the mode has it, with the reason."""
-    key = (asked, device.type, device.index, aligned, deterministic())
+def launch(
+    asked: str | Workload, device: torch.device, aligned: bool, mode: str, same: bool | None = None
+) -> Launch:
+    """The launch of a text or workload, made when it is first asked for. ``same``: whether with the same
+    bits; default: as is asked for now. Raises ComputeError, and Unsupported where no kernel can be made,
+    or is there as the mode has it, with the reason."""
+    same = deterministic() if same is None else same
+    key = (asked, device.type, device.index, aligned, same)
     found = _launches.get(key)
     if found is None:
-        found = _launches.keep(key, Launch.requested(question(asked, device, aligned), device, mode))
+        found = _launches.keep(key, Launch.requested(question(asked, device, aligned, same), device, mode))
     return found
 
 
@@ -94,15 +98,28 @@ def forget() -> None:
     _launches.forget()
 
 
+def launch_of_batch(asked: str | Workload, device: torch.device, aligned: bool, mode: str) -> Launch:
+    """``launch``; in invariant mode that of the form for any number of samples, at that of what is asked
+    for. Raises Unsupported, too, where there is no such form."""
+    if not settings.invariant:
+        return launch(asked, device, aligned, mode)
+    workload = Alone(program(asked).compute) if isinstance(asked, str) else asked
+    form, sizes = workload.of_any_batch()
+    made = launch(form, device, aligned, mode)
+    return made.at(sizes) if sizes else made
+
+
 def deterministic() -> bool:
     """Whether the same bits are asked for at every run."""
-    return _deterministic()
+    return settings.invariant or _deterministic()
 
 
-def question(asked: str | Workload, device: torch.device, aligned: bool = True) -> PlanRequest:
+def question(
+    asked: str | Workload, device: torch.device, aligned: bool = True, same: bool | None = None
+) -> PlanRequest:
     """What ``launch`` asks for."""
     workload = Alone(program(asked).compute) if isinstance(asked, str) else asked
-    return PlanRequest(workload, target_of(device), deterministic(), aligned)
+    return PlanRequest(workload, target_of(device), deterministic() if same is None else same, aligned)
 
 
 def refused(

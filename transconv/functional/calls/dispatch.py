@@ -219,7 +219,7 @@ def _chosen(
     mode, device = settings.mode, given[0].device
     choice = _choice(f, tensors, numbers, wanted, given, mode)
     if choice is None:
-        return _launching(f, tensors, numbers, wanted, settings.sizes == "any", mode)
+        return _launching(f, tensors, numbers, wanted, settings.reach == "any", mode)
     if choice.own:
         try:
             own = _launching(f, tensors, numbers, wanted, False, mode)
@@ -265,7 +265,7 @@ def _choice(
 ) -> SizeChoice | None:
     """What is known of the call's size, where that decides which kernel answers."""
     on = given[0].device.type != "cpu" or settings.compile != "auto"
-    if settings.sizes != "auto" or mode != "background" or _deterministic() or not on:
+    if settings.reach != "auto" or mode != "background" or _deterministic() or not on:
         return None
     kind, sizes = call_forms.told(f, tensors, numbers, wanted)
     return policy.choices(kind, aligned(given)).of(tuple(sizes))
@@ -282,7 +282,8 @@ def _launching(
     """The route of a call's kernels, for any size or of its own, whose first results are torch's."""
     given = [t for t in tensors if t is not None]
     known = call_forms.find(f, tensors, numbers, wanted) if any_size else None
-    bound = bind(f, tensors, numbers, wanted, any_size) if known is None else known
+    apart = any_size or settings.invariant  # one kernel for each gradient
+    bound = bind(f, tensors, numbers, wanted, apart) if known is None else known
     route = made_of(bound, given[0].device, aligned(given), mode)
     if route.hands_gradients:
         stats.announce("deterministic:add", what=f"{f.name}_gradient")

@@ -36,8 +36,10 @@ from transconv.calls.guard import (
     written,
 )
 from transconv.calls.route_cache import Route
+from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeTrial
 from transconv.compute import Alone, library
+from transconv.functional.calls.batch_forms import BatchForm, forms
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, launch, program
 from transconv.functional.calls.symbolic_bind import (
     BoundCall,
@@ -212,11 +214,16 @@ def made_of(bound: BoundCall, device: torch.device, is_aligned: bool, mode: str)
     """Raises Unsupported where a text has no kernel, or none yet as the mode has it."""
     route = FunctionCall(bound, "", bound.function.name)
     backward = () if route.adds and deterministic() else bound.backward
+    of_batch = forms(bound) if settings.invariant else None
     waits: Unsupported | None = None
     found: list[Started] = []
     for at, step in enumerate((bound.forward, *backward)):  # request all before waiting for the first
         try:
-            one = launched(step, partial(_text, bound, at), device, is_aligned, mode)
+            one = (
+                launched(step, partial(_text, bound, at), device, is_aligned, mode)
+                if of_batch is None
+                else launched_of_batch(of_batch[at], device, is_aligned, mode)
+            )
             found.append(Started(step, one, device))
         except Unsupported as error:
             if error.reason != COMPILING:
@@ -308,6 +315,14 @@ def launched(
             log.info("%s: %s", step.named.head, error)
     text = exact()
     return SizedLaunchChoice(launch(text, device, aligned, mode), text)
+
+
+def launched_of_batch(
+    form: BatchForm, device: torch.device, aligned: bool, mode: str
+) -> SizedLaunchChoice:
+    """What launches a step in invariant mode: the kernel for any number of samples, at that of a call."""
+    made = launch(form.text, device, aligned, mode)
+    return SizedLaunchChoice(made.at(form.sizes) if form.sizes else made, form.text)
 
 
 Tensors = tuple[Tensor | None, ...]

@@ -22,8 +22,16 @@ import torch
 from transconv.calls import stats
 from transconv.calls.autograd import by_torch, class_of
 from transconv.calls.guard import is_batched
+from transconv.calls.settings import settings
 from transconv.compute import execute, one_line
-from transconv.functional.calls.compiled_launch import TensorMemory, aligned, launch, program, refused
+from transconv.functional.calls.compiled_launch import (
+    TensorMemory,
+    aligned,
+    deterministic,
+    launch_of_batch,
+    program,
+    refused,
+)
 from transconv.functional.calls.route import FunctionCall
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, PublicFunction, Values, as_tuple
 from transconv.runtime import torch_internals
@@ -64,7 +72,7 @@ def _computed(text: str, given: list[Tensor], device: torch.device) -> list[Tens
     if not why:
         made = _stores(text, device)
         try:
-            launch(text, device, aligned(given or made), "now").start([*given, *made])
+            launch_of_batch(text, device, aligned(given or made), "now").start([*given, *made])
         except Unsupported as error:
             why, message = error.reason, error.message
         else:
@@ -134,7 +142,12 @@ register_fake("transconv::compute", _fake_compute, lib=library)
 
 
 def run(bound: BoundCall, step: BoundText, values: Values) -> None:
-    """Add a step's stores to the values, by the operator, so that a graph can hold it."""
+    """Add a step's stores to the values, by the operator, so that a graph can hold it. Refused in
+    invariant mode: the text of one sample leaves out the axis that it has in others."""
+    if settings.invariant:
+        raise Unsupported(
+            "invariant:operator", f"{bound.function.name} in a graph: its text is of one batch"
+        )
     seen = bound.seen
     views = [(values[name], seen[name]) for name in step.given]
     given = [t.reshape(s.shape).permute(s.order).reshape(s.sizes) for t, s in views]
@@ -202,7 +215,6 @@ def _typed(n: Any) -> Any:
     return getattr(torch, n[6:]) if isinstance(n, str) and n.startswith("torch.") else n
 
 
-_deterministic: Callable[[], bool] = torch_internals.deterministic
 _grad_enabled = torch.is_grad_enabled
 _modes: Callable[[], int] = torch_internals.dispatch_modes
 _compiling = torch.compiler.is_compiling
@@ -264,7 +276,7 @@ def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
     values = dict(zip(bound.saved, saved, strict=True))
     if again:
         return _again(bound, values, grad)
-    handed = how.hands_gradients if routed else bound.adds and _deterministic()
+    handed = how.hands_gradients if routed else bound.adds and deterministic()
     if batched or handed:
         stats.handed_over(
             "deterministic:add" if handed else "transform:batched", f"{bound.function.name}_gradient"

@@ -41,7 +41,7 @@ def is_bug(error: Exception) -> bool:
     told = isinstance(error, (TransconvError, IndexError, RuntimeError, MemoryError)) and not isinstance(
         error, StageError
     )
-    return not told and settings.fallback != "error"
+    return not told and settings.policy != "error"
 
 
 class ResultSpec(NamedTuple):

@@ -20,13 +20,12 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from transconv.calls import stats
 from transconv.compute import Workload
 from transconv.graph.regions.region_kernel import RefusedKernel, Region, RegionKernel, compile_mode
+from transconv.graph.regions.torch_region import by_torch
 from transconv.graph.verification.eager_check import Checks, WatchedCall
-from transconv.graph.verification.fx_reference import Values, call_operator, origin
+from transconv.graph.verification.fx_reference import Values, origin
 from transconv.runtime import (
-    COMPILING,
     BatchCompile,
     Plan,
     PlanRequest,
@@ -42,7 +41,6 @@ from transconv.runtime import (
 from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.calls.lower_call import target_of
-from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 Sizes = Mapping[str, int]
@@ -192,29 +190,6 @@ class WaitingCall:
 
     def __init__(self, wait: GraphWait) -> None:
         self.parts: Callable[..., list[Any]] = partial(wait.parts.compared, watch=None, wait=wait)
-
-
-def by_torch(
-    launches: WaitingRegion, gm: fx.GraphModule, sizes: Sizes, given: Sequence[Any]
-) -> Sequence[Any]:
-    """The results of a region by torch's operators, lying as those of its kernels."""
-    stats.add(False, COMPILING, len(launches.kernels))
-    with aten():
-        try:
-            made: Sequence[Any] = gm.forward(*given)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # an operator that takes dense operands alone
-            made = OperatorRun(gm).run(*given)
-    return launches.laid(sizes, made)
-
-
-class OperatorRun(fx.Interpreter):
-    """A graph operation by operation, each on operands that it takes."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """An operation's result."""
-        return call_operator(target, args, kwargs)
 
 
 class GraphRehearsal:

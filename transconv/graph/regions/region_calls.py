@@ -29,6 +29,7 @@ from transconv.calls import stats
 from transconv.calls.guard import current_device
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
+from transconv.compute import Alone, Workload, with_reference
 from transconv.conv import Surrounded
 from transconv.functional.calls.compiled_launch import (
     HELD,
@@ -70,6 +71,7 @@ from transconv.runtime import (
 )
 from transconv.support import Unsupported, factory
 from transconv.torch_ops.conversion import inference
+from transconv.verify.invariance.proof import refuse_grouping
 
 Tensor = torch.Tensor
 NONE: Mapping[Piece, Slices] = MappingProxyType({})
@@ -269,6 +271,7 @@ class RegionLaunches(RegionPlan):
 
     known: dict[tuple[int, ...], BoundRegion] = field(default_factory=dict)  # by sizes
     numbered: set[RegionKernel] = field(default_factory=set)  # that have no schedule for any sizes
+    batch: tuple[str, ...] = ()  # the numbers of samples that no bits may depend on (batch_invariance.py)
 
     @classmethod
     def of(cls, made: RegionPlan) -> RegionLaunches:
@@ -308,7 +311,21 @@ class RegionLaunches(RegionPlan):
 
     def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
         """What its kernels are asked for, for aligned tensors."""
-        return [question(start.asked, self.device) for start in self.bound(sizes).starts]
+        pairs = zip(self.kernels, self.bound(sizes).starts, strict=True)
+        if self.batch:
+            return [question(self.of_batch(k, start), self.device, same=True) for k, start in pairs]
+        return [question(start.asked, self.device) for _, start in pairs]
+
+    def of_batch(self, kernel: RegionKernel, start: Start) -> str | Workload:
+        """What a kernel is asked for that has the number of samples as a name, if its tensors have any.
+        Raises Unsupported where it cannot have it."""
+        if kernel.sized is None:
+            return start.asked
+        if start.sizes is None or not isinstance(start.asked, str):
+            why = kernel.sized.refused or "its sizes meet no requirements"
+            raise Unsupported("invariant:sizes", f"{kernel.group.name}: {why}")
+        compute, own = program(start.asked).compute, kernel.sized.made_of(self.batch)
+        return Alone(with_reference(compute, own[0]) if len(own) == 1 else compute)
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the
@@ -477,6 +494,12 @@ class RegionLaunches(RegionPlan):
         ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while, or where nothing
         is to be compiled."""
         try:
+            if self.batch:
+                made = launch(self.of_batch(kernel, start), self.device, whole, mode, same=True)
+                if start.sizes is None or kernel.sized is None:
+                    return made
+                refuse_grouping(made.plan, kernel.sized.made_of(self.batch))
+                return made.at(start.sizes)
             if start.sizes is None or kernel.sized is None:
                 return launch(start.asked, self.device, whole, mode)
             if kernel not in self.numbered:

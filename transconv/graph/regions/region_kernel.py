@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -60,6 +60,10 @@ class SizedText:
         """The text of numbers. ``values``: of all names of the graph."""
         plain = NAME.sub(lambda n: str(values[n[0]]), self.template)
         return BRACED.sub(lambda n: str(_product(_factors(n[1]), {})), plain)
+
+    def made_of(self, names: Collection[str]) -> list[str]:
+        """The names of the named form that stand for some of the graph's, or products with them."""
+        return [own for own, factors in self.stands.items() if {*factors} & {*names}]
 
     def names(self, values: Mapping[str, int]) -> dict[str, int]:
         """The values of the named form's names."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import fx
 
 from transconv.calls import stats
-from transconv.runtime import torch_internals
+from transconv.graph.verification.fx_reference import call_operator
+from transconv.runtime import COMPILING, torch_internals
+from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 log = logging.getLogger("transconv.graph")
@@ -99,3 +101,44 @@ def announce_torch(reason: str, message: str, what: str) -> None:
     """Tell the caller that torch computes something, and count it."""
     stats.announce(reason, message, what)
     stats.add(False, reason, 1)
+
+
+class LaidRegion(Protocol):
+    """The launches of a region, as far as torch answers for them."""
+
+    kernels: list[Any]
+
+    def laid(self, sizes: Mapping[str, int], made: Sequence[Any], /) -> Sequence[Any]:
+        """Results with the strides that its kernels' have."""
+
+
+class TorchAnswers(Protocol):
+    """What has torch answer for regions whose kernels are not there yet."""
+
+    def answered(
+        self, launches: Any, gm: fx.GraphModule, sizes: Mapping[str, int], given: Sequence[Any], /
+    ) -> Sequence[Any] | None:
+        """The results of a region; None where calls wait."""
+
+
+def by_torch(
+    launches: LaidRegion, gm: fx.GraphModule, sizes: Mapping[str, int], given: Sequence[Any]
+) -> Sequence[Any]:
+    """The results of a region by torch's operators, lying as those of its kernels."""
+    stats.add(False, COMPILING, len(launches.kernels))
+    with aten():
+        try:
+            made: Sequence[Any] = gm.forward(*given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operator that takes dense operands alone
+            made = OperatorRun(gm).run(*given)
+    return launches.laid(sizes, made)
+
+
+class OperatorRun(fx.Interpreter):
+    """A graph operation by operation, each on operands that it takes."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An operation's result."""
+        return call_operator(target, args, kwargs)

@@ -30,7 +30,8 @@ from transconv.passes.scope import VariableNames
 from transconv.schedule import Block, Schedule, ahead
 from transconv.simplify import Facts, facts_of, range_of, simplify
 
-STEP = ir.Var("step")  # counts the steps of the sum
+STEP = ir.Var("step")
+"""Counts the steps of the sum."""
 
 
 def gridwise(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Kernel:

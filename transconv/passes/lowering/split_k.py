@@ -10,8 +10,10 @@ With ``split_k`` several programs share a sum:
 
 ``reduce=partials`` stores tiles of the accumulator's type in a workspace, in the order of C's elements. A
 second kernel, lowered by the same pipeline from ``combine``, adds them in a fixed order, applies the
-epilogue and casts, so results are deterministic. ``reduce=atomic`` adds to ``c`` itself, which must be
-zero before; the order of additions, hence the last bits, may differ from run to run.
+epilogue and casts, so results are deterministic. With ``deal=1`` a program takes every so many-th step,
+``step = turn*4 + part``: which steps are added up in one part does not depend on how many there are.
+``reduce=atomic`` adds to ``c`` itself, which must be zero before; the order of additions, hence the last
+bits, may differ from run to run.
 
 Stream-K (``reduce=stream``): each program takes an equal range of the steps of all tiles,
 wherever tiles begin and end in it.
@@ -92,7 +94,7 @@ def split_sums(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Ke
     loop = next((x for x in ir.find(kernel, ir.For) if x.var is STEP), None)
     if schedule.split_k == 1 or loop is None:
         return kernel
-    shared: ir.Kernel = _Share(schedule.split_k, loop, schedule.via == "gluon").mutate(kernel)
+    shared: ir.Kernel = _Share(schedule, loop).mutate(kernel)
     if schedule.reduce == "atomic":
         return _Atomic().rebuilt(shared)
     parts = workspace(compute, schedule.split_k)
@@ -104,13 +106,14 @@ def split_sums(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Ke
 
 
 class _Share(ir.Mutator):
-    """Give each of ``split`` programs an equal range of the steps. ``explicit``: the kernel loads boxes,
-    which have no masks, so the last program ends its loop earlier; otherwise its loads are masked. If the
-    number of steps is an expression of sizes, so are the ends of the ranges; the last may be empty."""
+    """Give each of ``split`` programs an equal number of the steps: a range, or with ``deal`` every so
+    many-th. An ``explicit`` kernel loads boxes, which have no masks, so a program with fewer steps ends
+    its loop earlier; otherwise its loads are masked. If the number of steps is an expression of sizes, so
+    are the ends of the loops; some may be empty."""
 
-    def __init__(self, split: int, loop: ir.For, explicit: bool) -> None:
-        self.explicit = explicit
-        self.split, self.steps, self.chunk = split, loop.stop, -(-loop.stop // split)
+    def __init__(self, schedule: Schedule, loop: ir.For) -> None:
+        self.split, self.deal, self.explicit = schedule.split_k, schedule.deal, schedule.via == "gluon"
+        self.steps, self.chunk = loop.stop, -(-loop.stop // self.split)
 
     def mutate_For(self, loop: ir.For) -> ir.Stmt:
         if loop.kind == "grid":
@@ -120,25 +123,32 @@ class _Share(ir.Mutator):
             return replace(loop, stop=loop.stop * self.split, body=ir.seq(*lets, body))
         if loop.var is not STEP:
             return self.generic(loop)
-        turn = ir.Var("turn")
-        body = loop.body
-        until = None
-        chunk: ir.Expr = ir.Const(self.chunk)
-        if loop.until is not None:
-            chunk = (loop.until + (self.split - 1)) // self.split
-            until = ir.minimum(loop.until - PART * chunk, chunk)
-        elif self.explicit and self.chunk * self.split != self.steps:
-            until = ir.minimum(self.steps - PART * self.chunk, self.chunk)
-        elif self.chunk * self.split != self.steps:
-            body = ir.substitute(
-                body,
-                {
-                    x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps]))
-                    for x in ir.find(body, ir.Load)
-                },
-            )
-        first = ir.Let(STEP, PART * chunk + turn)
-        return replace(loop, var=turn, stop=self.chunk, body=ir.seq(first, body), until=until)
+        turn, steps, body = ir.Var("turn"), loop.until, loop.body
+        if steps is None and self.chunk * self.split != self.steps:
+            if self.explicit:
+                steps = ir.Const(self.steps)
+            else:
+                body = ir.substitute(body, self._masked(body))
+        chunk = ir.Const(self.chunk) if loop.until is None else _ceiling(loop.until, self.split)
+        first = turn * self.split + PART if self.deal else PART * chunk + turn
+        until = None if steps is None else self._until(steps, chunk)
+        return replace(
+            loop, var=turn, stop=self.chunk, body=ir.seq(ir.Let(STEP, first), body), until=until
+        )
+
+    def _until(self, steps: ir.Expr, chunk: ir.Expr) -> ir.Expr:
+        """How many of so many steps a program has, where these are ``chunk`` at most."""
+        if self.deal:
+            return _ceiling(steps - PART, self.split)
+        return ir.minimum(steps - PART * chunk, chunk)
+
+    def _masked(self, body: ir.Stmt) -> dict[ir.Load, ir.Expr]:
+        """The loads of a loop, of nothing beyond the last step."""
+        return {x: replace(x, mask=ir.all_of([x.mask, STEP < self.steps])) for x in ir.find(body, ir.Load)}
+
+
+def _ceiling(number: ir.Expr, parts: int) -> ir.Expr:
+    return (number + (parts - 1)) // parts
 
 
 class _Atomic(ir.Mutator):

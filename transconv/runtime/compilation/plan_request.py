@@ -62,6 +62,10 @@ class PlanRequest:
         target = replace(Target.parse(job["target"]), features=frozenset(job["features"]), **job["counts"])
         return PlanRequest(workload, target, job["deterministic"], job["aligned"])
 
+    def of_any_batch(self) -> PlanRequest:
+        """The request for any number of samples (``Workload.of_any_batch``), with the same bits."""
+        return replace(self, workload=self.workload.of_any_batch()[0], deterministic=True)
+
     def __str__(self) -> str:
         return f"{self.workload.title} for {self.target}"
 

@@ -261,7 +261,7 @@ def note_backward(
     layer = routes.layer
     cold = any(r.reason in PASSING or (r.over is not None and layer is None) for r in routes.routes())
     # The gradients' entries of a layer are those of all its sizes: none is for one size alone.
-    of_one = layer is None and route.any_size and settings.sizes == "auto"
+    of_one = layer is None and route.any_size and settings.reach == "auto"
     if cold or of_one or not CALLS.due((route if layer is None else layer, wanted), 1):
         return
     check = check_of(grad, x, w, free=0 if layer is None else 2)

@@ -123,7 +123,7 @@ _FLAGS = {(math, det): Flags(math, det) for math in ("ieee", "tf32") for det in 
 def flags(dtype: torch.dtype) -> Flags:
     """The switches at this moment. Reads the conv precision that torch documents today: the older
     ``allow_tf32`` raises once a program has set the new one. Only "tf32" allows it."""
-    deterministic = _deterministic() or _cudnn_deterministic()
+    deterministic = settings.invariant or _deterministic() or _cudnn_deterministic()
     tf32 = dtype is torch.float32 and _precision() == "tf32"
     return _FLAGS["tf32" if tf32 else "ieee", deterministic]
 
@@ -203,7 +203,8 @@ def planned(
     mode."""
     with or_unsupported(f"{problem} {prop}"):
         q = question(problem, prop, device, epilogue, aligned, deterministic, bias)
-        return ready(q.workload, q.target, None, deterministic, CompiledDirection, aligned, mode)
+        made = ready(q.workload, q.target, None, deterministic, CompiledDirection, aligned, mode)
+        return of_batch(made, problem)
 
 
 def proven(
@@ -305,9 +306,15 @@ def question(
     is not the result's."""
     bia = None if bias is None else DTYPES[bias]
     added = Epilogue.parse(epilogue, None if bia is getattr(problem, prop.result).dtype else bia)
-    return compiler.question(
+    asked = compiler.question(
         problem, prop, target_of(device), added, aligned=aligned, deterministic=deterministic
     )
+    return asked.of_any_batch() if settings.invariant else asked
+
+
+def of_batch(made: CompiledDirection, problem: ConvProblem) -> CompiledDirection:
+    """A plan for the images of a problem, where their number is an argument of its kernels."""
+    return made.at({"MB": problem.mb}) if made.required and not made.sizes else made
 
 
 def waits(question: PlanRequest) -> str:

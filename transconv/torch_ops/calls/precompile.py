@@ -59,7 +59,7 @@ def meanwhile(
     """The same for a call that torch computes while a process compiles its kernel: torch makes the
     gradients, too, which ask for nothing."""
     if (
-        settings.sizes != "any"
+        settings.reach != "any"
         and torch.is_grad_enabled()
         and (x.requires_grad or w.requires_grad)
         and not is_collecting()
@@ -89,7 +89,7 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
     would gain nothing (``runtime.helpers``)."""
     if (
         mode != "now"
-        or settings.sizes == "any"
+        or settings.reach == "any"
         or not (x.requires_grad or w.requires_grad)
         or not torch.is_grad_enabled()
         or is_collecting()

@@ -32,6 +32,7 @@ from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params, order_of
 from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls.batch_sums import bias_gradient
 from transconv.torch_ops.conversion import aten_convolutions, inference
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class ConvCall(Route):
     @property
     def asks_own(self) -> bool:
         """Whether the kernel that it has, or waits for, is to be one of its own size."""
-        return settings.sizes != "any" if self.choice is None else self.choice.own
+        return settings.reach != "any" if self.choice is None else self.choice.own
 
     def count(self) -> None:
         super().count()
@@ -362,7 +363,8 @@ class BackwardRoutes:
         if self.weight:
             dw = self.weight.gradient(w, x, None, grad)
         if self.bias_dims:
-            db = arguments.bias_gradient(grad, w, self.params)
+            kind = lower_call.DTYPES[grad.dtype]
+            db = bias_gradient(grad, w, self.params, kind, lower_call.target_of)
         return dx, dw, db
 
     def _run_aten(
@@ -378,7 +380,8 @@ class BackwardRoutes:
         """The line of an entry that runs them, and what it mentions: on the device of these as the current
         one, without ``run`` where every kernel has its start function."""
         there = [r for r in (self.data, self.weight) if r is not None]
-        if self.aten or not there or any(r.start is None for r in there):
+        summed = settings.invariant and self.bias_dims  # by a kernel
+        if self.aten or not there or summed or any(r.start is None for r in there):
             return "return run(grad, x, w)", {"run": self.run}
         made = (
             "data(w, grad)" if self.data else "None",

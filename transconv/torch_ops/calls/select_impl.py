@@ -70,7 +70,7 @@ def compile_route(
     if choice is not None and not choice.own:
         if call.of_any_or_known(choice, mode):
             return
-    elif settings.sizes == "any":
+    elif settings.reach == "any":
         if is_collecting():
             call.elsewhere(mode)
         try:
@@ -85,7 +85,8 @@ def compile_route(
             made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
         call.take(made)
     except Unsupported as error:
-        if (size_policy.leaves_exact(error) and (choice is None or choice.settled)) or is_collecting():
+        settled = size_policy.leaves_exact(error) and (choice is None or choice.settled)
+        if settled or is_collecting() or settings.invariant:
             raise
         try:
             call.of_any_size("never")
@@ -132,7 +133,7 @@ class _SelectedCall:
         route, device, prepares = self.route, self.some.device, is_collecting()
         on = device.type != "cpu" or settings.compile != "auto"
         if (
-            settings.sizes != "auto"
+            settings.reach != "auto"
             or self.flags.deterministic
             or not on
             or not (prepares or mode == "background")
@@ -257,15 +258,16 @@ class _SelectedCall:
         )
 
     def take(self, made: CompiledDirection) -> None:
-        """Have the route launch a kernel for these sizes alone, once its first result was checked."""
+        """Have the route launch a kernel for these sizes alone, or images of these sizes, once its first
+        result was checked."""
         route = self.route
-        route.compiled = self.proven(made)
+        route.compiled = self.proven(lower_call.of_batch(made, self.problem()))
         if self.copies_weight:
             route.halves = apart(route.compiled, "wei")
 
     def captured(self) -> None:
         """A kernel for a call that a CUDA graph captures, where nothing can be compiled or checked."""
-        if settings.sizes != "exact":
+        if settings.reach != "exact":
             with suppress(Unsupported):
                 self.of_any_size("never", loaded=True)
                 return
@@ -394,7 +396,7 @@ def add_sized(
     mode: str,
 ) -> tuple[Any, Hashable]:
     """``add_forward``, and the key of the layer if the route was made from that of another size."""
-    layer = layer_key(req, x, w, b, flags, aligned) if settings.sizes != "exact" else None
+    layer = layer_key(req, x, w, b, flags, aligned) if settings.reach != "exact" else None
     known = route_cache.find_layer(layer)
     route = None if known is None else known.forward(x, w)
     if route is not None:
@@ -427,7 +429,7 @@ def backward_routes(
     flags = lower_call.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
     layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
-    if settings.sizes != "exact":
+    if settings.reach != "exact":
         layer = gradients_key(params, grad, x, w, sizes, mask, flags, aligned)
         known = route_cache.find_layer(layer)
         if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:

@@ -1,0 +1,116 @@
+"""Computations with the number of samples as a name: which axis it is, and one form for all batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from transconv.compute import (
+    BATCH,
+    Compute,
+    batch_axis,
+    of_any_batch,
+    parse,
+    reference,
+    samples,
+    with_samples,
+)
+from transconv.support import Unsupported
+
+LINEAR = """compute linear
+    tensor X f32 [{n}, 64]
+    tensor W f32 [32, 64]
+    tensor Y f32 [{n}, 32]
+    axes   m={n} n=32 | k=64
+    read   x = X[m, k]
+    read   w = W[n, k]
+    store  Y[m, n] = sum(x*w; k)
+"""
+GRADIENT = """compute gradient
+    tensor G f32 [{n}, 32]
+    tensor X f32 [{n}, 64]
+    axes   n=32 k=64 | m={n}
+    read   g = G[m, n]
+    read   x = X[m, k]
+    store  W[n, k] = sum(g*x; m)
+"""
+HALVES = """compute halves
+    tensor X f32 [{two}, 8]
+    axes   n={n} half=2 k=8
+    read   x = X[n*2 + half, k]
+    store  Y[n, half, k] = x
+"""
+
+
+def test_the_number_of_samples_is_a_name() -> None:
+    form = of_any_batch(parse(LINEAR.format(n=5)))
+    assert str(form).splitlines()[:5] == [
+        "compute linear",
+        "    sizes  BATCH=4096 in 1..33553408",
+        "    tensor X f32 [X_0=BATCH, X_1=64]",
+        "    tensor W f32 [W_0=32, W_1=64]",
+        "    tensor Y f32 [Y_0=BATCH, Y_1=32]",
+    ]
+    assert of_any_batch(form) is form
+
+
+@pytest.mark.parametrize("text", [LINEAR, GRADIENT, HALVES])
+def test_all_batches_have_one_form(text: str) -> None:
+    made = {n: parse(text.format(n=n, two=2 * n)) for n in (1, 2, 5, 32, 64)}
+    assert len({of_any_batch(c) for c in made.values()}) == 1
+    for n, compute in made.items():
+        assert samples(compute) == {BATCH: n}
+        assert str(with_samples(made[5], n)) == str(compute)
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [(LINEAR.format(n=32), "m"), (GRADIENT.format(n=32), "m"), (HALVES.format(n=3, two=6), "n")],
+)
+def test_samples_lie_along_the_first_dims(text: str, axis: str) -> None:
+    """Also where a weight has as many rows as there are samples."""
+    compute = parse(text)
+    found = batch_axis(compute)
+    assert found == axis or (
+        found is not None and compute.size(found) == compute.size(axis) and axis == "n"
+    )
+
+
+def test_of_equals_the_first_tensor_tells() -> None:
+    made = parse("compute s\n axes c=8 | n=4\n read x = X[n, c]\n store Y[c] = sum(x; n)")
+    assert batch_axis(made) == "n"
+
+
+def test_nothing_has_samples() -> None:
+    made = parse("compute c\n axes a=1\n store Y[0] = 3.0")
+    assert batch_axis(made) is None and of_any_batch(made) is made and samples(made) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "compute gaps\n tensor X f32 [4, 8] strides(16,1)\n axes n=4 k=8\n read x = X[n, k]\n"
+            " store Y[n, k] = x",
+            "X has gaps between its elements; expected a dense tensor",
+        ),
+        (
+            "compute beside\n tensor X f32 [11, 8]\n tensor Z f32 [4, 8]\n axes n=4 k=8\n"
+            " read x = X[n*2 + 3, k]\n read z = Z[n, k]\n store Y[n, k] = x + z",
+            "dim 0 of X holds something else beside samples",
+        ),
+    ],
+)
+def test_what_has_no_form_is_refused(text: str, why: str) -> None:
+    with pytest.raises(Unsupported, match=why):
+        of_any_batch(parse(text))
+
+
+def test_references_follow_from_one_sample() -> None:
+    assert [reference(n) for n in (1, 256, 1 << 10, 1 << 14, 1 << 30)] == [4096, 4096, 1024, 64, 8]
+
+
+def test_numbers_stay_those_of_a_call() -> None:
+    """A mean over samples divides by their number, which is no size of the text."""
+    text = "compute mean\n axes k=8 | n={n}\n read x = X[n, k]\n store Y[k] = sum(x; n) / {n}"
+    four, five = (of_any_batch(Compute.parse(text.format(n=n))) for n in (4, 5))
+    assert four != five

@@ -1,0 +1,171 @@
+"""Calls in invariant mode: a sample's bits are those it has alone, whatever is in its batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import transconv
+import transconv.functional as F
+from transconv.functional.batch_trials import BatchTrial, CallDrawing, run_trials
+from transconv.support import Unsupported
+
+Tensor = torch.Tensor
+SAMPLES = 4
+
+
+@pytest.fixture(autouse=True)
+def invariant(interpreted: None) -> Iterator[None]:
+    torch.manual_seed(0)
+    with transconv.config.changed(invariant=True):
+        yield
+
+
+def same_alone(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """The result, of which each sample alone has the same bits, as has a part."""
+    whole = run(*tensors)
+    for begin, end in [(i, i + 1) for i in range(SAMPLES)] + [(1, SAMPLES)]:
+        part = run(*[t[begin:end].clone() for t in tensors])
+        assert torch.equal(part, whole[begin:end]), (begin, end)
+    return whole
+
+
+WEIGHT = torch.randn(33, 20)
+CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "linear": (lambda x: F.linear(x, WEIGHT), ((20,),)),
+    "linear of as many rows": (lambda x: F.linear(x, WEIGHT[:SAMPLES].contiguous()), ((20,),)),
+    "linear of one row": (lambda x: F.linear(x, WEIGHT[:1].contiguous()), ((20,),)),
+    "linear of rows": (lambda x: F.linear(x, WEIGHT, WEIGHT[:, 0].contiguous()), ((3, 20),)),
+    "bmm": (F.bmm, ((5, 8), (8, 6))),
+    "layer_norm": (lambda x: F.layer_norm(x, (20,)), ((3, 20),)),
+    "group_norm": (lambda x: F.group_norm(x, 2), ((6, 3, 4),)),
+    "softmax": (lambda x: F.softmax(x, 1), ((7, 5),)),
+    "sum": (lambda x: F.sum(x, 1), ((7, 5),)),
+    "mean": (lambda x: F.mean(x, (1, 2)), ((7, 5),)),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), ((3, 6, 6),)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions(name: str) -> None:
+    run, shapes = CALLS[name]
+    tensors = [torch.randn(SAMPLES, *shape) for shape in shapes]
+    made = same_alone(run, *tensors)
+    with transconv.config.changed(invariant=False, cpu="fallback"):
+        torch.testing.assert_close(made, run(*tensors), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_layer_and_its_gradients(channels_last: bool) -> None:
+    x, w, b = torch.randn(SAMPLES, 4, 6, 5), torch.randn(6, 4, 3, 3), torch.randn(6)
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    slope = torch.randn(SAMPLES, 6, 3, 3)
+
+    def run(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        given = [t.clone().requires_grad_() for t in (x, w, b)]
+        y = transconv.conv2d(*given, stride=2, padding=1)
+        return y.detach(), *torch.autograd.grad(y, given, g)
+
+    y, dx, dw, db = run(x, slope)
+    for i in range(SAMPLES):
+        one, done = run(x[i : i + 1], slope[i : i + 1])[:2]
+        assert torch.equal(one[0], y[i]) and torch.equal(done[0], dx[i])
+    more = [torch.cat([t, torch.zeros(2, *t.shape[1:])]) for t in (x, slope)]
+    for sum_of_all, again in zip((dw, db), run(*more)[2:], strict=True):
+        assert torch.equal(sum_of_all, again)  # samples of zeros add nothing
+    want = torch.autograd.grad(
+        torch.nn.functional.conv2d(x, ww := w.clone().requires_grad_(), None, 2, 1), ww, slope
+    )[0]
+    torch.testing.assert_close(dw, want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(db, slope.sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_with_gaps_is_copied() -> None:
+    w = torch.randn(6, 4, 3, 3)
+    same_alone(lambda x: transconv.conv2d(x[:, :, 1:], w), torch.randn(SAMPLES, 4, 6, 5))
+
+
+def test_a_fused_layer() -> None:
+    w, b = torch.randn(6, 4, 3, 3), torch.randn(6)
+    same_alone(lambda x: transconv.fused_conv2d(x, w, b, activation="relu"), torch.randn(SAMPLES, 4, 6, 5))
+
+
+def test_the_sizes_before_change_nothing() -> None:
+    w, x = torch.randn(6, 4, 3, 3), torch.randn(SAMPLES, 4, 7, 6)
+    first = transconv.conv2d(x, w)
+    with transconv.config.changed(sizes="any"):
+        for n in (1, 9, 2):
+            transconv.conv2d(torch.randn(n, 4, 5, 8), w)
+        assert torch.equal(transconv.conv2d(x, w), first)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "mean": (lambda x: F.mean(x, 0), "mean: its text has numbers of the batch"),
+    "batch_norm": (
+        lambda x: F.batch_norm(x, None, None, training=True),
+        "batch_norm: its text has numbers of the batch",
+    ),
+    "gaps": (lambda x: F.linear(x[:, ::2], WEIGHT[:, :10].contiguous()), "has gaps between its elements"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_depends_on_the_batch_is_refused_by_name(name: str) -> None:
+    run, why = REFUSED[name]
+    with pytest.raises(Unsupported, match=why):
+        run(torch.randn(SAMPLES, 20))
+
+
+def test_torch_computes_nothing() -> None:
+    with transconv.config.changed(cpu="fallback"), pytest.raises(Unsupported, match="torch would have to"):
+        transconv.conv2d(torch.randn(2, 4, 6, 5), torch.randn(6, 4, 3, 3))
+
+
+def test_sums_over_samples_are_those_of_a_prefix() -> None:
+    x = torch.randn(9, 20)
+    assert torch.equal(F.sum(x, 0), F.sum(torch.cat([x, torch.zeros(5, 20)]), 0))
+
+
+def test_a_switch_that_is_changed_comes_back() -> None:
+    with pytest.raises(RuntimeError), transconv.config.changed(invariant=False, sizes="any"):
+        assert transconv.config.sizes == "any"
+        raise RuntimeError
+    assert transconv.config.invariant and transconv.config.sizes != "any"
+    with pytest.raises(ValueError, match="invariant = 'yes'"):
+        transconv.config.invariant = "yes"  # type: ignore[assignment]
+
+
+def test_drawn_calls() -> None:
+    found = list(run_trials(6, "cpu", seed=3))
+    assert [o for o in found if o.differs or o.refused] == [] and len({o.text for o in found}) == 6
+
+
+@pytest.mark.slow
+def test_many_drawn_calls() -> None:
+    assert [o for o in run_trials(60, "cpu", seed=11) if o.differs or o.refused] == []
+
+
+def test_a_planted_dependence_is_found() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x.reshape(len(x), -1).sum(1) * (1 + 2.0**-20 * (len(x) == 1))
+
+    found = list(BatchTrial("planted", run, (torch.randn(SAMPLES, 8),)).differing(random.Random(0)))
+    assert len(found) >= SAMPLES and "the result of sample 0 of 4: 1 of 1 elements differ" in found
+
+
+def test_a_planted_sum_is_found() -> None:
+    """A gradient of shared values whose grouping follows the number of samples."""
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return (x * w).sum(1) * len(x)
+
+    trial = BatchTrial("planted", run, (torch.randn(SAMPLES, 8),), (torch.randn(8),), True, True)
+    assert any(line.startswith("sum 0 over 4 samples") for line in trial.differing(random.Random(0)))
+
+
+def test_draws_repeat() -> None:
+    one, other = (CallDrawing("cpu", 5) for _ in range(2))
+    assert [one.trial().text for _ in range(20)] == [other.trial().text for _ in range(20)]

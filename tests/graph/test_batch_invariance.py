@@ -1,0 +1,186 @@
+"""Compiled graphs in invariant mode: a sample's bits are those it has alone, and what cannot be so is
+refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import transconv
+from transconv.graph import backend, report
+from transconv.graph.certification import certify
+from transconv.support import Unsupported
+from transconv.verify.invariance import proof
+
+Tensor = torch.Tensor
+SAMPLES = 4
+
+
+@pytest.fixture(autouse=True)
+def invariant() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    with transconv.config.changed(cpu="interpret", invariant=True):
+        yield
+
+
+class Convolutional(nn.Module):
+    """A convolution, a norm, a mean over positions, a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, 2, 1), nn.GroupNorm(2, 8)
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.silu(self.norm(self.conv(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """A block with attention among the rows of a sample; ``whole``: by torch's one call."""
+
+    def __init__(self, whole: bool = False) -> None:
+        super().__init__()
+        self.norm, self.inner, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner(self.norm(x)).chunk(3, -1)
+        if self.whole:
+            made = F.scaled_dot_product_attention(q, k, v)
+        else:
+            made = (q @ k.transpose(1, 2) / 8**0.5).softmax(-1) @ v
+        return x + self.out(made)  # type: ignore[no-any-return]
+
+
+def marked(x: Tensor) -> Tensor:
+    made = x.clone()
+    torch._dynamo.mark_dynamic(made, 0)
+    return made
+
+
+def compiled(model: Any, **options: Any) -> Callable[[Tensor], Tensor]:
+    run = torch.compile(model, backend=backend, options={"rest": "eager", **options})
+    return lambda x: run(marked(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(Convolutional(), (3, 7, 6)), (Attention(), (5, 8)), (Attention(whole=True), (5, 8))],
+)
+def test_inference(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Whatever size comes first: a batch of one is no graph of its own."""
+    x, run = torch.randn(SAMPLES, *shape), compiled(model.eval())
+    with torch.no_grad():
+        first = run(x[:1])
+        whole = run(x)
+        assert torch.equal(first[0], whole[0])
+        for i in range(1, SAMPLES):
+            assert torch.equal(run(x[i : i + 1])[0], whole[i])
+        torch.testing.assert_close(whole, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_training() -> None:
+    """Gradients of samples, and weights' gradients of a batch and of one with samples of zeros behind."""
+    model = Convolutional().train()
+    run = torch.compile(model, backend=backend, options={"rest": "eager"})
+    x = torch.randn(SAMPLES, 3, 7, 6)
+
+    def gradients(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        model.zero_grad()
+        given = marked(x).requires_grad_()
+        y = run(given)
+        y.backward(x.flatten(1)[:, :1].expand_as(y).contiguous())
+        assert given.grad is not None
+        return given.grad, [p.grad for p in model.parameters() if p.grad is not None]
+
+    whole, sums = gradients(x)
+    for i in range(SAMPLES):
+        assert torch.equal(gradients(x[i : i + 1])[0][0], whole[i])
+    again = gradients(torch.cat([x, torch.zeros(2, 3, 7, 6)]))[1]
+    assert len(sums) == 6 and all(map(torch.equal, sums, again))
+
+
+def test_a_number_for_samples_is_refused() -> None:
+    run = torch.compile(Convolutional().eval(), backend=backend, options={"rest": "eager"}, dynamic=False)
+    with pytest.raises(Exception, match="the number of samples is no name of this graph: .*mark_dynamic"):
+        run(torch.randn(2, 3, 7, 6))
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: torch.cumsum(x, 1) + 1, "cumsum"),
+        (lambda x: torch.nn.functional.dropout(x, 0.5) * 2, "bernoulli|dropout|rand"),
+    ],
+)
+def test_what_torch_would_add_up_or_draw_is_refused_by_name(
+    function: Callable[[Tensor], Tensor], name: str
+) -> None:
+    with pytest.raises(Exception, match=f"torch would compute .*({name})"):
+        compiled(function)(torch.randn(3, 8))
+
+
+def test_what_torch_moves_it_may() -> None:
+    table, run = torch.randn(10, 4), compiled(lambda x: F.embedding(x.long(), table).sum(1))
+    x = torch.randint(0, 10, (SAMPLES, 6)).float()
+    whole = run(x)
+    assert all(torch.equal(run(x[i : i + 1])[0], whole[i]) for i in range(SAMPLES))
+
+
+def test_the_option_alone() -> None:
+    """Without the switch of the settings; a first batch of several samples makes their number a name."""
+    with transconv.config.changed(invariant=False):
+        torch.compiler.reset()
+        run, x = compiled(Attention().eval(), invariant=True), torch.randn(SAMPLES, 5, 8)
+        with torch.no_grad():
+            whole = run(x)
+            for i in range(0, SAMPLES, 2):
+                assert torch.equal(run(x[i : i + 2]), whole[i : i + 2])
+
+
+def test_graphs_are_planned_for_a_fixed_number() -> None:
+    model = Convolutional().eval()
+    texts = []
+    for count in (3, 9):
+        torch.compiler.reset()
+        run = torch.compile(model, backend=backend, options={"rest": "eager"})
+        with torch.no_grad():
+            run(marked(torch.randn(count, 3, 7, 6)))
+        texts.append([k.text for g in report(run).graphs for k in g.kernels])
+    assert texts[0] == texts[1] and "S0=8" in texts[0][0]
+
+
+def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = proof.reduction_tree
+
+    def planted(*given: Any) -> Any:
+        tree = real(*given)
+
+        class Planted:
+            def depends(self, name: str) -> list[str]:
+                return [f"part = {name} // 2"]
+
+        return tree and Planted()
+
+    monkeypatch.setattr(proof, "reduction_tree", planted)
+    with torch.no_grad(), pytest.raises(Unsupported, match="the number of samples decides part = S0 // 2"):
+        compiled(Convolutional().eval())(torch.randn(2, 3, 7, 6))
+
+
+def test_a_model_is_certified() -> None:
+    made = certify(Convolutional().eval(), torch.randn(3, 3, 7, 6), drawn=1, seed=2)
+    assert made.holds, str(made)
+    assert made.title == "Convolutional" and "no bit differs" in str(made)
+    refused = certify(lambda x: torch.cumsum(x, 1) * 2, torch.randn(3, 8))
+    assert not refused.holds and "torch would compute cumsum" in str(refused)
+
+
+def test_options() -> None:
+    with pytest.raises(Exception, match='"invariant": True or False'):
+        torch.compile(lambda x: x + 1, backend=backend, options={"invariant": "yes"})(torch.randn(3))

@@ -1,0 +1,64 @@
+"""Schedules where the same bits are asked for: sums that end at an argument are grouped alike for all."""
+
+from __future__ import annotations
+
+import pytest
+
+from transconv.conv import ConvProblem, ConvWorkload, Prop
+from transconv.runtime import Plan, build
+from transconv.schedule import Schedule
+from transconv.selection import grouped_alike
+from transconv.support import ScheduleError
+from transconv.target import TARGETS
+
+SM90 = TARGETS["sm_90"]
+PROBLEM = ConvProblem.parse("mb8ic64ih28oc64oh28kh3ph1 dt=f16 tag=nhwc")
+ANY = ConvWorkload(PROBLEM, Prop.BWD_W, open=frozenset({"mb"}))
+BLOCKS = "ic:64 oc:64"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("mb.oh.ow:64 | mma | stages=3", "mb.oh.ow:64 | mma | stages=3"),
+        ("mb.oh.ow:64 | mma | split_k=4", "mb.oh.ow:64 | mma | split_k=4 deal=1"),
+        ("ow:32 | mma | order=oh.mb.ow", "ow:32 | mma | order=mb.oh.ow"),
+        ("ow:32 | mma | order=oh.ow.mb split_k=2", "ow:32 | mma | order=mb.oh.ow split_k=2 deal=1"),
+        ("oh.mb:32 | mma | order=oh.mb.ow", None),
+        ("mb.oh.ow:64 | mma | split_k=4 reduce=atomic", None),
+    ],
+)
+def test_samples_come_first_and_steps_are_dealt_out(given: str, wanted: str | None) -> None:
+    found = grouped_alike(Schedule.parse(f"{BLOCKS} {given}"), ANY.computations[0])
+    assert found == (None if wanted is None else Schedule.parse(f"{BLOCKS} {wanted}"))
+
+
+def test_sums_of_a_number_of_steps_are_as_they_were() -> None:
+    schedule = Schedule.parse(f"{BLOCKS} ow:32 | mma | order=oh.mb.ow split_k=2")
+    assert grouped_alike(schedule, ConvWorkload(PROBLEM, Prop.BWD_W).computations[0]) == schedule
+
+
+def test_the_choice_is_dealt_out() -> None:
+    chosen = build(ANY, SM90, None, None, True, Plan).schedule
+    assert chosen.split_k > 1 and chosen.deal == 1
+    assert build(ANY, SM90, None, None, False, Plan).schedule.deal == 0
+
+
+def test_a_given_schedule_that_groups_by_the_number_is_refused() -> None:
+    given = Schedule.parse(f"{BLOCKS} mb.oh.ow:64 | mma | split_k=4")
+    with pytest.raises(ScheduleError, match="the same bits were asked for"):
+        build(ANY, SM90, given, None, True, Plan)
+
+
+@pytest.mark.parametrize("rest", ["split_k=1 deal=1", "split_k=4 reduce=atomic deal=1"])
+def test_only_parts_that_a_second_kernel_adds_are_dealt_out(rest: str) -> None:
+    problem = ConvProblem.parse("mb8ic64ih28oc64oh28kh3ph1")
+    with pytest.raises(ScheduleError, match="deal=1 deals out the steps of a split sum"):
+        build(
+            ConvWorkload(problem, Prop.BWD_W),
+            SM90,
+            Schedule.parse(f"{BLOCKS} mb.oh.ow:64 | mma | {rest}"),
+            None,
+            False,
+            Plan,
+        )

@@ -1,0 +1,198 @@
+"""Certificates of invariant mode: what is proved, and that a grouping which depends on the batch is found
+by the proof and by drawn batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from transconv import ir
+from transconv.compute import Alone, Workload, parse
+from transconv.conv import ConvProblem, ConvWorkload, Prop
+from transconv.runtime import Plan, build
+from transconv.schedule import Schedule, Scheduled
+from transconv.target import TARGETS, Target
+from transconv.verify.invariance import proof
+from transconv.verify.invariance.drawn_batches import differing
+from transconv.verify.invariance.proof import of_kernel, prove
+from transconv.verify.invariance.reduction_tree import reduction_tree
+
+SM90, HERE = TARGETS["sm_90"], TARGETS["interpreter"]
+LAYERS = (
+    "mb8ic64ih28oc64oh28kh3ph1 dt=f16 tag=nhwc",
+    "mb4ic16ih16oc32oh8kh3sh2ph1",
+    "g16mb2ic16ih9oc16oh9kh3ph1 dt=bf16",
+)
+NORM = """compute norm
+    tensor X f32 [4, 96]
+    axes   m=4 | k=96
+    read   x = X[m, k]
+    let    mean = sum(x; k) / 96
+    let    d = x - mean
+    let    var = sum(d*d; k) / 96
+    store  Y[m, k] = d * rsqrt(var + 0.00001)
+"""
+
+
+def of(text: str, prop: Prop) -> ConvWorkload:
+    return ConvWorkload(ConvProblem.parse(text), prop)
+
+
+@pytest.mark.parametrize("prop", Prop)
+@pytest.mark.parametrize("text", LAYERS)
+def test_layers_are_proved(text: str, prop: Prop) -> None:
+    made = prove(of(text, prop), SM90)
+    assert made.holds, str(made)
+    assert {f.about.split()[-1] for f in made.findings} >= {"choice", "grouping", "kernel"}
+
+
+def test_a_norm_is_proved() -> None:
+    made = prove(Alone(parse(NORM)), SM90)
+    assert made.holds and "no BATCH in over k" in str(made)
+
+
+WEIGHTS = "mb2ic16ih6oc16oh6kh3ph1"
+PLANTED = (
+    ("ic:16 oc:16 mb.oh.ow:16 | mma | split_k=3 stages=1", "MB decides part = "),
+    ("ic:16 oc:16 ow:16 | mma | order=oh.mb.ow stages=1", "MB decides turn = "),
+)
+
+
+@pytest.mark.parametrize(("schedule", "why"), PLANTED)
+def test_a_planted_grouping_is_found_by_the_proof(schedule: str, why: str) -> None:
+    for target in (SM90, HERE):
+        made = prove(of(WEIGHTS, Prop.BWD_W), target, Schedule.parse(schedule))
+        assert not made.holds and why in str(made)
+        assert made.findings[0].holds  # the choice
+
+
+def test_a_planted_split_is_found_by_drawn_batches() -> None:
+    planted, dealt = (f"ic:16 oc:16 mb.oh.ow:16 | mma | split_k=3{w} stages=1" for w in ("", " deal=1"))
+    given = of(WEIGHTS, Prop.BWD_W), HERE, "cpu", 2, 1
+    assert all(
+        "wei of" in line and "elements differ" in line
+        for line in differing(*given, Schedule.parse(planted))
+    )
+    assert list(differing(*given, Schedule.parse(dealt))) == ["", ""]
+
+
+class PlantedChoice(ConvWorkload):
+    """A layer whose reference follows its batch."""
+
+    def of_any_batch(self) -> tuple[Workload, Any]:
+        form, sizes = ConvWorkload(self.problem, self.prop).of_any_batch()
+        p = self.problem
+        return replace(form, problem=p.at(2 * p.mb, p.i, p.o)), sizes  # type: ignore[type-var]
+
+
+def test_a_planted_choice_is_found_by_the_proof() -> None:
+    made = prove(PlantedChoice(ConvProblem.parse(LAYERS[0]), Prop.FWD), SM90)
+    assert not made.holds and "a batch of 1 asks for another kernel" in str(made)
+
+
+def kernel() -> ir.Kernel:
+    """One whose sum is a loop of Triton's."""
+    form, _ = of(LAYERS[1], Prop.FWD).of_any_batch()
+    schedule = Schedule.parse("mb.oh.ow:64 oc:32 ic:16 | mma | stages=3")
+    return build(form, SM90, schedule, None, True, Plan).steps[-1].kernel
+
+
+class PlantedEnd(ir.Mutator):
+    """Has the loops of sums end at the number of samples."""
+
+    def mutate_For(self, loop: ir.For) -> ir.Stmt:
+        made = self.generic(loop)
+        assert isinstance(made, ir.For)
+        if made.kind == "grid":
+            return made
+        return replace(made, until=ir.minimum(ir.Var("MB"), made.stop))
+
+
+def test_a_loop_that_ends_at_the_number_is_found() -> None:
+    made = kernel()
+    assert of_kernel(made, "MB", False, "fwd").holds
+    planted = PlantedEnd().mutate(made)
+    assert isinstance(planted, ir.Kernel)
+    found = of_kernel(planted, "MB", False, "fwd")
+    assert not found.holds and "MB decides: the loop over" in found.why
+
+
+def test_a_branch_that_adds_by_the_number_is_found() -> None:
+    made = kernel()
+    (call,) = ir.find(made, ir.FuncCall)
+
+    class Planted(ir.Mutator):
+        def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt:
+            return ir.If(ir.Var("many") < 3, at) if at is call else at
+
+    planted = Planted().mutate(
+        replace(made, body=ir.seq(ir.Let(ir.Var("many"), ir.Var("MB") * 2), made.body))
+    )
+    assert isinstance(planted, ir.Kernel)
+    found = of_kernel(planted, "MB", False, "fwd")
+    assert not found.holds and "a branch at" in found.why
+
+
+@pytest.mark.parametrize(
+    ("schedule", "part", "turn"),
+    [
+        ("mb.oh.ow:128 oc:64 ic:64 | mma", "0", "kh*3 + kw"),
+        ("mb.oh.ow:128 oc:64 ic:32 | mma | split_k=2", "(kh*6 + kw*2 + ic // 32) // 9", None),
+        ("mb.oh.ow:128 oc:64 ic:32 | mma | split_k=2 deal=1", "(kh*6 + kw*2 + ic // 32) % 2", None),
+    ],
+)
+def test_trees_say_where_each_term_is_added(schedule: str, part: str, turn: str | None) -> None:
+    """And agree with the order in which a list of all terms is divided."""
+    compute = of(LAYERS[0], Prop.FWD).computations[0]
+    given = Schedule.parse(schedule)
+    tree = reduction_tree(Scheduled(compute, given, SM90).main, given)
+    assert tree is not None
+    if turn is not None:
+        assert ir.readable(tree.turn).startswith(turn)
+    extent = given.block_of("ic").extent  # type: ignore[union-attr]
+    terms = [(h, w, c) for h in range(3) for w in range(3) for c in range(64)]
+    steps = sorted({(h, w, c // extent) for h, w, c in terms})
+    parts = given.split_k
+    chunk = -(-len(steps) // parts)
+    for h, w, c in terms:
+        at = {"kh": h, "kw": w, "ic": c}
+        step = steps.index((h, w, c // extent))
+        wanted = (step % parts, step // parts) if given.deal else (step // chunk, step % chunk)
+        assert (ir.value_at(tree.part, at), ir.value_at(tree.turn, at)) == wanted
+        assert [ir.value_at(e, at) for e in tree.lanes] == [c % extent]
+
+
+def test_streamed_steps_depend_on_the_tiles_of_all_samples() -> None:
+    schedule = Schedule.parse("mb.oh.ow:64 oc:64 ic:64 | mma | reduce=stream programs=7 group_m=1")
+    compute = ConvWorkload(ConvProblem.parse(LAYERS[0]), Prop.FWD, open=frozenset({"mb"})).computations[0]
+    tree = reduction_tree(compute, schedule)
+    assert tree is not None and any(line.startswith("part = ") for line in tree.depends("MB"))
+
+
+def test_what_has_no_form_is_refused_by_name() -> None:
+    made = prove(
+        Alone(
+            parse(
+                "compute gaps\n tensor X f32 [4, 8] strides(16,1)\n axes n=4 | k=8\n"
+                " read x = X[n, k]\n store Y[n] = sum(x; k)"
+            )
+        ),
+        SM90,
+    )
+    assert not made.holds and "gaps: X has gaps between its elements" in str(made)
+
+
+@pytest.mark.parametrize("prop", Prop)
+def test_drawn_batches_of_a_layer(prop: Prop) -> None:
+    assert list(differing(of("mb2ic4ih5oc6oh5kh3ph1", prop), HERE, "cpu", 1)) == [""]
+
+
+def test_a_certificate_prints_what_it_is_of() -> None:
+    target: Target = SM90
+    made = proof.BatchCertificate(
+        "title", (proof.ProofLine("choice", True, "why"), proof.ProofLine("k", False, "no"))
+    )
+    assert str(made) == "title\n  proved   choice: why\n  REFUSED  k: no\n  the proof does not hold"
+    assert not proof.BatchCertificate("empty").holds and target.name == "sm_90"

@@ -1,0 +1,62 @@
+"""The gradient of a bias in invariant mode: sums over samples and positions by a kernel for any number of
+samples, whose terms are grouped alike in every batch. Otherwise torch sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
+from transconv.compute import BATCH, Alone, parse
+from transconv.ir import DType, Layout
+from transconv.runtime import Launch, PlanRequest
+from transconv.target import Target
+from transconv.torch_ops import arguments
+from transconv.torch_ops.arguments import Ints, Order, Params
+
+LIKE = 8  # samples in the text, which stand for any number
+
+
+def bias_gradient(
+    grad: torch.Tensor, weight: torch.Tensor, p: Params, kind: DType, target_of: Callable[..., Target]
+) -> torch.Tensor:
+    """The sum of a result's gradient, of a ``kind``, at all positions of all samples. ``target_of``: a
+    device's. Unsupported in invariant mode where no kernel computes it."""
+    channels = weight.shape[1] * p.groups if p.transposed else weight.shape[0]
+    if not settings.invariant or grad.shape[1] != channels:
+        return arguments.bias_gradient(grad, weight, p)
+    order = arguments.order_of(grad.shape, grad.stride(), channels_last=False)
+    if order is None:
+        order, grad = tuple(range(grad.dim())), grad.contiguous()
+    aligned = not grad.data_ptr() & ALIGNMENT
+    launch = _launch(tuple(grad.shape[1:]), order, kind, target_of(grad.device), grad.device, aligned)
+    made = grad.new_empty(channels)
+    launch.at({BATCH: grad.shape[0]}).start([grad, made])
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    sizes: Ints, order: Order, kind: DType, target: Target, device: torch.device, aligned: bool
+) -> Launch:
+    """The kernel for samples of these sizes."""
+    strides = Layout.dense(kind, (LIKE, *sizes), order).strides() or ()
+    channels, *sides = sizes
+    axes = [f"p{i}" for i in range(len(sides))]
+    summed = " ".join([f"n={LIKE}", *(f"{a}={n}" for a, n in zip(axes, sides, strict=True))])
+    shape, steps = (", ".join(map(str, each)) for each in ((LIKE, *sizes), strides))
+    text = "\n".join(
+        [
+            "compute bias_gradient",
+            f"    tensor G {kind} [{shape}] strides({steps.replace(' ', '')})",
+            f"    tensor B {kind} [{channels}]",
+            f"    axes   c={channels} | {summed}",
+            f"    read   g = G[{', '.join(['n', 'c', *axes])}]",
+            f"    store  B[c] = sum(g; {' '.join(['n', *axes])})",
+        ]
+    )
+    request = PlanRequest(Alone(parse(text)), target, True, aligned)
+    return Launch.requested(request.of_any_batch(), device, settings.mode)

@@ -1,0 +1,185 @@
+"""The proof that a sample's bits do not depend on its batch, from what is computed, chosen and lowered.
+
+Three things are shown of a workload, for any number of samples:
+
+    choice     batches of all sizes ask for one plan: the request has the number of samples as a name,
+               and an example that does not depend on it
+    grouping   of every sum, where each term is added (reduction_tree.py): no such text has the number
+    kernel     in what was lowered, the number decides how many programs there are and what is masked,
+               where the samples are the ones that are summed also how long loops are, and nothing else
+               about loops, steps and branches
+
+One kernel computes all programs of all batches, and a sample's elements are in tiles whose lanes do the
+same: what is left are the masks of lanes beyond the last sample, which change no other lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from transconv import ir
+from transconv.compute import Compute, Workload
+from transconv.passes import STEP, lower
+from transconv.runtime import Plan, PlanStep, build
+from transconv.schedule import Schedule, Scheduled
+from transconv.support import TransconvError, Unsupported
+from transconv.target import Target
+from transconv.verify.invariance.reduction_tree import reduction_tree
+
+BATCHES = (1, 2, 3, 5, 8, 13, 32, 64)
+"""Numbers of samples whose requests are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofLine:
+    """A line of a certificate: what it is about, whether it holds, and why."""
+
+    about: str
+    holds: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'proved ' if self.holds else 'REFUSED'}  {self.about}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCertificate:
+    """What was found of a workload."""
+
+    title: str
+    findings: tuple[ProofLine, ...] = field(default=())
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bits of a sample's result depend on the sample alone."""
+        return bool(self.findings) and all(f.holds for f in self.findings)
+
+    def __str__(self) -> str:
+        verdict = "holds" if self.holds else "does not hold"
+        return "\n".join([f"{self.title}", *(f"  {f}" for f in self.findings), f"  the proof {verdict}"])
+
+
+def prove(workload: Workload, target: Target, schedule: Schedule | None = None) -> BatchCertificate:
+    """The certificate of a workload of numbers. ``schedule``: one to look at in place of the choice. What
+    has no form for any number of samples is refused in it."""
+    try:
+        form, sizes = workload.of_any_batch()
+    except TransconvError as error:
+        return BatchCertificate(workload.title, (ProofLine("form", False, str(error)),))
+    found = [chosen_alike(workload, form)]
+    try:
+        plan = build(form, target, schedule, None, schedule is None, Plan)
+    except TransconvError as error:
+        return BatchCertificate(workload.title, (*found, ProofLine("schedule", False, str(error))))
+    for name in sizes:
+        found += of_plan(plan, name)
+    return BatchCertificate(workload.title, tuple(found))
+
+
+def of_plan(plan: Plan, name: str) -> list[ProofLine]:
+    """What is found of the kernels of a plan; ``name``: the number of samples."""
+    return [found for step in plan.steps for found in of_step(step, name, plan.target)]
+
+
+def chosen_alike(workload: Workload, form: Workload) -> ProofLine:
+    """Whether other batches have the same form, and with it the same schedule and kernel."""
+    others = [n for n in BATCHES if workload.with_batch(n).of_any_batch()[0] != form]
+    if others:
+        said = f"a batch of {others[0]} asks for another kernel than this one"
+        return ProofLine("choice", False, said)
+    return ProofLine(
+        "choice", True, f"batches of {', '.join(map(str, BATCHES))} ask for {' '.join(form.text.split())}"
+    )
+
+
+def refuse_grouping(plan: Plan, names: Sequence[str]) -> None:
+    """Raise Unsupported for a plan in which one of the names, numbers of samples, decides what is added to
+    what."""
+    for step in plan.steps:
+        tree = reduction_tree(Scheduled(step.compute, step.schedule, plan.target).main, step.schedule)
+        wrong = [why for name in names if tree is not None for why in tree.depends(name)]
+        if wrong:
+            raise Unsupported(
+                "invariant:grouping", f"{step.compute.name}: the number of samples decides {wrong[0]}"
+            )
+
+
+def of_step(step: PlanStep, name: str, target: Target) -> Iterator[ProofLine]:
+    """What is found of a kernel of a plan; ``name``: the number of samples."""
+    compute, schedule = step.compute, step.schedule
+    main = Scheduled(compute, schedule, target).main
+    tree = reduction_tree(main, schedule)
+    if tree is None:
+        yield ProofLine(f"{compute.name} grouping", True, "it sums nothing")
+    elif wrong := tree.depends(name):
+        yield ProofLine(f"{compute.name} grouping", False, f"{name} decides {'; '.join(wrong)}")
+    else:
+        yield ProofLine(f"{compute.name} grouping", True, f"no {name} in {tree}")
+    is_summed = any(
+        ir.Var(name) in ir.free_vars(x.extent) for x in main.axes_of("K") if x.extent is not None
+    )
+    yield of_kernel(step.kernel, name, is_summed, compute.name)
+    yield from of_stages(compute, schedule, target, name)
+
+
+def of_stages(compute: Compute, schedule: Schedule, target: Target, name: str) -> Iterator[ProofLine]:
+    """Whether the number of samples decides which terms a step of a kernel has: looked at where steps have
+    their name still."""
+    if compute.does != "compute":
+        return
+    for stage, kernel in lower(compute, schedule, target, "proof", compute.math):
+        steps = [let.value for let in ir.find(kernel, ir.Let) if let.var is STEP]
+        if steps:
+            told = _told(kernel)
+            wrong = [e for e in steps if ir.Var(name) in _resolved(e, told)]
+            why = f"after {stage} a step is {ir.readable(steps[0])}"
+            yield ProofLine(
+                f"{compute.name} steps", not wrong, why + (f", told by {name}" if wrong else "")
+            )
+            return
+
+
+def of_kernel(kernel: ir.Kernel, name: str, is_summed: bool, title: str) -> ProofLine:
+    """Whether the number of samples decides nothing of a kernel's loops and branches but how many programs
+    there are, and where sums over samples end."""
+    told, wrong = _told(kernel), list[str]()
+    for loop in ir.find(kernel, ir.For):
+        if loop.kind in ("grid", "dealt"):
+            continue
+        ends = [] if is_summed or loop.until is None else [loop.until]
+        for e in (loop.start, *ends):
+            if ir.Var(name) in _resolved(e, told):
+                wrong.append(f"the loop over {loop.var.name} has {ir.readable(e)}")
+    for branch in ir.find(kernel, ir.If):
+        if ir.Var(name) in _resolved(branch.cond, told) and _adds(branch):
+            wrong.append(f"a branch at {ir.readable(branch.cond)} adds to sums")
+    if wrong:
+        return ProofLine(f"{title} kernel", False, f"{name} decides: {'; '.join(wrong)}")
+    return ProofLine(f"{title} kernel", True, f"no loop and no branch of {kernel.name} depends on {name}")
+
+
+def _adds(branch: ir.If) -> bool:
+    """Whether something may be added up within a branch: a variable changes, or a unit is called."""
+    return bool([*ir.find(branch, ir.Update), *ir.find(branch, ir.FuncCall)])
+
+
+def _told(kernel: ir.Kernel) -> dict[ir.Var, ir.Expr]:
+    """What names stand for."""
+    return {let.var: let.value for let in ir.find(kernel, ir.Let)}
+
+
+def _resolved(e: ir.Expr, told: dict[ir.Var, ir.Expr]) -> set[ir.Var]:
+    """The names that an expression is made of, through those that stand for others."""
+    left, seen = [*ir.free_vars(e)], set[ir.Var]()
+    while left:
+        var = left.pop()
+        if var not in seen:
+            seen.add(var)
+            left += [*ir.free_vars(told[var])] if var in told else []
+    return seen
+
+
+def table(certificates: Sequence[BatchCertificate]) -> str:
+    """Certificates one below another."""
+    return "\n".join(map(str, certificates))
