@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-SIZE, CASES = 12, 5
+SIZE, CASES = 8, 5  # no larger than a patch
 DATASET, PLANS = "Dataset001_Balls", "nnUNetPlansTiny"
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
 
@@ -24,7 +24,7 @@ def write_images(raw: Path) -> None:
     (folder / "labelsTr").mkdir()
     rng = np.random.default_rng(0)
     for case in range(CASES):
-        at = np.indices((SIZE,) * 3) - rng.integers(4, SIZE - 4, 3).reshape(3, 1, 1, 1)
+        at = np.indices((SIZE,) * 3) - rng.integers(3, SIZE - 3, 3).reshape(3, 1, 1, 1)
         ball = (at**2).sum(0) <= 9
         image = rng.normal(ball * 3.0, 1.0).astype(np.float32)
         SimpleITK.WriteImage(
@@ -59,7 +59,7 @@ def command(root: Path, *words: str, **variables: str) -> str:
         env=environment(root) | variables,
         text=True,
         capture_output=True,
-        timeout=540,
+        timeout=900,
     )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     return ran.stdout
