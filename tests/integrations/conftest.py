@@ -1,5 +1,6 @@
-"""Tests with other packages, of the versions in constraints-integrations.txt: ``make integrations`` runs those
-that are marked ``integrations``. They import their packages inside, so that any environment collects them."""
+"""Tests with other packages, of the versions in constraints-integrations.txt: ``make integrations`` runs
+those that are marked ``integrations``. They import their packages inside, so that any environment collects
+them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "Y
 
 @pytest.fixture(autouse=True)
 def interpreted(fresh: None) -> Iterator[None]:
-    """Calls on a CPU run kernels in Triton's interpreter, and one that torch computed instead is an error."""
+    """Calls on a CPU run kernels in Triton's interpreter; one that torch computed instead is an error."""
     torchvision_operators.define()
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"

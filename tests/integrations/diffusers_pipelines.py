@@ -1,4 +1,5 @@
-"""diffusers' own pipeline classes with models of a few features and random weights, and a tokenizer of letters."""
+"""diffusers' own pipeline classes, with models of a few features and random weights, and a tokenizer of
+letters."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def write_images(raw: Path) -> None:
             SimpleITK.GetImageFromArray(image), folder / "imagesTr" / f"ball_{case:03}_0000.nii.gz"
         )
         SimpleITK.WriteImage(
-            SimpleITK.GetImageFromArray(ball.astype(np.uint8)), folder / "labelsTr" / f"ball_{case:03}.nii.gz"
+            SimpleITK.GetImageFromArray(ball.astype(np.uint8)),
+            folder / "labelsTr" / f"ball_{case:03}.nii.gz",
         )
     said = {
         "channel_names": {"0": "CT"},

@@ -1,5 +1,5 @@
-"""The folder of nodes, loaded by its path as ComfyUI does it, with stand-ins for its VAE and ModelPatcher that
-have the public methods which the nodes call: ``clone``, ``get_model_object``, ``add_object_patch``."""
+"""The folder of nodes, loaded by its path as ComfyUI does it, with stand-ins for its VAE and ModelPatcher
+that have the public methods which the nodes call."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.encoder = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 4, 3, 2, 1))
         self.quant_conv = nn.Conv2d(4, 4, 1)
-        self.decoder = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 3, 3, padding=1))
+        self.decoder = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 3, 3, padding=1)
+        )
 
     def decode(self, z: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self.decoder(z)

@@ -125,7 +125,8 @@ def test_layers_that_are_offloaded_one_by_one() -> None:
 
 @pytest.mark.parametrize("first", ["accelerated", "adapted"])
 def test_adapters(first: str, tmp_path: Path) -> None:
-    """A LoRA of linear layers and convolutions that is loaded before or after; then merged, and taken out."""
+    """A LoRA of linear layers and convolutions that is loaded before or after; then scaled, and taken
+    out."""
     from diffusers.utils import convert_state_dict_to_diffusers
     from peft import LoraConfig
     from peft.utils import get_peft_model_state_dict

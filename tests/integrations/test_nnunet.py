@@ -1,5 +1,5 @@
-"""nnU-Net's own commands with our trainer: the losses are its own trainer's, validation is its own inference,
-and what it leaves loads without transconv."""
+"""nnU-Net's own commands with our trainer: the losses are its own trainer's, validation is its own
+inference, and what it leaves loads without transconv."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def trainer(kind: Any) -> Any:
         seed(7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_training, "recursive_find_trainer_class_by_name", lambda name: kind)
-        made = run_training.get_trainer_from_args("1", "3d_fullres", 0, "", PLANS, device=torch.device("cpu"))
+        made = run_training.get_trainer_from_args(
+            "1", "3d_fullres", 0, "", PLANS, device=torch.device("cpu")
+        )
     made.num_iterations_per_epoch = made.num_val_iterations_per_epoch = made.num_epochs = 1
     made.on_train_start()
     made.on_epoch_start()
@@ -77,7 +79,9 @@ def trainer(kind: Any) -> Any:
     return made
 
 
-def losses(made: Any, around: AbstractContextManager[Any] | None = None, steps: int = STEPS) -> list[float]:
+def losses(
+    made: Any, around: AbstractContextManager[Any] | None = None, steps: int = STEPS
+) -> list[float]:
     with around or nullcontext():
         return [float(made.train_step(next(made.dataloader_train))["loss"]) for _ in range(steps)]
 
@@ -97,7 +101,9 @@ def test_their_commands_find_our_trainer(root: Path) -> None:
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
     from SimpleITK import GetArrayFromImage, ReadImage
 
-    ours = subprocess.check_output([sys.executable, "-m", "transconv.integrations.nnunet"], text=True).strip()
+    ours = subprocess.check_output(
+        [sys.executable, "-m", "transconv.integrations.nnunet"], text=True
+    ).strip()
     (root / "own").mkdir()
     (root / "own" / "few.py").write_text(FEW)
     both = os.pathsep.join((ours, str(root / "own")))
@@ -127,19 +133,27 @@ def test_their_commands_find_our_trainer(root: Path) -> None:
     words += ["-i", str(root / "one")]
     operators = str(Path(__file__).with_name("torchvision_operators.py"))
     subprocess.run(
-        [sys.executable, "-c", HIDDEN.format(operators=operators, words=[*words, "-o", str(root / "plain")])],
+        [
+            sys.executable,
+            "-c",
+            HIDDEN.format(operators=operators, words=[*words, "-o", str(root / "plain")]),
+        ],
         env=nnunet_dataset.environment(root),
         check=True,
         capture_output=True,
         timeout=300,
     )
     command(root, "-predict", *words, "-o", str(root / "ours"), nnUNet_compile="t")
-    made, want = (GetArrayFromImage(ReadImage(str(root / of / "ball_000.nii.gz"))) for of in ("ours", "plain"))
+    made, want = (
+        GetArrayFromImage(ReadImage(str(root / of / "ball_000.nii.gz"))) for of in ("ours", "plain")
+    )
     assert (made != want).mean() < 0.01  # a voxel whose classes are all but equal
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["converted", "compiled"])
-def test_losses_are_their_trainers(compiled: bool, in_process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_their_trainers(
+    compiled: bool, in_process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
     from transconv.integrations.nnunet import nnUNetTrainerTransconv
@@ -157,7 +171,9 @@ def test_losses_are_their_trainers(compiled: bool, in_process: Path, monkeypatch
     if compiled:
         found = report(ours.network)
         assert {g.phase for g in found.graphs} == {"forward", "backward"}
-        assert not [row for g in found.graphs for row in g.rows if row not in g.kernels], "regions of torch"
+        assert not [row for g in found.graphs for row in g.rows if row not in g.kernels], (
+            "regions of torch"
+        )
 
     # Deep supervision off, as in validation: one result instead of a list.
     for each in (theirs, ours):
@@ -184,7 +200,11 @@ def test_losses_under_autocast(in_process: Path, monkeypatch: pytest.MonkeyPatch
     narrow = torch.autocast("cpu", torch.bfloat16)
     exact, theirs, ours = (
         first_step(kind, around)
-        for kind, around in ((nnUNetTrainer, None), (nnUNetTrainer, narrow), (nnUNetTrainerTransconv, narrow))
+        for kind, around in (
+            (nnUNetTrainer, None),
+            (nnUNetTrainer, narrow),
+            (nnUNetTrainerTransconv, narrow),
+        )
     )
     assert abs(ours[0] - exact[0]) <= 2 * abs(theirs[0] - exact[0]) + 1e-3
     assert 0 < (theirs[1] - exact[1]).norm() < exact[1].norm()
@@ -194,7 +214,9 @@ def test_losses_under_autocast(in_process: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_trainer_of_ones_own(in_process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mixin before another trainer of nnU-Net's: the checkpoint names that one."""
-    from nnunetv2.training.nnUNetTrainer.variants.training_length.nnUNetTrainer_Xepochs import nnUNetTrainer_5epochs
+    from nnunetv2.training.nnUNetTrainer.variants.training_length.nnUNetTrainer_Xepochs import (
+        nnUNetTrainer_5epochs,
+    )
 
     from transconv.integrations.nnunet import Accelerated
 

@@ -17,7 +17,9 @@ from transconv.torch_ops.modules import is_ours
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
-RECIPES = dict(re.findall(r"^<!-- recipe: ([\w-]+) -->\n```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL))
+RECIPES = dict(
+    re.findall(r"^<!-- recipe: ([\w-]+) -->\n```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+)
 Names = dict[str, Any]
 
 
@@ -33,7 +35,10 @@ def run(name: str, **names: Any) -> Names:
     """The names after a recipe. Kernels of ours, and none of torch's, computed."""
     text = RECIPES[name]
     with torch.random.fork_rng():
-        exec(compile(text, "docs/integrations.md", "exec"), space := {"torch": torch, "transconv": transconv, **names})
+        exec(
+            compile(text, "docs/integrations.md", "exec"),
+            space := {"torch": torch, "transconv": transconv, **names},
+        )
     seen = transconv.stats()
     assert sum(seen.native.values()) and not seen.fallback, seen
     return space
@@ -74,7 +79,12 @@ def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = [{"pixel_values": image[:, ::2, ::2], "labels": n} for n, image in enumerate(IMAGES)]
     options = {"use_cpu": True, "per_device_train_batch_size": 2, "report_to": [], "disable_tqdm": True}
     space = run(
-        "transformers", Trainer=Trainer, TrainingArguments=TrainingArguments, model=model, data=data, options=options
+        "transformers",
+        Trainer=Trainer,
+        TrainingArguments=TrainingArguments,
+        model=model,
+        data=data,
+        options=options,
     )
     assert transconv.stats().native["graph"]
     assert any((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
@@ -117,7 +127,13 @@ def test_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision.models, "resnet18", lambda: model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = model[1].conv1.weight.detach().clone()
-    run("torchvision", torchvision=torchvision, images=IMAGES, loss=lambda y: y.square().mean(), optimizer=optimizer)
+    run(
+        "torchvision",
+        torchvision=torchvision,
+        images=IMAGES,
+        loss=lambda y: y.square().mean(),
+        optimizer=optimizer,
+    )
     assert (model[1].conv1.weight != before).any() and transconv.stats().native["graph"]
 
 
@@ -151,7 +167,9 @@ def test_lightning(tmp_path: Path) -> None:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+            self.net = torch.nn.Sequential(
+                torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+            )
 
         def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
             made: torch.Tensor = self.net(batch).square().mean()
@@ -210,7 +228,9 @@ def test_ultralytics_export(yolo: Any) -> None:
     with torch.no_grad():
         want = yolo.model.eval()(x)[0]
         made = torch.jit.load(run("ultralytics-export", yolo=yolo)["file"])(x)
-    torch.testing.assert_close(made if isinstance(made, torch.Tensor) else made[0], want, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        made if isinstance(made, torch.Tensor) else made[0], want, rtol=1e-2, atol=1e-2
+    )
     assert not any(convolutions(yolo.model))
 
 
@@ -227,7 +247,12 @@ def test_ultralytics_train(yolo: Any, tmp_path: Path) -> None:
     data = tmp_path / "set.yaml"
     data.write_text(f"path: {tmp_path / 'set'}\ntrain: images\nval: images\nnames: [one, other]\n")
     options = {"batch": 2, "workers": 0, "device": "cpu", "amp": False, "val": False, "plots": False}
-    run("ultralytics-train", yolo=yolo, data=str(data), options={**options, "project": str(tmp_path / "runs")})
+    run(
+        "ultralytics-train",
+        yolo=yolo,
+        data=str(data),
+        options={**options, "project": str(tmp_path / "runs")},
+    )
     assert transconv.stats().native["bwd_w"]
     (file,) = tmp_path.rglob("last.pt")
     assert not any(convolutions(torch.load(file, weights_only=False)["ema"]))

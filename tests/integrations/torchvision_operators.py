@@ -1,5 +1,5 @@
-"""PyPI's torchvision holds operators compiled for CUDA's torch alone, and beside a CPU's torch it cannot even be
-imported. There the one operator that models need is defined in Python; a torchvision that loads is left as it is.
+"""PyPI's torchvision holds operators compiled for CUDA's torch alone, and beside a CPU's torch it cannot
+even be imported. There the one that models need is defined in Python; those that load are left as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def kept(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     while len(order):
         best, order = order[0], order[1:]
         made.append(best)
-        low, high = torch.maximum(dets[best, :2], dets[order, :2]), torch.minimum(dets[best, 2:], dets[order, 2:])
+        low, high = (
+            torch.maximum(dets[best, :2], dets[order, :2]),
+            torch.minimum(dets[best, 2:], dets[order, 2:]),
+        )
         both = (high - low).clamp(min=0).prod(1)
         order = order[both / (areas[best] + areas[order] - both) <= iou_threshold]
     return torch.stack(made) if made else scores.new_empty(0, dtype=torch.long)

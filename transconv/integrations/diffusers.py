@@ -28,7 +28,7 @@ OFFLOADING = ("_hf_hook", "_diffusers_hook")
 
 
 @dataclass(frozen=True)
-class Accelerated:
+class AcceleratedPipeline:
     """What ``accelerate`` did. ``compiled``: modules whose calls are graphs, by name; ``converted``: for
     each model the convolutions that were exchanged; ``left``: why parts were not compiled."""
 
@@ -53,7 +53,9 @@ class Accelerated:
         return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
-        yield "transconv.integrations.diffusers: " + (", ".join(self.models) or "no model with convolutions")
+        yield "transconv.integrations.diffusers: " + (
+            ", ".join(self.models) or "no model with convolutions"
+        )
         if self.compiled:
             yield f"  compiled: {', '.join(self.compiled)}"
         yield from (f"  {name}: {len(made.converted)} converted" for name, made in self.converted.items())
@@ -61,10 +63,13 @@ class Accelerated:
             yield f"  not compiled: {name}: {why}"
 
 
-def accelerate(pipe: Any, *, compiled: bool = True, rest: str = "inductor", verbose: bool = True) -> Accelerated:
-    """Let the models of a pipeline, or one model of diffusers, compute by transconv, in place. ``compiled``:
-    False exchanges convolutions alone, with no graphs; ``rest``: who computes what in graphs has no kernel.
-    Call it again after a model was exchanged; TypeError for what has no models of diffusers."""
+def accelerate(
+    pipe: Any, *, compiled: bool = True, rest: str = "inductor", verbose: bool = True
+) -> AcceleratedPipeline:
+    """Let the models of a pipeline, or one model of diffusers, compute by transconv, in place.
+    ``compiled``: False exchanges convolutions alone, with no graphs; ``rest``: who computes what in graphs
+    has no kernel. Call it again after a model was exchanged; TypeError for what has no models of
+    diffusers."""
     models = {name: model for name, model in models_of(pipe).items() if has_convolutions(model)}
     graphs: dict[str, nn.Module] = {}
     left: dict[str, str] = {}
@@ -79,7 +84,7 @@ def accelerate(pipe: Any, *, compiled: bool = True, rest: str = "inductor", verb
     # A graph translates torch's own operators, and compares its first results with theirs.
     own = {id(m) for module in graphs.values() for m in module.modules()}
     converted = {n: convert_(model, lambda m, _: id(m) not in own) for n, model in models.items()}
-    made = Accelerated(models, graphs, converted, left)
+    made = AcceleratedPipeline(models, graphs, converted, left)
     if verbose:
         print(made)
     return made
@@ -91,7 +96,9 @@ def models_of(pipe: Any) -> dict[str, nn.Module]:
         return {type(pipe).__name__: pipe}
     components = getattr(pipe, "components", None)
     if not isinstance(components, dict):
-        raise TypeError(f"accelerate: expected a pipeline or a model of diffusers, got {type(pipe).__name__}")
+        raise TypeError(
+            f"accelerate: expected a pipeline or a model of diffusers, got {type(pipe).__name__}"
+        )
     return {name: model for name, model in components.items() if isinstance(model, ModelMixin)}
 
 

@@ -81,7 +81,9 @@ class Accelerated:
         """As the trainer does it, with the name of the next trainer that is not transconv's."""
         super().save_checkpoint(filename)
         if self.local_rank == 0 and not self.disable_checkpointing:
-            plain = next(c for c in type(self).__mro__ if not issubclass(c, Accelerated) and c is not object)
+            plain = next(
+                c for c in type(self).__mro__ if not issubclass(c, Accelerated) and c is not object
+            )
             rename_trainer(filename, plain.__name__)
 
 

@@ -1,4 +1,4 @@
-"""A folder of custom nodes for ComfyUI: copy or link it into ``custom_nodes``, beside an installed transconv.
+"""A folder of custom nodes for ComfyUI: copy or link it into ``custom_nodes``; transconv is installed.
 
     Transconv VAE      a VAE whose encoder and decoder are compiled graphs; switched off, torch's again
     Transconv Model    a copy of a model, patched: while it is loaded, its calls are compiled graphs
