@@ -1,4 +1,4 @@
-"""What a process of ``python -m bench integrations`` does: one model of another package as one side runs it.
+"""What a process of ``python -m bench integrations`` does: a model of another package as one side runs it.
 
 Seconds of the first call, milliseconds of later ones, peak memory beside what the model holds, and how far
 results are from those of f32 (of training: the loss after some steps, which all sides begin alike).

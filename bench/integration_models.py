@@ -1,7 +1,8 @@
-"""What ``python -m bench integrations`` runs: models of other packages by their own classes, in their public
-sizes and with random weights. ``small``: a few features, for a CPU.
+"""What ``python -m bench integrations`` runs: models of other packages by their own classes, in their
+public sizes and with random weights. ``small``: a few features, for a CPU.
 
-Inference is in bf16; nnU-Net's training is under autocast to f16 with scaled gradients, as its trainer has it.
+Inference is in bf16; nnU-Net's training is under autocast to f16 with scaled gradients, as its trainer
+has it.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def windows(small: bool) -> nn.Module:
             super().__init__()
             features = (4,) * 6 if small else (32, 32, 64, 128, 256, 32)
             self.net = BasicUNet(3, 1, 2, features=features)
-            self.inferer = SlidingWindowInferer((16 if small else 96,) * 3, sw_batch_size=2, overlap=0.25)
+            self.inferer = SlidingWindowInferer((32 if small else 96,) * 3, sw_batch_size=2, overlap=0.25)
 
         def forward(self, volume: Tensor) -> Any:
             return self.inferer(volume, self.net)
@@ -224,7 +225,7 @@ SUBJECTS = {
     "monai_windows": Subject(
         "monai",
         windows,
-        noise(1, 1, 192, 192, 160, small=(1, 1, 20, 16, 16)),
+        noise(1, 1, 192, 192, 160, small=(1, 1, 36, 32, 32)),
         called,
         lambda model: whole(model.net),
     ),

@@ -1,9 +1,9 @@
-"""``python -m bench integrations``: models of other packages, by their own classes and with random weights,
-as transconv, torch and torch's own compiler run them.
+"""``python -m bench integrations``: models of other packages, by their own classes and with random
+weights, as transconv, torch and torch's own compiler run them.
 
-A process for each model and side: some are compiled at a time, and each is timed alone. A row is printed and
-appended to ``integrations.csv`` when it is complete; a run that is repeated skips the rows it has, and models
-whose package is not installed, which it names.
+A process for each model and side: some are compiled at a time, and each is timed alone. A row is printed
+and appended to ``integrations.csv`` when it is complete; a run that is repeated skips the rows it has, and
+models whose package is not installed, which it names.
 """
 
 from __future__ import annotations

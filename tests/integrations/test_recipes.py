@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # where it writes the backend's name
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # which it writes
     config = ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic", num_labels=2)
     model = ResNetForImageClassification(config)
     before = [p.detach().clone() for p in model.parameters()]

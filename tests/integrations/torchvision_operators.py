@@ -1,9 +1,10 @@
 """PyPI's torchvision holds operators compiled for CUDA's torch alone, and beside a CPU's torch it cannot
-even be imported. There the one that models need is defined in Python; those that load are left as they are.
+even be imported. There the one that models need is defined in Python; others stay.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def define() -> None:
         _library[0].define(f"nms{SCHEMA}")
         _library[0].define(f"qnms{SCHEMA}")  # of integers, which nothing here calls
         _library[0].impl("nms", kept, "CPU")
+        importlib.import_module("torchvision.extension")._has_ops = lambda: True
 
 
 def kept(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
