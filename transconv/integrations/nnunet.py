@@ -15,11 +15,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from nnunetv2.inference import predict_from_raw_data
 from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+from nnunetv2.paths import nnUNet_extTrainer
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -30,12 +32,11 @@ from transconv.graph.torch_compile import backend
 from transconv.torch_ops.modules import convert_
 
 TRAINERS = Path(__file__).with_name("nnunet_trainers")
-VARIABLE = "nnUNet_extTrainer"
 
 
 def asks_to_compile() -> bool:
-    """Whether ``nnUNet_compile`` wants compiled networks, which is what nnU-Net does without it."""
-    return os.environ.get("nnUNet_compile", "true").lower() in ("true", "1", "t")
+    """Whether nnU-Net compiles networks on a GPU, as ``nnUNet_compile`` says."""
+    return bool(nnUNetTrainer._do_i_compile(SimpleNamespace(device=torch.device("cuda"))))
 
 
 def accelerated(network: nn.Module, compiled: bool) -> nn.Module:
@@ -47,15 +48,16 @@ def accelerated(network: nn.Module, compiled: bool) -> nn.Module:
         return plain
     if next(plain.parameters()).device.type != "cpu":
         put_features_last(plain)
-    made: nn.Module = torch.compile(plain, backend=backend)
-    return made
+    made: Any = torch.compile(plain, backend=backend)
+    network = made
+    return network
 
 
-class Accelerated:
-    """Mixin: a trainer of nnU-Net whose network runs by kernels of transconv. It stands before the
-    trainer: ``class MyTrainer(Accelerated, nnUNetTrainer_5epochs)``."""
+class Accelerated(nnUNetTrainer):  # type: ignore[misc]
+    """A trainer of nnU-Net whose network runs by kernels of transconv. It stands before another trainer:
+    ``class MyTrainer(Accelerated, nnUNetTrainer_5epochs)``."""
 
-    def initialize(self: Any) -> None:
+    def initialize(self) -> None:
         """As the trainer does it; then the network is exchanged, within DistributedDataParallel too."""
         super().initialize()
         compiled = self._do_i_compile()
@@ -66,18 +68,18 @@ class Accelerated:
         how = "compiled by transconv" if compiled else "its convolutions are transconv's"
         self.print_to_log_file(f"transconv: {type(self.plain_network()).__name__}: {how}")
 
-    def plain_network(self: Any) -> nn.Module:
+    def plain_network(self) -> nn.Module:
         """The network without what torch.compile and DistributedDataParallel put around it."""
         network = getattr(self.network, "module", self.network)
         found: nn.Module = getattr(network, "_orig_mod", network)
         return found
 
-    def _do_i_compile(self: Any) -> bool:
+    def _do_i_compile(self) -> bool:
         """nnU-Net never compiles on a CPU; there Triton's interpreter runs graphs if it is asked to."""
         interpreted = self.device.type == "cpu" and settings.cpu == "interpret"
         return asks_to_compile() if interpreted else bool(super()._do_i_compile())
 
-    def save_checkpoint(self: Any, filename: str) -> None:
+    def save_checkpoint(self, filename: str) -> None:
         """As the trainer does it, with the name of the next trainer that is not transconv's."""
         super().save_checkpoint(filename)
         if self.local_rank == 0 and not self.disable_checkpointing:
@@ -87,12 +89,14 @@ class Accelerated:
             rename_trainer(filename, plain.__name__)
 
 
-class nnUNetTrainerTransconv(Accelerated, nnUNetTrainer):  # type: ignore[misc]
+class nnUNetTrainerTransconv(Accelerated):
     """nnU-Net's default trainer, by kernels of transconv."""
 
 
 class AcceleratedPredictor(nnUNetPredictor):  # type: ignore[misc]
     """nnU-Net's predictor, by kernels of transconv."""
+
+    network: Any
 
     def initialize_from_trained_model_folder(self, *given: Any, **named: Any) -> None:
         super().initialize_from_trained_model_folder(*given, **named)
@@ -114,8 +118,8 @@ def main(words: Sequence[str]) -> None:
         predict_from_raw_data.nnUNetPredictor = AcceleratedPredictor
         predict_from_raw_data.predict_entry_point()
         return
-    held = [folder for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
-    print(os.pathsep.join(dict.fromkeys([*held, str(TRAINERS)])))
+    held = nnUNet_extTrainer.get().split(os.pathsep) if nnUNet_extTrainer.is_set() else []
+    print(os.pathsep.join(dict.fromkeys([*filter(None, held), str(TRAINERS)])))
 
 
 if __name__ == "__main__":
