@@ -39,7 +39,7 @@ def asks_to_compile() -> bool:
     return bool(nnUNetTrainer._do_i_compile(SimpleNamespace(device=torch.device("cuda"))))
 
 
-def accelerated(network: nn.Module, compiled: bool) -> nn.Module:
+def accelerated(network: nn.Module, compiled: bool) -> Any:
     """A network whose convolutions are transconv's: one whose calls are compiled graphs, or the network
     itself, its modules converted. One that torch.compile made already is compiled anew."""
     plain: nn.Module = getattr(network, "_orig_mod", network)
@@ -48,14 +48,14 @@ def accelerated(network: nn.Module, compiled: bool) -> nn.Module:
         return plain
     if next(plain.parameters()).device.type != "cpu":
         put_features_last(plain)
-    made: Any = torch.compile(plain, backend=backend)
-    network = made
-    return network
+    return torch.compile(plain, backend=backend)
 
 
 class Accelerated(nnUNetTrainer):  # type: ignore[misc]
     """A trainer of nnU-Net whose network runs by kernels of transconv. It stands before another trainer:
     ``class MyTrainer(Accelerated, nnUNetTrainer_5epochs)``."""
+
+    network: Any
 
     def initialize(self) -> None:
         """As the trainer does it; then the network is exchanged, within DistributedDataParallel too."""
