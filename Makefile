@@ -17,11 +17,12 @@ GPU_NAME ?= $(or $(if $(GPU),$(shell $(GPU) --query-gpu=name --format=csv,nohead
 
 MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune \
     measure-issues
-.PHONY: help install demo test check check-all docs newcomer lint house matrix mutants sanitize release \
-    report-images clean measure $(MEASURES)
+.PHONY: help install demo test integrations check check-all docs newcomer lint house matrix mutants sanitize \
+    release report-images clean measure $(MEASURES)
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
+	@echo "make integrations  with the packages of others: nnU-Net, diffusers and more, in Triton's interpreter"
 	@echo "make check    ruff, mypy --strict, and the test suite"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make docs     the documentation as a site in build/site; warnings are errors"
@@ -76,7 +77,20 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -q tests
 test: $(ready)
 	@$(MAKE) --no-print-directory $(NEWEST)/ready || \
 	    echo "NOT TESTED: the newest Triton (constraints-newest.txt) could not be installed"
-	$(PYTEST) -m "not gpu and not slow"
+	$(PYTEST) -m "not gpu and not slow and not integrations"
+
+# In an environment of its own, made on top of the project's torch; some 40 minutes on two cores.
+OTHERS := .integrations
+$(OTHERS)/ready: constraints-integrations.txt pyproject.toml | $(ready)
+	test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	echo "import site; site.addsitedir('$$($(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+	    > $$($(OTHERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
+	$(OTHERS)/bin/python -m pip install --quiet --no-deps torchvision==$$(sed -n 's/^torchvision==//p' $<)
+	$(OTHERS)/bin/python -m pip install --quiet -c $< -e ".[integrations]"
+	touch $@
+
+integrations: $(OTHERS)/ready
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(OTHERS)/bin/python -m pytest -q tests/integrations
 
 lint: $(ready)
 	$(PYTHON) -m ruff check .
@@ -97,7 +111,7 @@ newcomer: $(ready)
 
 # Some 55 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
 check-all: check matrix mutants newcomer
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu and not integrations"
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	TRITON_INTERPRET=1 $(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m tests.graph.draw --n 500

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("torch_ops", "tuning"),
     ("nn", "functional", "quantized", "kernel"),
     ("graph", "distributed"),
+    ("integrations",),
     ("cli",),
     ("__main__", "__init__"),
 )
@@ -131,6 +132,7 @@ def test_heavy_imports() -> None:
                     "quantized",
                     "graph",
                     "distributed",
+                    "integrations",
                     "kernel",
                 )
                 or relative(path) in TENSORS

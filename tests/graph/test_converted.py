@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, near
 from transconv.graph import KernelRow, backend, report
+from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 
@@ -45,6 +46,28 @@ def test_converted_modules() -> None:
         near(p.grad, grad, 1e-9, "gradient")
     rows = [r for g in report(run).graphs for r in g.rows]
     assert len(report(run).graphs) == 2 and all(isinstance(r, KernelRow) for r in rows)
+
+
+def test_first_results_are_held_against_torch() -> None:
+    """The operators of converted modules are torch's there, in the checks and while torch answers: no
+    kernel of an eager call is built or launched."""
+    model = Block().requires_grad_(False)
+    x = torch.randn(2, 4, 5, 6)
+    want = model(x)
+    transconv.convert_(model)
+    run = torch.compile(model, backend=backend, options={"rest": "eager"})
+    near(run(x), want, 1e-3, "result")
+    assert transconv.stats().compared["right"] and set(transconv.stats().native) == {"graph"}
+
+    for operator in (torch.ops.transconv.fwd, torch.ops.transconv.bwd_d, torch.ops.transconv.bwd_w):
+        transconv.stats(reset=True)
+        w, numbers = torch.randn(4, 4, 3, 3), "stride=1x1 padding=1x1"
+        given = (x, w, None, None) if operator is torch.ops.transconv.fwd else (x, x, w)
+        own = operator(*given, numbers)
+        assert transconv.stats(reset=True).native
+        with aten():
+            near(operator(*given, numbers), own, 1e-3, "of torch")
+        assert not transconv.stats().native
 
 
 def test_a_fused_call() -> None:

@@ -67,7 +67,7 @@ ROOMS = (
 SELECTED = (
     "-q",
     "-m",
-    "not gpu and not slow",
+    "not gpu and not slow and not integrations",
     "-p",
     "no:cacheprovider",
     *(f"--ignore={path}" for path in NOT_RUN),

@@ -202,7 +202,7 @@ class ModelTrial:
         self.calls[RECORDED] = self.compiled(backend, options | {"cudagraphs": True})
         self.handle = None if self.training else Inference(self.model)
         if self.training and self.device().type != "cpu":
-            _features_last(self.model)
+            put_features_last(self.model)
         return True
 
     def recordable(self) -> bool:
@@ -296,18 +296,8 @@ class ModelTrial:
         )
 
     def compiled(self, how: Any, options: Any = None) -> Call:
-        """The model through torch's compiler: a function with code of its own, to which compiled code is
-        tied, so that models of one class do not share its limit."""
-        model: Any = self.model
-
-        def call(*given: Any, **named: Any) -> Any:
-            return model._call_impl(*given, **named)
-
-        code = call.__code__.replace(co_name=f"optimized_{type(model).__name__}_{id(call):x}")
-        function: Any = type(call)
-        own = function(code, call.__globals__, code.co_name, None, call.__closure__)
-        made: Call = torch.compile(own, backend=how, options=options)
-        return made
+        """The model through torch's compiler."""
+        return compiled_alone(self.model._call_impl, type(self.model).__name__, how, options)
 
     def run(self, name: str, seed: int = 0, given: Example | None = None) -> list[Tensor]:
         """Results of the example, and in training all gradients as one vector: one that is zero, as of
@@ -396,6 +386,20 @@ def trial_of(
     return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest, tune)
 
 
+def compiled_alone(call: Call, name: str, how: Any = backend, options: Any = None) -> Call:
+    """A call through torch's compiler: a function with code of its own, to which compiled code is tied, so
+    that models of one class do not share its limit."""
+
+    def alone(*given: Any, **named: Any) -> Any:
+        return call(*given, **named)
+
+    code = alone.__code__.replace(co_name=f"optimized_{name}_{id(alone):x}")
+    function: Any = type(alone)
+    own = function(code, alone.__globals__, code.co_name, None, alone.__closure__)
+    made: Call = torch.compile(own, backend=how, options=options)
+    return made
+
+
 def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], bool] | None) -> nn.Module:
     """A copy of a model with its weights and buffers; for inference its parameters need no gradient."""
 
@@ -432,7 +436,7 @@ def _nudged(given: Example | None) -> Example | None:
     return made
 
 
-def _features_last(model: nn.Module) -> None:
+def put_features_last(model: nn.Module) -> None:
     """Put weights of images in memory as kernels read them."""
     for p in model.parameters():
         if type(p) is nn.Parameter and p.dim() in (4, 5):

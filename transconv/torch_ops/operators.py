@@ -96,10 +96,17 @@ def implement(
 ) -> None:
     """Register what an operator is without values, and what computes it; ``composed``: as torch's
     functions, which torch's transforms see; ``derivatives``: above the kernel, where autograd is not
-    bypassed, as inference mode does; ``flops``: of the shapes."""
+    bypassed, as inference mode does; ``flops``: of the shapes. Within ``aten()`` an operator is torch's
+    functions too: what a graph's first results are held against are no kernels of ours."""
     register_fake(f"transconv::{name}", fake, lib=library)
+
+    def computed(*given: Any, **named: Any) -> Any:
+        if composed is not None and aten_convolutions.by_torch.on:
+            return composed(*given, **named)
+        return kernel(*given, **named)
+
     for key in ("CPU", "CUDA"):
-        library.impl(name, kernel, key)
+        library.impl(name, computed, key)
     if derivatives is not None:
         library.impl(name, derivatives, "Autograd")
     if composed is not None:

@@ -3,6 +3,7 @@ those of int8 and uint8 as torch defines them, of their type, modulo 256."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -42,6 +43,15 @@ class AtenReplacement:
 
 
 replacement = AtenReplacement()
+
+
+class ByTorch(threading.local):
+    """Whether this thread's convolutions are torch's, those of this package's operators among them."""
+
+    on = False
+
+
+by_torch = ByTorch()
 
 
 def _one_sided(x: Tensor, p: Params) -> tuple[Tensor, list[int]]:

@@ -36,10 +36,9 @@ class _Entries:
 
 
 class _ThreadState(threading.local):
-    """The devices of each `use` that runs in this thread, and whether aten's kernels are torch's."""
+    """The devices of each `use` that runs in this thread."""
 
     open: tuple[tuple[str, ...], ...] = ()
-    aten = False
 
 
 _entries, _local = _Entries(), _ThreadState()
@@ -109,12 +108,14 @@ class use(contextlib.ContextDecorator):
 
 @contextlib.contextmanager
 def aten() -> Iterator[None]:
-    """Within ``with``, aten's convolutions of this thread are torch's, within `use` too."""
-    before, _local.aten = _local.aten, True
+    """Within ``with``, convolutions of this thread are torch's: aten's, within `use` too, and those of the
+    operators of this package."""
+    state = aten_convolutions.by_torch
+    before, state.on = state.on, True
     try:
         yield
     finally:
-        _local.aten = before
+        state.on = before
 
 
 _new_library: Any = torch.library.Library
@@ -147,7 +148,7 @@ def _install() -> None:
 
 def _is_on(device: str) -> bool:
     """Whether transconv computes a call of this thread."""
-    if _local.aten:
+    if aten_convolutions.by_torch.on:
         return False
     if any(device in entry for entry in _entries.enabled):
         return True

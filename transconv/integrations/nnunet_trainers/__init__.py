@@ -1,0 +1,1 @@
+"""The folder that nnU-Net's variable ``nnUNet_extTrainer`` names."""
