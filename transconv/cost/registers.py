@@ -2,7 +2,7 @@
 
     a thread = base + sums + operands under way + their addresses, more where every load needs a mask
 
-Chips with ``async_copy`` keep operands in shared memory instead; this estimate is not for them. The
+Other chips keep operands in shared memory instead; this estimate is not for them (``Target.lane_regs``). The
 numbers were fitted to 210 kernels compiled for gfx1100, of which 42 spill.
 """
 
@@ -15,7 +15,6 @@ from transconv.cost.fetches import fetch
 from transconv.schedule import Schedule, Scheduled, k_steps, tile
 from transconv.target import Target
 
-WAVE = 8  # registers of a thread, per lane of a wave: 256 for waves of 32 lanes, 512 for 64
 SAFE = 0.85  # the fraction of registers above which most kernels spill
 BASE = 64
 ADDRESS = 2  # registers for each load of a step
@@ -27,14 +26,9 @@ LANE = 4  # with unit fma, registers for the address and the mask of each produc
 
 def spills(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether a kernel is likely to need more registers than a thread has."""
-    if (
-        target.backend != "hip"
-        or "async_copy" in target.features
-        or compute.b is None
-        or (schedule.regs or schedule.late or schedule.unroll)
-    ):
+    if not target.lane_regs or compute.b is None or (schedule.regs or schedule.late or schedule.unroll):
         return False
-    return registers(schedule, compute, target) > SAFE * WAVE * target.warp_size
+    return registers(schedule, compute, target) > SAFE * target.lane_regs
 
 
 def registers(schedule: Schedule, compute: Compute, target: Target) -> float:
