@@ -2,7 +2,7 @@
 
     a thread = base + sums + operands under way + their addresses, more where every load needs a mask
 
-Other chips keep operands in shared memory instead; this estimate is not for them (``Target.lane_regs``). The
+Other chips keep operands in shared memory; this estimate is not for them (``Target.lane_regs``). The
 numbers were fitted to 210 kernels compiled for gfx1100, of which 42 spill.
 """
 

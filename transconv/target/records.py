@@ -468,7 +468,7 @@ def detect(device: torch.device | int | None = None) -> Target:
     interpreter if there is no GPU or no torch, or with TRITON_INTERPRET=1. Raises Unsupported for a GPU
     of a family without a record."""
     if knobs.interpret():
-        return TARGETS["interpreter"]
+        return TARGETS["pvc" if knobs.opencl() else "interpreter"]
     try:
         import torch
     except ImportError:
@@ -485,8 +485,8 @@ def detect(device: torch.device | int | None = None) -> Target:
 
 
 def of_intel(card: str) -> Target:
-    """The record of an Intel GPU, by the name that its driver gives it. Raises Unsupported (``target:xpu``)
-    if there is none."""
+    """The record of an Intel GPU, by the name that its driver tells. Raises Unsupported (``target:xpu``) if
+    there is none."""
     chip = next((chip for word, chip in CARDS.items() if word in card.lower()), "")
     if chip not in TARGETS or TARGETS[chip].backend != "xpu":
         known = " ".join(t.name for t in TARGETS.values() if t.backend == "xpu")
