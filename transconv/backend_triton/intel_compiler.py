@@ -51,9 +51,9 @@ LINE = re.compile(r"^\s*(?:\([^)]*\)\s+)*([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)\s+\(
 MESSAGE = re.compile(r"(load|store|load_block2d|store_block2d|atomic)\w*\.(ugm|slm)(?:\.d(\d+)(?:u32)?(?:x(\d+)(t?))?)?")
 
 
-def device_of(arch: str, lanes: int, dots: bool = True) -> dict[str, Any]:
-    """What Triton's release asks the driver of a device, for a chip whose matrix unit has so many columns;
-    ``dots``: whether that unit may be used."""
+def device_of(arch: str, lanes: int, dots: bool) -> dict[str, Any]:
+    """What Triton's release asks the driver of a device, for a chip with so many lanes to a warp; ``dots``:
+    whether it has a matrix unit, and with that messages that move boxes."""
     return {
         "name": arch,
         "architecture": 0,
@@ -68,11 +68,11 @@ def device_of(arch: str, lanes: int, dots: bool = True) -> dict[str, Any]:
         "threads_per_eu": 8,
         "max_work_group_size": 1024,
         "max_num_sub_groups": 1024 // lanes,
-        "sub_group_sizes": [n for n in (8, 16, 32) if n >= lanes],
+        "sub_group_sizes": [lanes, 32],
         "has_fp64": True,
         "has_subgroup_matrix_multiply_accumulate": dots,
-        "has_subgroup_matrix_multiply_accumulate_tensor_float32": dots and lanes == 16,
-        "has_subgroup_2d_block_io": dots and lanes == 16,
+        "has_subgroup_matrix_multiply_accumulate_tensor_float32": dots,
+        "has_subgroup_2d_block_io": dots,
         "has_bfloat16_conversions": dots,
         "local_mem_size": 131072,
         "max_shared_mem": 131072,

@@ -208,7 +208,7 @@ def compiled(job: dict[str, Any]) -> Any:
     arch, lanes = job["arch"], job["warp_size"]
     if job["backend"] == "xpu":
         intel_compiler.forget_the_driver()
-        arch = intel_compiler.device_of(arch, lanes, job.get("dots", True))
+        arch = intel_compiler.device_of(arch, lanes, job["dots"])
         options["threads_per_warp"] = lanes
     return triton_compile(_source(job), target=GPUTarget(job["backend"], arch, lanes), options=options)
 

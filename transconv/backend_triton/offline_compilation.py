@@ -312,6 +312,7 @@ class CompileJob:
     sizes: int = 0  # 32-bit arguments after the tensors
     numbers: int = 0  # the last of the params, which are passed themselves, not by address
     fuse: bool = True  # whether products and sums may become one instruction
+    dots: bool = True  # whether the chip has a matrix unit; Triton knows it of others than Intel's
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,6 @@ MMA_SYNC = MmaFamily("mma.sync", ((8, (16, 8, 32)), (16, (16, 8, 16)), (32, (16,
 MFMA = MmaFamily("mfma", ((8, (16, 16, 16)), (16, (16, 16, 16)), (32, (16, 16, 4)), (64, (16, 16, 4))))
 WMMA = MmaFamily("wmma", ((8, (16, 16, 16)), (16, (16, 16, 16))))
 DPAS = MmaFamily("dpas", ((8, (8, 16, 32)), (16, (8, 16, 16)), (32, (8, 16, 8))))
-DPAS8 = MmaFamily("dpas", ((8, (8, 8, 32)), (16, (8, 8, 16))))  # of registers of 32 bytes
 NUMPY = MmaFamily("numpy", ((8, (1, 1, 1)), (16, (1, 1, 1)), (32, (1, 1, 1)), (64, (1, 1, 1))))
 
 
@@ -68,7 +67,7 @@ def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[Mm
         newest
         + {
             "cuda": (MMA_SYNC,),
-            "xpu": (DPAS if warp_size == 16 else DPAS8,),
+            "xpu": (DPAS,),
             "interpreter": (NUMPY,),
             "hip": (MFMA if warp_size == 64 else WMMA,),
         }[backend]

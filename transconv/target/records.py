@@ -144,7 +144,8 @@ class Target:
     their load. ``rates``: measured rates for estimates; those of sm_90 until a chip has its own.
     ``l2_gbs``: what boxes bring from the L2 cache to one multiprocessor while all fetch, in GB/s.
     ``lane_regs``: 32-bit registers of a lane where operands on their way to the matrix unit take some; 0
-    where shared memory holds them. Tiles that are estimated to need more are proposed last.
+    where shared memory holds them. Tiles that are estimated to need more are proposed last. ``without``: element types
+    that its kernels cannot have.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Target:
     rates: Rates = SM90
     l2_gbs: float = L2_GBS
     lane_regs: int = 0
+    without: frozenset[DType] = frozenset()
 
     def __str__(self) -> str:
         return self.name
@@ -198,6 +200,8 @@ class Target:
 
     def why_not_held(self, dtype: DType) -> str | None:
         """None if kernels can have elements of this type, else the reason."""
+        if dtype in self.without:
+            return f"{self.name} has no {dtype}"
         if dtype is f8e4m3 and self.backend == "cuda" and int(self.arch) < 89:
             return f"Triton has no {dtype} for {self.name}; expected f8e5m2, or a chip from sm_89 on"
         return None
@@ -285,31 +289,32 @@ def _cuda(
 
 def _xpu(
     arch: str,
-    warp_size: int,
     sms: int,
     shared: int,
     l2: int,
     bandwidth: float,
     tflops: float,
-    *dtypes: DType,
-    precisions: tuple[str, ...] = ANY_F32,
+    *features: str,
+    lane_regs: int = 256,
+    without: tuple[DType, ...] = (),
 ) -> Target:
-    # A thread has 128 registers of a warp's width, or 256 where the compiler halves the threads.
+    # A thread has 128 registers, of 16 lanes each if they are wide, or 256 where half the threads run.
     return Target(
         arch,
         "xpu",
         arch,
-        warp_size,
+        16,
         sms,
         shared,
         131072,
         l2 * MIB,
         bandwidth,
         tflops,
-        frozenset({"mma"}),
-        frozenset({f16, bf16, i8, *dtypes}),
-        precisions,
-        lane_regs=256,
+        frozenset(features),
+        frozenset({f16, bf16, f32, i8}),
+        ANY_F32 if "mma" in features else IEEE,
+        lane_regs=lane_regs,
+        without=frozenset(without),
     )
 
 
@@ -360,10 +365,12 @@ TARGETS: dict[str, Target] = {
         _hip("gfx950", 64, 256, 160 * KIB, 131072, 32, 8000, 2516, "async_copy"),  # MI355X
         _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),  # RX 7900 XTX
         _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),  # RX 9070 XT
-        _xpu("pvc", 16, 64, 128 * KIB, 204, 1638, 419, f32),  # Max 1550, one die
-        _xpu("dg2", 8, 32, 64 * KIB, 16, 560, 131, precisions=IEEE),  # Arc A770
-        _xpu("bmg", 16, 20, 128 * KIB, 18, 456, 116.5, f32),  # Arc B580
-        _xpu("lnl", 16, 8, 128 * KIB, 8, 136.5, 33.5, f32),  # Arc 140V
+        _xpu("pvc", 64, 128 * KIB, 204, 1638, 419, "mma"),  # Max 1550, one die
+        # Arc A770, with registers of half the width. The products of its matrix unit have 8 columns, which
+        # Triton's release 3.3 does not compile; ocloc drops those of 16, so none may be in the SPIR-V.
+        _xpu("dg2", 32, 64 * KIB, 16, 560, 131, lane_regs=128, without=(f64,)),
+        _xpu("bmg", 20, 128 * KIB, 18, 456, 116.5, "mma"),  # Arc B580
+        _xpu("lnl", 8, 128 * KIB, 8, 136.5, 33.5, "mma"),  # Arc 140V
         # Triton's interpreter: memory is not limited. Its bf16 arithmetic is that of the bits as integers.
         Target(
             "interpreter",

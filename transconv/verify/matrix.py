@@ -363,6 +363,16 @@ RULES: tuple[Rule, ...] = (
         "the schedule says mma",
     ),
     Rule(
+        lambda f: (
+            f.matrix
+            and f.backend == "xpu"
+            and "mma" in f.features
+            and (f.bits <= 16 or (f.bits == 32 and f.precision != "ieee"))
+        ),
+        ("dpas",),
+        "the schedule says mma",
+    ),
+    Rule(
         lambda f: f.cuda and f.bits == 32 and (f.exact32 or not f.matrix) and not f.sums_only,
         ("FFMA", "FFMA2"),
         "f32 is multiplied as it is",
@@ -395,6 +405,11 @@ RULES: tuple[Rule, ...] = (
             and not (f.bits == 32 and "async_copy" in f.features)
         ),
         ("global_load.128", "buffer_load.128"),
+        "the channels of a gathered operand lie in aligned runs of 16 bytes",
+    ),
+    Rule(
+        lambda f: f.matrix and f.backend == "xpu" and f.lane_bytes >= 16,
+        ("load.ugm.128", "load_block2d.ugm"),
         "the channels of a gathered operand lie in aligned runs of 16 bytes",
     ),
     Rule(lambda f: f.atomic and f.cuda, ("RED", "ATOMG"), "parts of a sum meet in memory"),
@@ -448,6 +463,7 @@ def job_of(step: PlanStep, target: Target, text: str = "", words: bool = True) -
         is_explicit(step.kernel),
         words=words,
         sizes=len(step.kernel.sizes.each) if step.kernel.sizes else 0,
+        dots="mma" in target.features,
     )
 
 

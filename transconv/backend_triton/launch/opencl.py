@@ -55,7 +55,7 @@ def execute(
     begins, end = {}, PAGE
     for address, storage in storages.items():
         begins[address] = end + address % PAGE
-        end = -(-(begins[address] + storage.nbytes()) // PAGE + 1) * PAGE
+        end = (begins[address] + storage.nbytes() + 2 * PAGE - 1) // PAGE * PAGE
     job = {
         "source": source,
         "function": function,
