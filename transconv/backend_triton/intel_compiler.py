@@ -1,4 +1,5 @@
-"""Machine code for Intel GPUs without one: Triton's release for them, and ``ocloc``, Intel's offline compiler.
+"""Machine code for Intel GPUs without one: Triton's release for them, and ``ocloc``, Intel's offline
+compiler.
 
     text --Triton's release (a folder of its own)--> SPIR-V --ocloc--> machine code, and its listing
 
@@ -47,13 +48,17 @@ WORDS = (
 LARGE = "-cl-intel-256-GRF-per-thread"
 LIMIT_S = 500.0
 # A line of the listing: perhaps a predicate, the operation, where it is executed, what is written.
-LINE = re.compile(r"^\s*(?:\([^)]*\)\s+)*([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)\s+\(\d+\|M\d+\)(.*)", re.MULTILINE)
-MESSAGE = re.compile(r"(load|store|load_block2d|store_block2d|atomic)\w*\.(ugm|slm)(?:\.d(\d+)(?:u32)?(?:x(\d+)(t?))?)?")
+LINE = re.compile(
+    r"^\s*(?:\([^)]*\)\s+)*([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)\s+\(\d+\|M\d+\)(.*)", re.MULTILINE
+)
+MESSAGE = re.compile(
+    r"(load|store|load_block2d|store_block2d|atomic)\w*\.(ugm|slm)(?:\.d(\d+)(?:u32)?(?:x(\d+)(t?))?)?"
+)
 
 
 def device_of(arch: str, lanes: int, dots: bool) -> dict[str, Any]:
-    """What Triton's release asks the driver of a device, for a chip with so many lanes to a warp; ``dots``:
-    whether it has a matrix unit, and with that messages that move boxes."""
+    """What Triton's release asks the driver of a device, for a chip with so many lanes to a warp;
+    ``dots``: whether it has a matrix unit, and with that messages that move boxes."""
     return {
         "name": arch,
         "architecture": 0,
@@ -102,7 +107,8 @@ def ocloc_release() -> str:
 
 @lru_cache(maxsize=1)
 def ocloc_devices() -> frozenset[str]:
-    """The chips that the installed ``ocloc`` compiles for, by its names. Raises ValueError if there is none."""
+    """The chips that the installed ``ocloc`` compiles for, by its names. Raises ValueError if there is
+    none."""
     return devices_in(_ocloc("compile", "--help"))
 
 
@@ -116,8 +122,8 @@ def _ocloc(*words: str, folder: str = "", environment: dict[str, str | None] | N
     """What ``ocloc`` prints. Raises ValueError if it is not installed, RuntimeError where it fails."""
     if shutil.which("ocloc") is None:
         raise ValueError(
-            "there is no ocloc, Intel's offline compiler; install it with: apt-get install intel-opencl-icd "
-            "(in later releases of Debian intel-ocloc)"
+            "there is no ocloc, Intel's offline compiler; install it with: apt-get install "
+            "intel-opencl-icd (in later releases of Debian intel-ocloc)"
         )
     done = subprocess.run(
         ["ocloc", *words],
@@ -138,12 +144,22 @@ def _ocloc(*words: str, folder: str = "", environment: dict[str, str | None] | N
 def command(spirv: Path, device: str, options: str = "") -> list[str]:
     """The words of the command that compiles SPIR-V for a chip."""
     more = ["-options", options] if options else []
-    return ["compile", "-spirv_input", "-file", str(spirv), "-device", device, "-out_dir", str(spirv.parent), *more]
+    return [
+        "compile",
+        "-spirv_input",
+        "-file",
+        str(spirv),
+        "-device",
+        device,
+        "-out_dir",
+        str(spirv.parent),
+        *more,
+    ]
 
 
 def listing_of(spirv: bytes, device: str) -> str:
-    """The listing of the machine code that runs: with 256 registers for a thread where 128 spill, as Triton's
-    release has it (TRITON_XPU_GEN_NATIVE_CODE)."""
+    """The listing of the machine code that runs: with 256 registers for a thread where 128 spill, as
+    Triton's release has it (TRITON_XPU_GEN_NATIVE_CODE)."""
     listing = _listing(spirv, device, "")
     return _listing(spirv, device, LARGE) if spilt(listing) else listing
 

@@ -402,8 +402,8 @@ def compile_offline(
 
 
 def triton_version(folder: Path | None = None) -> str:
-    """The version of Triton in a folder, or of the installed one; of the release for Intel GPUs with that of
-    ``ocloc``, which makes the machine code. Raises ValueError if there is none."""
+    """The version of Triton in a folder, or of the installed one; of the release for Intel GPUs with
+    that of ``ocloc``, which makes the machine code. Raises ValueError if there is none."""
     found = _distribution("triton", folder)
     if found is not None:
         return found
@@ -430,8 +430,8 @@ def backends_of(folder: Path | None = None) -> tuple[str, ...]:
 
 
 def compiles_for(target: Target, folder: Path | None = None) -> bool:
-    """Whether the Triton of a folder, or the installed one, compiles for a chip, with what makes the machine
-    code. Raises ValueError where there is no ``ocloc``."""
+    """Whether the Triton of a folder, or the installed one, compiles for a chip, with what makes the
+    machine code. Raises ValueError where there is no ``ocloc``."""
     if target.backend not in backends_of(folder):
         return False
     return target.backend != "xpu" or target.arch in intel_compiler.ocloc_devices()
@@ -443,7 +443,8 @@ def _refused(job: CompileJob, backends: Sequence[str]) -> CompileFailure | None:
     return CompileFailure(
         job.function,
         job.target,
-        f"{job.backend} is not compilable offline by this Triton, which compiles for {' and '.join(backends)}",
+        f"{job.backend} is not compilable offline by this Triton, which compiles for "
+        f"{' and '.join(backends)}",
     )
 
 

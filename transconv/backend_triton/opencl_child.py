@@ -1,9 +1,9 @@
-"""The child process of launch/opencl.py: ``python -m transconv.backend_triton.opencl_child`` reads jobs, each a
-line of JSON, compiles each kernel to SPIR-V with Triton's release for Intel GPUs, executes it on a CPU through
-OpenCL, and answers with a line of JSON.
+"""The child process of launch/opencl.py: ``python -m transconv.backend_triton.opencl_child`` reads
+jobs, each a line of JSON, compiles each kernel to SPIR-V with Triton's release for Intel GPUs, executes
+it on a CPU through OpenCL, and answers with a line of JSON.
 
-Kernels are compiled without the matrix unit and without messages that move boxes, which CPUs lack: products
-are multiply-adds of each lane. Nothing else differs from what is compiled for a chip.
+Kernels are compiled without the matrix unit and without messages that move boxes, which CPUs lack:
+products are multiply-adds of each lane. Nothing else differs from what is compiled for a chip.
 
 Arguments lie in a file that both processes map: the address of an argument is where it lies in the mapping
 (shared virtual memory of the whole system, as OpenCL calls it)."""
@@ -29,6 +29,7 @@ CPU = 1 << 1  # CL_DEVICE_TYPE_CPU
 ARGUMENTS = 0x1191  # CL_KERNEL_NUM_ARGS
 LOG = 0x1183  # CL_PROGRAM_BUILD_LOG
 SIZE = ctypes.c_size_t
+NO_CPU = "there is no OpenCL for CPUs; expected pip install 'transconv[opencl]'"
 
 
 class OpenClError(RuntimeError):
@@ -42,7 +43,8 @@ class OpenCl:
         self.library = ctypes.CDLL(loader())
         device, count = ctypes.c_void_p(), ctypes.c_uint()
         platforms = (ctypes.c_void_p * 16)()
-        self.call("clGetPlatformIDs", 16, platforms, ctypes.byref(count))
+        if self.library.clGetPlatformIDs(16, platforms, ctypes.byref(count)):
+            raise OpenClError(NO_CPU)
         for platform in platforms[: count.value]:
             found = self.library.clGetDeviceIDs(
                 ctypes.c_void_p(platform), ctypes.c_ulong(CPU), 1, ctypes.byref(device), None
@@ -50,7 +52,7 @@ class OpenCl:
             if found == 0:
                 break
         else:
-            raise OpenClError("OpenCL has no CPU")
+            raise OpenClError(NO_CPU)
         self.device = device
         self.context = self.made("clCreateContext", None, 1, ctypes.byref(device), None, None)
         self.queue = self.made("clCreateCommandQueueWithProperties", self.context, device, None)
@@ -87,8 +89,8 @@ class OpenCl:
         programs: int,
         lanes: int,
     ) -> None:
-        """Run so many programs with so many lanes each, and wait for them. ``shared``: bytes of local memory,
-        which is the last argument of a kernel that has one more than is given."""
+        """Run so many programs with so many lanes each, and wait for them. ``shared``: bytes of local
+        memory, which is the last argument of a kernel that has one more than is given."""
         for at, value in enumerate(arguments):
             if isinstance(value, ctypes.c_void_p):
                 self.call("clSetKernelArgSVMPointer", kernel, at, value)
@@ -108,7 +110,7 @@ def loader() -> str:
     own = Path(sys.prefix, "lib", "libOpenCL.so.1")
     found = str(own) if own.exists() else find_library("OpenCL")
     if found is None:
-        raise OpenClError("there is no OpenCL; expected pip install 'transconv[opencl]'")
+        raise OpenClError(NO_CPU)
     return found
 
 
@@ -128,8 +130,8 @@ ATTRIBUTES_EXTENSION = b"SPV_INTEL_kernel_attributes\0"
 
 
 def without_attributes(spirv: bytes) -> bytes:
-    """SPIR-V without the attributes of kernels for Intel's GPUs, which OpenCL for CPUs refuses; they promise
-    something to the compiler and change no result."""
+    """SPIR-V without the attributes of kernels for Intel's GPUs, which OpenCL for CPUs refuses; they
+    promise something to the compiler and change no result."""
     words = struct.unpack(f"<{len(spirv) // 4}I", spirv)
     kept = list(words[:HEADER])
     at = HEADER
@@ -152,28 +154,39 @@ def without_attributes(spirv: bytes) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def built(job: str) -> tuple[ctypes.c_void_p, int, float, float]:
-    """The kernel of a job in JSON, its bytes of local memory, and the seconds that Triton and OpenCL took."""
-    started = time.perf_counter()
-    kernel = compiled(json.loads(job))
+def built(text: str) -> tuple[ctypes.c_void_p, int, int, float, float]:
+    """The kernel of a job in JSON, its bytes of local memory and its lanes, and the seconds that Triton
+    and OpenCL took. Where warps exchange values, one warp executes each program: after a barrier Intel's
+    runtime (2024.2 to 2026.2) may give all warps what the last one computed before it."""
+    started, job = time.perf_counter(), json.loads(text)
+    kernel = compiled(job)
+    if kernel.metadata.shared and job["warps"] > 1:
+        job["warps"] = 1
+        kernel = compiled(job)
     between = time.perf_counter()
     made = opencl().kernel(without_attributes(kernel.asm["spv"]), kernel.metadata.name)
-    return made, kernel.metadata.shared, between - started, time.perf_counter() - between
+    lanes = job["warps"] * job["warp_size"]
+    return made, kernel.metadata.shared, lanes, between - started, time.perf_counter() - between
 
 
 def execute(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
-    """Compile a job's kernel, run it on the arguments in its file; the seconds of both compilers and of the
-    run. ``arguments``: offsets in the file, or numbers with the name of their type."""
+    """Compile a job's kernel, run it on the arguments in its file; the seconds of both compilers and of
+    the run. ``arguments``: offsets in the file, or numbers with the name of their type."""
     place, arguments, programs = job.pop("file"), job.pop("arguments"), job.pop("programs")
-    kernel, shared, triton_s, opencl_s = built(json.dumps(job, sort_keys=True))
+    kernel, shared, lanes, triton_s, opencl_s = built(json.dumps(job, sort_keys=True))
     started = time.perf_counter()
     with open(place, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         first = ctypes.c_char.from_buffer(memory)
         base = ctypes.addressof(first)
         given = [_argument(value, base) for value in arguments]
-        opencl().run(kernel, given, shared, programs, job["warps"] * job["warp_size"])
+        opencl().run(kernel, given, shared, programs, lanes)
         del first, given  # the mapping has to be free to be closed
-    return {"triton_s": triton_s, "opencl_s": opencl_s, "run_s": time.perf_counter() - started}
+    return {
+        "lanes": lanes,
+        "triton_s": triton_s,
+        "opencl_s": opencl_s,
+        "run_s": time.perf_counter() - started,
+    }
 
 
 def _argument(value: Any, base: int) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:

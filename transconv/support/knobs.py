@@ -248,8 +248,8 @@ opencl = Knob(
     "TRANSCONV_OPENCL",
     "a folder",
     "",
-    "Triton's release for Intel GPUs (pip install --target): what would be interpreted is compiled by it, for "
-    "the Max 1550, and executed on the CPU through OpenCL; not set: Triton's interpreter",
+    "Triton's release for Intel GPUs (pip install --target): what would be interpreted is compiled "
+    "by it, for the Max 1550, and executed on the CPU through OpenCL; not set: Triton's interpreter",
     _optional_folder,
 )
 
@@ -308,8 +308,8 @@ def use_interpreter() -> None:
 
 
 def use_opencl() -> None:
-    """Have what would be interpreted executed through OpenCL, by the release of Triton in the folder that is
-    set, or that ``make matrix-xpu`` makes."""
+    """Have what would be interpreted executed through OpenCL, by the release of Triton in the folder
+    that is set, or that ``make matrix-xpu`` makes."""
     use_interpreter()
     os.environ.setdefault(opencl.name, ".xpu")
 

@@ -144,8 +144,8 @@ class Target:
     their load. ``rates``: measured rates for estimates; those of sm_90 until a chip has its own.
     ``l2_gbs``: what boxes bring from the L2 cache to one multiprocessor while all fetch, in GB/s.
     ``lane_regs``: 32-bit registers of a lane where operands on their way to the matrix unit take some; 0
-    where shared memory holds them. Tiles that are estimated to need more are proposed last. ``without``: element types
-    that its kernels cannot have.
+    where shared memory holds them. Tiles that are estimated to need more are proposed last.
+    ``without``: element types that its kernels cannot have.
     """
 
     name: str
@@ -492,8 +492,8 @@ def detect(device: torch.device | int | None = None) -> Target:
 
 
 def of_intel(card: str) -> Target:
-    """The record of an Intel GPU, by the name that its driver tells. Raises Unsupported (``target:xpu``) if
-    there is none."""
+    """The record of an Intel GPU, by the name that its driver tells. Raises Unsupported
+    (``target:xpu``) if there is none."""
     chip = next((chip for word, chip in CARDS.items() if word in card.lower()), "")
     if chip not in TARGETS or TARGETS[chip].backend != "xpu":
         known = " ".join(t.name for t in TARGETS.values() if t.backend == "xpu")

@@ -45,8 +45,8 @@ def device() -> str:
 
 def executable(target: Target, where: str) -> Target:
     """The target as it runs here: kernels made for a chip can be interpreted by Triton, 16-bit
-    operands then need casts, and explicit kernels cannot be. Through OpenCL those for Intel GPUs run as they
-    are. Raises ScheduleError for others there."""
+    operands then need casts, and explicit kernels cannot be. Through OpenCL those for Intel GPUs run as
+    they are. Raises ScheduleError for others there."""
     from transconv.target import TARGETS
 
     if where == "cuda" or target.backend == "interpreter":

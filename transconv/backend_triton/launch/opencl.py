@@ -1,10 +1,10 @@
-"""Kernels executed on a CPU through OpenCL: compiled by Triton's release for Intel GPUs to the SPIR-V that their
-driver gets, without the matrix unit. Triton's interpreter runs a kernel's text with NumPy; here it is compiled,
-and executed by lanes.
+"""Kernels executed on a CPU through OpenCL: compiled by Triton's release for Intel GPUs to the SPIR-V
+that their driver gets, without the matrix unit. Triton's interpreter runs a kernel's text with NumPy;
+here it is compiled, and executed by lanes.
 
-A child process compiles and executes (opencl_child.py): that Triton shares no process with another one, and what
-a wrong address breaks is the child. Tensors travel in a file that it maps, whole storages of them, so that what
-is written beside a tensor comes back, too."""
+A child process compiles and executes (opencl_child.py): that Triton shares no process with another one,
+and what a wrong address breaks is the child. Tensors travel in a file that it maps, whole storages of
+them, so that what is written beside a tensor comes back, too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def child() -> Child:
     folder = knobs.opencl()
     assert folder is not None
     driver = LIBRARIES / "libintelocl.so"
-    named = {"OCL_ICD_FILENAMES": str(driver), "LD_LIBRARY_PATH": str(LIBRARIES)} if driver.exists() else {}
+    named = (
+        {"OCL_ICD_FILENAMES": str(driver), "LD_LIBRARY_PATH": str(LIBRARIES)} if driver.exists() else {}
+    )
     return Child(
         "transconv.backend_triton.opencl_child",
         {"TRITON_CACHE_DIR": "{folder}/cache", "TMPDIR": "{folder}", "TRITON_INTERPRET": None, **named},
@@ -49,9 +51,11 @@ def execute(
     options: dict[str, Any],
     programs: int,
 ) -> dict[str, Any]:
-    """Execute a kernel on tensors and numbers; the seconds that it took. ``types``: torch's of each; ``sizes``
-    follow them. Raises Unsupported where it is not compiled or not in time."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if type(t) is not float}
+    """Execute a kernel on tensors and numbers; the seconds that it took. ``types``: torch's of each;
+    ``sizes`` follow them. Raises Unsupported where it is not compiled or not in time."""
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if type(t) is not float
+    }
     begins, end = {}, PAGE
     for address, storage in storages.items():
         begins[address] = end + address % PAGE
