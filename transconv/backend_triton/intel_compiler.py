@@ -52,7 +52,7 @@ LINE = re.compile(
     r"^\s*(?:\([^)]*\)\s+)*([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)\s+\(\d+\|M\d+\)(.*)", re.MULTILINE
 )
 MESSAGE = re.compile(
-    r"(load|store|load_block2d|store_block2d|atomic)\w*\.(ugm|slm)(?:\.d(\d+)(?:u32)?(?:x(\d+)(t?))?)?"
+    r"(load_block2d|store_block2d|load|store|atomic)\w*\.(ugm|slm)(?:\.d(\d+)(?:u32)?(?:x(\d+)(t?))?)?"
 )
 
 
