@@ -421,7 +421,7 @@ def _distribution(name: str, folder: Path | None) -> str | None:
     """The version of a distribution in a folder, or in the environment; None if it is not there."""
     places = sys.path if folder is None else [str(folder)]
     found = next(iter(importlib.metadata.distributions(name=name, path=places)), None)
-    return found and str(found.version)
+    return None if found is None else str(found.version)
 
 
 def backends_of(folder: Path | None = None) -> tuple[str, ...]:
