@@ -8,6 +8,7 @@ CONSTRAINTS ?= $(if $(GPU),constraints-gpu.txt,constraints.txt)
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep '^torch==' constraints.txt)
 NEWEST := .newest
+XPU := .xpu
 
 # What is measured, and where the files go: a folder for each GPU.
 LISTS ?= resnet50
@@ -17,8 +18,8 @@ GPU_NAME ?= $(or $(if $(GPU),$(shell $(GPU) --query-gpu=name --format=csv,nohead
 
 MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune \
     measure-issues
-.PHONY: help install demo test integrations check check-all docs newcomer lint house matrix mutants sanitize \
-    release report-images clean measure $(MEASURES)
+.PHONY: help install demo test integrations check check-all docs newcomer lint house matrix matrix-xpu mutants \
+    sanitize release report-images clean measure $(MEASURES)
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
 	@echo "make test     the test suite that needs no GPU"
@@ -29,6 +30,8 @@ help:
 	@echo "make newcomer  README and every page of docs/ typed in an empty environment with the wheel"
 	@echo "make house    figures of the architecture: sizes, imports, names, with limits"
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
+	@echo "make matrix-xpu  the same for Intel's GPUs, by Triton's release for them and ocloc; and computations"
+	@echo "              executed through OpenCL on the CPU (docs/intel.md)"
 	@echo "make mutants  mutation testing: 100 drawn bugs (N=, SEED=) planted one at a time in the rooms that"
 	@echo "              decide numbers, into bench/results/mutation.csv; and parts of keys omitted one by one"
 	@echo "make report-images  the pictures of docs/report.md, with Chromium"
@@ -68,6 +71,18 @@ matrix: $(ready) $(NEWEST)/ready
 	$(PYTHON) -m transconv matrix --triton installed,$(NEWEST)
 	PYTHONPATH=$(NEWEST) $(PYTHON) -m pytest -q tests/backend_triton/test_triton_interpreter.py \
 	    tests/torch_ops/test_interpreted.py
+
+# A third Triton, for Intel GPUs; ocloc is the system's (constraints-xpu.txt).
+$(XPU)/ready: constraints-xpu.txt
+	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target $(XPU) -r $<
+	touch $@
+
+# Some 15 minutes on two cores.
+matrix-xpu: $(ready) $(XPU)/ready
+	$(PYTHON) -m transconv matrix --triton $(XPU)
+	$(PYTHON) -m pip install --quiet -e ".[opencl]"
+	$(PYTHON) -m pytest -q tests -m xpu
+	$(PYTHON) -m transconv fuzz --computes 100 --seed 1 --opencl --no-corpus --limit 240
 
 # Two workers get whole files, in the order of tests/durations.json (`pytest tests --update-durations` times
 # them anew). Their many child processes share what

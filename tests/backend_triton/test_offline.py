@@ -90,7 +90,7 @@ def test_failures_do_not_stop_the_others(capfd: pytest.CaptureFixture[str]) -> N
     broken = job(KERNEL.replace("tl.load", "tl.lode"))
     deadly = job(KERNEL.replace("import triton\n", "import os\nimport triton\nos.abort()\n", 1))
     endless = job("import time\ntime.sleep(99)\n" + KERNEL)
-    intel = job(target="xpu", backend="xpu", arch="pvc")
+    intel = job(target="pvc", backend="xpu", arch="pvc")
     first, error, dead, late, foreign, last = compile_offline(
         [good, broken, deadly, endless, intel, good], timeout_s=5
     )

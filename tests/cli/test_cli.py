@@ -329,7 +329,7 @@ def test_compile_prints_resources(capsys: Output) -> None:
         "--prop",
         "fwd",
         "--target",
-        "sm_90,xpu",
+        "sm_90,pvc",
         "--print",
         "ptx",
         code=1,

@@ -178,7 +178,7 @@ def test_features_can_be_switched_for_a_trial(monkeypatch: pytest.MonkeyPatch) -
         ("sm_80", (i8, i8, i32), ("mma.sync", 16, 8, 32, False)),
         ("gfx942", (f32, f32, f32), ("mfma", 16, 16, 4, False)),
         ("gfx1100", (f16, f16, f32), ("wmma", 16, 16, 16, False)),
-        ("xpu", (f16, f16, f32), ("dpas", 8, 16, 16, False)),
+        ("pvc", (f16, f16, f32), ("dpas", 8, 16, 16, False)),
         ("gfx1100", (f32, f32, f32), None),
         ("sm_86", (f64, f64, f64), None),
         ("sm_90", (f16, f32, f32), None),

@@ -8,7 +8,7 @@ from transconv.conv import Epilogue, compiler
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import Expected, expected
+from transconv.verify.expected_instructions import Expected, expected
 
 DENSE = "mb32ic64ih56oc64oh56kh3ph1 tag=nhwc"
 GATHER = "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4"

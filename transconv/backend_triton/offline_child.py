@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import IO, Any
 
+from transconv.backend_triton import intel_compiler
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.miscompiles import flaw
@@ -144,6 +145,20 @@ def of_hip(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
     }
 
 
+def of_xpu(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
+    """Registers, spills and words from the listing of Intel's compiler, which makes the machine code."""
+    listing = intel_compiler.listing_of(kernel.asm["spv"], kernel.metadata.target.arch["name"])
+    return {
+        "registers": intel_compiler.registers(listing),
+        "spill_bytes": intel_compiler.spilt(listing),
+        "words": intel_compiler.words_of(listing),
+        "serialised": False,
+    }
+
+
+READERS = {"cuda": of_cuda, "hip": of_hip, "xpu": of_xpu}
+
+
 def _with_wide(words: tuple[str, ...], wide: tuple[str, ...]) -> list[str]:
     """The words in their order, each followed by its 16-byte kind."""
     return [name for w in words for name in ((w, f"{w}.128") if w in wide else (w,))]
@@ -161,28 +176,16 @@ def main() -> None:
 
 
 def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import compile as triton_compile
-
-    source = _source(job)
-    # Set explicitly: the default differs between Triton's releases.
-    options = {
-        "num_warps": job["warps"],
-        "num_stages": job["stages"],
-        "enable_fp_fusion": job.get("fuse", True),
-    }
-    target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
     started = time.perf_counter()
-    kernel = triton_compile(source, target=target, options=options)
+    kernel = compiled(job)
     seconds = time.perf_counter() - started
     sys.stdout.flush()
     noise.seek(0)
     log = noise.read().decode(errors="replace")
-    read = of_cuda if job["backend"] == "cuda" else of_hip
     return {
         "function": job["function"],
         "target": job["target"],
-        **read(kernel, log, job["words"]),
+        **READERS[job["backend"]](kernel, log, job["words"]),
         "shared_bytes": kernel.metadata.shared,
         "seconds": round(seconds, 3),
         "warnings": warnings(log),
@@ -190,6 +193,25 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
         "texts": {k: str(kernel.asm[k]) for k in job["keep"] if k in kernel.asm},
         **(_code(kernel) if job["code"] else {}),
     }
+
+
+def compiled(job: dict[str, Any]) -> Any:
+    """A job's kernel, compiled by the Triton of this process."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import compile as triton_compile
+
+    # Set explicitly: the default differs between Triton's releases.
+    options = {
+        "num_warps": job["warps"],
+        "num_stages": job["stages"],
+        "enable_fp_fusion": job.get("fuse", True),
+    }
+    arch, lanes = job["arch"], job["warp_size"]
+    if job["backend"] == "xpu":
+        intel_compiler.forget_the_driver()
+        arch = intel_compiler.device_of(arch, lanes, job["dots"])
+        options["threads_per_warp"] = lanes
+    return triton_compile(_source(job), target=GPUTarget(job["backend"], arch, lanes), options=options)
 
 
 # The metadata of a compiled kernel that its launch needs.
@@ -207,7 +229,7 @@ LAUNCH = (
 
 def _code(kernel: Any) -> dict[str, Any]:
     """The machine code, and the metadata for its launch."""
-    code = next(kernel.asm[kind] for kind in ("cubin", "hsaco") if kind in kernel.asm)
+    code = next(kernel.asm[kind] for kind in ("cubin", "hsaco", "spv") if kind in kernel.asm)
     return {
         "code": base64.b64encode(code).decode(),
         "launch": {key: getattr(kernel.metadata, key, None) for key in LAUNCH},
@@ -226,7 +248,8 @@ def _source(job: dict[str, Any]) -> Any:
     types += ["i32"] * job.get("sizes", 0)  # sizes that are arguments
     signature = dict(zip(function.arg_names, types, strict=True))
     # A pointer from torch's allocator is a multiple of 16 bytes; without that fact no load is wide.
-    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(types) if t.startswith("*")}
+    known = [["tt.divisibility", 16]] if job.get("aligned", True) else []
+    aligned = {(i,): known for i, t in enumerate(types) if t.startswith("*") and known}
     if job["explicit"]:
         from triton.experimental.gluon._runtime import GluonASTSource
 

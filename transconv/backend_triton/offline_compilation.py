@@ -33,8 +33,10 @@ from pathlib import Path
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import IO, Any
 
+from transconv.backend_triton import intel_compiler
 from transconv.ir import DTYPES
 from transconv.support import files, knobs
+from transconv.target import Target
 
 Job = dict[str, Any]
 CLOSING_S = 1.0  # how long ``close`` waits for a thread that gets an answer
@@ -285,7 +287,7 @@ def _asked(child: Child, job: dict[str, Any]) -> dict[str, Any]:
 
 
 BACKENDS = ("cuda", "hip")
-"""The backends that compile without a GPU."""
+"""The backends that the installed Triton compiles for, without a GPU; ``backends_of`` of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,7 @@ class CompileJob:
     sizes: int = 0  # 32-bit arguments after the tensors
     numbers: int = 0  # the last of the params, which are passed themselves, not by address
     fuse: bool = True  # whether products and sums may become one instruction
+    dots: bool = True  # whether the chip has a matrix unit; Triton knows it of others than Intel's
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +380,8 @@ def compile_offline(
     folder with another Triton than the installed one; ``done`` is called with each answer, one at a
     time.
     """
-    answers: list[Answer | None] = [_refused(job) for job in jobs]
+    backends = backends_of(triton)
+    answers: list[Answer | None] = [_refused(job, backends) for job in jobs]
     idle: SimpleQueue[Child] = SimpleQueue()
 
     def one(job: CompileJob) -> Answer:
@@ -400,11 +404,13 @@ def compile_offline(
 
 
 def triton_version(folder: Path | None = None) -> str:
-    """The version of Triton in a folder, or of the installed one. Raises ValueError if there is
-    none."""
-    places = sys.path if folder is None else [str(folder)]
-    for found in importlib.metadata.distributions(name="triton", path=places):
-        return str(found.version)
+    """The version of Triton in a folder, or of the installed one; of the release for Intel GPUs with
+    that of ``ocloc``, which makes the machine code. Raises ValueError if there is none."""
+    found = _distribution("triton", folder)
+    if found is not None:
+        return found
+    if folder is not None and (found := _distribution(intel_compiler.RELEASE, folder)):
+        return f"{found}/{intel_compiler.ocloc_release()}"
     if folder is None:
         raise ValueError("there is no Triton installed; compiling needs one")
     raise ValueError(
@@ -413,13 +419,34 @@ def triton_version(folder: Path | None = None) -> str:
     )
 
 
-def _refused(job: CompileJob) -> CompileFailure | None:
-    if job.backend in BACKENDS:
+def _distribution(name: str, folder: Path | None) -> str | None:
+    """The version of a distribution in a folder, or in the environment; None if it is not there."""
+    places = sys.path if folder is None else [str(folder)]
+    found = next(iter(importlib.metadata.distributions(name=name, path=places)), None)
+    return None if found is None else str(found.version)
+
+
+def backends_of(folder: Path | None = None) -> tuple[str, ...]:
+    """The backends that the Triton of a folder, or the installed one, compiles for."""
+    return ("xpu",) if folder and _distribution(intel_compiler.RELEASE, folder) else BACKENDS
+
+
+def compiles_for(target: Target, folder: Path | None = None) -> bool:
+    """Whether the Triton of a folder, or the installed one, compiles for a chip, with what makes the
+    machine code. Raises ValueError where there is no ``ocloc``."""
+    if target.backend not in backends_of(folder):
+        return False
+    return target.backend != "xpu" or target.arch in intel_compiler.ocloc_devices()
+
+
+def _refused(job: CompileJob, backends: Sequence[str]) -> CompileFailure | None:
+    if job.backend in backends:
         return None
     return CompileFailure(
         job.function,
         job.target,
-        f"{job.backend} is not compilable offline: its compiler needs the vendor's driver stack",
+        f"{job.backend} is not compilable offline by this Triton, which compiles for "
+        f"{' and '.join(backends)}",
     )
 
 

@@ -39,7 +39,8 @@ options of problems (defaults after =):
   --mb=0            another batch size
   --bia-dt=f32  --attr-post-ops=relu+sum  --attr-fpmath=strict  --attr-deterministic=false
   --batch=FILE  --reset  --match=REGEX  --mode=C (List Init Run Correctness Bitwise)
-  --engine=auto (gpu, cpu: Triton's interpreter, numpy: that of the IR)  --start=0
+  --engine=auto (gpu, cpu: Triton's interpreter, numpy: that of the IR, opencl: compiled for an Intel GPU
+                and executed on the CPU)  --start=0
 options of problems that benchdnn does not have:
   --data=exact+float  exact, float, or both
   --misalign=0      tensors begin this many elements after a multiple of 16 bytes
@@ -135,6 +136,9 @@ def run(words: argparse.Namespace) -> int:
     own, rest = parser().parse_known_args(words.words)
     texts = [w for w in rest if not w.startswith("-")]
     if found := _computations(texts):
+        if "--engine=opencl" in rest:
+            rest.remove("--engine=opencl")
+            knobs.use_opencl()
         said = dict(w.removeprefix("--").split("=", 1) for w in rest if w.startswith("--") and "=" in w)
         own.target, own.sizes, own.schedule, of = map(said.pop, OF_TEXTS, [None] * len(OF_TEXTS))
         if left := [*said, *(w for w in rest if w.startswith("-") and "=" not in w)]:
@@ -305,6 +309,8 @@ def _where(engines: set[str]) -> str:
     engine = engines.pop()
     if engine in ("cpu", "numpy"):
         knobs.use_interpreter()
+    if engine == "opencl":
+        knobs.use_opencl()
     where = device()
     if engine == "gpu" and where != "cuda":
         raise ValueError("--engine=gpu: there is no GPU here")

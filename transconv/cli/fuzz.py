@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from transconv.cli.arguments import options, ranges
+from transconv.support import knobs
 from transconv.target import Target
 
 
@@ -29,6 +30,7 @@ def add_to(verbs: object) -> None:
             "fuzz --computes 400 --seed 1 --interpreter",
             "fuzz --small-types 400 --seed 1 --interpreter",
             "fuzz --kernels 400 --seed 1 --interpreter",
+            "fuzz --computes 500 --seed 1 --opencl",
             "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
             "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter",
         ),
@@ -100,6 +102,11 @@ def add_to(verbs: object) -> None:
         "--interpreter",
         action="store_true",
         help="use no GPU, but the interpreter of the IR, and for --share Triton's",
+    )
+    made.add_argument(
+        "--opencl",
+        action="store_true",
+        help="use no GPU: kernels for the Max 1550 are executed on the CPU through OpenCL (docs/intel.md)",
     )
     made.add_argument(
         "--sets",
@@ -181,7 +188,9 @@ def run(words: argparse.Namespace) -> int:
         or words.kernels
         or (words.n if words.n is not None else 0 if lines else 1000)
     )
-    if not words.interpreter and not has_gpu():
+    if words.opencl:
+        knobs.use_opencl()
+    elif not words.interpreter and not has_gpu():
         raise ValueError(
             "there is no GPU to run kernels on; expected one, or --interpreter, "
             "which executes them with NumPy and in Triton's interpreter"

@@ -6,6 +6,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from transconv.backend_triton import BACKENDS, Answer, compile_offline, triton_version
+from transconv.backend_triton import Answer, compile_offline, compiles_for, triton_version
 from transconv.cli.arguments import options, ranges
 from transconv.support import ScheduleError, replace_named
 from transconv.target import TARGETS, Target
@@ -37,6 +38,7 @@ def add_to(verbs: object) -> None:
         (
             "matrix --targets sm_90,gfx942 --problems dense,depthwise",
             "matrix --triton installed,.newest --share 3/11",
+            "matrix --triton .xpu --targets pvc",
             "matrix --update --page docs/targets.md",
         ),
         run,
@@ -59,8 +61,8 @@ def add_to(verbs: object) -> None:
         "--triton",
         default=INSTALLED,
         metavar="PATH[,PATH...]",
-        help="folders with one Triton each (pip install --target); 'installed': the "
-        "Triton of this environment",
+        help="folders with one Triton each (pip install --target), that of Intel GPUs too; 'installed': "
+        "the Triton of this environment",
     )
     made.add_argument(
         "--jobs",
@@ -109,18 +111,22 @@ def run(words: argparse.Namespace) -> int:
     if words.page and not (words.update or words.json or words.csv):
         _write_pages(words.page, matrix.read(words.record))
         return 0
-    targets = [Target.parse(t) for t in words.targets.split(",") if t] or [
-        t for t in TARGETS.values() if t.backend in BACKENDS
-    ]
     folders = [None if f == INSTALLED else Path(f) for f in words.triton.split(",")]
     versions = [triton_version(f) for f in folders]
+    targets = [Target.parse(t) for t in words.targets.split(",") if t] or [
+        t for t in TARGETS.values() if any(compiles_for(t, f) for f in folders)
+    ]
     started = time.monotonic()
-    kernels = _planned(share(_names(words.problems), targets, *words.share), words.jobs)
+    every = _planned(share(_names(words.problems), targets, *words.share), words.jobs)
+    count = 0
     recorded = matrix.read(words.record)
     rows: list[matrix.ResourceRow] = []
     failures: list[str] = []
     everything: list[dict[str, object]] = []
     for version, folder in zip(versions, folders, strict=True):
+        # Chips of other vendors are for another Triton; those that are asked for by name are told why not.
+        kernels = [p for p in every if words.targets or compiles_for(TARGETS[p.target], folder)]
+        count += len(kernels)
         answers = _compiled(kernels, version, folder, words)
         made = matrix.rows_of(version, kernels, answers)
         rows += made
@@ -140,7 +146,7 @@ def run(words: argparse.Namespace) -> int:
         matrix.write(words.csv, rows)
     if words.page:
         _write_pages(words.page, recorded)
-    print(_report(rows, failures, len(kernels) * len(versions), time.monotonic() - started))
+    print(_report(rows, failures, count, time.monotonic() - started))
     return 1 if failures else 0
 
 
@@ -232,9 +238,16 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("v_mfma", "matrix unit of AMD's wave-64 chips"),
     ("v_wmma", "matrix unit of AMD's wave-32 chips"),
     ("FFMA, FFMA2, DFMA, v_fma, v_pk_fma, v_dual_fma", "multiply-add element by element"),
+    ("dpas", "matrix unit of Intel's GPUs (XMX)"),
+    ("mad.f", "multiply-add element by element on Intel's GPUs"),
     ("UTMALDG, UTMASTG", "boxes loaded and stored by the copy engine"),
     ("LDGSTS, global_load_lds", "copy from memory to shared memory past the registers"),
     ("LDG, STG, global_load, global_store, buffer_load", "loads and stores of each lane"),
+    (
+        "load.ugm, store.ugm, load_block2d.ugm",
+        "messages to memory of Intel's GPUs, by each lane or as a box",
+    ),
+    ("load.slm, store.slm, sync.bar", "messages to their shared memory, and waiting for the program"),
     ("….128", "those that move 16 bytes per lane"),
     ("LDSM, STSM", "whole matrix fragments from and to shared memory"),
     ("LDL, STL, scratch_load, scratch_store", "registers that were spilt, or an array on the stack"),
@@ -249,24 +262,25 @@ Every golden problem is compiled for every chip, without a GPU, by `transconv ma
 machine code is read for registers, spills, shared memory and instructions, which are compared with
 the record ([tests/golden/resources.csv](../tests/golden/resources.csv)). A kernel that no longer
 compiles, spills more than recorded, takes clearly more registers at the same schedule, or lacks an
-instruction that its schedule and its chip ask for (`transconv/verify/matrix.py`) is
+instruction that its schedule and its chip ask for (`transconv/verify/expected_instructions.py`) is
 a failure with a sentence.
 
 ```sh
 transconv matrix --targets sm_90,gfx942 --problems dense,depthwise
 transconv matrix --update --page docs/targets.md  # after a change that is meant
 make matrix  # everything, with the pinned Triton and the newest release
+make matrix-xpu  # Intel's GPUs, with Triton's release for them and ocloc (docs/intel.md)
 ```
 
 **What was run and what was only compiled.** Kernels for sm_90 ran on an H200 and on H100s with Triton
 3.6 (see [the results](results.md)). For every other chip on this page, and for any chip with a newer
 Triton, they were compiled and never run: that they are right there rests on the IR's and Triton's
-interpreters, how fast they are is not known. Intel GPUs are not on this page, as their compiler
-needs the vendor's driver stack.
+interpreters, how fast they are is not known. Of Intel's GPUs the column Triton has two numbers, those of
+Triton's release and of `ocloc`, the offline compiler; [what the words of that machine are](intel.md).
 
-Registers and spilt bytes are per thread (AMD: vector and accumulation registers together), shared
-memory is per program, in bytes, beside what a program may use. The row of each chip leads to its
-kernels.
+Registers and spilt bytes are per thread (AMD: vector and accumulation registers together; Intel: of a
+hardware thread, which is a warp), shared memory is per program, in bytes, beside what a program may
+use. The row of each chip leads to its kernels.
 """
 
 HEAD_OF_KERNELS = """# Every kernel of every chip
@@ -276,11 +290,11 @@ HEAD_OF_KERNELS = """# Every kernel of every chip
 What each kernel of the golden problems takes of each chip. [The page of all chips](targets.md) says
 how it was compiled, what was only compiled and never run, and what the words for instructions mean.
 
-Registers and spilt bytes are per thread (AMD: vector and accumulation registers together), shared
-memory is per program, in bytes, beside what a program may use. The stride phases of a data gradient
-are one row, that of the most of each. `_sum` adds the parts of a split sum. A chip without a column
-for a Triton was not compiled with it. Tiles are the heuristics' for that chip, except where the
-golden problem names one that is legal there.
+Registers and spilt bytes are per thread (AMD: vector and accumulation registers together; Intel: of a
+hardware thread, which is a warp), shared memory is per program, in bytes, beside what a program may
+use. The stride phases of a data gradient are one row, that of the most of each. `_sum` adds the parts
+of a split sum. A chip without a column for a Triton was not compiled with it. Tiles are the heuristics'
+for that chip, except where the golden problem names one that is legal there.
 """
 
 
@@ -310,7 +324,7 @@ def beside(path: Path) -> Path:
 
 
 def _sorted_versions(rows: Iterable[matrix.ResourceRow]) -> list[str]:
-    return sorted({r.triton for r in rows}, key=lambda v: [int(n) for n in v.split(".")])
+    return sorted({r.triton for r in rows}, key=lambda v: [int(n) for n in re.findall(r"\d+", v)])
 
 
 def _table(head: list[str], rows: Iterable[Sequence[object]]) -> str:

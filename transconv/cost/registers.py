@@ -4,10 +4,10 @@ Chips whose matrix unit reads its operands from there:
 
     a thread = base + sums + operands under way + their addresses, more where every load needs a mask
 
-The numbers were fitted to 210 kernels compiled for gfx1100, of which 42 spill. Chips with ``async_copy``
-keep operands in shared memory instead, and products of f32 that no matrix unit takes (math=ieee) are read
-from there when they are needed. Where operands are converted first, or there is one step alone, Triton 3.6
-has a thread's rows and columns of a whole step in registers:
+The numbers were fitted to 210 kernels compiled for gfx1100, of which 42 spill. Other chips
+(without ``Target.lane_regs``) keep operands in shared memory instead, and products of f32 that no matrix
+unit takes (math=ieee) are read from there when they are needed. Where operands are converted first, or
+there is one step alone, Triton 3.6 has a thread's rows and columns of a whole step in registers:
 
     a thread = sums + (rows + columns) x depth of a step
 
@@ -25,7 +25,6 @@ from transconv.ir import f32
 from transconv.schedule import Schedule, Scheduled, k_steps, tile
 from transconv.target import Target
 
-WAVE = 8  # registers of a thread, per lane of a wave: 256 for waves of 32 lanes, 512 for 64
 SAFE = 0.85  # the fraction of registers above which most kernels spill
 BASE = 64
 ADDRESS = 2  # registers for each load of a step
@@ -40,14 +39,9 @@ def spills(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether a kernel is likely to need more registers than a thread has."""
     if target.backend == "cuda":
         return _is_whole(schedule, compute) and _whole(schedule, compute, target) > WHOLE
-    if (
-        target.backend != "hip"
-        or "async_copy" in target.features
-        or compute.b is None
-        or (schedule.regs or schedule.late or schedule.unroll)
-    ):
+    if not target.lane_regs or compute.b is None or (schedule.regs or schedule.late or schedule.unroll):
         return False
-    return registers(schedule, compute, target) > SAFE * WAVE * target.warp_size
+    return registers(schedule, compute, target) > SAFE * target.lane_regs
 
 
 def _is_whole(schedule: Schedule, compute: Compute) -> bool:

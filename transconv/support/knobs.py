@@ -244,6 +244,14 @@ interpret = Knob(
     "Triton's own: 1 runs kernels in its interpreter, on CPU tensors",
     _triton_flag,
 )
+opencl = Knob(
+    "TRANSCONV_OPENCL",
+    "a folder",
+    "",
+    "Triton's release for Intel GPUs (pip install --target): what would be interpreted is compiled "
+    "by it, for the Max 1550, and executed on the CPU through OpenCL; not set: Triton's interpreter",
+    _optional_folder,
+)
 
 KNOBS: tuple[Knob[Any], ...] = (
     debug,
@@ -260,6 +268,7 @@ KNOBS: tuple[Knob[Any], ...] = (
     trust,
     tuned,
     interpret,
+    opencl,
 )
 
 
@@ -296,6 +305,13 @@ def name_unknown() -> None:
 def use_interpreter() -> None:
     """Have Triton interpret kernels on CPU tensors. Only works before triton is imported."""
     os.environ[interpret.name] = "1"
+
+
+def use_opencl() -> None:
+    """Have what would be interpreted executed through OpenCL, by the release of Triton in the folder
+    that is set, or that ``make matrix-xpu`` makes."""
+    use_interpreter()
+    os.environ.setdefault(opencl.name, ".xpu")
 
 
 def adopt(environment: Mapping[str, str]) -> None:

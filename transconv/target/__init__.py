@@ -3,12 +3,12 @@
 In: a name or a device. Out: a Target. Knows: element types and the environment, nothing of computations.
 """
 
+from transconv.target.matrix_units import Mma
 from transconv.target.records import (
     L2_GBS,
     TARGETS,
     Constants,
     Issue,
-    Mma,
     Rates,
     Target,
     detect,

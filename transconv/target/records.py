@@ -5,11 +5,7 @@ device reports. To add a GPU, add a row, or call ``register``.
 
 ``Constants`` are rates of a multiprocessor that no data sheet gives, for the cost model.
 ``python -m bench.fit`` fitted them on an H200, except where a comment says otherwise; other chips
-use these figures, with the multiprocessors, bandwidth and matrix rate of their records.
-
-``Mma`` says which matrix instruction multiplies given operand types, and what it requires. Sources: PTX
-ISA 9 (mma.sync, wgmma.mma_async, tcgen05.mma), AMD's matrix instruction calculator (MFMA, WMMA), Intel's
-XMX description (DPAS). Shapes are the smallest of a family that Triton uses."""
+use these figures, with the multiprocessors, bandwidth and matrix rate of their records."""
 
 from __future__ import annotations
 
@@ -18,79 +14,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from transconv.ir import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32
+from transconv.ir import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8
 from transconv.support import ScheduleError, Unsupported, knobs, nearest
+from transconv.target.matrix_units import Mma, families, sums
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, slots=True)
-class Mma:
-    """A matrix instruction for one pair of operand types: (m, k) times (k, n) is its smallest shape.
-    ``asynchronous``: the program issues it and waits for it later. ``a_from`` and ``b_from``: the memories
-    that it reads each operand from, ``registers`` or ``shared``."""
-
-    name: str
-    m: int
-    n: int
-    k: int
-    asynchronous: bool
-    a_from: frozenset[str]
-    b_from: frozenset[str]
-
-
-REGISTERS, SHARED = frozenset({"registers"}), frozenset({"shared"})
-
-
-@dataclass(frozen=True, slots=True)
-class MmaFamily:
-    """The instructions of one matrix unit. ``shapes``: (bits of the operands, (m, n, k))."""
-
-    name: str
-    shapes: tuple[tuple[int, tuple[int, int, int]], ...]
-    asynchronous: bool = False
-    a_from: frozenset[str] = REGISTERS
-    b_from: frozenset[str] = REGISTERS
-
-    def of(self, bits: int) -> Mma | None:
-        """The instruction for operands of ``bits`` bits, or None."""
-        found = dict(self.shapes).get(bits)
-        return found and Mma(self.name, *found, self.asynchronous, self.a_from, self.b_from)
-
-
-WGMMA = MmaFamily(
-    "wgmma", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True, REGISTERS | SHARED, SHARED
-)
-TCGEN05 = MmaFamily(
-    "tcgen05", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True, SHARED, SHARED
-)
-MMA_SYNC = MmaFamily("mma.sync", ((8, (16, 8, 32)), (16, (16, 8, 16)), (32, (16, 8, 8)), (64, (8, 8, 4))))
-MFMA = MmaFamily("mfma", ((8, (16, 16, 16)), (16, (16, 16, 16)), (32, (16, 16, 4)), (64, (16, 16, 4))))
-WMMA = MmaFamily("wmma", ((8, (16, 16, 16)), (16, (16, 16, 16))))
-DPAS = MmaFamily("dpas", ((8, (8, 16, 32)), (16, (8, 16, 16)), (32, (8, 16, 8))))
-NUMPY = MmaFamily("numpy", ((8, (1, 1, 1)), (16, (1, 1, 1)), (32, (1, 1, 1)), (64, (1, 1, 1))))
-
-
-def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[MmaFamily, ...]:
-    """The matrix units of a chip, the preferred one first; empty if it has none."""
-    if "mma" not in features:
-        return ()
-    newest = tuple(f for f in (WGMMA, TCGEN05) if f.name in features)
-    return (
-        newest
-        + {
-            "cuda": (MMA_SYNC,),
-            "xpu": (DPAS,),
-            "interpreter": (NUMPY,),
-            "hip": (MFMA if warp_size == 64 else WMMA,),
-        }[backend]
-    )
-
-
-def sums(a: DType) -> DType:
-    """The accumulator's type for operands of this type."""
-    return i32 if a.kind == "int" else f64 if a.bits == 64 else f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +143,9 @@ class Target:
     before it has ended). ``upcast16``: 16-bit arithmetic is wrong, so operands are cast to f32 after
     their load. ``rates``: measured rates for estimates; those of sm_90 until a chip has its own.
     ``l2_gbs``: what boxes bring from the L2 cache to one multiprocessor while all fetch, in GB/s.
+    ``lane_regs``: 32-bit registers of a lane where operands on their way to the matrix unit take some; 0
+    where shared memory holds them. Tiles that are estimated to need more are proposed last.
+    ``without``: element types that its kernels cannot have.
     """
 
     name: str
@@ -232,6 +164,8 @@ class Target:
     upcast16: bool = False
     rates: Rates = SM90
     l2_gbs: float = L2_GBS
+    lane_regs: int = 0
+    without: frozenset[DType] = frozenset()
 
     def __str__(self) -> str:
         return self.name
@@ -266,6 +200,8 @@ class Target:
 
     def why_not_held(self, dtype: DType) -> str | None:
         """None if kernels can have elements of this type, else the reason."""
+        if dtype in self.without:
+            return f"{self.name} has no {dtype}"
         if dtype is f8e4m3 and self.backend == "cuda" and int(self.arch) < 89:
             return f"Triton has no {dtype} for {self.name}; expected f8e5m2, or a chip from sm_89 on"
         return None
@@ -311,8 +247,16 @@ CARDS = {
     "mi300x": "gfx942",
     "mi350": "gfx950",
     "mi355x": "gfx950",
+    "max 1550": "pvc",
+    "max 1100": "pvc",
+    "a770": "dg2",
+    "a750": "dg2",
+    "b580": "bmg",
+    "b570": "bmg",
+    "140v": "lnl",
     "cpu": "interpreter",
 }
+FORMER = {"xpu": "pvc"}  # a record's name before it had this one
 TOO_OLD = ("sm_70", "sm_72", "sm_75", "v100", "t4")
 
 
@@ -340,6 +284,37 @@ def _cuda(
         frozenset({"mma", "async_copy", *features}),
         frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}),
         ANY_F32,
+    )
+
+
+def _xpu(
+    arch: str,
+    sms: int,
+    shared: int,
+    l2: int,
+    bandwidth: float,
+    tflops: float,
+    *features: str,
+    lane_regs: int = 256,
+    without: tuple[DType, ...] = (),
+) -> Target:
+    # A thread has 128 registers, of 16 lanes each if they are wide, or 256 where half the threads run.
+    return Target(
+        arch,
+        "xpu",
+        arch,
+        16,
+        sms,
+        shared,
+        131072,
+        l2 * MIB,
+        bandwidth,
+        tflops,
+        frozenset(features),
+        frozenset({f16, bf16, f32, i8}),
+        ANY_F32 if "mma" in features else IEEE,
+        lane_regs=lane_regs,
+        without=frozenset(without),
     )
 
 
@@ -372,6 +347,7 @@ def _hip(
         frozenset({"mma", *features}),
         frozenset(dtypes),
         precisions,
+        lane_regs=0 if "async_copy" in features else 8 * warp_size,
     )
 
 
@@ -389,21 +365,12 @@ TARGETS: dict[str, Target] = {
         _hip("gfx950", 64, 256, 160 * KIB, 131072, 32, 8000, 2516, "async_copy"),  # MI355X
         _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),  # RX 7900 XTX
         _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),  # RX 9070 XT
-        Target(
-            "xpu",
-            "xpu",
-            "pvc",
-            16,
-            64,
-            128 * KIB,
-            131072,
-            204 * MIB,
-            1638,
-            419,  # Max 1550 die
-            frozenset({"mma"}),
-            frozenset({f16, bf16, f32, i8}),
-            ANY_F32,
-        ),
+        _xpu("pvc", 64, 128 * KIB, 204, 1638, 419, "mma"),  # Max 1550, one die
+        # Arc A770, with registers of half the width. The products of its matrix unit have 8 columns, which
+        # Triton's release 3.3 does not compile; ocloc drops those of 16, so none may be in the SPIR-V.
+        _xpu("dg2", 32, 64 * KIB, 16, 560, 131, lane_regs=128, without=(f64,)),
+        _xpu("bmg", 20, 128 * KIB, 18, 456, 116.5, "mma"),  # Arc B580
+        _xpu("lnl", 8, 128 * KIB, 8, 136.5, 33.5, "mma"),  # Arc 140V
         # Triton's interpreter: memory is not limited. Its bf16 arithmetic is that of the bits as integers.
         Target(
             "interpreter",
@@ -447,6 +414,7 @@ def unregister(name: str) -> None:
 def _nearest(name: str) -> Target | None:
     """The record of this name, or that of the newest older chip of its family (of any age for gfx1...)
     under this name; None if there is none."""
+    name = FORMER.get(name, name)
     if name in TARGETS:
         return TARGETS[name]
     family, number = _family(name)
@@ -507,7 +475,7 @@ def detect(device: torch.device | int | None = None) -> Target:
     interpreter if there is no GPU or no torch, or with TRITON_INTERPRET=1. Raises Unsupported for a GPU
     of a family without a record."""
     if knobs.interpret():
-        return TARGETS["interpreter"]
+        return TARGETS["pvc" if knobs.opencl() else "interpreter"]
     try:
         import torch
     except ImportError:
@@ -519,8 +487,18 @@ def detect(device: torch.device | int | None = None) -> Target:
         index = device if isinstance(device, int) else getattr(device, "index", None)
         return _of_gpu(torch.cuda.current_device() if index is None else index)
     if kind == "xpu" or (device is None and hasattr(torch, "xpu") and torch.xpu.is_available()):
-        return TARGETS["xpu"]
+        return of_intel(torch.xpu.get_device_name(device))
     return TARGETS["interpreter"]
+
+
+def of_intel(card: str) -> Target:
+    """The record of an Intel GPU, by the name that its driver tells. Raises Unsupported
+    (``target:xpu``) if there is none."""
+    chip = next((chip for word, chip in CARDS.items() if word in card.lower()), "")
+    if chip not in TARGETS or TARGETS[chip].backend != "xpu":
+        known = " ".join(t.name for t in TARGETS.values() if t.backend == "xpu")
+        raise Unsupported("target:xpu", f"no record for {card}; expected a card of {known}")
+    return TARGETS[chip]
 
 
 @functools.cache

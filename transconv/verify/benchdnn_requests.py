@@ -51,7 +51,7 @@ OPTIONS = {
 FORMER = {"config": "schedule"}  # options under the names that older files have
 MODES = "LIRCBPFS"
 LARGEST = 2**63 - 1
-ENGINES = ("gpu", "cpu", "numpy", "auto")
+ENGINES = ("gpu", "cpu", "numpy", "opencl", "auto")
 # Options of benchdnn's files that change no result here, and why. Each is reported once, at the end.
 WITHOUT_EFFECT = {
     "impl": "there is one implementation",

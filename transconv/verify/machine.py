@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from transconv.support import knobs
+from transconv.support import ScheduleError, knobs
 
 if TYPE_CHECKING:
     from transconv.target import Target
@@ -40,16 +40,20 @@ def device() -> str:
 
     if detect().backend == "interpreter":
         knobs.use_interpreter()
-        return "cpu"
-    return "cuda"
+    return "cpu" if knobs.interpret() else "cuda"
 
 
 def executable(target: Target, where: str) -> Target:
     """The target as it runs here: kernels made for a chip can be interpreted by Triton, 16-bit
-    operands then need casts, and explicit kernels cannot be."""
+    operands then need casts, and explicit kernels cannot be. Through OpenCL those for Intel GPUs run as
+    they are. Raises ScheduleError for others there."""
     from transconv.target import TARGETS
 
     if where == "cuda" or target.backend == "interpreter":
+        return target
+    if knobs.opencl():
+        if target.backend != "xpu":
+            raise ScheduleError(f"OpenCL executes kernels for Intel GPUs, not for {target}; expected pvc")
         return target
     return replace(
         target,

@@ -21,14 +21,14 @@ from types import MappingProxyType
 from typing import Any
 
 from transconv.backend_triton import torch_internals
-from transconv.backend_triton.launch import bound_start, compile_records, jit_module
+from transconv.backend_triton.launch import bound_start, compile_records, jit_module, opencl
 from transconv.backend_triton.launch.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import stack_bytes
 from transconv.backend_triton.miscompiles import refuse
 from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
 from transconv.simplify import facts_of, range_of
-from transconv.support import DIRECT, Unsupported
+from transconv.support import DIRECT, Unsupported, knobs
 
 # Triton's interpreter keeps the grid position and the patched language in globals: kernels
 # that are interpreted at the same time would compute each other's programs.
@@ -114,6 +114,10 @@ class TritonKernel:
             start(sizes, at, tensors, stream(index))
 
     def _interpret(self, tensors: list[Any], sizes: tuple[int, ...], at: bound_start.At) -> None:
+        if knobs.opencl():
+            asked = {"warps": self.warps, "stages": self.stages, "fuse": self.fuse}
+            opencl.execute(self.source, self.function, self.types, tensors, sizes, asked, at[0])
+            return
         self._refuse_steps("Triton's interpreter")
         with INTERPRETER:
             prepare_interpreter()

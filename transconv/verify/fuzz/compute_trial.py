@@ -117,7 +117,7 @@ class ComputeTrial(Trial):
         started = time.perf_counter()
         chip = Target.parse(self.target)
         try:
-            plan = self.plan(executable(chip, "cpu") if run.way == "triton" else chip)
+            plan = self.plan(chip if run.way in ("numpy", "device") else executable(chip, "cpu"))
         except ScheduleError:  # such as the matrix unit that rounds, which no interpreter has
             if run.way != "triton":
                 raise
@@ -184,11 +184,11 @@ def _reads_back(compute: Compute) -> bool:
     )
 
 
-def draw_trial(seed: int | str, number: int) -> ComputeTrial:
-    """Trial ``number`` of a seed: the same for everybody."""
+def draw_trial(seed: int | str, number: int, only: str = "") -> ComputeTrial:
+    """Trial ``number`` of a seed: the same for everybody. ``only``: the chip of all trials."""
     rng = Random(f"transconv computes {seed} {number}")
     text = any_size.drawn_text(rng) if chance(rng, 12) else compute_texts.text(rng)
-    target = rng.choice(TARGETS)
+    target = rng.choice((only,) if only else TARGETS)
     made = parse(text)
     chip = Target.parse(target)
     if made.sum is not None and made.streams and chance(rng, 4):

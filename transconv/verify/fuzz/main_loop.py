@@ -59,7 +59,10 @@ def trial_of(line: str) -> ConvTrial | ComputeTrial:
 
 CONVOLUTIONS = TrialKind("convolutions", conv_trial.draw_trial, trial_of, corpus=True)
 COMPUTES = TrialKind(
-    "computes", lambda seed, number, target: compute_trial.draw_trial(seed, number), trial_of, corpus=True
+    "computes",
+    lambda seed, number, target: compute_trial.draw_trial(seed, number, "pvc" if knobs.opencl() else ""),
+    trial_of,
+    corpus=True,
 )
 SMALL_TYPES = TrialKind("small-types", functools.partial(conv_trial.draw_trial, small=True), trial_of)
 KINDS = {kind.name: kind for kind in (CONVOLUTIONS, COMPUTES, SMALL_TYPES)}
@@ -196,7 +199,7 @@ class FuzzPlan:
     def way(self, number: int) -> str:
         """How a trial is executed: of every 100 interpreted ones, so many by Triton."""
         if not self.interpreted:
-            return "device"
+            return "opencl" if knobs.opencl() else "device"
         return "triton" if number * 37 % 100 < self.share * 100 else "numpy"
 
     def tasks(self) -> Iterator[Task]:
@@ -204,7 +207,7 @@ class FuzzPlan:
         known = corpus() if self.known and self.kind.corpus else ()
         given = [*self.lines, *(str(e.trial) for e in known)]
         for at, line in enumerate(given):
-            for way in ("numpy", "triton") if self.interpreted else ("device",):
+            for way in ("numpy", "triton") if self.interpreted else (self.way(at),):
                 yield self._task({"line": line, "way": way, "number": at})
         for n in range(self.first, self.first + self.number):
             yield self._task(
