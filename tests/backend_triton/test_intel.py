@@ -148,7 +148,7 @@ def test_a_card_without_a_record() -> None:
 
 
 def test_the_installed_triton_does_not_compile_for_them(tmp_path: Path) -> None:
-    assert backends_of() == BACKENDS and not any(compiles_for(t) for t in CHIPS)
+    assert backends_of() == BACKENDS and not any(compiles_for(t.backend, t.arch) for t in CHIPS)
     (tmp_path / "triton_xpu-3.3.0b1.dist-info").mkdir()
     (tmp_path / "triton_xpu-3.3.0b1.dist-info" / "METADATA").write_text(
         "Name: triton-xpu\nVersion: 3.3.0b1\n"

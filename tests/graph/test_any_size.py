@@ -20,7 +20,7 @@ from tests.graph import networks
 from tests.graph.meant import by_meaning, compare, near
 from transconv.graph import backend, report
 from transconv.graph.fusion.groups import refined
-from transconv.graph.regions.region_kernel import SizedText
+from transconv.graph.fusion.sized_text import SizedText
 from transconv.graph.sizes import Fraction, Known, SymbolicSize, divides, packed, same
 from transconv.ir import Expr, Var, eq
 

@@ -313,7 +313,7 @@ def test_a_warm_call_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mistake_of_a_wire(monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]) -> None:
     """What is handed out is compared, too: two results change places behind the kernels."""
-    from transconv.graph.torch_compile import Parts
+    from transconv.graph.regions.graph_parts import Parts
 
     real = Parts.compared
     monkeypatch.setattr(Parts, "compared", lambda *given: real(*given)[::-1])

@@ -23,10 +23,10 @@ from transconv.functional.calls import compiled_launch
 from transconv.graph.graph_report import TorchRow
 from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions import cudagraphs, graph_wait
+from transconv.graph.regions.graph_parts import RunnableRegion
 from transconv.graph.regions.graph_wait import RehearsalWatch
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import compile_mode
-from transconv.graph.torch_compile import RunnableRegion
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Plan, PlanRequest, collecting, compiler, torch_internals
 from transconv.runtime.compilation import async_compile, batch_compile, rehearsal_thread

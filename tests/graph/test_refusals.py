@@ -17,9 +17,9 @@ from transconv.compute import Compute
 from transconv.errors import Unsupported
 from transconv.graph import KernelRow, TorchRow, backend, report
 from transconv.graph.fusion.groups import Price
+from transconv.graph.regions.graph_parts import Parts, rows_of
 from transconv.graph.regions.region_settings import Setting
 from transconv.graph.symbols import Symbols
-from transconv.graph.torch_compile import Parts, rows_of
 from transconv.schedule import Word
 from transconv.schedule.schedule import register, unregister
 from transconv.target import TARGETS

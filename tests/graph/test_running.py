@@ -13,8 +13,7 @@ import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
 from transconv.functional.calls.compiled_launch import TensorMemory
-from transconv.graph import torch_compile
-from transconv.graph.regions import region_calls
+from transconv.graph.regions import graph_parts, region_calls
 from transconv.runtime import Spaces
 
 Tensor = torch.Tensor
@@ -134,13 +133,13 @@ def test_launches_share_memory_for_workspaces() -> None:
 def test_a_graph_of_one_region_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs that are results, results twice, and values that are known."""
     wired = []
-    found = torch_compile.Parts.wired
+    found = graph_parts.Parts.wired
 
-    def noted(self: torch_compile.Parts) -> torch_compile.Wired | None:
+    def noted(self: graph_parts.Parts) -> graph_parts.Wired | None:
         wired.append(found(self))
         return wired[-1]
 
-    monkeypatch.setattr(torch_compile.Parts, "wired", noted)
+    monkeypatch.setattr(graph_parts.Parts, "wired", noted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z = x.exp() + y

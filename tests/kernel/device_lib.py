@@ -51,7 +51,7 @@ def my_gemm(group, a, b, acc):
 
     @group.subgroups
     def inner(sg):
-        M, N = 8, 16  # Or from autotuning
+        M, N = 8, 16  # Or from autotuner
         tile_acc = my_tile_load(acc[i * group.shape[0] :, j * group.shape[1] :], (M, N))
         for k in range(0, K, TK):
             tile_a = my_tile_load(a[i * group.shape[0] :, k:], (M, TK))

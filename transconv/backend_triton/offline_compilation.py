@@ -36,7 +36,6 @@ from typing import IO, Any
 from transconv.backend_triton import intel_compiler
 from transconv.ir import DTYPES
 from transconv.support import files, knobs
-from transconv.target import Target
 
 Job = dict[str, Any]
 CLOSING_S = 1.0  # how long ``close`` waits for a thread that gets an answer
@@ -431,12 +430,12 @@ def backends_of(folder: Path | None = None) -> tuple[str, ...]:
     return ("xpu",) if folder and _distribution(intel_compiler.RELEASE, folder) else BACKENDS
 
 
-def compiles_for(target: Target, folder: Path | None = None) -> bool:
+def compiles_for(backend: str, arch: int | str, folder: Path | None = None) -> bool:
     """Whether the Triton of a folder, or the installed one, compiles for a chip, with what makes the
     machine code. Raises ValueError where there is no ``ocloc``."""
-    if target.backend not in backends_of(folder):
+    if backend not in backends_of(folder):
         return False
-    return target.backend != "xpu" or target.arch in intel_compiler.ocloc_devices()
+    return backend != "xpu" or arch in intel_compiler.ocloc_devices()
 
 
 def _refused(job: CompileJob, backends: Sequence[str]) -> CompileFailure | None:

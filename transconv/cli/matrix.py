@@ -107,6 +107,11 @@ def _page(text: str) -> Path:
     return path
 
 
+def _compiles(name: str, folder: Path | None) -> bool:
+    chip = TARGETS[name]
+    return compiles_for(chip.backend, chip.arch, folder)
+
+
 def run(words: argparse.Namespace) -> int:
     if words.page and not (words.update or words.json or words.csv):
         _write_pages(words.page, matrix.read(words.record))
@@ -114,7 +119,7 @@ def run(words: argparse.Namespace) -> int:
     folders = [None if f == INSTALLED else Path(f) for f in words.triton.split(",")]
     versions = [triton_version(f) for f in folders]
     targets = [Target.parse(t) for t in words.targets.split(",") if t] or [
-        t for t in TARGETS.values() if any(compiles_for(t, f) for f in folders)
+        t for t in TARGETS.values() if any(_compiles(t.name, f) for f in folders)
     ]
     started = time.monotonic()
     every = _planned(share(_names(words.problems), targets, *words.share), words.jobs)
@@ -125,7 +130,7 @@ def run(words: argparse.Namespace) -> int:
     everything: list[dict[str, object]] = []
     for version, folder in zip(versions, folders, strict=True):
         # Chips of other vendors are for another Triton; those that are asked for by name are told why not.
-        kernels = [p for p in every if words.targets or compiles_for(TARGETS[p.target], folder)]
+        kernels = [p for p in every if words.targets or _compiles(p.target, folder)]
         count += len(kernels)
         answers = _compiled(kernels, version, folder, words)
         made = matrix.rows_of(version, kernels, answers)

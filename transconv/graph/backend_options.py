@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transconv.calls.settings import settings
-from transconv.graph.autotuning import SECONDS
+from transconv.graph.autotuner import SECONDS
 
 RESTS = ("inductor", "eager")
 CAPTURING = ("reduce-overhead", "max-autotune")  # the modes of torch.compile that ask for CUDA graphs

@@ -28,8 +28,14 @@ class KnownVerdict(NamedTuple):
     own: bool = False
 
 
-_known: Cache[str, KnownVerdict] = Cache("verdicts")  # by digest
-_spilt: Cache[str, int] = Cache("spills")
+class _Known(NamedTuple):
+    """What this process has read or found, by digest."""
+
+    verdicts: Cache[str, KnownVerdict]
+    spills: Cache[str, int]
+
+
+_known = _Known(Cache("verdicts"), Cache("spills"))
 
 
 def digest(source: str, machine: str) -> str:
@@ -56,19 +62,19 @@ def is_right(key: str, aligned: bool) -> bool:
     has checked itself."""
     name = variant(key, aligned)
     if knobs.trust() == "always":
-        return _known.get(name) == KnownVerdict(RIGHT, own=True)
+        return _known.verdicts.get(name) == KnownVerdict(RIGHT, own=True)
     return look_up(name) == RIGHT
 
 
 def look_up(name: str) -> str:
     """``right``, ``wrong``, or empty: from memory, else from disk."""
-    found = _known.get(name) or _known.keep(name, KnownVerdict(_read(name)))
+    found = _known.verdicts.get(name) or _known.verdicts.keep(name, KnownVerdict(_read(name)))
     return found.verdict
 
 
 def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
     """Record a verdict in memory, and with ``keep`` on disk; ``about`` is for readers of the record."""
-    _known[name] = KnownVerdict(verdict, own=True)
+    _known.verdicts[name] = KnownVerdict(verdict, own=True)
     if keep:
         news = {**about, "verdict": verdict, "triton": triton_version()}
         DRAWER.update(
@@ -90,11 +96,11 @@ def _verdict(content: Content) -> str:
 def spilled(key: str) -> int:
     """Bytes of memory that a thread of a kernel needs beyond its registers, if they are more than
     ``ALLOWED``; 0 where they are not, or where it was not compiled yet."""
-    found = _spilt.get(key)
+    found = _known.spills.get(key)
     if found is None:
         kept = SPILLS.get(key) or {}
         size = kept.get("bytes") if kept.get("triton") == triton_version() else 0
-        found = _spilt.keep(key, size if isinstance(size, int) else 0)
+        found = _known.spills.keep(key, size if isinstance(size, int) else 0)
     return found
 
 
@@ -107,16 +113,16 @@ def is_passed_over(keys: Iterable[str], rejected: int, tuned: bool) -> bool:
 def note_spills(key: str, size: int) -> None:
     """Record that a kernel needs so many bytes, in memory and on disk."""
     if size > ALLOWED and spilled(key) < size:
-        _spilt[key] = size
+        _known.spills[key] = size
         SPILLS.put(key, {"bytes": size, "triton": triton_version()})
 
 
 def forget() -> None:
     """Clear what is known in memory; records on disk stay."""
-    _known.forget()
-    _spilt.forget()
+    for kept in _known:
+        kept.forget()
 
 
 def proved() -> tuple[str, ...]:
     """The kernels that this process found correct."""
-    return tuple(name for name, known in _known.items() if known == KnownVerdict(RIGHT, own=True))
+    return tuple(name for name, known in _known.verdicts.items() if known == KnownVerdict(RIGHT, own=True))

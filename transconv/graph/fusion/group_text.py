@@ -30,9 +30,9 @@ from transconv.graph.fusion.index_ir import (
     ProductSum,
     Reduced,
 )
+from transconv.graph.fusion.sized_text import NAME, SizedText, braced
 from transconv.graph.lowerings.table import number
 from transconv.graph.lowerings.view_indexing import flattened
-from transconv.graph.regions.region_kernel import NAME, SizedText, braced
 from transconv.graph.sizes import Index, Known, Length, SymbolicSize, dense_strides, like, packed
 from transconv.ir import TRUE, ZERO, Expr, Var, all_of, conjuncts, free_vars, readable
 from transconv.simplify import Facts, prove, simplify

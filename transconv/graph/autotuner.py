@@ -19,9 +19,8 @@ from pathlib import Path
 from time import perf_counter
 
 from transconv.compute import Alone, Compute
-from transconv.cost import estimate
 from transconv.functional.calls import compiled_launch
-from transconv.runtime import compiler, plan_steps
+from transconv.runtime import compiler, estimated, plan_steps
 from transconv.runtime.compilation.async_compile import cores
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.selection import Listed, shortlist, tuning_db
@@ -77,10 +76,7 @@ def costly(questions: Iterable[PlanRequest], target: Target) -> list[Costly]:
             for c, _ in steps
             if c.does == "compute" and not c.named and isinstance(question.workload.about(c), Alone)
         )
-    made = [
-        Costly(c, n, estimate(shortlist(1, c, target, Alone(c))[0].schedule, c, target))
-        for c, n in times.items()
-    ]
+    made = [Costly(c, n, estimated(Alone(c), target)) for c, n in times.items()]
     made.sort(key=lambda k: -k.us * k.times)
     whole, before, taken = sum(k.us * k.times for k in made), 0.0, []
     for kernel in made:
