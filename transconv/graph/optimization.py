@@ -21,7 +21,6 @@ from torch.utils import _pytree
 
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
-from transconv.graph.torch_compile import backend
 from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.conversion.inference import Inference
 from transconv.torch_ops.conversion.prepare import undisturbed
@@ -198,8 +197,8 @@ class ModelTrial:
         if self.device().type == "cpu" and settings.cpu != "interpret":
             return False
         options = {"rest": self.rest, "tune": self.tune}
-        self.calls[OURS] = self.compiled(backend, options)
-        self.calls[RECORDED] = self.compiled(backend, options | {"cudagraphs": True})
+        self.calls[OURS] = self.compiled("transconv", options)
+        self.calls[RECORDED] = self.compiled("transconv", options | {"cudagraphs": True})
         self.handle = None if self.training else Inference(self.model)
         if self.training and self.device().type != "cpu":
             put_features_last(self.model)
@@ -386,7 +385,7 @@ def trial_of(
     return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest, tune)
 
 
-def compiled_alone(call: Call, name: str, how: Any = backend, options: Any = None) -> Call:
+def compiled_alone(call: Call, name: str, how: Any = "transconv", options: Any = None) -> Call:
     """A call through torch's compiler: a function with code of its own, to which compiled code is tied, so
     that models of one class do not share its limit."""
 

@@ -22,7 +22,6 @@ import torch
 from transconv.calls.settings import settings
 from transconv.compute import parse
 from transconv.graph.graph_report import Report, found
-from transconv.graph.torch_compile import backend
 from transconv.graph.verification.agreement import TIMES, near
 from transconv.runtime import build_compute, cache_bundle
 from transconv.support import TransconvError, knobs
@@ -75,7 +74,7 @@ def _tried(
     function: Callable[..., Any], calls: Sequence[Call], dynamic: bool | None
 ) -> WrongResult | None:
     torch.compiler.reset()
-    compiled = torch.compile(function, backend=backend, dynamic=dynamic)
+    compiled = torch.compile(function, backend="transconv", dynamic=dynamic)
     with torch.no_grad():
         torchs = _several(function(*_copied(calls[-1])))
         with _unchecked():
