@@ -92,7 +92,7 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -q tests
 test: $(ready)
 	@$(MAKE) --no-print-directory $(NEWEST)/ready || \
 	    echo "NOT TESTED: the newest Triton (constraints-newest.txt) could not be installed"
-	$(PYTEST) -m "not gpu and not slow and not integrations"
+	$(PYTEST) -m "not gpu and not slow and not xpu and not integrations"
 
 # In an environment of its own, made on top of the project's torch; some 40 minutes on two cores.
 OTHERS := .integrations
@@ -126,7 +126,7 @@ newcomer: $(ready)
 
 # Some 55 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
 check-all: check matrix mutants newcomer
-	$(PYTEST) -m "slow and not gpu and not integrations"
+	$(PYTEST) -m "slow and not gpu and not xpu and not integrations"
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	TRITON_INTERPRET=1 $(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m tests.graph.draw --n 500

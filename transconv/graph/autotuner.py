@@ -1,7 +1,7 @@
 """Tuning of a graph's kernels, for ``mode="max-autotune"``: the schedules that the estimate ranks first
 are timed on the GPU, those of the kernels first that take most of a call, within a time budget.
 
-The trials run in a process of their own (``python -m transconv tune``), which keeps the fastest in the
+The trials run in a process of their own (``transconv tune``), which keeps the fastest in the
 user's cache: a second process, or another model with the same kernels, starts with them.
 """
 
