@@ -38,7 +38,9 @@ def test_every_result_is_read_and_every_result_that_is_named_exists() -> None:
     )
     there = {p.name for p in pages.RESULTS.iterdir()}
     named = set(
-        re.findall(r"\b(?:h100_|h200_|interpreted_|index_operations|mutation)\w*\.(?:csv|json|txt)", text)
+        re.findall(
+            r"\b(?:h100_|h200_|interpreted_|index_operations|mutation|opencl_)\w*\.(?:csv|json|txt)", text
+        )
     )
     read = {
         name for chip in pages.CHIPS for table in pages.TABLES.values() for name in table.on(chip).files

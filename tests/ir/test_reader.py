@@ -223,7 +223,7 @@ def test_small_problems_after_every_pass(p: ConvProblem, prop: Prop, data: draw.
 
 
 @pytest.mark.every(5)
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942", "xpu", "interpreter"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942", "pvc", "interpreter"])
 @pytest.mark.parametrize(
     "text",
     [

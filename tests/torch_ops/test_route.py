@@ -28,6 +28,7 @@ class Plan:
     started: ClassVar[list[str]] = []  # directions, of bound starts
     obeys = frozenset(("deterministic", "precision"))
     steps = ()
+    required = None
 
     def __init__(self, problem: Any, direction: Any, aligned: bool, epilogue: str) -> None:
         self.problem, self.direction, self.aligned = problem, direction, aligned

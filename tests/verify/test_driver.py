@@ -148,7 +148,7 @@ def test_words_without_effect_are_kept_with_a_reason() -> None:
         (["--mb=many", A], "'many' is no number"),
         (["--mode=X", A], "mode 'X' is unknown; expected letters of LIRCBPFS"),
         (["--match=(", A], "the pattern '(' cannot be read"),
-        (["--engine=tpu", A], "'tpu' is unknown; expected one of gpu cpu numpy auto"),
+        (["--engine=tpu", A], "'tpu' is unknown; expected one of gpu cpu numpy opencl auto"),
         (["--data=random", A], "expected one of exact float exact+float"),
         (["ic3ih8oc4kh"], "argument 1: problem 'ic3ih8oc4kh': key 'kh' has no number"),
     ],

@@ -8,7 +8,6 @@ user's cache: a second process, or another model with the same kernels, starts w
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,11 +19,9 @@ from time import perf_counter
 
 from transconv.compute import Alone, Compute
 from transconv.functional.calls import compiled_launch
-from transconv.runtime import compiler, estimated, plan_steps
-from transconv.runtime.compilation.async_compile import cores
-from transconv.runtime.compilation.plan_request import PlanRequest
+from transconv.runtime import PlanRequest, compiler, cores, estimated, plan_steps
 from transconv.selection import Listed, shortlist, tuning_db
-from transconv.support import TransconvError
+from transconv.support import TransconvError, knobs
 from transconv.target import Target
 
 log = logging.getLogger("transconv.graph")
@@ -97,8 +94,7 @@ def _is_tuned(compute: Compute, target: Target) -> bool:
 
 def _tuned(computations: Sequence[Compute], seconds: float) -> str:
     """Run trials of computations; why that failed, empty if it did not."""
-    variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    paths = [str(Path(__file__).parents[2]), *filter(None, [variables.get("PYTHONPATH")])]
+    variables = knobs.child_environment({"TRITON_INTERPRET": None}, str(Path(__file__).parents[2]))
     with tempfile.TemporaryDirectory(prefix="transconv-autotune-") as folder:
         files = []
         for at, compute in enumerate(computations):
@@ -116,7 +112,7 @@ def _tuned(computations: Sequence[Compute], seconds: float) -> str:
         try:
             ended = subprocess.run(
                 [sys.executable, "-m", "transconv", "tune", *files, *words],
-                env=variables | {"PYTHONPATH": os.pathsep.join(paths)},
+                env=variables,
                 capture_output=True,
                 text=True,
                 check=False,

@@ -32,7 +32,7 @@ from transconv.runtime.steps import (
     with_copies,
 )
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
-from transconv.selection import Listed, forget_lists, grouped_alike, same_bits, shortlist
+from transconv.selection import Listed, forget_lists, grouped_alike, shortlist, with_same_bits
 from transconv.support import Cache, ScheduleError, StageError, Unsupported, knobs
 from transconv.target import Target
 
@@ -249,7 +249,7 @@ class _Shelf:
         spilt: list[tuple[int, Listed]] = []
         candidates = self.candidates(compute, target)
         if self.deterministic:
-            steady = list(same_bits(candidates, compute, target))
+            steady = list(with_same_bits(candidates, compute, target))
             if candidates and not steady:
                 raise _same_bits(candidates[0].schedule)
             candidates = steady

@@ -6,7 +6,7 @@ In: a computation of a workload, a target. Out: schedules, best first, and why. 
 from transconv.selection.candidates import HELD, Listed, completed, estimated, shortlist, spread, stamp
 from transconv.selection.candidates import forget as forget_lists
 from transconv.selection.choice import schedule_of_user
-from transconv.selection.same_bits import grouped_alike, same_bits
+from transconv.selection.same_bits import grouped_alike, with_same_bits
 from transconv.selection.transfer import believable, fitted
 from transconv.selection.tuning_db import TuningRecord, files_digest, register_reader, workload_of
 
@@ -22,10 +22,10 @@ __all__ = [
     "forget_lists",
     "grouped_alike",
     "register_reader",
-    "same_bits",
     "schedule_of_user",
     "shortlist",
     "spread",
     "stamp",
+    "with_same_bits",
     "workload_of",
 ]

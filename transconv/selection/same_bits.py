@@ -39,7 +39,7 @@ def grouped_alike(schedule: Schedule, compute: Compute) -> Schedule | None:
     return replace(schedule, deal=1) if schedule.split_k > 1 else schedule
 
 
-def same_bits(listed: Iterable[Listed], compute: Compute, target: Target) -> Iterator[Listed]:
+def with_same_bits(listed: Iterable[Listed], compute: Compute, target: Target) -> Iterator[Listed]:
     """Those of some candidates that are grouped alike in every call, in their order."""
     seen = set[Schedule]()
     for found in listed:
