@@ -101,7 +101,10 @@ def test_light_and_dark(driver: Any) -> None:
     resize(driver, 1280, 900, dark=True)
     dark = colour(driver)
     assert dark != light
-    assert driver.find_element("id", "theme").text == "Light"
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    button = driver.find_element("id", "theme")  # told by an event, which may come later than the colour
+    WebDriverWait(driver, 10).until(lambda _: button.text == "Light")
     driver.find_element("id", "theme").click()
     assert colour(driver) == light, "the button goes before the system"
     driver.find_element("id", "theme").click()
