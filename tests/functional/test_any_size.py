@@ -24,6 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Examples of a size that the interpreter likes; every plan that is asked for is listed."""
     for name, value in {"ROWS": 4, "LONG": 16, "ELEMENTS": 64, "SIDE": 4, "REACHES": (8, 96)}.items():
         monkeypatch.setattr(symbolic_bind, name, value)
+    symbolic_bind._written.clear()  # texts that other tests had written, with other examples
     asked: list[Any] = []
     ready = registry.ready
     monkeypatch.setattr(registry, "ready", lambda *given: (asked.append(given[0]), ready(*given))[1])
