@@ -17,7 +17,7 @@ from bench.environment import VERSIONS, expect_gpu, versions
 
 Tensor = torch.Tensor
 POSITIONS, FEATURES = 1 << 18, 96
-COLUMNS = ("behind", "us", "torch_us", "off", "off_torch", *VERSIONS)
+COLUMNS = ("function", "us", "torch_us", "off", "off_torch", *VERSIONS)
 TEXT = """compute {name}
     tensor x f16 [m={m}, ic={n}]
     tensor w f16 [oc={n}, ic={n}]
@@ -75,7 +75,7 @@ def measured(name: str) -> dict[str, object]:
     right = function(x.double() @ w.double().t(), a.double())
     us, torch_us = (1e3 * do_bench(f) for f in (lambda: run(x, w, a), eager))
     return {
-        "behind": name,
+        "function": name,
         "us": round(us, 2),
         "torch_us": round(torch_us, 2),
         "off": off(run(x, w, a), right),

@@ -12,17 +12,20 @@ import pytest
 
 from transconv.backend_triton import miscompiles
 from transconv.backend_triton.launch import compile_records
-from transconv.backend_triton.machine_code import LISTED, listing
+from transconv.backend_triton.machine_code import LISTED, listing, stack_bytes
 from transconv.backend_triton.miscompiles import Miscompiled, flaw, refuse, takes_uniform_branches
 from transconv.backend_triton.offline_compilation import Resources, compile_offline
+from transconv.compute import parse
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
 from transconv.passes.scalar import simplification
+from transconv.runtime import build_compute
+from transconv.runtime.check_records import ALLOWED
 from transconv.schedule import legality as boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import jobs_of
+from transconv.verify.matrix import job_of, jobs_of
 
 NEWEST = Path(__file__).parents[2] / ".newest"
 HEAD = ".version 8.7\n.target sm_90a\n"
@@ -168,6 +171,33 @@ def test_an_upper_half_of_another_pair() -> None:
     assert "of another pair" in flaw({"cubin": wrong.code})
     assert not takes_uniform_branches(right.code)
     assert not takes_uniform_branches(b"") and not takes_uniform_branches(b"no file of machine code")
+
+
+SPILLING = """compute spilling math=ieee
+    tensor A f32 [m=256, k=197]
+    tensor B bf16 [k=197, n=64]
+    tensor C f32 [m=256, n=64]
+    axes   m=256 n=64 | k=197
+    read   a = A[m, k]
+    read   b = B[k, n]
+    let    c = f32(b)
+    store  C[m, n] = sum(a*c; k)"""
+
+
+def test_the_memory_of_a_thread_is_read_as_cuobjdump_reads_it() -> None:
+    plans = [
+        build_compute(
+            parse(SPILLING), TARGETS["sm_90"], Schedule.parse(f"m:{m} n:64 k:16 | mma | stages=3 warps=4")
+        )
+        for m in (128, 64)
+    ]
+    jobs = [replace(job_of(p.steps[0], p.target), code=True, words=False) for p in plans]
+    many, none = compile_offline(jobs)
+    assert isinstance(many, Resources) and isinstance(none, Resources)
+    assert stack_bytes({"cubin": many.code}) == many.spill_bytes > ALLOWED
+    assert stack_bytes({"cubin": none.code}) == none.spill_bytes < ALLOWED
+    assert stack_bytes({}) == stack_bytes({"cubin": b"no file of machine code"}) == 0
+    assert stack_bytes({"amdgcn": "    .private_segment_fixed_size: 320"}) == 320
 
 
 def test_what_cannot_be_read_is_not_believed() -> None:

@@ -17,7 +17,7 @@ SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"
 DRAWER = Drawer("verdicts", SCHEMA, longest=1 << 16)
 SPILLS = Drawer("spills", 1, longest=1 << 10, lasting=False)
-ALLOWED = 256  # bytes: kernels that spill more take 3 to 70 times as long as estimated
+ALLOWED = 256  # bytes: three kernels that spill 1.5 KB and more took 4 to 73 times their estimates (H200)
 MOST_SPILT = 4  # kernels of one computation that spill, the best of which is taken
 
 
