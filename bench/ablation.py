@@ -237,6 +237,13 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--time-budget", type=ranges.seconds, default=540)
     made.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one pair")
     made.add_argument("--graphs", type=ranges.some_of(*MODELS), default=None, help="models")
+    optional = [p.name for p in passes() if p.optional]
+    made.add_argument(
+        "--passes",
+        type=ranges.some_of(*optional),
+        default=",".join(optional),
+        help="those of graphs (default: all that are optional)",
+    )
     made.add_argument(
         "--together", type=ranges.processes, default=8, help="graphs that are compiled at the same time"
     )

@@ -4,7 +4,7 @@ switched. A row for each model and pass, ``ablation_graphs.csv``; a process comp
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from bench import environment, waves
@@ -33,9 +33,9 @@ BASE = "as chosen"
 WORK = "bench.graph_measures:work"
 
 
-def variants() -> list[str]:
-    """The base, then each optional pass against its default."""
-    return [BASE, *(f"{'-' if p.default else '+'}{p.name}" for p in passes() if p.optional)]
+def variants(names: Collection[str]) -> list[str]:
+    """The base, then each of some optional passes against its default."""
+    return [BASE, *(f"{'-' if p.default else '+'}{p.name}" for p in passes() if p.name in names)]
 
 
 def run(options: argparse.Namespace) -> CsvTable:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> CsvTable:
         }
         | about
         for model in options.graphs.split(",")
-        for variant in variants()
+        for variant in variants(options.passes.split(","))
     }
     rows = {name: row for name, row in rows.items() if not table.has(row)}
     common = environment.worker_environment(options.cache)

@@ -4,9 +4,10 @@ A 3x3 layer at 24 drawn sizes and a training step of a detection model at 16, fo
 empty caches: the host waits for each call, and a row says who answered it and which work it did besides
 (``phases``, see call_phases.py). The sizes come again and again for ``--seconds``; the first three passes
 and the last one have a row for each call, those between only for calls above ``SLOW_MS``, which are also
-printed. At the end each size is timed as it is then answered (``us``), those of the layer also with
-kernels of their own (``own_us``), as many as there is time for. torch runs beside it with cuDNN's
-benchmark off and on. A training step of a compiled graph, of one size, runs beside torch.compile's:
+printed. At the end the GPU's time of each size is measured as it is then answered (``us``), that of the
+layer also with kernels of their own (``own_us``), as many as there is time for. torch runs beside it with
+cuDNN's benchmark off and on. A training step of a compiled graph, of one size, runs beside that of
+torch.compile:
 
     python -m bench auto-sizes --only graph --seconds 60 --limit 170
 
@@ -216,13 +217,15 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
 
 
 def _us(forward: Forward) -> float:
-    """The microseconds of a step, of several that follow each other, after one."""
+    """The microseconds of a step, of several that follow each other, after one: those in which a GPU
+    works, or on a CPU all."""
     forward().backward()
     synchronize()
+    if device() == "cuda":
+        return 1e3 * epochs.busy_ms(lambda _: forward().backward(), TIMED)
     start = time.perf_counter()
     for _ in range(TIMED):
         forward().backward()
-    synchronize()
     return (time.perf_counter() - start) * 1e6 / TIMED
 
 
