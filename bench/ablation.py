@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import ablation_graphs, environment, layers
-from bench.ablation_table import document
+from bench.ablation_table import SAME, document
 from bench.check import verdict
 from bench.graph_models import MODELS
 from transconv.cli.arguments import ranges
@@ -52,7 +52,6 @@ COLUMNS = (
     *environment.VERSIONS,
 )
 KEY = ("problem", "prop", "base", "what", "variant")
-SAME = "same text"
 STRUCTURE = ("swap", "via", "merge", "pack", "reduce", "consumers")  # they decide which tiles are legal
 
 

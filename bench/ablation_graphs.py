@@ -92,11 +92,10 @@ def document(rows: Sequence[Row]) -> str:
     """A line for each variant: the time of each model's kernels over that with all passes, and the
     geometric mean."""
     models = list(dict.fromkeys(r["model"] for r in rows))
-    base = {r["model"]: number(r, "gpu_ms") for r in rows if r["variant"] == BASE}
+    base = _times(rows, BASE)
     lines = []
     for variant in dict.fromkeys(r["variant"] for r in rows if r["variant"] != BASE):
-        mine = {r["model"]: number(r, "gpu_ms") for r in rows if r["variant"] == variant}
-        found = {m: over / base[m] for m, over in mine.items() if over and base.get(m)}
+        found = over_base(rows, variant)
         mean = geometric_mean(found.values())
         lines.append(
             [
@@ -107,3 +106,13 @@ def document(rows: Sequence[Row]) -> str:
         )
     first = ["GPU time, ms", "", *(f"{ms:.2f}" if (ms := base.get(m)) else "-" for m in models)]
     return markdown(["variant", "mean", *models], [first, *lines])
+
+
+def over_base(rows: Sequence[Row], variant: str) -> dict[str, float]:
+    """Of each model that has both, a variant's time over that of the base."""
+    base = _times(rows, BASE)
+    return {m: ms / base[m] for m, ms in _times(rows, variant).items() if m in base}
+
+
+def _times(rows: Sequence[Row], variant: str) -> dict[str, float]:
+    return {r["model"]: ms for r in rows if r["variant"] == variant and (ms := number(r, "gpu_ms"))}

@@ -17,6 +17,7 @@ from transconv.conv import DIRECTIONS
 from transconv.passes import PIPELINE
 from transconv.tuning.table import Row, number
 
+SAME = "same text"  # the reason of a variant that is not timed
 PHRASES = {"pass": "Passes (- switched off, + switched on)", "word": "Words of the schedule"}
 
 STAYS = {
@@ -46,7 +47,7 @@ def summary(rows: Sequence[Row], what: str) -> str:
             for d in DIRECTIONS
         }
         values = [number(r, "earns") or 1.0 for r in right]
-        same = sum(r["reason"] == "same text" for r in right)
+        same = sum(r["reason"] == SAME for r in right)
         nothing = sum(map(is_nothing, right)) - same
         bad = Counter(r["verdict"] for r in mine if r["verdict"] not in ("right", "refused"))
         lines.append(
@@ -110,6 +111,17 @@ def refusals(rows: Sequence[Row]) -> str:
     return markdown(["variant", "times", "for example"], lines)
 
 
+def _noise(rows: Sequence[Row], graphs: Sequence[Row]) -> str:
+    """A sentence: by how much models differ without passes that change the text of no layer."""
+    changed = {r["variant"] for r in rows if r["what"] == "pass" and r["reason"] != SAME}
+    idle = {r["variant"] for r in rows if r["what"] == "pass"} - changed
+    off = [abs(over - 1) for v in idle for over in ablation_graphs.over_base(graphs, v).values()]
+    if not off:
+        return ""
+    names = ", ".join(f"`{name}`" for name in sorted(idle))
+    return f" Variants that change no layer's text ({names}) show the noise: up to {max(off):.2f}."
+
+
 def document(rows: Sequence[Row], graphs: Sequence[Row] = ()) -> str:
     """The whole page, Markdown; ``graphs``: rows of bench/ablation_graphs.py."""
     if not rows:
@@ -124,7 +136,8 @@ def document(rows: Sequence[Row], graphs: Sequence[Row] = ()) -> str:
         " schedule that selection chose: 1.20 means that without it the kernel takes 1.20 times as"
         " long, under 1 that the variant is faster."
         " *Same text*: the kernel is the same to the letter; *in the noise*: the times differ by"
-        " less than they scatter.",
+        " less than they scatter. The counts of a pass add up to all layers and directions, unless the"
+        " run's time was over before.",
     ]
     for what, phrase in PHRASES.items():
         if any(r["what"] == what for r in rows):
@@ -135,9 +148,9 @@ def document(rows: Sequence[Row], graphs: Sequence[Row] = ()) -> str:
     )
     if graphs:
         parts.append(
-            "**Whole models**: the GPU's time of a call without the pass, over the time with all;"
-            " differences below 0.02 are in the noise. Rows:"
-            " bench/results/h200_ablation_graphs.csv.\n\n" + ablation_graphs.document(graphs)
+            "**Whole models**: the GPU's time of a call without the pass, over the time with all. Rows:"
+            f" bench/results/h200_ablation_graphs.csv.{_noise(rows, graphs)}\n\n"
+            + ablation_graphs.document(graphs)
         )
     parts.append(f"## Layer by layer\n\n{layers(rows)}")
     if any(r["verdict"] == "refused" for r in rows):

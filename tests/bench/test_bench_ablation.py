@@ -213,5 +213,9 @@ def test_whole_models_are_beside_their_base() -> None:
     ]
     assert lines[0] == ["variant", "mean", "a", "b"] and lines[2][2:] == ["2.00", "1.00"]
     assert lines[3] == ["`-cse`", "1.500", "1.50", "-"]
-    assert "**Whole models**" in ablation_table.document([row("-cse", 1.0)], rows)
+    assert "**Whole models**" in (told := ablation_table.document([row("-cse", 1.0)], rows))
+    assert "noise" not in told.split("**Whole models**")[1]
+    idle = row("-cse", 1.0) | {"reason": "same text"}
+    assert "(`-cse`) show the noise: up to 0.50" in ablation_table.document([idle], rows)
+    assert ablation_graphs.over_base(rows, "-cse") == {"a": 1.5}
     assert ablation_graphs.variants(["unroll", "cse"]) == ["as chosen", "-unroll", "-cse"]
