@@ -286,7 +286,7 @@ class _Way:
         """Have its kernels timed; what came of it. Those for any sizes are not."""
         try:
             questions = self.parts.questions(self.symbols.known.like)
-            return autotuner.autotune(questions, self.graph.target, self.graph.tunes)
+            return autotuner.autotune(questions, self.graph.target, self.graph.device, self.graph.tunes)
         except TransconvError as error:
             return f"max-autotune: {error}"
 
