@@ -98,6 +98,8 @@ def backend(
 
     expect_kernels(gm, tensors)
     aot_graphs.repeated(gm)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        aot_graphs.interpolated(gm)
     aot_graphs.normalized(gm)
     run = torch_internals.aot_autograd(
         fw_compiler=compiler("forward"),
