@@ -61,7 +61,9 @@ def test_results_and_gradients_are_those_of_torch(
 
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)
-    order = torch.contiguous_format if not last else (torch.channels_last, torch.channels_last_3d)[x.dim() - 4]
+    order = torch.contiguous_format
+    if last:
+        order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     run, seen = compiled(f, monkeypatch)
     with by_meaning():
         compare(f, run, [x.contiguous(memory_format=order).requires_grad_()], 1e-12)
@@ -72,7 +74,7 @@ def test_results_and_gradients_are_those_of_torch(
 def test_the_numbers_of_a_forward_graph_are_those_of_the_decomposition(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    """To the last bit, whether a gradient is computed or not, when torch's operators compute the graphs."""
+    """To the last bit, where torch's operators compute both."""
     x = torch.randn(2, 3, 4, 5, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     made = []
     for rewrite in (True, False):

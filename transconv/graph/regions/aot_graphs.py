@@ -19,6 +19,7 @@ each takes the host longer than the kernels.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -356,6 +357,7 @@ VIEWS = {
         "replication_pad3d",
     )
 }
+INTERPOLATE = tuple(inspect.signature(torch.nn.functional.interpolate).parameters)
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 ORDERS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
@@ -395,9 +397,9 @@ def repeated(gm: fx.GraphModule) -> None:
 
 def interpolated(gm: fx.GraphModule) -> None:
     """Write linear upsampling that has a gradient as one dim after another, in a graph of torch's
-    functions. Each element has the numbers of torch's decomposition, whose gradient puts 2, 4 or 8 weighted
-    gradients of the large image, each in memory of its own; of one dim after another it is a few sums of
-    neighbours, in which weights are evaluated."""
+    functions. Each element has the numbers of torch's decomposition. The gradient of that adds up 4 or 8
+    weighted gradients of the large image, which are all in memory; of one dim after another it is a few
+    sums of neighbours, in which weights are evaluated."""
     for node in gm.graph.nodes:
         if node.target is torch.nn.functional.interpolate and (lines := _lines(node)):
             made = node.meta["example_value"]
@@ -499,8 +501,7 @@ class Line(NamedTuple):
 
 def _lines(node: fx.Node) -> tuple[Line, ...]:
     """Those of the dims of a linear upsampling; empty for one that is otherwise, or of one dim."""
-    names = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    given = dict(zip(INTERPOLATE, node.args, strict=False)) | node.kwargs
     like, made = (getattr(n, "meta", {}).get("example_value") for n in (given["input"], node))
     if (
         given.get("mode") not in ("bilinear", "trilinear")
