@@ -21,7 +21,8 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -358,6 +359,7 @@ VIEWS = {
     )
 }
 INTERPOLATE = tuple(inspect.signature(torch.nn.functional.interpolate).parameters)
+WHOLE = {aten.hardswish}  # arithmetic that a row takes whole, and of which torch keeps the result
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 ORDERS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
@@ -379,11 +381,32 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
             for x in node.all_input_nodes
         ):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
-        joint, *args, **kwargs
-    )
+    with _arithmetic():
+        found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
+            joint, *args, **kwargs
+        )
     shared(*found, kwargs["num_fwd_outputs"])
     return found
+
+
+@contextmanager
+def _arithmetic() -> Iterator[None]:
+    """Within ``with``, torch's division knows that ``WHOLE`` may be evaluated again and with others: it
+    lists what is left of its own decompositions."""
+    module: Any = torch_internals.partitioners
+    real = module.get_default_op_list
+
+    def listed() -> Any:
+        ops = real()
+        for known in (ops.recomputable_ops, ops.fusible_ops):
+            known |= WHOLE
+        return ops
+
+    module.get_default_op_list = listed
+    try:
+        yield
+    finally:
+        module.get_default_op_list = real
 
 
 def repeated(gm: fx.GraphModule) -> None:
