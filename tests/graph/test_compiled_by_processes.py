@@ -108,6 +108,20 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
     assert kinds == sorted(kinds, reverse=True) and sum(kinds) == 12 < len(kinds)
 
 
+@pytest.mark.parametrize(("us", "count"), [(0.5, 1), (1e3, 2)])
+def test_a_plain_product_is_not_ranked_where_its_statistics_surely_leave_with_it(
+    processes: AtOnce, monkeypatch: pytest.MonkeyPatch, us: float, count: int
+) -> None:
+    """The product with its statistics is estimated to take no longer than any plain one and a kernel that
+    reads it again."""
+    made: list[str] = []
+    monkeypatch.setattr(steps, "_made", lambda work, target: made.append(work.text) or us)
+    steps.estimated.cache_clear()
+    with torch.no_grad():
+        called(nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16)).to("meta"), 2, 16, 150, 150)
+    assert len(made) == count
+
+
 def test_a_plain_product_is_not_ranked_where_its_factor_is_too_dear_to_write(
     processes: AtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +246,30 @@ def test_the_backward_graph_is_compiled_before_the_forward_one_runs(
     directions = {job["direction"] for job in processes.jobs}
     assert {"fwd", "bwd_d", "bwd_w"} <= directions
     assert len(seen) == 2 and seen[0] == seen[1] == processes.asked
+
+
+def test_a_backward_graph_that_nothing_hides_is_planned_by_its_first_call(
+    processes: AtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no kernel of the forward graph has to be compiled, its call does not plan the backward graph,
+    which may never run."""
+    planned: list[str] = []
+    real = torch_compile._Graph.__init__
+
+    def noted(self: Any, *given: Any) -> None:
+        planned.append(given[2])
+        real(self, *given)
+
+    monkeypatch.setattr(torch_compile._Graph, "__init__", noted)
+    monkeypatch.setattr(batch_compile, "cores", lambda: 1)  # no process compiles
+    model = Chain().to("meta")
+    run = torch.compile(model, backend=transconv.graph.backend, options={"rest": "eager"})
+    x = torch.empty(2, 16, 8, 8, device="meta", requires_grad=True)
+    made = [run(x) for _ in range(2)]
+    assert planned == ["forward"]
+    for y in made:
+        y.sum().backward()
+    assert planned == ["forward", "backward"]
 
 
 @pytest.mark.slow

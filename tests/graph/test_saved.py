@@ -222,3 +222,22 @@ def test_a_slice_of_what_was_widened_is_read_as_it_is() -> None:
     with by_meaning() as texts:
         near(results(run(x, w))[0], sliced(x, w)[0], 1e-2, "product")
     assert texts and not any("f32(" in t for t in texts), texts
+
+
+def test_a_hardswish_is_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operand is kept, not its result as well, where no product reads that."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.gate = nn.Conv2d(4, 8, 3), nn.Parameter(torch.randn(8, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.hardswish(self.conv(x)) * self.gate
+
+    torch.manual_seed(0)
+    with left(monkeypatch) as found:
+        trained(Gated(), torch.randn(2, 4, 6, 6))
+    ((_, saved),) = found
+    large = [n.target for n in saved if n.op == "call_function" and n.meta["val"].dim() == 4]
+    assert large == [torch.ops.aten.convolution.default]

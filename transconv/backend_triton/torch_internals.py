@@ -56,6 +56,7 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "aot_settings": ("torch._functorch", "config"),
         "core_aten_decompositions": ("torch._decomp", "core_aten_decompositions"),
         "get_decompositions": ("torch._decomp", "get_decompositions"),
+        "partitioners": ("torch._functorch", "partitioners"),  # its module, which says what is arithmetic
         "min_cut_partition": ("torch._functorch.partitioners", "min_cut_rematerialization_partition"),
         "TracingContext": ("torch._guards", "TracingContext"),  # says how saved tensors lie
         "InstructionTranslator": ("torch._dynamo.symbolic_convert", "InstructionTranslator"),  # its module

@@ -1,8 +1,9 @@
 """Tuning of a graph's kernels, for ``mode="max-autotune"``: the schedules that the estimate ranks first
 are timed on the GPU, those of the kernels first that take most of a call, within a time budget.
 
-The trials run in a process of their own (``transconv tune``), which keeps the fastest in the
-user's cache: a second process, or another model with the same kernels, starts with them.
+The trials run in a process of their own (``transconv tune``), which sees the graph's GPU alone and keeps
+the fastest in the user's cache: a second process, or another model with the same kernels, starts with
+them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+
+import torch
 
 from transconv.compute import Alone, Compute
 from transconv.functional.calls import compiled_launch
@@ -41,15 +44,18 @@ class Costly:
     us: float
 
 
-def autotune(questions: Iterable[PlanRequest], target: Target, seconds: float) -> str:
-    """Tune the kernels of requests, and say how many in how long; the next plans take what was found."""
+def autotune(
+    questions: Iterable[PlanRequest], target: Target, device: torch.device, seconds: float
+) -> str:
+    """Tune the kernels of requests on a device, which is a target, and say how many in how long; the next
+    plans take what was found."""
     if target.backend == "interpreter":
         return "max-autotune: nothing is timed without a GPU"
     found = [k for k in costly(questions, target) if not _is_tuned(k.compute, target)]
     if not found:
         return "max-autotune: every kernel that takes much of a call is tuned"
     began = perf_counter()
-    problem = _tuned([k.compute for k in found], seconds)
+    problem = _tuned([k.compute for k in found], device, seconds)
     for forget in (tuning_db.forget, compiler.forget, compiled_launch.forget):
         forget()
     kept = sum(_is_tuned(k.compute, target) for k in found)
@@ -92,9 +98,18 @@ def _is_tuned(compute: Compute, target: Target) -> bool:
     return _first(compute, target).tuned
 
 
-def _tuned(computations: Sequence[Compute], seconds: float) -> str:
-    """Run trials of computations; why that failed, empty if it did not."""
-    variables = knobs.child_environment({"TRITON_INTERPRET": None}, str(Path(__file__).parents[2]))
+def _seen(device: torch.device) -> dict[str, str]:
+    """The variable with which a process sees only the GPU of a graph; empty without one."""
+    if device.type != "cuda":
+        return {}
+    at = torch.cuda.current_device() if device.index is None else device.index
+    return knobs.one_gpu(at, bool(torch.version.hip))
+
+
+def _tuned(computations: Sequence[Compute], device: torch.device, seconds: float) -> str:
+    """Run trials of computations on a device; why that failed, empty if it did not."""
+    changes = {"TRITON_INTERPRET": None, **_seen(device)}
+    variables = knobs.child_environment(changes, str(Path(__file__).parents[2]))
     with tempfile.TemporaryDirectory(prefix="transconv-autotune-") as folder:
         files = []
         for at, compute in enumerate(computations):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -81,14 +82,20 @@ def backend(
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))
         return _marked(whole_graph(gm, example_inputs, rest), made)
 
+    before: list[_Planned] = []
+
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             recorded = captures.of(graph, inputs, phase) if captures else None
-            with unseen():
-                found = _Graph(graph, inputs, phase, rest, made, asked.upsampling, invariant, asked.tune)
+            found = _Planned(
+                lambda: _Graph(graph, inputs, phase, rest, made, asked.upsampling, invariant, asked.tune)
+            )
+            if phase != "backward" or _is_planned_at_once(inputs, before, invariant):
+                found.graph()
+            before.append(found)
 
             def call(given: list[Any]) -> list[Any]:
-                return found(given)
+                return (found.made or found.graph())(given)
 
             run = recorded(call, found.waits) if recorded else call
             run._boxed_call = True  # type: ignore[attr-defined]
@@ -98,6 +105,8 @@ def backend(
 
     expect_kernels(gm, tensors)
     aot_graphs.repeated(gm)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        aot_graphs.interpolated(gm)
     aot_graphs.normalized(gm)
     run = torch_internals.aot_autograd(
         fw_compiler=compiler("forward"),
@@ -108,10 +117,19 @@ def backend(
         keep_inference_input_mutations=True,
     )
     # The backward graph is planned while processes compile the forward graph's kernels, and its own are
-    # compiled while the first forward call runs.
+    # compiled while the first forward call runs. Where none are compiled, its first call plans it.
     both = torch_internals.aot_settings.patch(force_non_lazy_backward_lowering=True)
     with both, without_collections():
         return _marked(run(gm, example_inputs), made)
+
+
+def _is_planned_at_once(inputs: Sequence[Any], before: Sequence[_Planned], invariant: bool) -> bool:
+    """Whether a backward graph is planned with its forward graph: while the kernels of that are compiled,
+    where its sizes are names, which torch's trace knows, or where it may be refused. Otherwise its first
+    call is early enough, and there may be none."""
+    if invariant or is_collecting() or any(isinstance(x, torch.SymInt) for x in inputs):
+        return True
+    return any(planned.graph().ways[0].wait.is_begun for planned in before)
 
 
 def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:
@@ -125,6 +143,30 @@ def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:
 
 
 Chosen = tuple["_Way | FirstCall | WaitingCall", dict[str, int], dict[str, "int | float"]]
+
+
+class _Planned:
+    """A graph that is planned when it is asked for, once."""
+
+    def __init__(self, make: Callable[[], _Graph]) -> None:
+        self.make: Callable[[], _Graph] | None = make
+        self.made: _Graph | None = None
+        self.lock = threading.Lock()
+
+    def graph(self) -> _Graph:
+        """The graph; threads wait for the one that plans it."""
+        if self.made is None:
+            with self.lock, without_collections():
+                if self.make is not None:
+                    with unseen():
+                        self.made = self.make()
+                    self.make = None  # holds the examples
+        assert self.made is not None
+        return self.made
+
+    def waits(self, given: Sequence[Any]) -> bool:
+        """As ``_Graph.waits``."""
+        return self.graph().waits(given)
 
 
 class _Graph:
@@ -286,7 +328,7 @@ class _Way:
         """Have its kernels timed; what came of it. Those for any sizes are not."""
         try:
             questions = self.parts.questions(self.symbols.known.like)
-            return autotuner.autotune(questions, self.graph.target, self.graph.tunes)
+            return autotuner.autotune(questions, self.graph.target, self.graph.device, self.graph.tunes)
         except TransconvError as error:
             return f"max-autotune: {error}"
 

@@ -329,6 +329,14 @@ def child_environment(changes: Mapping[str, str | None], python_path: str) -> di
     return made
 
 
+def one_gpu(at: int, hip: bool) -> dict[str, str]:
+    """The variable with which a process sees only the GPU that has the number ``at`` in this one. ``hip``:
+    whether it is one of AMD."""
+    name = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES"
+    seen = os.environ.get(name, "")
+    return {name: seen.split(",")[at].strip() if seen else str(at)}
+
+
 def local_processes() -> int:
     """How many processes of one program a launcher such as torchrun has started on this machine."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")

@@ -50,9 +50,7 @@ def own_gpu() -> None:
             f"rank {at} of this machine has no GPU of its own, of {count}; expected at most "
             "one rank for each"
         )
-    name = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
-    seen = knobs.given(name).get(name, "")
-    knobs.adopt({name: seen.split(",")[at] if seen else str(at)})
+    knobs.adopt(knobs.one_gpu(at, bool(torch.version.hip)))
 
 
 def own_share(cores: int) -> int:

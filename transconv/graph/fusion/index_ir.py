@@ -293,7 +293,7 @@ def images(order: Iterable[Piece]) -> set[Piece]:
     pieces = [*order]
     near: dict[Piece, list[Piece]] = {}
     for piece in pieces:
-        for x in piece.operands if isinstance(piece, (Mapped, MovedView, PiecewiseIndex)) else ():
+        for x in _beside(piece):
             joined = isinstance(piece, PiecewiseIndex) and piece.along == 1
             if len(x.shape) == len(piece.shape) > 2 and (joined or x.shape[1] == piece.shape[1]):
                 near.setdefault(x, []).append(piece)
@@ -305,6 +305,17 @@ def images(order: Iterable[Piece]) -> set[Piece]:
         found |= {*new}
         left += new
     return {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
+
+
+def _beside(piece: Piece) -> Iterator[Piece]:
+    """The operands of which a value may have the order in memory; of sums of windows, what these see."""
+    if isinstance(piece, (Mapped, MovedView, PiecewiseIndex)):
+        yield from piece.operands
+    elif isinstance(piece, Reduced) and piece.dims[0] == len(piece.shape):
+        for x in piece.inputs:
+            while len(x.shape) > len(piece.shape) and x.operands:
+                x = x.operands[0]
+            yield x
 
 
 def _own(product: ProductSum) -> Iterator[Piece]:

@@ -19,11 +19,13 @@ each takes the host longer than the kernels.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -356,7 +358,10 @@ VIEWS = {
         "replication_pad3d",
     )
 }
+INTERPOLATE = tuple(inspect.signature(torch.nn.functional.interpolate).parameters)
+WHOLE = {aten.hardswish}  # arithmetic that a row takes whole, and of which torch keeps the result
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
+ORDERS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 
 def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -376,11 +381,32 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
             for x in node.all_input_nodes
         ):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
-        joint, *args, **kwargs
-    )
+    with _arithmetic():
+        found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
+            joint, *args, **kwargs
+        )
     shared(*found, kwargs["num_fwd_outputs"])
     return found
+
+
+@contextmanager
+def _arithmetic() -> Iterator[None]:
+    """Within ``with``, torch's division knows that ``WHOLE`` may be evaluated again and with others: it
+    lists what is left of its own decompositions."""
+    module: Any = torch_internals.partitioners
+    real = module.get_default_op_list
+
+    def listed() -> Any:
+        ops = real()
+        for known in (ops.recomputable_ops, ops.fusible_ops):
+            known |= WHOLE
+        return ops
+
+    module.get_default_op_list = listed
+    try:
+        yield
+    finally:
+        module.get_default_op_list = real
 
 
 def repeated(gm: fx.GraphModule) -> None:
@@ -389,6 +415,20 @@ def repeated(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         if node.target is torch.nn.functional.interpolate and (times := _times(node)):
             replace_node(node, _repeated, (node.args[0], times))
+    gm.recompile()
+
+
+def interpolated(gm: fx.GraphModule) -> None:
+    """Write linear upsampling that has a gradient as one dim after another, in a graph of torch's
+    functions. Each element has the numbers of torch's decomposition. The gradient of that adds up 4 or 8
+    weighted gradients of the large image, which are all in memory; of one dim after another it is a few
+    sums of neighbours, in which weights are evaluated."""
+    for node in gm.graph.nodes:
+        if node.target is torch.nn.functional.interpolate and (lines := _lines(node)):
+            made = node.meta["example_value"]
+            order = next((f for f in ORDERS if made.is_contiguous(memory_format=f)), None)
+            if order is not None:
+                replace_node(node, _interpolated, (node.args[0], lines, order))
     gm.recompile()
 
 
@@ -471,6 +511,54 @@ def _times(node: fx.Node) -> tuple[int, ...]:
     if given.get("size") is not None or any(s not in (1, 2, 4, 8) for s in scales):
         return ()
     return tuple(int(s) for s in scales if isinstance(s, (int, float)))
+
+
+class Line(NamedTuple):
+    """The positions of an upsampled dim: how many, how far one is from the next in the small image, and
+    whether the first and the last positions are those of its ends."""
+
+    size: int
+    step: float
+    ends: bool
+
+
+def _lines(node: fx.Node) -> tuple[Line, ...]:
+    """Those of the dims of a linear upsampling; empty for one that is otherwise, or of one dim."""
+    given = dict(zip(INTERPOLATE, node.args, strict=False)) | node.kwargs
+    like, made = (getattr(n, "meta", {}).get("example_value") for n in (given["input"], node))
+    if (
+        given.get("mode") not in ("bilinear", "trilinear")
+        or given.get("antialias")
+        or not isinstance(like, Tensor)
+        or not isinstance(made, Tensor)
+        or not like.is_floating_point()
+        or not all(isinstance(n, int) for n in (*like.shape, *made.shape))
+    ):
+        return ()
+    scale = None if given.get("recompute_scale_factor") else given.get("scale_factor")
+    sizes, ends = like.shape[2:], bool(given.get("align_corners"))
+    scales = [*scale] if isinstance(scale, (list, tuple)) else [scale] * len(sizes)
+    found = []
+    for small, large, times in zip(sizes, made.shape[2:], scales, strict=True):
+        whole = (small - 1) / (large - 1) if large > 1 else 0.0
+        found.append(Line(large, whole if ends else 1 / times if times else small / large, ends))
+    return tuple(found)
+
+
+def _interpolated(x: Tensor, lines: Sequence[Line], order: torch.memory_format) -> Tensor:
+    """The innermost dim first, in f32 or wider; ``order``: how the result lies."""
+    y = x if x.dtype is torch.float64 else x.float()
+    for dim in reversed(range(2, x.dim())):
+        line, size = lines[dim - 2], x.shape[dim]
+        i = torch.arange(line.size, device=x.device).to(y.dtype)
+        at = (i * line.step if line.ends else (i + 0.5) * line.step - 0.5).clamp(min=0)
+        low = at.long()
+        one, other = (
+            aten._unsafe_index(y, [None] * dim + [place]) for place in (low, (low + 1).clamp(max=size - 1))
+        )
+        weight = (at - low).clamp(0, 1).reshape(-1, *[1] * (x.dim() - 1 - dim))
+        y = one + (other - one) * weight
+    return y.to(x.dtype).contiguous(memory_format=order)
 
 
 def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:

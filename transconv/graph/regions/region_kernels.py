@@ -276,10 +276,13 @@ def to_estimate(
     kernel: RegionKernel, plan: FusionPlan, rates: Price, known: AbstractSet[Workload]
 ) -> list[Workload]:
     """What the alternatives of a product are weighed by. Where it decides whether factors are written
-    first, the plain product only once the product itself is ``known``."""
+    first, or whether its result is read again, the plain product only once the product itself is ``known``
+    and a bound does not decide."""
     product, work = kernel.group.product, plain(kernel.workload)
     assert product is not None
-    found = [kernel.workload, work] if kernel.group.statistics else []
+    found = [kernel.workload] if kernel.group.statistics else []
+    if found and kernel.workload in known and not _surely_leave(kernel, rates):
+        found.append(work)
     if (seen := _seen(kernel, plan)) and _is_estimated(kernel, work):
         if work not in known:
             found.append(work)
@@ -462,12 +465,26 @@ def why_again(kernel: RegionKernel, rates: Price) -> str:
         return ""
     if (leaves := _microseconds(kernel.workload, rates)) == inf:
         return REFUSED
-    ends = {s.of for p, s in group.statistics.items() if not (s.applied and _is_held(p, s))}
-    read = {t for x in ends for t in sources(x, {*kernel.stored, *kernel.given})}
-    apart = _microseconds(plain(kernel.workload), rates) + (
-        rates.kernel(sum(t.bytes for t in read), 0.0, None) if read else 0.0
-    )
+    if _surely_leave(kernel, rates):
+        return ""
+    apart = _microseconds(plain(kernel.workload), rates) + _reading(kernel, rates)
     return DEARER.format(leaves, apart) if apart < leaves else ""
+
+
+def _surely_leave(kernel: RegionKernel, rates: Price) -> bool:
+    """Whether a product with its statistics takes no longer than any plain one and a kernel that reads the
+    result, without a look at schedules of the plain one."""
+    product, leaves = kernel.group.product, _microseconds(kernel.workload, rates)
+    return product is not None and leaves <= rates.least(product) + _reading(kernel, rates)
+
+
+def _reading(kernel: RegionKernel, rates: Price) -> float:
+    """Microseconds of a kernel that reads the result of a product again for its statistics; 0 where one
+    does anyway."""
+    found = kernel.group.statistics.items()
+    ends = {s.of for p, s in found if not (s.applied and _is_held(p, s))}
+    read = {t for x in ends for t in sources(x, {*kernel.stored, *kernel.given})}
+    return rates.kernel(sum(t.bytes for t in read), 0.0, None) if read else 0.0
 
 
 def _is_held(piece: Piece, found: Statistic) -> bool:
