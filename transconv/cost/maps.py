@@ -49,7 +49,8 @@ CROSSING_NS = 1.15  # for each place and each group of warps that has it, by way
 CROSS = 1 / 120  # of a block's exchange: for each row of each warp, written to shared memory and read
 FULL = 0.88  # the fraction of the bandwidth that copies reach
 EDGE_GBS = 80.0  # GB/s into one multiprocessor
-START_NS, NEXT_NS = 1100.0, 77.0  # of a program; the shortest time between two starts
+LAUNCH_US, RAMP_US = 0.5, 2.0
+START_NS, WARP_NS, NEXT_NS = 300.0, 25.0, 77.0  # of a program; the shortest time between two starts
 
 
 def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
@@ -147,7 +148,7 @@ class MapTime:
                 works + LATENCY_NS * _lone(schedule.blocks, compute),
                 larger(moved / share, (LATENCY_NS + moved / share) / (self.deep - 2)),
             )
-        alone = START_NS + turns * turn
+        alone = START_NS + WARP_NS * schedule.warps + turns * turn
         issued = hit + thread * schedule.warps / chip.schedulers / ISSUED
         if compute.statistics and not (self.carries and schedule.late):
             issued = issued + steps * (
@@ -160,7 +161,8 @@ class MapTime:
             -(-each // self.together) * alone,
         )
         bandwidth = target.bandwidth_gbs * FULL * 1e3
-        return chip.empty_us + larger(busy / 1e3, traffic / bandwidth) + self._behind(bandwidth)
+        moving = kept(traffic / bandwidth)
+        return LAUNCH_US + larger(busy / 1e3, moving) + smaller(moving, RAMP_US) + self._behind(bandwidth)
 
     def _behind(self, bandwidth: float) -> float:
         """What atomic additions take, and the kernels that combine parts of sums and of statistics."""

@@ -136,7 +136,7 @@ class ModelTime:
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
         self.crowded = _crowded_ns(self.work, self.target, c)
         issue = self.target.rates.issue
-        self.made = self.work.whole * issue.whole_ns
+        self.made = self.work.whole * issue.whole_ns + behind.waits * c.latency_ns
         if self.schedule.via == "tl" and self.schedule.c != "box" and self.schedule.swap:
             self.made += self.work.whole * issue.turned_ns
 
@@ -149,7 +149,9 @@ class ModelTime:
         rounds = kept(tiles / slots if dealt else -(-tiles // slots))
         resident = self.work.resident
         together = kept(smaller(resident, larger(rounds, 1.0))) if resident > 1 else 1
-        fills = 1.0 if schedule.programs else rounds / together
+        # A persistent program of Triton begins to load a tile when the one before it is stored.
+        ahead = schedule.programs and schedule.via == "gluon"
+        fills = 1.0 if ahead else rounds / together
         products = kept(steps * self._step_ns(together, steps))
         last: Number = 0.0
         each: Number
@@ -218,7 +220,9 @@ def _step_ns(
     macs = w.m * w.n * w.k * w.group
     peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
     chip = target.rates.issue
-    if schedule.unit == "mma":
+    if schedule.unit == "mma" and w.exact:  # Triton multiplies them without the matrix unit
+        multiply = macs / (chip.cores * chip.clock * c.fma_share)
+    elif schedule.unit == "mma":
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= c.older if w.small else max(1.0, 64 / w.left)
         if w.moved:
