@@ -77,22 +77,27 @@ class _Simplify(ScopedMutator):
             return whole
         return simplify(self.affine(e), self.facts)
 
-    def of_bytes(self, e: ir.Expr) -> ir.Expr:
-        """The address of elements of a byte: also without the names of those lets that have lanes, if
-        their divisions cancel and lanes then follow one another in memory. Bytes in runs that the compiler
-        does not see are loaded one by one."""
+    def along_lanes(self, e: ir.Expr) -> ir.Expr:
+        """The address without the names of lets that have lanes, of all or of one axis, if their divisions
+        cancel and these lanes then follow one another in memory: the compiler loads elements one by one
+        in runs that it does not see."""
         named = self.index(e)
-        along = simplify(self._expand(e, {}, self._laned), self.facts)
-        if any(ir.find(n, ir.Lane) for n in ir.walk(along) if isinstance(n, NOT_AFFINE)):
+        if not any(v in self.defs for v in ir.free_vars(named)):
             return named
-        better = any(
-            _follows_in_memory(x, along) and not _follows_in_memory(x, named)
-            for x in ir.find(along, ir.Lane)
-        )
-        return along if better else named
+        lanes = dict.fromkeys(ir.find(self.whole(e), ir.Lane))
+        for some in ({*lanes}, *({x} for x in lanes)):
+            along = simplify(self._expand(e, {}, lambda value: self._is_along(value, some)), self.facts)  # noqa: B023
+            divided = {x for n in ir.walk(along) if isinstance(n, NOT_AFFINE) for x in ir.find(n, ir.Lane)}
+            if not divided & some and any(
+                _follows_in_memory(x, along) and not _follows_in_memory(x, named) for x in some
+            ):
+                return along
+        return named
 
-    def _laned(self, value: ir.Expr) -> bool:
-        return not divides(value) or bool(ir.find(self.whole(value), ir.Lane))
+    def _is_along(self, value: ir.Expr, some: set[ir.Lane]) -> bool:
+        """Whether a let is expanded: it does not divide, or has no other lanes than ``some``, and any."""
+        lanes = {*ir.find(self.whole(value), ir.Lane)}
+        return not divides(value) or bool(lanes and lanes <= some)
 
     def mask(self, mask: ir.Expr, tensor: str) -> ir.Expr:
         kept: list[ir.Expr] = []
@@ -148,8 +153,7 @@ class _Simplify(ScopedMutator):
         return ir.Let(let.var, simplify(let.value, self.facts), let.origin)
 
     def load(self, at: ir.Load) -> ir.Load:
-        index = self.of_bytes if at.tensor.dtype.bits == 8 else self.index
-        return replace(at, offset=index(at.offset), mask=self.mask(at.mask, at.tensor.name))
+        return replace(at, offset=self.along_lanes(at.offset), mask=self.mask(at.mask, at.tensor.name))
 
     def box(self, at: B) -> B:
         """Simplify the corner; expand ``within`` to an expression of lanes alone."""
