@@ -160,15 +160,14 @@ HEAD = ("schedules", "number", "time / estimate", "median off by", "beyond 2x")
 
 
 def errors_table(found: Sequence[TimedProblem]) -> str:
-    """A line for each family: how far estimates are off, as logarithms."""
+    """A line for each family, and one for all: how far estimates are off, as logarithms."""
     families: dict[str, list[float]] = {}
     for problem in found:
         for t in problem.timed:
             families.setdefault(t.family, []).append(t.off)
             families.setdefault("all", []).append(t.off)
     lines = []
-    for name in (*sorted(families.keys() - {"all"}), "all"):
-        off = families[name]
+    for name, off in sorted(families.items(), key=lambda item: (item[0] == "all", item[0])):
         beyond = sum(abs(x) > log(2) for x in off)
         lines.append(
             [name, str(len(off)), f"{exp(median(off)):.2f}", f"{median(map(abs, off)):.2f}", str(beyond)]
@@ -193,7 +192,9 @@ def arguments(made: argparse.ArgumentParser) -> None:
     """Its options."""
     made.add_argument("logs", nargs="+", type=Path, help="logs of tune, tables of schedules, or sweeps")
     made.add_argument("--half", type=int, choices=(0, 1), default=None, help="only every other problem")
-    made.add_argument("--verbose", action="store_true", help="also list choices that are far from the best")
+    made.add_argument(
+        "--verbose", action="store_true", help="also list choices that are far from the best"
+    )
 
 
 def main(options: Namespace) -> int:
@@ -203,7 +204,9 @@ def main(options: Namespace) -> int:
         if not rows or {"problem", "direction", "schedule", "us"} - set(rows[0]):
             raise ValueError(f"{path} has no schedules with times; expected a log of transconv tune")
         found = [
-            p for p in problems(rows, target_of(rows)) if options.half is None or half_of(p.name) == options.half
+            p
+            for p in problems(rows, target_of(rows))
+            if options.half is None or half_of(p.name) == options.half
         ]
         print(f"{path.name}\n\n{errors_table(found)}\n\n{choices(found)}\n")
         for p in sorted(found, key=lambda p: -p.regret) if options.verbose else ():

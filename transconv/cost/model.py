@@ -2,7 +2,7 @@
 
 The model adds up the time of the programs of one multiprocessor:
 
-    program = fill + steps * step + store             step = matrix unit | fetch | waiting
+    program = fill + steps * step + epilogue + store  step = matrix unit | fetch | waiting
     two consumers = fill + max(steps * step + baton, half of steps * step + store)
     kernel  = launch + max(programs on the busiest multiprocessor, bytes / bandwidth)
 
@@ -35,7 +35,7 @@ from transconv.cost import issue, maps
 from transconv.cost.copies import copied, copied_at, leaving_us, meeting_us, read_behind
 from transconv.cost.issue import LINE
 from transconv.cost.symbolic_cost import Lines, Number, kept, larger, smaller
-from transconv.cost.work import Work, count
+from transconv.cost.work import HEAVY, Work, count
 from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum
 from transconv.schedule import PRICED, Block, Schedule, Scheduled, k_steps, programs, tile
 from transconv.target import L2_GBS, Constants, Target
@@ -161,7 +161,9 @@ class ModelTime:
         elif schedule.programs:
             each = products + store * c.persistent + self.made + self._called_ns(1.0)
         else:
-            each = products + (store + self.made) / together + self._called_ns(together)
+            # Programs that began together come to their functions, and to their stores, at one time.
+            beside = 1 if self.work.behind.called > HEAVY * self.work.sums else together
+            each = products + (store + self.made) / beside + self._called_ns(together)
         if self.crowded:
             each = larger(each, steps * self.crowded)
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3

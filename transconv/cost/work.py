@@ -10,7 +10,7 @@ from typing import NamedTuple
 from transconv.compute import Compute, touched
 from transconv.cost.copies import EpilogueCost, read_behind
 from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
-from transconv.ir import DType, View, f32
+from transconv.ir import View, f32
 from transconv.schedule import INTEGERS, Schedule, Scheduled, counts, in_registers, sides, tile
 from transconv.schedule.tiles import shared_memory
 from transconv.target import Target
@@ -53,6 +53,11 @@ class Work(NamedTuple):
     bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
     sized: bool = False  # whether sizes are arguments
     exact: bool = False  # whether f32 is multiplied in full precision, which no matrix unit does
+
+    @property
+    def sums(self) -> int:
+        """The sums of a tile."""
+        return self.m * self.n * self.group
 
 
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
@@ -125,15 +130,10 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         small=small,
         bytewise=_bytewise(schedule, compute, target),
         sized=compute.named is not None,
-        exact=compute.math == "ieee" and compute.acc is f32 and f32 in _multiplied(compute),
+        exact=(target.backend, compute.math) == ("cuda", "ieee")
+        and any(f.var.type.memory is f32 for f in compute.factors or ()),
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps,
     )
-
-
-def _multiplied(compute: Compute) -> set[DType]:
-    """The types of the factors."""
-    assert compute.factors is not None or compute.b is None
-    return {f.var.type.memory for f in compute.factors or ()}
 
 
 def _is_common(view: View, compute: Compute) -> bool:

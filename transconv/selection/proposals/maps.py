@@ -136,7 +136,7 @@ def even(
         among = divided(s, compute, target) if loops else ""
         meets = among in ("warp", "block")
         early = loops and not meets and not s.late
-        few = loops and among != "block" or again and len(s.blocks) == 1  # steps, with more elements each
+        few = (loops and among != "block") or (again and len(s.blocks) == 1)  # steps, of more elements
         wanted = 2 * usual if few else usual
         lanes = abs(log2(elements / (s.warps * target.warp_size * wanted)))
         short = max((1 / min(b.extent, RUN) for b in s.blocks if inner & {*b.axes}), default=0.0)
