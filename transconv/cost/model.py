@@ -58,6 +58,7 @@ ENDED = 2.2  # times the time to fetch rows that a group has a part of (48 eleme
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
+SUMS = 16  # of a thread, whose operands are read from shared memory; fewer share less of what is read
 # To transpose a byte in registers: by a program alone, and by many together (gradients of 22 layers in
 # 8-bit floats on an H100: 0.25 with one program on a multiprocessor, 0.15 with two, 0.075 with six).
 BYTEWISE_NS, BYTEWISE_TOGETHER_NS = 0.25, 0.06
@@ -223,7 +224,8 @@ def _step_ns(
     peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
     chip = target.rates.issue
     if schedule.unit == "mma" and w.exact:  # Triton multiplies them without the matrix unit
-        multiply = macs / (chip.cores * chip.clock * c.fma_share)
+        each = w.sums / (schedule.warps * target.warp_size)  # of a thread
+        multiply = macs / (chip.cores * chip.clock * c.fma_share) * max(1.0, SUMS / each) ** 0.5
     elif schedule.unit == "mma":
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= c.older if w.small else max(1.0, 64 / w.left)
