@@ -50,7 +50,7 @@ class Constants:
     meeting_us: float = 20.0  # more for stream-K, whose numbers of parts differ from tile to tile
     through_ns: float = 0.15  # more for an access of f32 that goes through registers
     older: float = 1.6  # factor on products of ``mma.sync``, which takes operands from registers
-    shared_gbs: float = 190.0  # shared memory of one multiprocessor, GB/s, if operands are transposed
+    shared_gbs: float = 250.0  # shared memory of one multiprocessor, GB/s, if operands are transposed
     fma_share: float = 0.35  # the fraction of the peak of multiply-adds that unit fma reaches
 
 
