@@ -3,7 +3,11 @@
 Reads logs of ``transconv tune`` and tables of ``bench schedules``, of layers or of computations as texts
 (``h200_graph_trials.csv``), and measures nothing. ``--half 0`` and ``--half 1`` take every other problem,
 so that a change that was fitted to one half is judged by the other. With ``--verbose`` the problems whose
-first schedule is far from the best one.
+first schedule is far from the best one. With ``--changed FILE`` only that file is written: the schedules
+that were put first when the log was made, and those that are now, to be timed side by side:
+
+    python -m bench estimates bench/results/h200_graph_trials.csv --changed out/changed.csv
+    python -m bench schedules out/changed.csv --out out
 
 Times above ``GRAPH_US`` were taken between events, which begins with an idle GPU: what that adds to a
 kernel of a stream (``ALONE_US``) is subtracted.
@@ -20,6 +24,7 @@ from math import exp, log
 from pathlib import Path
 from statistics import mean, median
 
+from bench.schedules import GIVEN, writing
 from bench.tables import geometric_mean, markdown
 from bench.trials import REFERENCE, target_of
 from transconv.compute import Alone, Compute, parse
@@ -28,7 +33,7 @@ from transconv.cost import estimate, spills
 from transconv.errors import TransconvError
 from transconv.runtime.timing import GRAPH_US
 from transconv.schedule import Schedule
-from transconv.selection import transfer
+from transconv.selection import shortlist, transfer
 from transconv.selection.proposals.maps import even
 from transconv.target import Target
 from transconv.tuning.session import TuningJob, read_log
@@ -97,18 +102,32 @@ def problems(found: Iterable[Row], target: Target) -> Iterator[TimedProblem]:
         if number(row, "us") and row.get("verdict", "right") == "right" and row["schedule"] != REFERENCE:
             groups.setdefault((row["problem"], row["direction"], row.get("behind", "")), []).append(row)
     for (text, direction, behind), rows in groups.items():
-        computes = _computes(text, direction, behind)
+        computes = _job(text, direction, behind).phases()
         timed = [t for t in (_timed(row, computes, target) for row in rows) if t is not None]
         if timed:
             name = text.split()[1] if text.startswith("compute") else " ".join((text, direction, behind))
             yield TimedProblem(name, _first(timed, computes, target), tuple(timed))
 
 
-def _computes(text: str, direction: str, behind: str) -> list[Compute]:
+def _job(text: str, direction: str, behind: str) -> TuningJob:
     if text.startswith("compute"):
-        return TuningJob(Alone(parse(text))).phases()
+        return TuningJob(Alone(parse(text)))
     problem = replace(ConvProblem.parse(text), name="")
-    return TuningJob(ConvWorkload(problem, Prop(direction), Epilogue.parse(behind))).phases()
+    return TuningJob(ConvWorkload(problem, Prop(direction), Epilogue.parse(behind)))
+
+
+def changed(found: Iterable[Row], target: Target) -> Iterator[dict[str, str]]:
+    """Lines for ``bench schedules``: of each problem of a log of tune whose first schedule is another one
+    now, the one that was first then, and the one that is now."""
+    for row in found:
+        if row.get("rank") != "0":
+            continue
+        asked = {"problem": row["problem"], "direction": row["direction"], "behind": row.get("behind", "")}
+        job = _job(*asked.values())
+        (now,) = shortlist(1, job.phases()[0], target, job.workload)
+        before = Schedule.parse(row["schedule"])
+        for schedule in (before, now.schedule) if before != now.schedule else ():
+            yield asked | {"schedule": str(schedule)}
 
 
 def _timed(row: Row, computes: Sequence[Compute], target: Target) -> TimedSchedule | None:
@@ -193,14 +212,23 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("logs", nargs="+", type=Path, help="logs of tune, tables of schedules, or sweeps")
     made.add_argument("--half", type=int, choices=(0, 1), default=None, help="only every other problem")
     made.add_argument(
+        "--changed", type=Path, help="write here, for bench schedules, what was put first and what is now"
+    )
+    made.add_argument(
         "--verbose", action="store_true", help="also list choices that are far from the best"
     )
 
 
 def main(options: Namespace) -> int:
     """Print a table and a sentence for each log. Raises ValueError for a file that is no log."""
-    for path in options.logs:
-        rows = read_log(path)
+    logs = [read_log(path) for path in options.logs]
+    if options.changed:
+        with writing(options.changed, GIVEN) as write:
+            for rows in logs:
+                for line in changed(rows, target_of(rows)):
+                    write(line)
+        return 0
+    for path, rows in zip(options.logs, logs, strict=True):
         if not rows or {"problem", "direction", "schedule", "us"} - set(rows[0]):
             raise ValueError(f"{path} has no schedules with times; expected a log of transconv tune")
         found = [

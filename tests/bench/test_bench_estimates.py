@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import estimates
+from bench import estimates, schedules
 from bench.__main__ import main
 from bench.environment import ROOT
 from bench.trials import target_of
+from transconv.compute import Alone, parse
+from transconv.selection import shortlist
 from transconv.tuning.session import read_log
 
 GRAPHS = ROOT / "bench" / "results" / "h200_graph_trials.csv"
@@ -53,6 +55,22 @@ def test_choices_and_their_errors(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "| gathers by Triton | 3 |" in text and "1 problems" in text
     assert main(["estimates", str(path), "--half", str(1 - estimates.half_of(found.name))]) == 0
     assert "no problem has two schedules" in capsys.readouterr().out
+
+
+def test_changed_choices_are_asked_for(tmp_path: Path) -> None:
+    """A product whose log puts a tile of 16 by 16 first: then, and now."""
+    path = log(tmp_path / "log.csv", (6.0, 3.0, 12.0))
+    lines = (
+        path.read_text(encoding="utf-8").replace(",verdict", ",verdict,rank").replace(",right", ",right,1")
+    )
+    path.write_text(lines.replace("12.0,right,1", "12.0,right,0"), encoding="utf-8")
+    assert main(["estimates", str(path), "--changed", str(tmp_path / "asked.csv")]) == 0
+    then, now = schedules.read(tmp_path / "asked.csv")
+    assert then["schedule"].startswith(TILES[2]) and then["problem"] == now["problem"]
+    rows = read_log(path)
+    compute = parse(then["problem"])
+    (listed,) = shortlist(1, compute, target_of(rows), Alone(compute))
+    assert now["schedule"] == str(listed.schedule)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
