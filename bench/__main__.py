@@ -32,6 +32,7 @@ COMMANDS = ("time", "check", "report")
 # These bring their own arguments; their modules import torch, so only the requested one is loaded.
 DROP_IN = {
     "ablation": "disable each pass, change each word of the schedule, and time the difference",
+    "estimates": "tell how far estimates are from measured times, and what their choices cost",
     "trials": "measure how good the ranking of schedules is, and how long compiling takes",
     "networks": "train and time whole models, before and after conversion",
     "graphs": "time whole models through torch.compile's backend, and torch's own compilers",

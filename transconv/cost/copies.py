@@ -166,8 +166,8 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 @dataclass(frozen=True, slots=True)
 class EpilogueCost:
     """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other results than the sum's
-    that are ``sent`` as boxes or ``stored`` by lanes, slots of what is ``called``; of the kernel: its
-    ``traffic``, that of ``views``."""
+    that are ``sent`` as boxes or ``stored`` by lanes, slots of what is ``called``, how often its loads are
+    waited for (``waits``); of the kernel: its ``traffic``, that of ``views``."""
 
     accesses: float = 0.0
     fetched: float = 0.0
@@ -175,6 +175,7 @@ class EpilogueCost:
     stored: float = 0.0
     traffic: int = 0
     called: float = 0.0
+    waits: int = 0
     views: tuple[View, ...] = ()
 
 
@@ -202,6 +203,7 @@ def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
         stored,
         sum(touched(v, compute) for v in (*large, *written)),
         (whole * called + SPILLED * spilled) * (schedule.split_k == 1),
+        int(bool(large) and schedule.via == "tl" and schedule.split_k == 1),
         (*large, *written),
     )
 

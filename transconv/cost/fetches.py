@@ -96,8 +96,8 @@ def _fetched(
         return FetchCost(
             elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True
         )
-    if word == "box":  # the rates of wider types were fitted without the lines that rows straddle
-        lines = straddling(view, found, LINE, compute) if size == 1 else 1.0
+    if word == "box":  # of wider types rows that straddle lines were not slower (one layer)
+        lines = straddling(view, found, LINE, compute) if size <= 2 else 1.0
         return FetchCost(elements * size * lines, 0, found.bytes)
     vector = min(aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / packing.diagonal(view, compute)  # elements off the diagonal are masked

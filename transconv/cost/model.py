@@ -2,7 +2,7 @@
 
 The model adds up the time of the programs of one multiprocessor:
 
-    program = fill + steps * step + store             step = matrix unit | fetch | waiting
+    program = fill + steps * step + epilogue + store  step = matrix unit | fetch | waiting
     two consumers = fill + max(steps * step + baton, half of steps * step + store)
     kernel  = launch + max(programs on the busiest multiprocessor, bytes / bandwidth)
 
@@ -35,7 +35,7 @@ from transconv.cost import issue, maps
 from transconv.cost.copies import copied, copied_at, leaving_us, meeting_us, read_behind
 from transconv.cost.issue import LINE
 from transconv.cost.symbolic_cost import Lines, Number, kept, larger, smaller
-from transconv.cost.work import Work, count
+from transconv.cost.work import HEAVY, Work, count
 from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum
 from transconv.schedule import PRICED, Block, Schedule, Scheduled, k_steps, programs, tile
 from transconv.target import L2_GBS, Constants, Target
@@ -58,6 +58,7 @@ ENDED = 2.2  # times the time to fetch rows that a group has a part of (48 eleme
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
+SUMS = 16  # of a thread, whose operands are read from shared memory; fewer share less of what is read
 # To transpose a byte in registers: by a program alone, and by many together (gradients of 22 layers in
 # 8-bit floats on an H100: 0.25 with one program on a multiprocessor, 0.15 with two, 0.075 with six).
 BYTEWISE_NS, BYTEWISE_TOGETHER_NS = 0.25, 0.06
@@ -136,7 +137,7 @@ class ModelTime:
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
         self.crowded = _crowded_ns(self.work, self.target, c)
         issue = self.target.rates.issue
-        self.made = self.work.whole * issue.whole_ns
+        self.made = self.work.whole * issue.whole_ns + behind.waits * c.latency_ns
         if self.schedule.via == "tl" and self.schedule.c != "box" and self.schedule.swap:
             self.made += self.work.whole * issue.turned_ns
 
@@ -149,7 +150,9 @@ class ModelTime:
         rounds = kept(tiles / slots if dealt else -(-tiles // slots))
         resident = self.work.resident
         together = kept(smaller(resident, larger(rounds, 1.0))) if resident > 1 else 1
-        fills = 1.0 if schedule.programs else rounds / together
+        # A persistent program of Triton begins to load a tile when the one before it is stored.
+        ahead = schedule.programs and schedule.via == "gluon"
+        fills = 1.0 if ahead else rounds / together
         products = kept(steps * self._step_ns(together, steps))
         last: Number = 0.0
         each: Number
@@ -159,7 +162,9 @@ class ModelTime:
         elif schedule.programs:
             each = products + store * c.persistent + self.made + self._called_ns(1.0)
         else:
-            each = products + (store + self.made) / together + self._called_ns(together)
+            # Programs that began together come to their functions, and to their stores, at one time.
+            beside = 1 if self.work.behind.called > HEAVY * self.work.sums else together
+            each = products + (store + self.made) / beside + self._called_ns(together)
         if self.crowded:
             each = larger(each, steps * self.crowded)
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
@@ -218,7 +223,10 @@ def _step_ns(
     macs = w.m * w.n * w.k * w.group
     peak = target.tflops * 1e3 / 2 / target.sms  # multiply-adds a nanosecond of 16-bit operands
     chip = target.rates.issue
-    if schedule.unit == "mma":
+    if schedule.unit == "mma" and w.exact:  # Triton multiplies them without the matrix unit
+        each = w.sums / (schedule.warps * target.warp_size)  # of a thread
+        multiply = macs / (chip.cores * chip.clock * c.fma_share) * max(1.0, SUMS / each) ** 0.5
+    elif schedule.unit == "mma":
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= c.older if w.small else max(1.0, 64 / w.left)
         if w.moved:

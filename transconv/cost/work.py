@@ -18,6 +18,7 @@ from transconv.target import Target
 ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
 HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits after each product
+CALLED, HEAVY = 32, 8  # registers more of a thread for functions of an epilogue, of so many slots at least
 OLDER_TURNS = 3  # times as fast where ``mma.sync`` takes bytes from shared memory as it needs them
 
 
@@ -51,6 +52,12 @@ class Work(NamedTuple):
     shared: int = 1  # steps that share boxes, which are fetched together
     bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
     sized: bool = False  # whether sizes are arguments
+    exact: bool = False  # whether f32 is multiplied in full precision, which no matrix unit does
+
+    @property
+    def sums(self) -> int:
+        """The sums of a tile."""
+        return self.m * self.n * self.group
 
 
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
@@ -123,6 +130,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         small=small,
         bytewise=_bytewise(schedule, compute, target),
         sized=compute.named is not None,
+        exact=(target.backend, compute.math) == ("cuda", "ieee")
+        and any(f.var.type.memory is f32 for f in compute.factors or ()),
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps,
     )
 
@@ -200,4 +209,5 @@ def _registers(schedule: Schedule, compute: Compute, target: Target) -> float:
     words = compute.acc.bytes / 4
     own, each = (48, words) if schedule.unit == "mma" else (32, words + 3)
     depth = 1 if schedule.unit == "mma" else k
-    return own + m * n * depth * group * each / (schedule.warps * target.warp_size)
+    called = CALLED if read_behind(schedule, compute).called > HEAVY * m * n * group else 0
+    return own + called + m * n * depth * group * each / (schedule.warps * target.warp_size)

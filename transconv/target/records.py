@@ -39,7 +39,7 @@ class Constants:
     persistent: float = 0.62  # the fraction of a store that the loads of the next tile do not hide
     memory_share: float = 0.69  # the fraction of the memory's bandwidth that a kernel reaches
     exposed: float = 0.24  # the part of the shorter one of computing and moving bytes that is not hidden
-    launch_us: float = 4.1
+    launch_us: float = 0.7  # between kernels of a stream that do not wait for the host
     # Not fitted, because the sweeps have too few kernels that depend on these.
     latency_ns: float = 900.0  # from the load of a tile until it can be multiplied
     late_access_ns: float = 0.07  # more for an access of less than 4 bytes: it goes through registers
@@ -50,7 +50,7 @@ class Constants:
     meeting_us: float = 20.0  # more for stream-K, whose numbers of parts differ from tile to tile
     through_ns: float = 0.15  # more for an access of f32 that goes through registers
     older: float = 1.6  # factor on products of ``mma.sync``, which takes operands from registers
-    shared_gbs: float = 190.0  # shared memory of one multiprocessor, GB/s, if operands are transposed
+    shared_gbs: float = 250.0  # shared memory of one multiprocessor, GB/s, if operands are transposed
     fma_share: float = 0.35  # the fraction of the peak of multiply-adds that unit fma reaches
 
 
@@ -104,14 +104,13 @@ SM90 = Rates(
     gluon=Constants(
         narrow=22.0,
         short_rows=0.515,
-        fill_ns=3843,
+        fill_ns=1500,
         store_gbs=5.8,
         box_store=0.332,
         flat_positions=1.114,
         persistent=0.424,
         memory_share=0.72,
         exposed=0.168,
-        launch_us=0.7,
     )
 )
 

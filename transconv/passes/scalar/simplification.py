@@ -26,6 +26,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from transconv import ir
@@ -36,6 +37,13 @@ from transconv.simplify import Verdict, decide, one_value, reason, simplify
 def _follows_in_memory(lane: ir.Lane, address: ir.Expr) -> bool:
     """Whether the elements of a lane follow one another in memory."""
     return simplify(ir.substitute(address, {lane: lane + 1}) - address) is ir.Const(1)
+
+
+LOADED_BITS = 128  # that a lane loads at once, at most
+
+
+def _is_multiple(e: ir.Expr, of: int) -> bool:
+    return isinstance(e, ir.Const) and int(e.value) % of == 0
 
 
 def simplify_kernel(kernel: ir.Kernel) -> ir.Kernel:
@@ -77,22 +85,31 @@ class _Simplify(ScopedMutator):
             return whole
         return simplify(self.affine(e), self.facts)
 
-    def of_bytes(self, e: ir.Expr) -> ir.Expr:
-        """The address of elements of a byte: also without the names of those lets that have lanes, if
-        their divisions cancel and lanes then follow one another in memory. Bytes in runs that the compiler
-        does not see are loaded one by one."""
-        named = self.index(e)
-        along = simplify(self._expand(e, {}, self._laned), self.facts)
-        if any(ir.find(n, ir.Lane) for n in ir.walk(along) if isinstance(n, NOT_AFFINE)):
+    def along_lanes(self, at: ir.Load) -> ir.Expr:
+        """The address without the names of lets that have lanes, of all or of one axis, if their divisions
+        cancel and these lanes then follow one another in memory. The compiler loads elements one by one
+        in runs that it does not see; it sees those between multiples of what a lane loads at once, except
+        of bytes."""
+        named, each = self.index(at.offset), LOADED_BITS // at.tensor.dtype.bits
+        lets = [self.whole(self.defs[v]) for v in ir.free_vars(named) if v in self.defs]
+        cuts = [n for e in lets for n in ir.walk(e) if isinstance(n, ir.FloorDiv | ir.Mod)]
+        parts = [n.b for n in cuts if ir.find(n, ir.Lane)]
+        if not parts or (each < LOADED_BITS // 8 and all(_is_multiple(b, each) for b in parts)):
             return named
-        better = any(
-            _follows_in_memory(x, along) and not _follows_in_memory(x, named)
-            for x in ir.find(along, ir.Lane)
-        )
-        return along if better else named
+        lanes = dict.fromkeys(x for e in lets for x in ir.find(e, ir.Lane))
+        for some in ({*lanes}, *({x} for x in lanes)):
+            along = simplify(self._expand(at.offset, {}, partial(self._is_along, some)), self.facts)
+            divided = {x for n in ir.walk(along) if isinstance(n, NOT_AFFINE) for x in ir.find(n, ir.Lane)}
+            if not divided & some and any(
+                _follows_in_memory(x, along) and not _follows_in_memory(x, named) for x in some
+            ):
+                return along
+        return named
 
-    def _laned(self, value: ir.Expr) -> bool:
-        return not divides(value) or bool(ir.find(self.whole(value), ir.Lane))
+    def _is_along(self, some: set[ir.Lane], value: ir.Expr) -> bool:
+        """Whether a let is expanded: it does not divide, or has no other lanes than ``some``, and any."""
+        lanes = {*ir.find(self.whole(value), ir.Lane)}
+        return not divides(value) or bool(lanes and lanes <= some)
 
     def mask(self, mask: ir.Expr, tensor: str) -> ir.Expr:
         kept: list[ir.Expr] = []
@@ -148,8 +165,7 @@ class _Simplify(ScopedMutator):
         return ir.Let(let.var, simplify(let.value, self.facts), let.origin)
 
     def load(self, at: ir.Load) -> ir.Load:
-        index = self.of_bytes if at.tensor.dtype.bits == 8 else self.index
-        return replace(at, offset=index(at.offset), mask=self.mask(at.mask, at.tensor.name))
+        return replace(at, offset=self.along_lanes(at), mask=self.mask(at.mask, at.tensor.name))
 
     def box(self, at: B) -> B:
         """Simplify the corner; expand ``within`` to an expression of lanes alone."""

@@ -39,7 +39,7 @@ ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along the axes that a broadcast 
 WARPS = (1, 2, 4, 8, 16, 32)
 ALIKE, USUAL = 1.04, 16  # estimates within this factor count as equal; the preferred elements of a thread
 RUN = 128  # elements of a run of memory from which on it is long
-BRIEF_US = 6.0  # kernels that take less are waits, which more threads share: half as many elements of each
+BRIEF_US = 3.5  # kernels that take less are waits, which more threads share: half as many elements of each
 WINDOW = 64  # the most elements of a row for which unrolling is proposed
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
@@ -116,8 +116,8 @@ def even(
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
     the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
     one thread, or at least one warp, adds up all steps of a row, then sweeps in one direction, then those
-    whose threads have close to ``USUAL`` elements (twice as many if rows are loaded again, so that there
-    are fewer steps), then long runs of memory. A sum of few elements is unrolled whatever the estimate:
+    whose threads have close to ``USUAL`` elements (twice as many if rows have several steps, so that there
+    are fewer), then long runs of memory. A sum of few elements is unrolled whatever the estimate:
     its coordinates are then constants, while a loop computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
@@ -136,7 +136,8 @@ def even(
         among = divided(s, compute, target) if loops else ""
         meets = among in ("warp", "block")
         early = loops and not meets and not s.late
-        wanted = 2 * usual if again and len(s.blocks) == 1 else usual
+        few = (loops and among != "block") or (again and len(s.blocks) == 1)  # steps, of more elements
+        wanted = 2 * usual if few else usual
         lanes = abs(log2(elements / (s.warps * target.warp_size * wanted)))
         short = max((1 / min(b.extent, RUN) for b in s.blocks if inner & {*b.axes}), default=0.0)
         short = short if len(s.blocks) > 1 and not loops else 0.0
