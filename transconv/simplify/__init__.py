@@ -6,6 +6,7 @@ Knows: the IR.
 
 from transconv.simplify.facts import Facts, facts_of
 from transconv.simplify.fixpoint import one_value, prove, reason, simplify, witnessed
+from transconv.simplify.linear_bounds import greatest, linear_range
 from transconv.simplify.presburger import Verdict, decide
 from transconv.simplify.ranges import Range, multiple_of, range_of
 from transconv.simplify.translation import from_sympy, to_sympy
@@ -17,6 +18,8 @@ __all__ = [
     "decide",
     "facts_of",
     "from_sympy",
+    "greatest",
+    "linear_range",
     "multiple_of",
     "one_value",
     "prove",
