@@ -21,18 +21,13 @@ Where sizes are arguments of a kernel, the proof is for all sizes that meet its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import prod
-
-import numpy as np
 
 from transconv import ir
-from transconv.simplify import Facts, Range, facts_of, greatest, linear_range, range_of
+from transconv.simplify import Facts, Range, facts_of, greatest, linear_range, range_at_points, range_of
 
-POINTS = 1 << 21  # an access is computed at this many points at most
 RULE = "addresses-are-inside"
 
 
@@ -85,7 +80,7 @@ class Footprint:
         found &= linear_range(self.where.poly(self.offset), self.where)
         if is_within(found, self.room):
             return "linear", found
-        exact = at_all_points(self.offset, self.mask, self.facts)
+        exact = range_at_points(self.offset, ir.conjuncts(self.mask), self.facts)
         if exact is None:
             return "", found
         return ("points" if exact.low > exact.high or is_within(exact, self.room) else ""), exact
@@ -320,54 +315,3 @@ class Plain(ir.ExprMutator):
             case ir.Lt(x, ir.Const(0)), ir.Mod(_, c) if x is no and yes is no + c:
                 return no
         return ir.Select(cond, yes, no)
-
-
-def at_all_points(offset: ir.Expr, mask: ir.Expr, facts: Facts) -> Range | None:
-    """The interval of an offset where a mask holds, computed at all positions; None if these are too many,
-    or an operation has no value here."""
-    leaves = [*dict.fromkeys(n for e in (offset, mask) for n in ir.walk(e) if isinstance(n, LEAVES))]
-    ranges = [range_of(v, facts) for v in leaves]
-    counts = [INFINITE if r.lo is None or r.hi is None else r.hi - r.lo + 1 for r in ranges]
-    if prod(counts) > POINTS:
-        return None
-    at: dict[ir.Expr, np.ndarray] = {}
-    for i, (v, r, n) in enumerate(zip(leaves, ranges, counts, strict=True)):
-        shape = [1] * len(leaves)
-        shape[i] = n
-        at[v] = np.arange(r.lo or 0, (r.lo or 0) + n, dtype=np.int64).reshape(shape)
-    try:
-        values = np.broadcast_to(_value(offset, at), counts)
-        held = values[np.broadcast_to(_value(mask, at), counts)]
-    except TypeError:
-        return None
-    return Range(int(held.min()), int(held.max())) if held.size else Range(0, -1)
-
-
-LEAVES = (ir.Var, ir.Lane)
-INFINITE = 1 << 62
-
-
-def _value(e: ir.Expr, at: Mapping[ir.Expr, np.ndarray]) -> np.ndarray:
-    """The values of an expression at points. Raises TypeError for a node that has none."""
-    match e:
-        case ir.Const(value) if e.dtype.kind != "float":
-            return np.asarray(value)
-        case ir.Var() | ir.Lane():
-            return at[e]
-        case ir.Neg(x):
-            return -_value(x, at)
-        case ir.Not(x):
-            return ~_value(x, at)
-        case ir.Select(cond, yes, no):
-            return np.where(_value(cond, at), _value(yes, at), _value(no, at))
-        case ir.Min(a, b):
-            return np.minimum(_value(a, at), _value(b, at))
-        case ir.Max(a, b):
-            return np.maximum(_value(a, at), _value(b, at))
-        case ir.Call("quotient", (a, b)):
-            return _value(a, at) // _value(b, at)
-        case ir.Call("remainder", (a, b)):
-            return _value(a, at) % _value(b, at)
-        case ir.Binary() if type(e) in ir.MEANING and e.a.dtype.kind != "int" != e.b.dtype.kind:
-            return np.asarray(ir.MEANING[type(e)](_value(e.a, at), _value(e.b, at)))
-    raise TypeError(f"{type(e).__name__} has no value here")
