@@ -1,5 +1,5 @@
-"""Bounds of sums by certificates: right whatever the multipliers are, exact where terms are independent, and
-the same as at all points where these can be counted."""
+"""Bounds of sums by certificates: right whatever the multipliers are, exact where terms are independent,
+and the same as at all points where these can be counted."""
 
 from __future__ import annotations
 

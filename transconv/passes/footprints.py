@@ -87,13 +87,28 @@ class Footprint:
 
     def _for_all_sizes(self) -> str:
         """The rule that bounds the offset by the room of the tensor, an expression of sizes."""
-        offset, facts = self.where.poly(self.offset), self.where
-        far = facts.poly(self.tensor.room) - offset - 1
-        low = range_of(self.offset, facts).low >= 0
-        if low and range_of(self.tensor.room - 1 - self.offset, facts).low >= 0:
+        facts, names = self._named_extents()
+        offset, mask, room = (ir.substitute(e, names) for e in (self.offset, self.mask, self.tensor.room))
+        parts = [c for c in ir.conjuncts(mask) if c is not ir.TRUE]
+        facts = facts.knowing(parts) if parts else facts
+        low = range_of(offset, facts).low >= 0
+        if low and range_of(room - 1 - offset, facts).low >= 0:
             return "ranges"
-        low = low or greatest(-offset, facts, 0) <= 0
-        return "linear" if low and greatest(-far, facts, 0) <= 0 else ""
+        p = facts.poly(offset)
+        low = low or greatest(-p, facts, 0) <= 0
+        return "linear" if low and greatest(p - facts.poly(room), facts, -1) < 0 else ""
+
+    def _named_extents(self) -> tuple[Facts, dict[ir.Node, ir.Expr]]:
+        """Names for extents such as ``H//2 - 1``, so that their products are products of names: what stands
+        for ``H//2``, and what is known then."""
+        facts, names = self.facts, dict[ir.Node, ir.Expr]()
+        for i, extent in enumerate(self.tensor.extents):
+            p = facts.poly(extent)
+            if p.const < 0 and len(p.atoms) == 1 and p.terms == ((p.atoms, 1),):
+                r, name = range_of(extent, facts), ir.Var(f"{self.tensor.name}_{i}")
+                facts = facts.with_range(name, r.lo, r.hi).knowing([ir.eq(name, extent)])
+                names.setdefault(p.atoms[0], name - p.const)
+        return facts, names
 
     @property
     def why_not(self) -> str:
