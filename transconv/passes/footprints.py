@@ -55,8 +55,10 @@ class Footprint:
 
     @cached_property
     def formed(self) -> Range:
-        """The offsets of all lanes."""
-        return tightest(self.offset, self.facts)
+        """The offsets of all lanes: those of all positions where these can be counted, else bounds, which are
+        exact for sums whose terms are independent."""
+        counted = range_at_points(self.offset, [], self.facts)
+        return bounds(self.offset, self.facts) if counted is None else counted
 
     @cached_property
     def where(self) -> Facts:
@@ -194,7 +196,7 @@ def is_within(inner: Range, outer: Range) -> bool:
     return inner.low >= outer.low and inner.high <= outer.high
 
 
-def tightest(offset: ir.Expr, facts: Facts) -> Range:
+def bounds(offset: ir.Expr, facts: Facts) -> Range:
     """The range of an offset by its terms and by what these mean."""
     return range_of(offset, facts) & linear_range(facts.poly(offset), facts)
 
