@@ -55,8 +55,8 @@ class Footprint:
 
     @cached_property
     def formed(self) -> Range:
-        """The offsets of all lanes: those of all positions where these can be counted, else bounds, which are
-        exact for sums whose terms are independent."""
+        """The offsets of all lanes: those of all positions where these can be counted, else bounds, which
+        are exact for sums whose terms are independent."""
         counted = range_at_points(self.offset, [], self.facts)
         return bounds(self.offset, self.facts) if counted is None else counted
 
@@ -101,8 +101,8 @@ class Footprint:
         return "linear" if low and greatest(p - facts.poly(room), facts, -1) < 0 else ""
 
     def _named_extents(self) -> tuple[Facts, dict[ir.Node, ir.Expr]]:
-        """Names for extents such as ``H//2 - 1``, so that their products are products of names: what stands
-        for ``H//2``, and what is known then."""
+        """Names for extents such as ``H//2 - 1``, so that their products are products of names: what is
+        known then, and what stands for ``H//2``."""
         facts, names = self.facts, dict[ir.Node, ir.Expr]()
         for i, extent in enumerate(self.tensor.extents):
             p = facts.poly(extent)
