@@ -1,5 +1,5 @@
-"""Operands at the first and at the last byte of a mapping of device memory, with nothing mapped around it: an
-access outside, also one that is only formed where a chip fetches it, is a fault and not another number."""
+"""Operands at the first and at the last byte of a mapping of device memory, with nothing mapped around it:
+an access outside, also one that is only formed where a chip fetches it, is a fault and not a number."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.schedule import Schedule
@@ -128,10 +129,9 @@ def answer(p: ConvProblem, prop: Prop, given: dict[str, torch.Tensor]) -> torch.
     asked: dict[str, Any] = {"stride": p.stride, "padding": p.pad_lo, "groups": p.g}
     if prop is Prop.FWD:
         return torch.nn.functional.conv2d(x, w, **asked)
-    of = torch.nn.grad.conv2d_input if prop is Prop.BWD_D else torch.nn.grad.conv2d_weight
     if prop is Prop.BWD_D:
-        return of(tuple(x.shape), w, y, **asked)
-    return of(x, tuple(w.shape), y, **asked)
+        return conv2d_input(list(x.shape), w, y, **asked)
+    return conv2d_weight(x, list(w.shape), y, **asked)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["first byte", "last byte"])

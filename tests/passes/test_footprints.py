@@ -13,8 +13,9 @@ from tests.backend_triton.test_emit import CASES as GOLDEN
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, compiler, marked
 from transconv.ir import Kernel, Load, Lt, Mutator, Node, Var, VerifyError, all_of, conjuncts, find, verify
-from transconv.passes import levels, lower, pipeline, told_addresses
+from transconv.passes import levels, lower, told_addresses
 from transconv.passes.footprints import Footprint, footprints, is_within, verify_addresses, why_not_inside
+from transconv.passes.scalar import index_width
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.simplify import range_at_points
@@ -186,7 +187,7 @@ def test_an_access_without_a_mask_is_proved_in_every_process(monkeypatch: pytest
     schedule = Schedule.parse(f"n:128 | {GATHERED}")
     (kernel,) = kernels_of(text, str(schedule))
     assert all(f.proof[0] == "ranges" for f in footprints(kernel)) and not why_not_inside(kernel)
-    narrow = pipeline.index_width.narrow
+    narrow = index_width.narrow
 
     def moved(kernel: Kernel) -> Kernel:
         class Moved(Mutator):
@@ -195,7 +196,7 @@ def test_an_access_without_a_mask_is_proved_in_every_process(monkeypatch: pytest
 
         return Moved().rebuilt(narrow(kernel))
 
-    monkeypatch.setattr(pipeline.index_width, "narrow", moved)
+    monkeypatch.setattr(index_width, "narrow", moved)
     with monkeypatch.context() as patch:
         patch.setattr(knobs, "verify", lambda: False)
         with pytest.raises(

@@ -141,7 +141,7 @@ def test_a_chip_asks_for_a_release_of_triton(
             raise metadata.PackageNotFoundError(name)
         return held
 
-    monkeypatch.setattr(target.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     for minor, name in ((0, "sm_100"), (3, "sm_103")):
         b200 = SimpleNamespace(name="B200", major=10, minor=minor, multi_processor_count=148)
         if taken:

@@ -318,7 +318,7 @@ class Plain(ir.ExprMutator):
         return made
 
     def mutate_Cast(self, e: ir.Cast) -> ir.Expr:
-        inner = self.mutate(e.x)
+        inner: ir.Expr = self.mutate(e.x)
         return inner if e.dtype.kind == "index" == e.x.dtype.kind else ir.Cast(inner, e.type)
 
     def mutate_Const(self, e: ir.Const) -> ir.Expr:

@@ -19,6 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ FAR = 1e9  # an end of a range that is farther away is left out
 NEAR = 1e-7  # what is taken for 0 among multipliers
 PARTS = 720720  # denominators of multipliers divide it: it is a multiple of 1 to 16
 
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 Sum = dict[Mono, int]  # of products of atoms; () is the constant
 
 
@@ -236,19 +238,19 @@ def _multipliers(p: Sum, rows: list[Sum], boxes: dict[Mono, Range]) -> list[Frac
         values[:, 1] += table[:-1, size]
         under, over = low[basic] - values, values - high[basic]
         wrong = _size(np.where((_size(under) > _size(over))[:, None], under, over))
-        row = int(wrong.argmax())
-        if wrong[row] <= 1e-6 * max(1.0, float(np.abs(values[row, 1]))):
+        worst = int(wrong.argmax())
+        if wrong[worst] <= 1e-6 * max(1.0, float(np.abs(values[worst, 1]))):
             break
-        up = bool(_size(under)[row] > _size(over)[row])
-        slope = table[row, :size] if up else -table[row, :size]
+        up = bool(_size(under)[worst] > _size(over)[worst])
+        slope = table[worst, :size] if up else -table[worst, :size]
         free = (low[outside] != high[outside]).any(axis=1)
         helps = np.where(at_high, slope < -1e-9, slope > 1e-9) & free
         if not helps.any():
             break  # no point is inside; what was found is a bound
         costs = np.where(helps, np.abs(table[-1, :size]) / np.where(helps, np.abs(slope), 1), INF)
         enter = int(costs.argmin())
-        _pivot(table, row, enter)
-        basic[row], outside[enter] = outside[enter], basic[row]
+        _pivot(table, worst, enter)
+        basic[worst], outside[enter] = outside[enter], basic[worst]
         at_high[enter] = not up
     found = [Fraction()] * len(rows)
     for j, v in enumerate(outside):
@@ -258,13 +260,13 @@ def _multipliers(p: Sum, rows: list[Sum], boxes: dict[Mono, Range]) -> list[Frac
     return found
 
 
-def _size(pairs: np.ndarray) -> np.ndarray:
+def _size(pairs: Floats) -> Floats:
     """Pairs as numbers by which they are ordered, where the first ones are not tiny."""
     first = np.where(np.abs(pairs[:, 0]) > NEAR, pairs[:, 0], 0)
     return np.asarray(first * 1e30 + pairs[:, 1])
 
 
-def _pivot(table: np.ndarray, row: int, enter: int) -> None:
+def _pivot(table: Floats, row: int, enter: int) -> None:
     """Exchange the basic variable of a row and the variable of a column."""
     pivot = table[row, enter]
     own = -table[row] / pivot

@@ -29,9 +29,10 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
     """The range of an index where conditions and the facts hold: 0..-1 if they do at no point. None if
     there are too many points, or an operation has no value here."""
     p = facts.poly(e)
-    known = [c for c in dict.fromkeys((*conditions, *facts.true)) if variables(c)]
+    given = [*conditions]
+    known = [c for c in dict.fromkeys((*given, *facts.true)) if variables(c)]
     terms = [(frozenset[ir.Expr]().union(*map(variables, mono)), mono, c) for mono, c in p.terms]
-    asked = frozenset[ir.Expr]().union(*(own for own, _, _ in terms), *map(variables, conditions))
+    asked = frozenset[ir.Expr]().union(*(own for own, _, _ in terms), *map(variables, given))
     known = [c for c in known if variables(c) & asked]
     low = high = p.const
     for group in groups([own for own, _, _ in terms] + [variables(c) for c in known]):
@@ -43,12 +44,13 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
             for c in known:
                 if variables(c) <= group:
                     holds = holds & _value(c, at)
-            for own, mono, c in terms:
+            for own, mono, times in terms:
                 if own <= group:
-                    total = total + c * prod((_value(a, at) for a in mono), start=np.asarray(1))
+                    total = total + times * prod((_value(a, at) for a in mono), start=np.asarray(1))
         except TypeError:
             return None
-        held = np.broadcast_arrays(total, holds)[0][np.broadcast_arrays(total, holds)[1]]
+        total, holds = np.broadcast_arrays(total, holds)
+        held = total[holds]
         if not held.size:
             return Range(0, -1)
         low, high = low + int(held.min()), high + int(held.max())
