@@ -3,7 +3,7 @@
 An access that is masked forms the addresses of all its lanes and reaches those where its mask holds. Both
 are intervals of offsets, in elements from the first one of the tensor's memory:
 
-    load src     forms -57..3192, reaches 0..3135 of 0..3135
+    load  X            0..3135 of 0..3135, by ranges; masked lanes form -57..3192
 
 They follow from the kernel as the last pass has left it: an offset is a sum over the positions of loops
 and lanes, and of what divides these, whose ranges are known. Rules, in the order in which they are tried:
