@@ -57,6 +57,27 @@ def test_texts(ptx: str, sass: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": ptx, "sass": sass})) == wrong
 
 
+ABSOLUTE = "neg.s32 \t%r2, %r1;\nmax.s32 \t%r3, %r1, %r2;\nmax.s32 \t%r5, %r3, %r4;\n"
+THREE = "VIMNMX3 R167, R8, R8, R167, !PT ;\n"
+
+
+@pytest.mark.parametrize(
+    ("ptx", "sass", "wrong"),
+    [
+        (ABSOLUTE, THREE, True),
+        (ABSOLUTE.replace("%r1, %r2", "%r2, %r1"), THREE.replace("R8, R8", "R9, R9"), True),
+        (ABSOLUTE.replace("%r3, %r4", "%r4, %r3"), THREE.replace("R167, R8", "R167, PT, R8"), True),
+        (ABSOLUTE, THREE.replace("R8, R8", "R8, R9"), False),
+        (ABSOLUTE, THREE.replace("R8, R8", "R8, -R8"), False),
+        (ABSOLUTE.replace("max.s32 \t%r5", "min.s32 \t%r5"), THREE, False),  # of something else
+        ("abs.s32 \t%r3, %r1;\nmax.s32 \t%r5, %r3, %r4;\n", THREE, False),
+        (ABSOLUTE.replace("%r1, %r2", "%r1, %r6"), THREE, False),  # no absolute value
+    ],
+)
+def test_absolute_values_that_keep_their_sign(ptx: str, sass: str, wrong: bool) -> None:
+    assert ("absolute value" in flaw({"ptx": ptx, "sass": sass})) == wrong
+
+
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%r1,%r2}, "
 WAIT = "wgmma.wait_group.sync.aligned "
 

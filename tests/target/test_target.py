@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,34 @@ def test_a_gpu_without_a_record_is_unsupported_with_a_reason() -> None:
     with pytest.raises(Unsupported, match=re.escape("no record for T4; expected")) as caught:
         target.from_properties(old)
     assert caught.value.reason == "target:sm_75"
+
+
+@pytest.mark.parametrize(
+    ("held", "taken"),
+    [("3.6.0", False), ("3.7.0", False), ("3.7.1", True), ("3.9.0+git1", True), ("", True)],
+)
+def test_a_chip_asks_for_a_release_of_triton(
+    held: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are compiled for it by any release; they run on one that has what is mended."""
+
+    def version(name: str) -> str:
+        if not held:
+            raise metadata.PackageNotFoundError(name)
+        return held
+
+    monkeypatch.setattr(metadata, "version", version)
+    for minor, name in ((0, "sm_100"), (3, "sm_103")):
+        b200 = SimpleNamespace(name="B200", major=10, minor=minor, multi_processor_count=148)
+        if taken:
+            assert target.from_properties(b200).name == name
+            continue
+        with pytest.raises(
+            Unsupported, match=r"Triton 3\.[67]\.0 may read .* expected Triton 3\.7\.1"
+        ) as caught:
+            target.from_properties(b200)
+        assert caught.value.reason == f"target:{name}"
+    assert Target.parse("sm_100").since == (3, 7, 1) and not TARGETS["sm_90"].since
 
 
 def test_detect_without_a_gpu_or_when_told_to_interpret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,18 @@ so that all elements are 0, as those of a product's with the gradient of a ReLU 
 steps all products are dropped, of 36 none. An operation of floats between the sum and the choice, even the
 addition of 0, keeps them; an operation of bits does not.
 
+**Absolute values that keep their sign**, by the ptxas of sm_100 and later chips. The check needs the PTX
+text, and reads the machine code where that has such a value.
+
+An absolute value of an integer may be spelled as the greater of a number and its opposite. Where a greater
+one of it and another number is taken, ptxas joins the three into one instruction and may lose the minus:
+
+    neg.s32 %r2, %r1;   max.s32 %r3, %r1, %r2;   max.s32 %r5, %r3, %r4;
+                                            ->      VIMNMX3 R167, R8, R8, R167, !PT;
+
+which is max(x, y) instead of max(abs(x), y). It was seen on a GB200 (triton-lang/triton#11032); of a
+kernel that has it a result that is right says nothing about other numbers. No kernel here has shown it.
+
 **Stores that convert.** ptxas makes conversions of stores of a float's lowest bits. The check needs the
 PTX text.
 
@@ -266,6 +278,23 @@ def drops(asm: Mapping[str, Any]) -> bool:
     return bool(_NOTHING.search(listing(asm)))
 
 
+_OPPOSITE = re.compile(r"\bneg\.s32\s+(%r\d+),\s*(%r\d+);")
+_GREATER = re.compile(r"\bmax\.s32\s+(%r\d+),\s*(%r\d+),\s*(%r\d+);")
+_TWICE = re.compile(r"\bVIMNMX3\S*\s+\w+,\s*(?:PT,\s*)?(R\d+),\s*\1,")
+
+
+def keeps_sign(asm: Mapping[str, Any]) -> bool:
+    """Whether the machine code takes the greatest of a number, itself and another one, where the PTX has
+    an absolute value. Raises what the disassembler does."""
+    ptx = asm.get("ptx", "")
+    opposites = {frozenset(pair) for pair in _OPPOSITE.findall(ptx)}
+    taken = _GREATER.findall(ptx) if opposites else []
+    absolute = {of for of, *pair in taken if frozenset(pair) in opposites}
+    if not any(absolute.intersection(pair) for _, *pair in taken):
+        return False
+    return bool(_TWICE.search(listing(asm)))
+
+
 RIGHT_SINCE = (9, 4)  # the oldest PTX version whose assembler kept the constant in tests
 
 _REGISTERS = re.compile(r"\bwgmma\.mma_async\.\S+\s+\{[^}]*\},\s*\{")
@@ -370,6 +399,7 @@ SIGNS = (  # those that need a disassembler come last
     Sign(_takes_numbers, "ptxas converts two 8-bit floats of the number of a constant"),
     Sign(_takes_another_half, "the place of a box may have the upper half of another pair of 16 bits"),
     Sign(lambda asm: reorders(asm.get("ttgir", "")), "a sum in a loop takes elements of other rows"),
+    Sign(keeps_sign, "ptxas takes a number for its absolute value"),
     Sign(drops, "ptxas dropped products whose sums are chosen or 0"),
     Sign(_loses_constants, "ptxas lost the constant of a packed 16-bit addition"),
 )

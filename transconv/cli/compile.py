@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from transconv.backend_triton import Answer, CompileFailure, Resources, compile_offline
 from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
+from transconv.passes import told_addresses
 from transconv.runtime import Plan, build_compute
 from transconv.target import Target
 from transconv.verify.matrix import job_of
@@ -21,7 +22,8 @@ def add_to(verbs: object) -> None:
         "compile",
         "compile kernels without a GPU and print registers, spills, shared memory",
         "Compiles the generated kernels in a child process, without a GPU. Prints registers, spills,\n"
-        "shared memory, and the matrix and copy instructions in the machine code.",
+        "shared memory, the matrix and copy instructions in the machine code, and which addresses each\n"
+        "access of a kernel forms and reaches, with the rule that proves them inside of its tensor.",
         (
             f"compile {options.EXAMPLE} dt=bf16 tag=nhwc --target sm_90,gfx942",
             f"compile {options.EXAMPLE} --target sm_80 --prop bwd_d --print ptx",
@@ -77,6 +79,8 @@ def _compiled(name: str, plans: Sequence[Plan], words: argparse.Namespace) -> in
         [job_of(step, plan.target, words.text) for plan in plans for step in plan.steps], words.timeout
     )
     print(f"{name}\n\n{resource_table(answers)}")
+    for plan, step in ((p, s) for p in plans for s in p.steps):
+        print(f"\n{step.kernel.name} for {plan.target}\n{told_addresses(step.kernel)}")
     for a in answers:
         if isinstance(a, CompileFailure) and a.log:
             print(f"\n{a.function} for {a.target}:\n{a.log}")

@@ -13,7 +13,7 @@ from transconv.cli.arguments import computations, options
 from transconv.compute import Compute, Workload, describe, kernels
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, build, marked
 from transconv.ir import Kernel, readable
-from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages
+from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages, told_addresses
 from transconv.runtime import PlanStep, build_compute, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, Scheduled, told, why_not, words
 from transconv.selection import choice
@@ -31,7 +31,8 @@ def add_to(verbs: object) -> None:
         "show",
         "print how a problem becomes a kernel",
         "Prints the computation (axes with kinds, views, masks, and the masks that were proven\n"
-        "unnecessary), the schedule and alternatives to it, and the kernel; or any stage between them.",
+        "unnecessary), the schedule and alternatives to it, the kernel, and which addresses it forms and\n"
+        "reaches; or any stage between them.",
         (
             f"show {options.EXAMPLE} --prop bwd_d",
             f"show {options.EXAMPLE} --stage gridwise",
@@ -121,7 +122,7 @@ def pages(problem: ConvProblem, prop: Prop, target: Target, words: argparse.Name
         if shown in (form.name, "all"):
             yield from (w.form(form) for w in works)
     if whole:
-        yield from (f"\n{RULE}\n{w.source}" for w in works)
+        yield from (f"\n{RULE}\n{w.source}\n{w.addresses}" for w in works)
     else:
         for w in works:
             yield from w.diffs(shown) if words.diff else w.stages(shown)
@@ -168,6 +169,8 @@ def text_pages(compute: Compute, target: Target, words: argparse.Namespace) -> I
             yield from w.stages(shown)
     if shown in (None, EMIT.name):
         yield f"\n{made.source}"
+    if shown is None:
+        yield from (f"\n{w.addresses}" for w in works)
 
 
 def _together(joined: list[PlanStep], stages: bool) -> Iterator[str]:
@@ -221,6 +224,11 @@ class ShownStep:
             header(self.workload, self.compute, self.schedule, self.target),
             "early" in self.target.features,
         )
+
+    @property
+    def addresses(self) -> str:
+        """What its kernel's accesses form and reach."""
+        return told_addresses(self.lowered()[-1][1])
 
     def title(self, stage: str) -> str:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""

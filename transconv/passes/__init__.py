@@ -3,6 +3,7 @@
 In: a computation and a schedule. Out: the kernel after every pass. Knows: IR, simplifier, schedule.
 """
 
+from transconv.passes.footprints import told_addresses
 from transconv.passes.lowering.gridwise import STEP
 from transconv.passes.lowering.launch_fusion import together
 from transconv.passes.pipeline import (
@@ -52,5 +53,6 @@ __all__ = [
     "running",
     "stages",
     "together",
+    "told_addresses",
     "unregister",
 ]

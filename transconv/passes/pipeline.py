@@ -18,6 +18,7 @@ from typing import NamedTuple
 from transconv.compute import Compute, Write, describe
 from transconv.ir import Kernel, RowTable, verify
 from transconv.passes import warp_roles
+from transconv.passes.footprints import verify_addresses, why_not_inside
 from transconv.passes.lowering import blockwise, gridwise, lanewise, legalization, naive
 from transconv.passes.scalar import cse, dp4a, hoist, index_width, simplification, unroll
 from transconv.passes.scope import VariableNames, hidden, renamed
@@ -282,8 +283,9 @@ def lower(
 
     A value of the computation whose name a pass gives to a variable of its own gets another name.
 
-    Raises ScheduleError for a schedule that is not legal, and for an axis with such a name. With
-    TRANSCONV_VERIFY=1 the kernel is verified after each pass; raises VerifyError.
+    Raises ScheduleError for a schedule that is not legal, for an axis with such a name, and if an access
+    without a mask is not proved to be inside of its tensor. With TRANSCONV_VERIFY=1 the kernel is verified
+    after each pass, and all accesses of the last one are; raises VerifyError.
     """
     if reason := why_not(schedule, compute, target):
         raise ScheduleError(f"{schedule}: {reason}")
@@ -308,8 +310,17 @@ def lower(
             if checked:
                 verify(kernel, level[step.name], step.name)
         made.append((step.name, kernel))
+    started = time.perf_counter()
+    if checked:
+        verify_addresses(kernel, made[-1][0])
+    elif reason := why_not_inside(kernel):
+        raise ScheduleError(f"{schedule}: {reason}")
+    spent[ADDRESSES] = time.perf_counter() - started
     _trace(context.whole, made, spent)
     return made
+
+
+ADDRESSES = "addresses"  # what proves them, among the seconds of passes
 
 
 def _apart(compute: Compute, schedule: Schedule, names: frozenset[str]) -> Compute:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from transconv.ir import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8
@@ -144,7 +145,8 @@ class Target:
     ``l2_gbs``: what boxes bring from the L2 cache to one multiprocessor while all fetch, in GB/s.
     ``lane_regs``: 32-bit registers of a lane where operands on their way to the matrix unit take some; 0
     where shared memory holds them. Tiles that are estimated to need more are proposed last.
-    ``without``: element types that its kernels cannot have.
+    ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
+    kernels may run on it, empty for any.
     """
 
     name: str
@@ -165,6 +167,7 @@ class Target:
     l2_gbs: float = L2_GBS
     lane_regs: int = 0
     without: frozenset[DType] = frozenset()
+    since: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -268,6 +271,7 @@ def _cuda(
     tflops: float,
     *features: str,
     dtypes: tuple[DType, ...] = (),
+    since: tuple[int, ...] = (),
 ) -> Target:
     return Target(
         f"sm_{arch}",
@@ -283,6 +287,7 @@ def _cuda(
         frozenset({"mma", "async_copy", *features}),
         frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}),
         ANY_F32,
+        since=since,
     )
 
 
@@ -357,7 +362,8 @@ TARGETS: dict[str, Target] = {
         _cuda(86, 84, 99 * KIB, 6, 696, 149.7),  # A40
         _cuda(89, 142, 99 * KIB, 96, 864, 362),  # L40S
         _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", "early", dtypes=(f64,)),  # H100 SXM
-        _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,)),  # B200
+        # B200. Before 3.7.1 lanes whose mask does not hold may read at a wrong address (pytorch#187081).
+        _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
         _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),  # RTX 5090
         _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),  # MI250X, one die
         _hip("gfx942", 64, 304, 64 * KIB, 131072, 32, 5300, 1307, precisions=("tf32", "ieee")),  # MI300X
@@ -508,6 +514,14 @@ def _of_gpu(index: int) -> Target:
     return from_properties(torch.cuda.get_device_properties(index), is_hip)
 
 
+def triton_release() -> tuple[int, ...]:
+    """The release of Triton that is installed, as (3, 7, 1); empty if there is none."""
+    try:
+        return tuple(int(n) for n in re.findall(r"\d+", metadata.version("triton"))[:3])
+    except metadata.PackageNotFoundError:
+        return ()
+
+
 def of_card(record: Target, card: str) -> Target:
     """The record with what a card of this name has instead and its driver does not report."""
     crowded = next((gbs for name, gbs in CROWDED_GBS.items() if name in card), record.l2_gbs)
@@ -517,12 +531,19 @@ def of_card(record: Target, card: str) -> Target:
 def from_properties(properties: Any, is_hip: bool = False) -> Target:
     """The record for torch's properties of a device, with the counts that they report and the features
     that TRANSCONV_FEATURES switches; warns if those do not fit the chip. Raises Unsupported
-    (``target:sm_75``) if there is no record."""
+    (``target:sm_75``) if there is no record, or if it asks for a later release of Triton."""
     p = properties
     name = p.gcnArchName.split(":")[0] if is_hip else f"sm_{p.major}{p.minor}"
     found = _nearest(name)
     if found is None:
         raise Unsupported(f"target:{name}", f"no record for {p.name}; expected one of {' '.join(TARGETS)}")
+    if (held := triton_release()) and held < found.since:
+        asked, has = (".".join(map(str, v)) for v in (found.since, held))
+        raise Unsupported(
+            f"target:{name}",
+            f"kernels of Triton {has} may read outside of their tensors on {p.name}; expected Triton "
+            f"{asked} or later (pip install 'triton>={asked}'), until then torch computes there",
+        )
     try:
         found = _switched(found)
     except ScheduleError as error:

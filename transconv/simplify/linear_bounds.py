@@ -1,0 +1,277 @@
+"""The greatest value of a sum where linear inequalities hold, with a certificate that is checked exactly.
+
+A sum, the inequalities and what the atoms mean are linear in products of atoms, so the question is a
+linear programme. Its dual gives each inequality ``L >= 0`` a multiplier ``y >= 0``, and for any of them
+
+    p  <=  p + sum of y*L  <=  the greatest value of that sum by the ranges of its products
+
+The dual simplex method in floats finds good multipliers; they are rounded to fractions, and the bound is
+computed from these in integers. So rounding may make a bound loose, never wrong. Products of sizes
+(``n*C*H*W`` for ``n <= N - 1``) get inequalities times factors that are not negative.
+
+Source of the method: C. E. Lemke, The dual method of solving the linear programming problem (1954); that a
+bound on linear inequalities always has such multipliers is Farkas' lemma.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from transconv import ir
+from transconv.simplify.facts import Facts
+from transconv.simplify.polynomial import Mono, Polynomial, ordered
+from transconv.simplify.ranges import INF, Range, between, range_of, range_of_product
+
+ROWS = 160  # inequalities of one question
+PIVOTS = 120  # of one question
+ROUNDS = 4  # in which inequalities about products in inequalities are added
+FAR = 1e9  # an end of a range that is farther away is left out
+NEAR = 1e-7  # what is taken for 0 among multipliers
+PARTS = 720720  # denominators of multipliers divide it: it is a multiple of 1 to 16
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Sum = dict[Mono, int]  # of products of atoms; () is the constant
+
+
+def sum_of(p: Polynomial) -> Sum:
+    """The terms of a polynomial."""
+    return {**dict(p.terms), (): p.const} if p.const else dict(p.terms)
+
+
+def linear_range(p: Polynomial, facts: Facts) -> Range:
+    """The range of a sum, by the inequalities of the facts and what its atoms mean."""
+    low, high = (greatest(q, facts) for q in (-p, p))
+    return between(-low, high)
+
+
+def greatest(p: Polynomial, facts: Facts, enough: float = -INF) -> float:
+    """An upper bound of a sum, infinity if none is found; a bound that is ``enough`` is not improved."""
+    asked = sum_of(p)
+    system = System(facts, asked)
+    best = system.greatest(asked)
+    for _ in range(ROUNDS):
+        if best <= enough or not system.widen():
+            break
+        best = min(best, system.greatest(asked))
+    return best
+
+
+class System:
+    """The inequalities ``row >= 0`` that bear on a sum, and the ranges of the products in them."""
+
+    def __init__(self, facts: Facts, about: Sum) -> None:
+        self.facts = facts
+        self.rows: dict[tuple[tuple[Mono, int], ...], Sum] = {}
+        # A bound of an atom alone is part of its range.
+        self.limits = [sum_of(p) for p in facts.limits if p.single is None]
+        self.meant: set[ir.Expr] = set()
+        self.ends: dict[ir.Expr, list[Sum]] = {}
+        for limit in facts.limits:
+            for atom in limit.atoms:
+                self._learn(atom)
+        self.boxes: dict[Mono, Range] = {}
+        self.waiting: list[Mono] = []
+        self._meet(about)
+
+    def _learn(self, atom: ir.Expr) -> None:
+        """Add what an atom is, and the ends of its range."""
+        if atom not in self.meant:
+            self.meant.add(atom)
+            self.limits += meanings(atom, self.facts)
+            self.ends[atom] = _ends(atom, self.facts)
+
+    def _meet(self, p: Sum) -> None:
+        """Note the products of a sum whose inequalities are not there yet."""
+        for m in p:
+            if m and m not in self.boxes:
+                self.boxes[m] = range_of_product(m, self.facts)
+                self.waiting.append(m)
+
+    def widen(self) -> bool:
+        """Add the inequalities about the products that have come last; whether there are any."""
+        waiting, self.waiting, before = self.waiting, [], len(self.rows)
+        for mono in waiting:
+            for atom in mono:
+                self._learn(atom)
+        for mono in waiting:
+            ends = [e for a in mono for e in self.ends[a]] if len(mono) > 1 else []
+            for limit in (*self.limits, *ends):
+                for times in self._factors(limit, mono):
+                    row = _times(limit, times)
+                    if len(self.rows) < ROWS:
+                        self.rows[tuple(row.items())] = row
+        for row in [*self.rows.values()][before:]:
+            self._meet(row)
+        return len(self.rows) > before
+
+    def _factors(self, limit: Sum, mono: Mono) -> Iterator[Mono]:
+        """What an inequality can be multiplied by so that it has this product."""
+        for own in limit:
+            if own and len(own) <= len(mono):
+                rest = _without(mono, own)
+                if rest is not None and all(range_of(a, self.facts).low >= 0 for a in rest):
+                    yield rest
+
+    def greatest(self, p: Sum) -> float:
+        """An upper bound of a sum; infinity if none is found."""
+        plain = self._top(p)
+        rows = list(self.rows.values())
+        if not rows or not any(p):
+            return plain
+        multipliers = _multipliers(p, rows, self.boxes)
+        if not multipliers:
+            return plain
+        total = {m: Fraction(c) for m, c in p.items()}
+        for row, y in zip(rows, multipliers, strict=True):
+            if y:
+                for m, c in row.items():
+                    total[m] = total.get(m, Fraction()) + y * c
+        return min(plain, self._top(total))
+
+    def _top(self, p: dict[Mono, int] | dict[Mono, Fraction]) -> float:
+        """The greatest value of a sum by the ranges of its products alone, rounded down."""
+        top: Fraction | float = Fraction(p.get((), 0))
+        for m, c in p.items():
+            if m and c:
+                end = self.boxes[m].hi if c > 0 else self.boxes[m].lo
+                if end is None:
+                    return INF
+                top += c * end
+        return math.floor(top)
+
+
+def _ends(atom: ir.Expr, facts: Facts) -> list[Sum]:
+    """The ends of an atom's range that its products do not have by their own, as sums that are not
+    negative."""
+    r = range_of(atom, facts)
+    found: list[Sum] = []
+    if r.lo is not None and r.lo > 0 and not isinstance(atom, ir.Var):
+        found.append({(atom,): 1, (): -r.lo})
+    if r.hi is not None and r.hi < FAR / 100:
+        found.append({(atom,): -1, (): r.hi})
+    return found
+
+
+def meanings(atom: ir.Expr, facts: Facts) -> list[Sum]:
+    """What an atom is, as sums that are not negative."""
+    at = Polynomial.atom(atom)
+    match atom:
+        case ir.FloorDiv(x, c) | ir.Call("quotient", (x, c)) if range_of(c, facts).low > 0:
+            rest = facts.poly(x) - at * facts.poly(c)
+            return [sum_of(rest), sum_of(facts.poly(c) - rest - 1), *_highest(x, c, at, facts)]
+        case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if range_of(c, facts).low > 0:
+            kind = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
+            zero = facts.poly(x) - Polynomial.atom(kind) * facts.poly(c) - at
+            return [sum_of(zero), sum_of(-zero), sum_of(facts.poly(c) - at - 1)]
+        case ir.Min(a, b) if atom.dtype.kind == "index":
+            return [sum_of(facts.poly(a) - at), sum_of(facts.poly(b) - at)]
+        case ir.Max(a, b) if atom.dtype.kind == "index":
+            return [sum_of(at - facts.poly(a)), sum_of(at - facts.poly(b))]
+    return []
+
+
+def _highest(x: ir.Expr, c: ir.Expr, at: Polynomial, facts: Facts) -> list[Sum]:
+    """``x // c <= n - 1`` for each known ``x <= n*c - 1``, where c is an expression of sizes."""
+    p, by = facts.poly(x), facts.poly(c)
+    found: list[Sum] = []
+    known = [*facts.limits, *(Polynomial.of(_split(s)[0], _split(s)[1]) for s in meanings_of(x, facts))]
+    for limit in known:
+        if limit.terms != p.terms and all(limit.coefficient(m) == -k for m, k in p.terms):
+            above = limit + p + 1
+            n, rest = above.divided(by)
+            if not rest.terms and rest.const == 0:
+                found.append(sum_of(n - 1 - at))
+    return found
+
+
+def meanings_of(x: ir.Expr, facts: Facts) -> list[Sum]:
+    """The meaning of the atom that a position is; nothing for a sum."""
+    alone = facts.poly(x).single
+    return meanings(alone[0], facts) if alone and alone[1] == 1 else []
+
+
+def _split(p: Sum) -> tuple[list[tuple[Mono, int]], int]:
+    return [(m, c) for m, c in p.items() if m], p.get((), 0)
+
+
+def _without(mono: Mono, part: Mono) -> Mono | None:
+    """The product without some of its factors; None if it lacks one."""
+    if len(part) == 1:
+        if part[0] not in mono:
+            return None
+        at = mono.index(part[0])
+        return mono[:at] + mono[at + 1 :]
+    rest = Counter(mono)
+    rest.subtract(Counter(part))
+    return None if min(rest.values()) < 0 else ordered(rest.elements())
+
+
+def _times(p: Sum, factor: Mono) -> Sum:
+    return {ordered((*m, *factor)): c for m, c in p.items()} if factor else p
+
+
+def _multipliers(p: Sum, rows: list[Sum], boxes: dict[Mono, Range]) -> list[Fraction]:
+    """A multiplier for each row, from the programme that maximises a sum; nothing if there is no point."""
+    unknowns = {m: i for i, m in enumerate(boxes)}
+    size = len(unknowns)
+    # Values are pairs: a multiple of a number beyond all others, for ranges without an end, and a number.
+    low, high = np.zeros((size + len(rows), 2)), np.zeros((size + len(rows), 2))
+    low[:size] = [(0, r.low) if r.low > -FAR else (-1, 0) for r in boxes.values()]
+    high[:size] = [(0, r.high) if r.high < FAR else (1, 0) for r in boxes.values()]
+    high[size:] = (2, 0)
+    # Each row is a variable that is not negative, basic at first: its coefficients, and its constant.
+    table = np.zeros((len(rows) + 1, size + 1))
+    for i, row in enumerate([*rows, p]):
+        for m, c in row.items():
+            table[i, unknowns[m] if m else size] = c
+    outside = np.arange(size)  # variables at an end of their range
+    basic = np.arange(size, size + len(rows))
+    at_high = table[-1, :size] > 0
+    for _ in range(PIVOTS):
+        values = table[:-1, :size] @ np.where(at_high[:, None], high[outside], low[outside])
+        values[:, 1] += table[:-1, size]
+        under, over = low[basic] - values, values - high[basic]
+        wrong = _size(np.where((_size(under) > _size(over))[:, None], under, over))
+        worst = int(wrong.argmax())
+        if wrong[worst] <= 1e-6 * max(1.0, float(np.abs(values[worst, 1]))):
+            break
+        up = bool(_size(under)[worst] > _size(over)[worst])
+        slope = table[worst, :size] if up else -table[worst, :size]
+        free = (low[outside] != high[outside]).any(axis=1)
+        helps = np.where(at_high, slope < -1e-9, slope > 1e-9) & free
+        if not helps.any():
+            break  # no point is inside; what was found is a bound
+        costs = np.where(helps, np.abs(table[-1, :size]) / np.where(helps, np.abs(slope), 1), INF)
+        enter = int(costs.argmin())
+        _pivot(table, worst, enter)
+        basic[worst], outside[enter] = outside[enter], basic[worst]
+        at_high[enter] = not up
+    found = [Fraction()] * len(rows)
+    for j, v in enumerate(outside):
+        if v >= size and table[-1, j] < -NEAR:
+            y = -float(table[-1, j])
+            found[v - size] = Fraction(round(y * PARTS), PARTS) if y < 1e9 else Fraction(round(y))
+    return found
+
+
+def _size(pairs: Floats) -> Floats:
+    """Pairs as numbers by which they are ordered, where the first ones are not tiny."""
+    first = np.where(np.abs(pairs[:, 0]) > NEAR, pairs[:, 0], 0)
+    return np.asarray(first * 1e30 + pairs[:, 1])
+
+
+def _pivot(table: Floats, row: int, enter: int) -> None:
+    """Exchange the basic variable of a row and the variable of a column."""
+    pivot = table[row, enter]
+    own = -table[row] / pivot
+    own[enter] = 1 / pivot
+    column = table[:, enter].copy()
+    table[:, enter] = 0
+    table += np.outer(column, own)
+    table[row] = own
