@@ -127,6 +127,10 @@ class ConvWorkload(Workload):
         p = self.problem
         if self.open:
             return self, {}
+        if self.epilogue.random:
+            raise Unsupported(
+                "invariant:form", f"{self.title}: it rounds at random, by an element's place in the batch"
+            )
         if why := why_not_dense(p):
             raise Unsupported("invariant:layout", f"{self.title}: {why}")
         count = reference(max(p.ic * prod(p.i), p.oc * prod(p.o)))
