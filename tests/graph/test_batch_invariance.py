@@ -15,6 +15,8 @@ import transconv
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.graph import backend, report
 from transconv.graph.certification import certify
+from transconv.graph.regions import region_calls
+from transconv.graph.regions.graph_wait import GraphWait
 from transconv.support import Unsupported
 from transconv.verify.invariance import proof
 
@@ -145,14 +147,16 @@ def test_the_option_alone() -> None:
                 assert torch.equal(run(x[i : i + 2]), whole[i : i + 2])
 
 
-def test_the_option_alone_waits_for_kernels() -> None:
-    """Where calls may be answered by torch until kernels are there, those of such a graph are not."""
-    with transconv.config.changed(invariant=False, compile="background"):
-        torch.compiler.reset()
-        run, x = compiled(Attention().eval(), invariant=True), torch.randn(SAMPLES, 5, 8)
-        with torch.no_grad(), transconv.stats.aside() as counted:
-            run(x)
-        assert counted().native == {"graph": counted().native["graph"]} and not counted().waiting
+def test_the_option_alone_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch may answer calls until kernels are there, it answers none of such a graph."""
+    monkeypatch.setattr(GraphWait, "begin", lambda wait, sizes: modes.append(wait.mode()))
+    monkeypatch.setattr(region_calls, "compile_mode", lambda same: modes.append(same) or "now")
+    with transconv.config.changed(invariant=False, compile="background", fallback="warn"):
+        for invariant in (True, False):
+            modes, run = list[object](), compiled(lambda x: x.softmax(1) * 2, invariant=invariant)
+            torch.compiler.reset()
+            run(torch.randn(SAMPLES, 8))
+            assert {*modes} == ({"now", True} if invariant else {"background", False})
 
 
 def test_a_part_of_a_batch_that_begins_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +215,7 @@ def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_model_is_certified() -> None:
-    made = certify(Convolutional().eval(), torch.randn(3, 3, 7, 6), drawn=1, seed=2)
+    made = certify(Convolutional().eval(), torch.randn(3, 3, 7, 6), drawn=1, seed=31)
     assert made.holds, str(made)
     assert made.title == "Convolutional" and "no bit differs" in str(made)
 
@@ -232,7 +236,7 @@ UNCERTAIN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("name", UNCERTAIN)
 def test_what_is_not_known_of_a_model_is_no_certificate(name: str) -> None:
     function, why = UNCERTAIN[name]
-    made = certify(function, torch.randn(3, 8, 5), drawn=1)
+    made = certify(function, torch.randn(3, 8, 5), drawn=1, seed=31)
     assert not made.holds and why in str(made)
 
 
