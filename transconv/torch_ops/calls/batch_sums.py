@@ -11,6 +11,7 @@ import torch
 from transconv.calls.guard import at_multiple
 from transconv.calls.settings import settings
 from transconv.compute import BATCH, Alone, parse
+from transconv.conv import TensorSpec, bias_sums
 from transconv.ir import DType, Layout
 from transconv.runtime import Launch, PlanRequest
 from transconv.support import Unsupported
@@ -48,20 +49,7 @@ def bias_gradient(
 @lru_cache(maxsize=1024)
 def _launch(sizes: Ints, order: Order, kind: DType, target: Target, device: torch.device) -> Launch:
     """The kernel for samples of these sizes."""
-    strides = Layout.dense(kind, (LIKE, *sizes), order).strides() or ()
-    channels, *sides = sizes
-    axes = [f"p{i}" for i in range(len(sides))]
-    summed = " ".join([f"n={LIKE}", *(f"{a}={n}" for a, n in zip(axes, sides, strict=True))])
-    shape, steps = (", ".join(map(str, each)) for each in ((LIKE, *sizes), strides))
-    text = "\n".join(
-        [
-            "compute bias_gradient",
-            f"    tensor G {kind} [{shape}] strides({steps.replace(' ', '')})",
-            f"    tensor B {kind} [{channels}]",
-            f"    axes   c={channels} | {summed}",
-            f"    read   g = G[{', '.join(['n', 'c', *axes])}]",
-            f"    store  B[c] = sum(g; {' '.join(['n', *axes])})",
-        ]
-    )
+    shape = (LIKE, *sizes)
+    text = bias_sums(TensorSpec(kind, Layout.dense(kind, shape, order)), shape, kind)
     request = PlanRequest(Alone(parse(text)), target, True)
     return Launch.requested(request.of_any_batch(), device, settings.mode)
