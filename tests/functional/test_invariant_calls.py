@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import transconv
 import transconv.functional as F
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.functional.batch_trials import BatchTrial, CallDrawing, run_trials
 from transconv.support import Unsupported
+from transconv.torch_ops.quantized.float8 import Float8Conv1d
 
 Tensor = torch.Tensor
 SAMPLES = 4
@@ -47,6 +50,95 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "mean": (lambda x: F.mean(x, (1, 2)), ((7, 5),)),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), ((3, 6, 6),)),
 }
+
+
+class Kernels:
+    """What the interpreter runs: the kernels, and how many of their tensors begin at no multiple of 16
+    bytes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.sources: list[str] = []
+        self.unaligned = 0
+        real = TritonKernel._interpret
+
+        def interpret(kernel: TritonKernel, tensors: list[Any], *rest: Any) -> None:
+            self.sources.append(kernel.source)
+            self.unaligned += sum(t.data_ptr() % 16 != 0 for t in tensors)
+            real(kernel, tensors, *rest)
+
+        patch.setattr(TritonKernel, "_interpret", interpret)
+
+    def of(self, run: Callable[[], Tensor]) -> tuple[Tensor, list[str]]:
+        """A result, and the kernels that made it."""
+        self.sources.clear()
+        return run(), [*self.sources]
+
+
+def last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+FILTERS, ROWS = torch.randn(6, 3, 3, 3), torch.randn(5, 15)
+SLOPE = torch.randn(SAMPLES, 6, 3, 3)
+SCALE = torch.randn(6, 1, 1)
+
+
+def input_gradient(x: Tensor) -> Tensor:
+    given = x.detach().requires_grad_()
+    y = transconv.conv2d(given, FILTERS, FILTERS[:, 0, 0, 0].contiguous())
+    return torch.autograd.grad(y, given, given[:, :1, :1, :1].detach().expand_as(y))[0]
+
+
+LYING: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "conv2d": (lambda x: transconv.conv2d(x, FILTERS), torch.randn(SAMPLES, 3, 5, 5)),
+    "conv2d, channels last": (lambda x: transconv.conv2d(x, FILTERS), last(torch.randn(SAMPLES, 3, 5, 5))),
+    "conv2d, images innermost": (
+        lambda x: transconv.conv2d(x, FILTERS),
+        torch.randn(3, SAMPLES, 5, 5).transpose(0, 1),
+    ),
+    "fused_conv2d": (
+        lambda x: transconv.fused_conv2d(x, FILTERS, activation="silu"),
+        torch.randn(SAMPLES, 3, 5, 5),
+    ),
+    "traced": (
+        lambda x: transconv.fused_conv2d(x, FILTERS, epilogue=lambda acc, s: acc * s, operands=[SCALE]),
+        torch.randn(SAMPLES, 3, 5, 5),
+    ),
+    "gradient": (input_gradient, torch.randn(SAMPLES, 3, 5, 5)),
+    "linear": (lambda x: F.linear(x, ROWS), torch.randn(SAMPLES, 15)),
+    "softmax": (lambda x: F.softmax(x, 1), torch.randn(SAMPLES, 7, 5)),
+}
+PARTS: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
+    "a view": (lambda x: x[1:2], [1]),
+    "two": (lambda x: x[1:3], [1, 2]),
+    "of one image": (lambda x: x.unbind(0)[1][None], [1]),
+    "others": (lambda x: x[[3, 1]], [3, 1]),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_a_part_of_a_batch_wherever_it_lies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views begin at any address, and torch gives a dim of one any stride: the same kernel answers, with
+    the same bits, and of tensors that begin at multiples of 16 bytes, as another one may be chosen for
+    others."""
+    (run, x), kernels = LYING[name], Kernels(monkeypatch)
+    whole, made = kernels.of(lambda: run(x))
+    for part, (taken, at) in PARTS.items():
+        again, others = kernels.of(lambda taken=taken: run(taken(x)))  # type: ignore[misc]
+        assert torch.equal(again, whole[at]) and others == made, part
+    assert kernels.unaligned == 0
+
+
+def test_every_second_image() -> None:
+    """A batch with gaps between its images is copied, by fused layers too."""
+    x = torch.randn(SAMPLES, 3, 5, 5)
+    for run in (transconv.conv2d, transconv.fused_conv2d):
+        assert torch.equal(run(x[::2], FILTERS), run(x, FILTERS)[::2])
+
+
+def test_no_samples_are_no_sum() -> None:
+    assert transconv.conv2d(torch.empty(0, 3, 5, 5), FILTERS).shape == (0, 6, 3, 3)
+    assert F.softmax(torch.empty(0, 3), 1).shape == (0, 3)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -102,6 +194,13 @@ def test_the_sizes_before_change_nothing() -> None:
         assert torch.equal(transconv.conv2d(x, w), first)
 
 
+def quantized_layer() -> torch.nn.Module:
+    """A layer of 8 bits whose input has no scale of its own."""
+    layer = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3)).eval()
+    transconv.quantize_(layer, "int8")
+    return layer
+
+
 REFUSED: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "mean": (lambda x: F.mean(x, 0), "mean: its text has numbers of the batch"),
     "batch_norm": (
@@ -109,6 +208,36 @@ REFUSED: dict[str, tuple[Callable[[Tensor], object], str]] = {
         "batch_norm: its text has numbers of the batch",
     ),
     "gaps": (lambda x: F.linear(x[:, ::2], WEIGHT[:, :10].contiguous()), "has gaps between its elements"),
+    "second derivatives": (
+        lambda x: torch.autograd.grad(
+            F.softmax(given := x.requires_grad_(), 1).sum(), given, create_graph=True
+        ),
+        "torch would compute the gradient of softmax",
+    ),
+    "an operand of an epilogue": (
+        lambda x: torch.autograd.grad(
+            transconv.fused_conv1d(
+                x[:, None],
+                WEIGHT[:2, None, :3].contiguous(),
+                epilogue=lambda acc, s: acc * s,
+                operands=[given := torch.ones(2, 1, requires_grad=True)],
+            ).sum(),
+            given,
+        ),
+        "the gradient of operand 0 of an epilogue, a sum over samples",
+    ),
+    "a scale of the batch": (
+        lambda x: quantized_layer()(x[:, None]),
+        "the scale of its input is found from all samples",
+    ),
+    "a history of scales": (
+        lambda x: Float8Conv1d(1, 2, 3)(x[:, None]),
+        "its scales are found from all samples",
+    ),
+    "too many": (
+        lambda x: transconv.conv1d(torch.zeros(70_000, 1, 3), WEIGHT[:2, None, :3].contiguous()),
+        "MB=70000 is not in 1..65535.*divide the batch",
+    ),
 }
 
 

@@ -12,8 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import transconv
+from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.graph import backend, report
 from transconv.graph.certification import certify
+from transconv.graph.regions import region_calls
+from transconv.graph.regions.graph_wait import GraphWait
 from transconv.support import Unsupported
 from transconv.verify.invariance import proof
 
@@ -144,6 +147,44 @@ def test_the_option_alone() -> None:
                 assert torch.equal(run(x[i : i + 2]), whole[i : i + 2])
 
 
+def test_the_option_alone_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch may answer calls until kernels are there, it answers none of such a graph."""
+    monkeypatch.setattr(GraphWait, "begin", lambda wait, sizes: modes.append(wait.mode()))
+    monkeypatch.setattr(region_calls, "compile_mode", lambda same: modes.append(same) or "now")
+    with transconv.config.changed(invariant=False, compile="background", fallback="warn"):
+        for invariant in (True, False):
+            modes, run = list[object](), compiled(lambda x: x.softmax(1) * 2, invariant=invariant)
+            torch.compiler.reset()
+            run(torch.randn(SAMPLES, 8))
+            assert {*modes} == ({"now", True} if invariant else {"background", False})
+
+
+def test_a_part_of_a_batch_that_begins_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are asked for aligned tensors alone: another kernel may be chosen for others."""
+    real, odd = TritonKernel._interpret, list[bool]()
+
+    def interpret(kernel: TritonKernel, tensors: list[Any], *rest: Any) -> None:
+        odd.extend(t.data_ptr() % 16 != 0 for t in tensors)
+        real(kernel, tensors, *rest)
+
+    monkeypatch.setattr(TritonKernel, "_interpret", interpret)
+    run = torch.compile(Attention().eval(), backend=backend, options={"rest": "eager"})
+    x = torch.randn(SAMPLES * 40 + 1)[1:].view(SAMPLES, 5, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        run(x)
+    assert odd and not any(odd)
+
+
+def test_a_graph_of_before_the_switch_is_refused() -> None:
+    with transconv.config.changed(invariant=False):
+        torch.compiler.reset()
+        run, x = compiled(lambda x: x.softmax(1)), torch.randn(SAMPLES, 8)
+        run(x)
+    with pytest.raises(Unsupported, match="compiled before transconv.config.invariant was set"):
+        run(x)
+
+
 def test_graphs_are_planned_for_a_fixed_number() -> None:
     model = Convolutional().eval()
     texts = []
@@ -174,11 +215,29 @@ def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_model_is_certified() -> None:
-    made = certify(Convolutional().eval(), torch.randn(3, 3, 7, 6), drawn=1, seed=2)
+    made = certify(Convolutional().eval(), torch.randn(3, 3, 7, 6), drawn=1, seed=31)
     assert made.holds, str(made)
     assert made.title == "Convolutional" and "no bit differs" in str(made)
-    refused = certify(lambda x: torch.cumsum(x, 1) * 2, torch.randn(3, 8))
-    assert not refused.holds and "torch would compute cumsum" in str(refused)
+
+
+@torch.compiler.disable
+def outside(x: Tensor) -> Tensor:
+    return (x @ x.transpose(-1, -2)).cumsum(-1)
+
+
+UNCERTAIN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "torch": (lambda x: torch.cumsum(x, 1) * 2, "torch would compute cumsum"),
+    "outside of the graph": (lambda x: outside(x * 2), "REFUSED  graph: "),
+    "nothing in a graph": (outside, "REFUSED  graph: "),
+    "no part for each sample": (lambda x: x.sum(0), "result 0 has no part for each of"),
+}
+
+
+@pytest.mark.parametrize("name", UNCERTAIN)
+def test_what_is_not_known_of_a_model_is_no_certificate(name: str) -> None:
+    function, why = UNCERTAIN[name]
+    made = certify(function, torch.randn(3, 8, 5), drawn=1, seed=31)
+    assert not made.holds and why in str(made)
 
 
 def test_options() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import pytest
 
+from transconv.compute import Alone, parse
 from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.runtime import build
+from transconv.verify import benchdnn_run
 from transconv.verify.benchdnn_job import BenchdnnJob, RefusedRequest, apart, job_of, spaced
 from transconv.verify.benchdnn_requests import Driver
+from transconv.verify.benchdnn_run import work
 
 P = "mb1ic8ih6oc16oh6kh3ph1"
 
@@ -106,7 +113,6 @@ def test_meaning(words: list[str], problem: str, prop: str, epilogue: str, bia: 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--dir=BWD_WB"], "gradient of the bias"),
         (["--dt=s4:s8:s32"], "dtype s4: kernels compute with i8 u8 i32 f8e4m3"),
         (["--bia-dt=s64"], "--bia-dt=s64"),
         (["--alg=WINO"], "Winograd"),
@@ -253,3 +259,49 @@ def test_a_depthwise_convolution_behind_is_a_problem_of_its_own(
     assert [(str(ConvProblem.parse(j.problem)), j.epilogue) for j in map(job_of, made)] == [
         (str(ConvProblem.parse(p)), e) for p, e in problems
     ]
+
+
+def test_the_gradients_of_weights_and_bias_are_two_problems() -> None:
+    request = next(Driver().requests(["--dir=bwd_wb", "--dt=bf16", "ic4ih6oc8oh4kh3"]))
+    made = [job_of(one) for one in apart(request)]
+    assert [(j.prop, j.bia, j.problem) for j in made] == [
+        ("bwd_w", "", made[0].problem),
+        ("bwd_w", "f32", made[0].problem),
+    ]
+
+
+def test_scales_of_a_depthwise_convolution_behind_are_its_own() -> None:
+    """What the first one's result is divided by is a factor of what the second one reads."""
+    scales = "src:common:0.25+dst:common:0.5+attr_post_op_dw_wei:common:2+attr_post_op_dw_dst:common:4"
+    words = ["--dir=FWD_I", "--dt=s8", f"--attr-scales={scales}", "--attr-post-ops=relu+dw:k3s1p1"]
+    request = next(Driver().requests([*words, "ic4ih6oc8oh4kh3"]))
+    assert [job_of(one).epilogue for one in apart(request)] == [
+        "mul:0.25+relu+div:0.5",
+        "mul:2+mul:0.5+div:4",
+    ]
+
+
+def test_src0_is_src() -> None:
+    """oneDNN has two names for the first operand."""
+    words = ["--dir=FWD_D", "--dt=u8:s8:u8", "ic4ih6oc8oh4kh3"]
+    for option in ("--attr-zero-points", "--attr-scales"):
+        one, other = (job(f"{option}={name}:common:2", *words) for name in ("src", "src0"))
+        assert one == other
+
+
+@pytest.mark.parametrize("engine", ["cpu", "numpy"])
+def test_the_gradient_of_a_bias_is_checked(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside NumPy's sums, in blocked layouts too; a kernel that adds up something else is found."""
+    tags = "--dtag=any,aBx16b" if engine == "cpu" else "--dtag=axb"
+    words = [f"--engine={engine}", "--dir=BWD_WB", "--dt=bf16", tags, "mb2ic3ih5oc16oh5kh3ph1"]
+    jobs = [job_of(one) for request in Driver().requests(words) for one in apart(request)]
+    jobs = [job for job in jobs if job.bia]
+    assert {work(**asdict(job))["status"] for job in jobs} == {"PASSED"}
+
+    def planted(workload: Alone, *rest: Any) -> Any:
+        text = str(workload.compute).replace("sum(g;", "sum(g*1.5;")
+        return build(Alone(parse(text)), *rest)
+
+    monkeypatch.setattr(benchdnn_run, "build", planted)
+    row = work(**asdict(jobs[0]))
+    assert row["status"] == "FAILED" and "B[0] is" in row["reason"]

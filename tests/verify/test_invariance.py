@@ -10,7 +10,7 @@ import pytest
 
 from transconv import ir
 from transconv.compute import Alone, Workload, parse
-from transconv.conv import ConvProblem, ConvWorkload, Prop
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.runtime import Plan, build
 from transconv.schedule import Schedule, Scheduled
 from transconv.target import TARGETS, Target
@@ -169,6 +169,32 @@ def test_streamed_steps_depend_on_the_tiles_of_all_samples() -> None:
     compute = ConvWorkload(ConvProblem.parse(LAYERS[0]), Prop.FWD, open=frozenset({"mb"})).computations[0]
     tree = reduction_tree(compute, schedule)
     assert tree is not None and any(line.startswith("part = ") for line in tree.depends("MB"))
+
+
+def test_sizes_that_are_names_are_proved_too() -> None:
+    """A text that names its sizes has no other form, and is proved for them."""
+    text = """compute sums
+        sizes  N=64 in 1..1000
+        tensor X f32 [n=N, k=64]
+        tensor Y f32 [k=64]
+        axes   k=64 | n=N
+        read   x = X[n, k]
+        store  Y[k] = sum(x; n)
+    """
+    made = prove(Alone(parse(text)), SM90)
+    assert made.holds and "no N in over n" in str(made)
+    fixed = (
+        text.replace("N=64 in 1..1000", "K=64 in 1..1000").replace("n=N", "n=64").replace("k=64", "k=K")
+    )
+    made = prove(Alone(parse(fixed)), SM90)
+    assert not made.holds and "none of its sizes is a number of samples" in str(made)
+
+
+def test_results_rounded_at_random_are_refused() -> None:
+    """By an element's place in the batch."""
+    problem = ConvProblem.parse("mb2ic8ih5oc8oh3kh3 dt=bf16")
+    made = prove(ConvWorkload(problem, Prop.FWD, Epilogue.parse("stochastic")), SM90)
+    assert not made.holds and "it rounds at random" in str(made)
 
 
 def test_what_has_no_form_is_refused_by_name() -> None:

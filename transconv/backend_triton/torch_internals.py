@@ -61,6 +61,7 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "TracingContext": ("torch._guards", "TracingContext"),  # says how saved tensors lie
         "InstructionTranslator": ("torch._dynamo.symbolic_convert", "InstructionTranslator"),  # its module
         "mark_dynamic": ("torch._dynamo", "mark_dynamic"),  # whose dims are names of graphs
+        "GraphBreak": ("torch._dynamo.exc", "Unsupported"),  # what a whole graph cannot have
         "cache_entries": (
             "torch._dynamo.eval_frame",
             "_debug_get_cache_entry_list",

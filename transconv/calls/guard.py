@@ -49,6 +49,12 @@ def means_more(tensor: Tensor) -> bool:
     return tensor.is_neg() or tensor._is_zerotensor()
 
 
+def at_multiple(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy with its strides that begins at a multiple of 16 bytes. In invariant mode all
+    operands do: a sample's place in its batch must not decide which kernel is asked for."""
+    return t.clone() if t.data_ptr() & ALIGNMENT else t
+
+
 def check_of(*tensors: Tensor, free: int = 0) -> Check | None:
     """A function that says whether other tensors have the same properties as these; the first ``free``
     ones may have any sizes and strides, but dimension 1 as large. None for tensors whose memory no kernel

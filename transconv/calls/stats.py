@@ -89,6 +89,9 @@ class Stats:
         return "\n".join([*rows, f"{self.total} results, {self.native_share:.1%} native"])
 
 
+EMPTY = "shape:empty"  # the reason of calls on tensors without elements
+
+
 @dataclass
 class CallTotals:
     """Launches of kernels by what they compute, results of torch by the reason, and first results of
@@ -158,6 +161,8 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
     if reason == COMPILING:  # torch computes meanwhile, as configured
         return
     policy = settings.policy
+    if reason == EMPTY and settings.invariant:  # nothing is added up
+        policy = settings.fallback
     if policy == "error":
         raise Unsupported(reason, message or f"torch would have to compute this {what}")
     key = reason if what == "convolution" else f"{what} {reason}"
@@ -170,6 +175,13 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
         detail = f": {message}" if message else ""
         many = "convolutions" if what == "convolution" else what
         _warn(f"transconv hands {many} to torch ({reason}){detail}")
+
+
+def refuse_invariant(reason: str, why: str) -> None:
+    """Raise Unsupported in invariant mode, where something depends on the batch, or torch would add up
+    samples."""
+    if settings.invariant:
+        raise Unsupported(f"invariant:{reason}", why)
 
 
 def tell_once(key: str, text: str) -> None:

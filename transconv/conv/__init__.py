@@ -33,7 +33,7 @@ from transconv.conv.problem_lists import (
 )
 from transconv.conv.relation import any_size, computes, marked, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check
-from transconv.conv.workload import ConvWorkload, computable, writable
+from transconv.conv.workload import ConvWorkload, bias_sums, computable, writable
 
 algorithms = computes  # deprecated alias
 
@@ -56,6 +56,7 @@ __all__ = [
     "TensorSpec",
     "algorithms",
     "any_size",
+    "bias_sums",
     "build",
     "computable",
     "computes",

@@ -25,7 +25,7 @@ from transconv.conv.descriptor import why_not_multiplied, write_tags
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.relation import any_size, any_tensors, computes, marked, spelled
 from transconv.conv.spotcheck import examine
-from transconv.ir import Layout, Tensor, Values
+from transconv.ir import DType, Layout, Tensor, Values
 from transconv.runtime import register_reader
 from transconv.support import ProblemError, TransconvError, Unsupported
 
@@ -127,6 +127,10 @@ class ConvWorkload(Workload):
         p = self.problem
         if self.open:
             return self, {}
+        if self.epilogue.random:
+            raise Unsupported(
+                "invariant:form", f"{self.title}: it rounds at random, by an element's place in the batch"
+            )
         if why := why_not_dense(p):
             raise Unsupported("invariant:layout", f"{self.title}: {why}")
         count = reference(max(p.ic * prod(p.i), p.oc * prod(p.o)))
@@ -381,3 +385,20 @@ def _said(ref: str | float) -> str:
     if isinstance(ref, float):
         return f"(torch.full_like(want, {ref!r}), 0.0)".replace("inf", "torch.inf")
     return ref if isinstance(ref, str) else f"value_{ref}"
+
+
+def bias_sums(dst: TensorSpec, shape: Sequence[int], result: DType) -> str:
+    """The computation of a bias' gradient (oc,) of type ``result``: the sums of dst's gradient, of this
+    shape (mb, oc, *o), over images and positions."""
+    sides = [f"p{i}" for i in range(len(shape) - 2)]
+    summed = " ".join(f"{a}={n}" for a, n in zip(("n", *sides), (shape[0], *shape[2:]), strict=True))
+    return "\n".join(
+        [
+            "compute bias_gradient",
+            f"    tensor G {dst.dtype} [{', '.join(map(str, shape))}] {dst.layout}",
+            f"    tensor B {result} [{shape[1]}]",
+            f"    axes   c={shape[1]} | {summed}",
+            f"    read   g = G[{', '.join(['n', 'c', *sides])}]",
+            f"    store  B[c] = sum(g; {' '.join(['n', *sides])})",
+        ]
+    )

@@ -61,7 +61,10 @@ class BatchTrial:
         parts = [(i, i + 1) for i in range(self.count)]
         parts.append((at, rng.randint(at + 1, self.count)))
         for begin, end in parts:
-            part, _ = self.results([t[begin:end].clone() for t in self.samples])
+            # Every second one as a view of the batch, which begins anywhere.
+            part, _ = self.results(
+                [t[begin:end] if begin % 2 else t[begin:end].clone() for t in self.samples]
+            )
             for name, one, inside in zip(self.names, part, whole, strict=False):
                 if number := bits_off(one, inside[begin:end]):
                     said = f"sample {begin}" if end == begin + 1 else f"samples {begin} to {end - 1}"

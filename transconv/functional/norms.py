@@ -507,6 +507,7 @@ def cross_entropy(
     rows: Tensor = call(CROSS_ENTROPY, (input, target), (ignore_index,))
     if reduction == "none":
         return rows
+    stats.refuse_invariant("torch", f"torch would compute the {reduction} of the losses of all samples")
     wide = rows.dtype if rows.dtype is torch.float64 else torch.float32
     total = rows.sum(dtype=wide)
     if reduction == "mean":

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 
 from transconv.calls.settings import settings
-from transconv.compute import Alone, Compute, Workload, batch_axis, with_reference
+from transconv.compute import Alone, Compute, Workload, with_reference
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.functional.calls.compiled_launch import program
 from transconv.graph import KernelRow, backend, report
-from transconv.ir import free_vars
 from transconv.runtime import Plan, build, torch_internals
 from transconv.schedule import Schedule
 from transconv.support import TransconvError
@@ -95,14 +94,16 @@ def of_model(model: Any, inputs: Sequence[Tensor], drawn: int, seed: int) -> Bat
     with settings.changed(invariant=True), torch.no_grad():
         reset: Any = torch.compiler.reset
         reset()
-        run: Any = torch.compile(model, backend=backend)
+        run: Any = torch.compile(model, backend=backend, fullgraph=True)  # nothing is left to Python
         try:
             run(*map(_marked, inputs))
         except Exception as error:
-            refused = next((e for e in _causes(error) if isinstance(e, TransconvError)), None)
+            ours = (TransconvError, torch_internals.GraphBreak)
+            refused = next((e for e in _causes(error) if isinstance(e, ours)), None)
             if refused is None:
                 raise
-            return BatchCertificate(title, (ProofLine("graph", False, str(refused)),))
+            said = str(refused).partition("\n")[0]
+            return BatchCertificate(title, (ProofLine("graph", False, said),))
         found = list(of_graphs(report(run).graphs, inputs[0].device))
         if drawn:
             wrong = list(model_differing(run, inputs, drawn, seed))
@@ -143,11 +144,9 @@ def of_graphs(graphs: Iterable[Any], device: torch.device) -> Iterator[ProofLine
 
 def of_kernel(compute: Compute, device: torch.device) -> list[ProofLine]:
     """What is found of a kernel of a graph, whose sizes are names."""
-    axis = batch_axis(compute)
-    extent = None if axis is None else compute.axis(axis).extent
-    if extent is None:
-        return [ProofLine(compute.name, True, "none of its sizes is a number of samples")]
-    names = sorted(v.name for v in free_vars(extent))
+    names = compute.named.names if compute.named is not None else ()
+    if not names:
+        return [ProofLine(compute.name, True, "its sizes are the same for every number of samples")]
     made = Alone(with_reference(compute, names[0]) if len(names) == 1 else compute)
     try:
         plan = build(made, target_of(device), None, None, True, Plan)
@@ -163,6 +162,9 @@ def model_differing(run: Any, inputs: Sequence[Tensor], batches: int, seed: int)
         count = rng.randint(FEWEST, MOST)
         given = [_drawn(x, count, rng) for x in inputs]
         whole = _tensors(run(*map(_marked, given)))
+        if odd := [k for k, t in enumerate(whole) if not t.dim() or len(t) != count]:
+            yield f"result {odd[0]} has no part for each of {count} samples"
+            continue
         for at in range(count):
             alone = _tensors(run(*[_marked(x[at : at + 1]) for x in given]))
             for place, (one, all_of) in enumerate(zip(alone, whole, strict=True)):

@@ -80,7 +80,7 @@ def backend(
             raise Unsupported("device:cpu", NO_CPU)
         stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))
-        return _marked(whole_graph(gm, example_inputs, rest), made)
+        return _marked(whole_graph(gm, example_inputs, rest), made, invariant)
 
     before: list[_Planned] = []
 
@@ -120,7 +120,7 @@ def backend(
     # compiled while the first forward call runs. Where none are compiled, its first call plans it.
     both = torch_internals.aot_settings.patch(force_non_lazy_backward_lowering=True)
     with both, without_collections():
-        return _marked(run(gm, example_inputs), made)
+        return _marked(run(gm, example_inputs), made, invariant)
 
 
 def _is_planned_at_once(inputs: Sequence[Any], before: Sequence[_Planned], invariant: bool) -> bool:
@@ -132,10 +132,17 @@ def _is_planned_at_once(inputs: Sequence[Any], before: Sequence[_Planned], invar
     return any(planned.graph().ways[0].wait.is_begun for planned in before)
 
 
-def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:
-    """The function, with what ``report`` looks for."""
+def _marked(run: Callable[..., Any], made: Made, invariant: bool) -> Callable[..., Any]:
+    """The function, with what ``report`` looks for. ``invariant``: whether it is in invariant mode; where
+    it is not, calls in that mode raise Unsupported."""
 
     def whole(*given: Any) -> Any:
+        if settings.invariant and not invariant:
+            raise Unsupported(
+                "invariant:graph",
+                "this graph was compiled before transconv.config.invariant was set: call "
+                "torch.compiler.reset() and run it again",
+            )
         return run(*given)
 
     whole.transconv = made  # type: ignore[attr-defined]

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.calls.guard import means_more
+from transconv.calls.guard import at_multiple, means_more
+from transconv.calls.settings import settings
 from transconv.ir import multiplied
 
 Ints = tuple[int, ...]
@@ -484,6 +485,26 @@ def with_result_strides(tensor: torch.Tensor, channels_last: bool) -> torch.Tens
     ):
         return tensor
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+def in_any_batch(input: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """In invariant mode a tensor of images as it lies in a batch of any number of them: images outermost,
+    without gaps, from a multiple of 16 bytes on; a copy if it does not. Otherwise itself. ``like``: the
+    tensor with which it decides whether results are channels_last."""
+    if not settings.invariant or not input.numel():
+        return input
+    shape, strides = input.shape, input.stride()
+    step = max(n * s for n, s in zip(shape[1:], strides[1:], strict=True))
+    if shape[0] == 1 and strides[0] < step:  # torch says any stride of a dim of one
+        input = input.as_strided(shape, (step, *strides[1:]))
+    last = channels_last_result(input, like)
+    return at_multiple(with_result_strides(input, last) if has_gaps(input, last) else input)
+
+
+def in_any_place(t: torch.Tensor) -> torch.Tensor:
+    """In invariant mode a tensor from a multiple of 16 bytes on, a copy if it begins elsewhere: its place
+    in a batch must not decide which kernel is asked for. Otherwise itself."""
+    return at_multiple(t) if settings.invariant else t
 
 
 Order = tuple[int, ...] | None

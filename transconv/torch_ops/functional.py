@@ -149,6 +149,7 @@ def gradients(
         return aten_convolutions.aten_backward(grad, input, weight, params, mask, dual=True)
     copies = settings.varies or settings.invariant
     grad = _dense(spelled_out(grad), input, weight) if copies else spelled_out(grad)
+    grad = arguments.in_any_place(grad)
     made, flags, aligned = select_impl.backward_routes(params, grad, input, weight, mask, settings.mode)
     call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
@@ -300,7 +301,9 @@ def dispatch(
             return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
-        if (settings.varies or settings.invariant) and _is_copied(req, input, weight, bias):
+        if (moved := arguments.in_any_batch(input, weight)) is not input:
+            return dispatch(f, moved, weight, bias, *rest)
+        if settings.varies and _is_copied(req, input, weight, bias):
             dense = arguments.with_result_strides(input, arguments.channels_last_result(input, weight))
             return dispatch(f, dense, weight, bias, *rest)
         precompile.layers(given[1], input, weight, flags, settings.mode)
@@ -345,11 +348,9 @@ def dispatch(
 
 def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> bool:
     """Whether kernels for any size are to answer a call through a copy of an input with gaps: at a size
-    that is not the layer's first one, or in invariant mode."""
+    that is not the layer's first one."""
     if not x.numel() or not arguments.has_gaps(x, arguments.channels_last_result(x, w)):
         return False
-    if settings.invariant:
-        return True
     params = req.resolve(x, w, b)
     src = arguments.output_shape(x.shape, w.shape, params) if params.transposed else x.shape
     return policy.is_further(layer_of(params, x.dtype, w.shape, x.device), (src[0], *src[2:]))

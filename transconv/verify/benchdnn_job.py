@@ -97,6 +97,7 @@ def scales(text: str, grouped: bool, forward: bool) -> tuple[list[str], list[str
     behind: list[str] = []
     for part in filter(None, text.split("+")):
         argument, *words = part.split(":")
+        argument = "src" if argument == "src0" else argument
         if argument not in ("src", "wei", "dst"):
             raise RefusedRequest(INVALID, f"--attr-scales={part}: scales are of src, wei and dst")
         mask, *rest = words or ["common"]
@@ -166,6 +167,7 @@ def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
     result, along_data = ("dst", "per_ic") if forward else ("src", "per_oc")
     for part in filter(None, text.split("+")):
         argument, *words = part.split(":")
+        argument = "src" if argument == "src0" else argument  # oneDNN's other name for it
         mask, *rest = words or ["common"]
         along = mask in CHANNELS
         if argument not in ("src", "wei", "dst"):
@@ -246,12 +248,17 @@ def math_of(fpmath: str) -> str:
 
 
 _WORD = re.compile(r"dw[_:]k(\d+)s(\d+)p(\d+)(?::(\w+))?")
-BETWEEN = {"stag": "dtag", "strides": "", "attr-scales": "", "attr-zero-points": ""}
+BETWEEN = {"stag": "dtag", "strides": "", "attr-zero-points": ""}
+BEHIND = re.compile(r"attr_post_op_dw_(?=wei:|dst:)")  # scales of the second one
 
 
 def apart(request: BenchdnnRequest) -> Iterator[BenchdnnRequest]:
-    """The request, or the two that stand for one with a ``dw``. One that cannot be read stays as it is, to
-    be refused with the others."""
+    """The request, or the two that stand for one with a ``dw``, or with the gradients of weights and bias.
+    One that cannot be read stays as it is, to be refused with the others."""
+    if request["dir"] == "BWD_WB":
+        yield _with(request, request.descriptor, {"dir": "BWD_W"})
+        yield request  # now that of the bias
+        return
     words = split(request["attr-post-ops"])
     found = [(i, m) for i, w in enumerate(words) if (m := _WORD.fullmatch(w))]
     types = request["dt"].split(":") if not request["cfg"] else []
@@ -269,7 +276,14 @@ def apart(request: BenchdnnRequest) -> Iterator[BenchdnnRequest]:
         yield request
         return
     types = types * 3 if len(types) == 1 else types
-    yield _with(request, request.descriptor, {"attr-post-ops": "+".join(words[:at])})
+    given = [*filter(None, request["attr-scales"].split("+"))]
+    own = [part for part in given if not BEHIND.match(part)]
+    added = [BEHIND.sub("", part) for part in given if BEHIND.match(part)]
+    # What the first one divides by is a factor of what the second one reads.
+    added += ["src" + part.removeprefix("dst") for part in own if part.startswith("dst:")]
+    yield _with(
+        request, request.descriptor, {"attr-post-ops": "+".join(words[:at]), "attr-scales": "+".join(own)}
+    )
     n = len(first.o)
     second = Descriptor(
         first.mb,
@@ -292,6 +306,7 @@ def apart(request: BenchdnnRequest) -> Iterator[BenchdnnRequest]:
             "dt": ":".join((types[2], types[1], match[4] or types[2])),
             "wtag": "any",
             "attr-post-ops": "+".join(words[at + 1 :]),
+            "attr-scales": "+".join(added),
             **{name: options.get(of, "") for name, of in BETWEEN.items()},
         },
     )
@@ -309,8 +324,9 @@ NEXT = " ;; "  # between the schedules of a plan's kernels
 
 @dataclass(frozen=True, slots=True)
 class BenchdnnJob:
-    """What a worker is told (see benchdnn_run.py). ``mode``: I, R, C or B; ``data``: exact, float or
-    both; ``shift``: elements off alignment; ``schedules``: ``best``, ``all``, a number, or texts."""
+    """What a worker is told (see benchdnn_run.py). ``bia``, of a weight gradient: that of the bias, of
+    this type, in its place; ``mode``: I, R, C or B; ``data``: exact, float or both; ``shift``: elements
+    off alignment; ``schedules``: ``best``, ``all``, a number, or texts."""
 
     problem: str
     prop: str
@@ -359,11 +375,7 @@ def job_of(request: BenchdnnRequest, schedules: str = "best") -> BenchdnnJob:
 
 
 def _prop(word: str) -> Prop:
-    if word == "BWD_WB":
-        raise RefusedRequest(
-            UNIMPLEMENTED, "the gradient of the bias: torch sums it (BWD_W checks that of the weights)"
-        )
-    return {"FWD": Prop.FWD, "BWD_D": Prop.BWD_D, "BWD_W": Prop.BWD_W}[
+    return {"FWD": Prop.FWD, "BWD_D": Prop.BWD_D, "BWD_W": Prop.BWD_W, "BWD_WB": Prop.BWD_W}[
         "FWD" if word.startswith("FWD") else word
     ]
 
@@ -526,4 +538,5 @@ def _epilogue(request: BenchdnnRequest, prop: Prop, p: ConvProblem, dtypes: list
         ConvWorkload(p, prop, made).tensors  # noqa: B018  its masks and tags fit, or say why not
     except ScheduleError as error:
         raise RefusedRequest(INVALID, str(error)) from error
-    return str(replace(made, bia=None)), bia if made.bia else ""
+    summed = request["dir"] == "BWD_WB"
+    return str(replace(made, bia=None)), bia if made.bia or summed else ""

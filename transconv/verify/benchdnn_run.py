@@ -15,15 +15,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from transconv.conv import CompiledDirection, ConvProblem, Prop
+from transconv.compute import Alone, parse
+from transconv.conv import CompiledDirection, ConvProblem, Prop, bias_sums
+from transconv.ir import DTYPES
+from transconv.runtime import Plan, build
 from transconv.support import ProblemError, ScheduleError, Unsupported, __version__, replace_named
-from transconv.target import Target
+from transconv.target import Target, detect
 from transconv.verify.benchdnn_job import INVALID, NEXT, UNIMPLEMENTED
 from transconv.verify.benchdnn_requests import BenchdnnRequest
 from transconv.verify.case import ProblemCase, warm
+from transconv.verify.computation import ComputationCase
 from transconv.verify.data import poison
 from transconv.verify.judgement import LEAST_NONZERO, Judgement
 from transconv.verify.machine import executable, is_fatal, synchronize
@@ -54,6 +59,9 @@ def work(
 
     start = time.perf_counter()
     try:
+        if bia and Prop(prop) is Prop.BWD_W:
+            row = _sums(ConvProblem.parse(problem), bia, mode, data, seed, target, numpy)
+            return row | {"seconds": time.perf_counter() - start}
         case = ProblemCase(
             ConvProblem.parse(problem),
             Prop(prop),
@@ -126,6 +134,36 @@ def _run(case: ProblemCase, mode: str, data: str, schedules: str, seed: int) -> 
     elif "nonzero" in row and row["nonzero"] < LEAST_NONZERO:
         row.update(status="MISTRUSTED", reason=f"only {row['nonzero']:.0%} of the answer is not 0")
     return row
+
+
+def _sums(p: ConvProblem, bia: str, mode: str, data: str, seed: int, target: str, numpy: bool) -> Row:
+    """The gradient of a bias: one kernel, with the plan that a user gets."""
+    text = bias_sums(p.dst, p.shapes["dst"], DTYPES[bia])
+    row: Row = {"status": "PASSED", "reason": "", "plans": 1, "failures": []}
+    for kind in data.split("+"):
+        case = ComputationCase(parse(text), kind, seed)
+        if case.where == "cpu" and mode != "I" and prod(p.shapes["dst"]) > REPLAYED:
+            return _ended(
+                "SKIPPED", f"too large for the interpreter, which adds {REPLAYED:.1g} terms at most"
+            )
+        chip = Target.parse(target) if target else detect()
+        chip = chip if numpy else executable(chip, case.where)
+        plan = build(Alone(case.compute), chip, None, None, False, Plan)
+        row |= {"config": str(plan.steps[0].schedule), "kernels": len(plan.steps)}
+        if mode == "I":
+            return (
+                row
+                | {"status": "INITIALIZED"}
+                | ({"compile_s": warm(plan)} if case.where == "cuda" else {})
+            )
+        kernels = [s.kernel for s in plan.steps]
+        judged = case.interpreted(*kernels) if numpy else case.launched(plan, case.where)
+        row[f"{kind}_err"] = judged.max_error
+        if judged.problem and mode != "R":
+            row["failures"].append(("", f"{kind}: {judged.problem}"))
+    if row["failures"]:
+        row.update(status="FAILED", reason=_told(row))
+    return row | ({"status": "EXECUTED"} if mode == "R" else {})
 
 
 def _ranked(schedules: str) -> bool:

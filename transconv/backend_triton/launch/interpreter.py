@@ -45,6 +45,10 @@ def prepare_interpreter() -> None:
 
     It makes a kernel once more, and reads its source again, to find its first line.
 
+    It multiplies matrices by BLAS, which may add up a row in another order than its neighbours: a matrix
+    unit does not. Kernels whose sizes are arguments, which promise each sample's bits wherever it lies,
+    have all rows and columns added up alike (``alike``).
+
     It computes sums and products of integers a second time, in 64 bits, for an assertion that it drops
     unless it debugs; half of its time goes there.
     """
@@ -59,6 +63,7 @@ def prepare_interpreter() -> None:
     )
 
     spread, cast = InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl
+    multiplied = InterpreterBuilder.create_dot
     cast_any = InterpreterBuilder.create_fp_to_fp
 
     def create_splat(self: Any, shape: Any, value: Any) -> Any:
@@ -84,6 +89,17 @@ def prepare_interpreter() -> None:
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         return TensorHandle(multiply_add(x.data, y.data, z.data), z.dtype.scalar)
 
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        kinds = {str(t.dtype.scalar) for t in (a, b)}
+        if not getattr(self, ALIKE, False) or any(k.startswith("fp8") and k not in SHORT for k in kinds):
+            return multiplied(self, a, b, d, precision, imprecise)
+        sides = [
+            values_of_8_bits(t.data, SHORT[kind]) if (kind := str(t.dtype.scalar)) in SHORT else t.data
+            for t in (a, b)
+        ]
+        return TensorHandle(product(*sides, d.data.dtype) + d.data, d.dtype.scalar)
+
+    InterpreterBuilder.create_dot = create_dot
     FunctionRewriter._get_jit_fn_file_line = lambda self: place_of(self.fn)
     InterpreterBuilder.create_fma = create_fma
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
@@ -98,6 +114,28 @@ def prepare_interpreter() -> None:
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
         language = import_module("triton.language")
         language.map_elementwise = lambda function, *tiles: function(*tiles)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def alike(on: bool) -> Iterator[None]:
+    """Within ``with``, products add up all rows and columns in one order, if ``on``."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    setattr(interpreter_builder, ALIKE, on)
+    try:
+        yield
+    finally:
+        setattr(interpreter_builder, ALIKE, False)
+
+
+def product(a: Array, b: Array, dtype: Any) -> Array:
+    """The product of matrices, of which each element is added up in one order, wherever it lies."""
+    columns = np.ascontiguousarray(np.swapaxes(b, -1, -2), dtype=dtype)
+    made: Array = np.einsum("...mk,...nk->...mn", np.ascontiguousarray(a, dtype=dtype), columns)
+    return made
+
+
+ALIKE = "rows_alike"  # an attribute of Triton's interpreter
 
 
 def place_of(function: Any) -> tuple[str, int]:

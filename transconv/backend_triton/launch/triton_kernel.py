@@ -22,7 +22,7 @@ from typing import Any
 
 from transconv.backend_triton import torch_internals
 from transconv.backend_triton.launch import bound_start, compile_records, jit_module, opencl
-from transconv.backend_triton.launch.interpreter import explained, prepare_interpreter
+from transconv.backend_triton.launch.interpreter import alike, explained, prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import stack_bytes
 from transconv.backend_triton.miscompiles import refuse
@@ -121,7 +121,7 @@ class TritonKernel:
         self._refuse_steps("Triton's interpreter")
         with INTERPRETER:
             prepare_interpreter()
-            with explained():
+            with explained(), alike(bool(self.names)):
                 given = bound_start.arguments(
                     tensors, bound_start.boxes_at(self.boxes, at[1]), self.describe
                 )

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from transconv.calls import route_cache, stats
-from transconv.calls.guard import ALIGNMENT
+from transconv.calls.guard import ALIGNMENT, at_multiple
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.functional.calls import call_forms, first_call_check, torch_operators
@@ -111,6 +111,9 @@ def _general(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
     if route is None:
         if tensors[0] is None or not all(map(_is_number, numbers)):
             return _handed(f, tensors, numbers, "form:numbers")  # torch's error or result
+        if settings.invariant and bits & ALIGNMENT:
+            moved = tuple([None if t is None else at_multiple(t) for t in tensors])
+            return _general(f, moved, numbers)
         route = _made(f, tensors, numbers, wanted)
         route = route_cache.keep(key, route)
     elif route.bound is not None and route.over is None and not casts:

@@ -275,6 +275,8 @@ def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
         return found
     values = dict(zip(bound.saved, saved, strict=True))
     if again:
+        what = f"the gradient of {bound.function.name} that has a gradient itself"
+        stats.refuse_invariant("torch", f"torch would compute {what}")
         return _again(bound, values, grad)
     handed = how.hands_gradients if routed else bound.adds and deterministic()
     if batched or handed:

@@ -47,7 +47,7 @@ class Parts:
         whole: str = "",
         refused: Mapping[str, str] | None = None,
     ) -> None:
-        nodes = [*gm.graph.nodes]
+        nodes, self.batch = [*gm.graph.nodes], setting.batch
         self.given = [n.name for n in nodes if n.op == "placeholder"]
         self.results = [n.name if isinstance(n, fx.Node) else n for n in nodes[-1].args[0]]
         held = {n.name: getattr(gm, n.target) for n in nodes if n.op == "get_attr"}

@@ -88,7 +88,7 @@ class GraphWait:
 
     def mode(self) -> str:
         """``compile`` as its calls obey it."""
-        mode = compile_mode()
+        mode = compile_mode(bool(self.parts.batch))
         return "now" if self.tight and mode == "background" else mode
 
     @property

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.calls import stats
-from transconv.calls.guard import current_device
+from transconv.calls.guard import at_multiple, current_device
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.compute import Alone, Workload, with_reference
@@ -332,7 +332,7 @@ class RegionLaunches(RegionPlan):
         caller does not hold is then free behind its last reader. Otherwise the inputs are there when this
         raises: Refused where a kernel cannot be had, Unsupported for tensors that no kernel takes."""
         bound = self.bound(sizes)
-        tensors = [given[place] for place, _, _ in self.inputs]
+        tensors = self.placed([given[place] for place, _, _ in self.inputs])
         if not bound.alike(*tensors):
             self.arrange(bound, tensors)
         when = (_since[0], launch, deterministic(), () if aligned(tensors) else _loose(tensors))
@@ -342,7 +342,7 @@ class RegionLaunches(RegionPlan):
                 given.clear()
                 made = run(tensors)
             else:
-                made = self.first(bound, sizes, tensors, when, compile_mode())
+                made = self.first(bound, sizes, tensors, when, compile_mode(bool(self.batch)))
         stats.add(True, "graph", len(self.kernels))
         return made
 
@@ -352,6 +352,11 @@ class RegionLaunches(RegionPlan):
             t if strides is None else _laid(t, strides)
             for t, strides in zip(made, self.bound(sizes).lying, strict=True)
         ]
+
+    def placed(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Inputs as they are; in invariant mode at multiples of 16 bytes, whatever part of a batch they
+        are."""
+        return tensors if not self.batch or aligned(tensors) else [*map(at_multiple, tensors)]
 
     def arrange(self, bound: BoundRegion, tensors: list[Tensor]) -> None:
         """Have inputs lie as kernels take them; where they do, the next call asks for nothing else."""
@@ -438,7 +443,7 @@ class RegionLaunches(RegionPlan):
         """As a call, whose results are compared. Raises Refused also where one is not torch's."""
         state = watch.values.state()
         try:
-            made = self.looked_at(sizes, given, compile_mode(), watch)
+            made = self.looked_at(sizes, given, compile_mode(bool(self.batch)), watch)
         except (RefusedKernel, Unsupported):
             watch.values.restore(state)
             raise
@@ -450,7 +455,7 @@ class RegionLaunches(RegionPlan):
     ) -> list[Tensor]:
         """The first call of these sizes and inputs, which is not counted."""
         bound = self.bound(sizes)
-        tensors = [given[place] for place, _, _ in self.inputs]
+        tensors = self.placed([given[place] for place, _, _ in self.inputs])
         self.arrange(bound, tensors)
         when = (_since[0], launch, deterministic(), _loose(tensors))
         with self.here():

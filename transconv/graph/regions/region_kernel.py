@@ -156,12 +156,12 @@ def refusal(
     return RefusedKernel(group.name, nodes | also, reason, message)
 
 
-def compile_mode() -> str:
+def compile_mode(same: bool = False) -> str:
     """``compile`` as a graph obeys it. By default calls wait, as torch.compile has them: meanwhile torch
     would compute the graph in steps that take several times as long. They wait also where the same bits
-    are asked for."""
-    mode = settings.mode
-    return "now" if mode == "background" and (settings.compile == "auto" or deterministic()) else mode
+    are asked for, as by a graph in invariant mode (``same``)."""
+    mode, waits = settings.mode, same or settings.compile == "auto" or deterministic()
+    return "now" if mode == "background" and waits else mode
 
 
 def origins(region: Region) -> dict[Piece, fx.Node]:

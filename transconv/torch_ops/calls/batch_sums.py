@@ -3,16 +3,18 @@ samples, whose terms are grouped alike in every batch. Otherwise torch sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import torch
 
-from transconv.calls.guard import ALIGNMENT
+from transconv.calls.guard import at_multiple
 from transconv.calls.settings import settings
 from transconv.compute import BATCH, Alone, parse
+from transconv.conv import TensorSpec, bias_sums
 from transconv.ir import DType, Layout
 from transconv.runtime import Launch, PlanRequest
+from transconv.support import Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Order, Params
@@ -21,42 +23,33 @@ LIKE = 8  # samples in the text, which stand for any number
 
 
 def bias_gradient(
-    grad: torch.Tensor, weight: torch.Tensor, p: Params, kind: DType, target_of: Callable[..., Target]
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    p: Params,
+    kinds: Mapping[torch.dtype, DType],
+    target_of: Callable[..., Target],
 ) -> torch.Tensor:
-    """The sum of a result's gradient, of a ``kind``, at all positions of all samples. ``target_of``: a
-    device's. Unsupported in invariant mode where no kernel computes it."""
+    """The sum of a result's gradient at all positions of all samples. ``kinds``: of its elements, by
+    torch's types; ``target_of``: a device's. Unsupported in invariant mode where no kernel computes it."""
     channels = weight.shape[1] * p.groups if p.transposed else weight.shape[0]
     if not settings.invariant or grad.shape[1] != channels:
         return arguments.bias_gradient(grad, weight, p)
+    if grad.dtype not in kinds:
+        raise Unsupported("invariant:torch", f"torch would add up the gradient of a bias of {grad.dtype}")
     order = arguments.order_of(grad.shape, grad.stride(), channels_last=False)
     if order is None:
         order, grad = tuple(range(grad.dim())), grad.contiguous()
-    aligned = not grad.data_ptr() & ALIGNMENT
-    launch = _launch(tuple(grad.shape[1:]), order, kind, target_of(grad.device), grad.device, aligned)
+    grad = at_multiple(grad)
+    launch = _launch(tuple(grad.shape[1:]), order, kinds[grad.dtype], target_of(grad.device), grad.device)
     made = grad.new_empty(channels)
     launch.at({BATCH: grad.shape[0]}).start([grad, made])
     return made
 
 
 @lru_cache(maxsize=1024)
-def _launch(
-    sizes: Ints, order: Order, kind: DType, target: Target, device: torch.device, aligned: bool
-) -> Launch:
+def _launch(sizes: Ints, order: Order, kind: DType, target: Target, device: torch.device) -> Launch:
     """The kernel for samples of these sizes."""
-    strides = Layout.dense(kind, (LIKE, *sizes), order).strides() or ()
-    channels, *sides = sizes
-    axes = [f"p{i}" for i in range(len(sides))]
-    summed = " ".join([f"n={LIKE}", *(f"{a}={n}" for a, n in zip(axes, sides, strict=True))])
-    shape, steps = (", ".join(map(str, each)) for each in ((LIKE, *sizes), strides))
-    text = "\n".join(
-        [
-            "compute bias_gradient",
-            f"    tensor G {kind} [{shape}] strides({steps.replace(' ', '')})",
-            f"    tensor B {kind} [{channels}]",
-            f"    axes   c={channels} | {summed}",
-            f"    read   g = G[{', '.join(['n', 'c', *axes])}]",
-            f"    store  B[c] = sum(g; {' '.join(['n', *axes])})",
-        ]
-    )
-    request = PlanRequest(Alone(parse(text)), target, True, aligned)
+    shape = (LIKE, *sizes)
+    text = bias_sums(TensorSpec(kind, Layout.dense(kind, shape, order)), shape, kind)
+    request = PlanRequest(Alone(parse(text)), target, True)
     return Launch.requested(request.of_any_batch(), device, settings.mode)

@@ -39,7 +39,7 @@ from transconv.runtime import (
     state,
     torch_internals,
 )
-from transconv.support import ProblemError, ScheduleError, TransconvError, Unsupported, knobs
+from transconv.support import ProblemError, ScheduleError, TensorError, TransconvError, Unsupported, knobs
 from transconv.target import TARGETS, Target, detect
 from transconv.torch_ops.arguments import Ints, Params
 
@@ -314,7 +314,12 @@ def question(
 
 def of_batch(made: CompiledDirection, problem: ConvProblem) -> CompiledDirection:
     """A plan for the images of a problem, where their number is an argument of its kernels."""
-    return made.at({"MB": problem.mb}) if made.required and not made.sizes else made
+    if not made.required or made.sizes:
+        return made
+    try:
+        return made.at({"MB": problem.mb})
+    except TensorError as error:
+        raise Unsupported("invariant:sizes", f"{error}; divide the batch") from None
 
 
 def waits(question: PlanRequest) -> str:

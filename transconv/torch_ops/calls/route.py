@@ -363,8 +363,7 @@ class BackwardRoutes:
         if self.weight:
             dw = self.weight.gradient(w, x, None, grad)
         if self.bias_dims:
-            kind = lower_call.DTYPES[grad.dtype]
-            db = bias_gradient(grad, w, self.params, kind, lower_call.target_of)
+            db = bias_gradient(grad, w, self.params, lower_call.DTYPES, lower_call.target_of)
         return dx, dw, db
 
     def _run_aten(

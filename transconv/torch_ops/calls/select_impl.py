@@ -418,6 +418,8 @@ def backward(
     params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mask: Sequence[bool], mode: str
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of input, weight and bias of a checked call; None where ``mask`` is False."""
+    x = arguments.in_any_batch(x, w)
+    grad = arguments.in_any_batch(grad, x)
     found, _, _ = backward_routes(params, grad, x, w, mask, mode)
     return found.run(grad, x, w)
 

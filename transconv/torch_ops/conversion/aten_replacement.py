@@ -15,7 +15,7 @@ import torch
 
 from transconv.calls.settings import settings
 from transconv.runtime import torch_internals
-from transconv.torch_ops import tensor_subclasses
+from transconv.torch_ops import arguments, tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_attributes import request
@@ -163,6 +163,7 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *num
     kept = aten_convolutions.replacement.originals.get(device)
     if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
         req = request("aten", 0, *numbers)
+        input = arguments.in_any_batch(input, weight)
         route = select_impl.forward_route(req, input, weight, bias, settings.mode)
         if route.compiled is not None or kept is None:
             found: Tensor = route.forward(input, weight, bias)

@@ -107,6 +107,10 @@ def _send(
             None if bias is None else arguments.spelled_out(bias),
             None if residual is None else arguments.spelled_out(residual),
         )
+        own = arguments.in_any_batch(input, weight)
+        added = None if residual is None else arguments.in_any_batch(residual, own)
+        if own is not input or added is not residual:
+            return _send(f, own, weight, bias, *numbers, added)
         req = request(f.name, f.ndims, stride, padding, dilation, False, output_padding, groups)
         found = fused_route.find(req, tensors, f.activation, settings.mode)
         differentiated = operators.differentiated(*tensors)

@@ -137,6 +137,8 @@ def _fwd(
     if forward_ad._current_level >= 0:
         transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
     _, activation, req = read(numbers)
+    input = arguments.in_any_batch(input, weight)
+    residual = None if residual is None else arguments.in_any_batch(residual, input)
     if residual is None and not activation:
         route = select_impl.forward_route(req, input, weight, bias, "now")
         made: Tensor = route.forward(input, weight, bias)

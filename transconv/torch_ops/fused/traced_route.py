@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from transconv.calls import route_cache
+from transconv.calls import route_cache, stats
 from transconv.calls.autograd import by_torch
 from transconv.calls.route_cache import PASSING
+from transconv.calls.settings import settings
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
 from transconv.ir import DTYPES
@@ -155,7 +156,10 @@ def _word(text: str, operands: Sequence[Tensor], shape: Sequence[int]) -> str:
     said = []
     for t in operands:
         sizes = spread(t, len(shape)).shape
-        mask = sum(1 << d for d, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n == m)
+        ahead = len(shape) - t.dim() if settings.invariant else 0  # no samples, also where there is one
+        mask = sum(
+            1 << d for d, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n == m and d >= ahead
+        )
         whole = mask == (1 << len(shape)) - 1
         said.append(f"{TYPES[t.dtype]}:{'per_tensor' if whole else mask}")
     return f"fn({','.join(said)}|{text})"
@@ -191,6 +195,8 @@ def _forward(
 ) -> Tensor:
     p = operators.resolve(input, weight, bias, numbers)
     req = request("", 0, *p)
+    input = arguments.in_any_batch(input, weight)
+    operands = [arguments.in_any_place(t) for t in operands]
     route = find(req, input, weight, bias, operands, text, "now")
     return route.forward(input, weight, bias, *operands)
 
@@ -236,6 +242,10 @@ def _derivatives(
 ) -> list[Tensor | None]:
     """The gradients of ``acc`` and of the operands; None where they are not wanted."""
     again = torch.is_grad_enabled()
+    for i, (t, on) in enumerate(zip(operands, wanted[1:], strict=True)):
+        if on and (t.dim() < acc.dim() or t.shape[0] != acc.shape[0]):
+            what = f"the gradient of operand {i} of an epilogue, a sum over samples"
+            stats.refuse_invariant("torch", f"torch would compute {what}")
     for kernel in () if again else TracedConvolution.kernels:
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from transconv.calls import stats
 from transconv.ir import DTYPES, DType
 from transconv.support import TensorError
 from transconv.torch_ops import arguments, modules
@@ -122,6 +123,8 @@ class _Float8(Convolves):
 
     def small(self: Any, tensor: Tensor, row: int) -> _Small:
         """A tensor in its type of 8 bits. In training the history takes its largest value."""
+        why = "its scales are found from all samples of a batch"
+        stats.refuse_invariant("form", f"{type(self).__name__}: {why}")
         held: DType = TYPES[row]
         history = self.amax_history[row]
         with torch.no_grad():

@@ -307,6 +307,9 @@ def _general(
     if not (call_attributes.is_plain(input) and call_attributes.is_plain(weight)) or input.is_meta:
         return quantized_route.alone(req, input, weight, bias, given)
     input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
+    if (moved := arguments.in_any_batch(input, weight)) is not input:
+        numbers = (stride, padding, output_padding, dilation, groups)
+        return _general(f, moved, weight, bias, *numbers, given, False)
     found = quantized_route.find(req, input, weight, bias, given)
     route = found.route
     if found.known and again:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from transconv.calls import stats
 from transconv.compute import OPS, named
 from transconv.conv import zero_sums
 from transconv.ir import DType
@@ -211,6 +212,8 @@ class Quantised:
         made = autocast_dtype(input) or (self.real if whole else input.dtype)
         scale, zero = held["input_scale"], held["input_zero_point"]
         if scale is None:
+            why = "the scale of its input is found from all samples of a batch; calibrate the module"
+            stats.refuse_invariant("form", f"{type(self).__name__}: {why}")
             low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
             scale, zero = ranged(low, high, kind)
         elif zero is not None and (sums := held.get("input_zero_sums")) is not None:

@@ -295,6 +295,7 @@ def _forward(
     req = request("", len(stride), stride, padding, dilation, transposed, output_padding, groups)
     given = _given(*said)
     transforms.refuse_tangents(NAME, [input, weight, bias, *given.values()])
+    input = arguments.in_any_batch(input, weight)
     return quantized_route.find(req, input, weight, bias, given).route.forward(input, weight, bias, given)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from transconv import ir
-from transconv.compute import Compute, Workload
+from transconv.compute import Compute, Workload, batch_axis
 from transconv.passes import STEP, lower
 from transconv.runtime import Plan, PlanStep, build
 from transconv.schedule import Schedule, Scheduled
@@ -72,9 +72,22 @@ def prove(workload: Workload, target: Target, schedule: Schedule | None = None) 
         plan = build(form, target, schedule, None, schedule is None, Plan)
     except TransconvError as error:
         return BatchCertificate(workload.title, (*found, ProofLine("schedule", False, str(error))))
-    for name in sizes:
+    names = [*sizes] or sorted(_numbers_of_samples(plan))
+    for name in names:
         found += of_plan(plan, name)
+    if not names:
+        found.append(ProofLine("samples", False, "none of its sizes is a number of samples"))
     return BatchCertificate(workload.title, tuple(found))
+
+
+def _numbers_of_samples(plan: Plan) -> set[str]:
+    """The names along which the tensors of a plan hold samples, where sizes are names already."""
+    found: set[str] = set()
+    for step in plan.steps:
+        axis = batch_axis(step.compute)
+        extent = None if axis is None else step.compute.axis(axis).extent
+        found |= {v.name for v in ir.free_vars(extent)} if extent is not None else set()
+    return found
 
 
 def of_plan(plan: Plan, name: str) -> list[ProofLine]:
