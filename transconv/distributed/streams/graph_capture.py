@@ -109,36 +109,39 @@ class Capture:
                 raise Unsupported(
                     "stream:write", f"{op} writes to a tensor of which there are views{self._where()}"
                 )
+        if not all("Tensor" in str(result.type) for result in op._schema.returns):
+            raise Unsupported(
+                "stream:values",
+                f"{op}{self._where()} reads values of the stream, which are not known before it runs; "
+                "stream the part of the model before or behind it",
+            )
         metas = tree_map(_as_meta, [args, kwargs])
         try:
             out = op(*metas[0], **{**metas[1], **({"device": "meta"} if "device" in kwargs else {})})
         except NotImplementedError as error:
             raise Unsupported("stream:operation", f"{op}{self._where()} has no form without values") from error
         results = out if isinstance(out, (tuple, list)) else (out,)
-        if not all(t is None or isinstance(t, Tensor) for t in results):
-            raise Unsupported(
-                "stream:values", f"{op}{self._where()} reads values of the stream, which are not known before"
-            )
+        made = self.note(op, args, kwargs, results, device)
+        if op.is_view:
+            for t in (*leaves, *made):
+                if isinstance(t, RecordedTensor):
+                    t.is_viewed = True
+        if writes:
+            target.reference = made[0].reference
+            return target
+        return type(out)(made) if isinstance(out, (tuple, list)) else made[0]
+
+    def note(self, op: Any, args: Any, kwargs: Any, results: Any, device: torch.device) -> list[Any]:
+        """Add an operation with its results, which have no values."""
         at = len(self.operations)
         shapes = tuple(() if t is None else tuple(t.shape) for t in results)
         kept = tree_map(lambda t: t.reference if isinstance(t, RecordedTensor) else t, [args, kwargs])
         module = self.modules[-1] if self.modules else ""
         self.operations.append(Operation(op, tuple(kept[0]), kept[1], shapes, module))
-        if op.is_view:
-            for t in leaves:
-                if isinstance(t, RecordedTensor):
-                    t.is_viewed = True
-        if writes:
-            target.reference = Reference(at)
-            return target
-        made = [
+        return [
             None if t is None else RecordedTensor(t, device, Reference(at, i), self)
             for i, t in enumerate(results)
         ]
-        for t in made:
-            if t is not None:
-                t.is_viewed = op.is_view
-        return type(out)(made) if isinstance(out, (tuple, list)) else made[0]
 
     def _where(self) -> str:
         return f" in '{self.modules[-1]}'" if self.modules and self.modules[-1] else ""
@@ -148,19 +151,19 @@ class RecordedTensor(Tensor):
     """A tensor of a recording: shape, type and device, but no values."""
 
     reference: Reference
-    recording: Capture
+    capture: Capture
     meta: Tensor
     is_viewed: bool
 
     @staticmethod
     def __new__(
-        cls, meta: Tensor, device: torch.device, reference: Reference, recording: Capture
+        cls, meta: Tensor, device: torch.device, reference: Reference, capture: Capture
     ) -> RecordedTensor:
         wrap: Any = torch.Tensor._make_wrapper_subclass
         made: RecordedTensor = wrap(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=device, requires_grad=False
         )
-        made.reference, made.recording, made.meta, made.is_viewed = reference, recording, meta, False
+        made.reference, made.capture, made.meta, made.is_viewed = reference, capture, meta, False
         return made
 
     def __init__(self, *given: Any) -> None:
@@ -169,7 +172,20 @@ class RecordedTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first = next(t for t in tree_leaves([args, kwargs]) if isinstance(t, RecordedTensor))
-        return first.recording.add(op, args, kwargs or {})
+        return first.capture.add(op, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") == "lstm" and isinstance(args[0], RecordedTensor):
+            return args[0].recurrent(args, kwargs or {})
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    def recurrent(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record an LSTM as one operation: below it every step would be one."""
+        states = [_as_meta(t) for t in args[1]]
+        y = self.meta.new_empty((*self.shape[:-1], states[0].shape[-1]))
+        op = torch.ops.aten.lstm.input
+        return tuple(self.capture.note(op, args, kwargs, (y, *states), self.device))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"RecordedTensor({list(self.shape)}, {self.reference})"

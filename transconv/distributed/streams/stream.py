@@ -69,11 +69,12 @@ class StreamedOperation:
     moving: list[Reference]  # the operands with rows
     fixed: list[Reference]
     kept: dict[Reference, KeptRows] = field(default_factory=dict)
+    carried: dict[Reference, Tensor] = field(default_factory=dict)
     made: int = 0
 
     def reset(self, axes: dict[Reference, TimeAxis]) -> None:
         """Forget the stream."""
-        self.kept, self.made = {r: KeptRows(axes[r]) for r in self.moving}, 0
+        self.kept, self.carried, self.made = {r: KeptRows(axes[r]) for r in self.moving}, {}, 0
 
     def piece(self, counts: list[int], totals: list[int], ends: bool) -> Piece | None:
         """What it makes now, where operation i has made ``counts[i]`` rows, and would have made
@@ -107,7 +108,7 @@ class Plan:
         rules = TimeRules(short, long, axis, self.kernels.convolve)
         found = rules.of_all()
         self.axes, self.fixed, self.capture = rules.axes, rules.fixed, short
-        if short.result not in self.axes:
+        if short.result not in self.axes or self.axes[short.result].outer != 1:
             raise Unsupported(
                 "stream:result", "the result does not change along time: it has no rows to stream"
             )
@@ -171,7 +172,6 @@ class Plan:
         new: dict[Reference, Tensor] = {} if x is None else {Reference(-1): x}
         self.count += 0 if x is None else rows_of(x, self.axes[Reference(-1)])
         counts, totals = [0] * len(self.operations) + [self.count], [0] * len(self.operations) + [self.count]
-        results: Tensor | None = None
         for op in self.operations:
             rule = op.rule
             if not op.moving:
@@ -184,7 +184,7 @@ class Plan:
             piece = op.piece(counts, totals, ends)
             if piece is not None and all(r in self.values for r in op.fixed):
                 values = {r: kept.take(piece.read) for r, kept in op.kept.items()}
-                made = rule.compute(values | {r: self.values[r] for r in op.fixed}, piece)
+                made = rule.compute(values | {r: self.values[r] for r in op.fixed} | op.carried, piece)
                 if rule.axis is None:
                     self._keep_fixed(op, made)
                     for kept in op.kept.values():
@@ -192,7 +192,11 @@ class Plan:
                 else:
                     self._check(op, made, piece)
                     each = made if isinstance(made, (tuple, list)) else (made,)
-                    new |= {Reference(op.at, i): t for i, t in enumerate(each) if t is not None}
+                    results = {Reference(op.at, i): t for i, t in enumerate(each) if t is not None}
+                    if rule.carries:
+                        first = results.pop(Reference(op.at))
+                        op.carried, results = results, {Reference(op.at): first}
+                    new |= results
                     op.made = piece.made.stop
                     for kept in op.kept.values():
                         kept.drop(rule.relation.first(op.made))
@@ -201,8 +205,7 @@ class Plan:
             for r in op.moving:
                 if self.last[r.at] == op.at:
                     new.pop(r, None)
-        results = new.get(self.capture.result)
-        return results
+        return new.get(self.capture.result)
 
     def _keep_fixed(self, op: StreamedOperation, made: Any) -> None:
         each = made if isinstance(made, (tuple, list)) else (made,)
@@ -246,7 +249,7 @@ class StreamedModel(nn.Module):
             raise TensorError(f"streaming: expected a tensor with time in dim {self.dim}, got {found}")
         plan = self._planned(x)
         with torch.no_grad():
-            found = plan.step(x) if x.shape[self.dim] else None
+            found = plan.step(x.contiguous()) if x.shape[self.dim] else None
         return self._empty(plan, x) if found is None else found
 
     def flush(self) -> Tensor | None:

@@ -79,13 +79,15 @@ class Piece(NamedTuple):
 class TimeRule:
     """One operation along time. ``axis``: of its results, None for values that do not change any more once
     the first ``least`` rows are there; ``total``: how many rows it makes of so many; ``least``: how many
-    it waits for; ``compute``: a piece, of the rows that it reads by reference."""
+    it waits for; ``compute``: a piece, of the rows that it reads by reference; ``carries``: it also reads
+    its own further results of the piece before."""
 
     axis: TimeAxis | None
     compute: Callable[[Values, Piece], Any]
     relation: TimeRelation = TimeRelation()
     total: Callable[[int], int] = lambda n: n
     least: int = 1
+    carries: bool = False
 
     def ready(self, count: int, total: int) -> int:
         """How many rows there are, where the operand has ``count`` and would have ``total`` if the stream
@@ -123,11 +125,11 @@ class TimeRules:
             if rule.axis is None:
                 self.fixed.add(value)
                 continue
+            if len(shape) <= rule.axis.dim or (rule.carries and output):
+                continue  # moments that nobody asked for, or a state
             self.axes[value] = rule.axis
             for capture in (self.short, self.long):
                 made = capture.operations[at].shapes[output]
-                if not made:
-                    continue
                 rows = rule.total(self.rows(op.references, capture))
                 if made[rule.axis.dim] != rows * rule.axis.outer:
                     self.refuse(op, "its number of rows does not follow from its operand's")
@@ -151,6 +153,8 @@ class TimeRules:
         other = self.long.operations[at]
         self._compare(op, other)
         moving = [r for r in op.references if r in self.axes]
+        if not all(r in self.axes or r in self.fixed for r in op.references):
+            self.refuse(op, "it reads the last state of a recurrence, which is known at the end alone")
         if not moving:
             if op.args != other.args and not _equal(op, other):
                 self.refuse(op, "it depends on the length of the stream")
@@ -159,6 +163,8 @@ class TimeRules:
         if found is not None:
             made: TimeRule = found(op, other)
             return made
+        if op.name == "lstm":
+            return self.recurrent(at, op, other)
         if torch.Tag.pointwise in op.op.tags:
             return self.pointwise(op, other)
         self.refuse(op, "there is no rule for it")
@@ -322,11 +328,14 @@ class TimeRules:
 
         def compute(values: Values, piece: Piece) -> Tensor:
             spatial = [piece.made.size if i == axis.dim - 2 else n for i, n in enumerate(sizes)]
-            return F.interpolate(values[x], spatial, mode="nearest")
+            return F.interpolate(values[x], spatial, mode=mode)
 
+        mode = "nearest-exact" if "exact" in op.name else "nearest"
         return TimeRule(axis, compute, _repeated(f), lambda n: n * f)
 
     rule_upsample_nearest2d = rule_upsample_nearest3d = rule_upsample_nearest1d
+    rule_upsample_nearest_exact1d = rule_upsample_nearest_exact2d = rule_upsample_nearest1d
+    rule_upsample_nearest_exact3d = rule_upsample_nearest1d
 
     def _ratio(self, op: Operation, other: Operation, x: Reference, axis: TimeAxis) -> int:
         made = [o.shapes[0][axis.dim] for o in (op, other)]
@@ -582,6 +591,22 @@ class TimeRules:
         keeps = op.args[keep_at] if len(op.args) > keep_at else op.kwargs.get("keepdim", False)
         gone = 0 if keeps else sum(d < axis.dim for d in dims)
         return self.by_row(op, other, TimeAxis(axis.dim - gone, axis.outer))
+
+    def recurrent(self, at: int, op: Operation, other: Operation) -> TimeRule:
+        """An LSTM from the first row to the last, with its state from piece to piece."""
+        x, axis = self.single(op)
+        *_, both_ways, batch_first = op.args
+        rank = len(self.short.shape_of(x))
+        if axis.dim != int(batch_first and rank == 3):
+            return self.by_row(op, other, axis)
+        if both_ways or axis.outer != 1:
+            self.refuse(op, "it also runs from the end to the beginning")
+
+        def compute(values: Values, piece: Piece) -> Any:
+            states = [values.get(Reference(at, 1 + i), t) for i, t in enumerate(op.args[1])]
+            return op.op(values[x], states, *op.args[2:])
+
+        return TimeRule(axis, compute, carries=True)
 
     def rule_embedding(self, op: Operation, other: Operation) -> TimeRule:
         return self.by_row(op, other, self.single(op)[1])
