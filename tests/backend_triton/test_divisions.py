@@ -70,7 +70,10 @@ def arrays() -> dict[str, Any]:
 
 
 def expected(numerator: str) -> Any:
-    x = np.arange(32) - {"lanes": 16, "read": 16, "not negative": 0, "negative": 40, "again": 11}[numerator]
+    x = (
+        np.arange(32)
+        - {"lanes": 16, "read": 16, "not negative": 0, "negative": 40, "again": 11}[numerator]
+    )
     x = np.arange(32) % 12 - 11 if numerator == "again" else x
     return np.concatenate([np.concatenate([x // by, x % by]) for by in DIVISORS])
 

@@ -27,7 +27,9 @@ Tensor = torch.Tensor
 class Causal(nn.Module):
     """A convolution that is padded on the left, 1D or 3D."""
 
-    def __init__(self, i: int, o: int, k: int, d: int = 1, s: int = 1, mode: str = "constant", ndims: int = 1) -> None:
+    def __init__(
+        self, i: int, o: int, k: int, d: int = 1, s: int = 1, mode: str = "constant", ndims: int = 1
+    ) -> None:
         super().__init__()
         kind: Any = {1: nn.Conv1d, 3: nn.Conv3d}[ndims]
         rest = (1,) * (ndims - 1)
@@ -265,13 +267,22 @@ def attention(x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[nn.Module, str]] = {
-    "ahead": (nn.Conv1d(2, 2, 3, padding=1), r"convolution looks ahead.*pad on the left alone.*latency=1\)"),
+    "ahead": (
+        nn.Conv1d(2, 2, 3, padding=1),
+        r"convolution looks ahead.*pad on the left alone.*latency=1\)",
+    ),
     "tail": (nn.ConvTranspose1d(2, 2, 4, 2), "convolution looks ahead"),
     "norm": (nn.GroupNorm(1, 2), "native_group_norm cannot be streamed: the norm goes over time"),
     "training": (nn.BatchNorm1d(2), r"in training its norm goes over time; call model.eval\(\)"),
-    "mean": (Says(lambda x: x - x.mean(-1, keepdim=True)), "mean cannot be streamed: its sum goes over time"),
+    "mean": (
+        Says(lambda x: x - x.mean(-1, keepdim=True)),
+        "mean cannot be streamed: its sum goes over time",
+    ),
     "attention": (Says(attention), "cannot be streamed: .*attention"),
-    "positions": (Says(lambda x: x + torch.arange(x.shape[-1])), "add cannot be streamed: it reads a constant"),
+    "positions": (
+        Says(lambda x: x + torch.arange(x.shape[-1])),
+        "add cannot be streamed: it reads a constant",
+    ),
     "sum so far": (Says(lambda x: x.cumsum(-1)), "cumsum cannot be streamed: there is no rule for it"),
     "last rows": (Says(lambda x: x - x[..., -1:]), "slice cannot be streamed: it takes the last rows"),
     "backwards": (Says(lambda x: x.flip(-1)), "flip cannot be streamed"),

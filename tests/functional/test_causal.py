@@ -47,7 +47,12 @@ def agree(
 
 @pytest.mark.parametrize(
     ("n", "c", "t", "k", "biased", "activation"),
-    [(2, 5, 9, 4, True, "silu"), (1, 3, 2, 4, False, None), (2, 4, 1, 3, True, None), (3, 2, 7, 1, False, "swish")],
+    [
+        (2, 5, 9, 4, True, "silu"),
+        (1, 3, 2, 4, False, None),
+        (2, 4, 1, 3, True, None),
+        (3, 2, 7, 1, False, "swish"),
+    ],
 )
 def test_results_and_gradients_with_a_state(
     n: int, c: int, t: int, k: int, biased: bool, activation: str | None
@@ -79,9 +84,7 @@ def test_sequences_are_apart_and_padding_is_zero(activation: str | None) -> None
 
     def theirs(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         parts, zeros = x.split(lengths, -1), torch.zeros(1, c, k - 1)
-        return torch.cat(
-            [whole(p, w, b, zeros, activation) * (i != 1) for i, p in enumerate(parts)], -1
-        )
+        return torch.cat([whole(p, w, b, zeros, activation) * (i != 1) for i, p in enumerate(parts)], -1)
 
     agree(lambda x, w, b: causal_conv1d_fn(x, w, b, numbers, activation=activation), theirs, given)
 
@@ -153,7 +156,13 @@ def test_steps_are_the_whole(n: int, c: int, k: int, size: int, chosen: bool, ri
     for steps in (1, 2, 1, 3):
         piece = x[..., at : at + steps]
         y = causal_conv1d_update(
-            piece[..., 0] if steps == 1 else piece, state, w, b, "silu", lengths + at if ring else None, where
+            piece[..., 0] if steps == 1 else piece,
+            state,
+            w,
+            b,
+            "silu",
+            lengths + at if ring else None,
+            where,
         )
         found.append(y[..., None] if steps == 1 else y)
         at += steps
@@ -176,26 +185,50 @@ def test_torch_computes_the_same_on_a_cpu() -> None:
 
 X, W = torch.zeros(2, 3, 5), torch.zeros(3, 4)
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "weight": (lambda: causal_conv1d_fn(X, W[:2]), ValueError, r"weight: expected shape \(3, width\), got \(2, 4\)"),
+    "weight": (
+        lambda: causal_conv1d_fn(X, W[:2]),
+        ValueError,
+        r"weight: expected shape \(3, width\), got \(2, 4\)",
+    ),
     "rank": (lambda: causal_conv1d_fn(X[0], W), ValueError, r"x: expected \(batch, dim, length\)"),
     "bias": (lambda: causal_conv1d_fn(X, W, X[0, 0]), ValueError, r"bias: expected shape \(3,\)"),
     "activation": (lambda: causal_conv1d_fn(X, W, activation="sulu"), RuntimeError, "sulu"),
-    "state": (lambda: causal_conv1d_fn(X, W, initial_states=X), ValueError, r"initial_states: expected shape \(2, 3, 3\)"),
-    "index": (lambda: causal_conv1d_fn(X, W, seq_idx=X[:, 0]), TypeError, "seq_idx: expected a tensor of int32"),
+    "state": (
+        lambda: causal_conv1d_fn(X, W, initial_states=X),
+        ValueError,
+        r"initial_states: expected shape \(2, 3, 3\)",
+    ),
+    "index": (
+        lambda: causal_conv1d_fn(X, W, seq_idx=X[:, 0]),
+        TypeError,
+        "seq_idx: expected a tensor of int32",
+    ),
     "index and states": (
         lambda: causal_conv1d_fn(X, W, seq_idx=X[:, 0].int(), return_final_states=True),
         ValueError,
         "expected cu_seqlens",
     ),
-    "packed": (lambda: causal_conv1d_fn(X, W, cu_seqlens=torch.tensor([0, 5])), ValueError, r"x \(1, dim, length\)"),
+    "packed": (
+        lambda: causal_conv1d_fn(X, W, cu_seqlens=torch.tensor([0, 5])),
+        ValueError,
+        r"x \(1, dim, length\)",
+    ),
     "no tensor": (lambda: causal_conv1d_fn([1], W), TypeError, "x: expected a tensor, got list"),  # type: ignore[arg-type]
-    "short state": (lambda: causal_conv1d_update(X, X[..., :2], W), ValueError, "holds 2 elements; expected at least 3"),
+    "short state": (
+        lambda: causal_conv1d_update(X, X[..., :2], W),
+        ValueError,
+        "holds 2 elements; expected at least 3",
+    ),
     "short ring": (
         lambda: causal_conv1d_update(X, X[..., :4], W, cache_seqlens=torch.tensor([1, 2])),
         ValueError,
         "at least 5, for a weight of width 4 and 5 positions",
     ),
-    "rows": (lambda: causal_conv1d_update(X, X[:1], W), ValueError, r"conv_state: expected shape \(2, 3, state"),
+    "rows": (
+        lambda: causal_conv1d_update(X, X[:1], W),
+        ValueError,
+        r"conv_state: expected shape \(2, 3, state",
+    ),
     "lengths": (
         lambda: causal_conv1d_update(X, X, W, cache_seqlens=torch.tensor([1])),
         ValueError,

@@ -220,7 +220,11 @@ def causal_conv1d_update(
     activation = _checked_activation(activation)
     _check_operands("causal_conv1d_update", x, weight, bias, dims=(2, 3))
     rows = None if conv_state_indices is not None else x.shape[0]
-    if conv_state.dim() != 3 or rows not in (None, conv_state.shape[0]) or conv_state.shape[1] != x.shape[1]:
+    if (
+        conv_state.dim() != 3
+        or rows not in (None, conv_state.shape[0])
+        or conv_state.shape[1] != x.shape[1]
+    ):
         raise ValueError(
             f"causal_conv1d_update: conv_state: expected shape ({'rows' if rows is None else rows}, "
             f"{x.shape[1]}, state length), got {tuple(conv_state.shape)}"
@@ -253,7 +257,9 @@ def _checked_activation(activation: str | None) -> str:
     return name
 
 
-def _check_operands(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, dims: tuple[int, ...]) -> None:
+def _check_operands(
+    name: str, x: Tensor, weight: Tensor, bias: Tensor | None, dims: tuple[int, ...]
+) -> None:
     """TypeError and ValueError for operands that do not fit one another."""
     for said, t in (("x", x), ("weight", weight), *((("bias", bias),) if bias is not None else ())):
         if not isinstance(t, Tensor):

@@ -35,7 +35,11 @@ def causal_conv(
     operands |= {"S": (state, [0, 1, "t + k"])} if state else {}
     operands |= {"J": (index, [0, 2]), "J_k": (index, [0, f"t + k - {past}"])} if index else {}
     flow = Strided.dense(y.shape, y.dtype)
-    behind: dict[str, Placed] = {"Y": (y, [0, 1, 2]), "dX": (x.like(), [0, 1, 2]), "dW": (w.like(), [1, 3])}
+    behind: dict[str, Placed] = {
+        "Y": (y, [0, 1, 2]),
+        "dX": (x.like(), [0, 1, 2]),
+        "dW": (w.like(), [1, 3]),
+    }
     called = {"J_k": "J", "J_t": "J"}
     for name, t in (("G", y), ("H", flow)):
         behind |= {name: (t, [0, 1, 2]), f"{name}_t": (t, [0, 1, f"t + {past} - k"])}
@@ -98,9 +102,7 @@ def _gradients(
         lines = [*read, f"let p = {value}"] if activation else ["read j = {J}"]
         slope = _of_a_sequence(slope, operands["J"][0] if indexed else None)
         found.append(
-            Gradient(
-                page.sized("causal_conv_slope", *lines, "read g = {G}", f"store {{H}} = {slope}"), {}
-            )
+            Gradient(page.sized("causal_conv_slope", *lines, "read g = {G}", f"store {{H}} = {slope}"), {})
         )
     own = ["read j = {J}", "read there = {J_t}", "let h = where(there == j, g, 0)"]
     of_x = page.sized(
@@ -141,7 +143,7 @@ def causal_step(
     past, size, steps = w.shape[1] - 1, state.shape[2], x.shape[2]
     row: int | str = "row" if rows else 0
     before = f"t + k - {past}"
-    at, kept = f"{before} + {size}", f"q + {steps}"
+    at, kept = f"t + k + {size - past}" if size > past else "t + k", f"q + {steps}"
     if lengths:
         at, kept = f"wrap({before} + length, {size})", "q"
     tensors: dict[str, Placed] = {

@@ -119,7 +119,9 @@ class Capture:
         try:
             out = op(*metas[0], **{**metas[1], **({"device": "meta"} if "device" in kwargs else {})})
         except NotImplementedError as error:
-            raise Unsupported("stream:operation", f"{op}{self._where()} has no form without values") from error
+            raise Unsupported(
+                "stream:operation", f"{op}{self._where()} has no form without values"
+            ) from error
         results = out if isinstance(out, (tuple, list)) else (out,)
         made = self.note(op, args, kwargs, results, device)
         if op.is_view:

@@ -87,7 +87,17 @@ class LengthKernels:
         lengths = (*x.shape[: at + 2], -1, *x.shape[at + 3 :])
         flags = lower_call.flags(x.dtype)
         kind = Kind(
-            params, lengths, tuple(w.shape), w.stride(), x.dtype, x.device, flags, b is not None, last, aligned, at
+            params,
+            lengths,
+            tuple(w.shape),
+            w.stride(),
+            x.dtype,
+            x.device,
+            flags,
+            b is not None,
+            last,
+            aligned,
+            at,
         )
         if b is not None:
             tensors["bia"] = b

@@ -143,7 +143,9 @@ class Plan:
         if found <= allowed:
             return found
         while True:
-            behind = [r.at for r in self.operations[at].moving if r.at >= 0 and totals[r.at] > counts[r.at]]
+            behind = [
+                r.at for r in self.operations[at].moving if r.at >= 0 and totals[r.at] > counts[r.at]
+            ]
             if not behind:
                 break
             at = behind[0]
@@ -171,7 +173,10 @@ class Plan:
         stream ``ends``. None for no rows."""
         new: dict[Reference, Tensor] = {} if x is None else {Reference(-1): x}
         self.count += 0 if x is None else rows_of(x, self.axes[Reference(-1)])
-        counts, totals = [0] * len(self.operations) + [self.count], [0] * len(self.operations) + [self.count]
+        counts, totals = (
+            [0] * len(self.operations) + [self.count],
+            [0] * len(self.operations) + [self.count],
+        )
         for op in self.operations:
             rule = op.rule
             if not op.moving:

@@ -202,7 +202,9 @@ class TimeRules:
         dim, outer = places.pop()
         for leaf in op.leaves():
             fixed = isinstance(leaf, Tensor) or (isinstance(leaf, Reference) and leaf in self.fixed)
-            shape = (leaf.shape if isinstance(leaf, Tensor) else self.short.shape_of(leaf)) if fixed else ()
+            shape = (
+                (leaf.shape if isinstance(leaf, Tensor) else self.short.shape_of(leaf)) if fixed else ()
+            )
             at = dim - rank + len(shape)
             if fixed and at >= 0 and shape[at] != 1:
                 self.refuse(op, "an operand without time is as long as the stream")
@@ -263,7 +265,9 @@ class TimeRules:
         )
 
     def rule_constant_pad_nd(self, op: Operation, other: Operation) -> TimeRule:
-        return self.padded(op, other, lambda t, axis, low, high: pad_rows(t, axis, low, high, *op.args[2:]))
+        return self.padded(
+            op, other, lambda t, axis, low, high: pad_rows(t, axis, low, high, *op.args[2:])
+        )
 
     def rule_replication_pad1d(self, op: Operation, other: Operation) -> TimeRule:
         def repeat(t: Tensor, axis: TimeAxis, low: int, high: int) -> Tensor:
@@ -312,11 +316,7 @@ class TimeRules:
             return op.op(t, rest, *op.args[2:]) if any(rest) else t
 
         return TimeRule(
-            axis,
-            compute,
-            TimeRelation(rows=(RowRange(-low, 1 - low),)),
-            lambda n: n + low + high,
-            least,
+            axis, compute, TimeRelation(rows=(RowRange(-low, 1 - low),)), lambda n: n + low + high, least
         )
 
     def rule_upsample_nearest1d(self, op: Operation, other: Operation) -> TimeRule:
@@ -364,7 +364,9 @@ class TimeRules:
         relation = _repeated(f) if g == 1 else TimeRelation(1, g, (RowRange(0, g),))
 
         def compute(values: Values, piece: Piece) -> Tensor:
-            return values[x].reshape([piece.made.size * outer if d == dim else n for d, n in enumerate(sizes)])
+            return values[x].reshape(
+                [piece.made.size * outer if d == dim else n for d, n in enumerate(sizes)]
+            )
 
         return TimeRule(TimeAxis(dim, outer), compute, relation, lambda n: n * f // g)
 
@@ -376,7 +378,9 @@ class TimeRules:
         dim = axis.dim + len(sizes) - len(self.short.shape_of(x))
 
         def compute(values: Values, piece: Piece) -> Tensor:
-            return values[x].expand([piece.made.size * axis.outer if d == dim else n for d, n in enumerate(sizes)])
+            return values[x].expand(
+                [piece.made.size * axis.outer if d == dim else n for d, n in enumerate(sizes)]
+            )
 
         return TimeRule(TimeAxis(dim, axis.outer), compute)
 
@@ -437,7 +441,9 @@ class TimeRules:
         relation = TimeRelation(1, step, (RowRange(begin, begin + 1),))
 
         def compute(values: Values, piece: Piece) -> Tensor:
-            return values[x] if step == 1 else values[x][(slice(None),) * axis.dim + (slice(0, None, step),)]
+            return (
+                values[x] if step == 1 else values[x][(slice(None),) * axis.dim + (slice(0, None, step),)]
+            )
 
         return TimeRule(axis, compute, relation, lambda n: max(0, -(-(n - less - begin) // step)))
 
