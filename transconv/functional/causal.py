@@ -3,6 +3,7 @@ causal_conv1d_fn and causal_conv1d_update."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,6 +83,12 @@ def _both(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
     return made
 
 
+def _shapes(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    x, state = given[:2]
+    assert x is not None and state is not None
+    return (x.shape, (x.shape[0], *state.shape[1:]))
+
+
 STEP = declare(
     PublicFunction(
         "causal_conv1d_update",
@@ -89,7 +96,7 @@ STEP = declare(
         _step,
         whole=(False,) * 4 + (True, True),
         finish=_both,
-        shapes=lambda given, numbers: (given[0].shape, (given[0].shape[0], *given[1].shape[1:])),  # type: ignore[union-attr]
+        shapes=_shapes,
     )
 )
 
@@ -143,7 +150,8 @@ def causal_conv1d_fn(
     for name, t in (("initial_states", initial_states), ("final_states_out", final_states_out)):
         if t is not None and tuple(t.shape) != (rows, x.shape[1], past):
             raise ValueError(
-                f"causal_conv1d_fn: {name}: expected shape {(rows, x.shape[1], past)}, got {tuple(t.shape)}"
+                f"causal_conv1d_fn: {name}: expected shape {(rows, x.shape[1], past)}, "
+                f"got {tuple(t.shape)}"
             )
     if cu_seqlens is not None:
         y, final = _packed(x, weight, bias, initial_states, return_final_states, activation, cu_seqlens)
@@ -242,6 +250,7 @@ def causal_conv1d_update(
     with torch.no_grad():
         wide = x if x.dim() == 3 else x[..., None]
         given = (wide, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+        y: Tensor
         y, after = call(STEP, given, (activation,))
         if conv_state_indices is None:
             conv_state.copy_(after)

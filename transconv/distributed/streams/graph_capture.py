@@ -3,8 +3,9 @@
     Capture.of(model, x)      the operations in order, each of aten, with references to earlier results
     Reference(at, output)       the result of an operation, in the arguments of another one
 
-Only operations on what depends on the input are recorded; those on parameters alone run while the model is
-recorded, and their results are constants. Operations in place are recorded as those that make a new tensor.
+Only operations on what depends on the input are recorded; those on parameters alone run while the
+model is recorded, and their results are constants. Operations in place are recorded as those that make a
+new tensor.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Capture:
         leaves = tree_leaves([args, kwargs])
         device = next(t.device for t in leaves if isinstance(t, RecordedTensor))
         writes = op._schema.is_mutable
-        target = args[0] if writes else None
+        target: Any = args[0] if writes else None
         if writes:
             op = _without_writes(op, self.modules[-1] if self.modules else "")
             if not isinstance(target, RecordedTensor) or target.is_viewed:
@@ -129,7 +130,7 @@ class Capture:
                 if isinstance(t, RecordedTensor):
                     t.is_viewed = True
         if writes:
-            target.reference = made[0].reference
+            target.reference = Reference(len(self.operations) - 1)
             return target
         return type(out)(made) if isinstance(out, (tuple, list)) else made[0]
 
@@ -172,7 +173,9 @@ class RecordedTensor(Tensor):
         pass
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch says a function without a class
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         first = next(t for t in tree_leaves([args, kwargs]) if isinstance(t, RecordedTensor))
         return first.capture.add(op, args, kwargs or {})
 
@@ -180,7 +183,8 @@ class RecordedTensor(Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__name__", "") == "lstm" and isinstance(args[0], RecordedTensor):
             return args[0].recurrent(args, kwargs or {})
-        return super().__torch_function__(function, types, args, kwargs or {})
+        onward: Any = super().__torch_function__
+        return onward(function, types, args, kwargs or {})
 
     def recurrent(self, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record an LSTM as one operation: below it every step would be one."""
@@ -188,9 +192,6 @@ class RecordedTensor(Tensor):
         y = self.meta.new_empty((*self.shape[:-1], states[0].shape[-1]))
         op = torch.ops.aten.lstm.input
         return tuple(self.capture.note(op, args, kwargs, (y, *states), self.device))
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"RecordedTensor({list(self.shape)}, {self.reference})"
 
 
 def _as_meta(t: Any) -> Any:

@@ -1,9 +1,9 @@
 """Convolutions along a stream by kernels to which the length is an argument.
 
-The schedule of a kernel decides how its sums are grouped, and sizes decide which schedule is chosen. So a
-stream has one plan for each convolution, whatever the lengths of its pieces: the length is a name (``iw?``),
-and the example that the plan is chosen for does not depend on a call. Nothing is padded along time here:
-a piece has the rows that it reads, and zeros that were added to it.
+The schedule of a kernel decides how its sums are grouped, and sizes decide which schedule is chosen. So
+a stream has one plan for each convolution, whatever the lengths of its pieces: the length is a name
+(``iw?``), and the example that the plan is chosen for does not depend on a call. Nothing is padded along
+time here: a piece has the rows that it reads, and zeros that were added to it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class LengthKernels:
         last = x.dim() == 5 and not x.is_contiguous() and x.is_contiguous(memory_format=form)
         x = x.contiguous(memory_format=form if last else torch.contiguous_format)
         shape = output_shape(x.shape, w.shape, params)
-        y = x.new_empty(shape, memory_format=form) if last else x.new_empty(shape)
+        y = torch.empty(
+            shape, dtype=x.dtype, device=x.device, memory_format=form if last else torch.contiguous_format
+        )
         tensors = {"src": y, "dst": x} if params.transposed else {"src": x, "dst": y}
         tensors["wei"] = w
         given = [x, w, y] if b is None else [x, w, y, b]

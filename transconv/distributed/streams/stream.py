@@ -1,5 +1,5 @@
-"""``transconv.streaming(model)``: a model that takes its input piece by piece, and remembers what later rows
-read of earlier ones.
+"""``transconv.streaming(model)``: a model that takes its input piece by piece, and remembers what later
+rows read of earlier ones.
 
 The operations of a call are captured once (graph_capture.py); along time each has a rule (time_rules.py).
 At a call an operation makes the rows that have all that they read, and keeps the operand's rows that later
@@ -152,9 +152,9 @@ class Plan:
         op = self.capture.operations[at]
         raise Unsupported(
             f"stream:{op.name}",
-            f"{op} looks ahead: the last {missing} rows of the result wait for rows that come later; pad on "
-            f"the left alone, or allow it to be late: transconv.streaming(model, latency={found}), then "
-            "flush() at the end",
+            f"{op} looks ahead: the last {missing} rows of the result wait for later rows; pad on the left "
+            f"alone, or allow it to be late: transconv.streaming(model, latency={found}), then flush() at "
+            "the end",
         )
 
     def _counted(self, rows: int) -> tuple[list[int], list[int]]:
@@ -223,7 +223,7 @@ class Plan:
         axis = op.rule.axis
         if axis is not None and first.shape[axis.dim] != piece.made.size * axis.outer:
             raise RuntimeError(
-                f"{self.capture.operations[op.at]} made {first.shape[axis.dim]} rows for {piece}; report it"
+                f"{self.capture.operations[op.at]} made {first.shape[axis.dim]} rows for {piece}"
             )
 
     @property
@@ -254,8 +254,8 @@ class StreamedModel(nn.Module):
             raise TensorError(f"streaming: expected a tensor with time in dim {self.dim}, got {found}")
         plan = self._planned(x)
         with torch.no_grad():
-            found = plan.step(x.contiguous()) if x.shape[self.dim] else None
-        return self._empty(plan, x) if found is None else found
+            made = plan.step(x.contiguous()) if x.shape[self.dim] else None
+        return self._empty(plan, x) if made is None else made
 
     def flush(self) -> Tensor | None:
         """The rest of the result at the end of a stream, None if nothing is left; then a stream begins."""
@@ -314,17 +314,17 @@ class StreamedModel(nn.Module):
 
 def streaming(model: nn.Module, latency: int = 0, dim: int = 2) -> StreamedModel:
     """A module that computes a model's result piece by piece: ``s(x1)``, ``s(x2)``, ... are, joined along
-    time, the rows of the model's result for the joined input, as far as they are known. Pieces may have any
-    length, also another one at each call.
+    time, the rows of the model's result for the joined input, as far as they are known. Pieces may have
+    any length, also another one at each call.
 
-    ``dim``: of the input, which holds time (batch, channels, time, ...). ``latency``: how many rows of input
-    the result may wait for, where the model looks ahead so far; ``flush()`` then gives the rest at the end of
-    a stream. ``reset()`` begins another stream. There are no gradients.
+    ``dim``: of the input, which holds time (batch, channels, time, ...). ``latency``: how many rows of
+    input the result may wait for, where the model looks ahead so far; ``flush()`` then gives the rest at
+    the end of a stream. ``reset()`` begins another stream. There are no gradients.
 
-    Convolutions are computed by kernels to which the length is an argument, so that the pieces have the bits
-    of the whole; where there is no kernel, torch computes them. TypeError for what is no module, ValueError
-    for a latency below 0; at the first call Unsupported, with the operation's name and the cure, for models
-    that look ahead, that norm or attend over time, or whose operations have no rule.
+    Convolutions are computed by kernels to which the length is an argument, so that the pieces have the
+    bits of the whole; where there is no kernel, torch computes them. TypeError for what is no module,
+    ValueError for a latency below 0; at the first call Unsupported, with the operation's name and the
+    cure, for models that look ahead, that norm or attend over time, or whose operations have no rule.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"streaming: model: expected a torch.nn.Module, got {type(model).__name__}")

@@ -44,8 +44,7 @@ def take_rows(t: Tensor, axis: TimeAxis, start: int, stop: int) -> Tensor:
         return t
     if axis.outer == 1:
         return t.narrow(axis.dim, start, stop - start).contiguous()
-    wide = t.unflatten(axis.dim, (axis.outer, -1)).narrow(axis.dim + 1, start, stop - start)
-    return wide.flatten(axis.dim, axis.dim + 1)
+    return _apart(t, axis).narrow(axis.dim + 1, start, stop - start).flatten(axis.dim, axis.dim + 1)
 
 
 def join_rows(parts: Sequence[Tensor], axis: TimeAxis) -> Tensor:
@@ -54,8 +53,12 @@ def join_rows(parts: Sequence[Tensor], axis: TimeAxis) -> Tensor:
         return parts[0]
     if axis.outer == 1:
         return torch.cat(list(parts), axis.dim)
-    wide = [t.unflatten(axis.dim, (axis.outer, -1)) for t in parts]
-    return torch.cat(wide, axis.dim + 1).flatten(axis.dim, axis.dim + 1)
+    return torch.cat([_apart(t, axis) for t in parts], axis.dim + 1).flatten(axis.dim, axis.dim + 1)
+
+
+def _apart(t: Tensor, axis: TimeAxis) -> Tensor:
+    """The tensor with time in a dim of its own."""
+    return t.reshape(*t.shape[: axis.dim], axis.outer, -1, *t.shape[axis.dim + 1 :])
 
 
 def pad_rows(t: Tensor, axis: TimeAxis, low: int, high: int, value: float = 0.0) -> Tensor:
@@ -66,8 +69,8 @@ def pad_rows(t: Tensor, axis: TimeAxis, low: int, high: int, value: float = 0.0)
 
 
 class Piece(NamedTuple):
-    """Rows that an operation makes, the operand's rows that there are of those that they read, and how many
-    are missing before and behind these."""
+    """Rows that an operation makes, the operand's rows that there are of those that they read, and how
+    many are missing before and behind these."""
 
     made: RowRange
     read: RowRange
@@ -113,7 +116,7 @@ class TimeRules:
             raise Unsupported(
                 "stream:length",
                 f"the model runs other operations for other lengths ({a} and {b} of them, for "
-                f"{self.short.shape} and {self.long.shape}): a loop over pieces, or a branch on the length; "
+                f"{self.short.shape} and {self.long.shape}): a loop over pieces, or a branch on it; "
                 "stream the part of the model inside of the loop",
             )
         return [self._kept(at, op) for at, op in enumerate(self.short.operations)]
@@ -158,7 +161,7 @@ class TimeRules:
         if not moving:
             if op.args != other.args and not _equal(op, other):
                 self.refuse(op, "it depends on the length of the stream")
-            return TimeRule(None, lambda values, piece: _run(op, values))
+            return TimeRule(None, _runner(op))
         found = getattr(self, f"rule_{op.name.strip('_')}", None)
         if found is not None:
             made: TimeRule = found(op, other)
@@ -187,7 +190,7 @@ class TimeRules:
         too."""
         if alike and not _equal(op, other):
             self.refuse(op, "its numbers depend on the length of the stream")
-        return TimeRule(axis, lambda values, piece: _run(op, values))
+        return TimeRule(axis, _runner(op))
 
     def pointwise(self, op: Operation, other: Operation) -> TimeRule:
         """Operands broadcast; of each with rows the time is counted from the last dim."""
@@ -414,27 +417,27 @@ class TimeRules:
     def rule_squeeze(self, op: Operation, other: Operation) -> TimeRule:
         x, axis = self.single(op)
         shape = self.short.shape_of(x)
-        given = op.args[1] if len(op.args) > 1 else range(len(shape))
-        dims = [d % len(shape) for d in (given if not isinstance(given, int) else [given])]
+        given: Any = op.args[1] if len(op.args) > 1 else range(len(shape))
+        dims = [d % len(shape) for d in (range(given, given + 1) if isinstance(given, int) else given)]
         dims = [d for d in dims if shape[d] == 1 and d != axis.dim]
         made = TimeAxis(axis.dim - sum(d < axis.dim for d in dims), axis.outer)
         return TimeRule(made, lambda values, piece: values[x].squeeze(tuple(dims)))
 
     def rule_slice(self, op: Operation, other: Operation) -> TimeRule:
         x, axis = self.single(op)
-        dim, start, end, step = (*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :])
+        dim, start, end, step = _slice(op)
         if dim % len(self.short.shape_of(x)) != axis.dim:
             return self.by_row(op, other, axis)
         if axis.outer != 1:
             self.refuse(op, "it cuts a dim that has time and something else")
         size, longer = (c.shape_of(x)[axis.dim] for c in (self.short, self.long))
-        of_other = (*other.args[1:], *(0, None, None, 1)[len(other.args) - 1 :])
-        begins = [_clipped(s or 0, n) for s, n in ((start, size), (of_other[1], longer))]
-        ends = [_clipped(END if e is None else e, n) for e, n in ((end, size), (of_other[2], longer))]
+        _, of_start, of_end, _ = _slice(other)
+        begins = [_clipped(s or 0, n) for s, n in ((start, size), (of_start, longer))]
+        ends = [_clipped(END if e is None else e, n) for e, n in ((end, size), (of_end, longer))]
         if begins[0] != begins[1]:
             self.refuse(op, "it takes the last rows, which are known at the end alone")
         if ends[0] == ends[1]:
-            return self._first_rows(op, x, axis, ends[0])
+            return self._first_rows(op, ends[0])
         less, begin = size - ends[0], begins[0]
         if longer - ends[1] != less:
             self.refuse(op, "where it ends depends on the length of the stream")
@@ -454,11 +457,11 @@ class TimeRules:
             return self.by_row(op, other, TimeAxis(axis.dim - (dim < axis.dim), axis.outer))
         if axis.outer != 1 or index < 0 or other.args[2] != index:
             self.refuse(op, "it takes the last rows, which are known at the end alone")
-        return self._first_rows(op, x, axis, index + 1)
+        return self._first_rows(op, index + 1)
 
-    def _first_rows(self, op: Operation, x: Reference, axis: TimeAxis, count: int) -> TimeRule:
+    def _first_rows(self, op: Operation, count: int) -> TimeRule:
         """A value of the first rows alone."""
-        return TimeRule(None, lambda values, piece: _run(op, values), least=count)
+        return TimeRule(None, _runner(op), least=count)
 
     def rule_cat(self, op: Operation, other: Operation) -> TimeRule:
         parts, dim = op.args[0], (op.args[1] if len(op.args) > 1 else 0)
@@ -559,7 +562,7 @@ class TimeRules:
 
     def rule_native_group_norm(self, op: Operation, other: Operation) -> TimeRule:
         x, axis = self.beside(op, range(1, len(op.shapes[0])), "the norm")
-        x_, w, b, _, c, hw, groups, eps = op.args
+        _, w, b, _, c, hw, groups, eps = op.args
 
         def compute(values: Values, piece: Piece) -> Any:
             t = values[x]
@@ -634,6 +637,12 @@ def _repeated(times: int) -> TimeRelation:
     return TimeRelation(times, 1, (RowRange(0, 1),) * times)
 
 
+def _slice(op: Operation) -> tuple[Any, ...]:
+    """The dim, the start, the end and the step of a slice."""
+    defaults: list[Any] = [0, None, None, 1]
+    return tuple([*op.args[1:], *defaults[len(op.args) - 1 :]])
+
+
 def _clipped(place: int, size: int) -> int:
     return min(size, max(0, place + size if place < 0 else place))
 
@@ -642,10 +651,22 @@ def _value(t: Any, values: Values) -> Any:
     return values[t] if isinstance(t, Reference) else t
 
 
-def _run(op: Operation, values: Values) -> Any:
-    """The operation with the values of its references."""
-    args, kwargs = op.with_arguments(lambda a: _value(a, values))
-    return op.op(*args, **kwargs)
+def _runner(op: Operation) -> Callable[[Values, Piece], Any]:
+    """The operation, of the values of its references."""
+    function, args, kwargs = op.op, op.args, op.kwargs
+    places = [(i, a) for i, a in enumerate(args) if isinstance(a, Reference)]
+
+    def run(values: Values, piece: Piece) -> Any:
+        given = [*args]
+        for i, reference in places:
+            given[i] = values[reference]
+        return function(*given, **kwargs)
+
+    def run_nested(values: Values, piece: Piece) -> Any:
+        made, named = op.with_arguments(lambda a: _value(a, values))
+        return function(*made, **named)
+
+    return run if len(places) == len(op.references) else run_nested
 
 
 def _equal(op: Operation, other: Operation) -> bool:

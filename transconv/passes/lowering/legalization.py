@@ -132,8 +132,8 @@ class _Spelled(ir.ExprMutator):
         return ir.Select(x < 0, last - ir.FloorDiv(last - x, by), ir.FloorDiv(x, by))
 
     def remainder(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
-        """``a % b`` where ``b`` is positive. Remainders that are taken are of numbers that are not negative:
-        the emitter may keep only the bits that these have."""
+        """``a % b`` where ``b`` is positive. Remainders are taken of numbers that are not negative: the
+        emitter may keep only the bits that these have."""
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
             return ir.Call("remainder", (x, by)) if _unknown(x, by) else ir.Mod(x, by)
