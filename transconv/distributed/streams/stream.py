@@ -152,8 +152,8 @@ class Plan:
         op = self.capture.operations[at]
         raise Unsupported(
             f"stream:{op.name}",
-            f"{op} looks ahead: the last {missing} rows of the result wait for later rows; pad on the left "
-            f"alone, or allow it to be late: transconv.streaming(model, latency={found}), then flush() at "
+            f"{op} looks ahead: the last {missing} rows of the result wait for later rows; pad on the "
+            f"left alone, or allow it to be late: transconv.streaming(model, latency={found}), then flush() at "
             "the end",
         )
 
