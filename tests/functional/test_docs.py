@@ -67,7 +67,7 @@ def texts() -> str:
             image, 2, library.Strided.dense((8, 64, 7, 7), bf16)
         ),
         "linear": library.linear(x, wide, library.Strided.dense((256,), bf16), "gelu"),
-        "causal_conv": library.causal_conv(*taken[:5], "silu", taken[0]),
+        "causal_window": library.causal_window(*taken[:5], "silu", taken[0]),
         "causal_step": library.causal_step(
             taken[0], taken[3], *taken[1:3], None, None, "silu", *taken[::3]
         ),

@@ -22,7 +22,7 @@ WHOLE = (torch.int32, torch.int64)
 def _conv(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w, b, state, index = given
     assert x is not None and w is not None
-    return library.causal_conv(x, w, b, state, index, numbers[0], made[0])
+    return library.causal_window(x, w, b, state, index, numbers[0], made[0])
 
 
 def _conv_by_torch(

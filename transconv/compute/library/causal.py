@@ -1,7 +1,7 @@
 """Depthwise convolutions that look only to the past, with a state: a read of either the state or the
 input, chosen by a mask. Positions of another sequence are masked, too.
 
-    v[t, k] = t + k < K - 1 ? S[t + k] : X[t + k - (K - 1)]        K taps, K - 1 elements of state
+    v[t, k] = t + k < K - 1 ? S[t + k] : X[t + k - (K - 1)]        K width, K - 1 elements of state
     Y[t]    = activation(sum(v[t, k]*W[k]; k) + B)
 
 Every function takes the operands and the results as ``Strided``, and returns a ``Formula``.
@@ -17,7 +17,7 @@ from transconv.compute.steps import render
 from transconv.ir import Var
 
 
-def causal_conv(
+def causal_window(
     x: Strided,
     w: Strided,
     b: Strided | None,
@@ -29,7 +29,7 @@ def causal_conv(
     """The convolution of x [n, c, t] with w [c, k], a bias b [c], the elements ``state`` [n, c, k - 1]
     before x, and ``index`` [n, t], the number of the sequence of each position: a position reads those of
     its own, and is 0 where its number is negative."""
-    taps, past = w.shape[1], w.shape[1] - 1
+    width, past = w.shape[1], w.shape[1] - 1
     operands: dict[str, Placed] = {"X": (x, [0, 1, f"t + k - {past}"]), "W": (w, [1, 3])}
     operands |= {"B": (b, [1])} if b else {}
     operands |= {"S": (state, [0, 1, "t + k"])} if state else {}
@@ -50,7 +50,7 @@ def causal_conv(
     behind |= {"J_t": (index, [0, f"t + {past} - k"])} if index else {}
     page = NamedSpace(
         ["n", "c", "t", "k", "q"],
-        (*x.shape, taps, max(1, past)),
+        (*x.shape, width, max(1, past)),
         operands | behind,
         called,
         keeps="t k q",
@@ -59,7 +59,7 @@ def causal_conv(
     read, value = _read(operands, past)
     made = f"{activation}(p)" if activation else "p"
     text = page.sized(
-        f"causal_conv_{activation or 'linear'}",
+        f"causal_window_{activation or 'linear'}",
         *read,
         f"let p = {value}",
         f"store {{Y}} = {_of_a_sequence(made, index)}",
@@ -102,11 +102,13 @@ def _gradients(
         lines = [*read, f"let p = {value}"] if activation else ["read j = {J}"]
         slope = _of_a_sequence(slope, operands["J"][0] if indexed else None)
         found.append(
-            Gradient(page.sized("causal_conv_slope", *lines, "read g = {G}", f"store {{H}} = {slope}"), {})
+            Gradient(
+                page.sized("causal_window_slope", *lines, "read g = {G}", f"store {{H}} = {slope}"), {}
+            )
         )
     own = ["read j = {J}", "read there = {J_t}", "let h = where(there == j, g, 0)"]
     of_x = page.sized(
-        "causal_conv_gradient_x",
+        "causal_window_gradient_x",
         f"read g = {{{g}_t}}",
         "read w = {W}",
         *(own if indexed else ["let h = g"]),
@@ -114,15 +116,15 @@ def _gradients(
     )
     rest = [line for line in read if "{W}" not in line and "{B}" not in line]
     of_w = page.sized(
-        "causal_conv_gradient_w", f"read g = {{{g}}}", *rest, "store {dW} = sum(g*v; {n} {t})"
+        "causal_window_gradient_w", f"read g = {{{g}}}", *rest, "store {dW} = sum(g*v; {n} {t})"
     )
     found += [Gradient(of_x, {"dX": "X"}), Gradient(of_w, {"dW": "W"})]
     if "B" in operands:
-        text = page.sized("causal_conv_gradient_b", f"read g = {{{g}}}", "store {dB} = sum(g; {n} {t})")
+        text = page.sized("causal_window_gradient_b", f"read g = {{{g}}}", "store {dB} = sum(g; {n} {t})")
         found.append(Gradient(text, {"dB": "B"}))
     if "S" in operands:
         lines = [f"read g = {{{g}_s}}", "read w = {W}", "store {dS} = sum(g*w; {k})"]
-        found.append(Gradient(page.sized("causal_conv_gradient_s", *lines), {"dS": "S"}))
+        found.append(Gradient(page.sized("causal_window_gradient_s", *lines), {"dS": "S"}))
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """Records a model's operations on a tensor without values: what a stream executes piece by piece.
 
     Capture.of(model, x)      the operations in order, each of aten, with references to earlier results
-    Reference(at, output)       the result of an operation, in the arguments of another one
+    ResultReference(at, output)       the result of an operation, in the arguments of another one
 
 Only operations on what depends on the input are recorded; those on parameters alone run while the
 model is recorded, and their results are constants. Operations in place are recorded as those that make a
@@ -24,7 +24,7 @@ from transconv.support import Unsupported
 Tensor = torch.Tensor
 
 
-class Reference(NamedTuple):
+class ResultReference(NamedTuple):
     """A result: the number of its operation (-1: the input), and which of its results it is."""
 
     at: int
@@ -32,7 +32,7 @@ class Reference(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Operation:
+class CapturedOperation:
     """An operation of aten. Tensors among its arguments are references, or constants."""
 
     op: Any
@@ -42,17 +42,19 @@ class Operation:
     module: str  # the module that called it, by its name in the model
 
     @property
-    def references(self) -> list[Reference]:
+    def references(self) -> list[ResultReference]:
         """What it reads that depends on the input."""
-        return [leaf for leaf in self.leaves() if isinstance(leaf, Reference)]
+        return [leaf for leaf in self.leaves() if isinstance(leaf, ResultReference)]
 
     def leaves(self) -> list[Any]:
         """The arguments, those inside of lists, too."""
-        return tree_leaves([self.args, self.kwargs], is_leaf=lambda a: isinstance(a, Reference))
+        return tree_leaves([self.args, self.kwargs], is_leaf=lambda a: isinstance(a, ResultReference))
 
     def with_arguments(self, replace: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, each replaced."""
-        made = tree_map(replace, [self.args, self.kwargs], is_leaf=lambda a: isinstance(a, Reference))
+        made = tree_map(
+            replace, [self.args, self.kwargs], is_leaf=lambda a: isinstance(a, ResultReference)
+        )
         return tuple(made[0]), made[1]
 
     @property
@@ -69,8 +71,8 @@ class Capture:
     """The operations of a call of a model, the shape of its input, and its result."""
 
     shape: tuple[int, ...]
-    operations: list[Operation] = field(default_factory=list)
-    result: Reference = Reference(-1)
+    operations: list[CapturedOperation] = field(default_factory=list)
+    result: ResultReference = ResultReference(-1)
     modules: list[str] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
 
@@ -81,7 +83,7 @@ class Capture:
         made = Capture(tuple(shape))
         meta = torch.empty(shape, dtype=like.dtype, device="meta")
         with torch.no_grad(), _named_modules(model, made.modules):
-            given = RecordedTensor(meta, like.device, Reference(-1), made)
+            given = RecordedTensor(meta, like.device, ResultReference(-1), made)
             out = model(given)
         leaves = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         if len(leaves) != 1 or not isinstance(leaves[0], RecordedTensor):
@@ -94,7 +96,7 @@ class Capture:
         made.result, made.dtype = leaves[0].reference, leaves[0].dtype
         return made
 
-    def shape_of(self, value: Reference) -> tuple[int, ...]:
+    def shape_of(self, value: ResultReference) -> tuple[int, ...]:
         """The shape of a result."""
         return self.shape if value.at < 0 else self.operations[value.at].shapes[value.output]
 
@@ -130,7 +132,7 @@ class Capture:
                 if isinstance(t, RecordedTensor):
                     t.is_viewed = True
         if writes:
-            target.reference = Reference(len(self.operations) - 1)
+            target.reference = ResultReference(len(self.operations) - 1)
             return target
         return type(out)(made) if isinstance(out, (tuple, list)) else made[0]
 
@@ -140,9 +142,9 @@ class Capture:
         shapes = tuple(() if t is None else tuple(t.shape) for t in results)
         kept = tree_map(lambda t: t.reference if isinstance(t, RecordedTensor) else t, [args, kwargs])
         module = self.modules[-1] if self.modules else ""
-        self.operations.append(Operation(op, tuple(kept[0]), kept[1], shapes, module))
+        self.operations.append(CapturedOperation(op, tuple(kept[0]), kept[1], shapes, module))
         return [
-            None if t is None else RecordedTensor(t, device, Reference(at, i), self)
+            None if t is None else RecordedTensor(t, device, ResultReference(at, i), self)
             for i, t in enumerate(results)
         ]
 
@@ -153,14 +155,14 @@ class Capture:
 class RecordedTensor(Tensor):
     """A tensor of a recording: shape, type and device, but no values."""
 
-    reference: Reference
+    reference: ResultReference
     capture: Capture
     meta: Tensor
     is_viewed: bool
 
     @staticmethod
     def __new__(
-        cls, meta: Tensor, device: torch.device, reference: Reference, capture: Capture
+        cls, meta: Tensor, device: torch.device, reference: ResultReference, capture: Capture
     ) -> RecordedTensor:
         wrap: Any = torch.Tensor._make_wrapper_subclass
         made: RecordedTensor = wrap(

@@ -16,17 +16,17 @@ import torch
 from torch import nn
 
 from transconv.distributed.halo import RowRange
-from transconv.distributed.streams.graph_capture import Capture, Reference
+from transconv.distributed.streams.graph_capture import Capture, ResultReference
 from transconv.distributed.streams.length_kernels import LengthKernels
-from transconv.distributed.streams.time_rules import (
-    Piece,
+from transconv.distributed.streams.time_axis import (
+    StreamPiece,
     TimeAxis,
     TimeRule,
-    TimeRules,
     join_rows,
     rows_of,
     take_rows,
 )
+from transconv.distributed.streams.time_rules import TimeRules
 from transconv.support import TensorError, Unsupported
 
 Tensor = torch.Tensor
@@ -66,33 +66,35 @@ class StreamedOperation:
 
     at: int
     rule: TimeRule
-    moving: list[Reference]  # the operands with rows
-    fixed: list[Reference]
-    kept: dict[Reference, KeptRows] = field(default_factory=dict)
-    carried: dict[Reference, Tensor] = field(default_factory=dict)
+    moving: list[ResultReference]  # the operands with rows
+    fixed: list[ResultReference]
+    kept: dict[ResultReference, KeptRows] = field(default_factory=dict)
+    carried: dict[ResultReference, Tensor] = field(default_factory=dict)
     made: int = 0
 
-    def reset(self, axes: dict[Reference, TimeAxis]) -> None:
+    def reset(self, axes: dict[ResultReference, TimeAxis]) -> None:
         """Forget the stream."""
         self.kept, self.carried, self.made = {r: KeptRows(axes[r]) for r in self.moving}, {}, 0
 
-    def piece(self, counts: list[int], totals: list[int], ends: bool) -> Piece | None:
+    def piece(self, counts: list[int], totals: list[int], ends: bool) -> StreamPiece | None:
         """What it makes now, where operation i has made ``counts[i]`` rows, and would have made
         ``totals[i]`` if the stream ended, as it does if ``ends``. None for nothing."""
         count = min(counts[r.at] for r in self.moving)
         rule, total = self.rule, totals[self.moving[0].at]
         if rule.axis is None:
             due = not self.made and (count >= rule.least or ends)
-            return Piece(RowRange(0, 1), RowRange(0, count)) if due else None
+            return StreamPiece(RowRange(0, 1), RowRange(0, count)) if due else None
         stop = rule.total(total) if ends else rule.ready(count, total)
         if stop <= self.made:
             return None
         wanted = rule.relation.needs(RowRange(self.made, stop))
         read = RowRange(max(0, wanted.start), min(count, wanted.stop))
-        return Piece(RowRange(self.made, stop), read, read.start - wanted.start, wanted.stop - read.stop)
+        return StreamPiece(
+            RowRange(self.made, stop), read, read.start - wanted.start, wanted.stop - read.stop
+        )
 
 
-class Plan:
+class StreamPlan:
     """The operations of a model for inputs of one kind. Raises Unsupported for a model that cannot be
     streamed."""
 
@@ -132,7 +134,7 @@ class Plan:
         for op in self.operations:
             op.reset(self.axes)
         self.count = 0
-        self.values: dict[Reference, Tensor] = {}  # those that do not change any more
+        self.values: dict[ResultReference, Tensor] = {}  # those that do not change any more
 
     def _checked_latency(self, rows: int, allowed: int) -> int:
         """How many rows of input the result waits for. Raises Unsupported if that is more than allowed."""
@@ -153,8 +155,8 @@ class Plan:
         raise Unsupported(
             f"stream:{op.name}",
             f"{op} looks ahead: the last {missing} rows of the result wait for later rows; pad on the "
-            f"left alone, or allow it to be late: transconv.streaming(model, latency={found}), then flush() at "
-            "the end",
+            f"left alone, or allow it to be late: transconv.streaming(model, latency={found}), then "
+            "flush() at the end",
         )
 
     def _counted(self, rows: int) -> tuple[list[int], list[int]]:
@@ -171,8 +173,8 @@ class Plan:
     def step(self, x: Tensor | None, ends: bool = False) -> Tensor | None:
         """The rows of the result that the next rows of the input let be computed; all that are left if the
         stream ``ends``. None for no rows."""
-        new: dict[Reference, Tensor] = {} if x is None else {Reference(-1): x}
-        self.count += 0 if x is None else rows_of(x, self.axes[Reference(-1)])
+        new: dict[ResultReference, Tensor] = {} if x is None else {ResultReference(-1): x}
+        self.count += 0 if x is None else rows_of(x, self.axes[ResultReference(-1)])
         counts, totals = (
             [0] * len(self.operations) + [self.count],
             [0] * len(self.operations) + [self.count],
@@ -181,7 +183,9 @@ class Plan:
             rule = op.rule
             if not op.moving:
                 if not op.made and all(r in self.values for r in op.fixed):
-                    self._keep_fixed(op, rule.compute(self.values, Piece(RowRange(0, 1), RowRange(0, 0))))
+                    self._keep_fixed(
+                        op, rule.compute(self.values, StreamPiece(RowRange(0, 1), RowRange(0, 0)))
+                    )
                 continue
             for r, kept in op.kept.items():
                 if r in new and (rule.axis is not None or not op.made):
@@ -197,10 +201,10 @@ class Plan:
                 else:
                     self._check(op, made, piece)
                     each = made if isinstance(made, (tuple, list)) else (made,)
-                    results = {Reference(op.at, i): t for i, t in enumerate(each) if t is not None}
+                    results = {ResultReference(op.at, i): t for i, t in enumerate(each) if t is not None}
                     if rule.carries:
-                        first = results.pop(Reference(op.at))
-                        op.carried, results = results, {Reference(op.at): first}
+                        first = results.pop(ResultReference(op.at))
+                        op.carried, results = results, {ResultReference(op.at): first}
                     new |= results
                     op.made = piece.made.stop
                     for kept in op.kept.values():
@@ -214,10 +218,10 @@ class Plan:
 
     def _keep_fixed(self, op: StreamedOperation, made: Any) -> None:
         each = made if isinstance(made, (tuple, list)) else (made,)
-        self.values |= {Reference(op.at, i): t for i, t in enumerate(each) if t is not None}
+        self.values |= {ResultReference(op.at, i): t for i, t in enumerate(each) if t is not None}
         op.made = 1
 
-    def _check(self, op: StreamedOperation, made: Any, piece: Piece) -> None:
+    def _check(self, op: StreamedOperation, made: Any, piece: StreamPiece) -> None:
         """RuntimeError for another number of rows than the rule says."""
         first = made[0] if isinstance(made, (tuple, list)) else made
         axis = op.rule.axis
@@ -243,7 +247,7 @@ class StreamedModel(nn.Module):
     def __init__(self, model: nn.Module, dim: int, latency: int) -> None:
         super().__init__()
         self.model, self.dim, self.allowed = model, dim, latency
-        self._plan: Plan | None = None
+        self._plan: StreamPlan | None = None
         self._kind: tuple[Any, ...] = ()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -289,7 +293,7 @@ class StreamedModel(nn.Module):
         """The shapes of what is kept between calls, by the operation that reads it."""
         return {} if self._plan is None else self._plan.state
 
-    def _planned(self, x: Tensor) -> Plan:
+    def _planned(self, x: Tensor) -> StreamPlan:
         shape = list(x.shape)
         dim = self.dim % x.dim()
         shape[dim] = -1
@@ -302,11 +306,11 @@ class StreamedModel(nn.Module):
                 f"streaming: the stream has inputs of shape {list(self._kind[0])} {self._kind[1]} on "
                 f"{self._kind[2]}, got {list(x.shape)} {x.dtype} on {x.device}; reset() begins another one"
             )
-        self._plan = Plan(self.model, x, dim, self.allowed)
+        self._plan = StreamPlan(self.model, x, dim, self.allowed)
         self._kind = kind
         return self._plan
 
-    def _empty(self, plan: Plan, x: Tensor) -> Tensor:
+    def _empty(self, plan: StreamPlan, x: Tensor) -> Tensor:
         shape = list(plan.capture.shape_of(plan.capture.result))
         shape[plan.axes[plan.capture.result].dim] = 0
         return x.new_empty(shape, dtype=plan.capture.dtype)

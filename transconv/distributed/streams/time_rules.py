@@ -7,97 +7,35 @@ one whose rows depend on the end of the stream, is refused by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 
 from transconv.distributed.halo import RowRange
-from transconv.distributed.streams.graph_capture import Capture, Operation, Reference
+from transconv.distributed.streams.graph_capture import Capture, CapturedOperation, ResultReference
+from transconv.distributed.streams.time_axis import (
+    StreamPiece,
+    TimeAxis,
+    TimeRule,
+    Values,
+    clipped,
+    has_numbers_of,
+    pad_rows,
+    repeated,
+    runner,
+    slice_of,
+    take_rows,
+    value_of,
+)
 from transconv.distributed.streams.time_relation import TimeRelation
 from transconv.support import Unsupported
 
 Tensor = torch.Tensor
-Values = Mapping[Reference, Tensor]
 Convolve = Callable[..., Tensor]
 END = 1 << 62
-
-
-class TimeAxis(NamedTuple):
-    """Where a tensor holds time: in a dim, whose index is a row behind ``outer`` others."""
-
-    dim: int
-    outer: int = 1
-
-
-def rows_of(t: Tensor, axis: TimeAxis) -> int:
-    """The number of rows of a tensor."""
-    return t.shape[axis.dim] // axis.outer
-
-
-def take_rows(t: Tensor, axis: TimeAxis, start: int, stop: int) -> Tensor:
-    """The rows from ``start`` up to ``stop``."""
-    if start == 0 and stop == rows_of(t, axis):
-        return t
-    if axis.outer == 1:
-        return t.narrow(axis.dim, start, stop - start).contiguous()
-    return _apart(t, axis).narrow(axis.dim + 1, start, stop - start).flatten(axis.dim, axis.dim + 1)
-
-
-def join_rows(parts: Sequence[Tensor], axis: TimeAxis) -> Tensor:
-    """The rows of all parts, one behind another."""
-    if len(parts) == 1:
-        return parts[0]
-    if axis.outer == 1:
-        return torch.cat(list(parts), axis.dim)
-    return torch.cat([_apart(t, axis) for t in parts], axis.dim + 1).flatten(axis.dim, axis.dim + 1)
-
-
-def _apart(t: Tensor, axis: TimeAxis) -> Tensor:
-    """The tensor with time in a dim of its own."""
-    return t.reshape(*t.shape[: axis.dim], axis.outer, -1, *t.shape[axis.dim + 1 :])
-
-
-def pad_rows(t: Tensor, axis: TimeAxis, low: int, high: int, value: float = 0.0) -> Tensor:
-    """Rows of a value before and behind."""
-    if not low and not high:
-        return t
-    return F.pad(t, [*(0, 0) * (t.dim() - 1 - axis.dim), low, high], value=value)
-
-
-class Piece(NamedTuple):
-    """Rows that an operation makes, the operand's rows that there are of those that they read, and how
-    many are missing before and behind these."""
-
-    made: RowRange
-    read: RowRange
-    low: int = 0
-    high: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRule:
-    """One operation along time. ``axis``: of its results, None for values that do not change any more once
-    the first ``least`` rows are there; ``total``: how many rows it makes of so many; ``least``: how many
-    it waits for; ``compute``: a piece, of the rows that it reads by reference; ``carries``: it also reads
-    its own further results of the piece before."""
-
-    axis: TimeAxis | None
-    compute: Callable[[Values, Piece], Any]
-    relation: TimeRelation = TimeRelation()
-    total: Callable[[int], int] = lambda n: n
-    least: int = 1
-    carries: bool = False
-
-    def ready(self, count: int, total: int) -> int:
-        """How many rows there are, where the operand has ``count`` and would have ``total`` if the stream
-        ended."""
-        if count < self.least:
-            return 0
-        return max(0, min(self.relation.ready(count), self.total(total)))
 
 
 class TimeRules:
@@ -106,8 +44,8 @@ class TimeRules:
 
     def __init__(self, short: Capture, long: Capture, axis: TimeAxis, convolve: Convolve) -> None:
         self.short, self.long, self.convolve = short, long, convolve
-        self.axes: dict[Reference, TimeAxis] = {Reference(-1): axis}
-        self.fixed: set[Reference] = set()
+        self.axes: dict[ResultReference, TimeAxis] = {ResultReference(-1): axis}
+        self.fixed: set[ResultReference] = set()
 
     def of_all(self) -> list[TimeRule]:
         """A rule for each operation. Raises Unsupported that names the first one without a rule."""
@@ -121,10 +59,10 @@ class TimeRules:
             )
         return [self._kept(at, op) for at, op in enumerate(self.short.operations)]
 
-    def _kept(self, at: int, op: Operation) -> TimeRule:
+    def _kept(self, at: int, op: CapturedOperation) -> TimeRule:
         rule = self.rule_of(at, op)
         for output, shape in enumerate(op.shapes):
-            value = Reference(at, output)
+            value = ResultReference(at, output)
             if rule.axis is None:
                 self.fixed.add(value)
                 continue
@@ -138,20 +76,20 @@ class TimeRules:
                     self.refuse(op, "its number of rows does not follow from its operand's")
         return rule
 
-    def rows(self, references: Sequence[Reference], capture: Capture) -> int:
+    def rows(self, references: Sequence[ResultReference], capture: Capture) -> int:
         """The number of rows of an operation's operands in a capture."""
         moving = [r for r in references if r in self.axes]
         counts = {capture.shape_of(r)[self.axes[r].dim] // self.axes[r].outer for r in moving}
         return max(counts)
 
-    def refuse(self, op: Operation, why: str, cure: str = "") -> NoReturn:
+    def refuse(self, op: CapturedOperation, why: str, cure: str = "") -> NoReturn:
         """Raise Unsupported with an operation's name."""
         hint = cure or "stream the part of the model before or behind it"
         raise Unsupported(f"stream:{op.name}", f"{op} cannot be streamed: {why}; {hint}")
 
     # -- what is common --------------------------------------------------------------------------
 
-    def rule_of(self, at: int, op: Operation) -> TimeRule:
+    def rule_of(self, at: int, op: CapturedOperation) -> TimeRule:
         """The rule of an operation."""
         other = self.long.operations[at]
         self._compare(op, other)
@@ -159,9 +97,9 @@ class TimeRules:
         if not all(r in self.axes or r in self.fixed for r in op.references):
             self.refuse(op, "it reads the last state of a recurrence, which is known at the end alone")
         if not moving:
-            if op.args != other.args and not _equal(op, other):
+            if op.args != other.args and not has_numbers_of(op, other):
                 self.refuse(op, "it depends on the length of the stream")
-            return TimeRule(None, _runner(op))
+            return TimeRule(None, runner(op))
         found = getattr(self, f"rule_{op.name.strip('_')}", None)
         if found is not None:
             made: TimeRule = found(op, other)
@@ -172,27 +110,29 @@ class TimeRules:
             return self.pointwise(op, other)
         self.refuse(op, "there is no rule for it")
 
-    def _compare(self, op: Operation, other: Operation) -> None:
+    def _compare(self, op: CapturedOperation, other: CapturedOperation) -> None:
         """Refuse constants that are as long as the stream: positions, masks."""
         for a, b in zip(op.leaves(), other.leaves(), strict=True):
             if isinstance(a, Tensor) and a is not b and (a.shape != b.shape or not torch.equal(a, b)):
                 self.refuse(op, "it reads a constant that is as long as the stream, such as positions")
 
-    def single(self, op: Operation) -> tuple[Reference, TimeAxis]:
+    def single(self, op: CapturedOperation) -> tuple[ResultReference, TimeAxis]:
         """The one operand that has rows."""
         moving = list(dict.fromkeys(r for r in op.references if r in self.axes))
         if len(moving) != 1:
             self.refuse(op, "several of its operands change along time")
         return moving[0], self.axes[moving[0]]
 
-    def by_row(self, op: Operation, other: Operation, axis: TimeAxis, alike: bool = True) -> TimeRule:
+    def by_row(
+        self, op: CapturedOperation, other: CapturedOperation, axis: TimeAxis, alike: bool = True
+    ) -> TimeRule:
         """Each row of the same row of its operands. ``alike``: numbers must be those of the other capture,
         too."""
-        if alike and not _equal(op, other):
+        if alike and not has_numbers_of(op, other):
             self.refuse(op, "its numbers depend on the length of the stream")
-        return TimeRule(axis, _runner(op))
+        return TimeRule(axis, runner(op))
 
-    def pointwise(self, op: Operation, other: Operation) -> TimeRule:
+    def pointwise(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         """Operands broadcast; of each with rows the time is counted from the last dim."""
         rank = len(op.shapes[0])
         places = {
@@ -204,7 +144,7 @@ class TimeRules:
             self.refuse(op, "its operands have time in different dims")
         dim, outer = places.pop()
         for leaf in op.leaves():
-            fixed = isinstance(leaf, Tensor) or (isinstance(leaf, Reference) and leaf in self.fixed)
+            fixed = isinstance(leaf, Tensor) or (isinstance(leaf, ResultReference) and leaf in self.fixed)
             shape = (
                 (leaf.shape if isinstance(leaf, Tensor) else self.short.shape_of(leaf)) if fixed else ()
             )
@@ -213,7 +153,9 @@ class TimeRules:
                 self.refuse(op, "an operand without time is as long as the stream")
         return self.by_row(op, other, TimeAxis(dim, outer))
 
-    def beside(self, op: Operation, dims: Sequence[int], what: str) -> tuple[Reference, TimeAxis]:
+    def beside(
+        self, op: CapturedOperation, dims: Sequence[int], what: str
+    ) -> tuple[ResultReference, TimeAxis]:
         """The operand, of an operation over ``dims``, none of which is time."""
         x, axis = self.single(op)
         rank = len(self.short.shape_of(x))
@@ -223,10 +165,10 @@ class TimeRules:
 
     # -- windows ---------------------------------------------------------------------------------
 
-    def rule_convolution(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_convolution(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, w, b, stride, padding, dilation, transposed, more, groups = op.args
         _, axis = self.single(op)
-        if not isinstance(x, Reference) or x not in self.axes:
+        if not isinstance(x, ResultReference) or x not in self.axes:
             self.refuse(op, "its weight changes along time")
         if axis.dim == 0:
             return self.by_row(op, other, axis)
@@ -245,9 +187,18 @@ class TimeRules:
             if extra > p:
                 self.refuse(op, "its output_padding adds rows behind the last window")
 
-            def scatter(values: Values, piece: Piece) -> Tensor:
+            def scatter(values: Values, piece: StreamPiece) -> Tensor:
                 """All that the operand's rows make, of which the wanted rows."""
-                given = _value(w, values), _value(b, values), stride, beside, dilation, True, more, groups
+                given = (
+                    value_of(w, values),
+                    value_of(b, values),
+                    stride,
+                    beside,
+                    dilation,
+                    True,
+                    more,
+                    groups,
+                )
                 wide = self.convolve(values[x], *given, at)
                 return take_rows(wide, axis, *piece.made.seen_from(piece.read.start * s - p))
 
@@ -255,9 +206,9 @@ class TimeRules:
                 axis, scatter, relation, lambda n: (n - 1) * s - 2 * p + reach + extra if n else 0
             )
 
-        def gather(values: Values, piece: Piece) -> Tensor:
+        def gather(values: Values, piece: StreamPiece) -> Tensor:
             wide = pad_rows(values[x], axis, piece.low, piece.high)
-            given = _value(w, values), _value(b, values), stride, beside, dilation, False, more, groups
+            given = value_of(w, values), value_of(b, values), stride, beside, dilation, False, more, groups
             return self.convolve(wide, *given, at)
 
         return TimeRule(
@@ -267,12 +218,12 @@ class TimeRules:
             lambda n: max(0, (n + 2 * p - reach) // s + 1),
         )
 
-    def rule_constant_pad_nd(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_constant_pad_nd(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self.padded(
             op, other, lambda t, axis, low, high: pad_rows(t, axis, low, high, *op.args[2:])
         )
 
-    def rule_replication_pad1d(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_replication_pad1d(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         def repeat(t: Tensor, axis: TimeAxis, low: int, high: int) -> Tensor:
             first = t.narrow(axis.dim, 0, 1).expand(*t.shape[: axis.dim], low, *t.shape[axis.dim + 1 :])
             return torch.cat([first, t], axis.dim)
@@ -281,7 +232,7 @@ class TimeRules:
 
     rule_replication_pad2d = rule_replication_pad3d = rule_replication_pad1d
 
-    def rule_reflection_pad1d(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_reflection_pad1d(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         def reflect(t: Tensor, axis: TimeAxis, low: int, high: int) -> Tensor:
             return torch.cat([t.narrow(axis.dim, 1, low).flip(axis.dim), t], axis.dim)
 
@@ -291,8 +242,8 @@ class TimeRules:
 
     def padded(
         self,
-        op: Operation,
-        other: Operation,
+        op: CapturedOperation,
+        other: CapturedOperation,
         fill: Callable[[Tensor, TimeAxis, int, int], Tensor],
         behind: bool = True,
         least: int = 1,
@@ -313,7 +264,7 @@ class TimeRules:
             least = 1 + low
         rest = [0 if i in (at, at + 1) else n for i, n in enumerate(pad)]
 
-        def compute(values: Values, piece: Piece) -> Tensor:
+        def compute(values: Values, piece: StreamPiece) -> Tensor:
             t = values[x]
             t = fill(t, axis, piece.low, piece.high) if piece.low or piece.high else t
             return op.op(t, rest, *op.args[2:]) if any(rest) else t
@@ -322,25 +273,27 @@ class TimeRules:
             axis, compute, TimeRelation(rows=(RowRange(-low, 1 - low),)), lambda n: n + low + high, least
         )
 
-    def rule_upsample_nearest1d(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_upsample_nearest1d(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         if axis.dim < 2:
             return self.by_row(op, other, axis)
         sizes = op.shapes[0][2:]
         f = self._ratio(op, other, x, axis)
 
-        def compute(values: Values, piece: Piece) -> Tensor:
+        def compute(values: Values, piece: StreamPiece) -> Tensor:
             spatial = [piece.made.size if i == axis.dim - 2 else n for i, n in enumerate(sizes)]
             return F.interpolate(values[x], spatial, mode=mode)
 
         mode = "nearest-exact" if "exact" in op.name else "nearest"
-        return TimeRule(axis, compute, _repeated(f), lambda n: n * f)
+        return TimeRule(axis, compute, repeated(f), lambda n: n * f)
 
     rule_upsample_nearest2d = rule_upsample_nearest3d = rule_upsample_nearest1d
     rule_upsample_nearest_exact1d = rule_upsample_nearest_exact2d = rule_upsample_nearest1d
     rule_upsample_nearest_exact3d = rule_upsample_nearest1d
 
-    def _ratio(self, op: Operation, other: Operation, x: Reference, axis: TimeAxis) -> int:
+    def _ratio(
+        self, op: CapturedOperation, other: CapturedOperation, x: ResultReference, axis: TimeAxis
+    ) -> int:
         made = [o.shapes[0][axis.dim] for o in (op, other)]
         had = [c.shape_of(x)[axis.dim] for c in (self.short, self.long)]
         f = made[0] // had[0]
@@ -350,7 +303,7 @@ class TimeRules:
 
     # -- views -----------------------------------------------------------------------------------
 
-    def rule_view(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_view(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         sizes, longer, before = op.shapes[0], other.shapes[0], self.short.shape_of(x)
         changed = [d for d, (a, b) in enumerate(zip(sizes, longer, strict=True)) if a != b]
@@ -364,9 +317,9 @@ class TimeRules:
         if made % had and had % made:
             self.refuse(op, "it divides rows unequally")
         f, g = max(1, made // had), max(1, had // made)
-        relation = _repeated(f) if g == 1 else TimeRelation(1, g, (RowRange(0, g),))
+        relation = repeated(f) if g == 1 else TimeRelation(1, g, (RowRange(0, g),))
 
-        def compute(values: Values, piece: Piece) -> Tensor:
+        def compute(values: Values, piece: StreamPiece) -> Tensor:
             return values[x].reshape(
                 [piece.made.size * outer if d == dim else n for d, n in enumerate(sizes)]
             )
@@ -375,32 +328,32 @@ class TimeRules:
 
     rule_reshape = rule_unsafe_view = rule_reshape_alias = rule_view
 
-    def rule_expand(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_expand(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         sizes = op.shapes[0]
         dim = axis.dim + len(sizes) - len(self.short.shape_of(x))
 
-        def compute(values: Values, piece: Piece) -> Tensor:
+        def compute(values: Values, piece: StreamPiece) -> Tensor:
             return values[x].expand(
                 [piece.made.size * axis.outer if d == dim else n for d, n in enumerate(sizes)]
             )
 
         return TimeRule(TimeAxis(dim, axis.outer), compute)
 
-    def rule_repeat(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_repeat(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         dim = axis.dim + len(op.shapes[0]) - len(self.short.shape_of(x))
         if op.args[1][dim] != 1:
             self.refuse(op, "it repeats the whole stream")
         return self.by_row(op, other, TimeAxis(dim, axis.outer))
 
-    def rule_permute(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_permute(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         rank = len(self.short.shape_of(x))
         dims = [d % rank for d in op.args[1]]
         return self.by_row(op, other, TimeAxis(dims.index(axis.dim), axis.outer))
 
-    def rule_transpose(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_transpose(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         rank = len(self.short.shape_of(x))
         a, b = (d % rank for d in (op.args[1:3] if len(op.args) > 1 else (0, rank - 1)))
@@ -409,12 +362,12 @@ class TimeRules:
 
     rule_t = rule_transpose
 
-    def rule_unsqueeze(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_unsqueeze(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         _, axis = self.single(op)
         at = op.args[1] % len(op.shapes[0])
         return self.by_row(op, other, TimeAxis(axis.dim + (at <= axis.dim), axis.outer))
 
-    def rule_squeeze(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_squeeze(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         shape = self.short.shape_of(x)
         given: Any = op.args[1] if len(op.args) > 1 else range(len(shape))
@@ -423,17 +376,17 @@ class TimeRules:
         made = TimeAxis(axis.dim - sum(d < axis.dim for d in dims), axis.outer)
         return TimeRule(made, lambda values, piece: values[x].squeeze(tuple(dims)))
 
-    def rule_slice(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_slice(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
-        dim, start, end, step = _slice(op)
+        dim, start, end, step = slice_of(op)
         if dim % len(self.short.shape_of(x)) != axis.dim:
             return self.by_row(op, other, axis)
         if axis.outer != 1:
             self.refuse(op, "it cuts a dim that has time and something else")
         size, longer = (c.shape_of(x)[axis.dim] for c in (self.short, self.long))
-        _, of_start, of_end, _ = _slice(other)
-        begins = [_clipped(s or 0, n) for s, n in ((start, size), (of_start, longer))]
-        ends = [_clipped(END if e is None else e, n) for e, n in ((end, size), (of_end, longer))]
+        _, of_start, of_end, _ = slice_of(other)
+        begins = [clipped(s or 0, n) for s, n in ((start, size), (of_start, longer))]
+        ends = [clipped(END if e is None else e, n) for e, n in ((end, size), (of_end, longer))]
         if begins[0] != begins[1]:
             self.refuse(op, "it takes the last rows, which are known at the end alone")
         if ends[0] == ends[1]:
@@ -443,14 +396,14 @@ class TimeRules:
             self.refuse(op, "where it ends depends on the length of the stream")
         relation = TimeRelation(1, step, (RowRange(begin, begin + 1),))
 
-        def compute(values: Values, piece: Piece) -> Tensor:
+        def compute(values: Values, piece: StreamPiece) -> Tensor:
             return (
                 values[x] if step == 1 else values[x][(slice(None),) * axis.dim + (slice(0, None, step),)]
             )
 
         return TimeRule(axis, compute, relation, lambda n: max(0, -(-(n - less - begin) // step)))
 
-    def rule_select(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_select(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         dim, index = op.args[1] % len(self.short.shape_of(x)), op.args[2]
         if dim != axis.dim:
@@ -459,13 +412,13 @@ class TimeRules:
             self.refuse(op, "it takes the last rows, which are known at the end alone")
         return self._first_rows(op, index + 1)
 
-    def _first_rows(self, op: Operation, count: int) -> TimeRule:
+    def _first_rows(self, op: CapturedOperation, count: int) -> TimeRule:
         """A value of the first rows alone."""
-        return TimeRule(None, _runner(op), least=count)
+        return TimeRule(None, runner(op), least=count)
 
-    def rule_cat(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_cat(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         parts, dim = op.args[0], (op.args[1] if len(op.args) > 1 else 0)
-        moving = [i for i, t in enumerate(parts) if isinstance(t, Reference) and t in self.axes]
+        moving = [i for i, t in enumerate(parts) if isinstance(t, ResultReference) and t in self.axes]
         axis = self.axes[parts[moving[0]]]
         if dim % len(op.shapes[0]) != axis.dim:
             if len(moving) < len(parts):
@@ -478,13 +431,13 @@ class TimeRules:
         x, before, behind = parts[moving[0]], parts[: moving[0]], parts[moving[0] + 1 :]
         low, high = (sum(self._length(t, axis.dim) for t in side) for side in (before, behind))
 
-        def compute(values: Values, piece: Piece) -> Tensor:
+        def compute(values: Values, piece: StreamPiece) -> Tensor:
             found = [values[x]]
             if piece.low:
-                first = torch.cat([_value(t, values) for t in before], axis.dim)
+                first = torch.cat([value_of(t, values) for t in before], axis.dim)
                 found.insert(0, first.narrow(axis.dim, low - piece.low, piece.low))
             if piece.high:
-                last = torch.cat([_value(t, values) for t in behind], axis.dim)
+                last = torch.cat([value_of(t, values) for t in behind], axis.dim)
                 found.append(last.narrow(axis.dim, high - piece.high, piece.high))
             return torch.cat(found, axis.dim)
 
@@ -495,7 +448,7 @@ class TimeRules:
     def _length(self, t: Any, dim: int) -> int:
         return (t.shape if isinstance(t, Tensor) else self.short.shape_of(t))[dim]
 
-    def rule_split(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_split(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         dim = (op.args[2] if len(op.args) > 2 else 0) % len(self.short.shape_of(x))
         if dim == axis.dim:
@@ -504,28 +457,28 @@ class TimeRules:
 
     rule_split_with_sizes = rule_split
 
-    def rule_unbind(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_unbind(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         dim = (op.args[1] if len(op.args) > 1 else 0) % len(self.short.shape_of(x))
         if dim == axis.dim:
             self.refuse(op, "it cuts the stream in pieces")
         return self.by_row(op, other, TimeAxis(axis.dim - (dim < axis.dim), axis.outer))
 
-    def rule_stack(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_stack(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         axis = self.axes[next(r for r in op.references if r in self.axes)]
-        if {self.axes.get(t) for t in op.args[0] if isinstance(t, Reference)} != {axis}:
+        if {self.axes.get(t) for t in op.args[0] if isinstance(t, ResultReference)} != {axis}:
             self.refuse(op, "its operands have time in different dims")
         dim = (op.args[1] if len(op.args) > 1 else 0) % len(op.shapes[0])
         return self.by_row(op, other, TimeAxis(axis.dim + (dim <= axis.dim), axis.outer))
 
-    def rule_clone(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_clone(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self.by_row(op, other, self.single(op)[1])
 
     rule_alias = rule_detach = rule_to_copy = rule_zeros_like = rule_ones_like = rule_clone
 
     # -- sums beside time ------------------------------------------------------------------------
 
-    def rule_mm(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_mm(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.single(op)
         if axis.dim or x not in (op.args[0], op.args[-2]):
             self.refuse(op, "it sums over time")
@@ -533,14 +486,14 @@ class TimeRules:
 
     rule_addmm = rule_mm
 
-    def rule_linear(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_linear(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.beside(op, [-1], "its sum")
         if x != op.args[0]:
             self.refuse(op, "its weight changes along time")
         return self.by_row(op, other, axis)
 
-    def rule_bmm(self, op: Operation, other: Operation) -> TimeRule:
-        a, b = (self.axes.get(t) if isinstance(t, Reference) else None for t in op.args[-2:])
+    def rule_bmm(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
+        a, b = (self.axes.get(t) if isinstance(t, ResultReference) else None for t in op.args[-2:])
         if a and b and a == b and a.dim == 0:
             return self.by_row(op, other, a)
         if a and not b and a.dim == 1:
@@ -549,49 +502,53 @@ class TimeRules:
 
     rule_baddbmm = rule_bmm
 
-    def rule_softmax(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_softmax(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self.by_row(op, other, self.beside(op, [op.args[1]], "it")[1])
 
     rule_log_softmax = rule_glu = rule_softmax
 
-    def rule_native_layer_norm(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_native_layer_norm(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         dims = range(-len(op.args[1]), 0)
         return self.by_row(op, other, self.beside(op, list(dims), "the norm")[1])
 
     rule_fused_rms_norm = rule_native_layer_norm
 
-    def rule_native_group_norm(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_native_group_norm(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         x, axis = self.beside(op, range(1, len(op.shapes[0])), "the norm")
         _, w, b, _, c, hw, groups, eps = op.args
 
-        def compute(values: Values, piece: Piece) -> Any:
+        def compute(values: Values, piece: StreamPiece) -> Any:
             t = values[x]
-            return op.op(t, _value(w, values), _value(b, values), t.shape[0], c, hw, groups, eps)
+            return op.op(t, value_of(w, values), value_of(b, values), t.shape[0], c, hw, groups, eps)
 
         return TimeRule(axis, compute)
 
-    def rule_native_batch_norm_legit_no_training(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_native_batch_norm_legit_no_training(
+        self, op: CapturedOperation, other: CapturedOperation
+    ) -> TimeRule:
         return self.by_row(op, other, self.beside(op, [1], "the norm")[1])
 
-    def rule_native_batch_norm(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_native_batch_norm(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         if op.args[5]:
             self.refuse(op, "in training its norm goes over time", "call model.eval() first")
         return self.by_row(op, other, self.beside(op, [1], "the norm")[1])
 
     rule_cudnn_batch_norm = rule_native_batch_norm
 
-    def rule_sum(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_sum(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self._reduced(op, other, 1, 2)
 
     rule_mean = rule_amax = rule_amin = rule_sum
 
-    def rule_var(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_var(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self._reduced(op, other, 1, 3)
 
-    def rule_linalg_vector_norm(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_linalg_vector_norm(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self._reduced(op, other, 2, 3)
 
-    def _reduced(self, op: Operation, other: Operation, dims_at: int, keep_at: int) -> TimeRule:
+    def _reduced(
+        self, op: CapturedOperation, other: CapturedOperation, dims_at: int, keep_at: int
+    ) -> TimeRule:
         rank = len(self.short.shape_of(self.single(op)[0]))
         found = op.args[dims_at] if len(op.args) > dims_at else op.kwargs.get("dim")
         given = [found] if isinstance(found, int) else found
@@ -601,7 +558,7 @@ class TimeRules:
         gone = 0 if keeps else sum(d < axis.dim for d in dims)
         return self.by_row(op, other, TimeAxis(axis.dim - gone, axis.outer))
 
-    def recurrent(self, at: int, op: Operation, other: Operation) -> TimeRule:
+    def recurrent(self, at: int, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         """An LSTM from the first row to the last, with its state from piece to piece."""
         x, axis = self.single(op)
         *_, both_ways, batch_first = op.args
@@ -611,16 +568,18 @@ class TimeRules:
         if both_ways or axis.outer != 1:
             self.refuse(op, "it also runs from the end to the beginning")
 
-        def compute(values: Values, piece: Piece) -> Any:
-            states = [values.get(Reference(at, 1 + i), t) for i, t in enumerate(op.args[1])]
+        def compute(values: Values, piece: StreamPiece) -> Any:
+            states = [values.get(ResultReference(at, 1 + i), t) for i, t in enumerate(op.args[1])]
             return op.op(values[x], states, *op.args[2:])
 
         return TimeRule(axis, compute, carries=True)
 
-    def rule_embedding(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_embedding(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self.by_row(op, other, self.single(op)[1])
 
-    def rule_scaled_dot_product_flash_attention_for_cpu(self, op: Operation, other: Operation) -> TimeRule:
+    def rule_scaled_dot_product_flash_attention_for_cpu(
+        self, op: CapturedOperation, other: CapturedOperation
+    ) -> TimeRule:
         found = {self.axes.get(t) for t in op.args[:3]}
         axis = found.pop()
         if found or axis is None or axis.dim != 0:
@@ -630,46 +589,3 @@ class TimeRules:
     rule_scaled_dot_product_flash_attention = rule_scaled_dot_product_flash_attention_for_cpu
     rule_scaled_dot_product_efficient_attention = rule_scaled_dot_product_flash_attention_for_cpu
     rule_scaled_dot_product_cudnn_attention = rule_scaled_dot_product_flash_attention_for_cpu
-
-
-def _repeated(times: int) -> TimeRelation:
-    """Each row as often."""
-    return TimeRelation(times, 1, (RowRange(0, 1),) * times)
-
-
-def _slice(op: Operation) -> tuple[Any, ...]:
-    """The dim, the start, the end and the step of a slice."""
-    defaults: list[Any] = [0, None, None, 1]
-    return tuple([*op.args[1:], *defaults[len(op.args) - 1 :]])
-
-
-def _clipped(place: int, size: int) -> int:
-    return min(size, max(0, place + size if place < 0 else place))
-
-
-def _value(t: Any, values: Values) -> Any:
-    return values[t] if isinstance(t, Reference) else t
-
-
-def _runner(op: Operation) -> Callable[[Values, Piece], Any]:
-    """The operation, of the values of its references."""
-    function, args, kwargs = op.op, op.args, op.kwargs
-    places = [(i, a) for i, a in enumerate(args) if isinstance(a, Reference)]
-
-    def run(values: Values, piece: Piece) -> Any:
-        given = [*args]
-        for i, reference in places:
-            given[i] = values[reference]
-        return function(*given, **kwargs)
-
-    def run_nested(values: Values, piece: Piece) -> Any:
-        made, named = op.with_arguments(lambda a: _value(a, values))
-        return function(*made, **named)
-
-    return run if len(places) == len(op.references) else run_nested
-
-
-def _equal(op: Operation, other: Operation) -> bool:
-    """Whether two operations have the same numbers."""
-    pairs = zip(op.leaves(), other.leaves(), strict=True)
-    return all(isinstance(a, (Tensor, Reference)) or a == b for a, b in pairs)
