@@ -46,6 +46,7 @@ DROP_IN = {
     "auto-sizes": "time calls whose sizes change with default settings, and who answers them",
     "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
     "invariance": "time layers and models with and without invariant mode",
+    "streaming": "time pieces of streamed models, steps and packed sequences, and torch's",
     "maps": "time maps, reductions and norms, and torch's",
     "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
     "schedules": "check and time given schedules of given problems",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transconv.calls.stats import FallbackWarning as FallbackWarning
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
+    from transconv.distributed.streams.stream import streaming as streaming
     from transconv.functional.computation import computation as computation
     from transconv.graph.certification import certify as certify
     from transconv.graph.optimization import optimize as optimize
@@ -84,6 +85,7 @@ _HOMES = {
     "inference": "torch_ops.conversion.inference",
     "off": "torch_ops.modules",
     "optimize": "graph.optimization",
+    "streaming": "distributed.streams.stream",
     "certify": "graph.certification",
     "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",

@@ -33,6 +33,7 @@ NUMERATORS = {
     "read": ir.Cast(ir.Load(GIVEN, M, ir.TRUE), ir.index),
     "not negative": M + 0,
     "negative": M - 40,
+    "again": M % 12 + ir.Cast(ir.Load(GIVEN, ir.Const(5), ir.TRUE), ir.index),
 }
 
 
@@ -69,7 +70,11 @@ def arrays() -> dict[str, Any]:
 
 
 def expected(numerator: str) -> Any:
-    x = np.arange(32) - {"lanes": 16, "read": 16, "not negative": 0, "negative": 40}[numerator]
+    x = (
+        np.arange(32)
+        - {"lanes": 16, "read": 16, "not negative": 0, "negative": 40, "again": 11}[numerator]
+    )
+    x = np.arange(32) % 12 - 11 if numerator == "again" else x
     return np.concatenate([np.concatenate([x // by, x % by]) for by in DIVISORS])
 
 

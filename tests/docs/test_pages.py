@@ -36,6 +36,7 @@ PAGES = (
             "kernel_masks",
             "kernel_functions",
             "simplification",
+            "streaming",
         )
     ),
     *sorted((DOCS / "how_to_add").glob("*.md")),

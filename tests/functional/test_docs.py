@@ -28,6 +28,7 @@ def texts() -> str:
     v, half = (library.Strided.dense(s, bf16) for s in ((64,), (8, 64, 16, 16)))
     stats = library.Strided.dense((64,), f32)
     t, wide = library.Strided.dense((64,), i64), library.Strided.dense((256, 768), bf16)
+    taken = [library.Strided.dense(n, bf16) for n in ((2, 64, 100), (64, 4), (64,), (2, 64, 3))] + [None]
     shown = {
         "softmax": library.softmax(x, 1),
         "log_softmax": library.log_softmax(x, 1),
@@ -66,6 +67,10 @@ def texts() -> str:
             image, 2, library.Strided.dense((8, 64, 7, 7), bf16)
         ),
         "linear": library.linear(x, wide, library.Strided.dense((256,), bf16), "gelu"),
+        "causal_window": library.causal_window(*taken[:5], "silu", taken[0]),
+        "causal_step": library.causal_step(
+            taken[0], taken[3], *taken[1:3], None, None, "silu", *taken[::3]
+        ),
     }
     written = {name: "\n\n".join([f.text, *(g.text for g in f.gradients)]) for name, f in shown.items()}
     return "\n".join(f"## {name}\n\n```text\n{text}\n```\n" for name, text in written.items())

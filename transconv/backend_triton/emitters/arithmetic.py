@@ -216,7 +216,7 @@ class ArithmeticSpeller:
         """Where lanes start again, Triton 3.6 ignores that the remainders count up and assumes the first
         one's divisor for each: loads of pairs then begin at odd addresses (a fault on an H200). It
         assumes nothing of bit operations: x & 7 is x % 8, and x % 28 & 31 is x % 28."""
-        if self.counts(e.a) != "again" or not isinstance(e.b, ir.Const):
+        if self.counts(e.a) != "again" or not isinstance(e.b, ir.Const) or e.b.value < 1:
             return self.binary(e)
         bits = (1 << (int(e.b.value) - 1).bit_length()) - 1
         kept = e.a if bits == e.b.value - 1 else e

@@ -1,6 +1,7 @@
 """Generators of computations: from shapes, strides and types of any rank and layout to the text of a
 function of torch and the texts of its gradients. See Formula."""
 
+from transconv.compute.library.causal import causal_step, causal_window
 from transconv.compute.library.norms import (
     batch_norm,
     group_norm,
@@ -64,6 +65,8 @@ __all__ = [
     "adaptive_max_pool",
     "average_pool",
     "batch_norm",
+    "causal_step",
+    "causal_window",
     "cross_entropy",
     "embedding",
     "extreme",

@@ -132,14 +132,16 @@ class _Spelled(ir.ExprMutator):
         return ir.Select(x < 0, last - ir.FloorDiv(last - x, by), ir.FloorDiv(x, by))
 
     def remainder(self, a: ir.Expr, b: ir.Expr) -> ir.Expr:
-        """``a % b`` where ``b`` is positive."""
+        """``a % b`` where ``b`` is positive. Remainders are taken of numbers that are not negative: the
+        emitter may keep only the bits that these have."""
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
             return ir.Call("remainder", (x, by)) if _unknown(x, by) else ir.Mod(x, by)
         if isinstance(by, ir.Const) and (shift := self.shift(a, int(by.value))) is not None:
             return ir.Mod(_plus(x, shift * int(by.value)), by)
-        rest = ir.Mod(x, by)  # towards zero; what is added to it is of the other sign
-        return ir.Select(rest < 0, rest + by, rest)
+        last = ir.Const(-1, x.dtype)
+        most = ir.Const(int(by.value) - 1, by.dtype) if isinstance(by, ir.Const) else by + last
+        return ir.Select(x < 0, most - ir.Mod(last - x, by), ir.Mod(x, by))
 
     def shift(self, a: ir.Expr, by: int) -> int | None:
         """How many divisors make ``a`` a number that is not negative, or None where the sum could be

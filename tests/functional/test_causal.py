@@ -1,0 +1,244 @@
+"""Causal depthwise convolutions with a state: results and gradients are those of torch's operations on the
+sequences one by one, pieces those of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from transconv.functional import causal_conv1d_fn, causal_conv1d_update
+from transconv.functional.calls import symbolic_bind
+
+Tensor = torch.Tensor
+
+
+def whole(x: Tensor, w: Tensor, b: Tensor | None, state: Tensor, activation: str | None) -> Tensor:
+    """The convolution of the state and x, in f64."""
+    wide = torch.cat([state, x], -1).double()
+    y = F.conv1d(wide, w[:, None].double(), None if b is None else b.double(), groups=len(w))
+    return F.silu(y) if activation else y
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+def agree(
+    mine: Callable[..., Any], theirs: Callable[..., Any], given: list[Tensor], tolerance: float = 1e-5
+) -> None:
+    """Results and all gradients, of several results with one sum."""
+    got, want = mine(*given), theirs(*given)
+    pairs = list(zip(got, want, strict=True)) if isinstance(got, tuple) else [(got, want)]
+    flows = [torch.randn_like(g) for g, _ in pairs]
+    for g, t in pairs:
+        torch.testing.assert_close(g.double(), t.double(), rtol=tolerance, atol=tolerance)
+    sums = (
+        sum((t.double() * flow).sum() for t, flow in zip(side, flows, strict=True))
+        for side in zip(*pairs, strict=True)
+    )
+    for a, b in zip(*(torch.autograd.grad(s, given) for s in sums), strict=True):
+        torch.testing.assert_close(a, b, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "t", "k", "biased", "activation"),
+    [
+        (2, 5, 9, 4, True, "silu"),
+        (1, 3, 2, 4, False, None),
+        (2, 4, 1, 3, True, None),
+        (3, 2, 7, 1, False, "swish"),
+    ],
+)
+def test_results_and_gradients_with_a_state(
+    n: int, c: int, t: int, k: int, biased: bool, activation: str | None
+) -> None:
+    given = [drawn(n, c, t), drawn(c, k)] + [drawn(n, c, k - 1)] * (k > 1) + [drawn(c)] * biased
+    empty = torch.empty(n, c, 0)
+
+    def mine(x: Tensor, w: Tensor, state: Tensor = empty, b: Tensor | None = None) -> Any:
+        return causal_conv1d_fn(x, w, b, None, state, True, activation=activation)
+
+    def theirs(x: Tensor, w: Tensor, state: Tensor = empty, b: Tensor | None = None) -> Any:
+        wide = torch.cat([state, x], -1)
+        return whole(x, w, b, state, activation), wide[..., wide.shape[-1] - (k - 1) :]
+
+    agree(mine, theirs, given)
+    b = given[-1] if biased else None
+    plain = causal_conv1d_fn(given[0], given[1], b, activation=activation)
+    want = whole(given[0], given[1], b, torch.zeros(n, c, k - 1), activation)
+    torch.testing.assert_close(plain.double(), want, rtol=1e-5, atol=1e-5)
+    found = transconv.stats(reset=True)
+    assert found.native == {"causal_conv1d_fn": 2, "causal_conv1d_fn_gradient": 1}
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_sequences_are_apart_and_padding_is_zero(activation: str | None) -> None:
+    lengths, c, k = [3, 1, 5, 2], 3, 4
+    numbers = torch.tensor([[7] * 3 + [-1] + [2] * 5 + [0] * 2]).int()
+    given = [drawn(1, c, sum(lengths)), drawn(c, k), drawn(c)]
+
+    def theirs(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        parts, zeros = x.split(lengths, -1), torch.zeros(1, c, k - 1)
+        return torch.cat([whole(p, w, b, zeros, activation) * (i != 1) for i, p in enumerate(parts)], -1)
+
+    agree(lambda x, w, b: causal_conv1d_fn(x, w, b, numbers, activation=activation), theirs, given)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_packed_sequences_with_states(states: bool) -> None:
+    lengths, c, k = [1, 5, 2, 0, 7], 2, 4
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    given = [drawn(1, c, sum(lengths)), drawn(c, k), drawn(c)] + [drawn(len(lengths), c, k - 1)] * states
+
+    def theirs(x: Tensor, w: Tensor, b: Tensor, before: Tensor | None = None) -> Any:
+        before = torch.zeros(len(lengths), c, k - 1) if before is None else before
+        wide = [torch.cat([s[None], p], -1) for s, p in zip(before, x.split(lengths, -1), strict=True)]
+        y = [
+            whole(p, w, b, s[None], "silu")
+            for s, p in zip(before, x.split(lengths, -1), strict=True)
+            if p.numel()
+        ]
+        return torch.cat(y, -1), torch.cat([t[..., t.shape[-1] - (k - 1) :] for t in wide])
+
+    def mine(x: Tensor, w: Tensor, b: Tensor, before: Tensor | None = None) -> Any:
+        return causal_conv1d_fn(x, w, b, None, before, True, None, "silu", cu_seqlens=ends)
+
+    agree(mine, theirs, given)
+    y = causal_conv1d_fn(*given[:3], activation="silu", cu_seqlens=ends)
+    torch.testing.assert_close(y, mine(*given[:3])[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_all_lengths_have_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ROWS": 4, "LONG": 16, "ELEMENTS": 64, "SIDE": 4, "REACHES": (96,)}.items():
+        monkeypatch.setattr(symbolic_bind, name, value)
+    symbolic_bind._written.clear()
+    transconv.config.sizes = "any"
+    w = drawn(3, 4)
+    for length in (9, 1, 23):
+        given = [drawn(2, 3, length), w, drawn(2, 3, 3)]
+        agree(
+            lambda x, w, s: causal_conv1d_fn(x, w, None, None, s, activation="silu"),
+            lambda x, w, s: whole(x, w, None, s, "silu"),
+            given,
+        )
+    assert transconv.stats(reset=True).native == {
+        "causal_conv1d_fn any size": 3,
+        "causal_conv1d_fn_gradient any size": 3,
+    }
+    transconv.config.sizes = "exact"
+    symbolic_bind._written.clear()
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize(("n", "c", "k", "size"), [(2, 3, 4, 3), (1, 2, 3, 5)])
+def test_steps_are_the_whole(n: int, c: int, k: int, size: int, chosen: bool, ring: bool) -> None:
+    torch.manual_seed(size)
+    rows = n + 2 if chosen else n
+    where = torch.randperm(rows)[:n].int() if chosen else None
+    before, lengths = torch.randn(n, c, size), torch.randint(size, 40, (n,)).int()
+    state = torch.randn(rows, c, size)
+    kept, own = state.clone(), [int(where[i]) if chosen else i for i in range(n)]  # type: ignore[index]
+
+    def places(i: int, at: int) -> list[int]:
+        return [(int(lengths[i]) + at - size + e) % size if ring else e for e in range(size)]
+
+    for i, row in enumerate(own):
+        state[row][:, places(i, 0)] = before[i]
+    x, w, b = torch.randn(n, c, 7), torch.randn(c, k), torch.randn(c)
+    at, found = 0, []
+    for steps in (1, 2, 1, 3):
+        piece = x[..., at : at + steps]
+        y = causal_conv1d_update(
+            piece[..., 0] if steps == 1 else piece,
+            state,
+            w,
+            b,
+            "silu",
+            lengths + at if ring else None,
+            where,
+        )
+        found.append(y[..., None] if steps == 1 else y)
+        at += steps
+    want = whole(x, w, b, before[..., size - (k - 1) :], "silu")
+    torch.testing.assert_close(torch.cat(found, -1).double(), want, rtol=1e-5, atol=1e-5)
+    for i, row in enumerate(own):
+        assert torch.equal(state[row][:, places(i, at)], torch.cat([before, x], -1)[i, :, -size:])
+    others = [row for row in range(rows) if row not in own]
+    assert torch.equal(state[others], kept[others])
+    assert transconv.stats(reset=True).native == {"causal_conv1d_update": 4}
+
+
+def test_torch_computes_the_same_on_a_cpu() -> None:
+    given = torch.randn(2, 3, 5), torch.randn(3, 4), torch.randn(3), torch.tensor([[0, 0, 1, 1, -1]] * 2)
+    mine = causal_conv1d_fn(*given[:3], given[3], activation="silu")
+    transconv.config.cpu = "fallback"
+    torch.testing.assert_close(causal_conv1d_fn(*given[:3], given[3], activation="silu"), mine)
+    assert not transconv.stats(reset=True).native.get("causal_conv1d_update")
+
+
+X, W = torch.zeros(2, 3, 5), torch.zeros(3, 4)
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "weight": (
+        lambda: causal_conv1d_fn(X, W[:2]),
+        ValueError,
+        r"weight: expected shape \(3, width\), got \(2, 4\)",
+    ),
+    "rank": (lambda: causal_conv1d_fn(X[0], W), ValueError, r"x: expected \(batch, dim, length\)"),
+    "bias": (lambda: causal_conv1d_fn(X, W, X[0, 0]), ValueError, r"bias: expected shape \(3,\)"),
+    "activation": (lambda: causal_conv1d_fn(X, W, activation="sulu"), RuntimeError, "sulu"),
+    "state": (
+        lambda: causal_conv1d_fn(X, W, initial_states=X),
+        ValueError,
+        r"initial_states: expected shape \(2, 3, 3\)",
+    ),
+    "index": (
+        lambda: causal_conv1d_fn(X, W, seq_idx=X[:, 0]),
+        TypeError,
+        "seq_idx: expected a tensor of int32",
+    ),
+    "index and states": (
+        lambda: causal_conv1d_fn(X, W, seq_idx=X[:, 0].int(), return_final_states=True),
+        ValueError,
+        "expected cu_seqlens",
+    ),
+    "packed": (
+        lambda: causal_conv1d_fn(X, W, cu_seqlens=torch.tensor([0, 5])),
+        ValueError,
+        r"x \(1, dim, length\)",
+    ),
+    "no tensor": (lambda: causal_conv1d_fn([1], W), TypeError, "x: expected a tensor, got list"),  # type: ignore[arg-type]
+    "short state": (
+        lambda: causal_conv1d_update(X, X[..., :2], W),
+        ValueError,
+        "holds 2 elements; expected at least 3",
+    ),
+    "short ring": (
+        lambda: causal_conv1d_update(X, X[..., :4], W, cache_seqlens=torch.tensor([1, 2])),
+        ValueError,
+        "at least 5, for a weight of width 4 and 5 positions",
+    ),
+    "rows": (
+        lambda: causal_conv1d_update(X, X[:1], W),
+        ValueError,
+        r"conv_state: expected shape \(2, 3, state",
+    ),
+    "lengths": (
+        lambda: causal_conv1d_update(X, X, W, cache_seqlens=torch.tensor([1])),
+        ValueError,
+        r"cache_seqlens: expected shape \(2,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls(name: str) -> None:
+    run, kind, message = WRONG[name]
+    with pytest.raises(kind, match=message):
+        run()

@@ -1,0 +1,97 @@
+"""On a GPU: pieces of a stream have the bits of its whole, and are torch's; a step of a depthwise
+convolution runs in a CUDA graph."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from bench.streaming import decoder, video
+from transconv.functional import causal_conv1d_fn, causal_conv1d_update
+
+pytestmark = pytest.mark.gpu
+
+Tensor = torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["codec", "video"])
+def test_pieces_have_the_bits_of_the_whole(name: str, kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    made, shape = {"codec": (decoder(64), (2, 128, 23)), "video": (video(32), (1, 16, 9, 12, 20))}[name]
+    model = made.eval().to("cuda", kind)
+    x = torch.randn(shape, device="cuda", dtype=kind)
+    s = transconv.streaming(model)
+    whole = s(x)
+    exact = copy.deepcopy(model).double()
+    with torch.no_grad():
+        want = exact(x.double())
+        theirs = (model(x).double() - want).abs().max()
+    assert (whole.double() - want).abs().max() <= 2 * theirs + 1e-6
+    draw = torch.Generator().manual_seed(1)
+    for trial in range(4):
+        s.reset()
+        lengths: list[int] = []
+        while sum(lengths) < shape[2]:
+            left = shape[2] - sum(lengths)
+            lengths.append(1 if trial == 0 else min(left, int(torch.randint(1, 8, (1,), generator=draw))))
+        parts = [s(part) for part in x.split(lengths, 2)]
+        assert torch.equal(torch.cat(parts, 2), whole), lengths
+    found = transconv.stats(reset=True)
+    assert found.native["stream"] and not found.fallback
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_a_step_in_a_cuda_graph(ring: bool) -> None:
+    n, c, k, steps = 4, 96, 4, 9
+    x = torch.randn(n, c, steps, device="cuda", dtype=torch.bfloat16)
+    w, b = torch.randn(c, k, device="cuda").bfloat16(), torch.randn(c, device="cuda").bfloat16()
+    state = torch.zeros(n, c, 5 if ring else k - 1, device="cuda", dtype=torch.bfloat16)
+    lengths = torch.zeros(n, device="cuda", dtype=torch.int32) if ring else None
+    given = x[..., 0].clone()
+    for _ in range(2):
+        causal_conv1d_update(given, state, w, b, "silu", lengths)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = causal_conv1d_update(given, state, w, b, "silu", lengths)
+    state.zero_()
+    found: list[Tensor] = []
+    for t in range(steps):
+        given.copy_(x[..., t])
+        graph.replay()
+        found.append(y.clone())
+        if lengths is not None:
+            lengths += 1
+    want = F.silu(F.conv1d(F.pad(x, (k - 1, 0)).double(), w[:, None].double(), b.double(), groups=c))
+    torch.testing.assert_close(torch.stack(found, -1).double(), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients(last: bool) -> None:
+    n, c, t, k = 2, 128, 300, 4
+    torch.manual_seed(0)
+    x = torch.randn(n, c, t, device="cuda")
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if last else x
+    given = [x, *(torch.randn(s, device="cuda") for s in ((c, k), (c,), (n, c, k - 1)))]
+    given = [g.requires_grad_() for g in given]
+
+    def whole(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> Tensor:
+        wide = torch.cat([state, x], -1)
+        return F.silu(F.conv1d(wide, w[:, None], b, groups=c))
+
+    mine = causal_conv1d_fn(given[0], given[1], given[2], None, given[3], activation="silu")
+    exact = [g.detach().double().requires_grad_() for g in given]
+    want = whole(*exact)
+    torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
+    flow = torch.randn_like(mine)
+    for a, e in zip(
+        torch.autograd.grad(mine, given, flow),
+        torch.autograd.grad(want, exact, flow.double()),
+        strict=True,
+    ):
+        torch.testing.assert_close(a.double(), e, rtol=1e-4, atol=1e-3)
+    assert "causal_conv1d_fn_gradient" in str(transconv.stats(reset=True))

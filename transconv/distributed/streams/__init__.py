@@ -1,0 +1,1 @@
+"""Models that take their input piece by piece along time."""

@@ -1,0 +1,235 @@
+"""Records a model's operations on a tensor without values: what a stream executes piece by piece.
+
+    Capture.of(model, x)      the operations in order, each of aten, with references to earlier results
+    ResultReference(at, output)       the result of an operation, in the arguments of another one
+
+Only operations on what depends on the input are recorded; those on parameters alone run while the
+model is recorded, and their results are constants. Operations in place are recorded as those that make a
+new tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from transconv.support import Unsupported
+
+Tensor = torch.Tensor
+
+
+class ResultReference(NamedTuple):
+    """A result: the number of its operation (-1: the input), and which of its results it is."""
+
+    at: int
+    output: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class CapturedOperation:
+    """An operation of aten. Tensors among its arguments are references, or constants."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: tuple[tuple[int, ...], ...]
+    module: str  # the module that called it, by its name in the model
+
+    @property
+    def references(self) -> list[ResultReference]:
+        """What it reads that depends on the input."""
+        return [leaf for leaf in self.leaves() if isinstance(leaf, ResultReference)]
+
+    def leaves(self) -> list[Any]:
+        """The arguments, those inside of lists, too."""
+        return tree_leaves([self.args, self.kwargs], is_leaf=lambda a: isinstance(a, ResultReference))
+
+    def with_arguments(self, replace: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, each replaced."""
+        made = tree_map(
+            replace, [self.args, self.kwargs], is_leaf=lambda a: isinstance(a, ResultReference)
+        )
+        return tuple(made[0]), made[1]
+
+    @property
+    def name(self) -> str:
+        """The operation as it is called in aten."""
+        return str(self.op).removeprefix("aten.").partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.name} of '{self.module}'" if self.module else self.name
+
+
+@dataclass(eq=False, slots=True)
+class Capture:
+    """The operations of a call of a model, the shape of its input, and its result."""
+
+    shape: tuple[int, ...]
+    operations: list[CapturedOperation] = field(default_factory=list)
+    result: ResultReference = ResultReference(-1)
+    modules: list[str] = field(default_factory=list)
+    dtype: torch.dtype = torch.float32
+
+    @staticmethod
+    def of(model: nn.Module, like: Tensor, shape: tuple[int, ...]) -> Capture:
+        """What the model does with an input of this shape, and ``like``'s type and device. Raises
+        Unsupported for what no recording says, and the model's own errors."""
+        made = Capture(tuple(shape))
+        meta = torch.empty(shape, dtype=like.dtype, device="meta")
+        with torch.no_grad(), _named_modules(model, made.modules):
+            given = RecordedTensor(meta, like.device, ResultReference(-1), made)
+            out = model(given)
+        leaves = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        if len(leaves) != 1 or not isinstance(leaves[0], RecordedTensor):
+            found = f"{len(leaves)} tensors" if len(leaves) != 1 else "a tensor that no input reaches"
+            raise Unsupported(
+                "stream:result",
+                f"the model returns {found}; expected one tensor that depends on its input: stream the "
+                "part of the model that makes it, such as model.decoder",
+            )
+        made.result, made.dtype = leaves[0].reference, leaves[0].dtype
+        return made
+
+    def shape_of(self, value: ResultReference) -> tuple[int, ...]:
+        """The shape of a result."""
+        return self.shape if value.at < 0 else self.operations[value.at].shapes[value.output]
+
+    def add(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record an operation on recorded tensors; its results."""
+        leaves = tree_leaves([args, kwargs])
+        device = next(t.device for t in leaves if isinstance(t, RecordedTensor))
+        writes = op._schema.is_mutable
+        target: Any = args[0] if writes else None
+        if writes:
+            op = _without_writes(op, self.modules[-1] if self.modules else "")
+            if not isinstance(target, RecordedTensor) or target.is_viewed:
+                raise Unsupported(
+                    "stream:write", f"{op} writes to a tensor of which there are views{self._where()}"
+                )
+        if not all("Tensor" in str(result.type) for result in op._schema.returns):
+            raise Unsupported(
+                "stream:values",
+                f"{op}{self._where()} reads values of the stream, which are not known before it runs; "
+                "stream the part of the model before or behind it",
+            )
+        metas = tree_map(_as_meta, [args, kwargs])
+        try:
+            out = op(*metas[0], **{**metas[1], **({"device": "meta"} if "device" in kwargs else {})})
+        except NotImplementedError as error:
+            raise Unsupported(
+                "stream:operation", f"{op}{self._where()} has no form without values"
+            ) from error
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        made = self.note(op, args, kwargs, results, device)
+        if op.is_view:
+            for t in (*leaves, *made):
+                if isinstance(t, RecordedTensor):
+                    t.is_viewed = True
+        if writes:
+            target.reference = ResultReference(len(self.operations) - 1)
+            return target
+        return type(out)(made) if isinstance(out, (tuple, list)) else made[0]
+
+    def note(self, op: Any, args: Any, kwargs: Any, results: Any, device: torch.device) -> list[Any]:
+        """Add an operation with its results, which have no values."""
+        at = len(self.operations)
+        shapes = tuple(() if t is None else tuple(t.shape) for t in results)
+        kept = tree_map(lambda t: t.reference if isinstance(t, RecordedTensor) else t, [args, kwargs])
+        module = self.modules[-1] if self.modules else ""
+        self.operations.append(CapturedOperation(op, tuple(kept[0]), kept[1], shapes, module))
+        return [
+            None if t is None else RecordedTensor(t, device, ResultReference(at, i), self)
+            for i, t in enumerate(results)
+        ]
+
+    def _where(self) -> str:
+        return f" in '{self.modules[-1]}'" if self.modules and self.modules[-1] else ""
+
+
+class RecordedTensor(Tensor):
+    """A tensor of a recording: shape, type and device, but no values."""
+
+    reference: ResultReference
+    capture: Capture
+    meta: Tensor
+    is_viewed: bool
+
+    @staticmethod
+    def __new__(
+        cls, meta: Tensor, device: torch.device, reference: ResultReference, capture: Capture
+    ) -> RecordedTensor:
+        wrap: Any = torch.Tensor._make_wrapper_subclass
+        made: RecordedTensor = wrap(
+            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=device, requires_grad=False
+        )
+        made.reference, made.capture, made.meta, made.is_viewed = reference, capture, meta, False
+        return made
+
+    def __init__(self, *given: Any) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch says a function without a class
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        first = next(t for t in tree_leaves([args, kwargs]) if isinstance(t, RecordedTensor))
+        return first.capture.add(op, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") == "lstm" and isinstance(args[0], RecordedTensor):
+            return args[0].recurrent(args, kwargs or {})
+        onward: Any = super().__torch_function__
+        return onward(function, types, args, kwargs or {})
+
+    def recurrent(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record an LSTM as one operation: below it every step would be one."""
+        states = [_as_meta(t) for t in args[1]]
+        y = self.meta.new_empty((*self.shape[:-1], states[0].shape[-1]))
+        op = torch.ops.aten.lstm.input
+        return tuple(self.capture.note(op, args, kwargs, (y, *states), self.device))
+
+
+def _as_meta(t: Any) -> Any:
+    if isinstance(t, RecordedTensor):
+        return t.meta
+    if isinstance(t, Tensor):
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    return t
+
+
+def _without_writes(op: Any, module: str) -> Any:
+    """The operation that makes a new tensor of what this one writes."""
+    name = op._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    found = getattr(packet, op._overloadname, None)
+    if found is None:
+        raise Unsupported("stream:write", f"{op} of '{module}' writes to a tensor of the stream")
+    return found
+
+
+@contextmanager
+def _named_modules(model: nn.Module, stack: list[str]) -> Iterator[None]:
+    """While it is open, the names of the modules that are running are on the stack, the innermost last."""
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        stack.append(names.get(id(module), stack[-1] if stack else ""))
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        stack.pop()
+
+    before = nn.modules.module.register_module_forward_pre_hook(enter)
+    after = nn.modules.module.register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+        stack.clear()

@@ -1,0 +1,134 @@
+"""Where time lies in a tensor, pieces of a stream, and what one operation does along time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from transconv.distributed.halo import RowRange
+from transconv.distributed.streams.graph_capture import CapturedOperation, ResultReference
+from transconv.distributed.streams.time_relation import TimeRelation
+
+Tensor = torch.Tensor
+Values = Mapping[ResultReference, Tensor]
+
+
+class TimeAxis(NamedTuple):
+    """Where a tensor holds time: in a dim, whose index is a row behind ``outer`` others."""
+
+    dim: int
+    outer: int = 1
+
+
+def rows_of(t: Tensor, axis: TimeAxis) -> int:
+    """The number of rows of a tensor."""
+    return t.shape[axis.dim] // axis.outer
+
+
+def take_rows(t: Tensor, axis: TimeAxis, start: int, stop: int) -> Tensor:
+    """The rows from ``start`` up to ``stop``."""
+    if start == 0 and stop == rows_of(t, axis):
+        return t
+    if axis.outer == 1:
+        return t.narrow(axis.dim, start, stop - start).contiguous()
+    return _apart(t, axis).narrow(axis.dim + 1, start, stop - start).flatten(axis.dim, axis.dim + 1)
+
+
+def join_rows(parts: Sequence[Tensor], axis: TimeAxis) -> Tensor:
+    """The rows of all parts, one behind another."""
+    if len(parts) == 1:
+        return parts[0]
+    if axis.outer == 1:
+        return torch.cat(list(parts), axis.dim)
+    return torch.cat([_apart(t, axis) for t in parts], axis.dim + 1).flatten(axis.dim, axis.dim + 1)
+
+
+def _apart(t: Tensor, axis: TimeAxis) -> Tensor:
+    """The tensor with time in a dim of its own."""
+    return t.reshape(*t.shape[: axis.dim], axis.outer, -1, *t.shape[axis.dim + 1 :])
+
+
+def pad_rows(t: Tensor, axis: TimeAxis, low: int, high: int, value: float = 0.0) -> Tensor:
+    """Rows of a value before and behind."""
+    if not low and not high:
+        return t
+    return F.pad(t, [*(0, 0) * (t.dim() - 1 - axis.dim), low, high], value=value)
+
+
+class StreamPiece(NamedTuple):
+    """Rows that an operation makes, the operand's rows that there are of those that they read, and how
+    many are missing before and behind these."""
+
+    made: RowRange
+    read: RowRange
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRule:
+    """One operation along time. ``axis``: of its results, None for values that do not change any more once
+    the first ``least`` rows are there; ``total``: how many rows it makes of so many; ``least``: how many
+    it waits for; ``compute``: a piece, of the rows that it reads by reference; ``carries``: it also reads
+    its own further results of the piece before."""
+
+    axis: TimeAxis | None
+    compute: Callable[[Values, StreamPiece], Any]
+    relation: TimeRelation = TimeRelation()
+    total: Callable[[int], int] = lambda n: n
+    least: int = 1
+    carries: bool = False
+
+    def ready(self, count: int, total: int) -> int:
+        """How many rows there are, where the operand has ``count`` and would have ``total`` if the stream
+        ended."""
+        if count < self.least:
+            return 0
+        return max(0, min(self.relation.ready(count), self.total(total)))
+
+
+def repeated(times: int) -> TimeRelation:
+    """Each row as often."""
+    return TimeRelation(times, 1, (RowRange(0, 1),) * times)
+
+
+def slice_of(op: CapturedOperation) -> tuple[Any, ...]:
+    """The dim, the start, the end and the step of a slice."""
+    defaults: list[Any] = [0, None, None, 1]
+    return tuple([*op.args[1:], *defaults[len(op.args) - 1 :]])
+
+
+def clipped(place: int, size: int) -> int:
+    return min(size, max(0, place + size if place < 0 else place))
+
+
+def value_of(t: Any, values: Values) -> Any:
+    return values[t] if isinstance(t, ResultReference) else t
+
+
+def runner(op: CapturedOperation) -> Callable[[Values, StreamPiece], Any]:
+    """The operation, of the values of its references."""
+    function, args, kwargs = op.op, op.args, op.kwargs
+    places = [(i, a) for i, a in enumerate(args) if isinstance(a, ResultReference)]
+
+    def run(values: Values, piece: StreamPiece) -> Any:
+        given = [*args]
+        for i, reference in places:
+            given[i] = values[reference]
+        return function(*given, **kwargs)
+
+    def run_nested(values: Values, piece: StreamPiece) -> Any:
+        made, named = op.with_arguments(lambda a: value_of(a, values))
+        return function(*made, **named)
+
+    return run if len(places) == len(op.references) else run_nested
+
+
+def has_numbers_of(op: CapturedOperation, other: CapturedOperation) -> bool:
+    """Whether two operations have the same numbers."""
+    pairs = zip(op.leaves(), other.leaves(), strict=True)
+    return all(isinstance(a, (Tensor, ResultReference)) or a == b for a, b in pairs)

@@ -1,0 +1,293 @@
+"""Causal depthwise convolutions with a state, with the signatures of Dao-AILab's causal-conv1d:
+causal_conv1d_fn and causal_conv1d_update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from transconv.compute import library
+from transconv.functional.calls.dispatch import call
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs, as_first
+from transconv.functional.calls.torch_operators import declare
+from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
+
+Tensor = torch.Tensor
+WHOLE = (torch.int32, torch.int64)
+
+
+def _conv(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
+    x, w, b, state, index = given
+    assert x is not None and w is not None
+    return library.causal_window(x, w, b, state, index, numbers[0], made[0])
+
+
+def _conv_by_torch(
+    x: Tensor, w: Tensor, b: Tensor | None, state: Tensor | None, index: Tensor | None, activation: str
+) -> Tensor:
+    past = w.shape[1] - 1
+    wide = F.pad(x, (past, 0)) if state is None else torch.cat([state.to(x.dtype), x], -1)
+    wide = wide.to(torch.promote_types(x.dtype, w.dtype))
+    if index is None:
+        y = F.conv1d(wide, w.to(wide.dtype)[:, None], groups=w.shape[0])
+    else:
+        numbers = F.pad(index, (past, 0))
+        windows = wide.unfold(2, past + 1, 1)
+        own = numbers.unfold(1, past + 1, 1) == index[..., None]
+        y = torch.einsum("nctk,ck->nct", windows.masked_fill(~own[:, None], 0), w.to(wide.dtype))
+    y = ACTIVATIONS[activation](y if b is None else y + b[:, None].to(y.dtype))
+    return (y if index is None else y.masked_fill((index < 0)[:, None], 0)).to(x.dtype)
+
+
+CONV = declare(
+    PublicFunction(
+        "causal_conv1d_fn", _conv_by_torch, _conv, whole=(False,) * 4 + (True,), shapes=as_first
+    )
+)
+
+
+def _step(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
+    x, state, w, b, lengths, rows = given
+    assert x is not None and state is not None and w is not None
+    return library.causal_step(x, state, w, b, lengths, rows, numbers[0], *made)
+
+
+def _step_by_torch(
+    x: Tensor,
+    state: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    rows: Tensor | None,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """The result and the state after it."""
+    size, past, steps = state.shape[2], w.shape[1] - 1, x.shape[2]
+    kept = state if rows is None else state.index_select(0, rows)
+    before = kept
+    if lengths is not None:
+        ring = torch.arange(size, device=x.device) + lengths[:, None].long()
+        ring = (ring % size)[:, None].expand(-1, x.shape[1], -1)
+        before = kept.gather(2, ring)
+    wide = torch.cat([before.to(x.dtype), x], -1)
+    y = _conv_by_torch(x, w, b, before[..., size - past :], None, activation)
+    if lengths is None:
+        return y, wide[..., steps:].to(state.dtype).contiguous()
+    return y, kept.scatter(2, ring[..., :steps], x.to(state.dtype))
+
+
+def _both(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
+    return made
+
+
+def _shapes(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    x, state = given[:2]
+    assert x is not None and state is not None
+    return (x.shape, (x.shape[0], *state.shape[1:]))
+
+
+STEP = declare(
+    PublicFunction(
+        "causal_conv1d_update",
+        _step_by_torch,
+        _step,
+        whole=(False,) * 4 + (True, True),
+        finish=_both,
+        shapes=_shapes,
+    )
+)
+
+
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Any:
+    """The depthwise convolution of x (batch, dim, length) with weight (dim, width), each position with the
+    ``width - 1`` before it, then bias (dim,) and ``activation``: None, ``"silu"``, ``"swish"``, or another
+    name of ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; the result has x's type.
+
+    ``initial_states`` (batch, dim, width - 1): what is before x, else zeros. With ``return_final_states``
+    also the last elements of these and x together, (batch, dim, width - 1), written to
+    ``final_states_out`` if given: the initial states of the next piece. ``seq_idx`` (batch, length), i32
+    or i64: the number of the sequence that a position is of; positions see their own sequence alone, and
+    results where the number is negative are 0. ``cu_seqlens`` (sequences + 1,): x (1, dim, length) holds
+    sequences one behind another, number i from ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``, which is not
+    of it; states then are (sequences, dim, width - 1).
+
+    Differentiable with respect to all floats. ValueError for shapes that do not fit and arguments that
+    exclude one another, TypeError for what is no tensor of these types.
+    """
+    activation = _checked_activation(activation)
+    _check_operands("causal_conv1d_fn", x, weight, bias, dims=(3,))
+    past = weight.shape[1] - 1
+    rows = x.shape[0]
+    if cu_seqlens is not None:
+        _check_whole("cu_seqlens", cu_seqlens, None)
+        if seq_idx is not None:
+            raise ValueError("causal_conv1d_fn: cu_seqlens and seq_idx say the same; expected one of them")
+        if x.shape[0] != 1:
+            raise ValueError(
+                f"causal_conv1d_fn: cu_seqlens: sequences lie in x (1, dim, length), got {tuple(x.shape)}"
+            )
+        rows = cu_seqlens.shape[0] - 1
+    if seq_idx is not None:
+        _check_whole("seq_idx", seq_idx, (x.shape[0], x.shape[2]))
+        if initial_states is not None or return_final_states:
+            raise ValueError(
+                "causal_conv1d_fn: seq_idx does not say whose the states are; expected cu_seqlens, "
+                "or no initial_states and return_final_states=False"
+            )
+    for name, t in (("initial_states", initial_states), ("final_states_out", final_states_out)):
+        if t is not None and tuple(t.shape) != (rows, x.shape[1], past):
+            raise ValueError(
+                f"causal_conv1d_fn: {name}: expected shape {(rows, x.shape[1], past)}, "
+                f"got {tuple(t.shape)}"
+            )
+    if cu_seqlens is not None:
+        y, final = _packed(x, weight, bias, initial_states, return_final_states, activation, cu_seqlens)
+    else:
+        state = initial_states if past else None
+        y = call(CONV, (x, weight, bias, state, seq_idx), (activation,))
+        final = _last_states(x, initial_states, past) if return_final_states else None
+    if final is None:
+        return y
+    return y, final if final_states_out is None else final_states_out.copy_(final)
+
+
+def _last_states(x: Tensor, state: Tensor | None, past: int) -> Tensor:
+    """The last ``past`` elements of the state and x together."""
+    missing = past - x.shape[2]
+    if missing <= 0:
+        return x[..., -missing:].clone()
+    before = x.new_zeros(*x.shape[:2], missing) if state is None else state[..., -missing:].to(x.dtype)
+    return torch.cat([before, x], -1)
+
+
+def _packed(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    states: Tensor | None,
+    wants_states: bool,
+    activation: str,
+    ends: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """The result of sequences one behind another, and their last states. With states each sequence is
+    copied behind its own, so that the mask of sequences is all that a kernel needs to know."""
+    past, count, length = w.shape[1] - 1, ends.shape[0] - 1, x.shape[2]
+    place = torch.arange(length, device=x.device)
+    index = torch.bucketize(place, ends[1:].to(place.dtype), right=True)
+    if not past or not (wants_states or states is not None):
+        y = call(CONV, (x, w, b, None, index.to(torch.int32)[None]), (activation,))
+        return y, x.new_empty(count, x.shape[1], 0) if wants_states else None
+    sequences = torch.arange(count, device=x.device)
+    place = place + (index + 1) * past
+    begin = (ends[:-1].to(place.dtype) + sequences * past)[:, None] + torch.arange(past, device=x.device)
+    before = x.new_zeros(count, x.shape[1], past) if states is None else states.to(x.dtype)
+    wide = x.new_zeros(1, x.shape[1], length + count * past).index_copy(2, place, x)
+    wide = wide.index_copy(2, begin.reshape(-1), before.transpose(0, 1).reshape(1, x.shape[1], -1))
+    number = index.new_zeros(wide.shape[2]).index_copy(0, place, index)
+    number = number.index_copy(0, begin.reshape(-1), sequences.repeat_interleave(past))
+    y = call(CONV, (wide, w, b, None, number.to(torch.int32)[None]), (activation,))
+    final = None
+    if wants_states:
+        last = (ends[1:].to(place.dtype) + sequences * past)[:, None] + torch.arange(past, device=x.device)
+        final = wide[0].index_select(1, last.reshape(-1)).reshape(x.shape[1], count, past).transpose(0, 1)
+    return y.index_select(2, place), final
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+) -> Tensor:
+    """The next step of causal_conv1d_fn: x (batch, dim), or (batch, dim, length) of a few positions,
+    behind ``conv_state`` (batch, dim, state length), which is changed in place. The state holds at least
+    ``width - 1`` elements, the last one the latest.
+
+    ``cache_seqlens`` (batch,), i32 or i64: the state is a ring, in which element l of a sequence is at
+    ``l % state length``; so many elements came before x, which has at most as many positions as the ring.
+    ``conv_state_indices`` (batch,): sample i has the state ``conv_state[conv_state_indices[i]]``; no two
+    samples have the same. No number is read on the host, so that a step can be captured in a CUDA graph.
+    There are no gradients. Errors as of causal_conv1d_fn.
+    """
+    activation = _checked_activation(activation)
+    _check_operands("causal_conv1d_update", x, weight, bias, dims=(2, 3))
+    rows = None if conv_state_indices is not None else x.shape[0]
+    if (
+        conv_state.dim() != 3
+        or rows not in (None, conv_state.shape[0])
+        or conv_state.shape[1] != x.shape[1]
+    ):
+        raise ValueError(
+            f"causal_conv1d_update: conv_state: expected shape ({'rows' if rows is None else rows}, "
+            f"{x.shape[1]}, state length), got {tuple(conv_state.shape)}"
+        )
+    steps = x.shape[2] if x.dim() == 3 else 1
+    least = max(weight.shape[1] - 1, steps if cache_seqlens is not None else 1)
+    if conv_state.shape[2] < least:
+        raise ValueError(
+            f"causal_conv1d_update: conv_state holds {conv_state.shape[2]} elements; expected at least "
+            f"{least}, for a weight of width {weight.shape[1]} and {steps} positions"
+        )
+    for name, t in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
+        if t is not None:
+            _check_whole(name, t, (x.shape[0],))
+    with torch.no_grad():
+        wide = x if x.dim() == 3 else x[..., None]
+        given = (wide, conv_state, weight, bias, cache_seqlens, conv_state_indices)
+        y: Tensor
+        y, after = call(STEP, given, (activation,))
+        if conv_state_indices is None:
+            conv_state.copy_(after)
+        else:
+            conv_state.index_copy_(0, conv_state_indices.long(), after)
+        return y if x.dim() == 3 else y[..., 0]
+
+
+def _checked_activation(activation: str | None) -> str:
+    name = "silu" if activation == "swish" else activation or ""
+    if name not in ACTIVATIONS:
+        refuse(activation)
+    return name
+
+
+def _check_operands(
+    name: str, x: Tensor, weight: Tensor, bias: Tensor | None, dims: tuple[int, ...]
+) -> None:
+    """TypeError and ValueError for operands that do not fit one another."""
+    for said, t in (("x", x), ("weight", weight), *((("bias", bias),) if bias is not None else ())):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name}: {said}: expected a tensor, got {type(t).__name__}")
+    if x.dim() not in dims:
+        wanted = " or ".join(("(batch, dim)", "(batch, dim, length)")[d - 2] for d in dims)
+        raise ValueError(f"{name}: x: expected {wanted}, got shape {tuple(x.shape)}")
+    if weight.dim() != 2 or weight.shape[0] != x.shape[1]:
+        raise ValueError(
+            f"{name}: weight: expected shape ({x.shape[1]}, width), got {tuple(weight.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (x.shape[1],):
+        raise ValueError(f"{name}: bias: expected shape ({x.shape[1]},), got {tuple(bias.shape)}")
+
+
+def _check_whole(name: str, t: Any, shape: tuple[int, ...] | None) -> None:
+    if not isinstance(t, Tensor) or t.dtype not in WHOLE:
+        raise TypeError(
+            f"{name}: expected a tensor of int32 or int64, got {getattr(t, 'dtype', type(t).__name__)}"
+        )
+    if (shape is None and t.dim() != 1) or (shape is not None and tuple(t.shape) != shape):
+        raise ValueError(f"{name}: expected shape {shape or '(sequences + 1,)'}, got {tuple(t.shape)}")
