@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from transconv.backend_triton import Answer, CompileFailure, Resources, compile_offline
 from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
-from transconv.runtime import Plan, build_compute
+from transconv.runtime import Plan, build_compute, job_of
 from transconv.target import Target
-from transconv.verify.matrix import job_of
 
 TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
 
