@@ -2,16 +2,16 @@
 
     NAME/build.toml, flake.nix, CARD.md     for kernel-builder, which builds the variants anew
     NAME/torch-ext/NAME/...                 the package: torch and triton are all it imports
-    NAME/build/torch-cuda/...               the same beside metadata.json, with the chips and a digest
-    of each file; NAME/build/torch-rocm/..., torch-cpu    torch-cpu runs in Triton's interpreter alone
+    NAME/build/torch-cuda/...               the same beside metadata.json, with a digest of each file
+    NAME/build/torch-rocm/..., torch-cpu    likewise; torch-cpu runs in Triton's interpreter alone
     NAME/benchmarks/benchmark_OPERATION.py  for `kernels benchmark`
     NAME/compiled.csv                       each kernel as compiled for each chip, without a GPU
     NAME/signature.py                       compares digests, and signs
 
 The layout is that of https://huggingface.co/docs/kernels (kernel requirements, build variants).
-Operations with a
-signature of torch's are files of transconv/data/operations: NAME.txt has the computations,
-NAME.py.jinja the functions and layers. Any other text becomes a function of the tensors that it reads.
+Operations with a signature of torch's are files of transconv/data/operations: NAME.txt has the
+computations, NAME.py.jinja the functions and layers. Any other text becomes a function of the tensors that
+it reads.
 """
 
 from __future__ import annotations
