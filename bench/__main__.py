@@ -56,6 +56,7 @@ DROP_IN = {
     "epilogue-functions": "time and check functions in the epilogue of a product",
     "computations": "check and time the computations of bench/computes, and torch's",
     "distributed": "time whole models split over several GPUs, and on one",
+    "gallery": "time the demonstrations of examples/gallery, and torch",
     "issues": "time and check convolutions that public issues report as slow or wrong",
     "quantized": "time, check and train whole models with 8-bit convolutions",
     "pages": "write the tables and pictures of README.md and docs/ from bench/results",

@@ -15,6 +15,7 @@ from bench import ablation_table, plots
 from bench.chips_table import chips_table
 from bench.distributed import distributed_table
 from bench.environment import ROOT, VERSIONS
+from bench.gallery import gallery_table
 from bench.graph_table import graphs_table, models_table
 from bench.issue_table import issues_table
 from bench.kernels.kernel_table import kernels_table
@@ -47,6 +48,7 @@ WITH_ORIGIN = (
     "README.md",
     "docs/results.md",
     "docs/issues.md",
+    "docs/demonstrations.md",
     "docs/any_size.md",
     "docs/graphs.md",
     "docs/functional.md",
@@ -69,11 +71,13 @@ FUSED = "python -m bench time layers --props fwd --epilogue bias+relu --baseline
 @dataclass(frozen=True, slots=True)
 class Table:
     """The files of bench/results that a table is made from, the commands that measure such files, and
-    how rows become Markdown."""
+    how rows become Markdown. ``always``: it is there without its files, too, and says what is not
+    measured."""
 
     files: tuple[str, ...]
     commands: tuple[str, ...]
     make: Callable[[list[Row]], str]
+    always: bool = False
 
     def rows(self) -> list[Row]:
         return [row for name in self.files for row in rows_of(RESULTS / name)]
@@ -136,6 +140,7 @@ TABLES = {
         ("python -m bench time layers --sampled",),
         chips_table,
     ),
+    "gallery": Table(("h200_gallery.csv",), ("python -m bench gallery",), gallery_table, always=True),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
     "quantized": Table(("h200_quantized.csv",), ("python -m bench quantized",), quantized_table),
@@ -215,6 +220,8 @@ def parts_of(table: Table) -> list[tuple[str, str]]:
     for chip in CHIPS:
         own = table.on(chip)
         beside = any(name.startswith(f"{chip}_") for name in table.files)  # of another chip
+        if chip == CHIPS[0] and own.always and not own.is_there():
+            parts.append((own.make([]), f"To measure: `{own.commands[0]}`."))
         if not own.is_there() or (chip != CHIPS[0] and (beside or own.files == table.files)):
             continue
         rows = own.rows()

@@ -10,10 +10,9 @@ import pytest
 from transconv.backend_triton.miscompiles import drops
 from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, job_of
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import job_of
 
 # The gradient of a ReLU in the epilogue of a product: all elements were 0 on an H100.
 CHOSEN = parse("""compute chosen

@@ -19,13 +19,13 @@ from transconv.compute import parse
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
 from transconv.passes.scalar import simplification
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, job_of
 from transconv.runtime.check_records import ALLOWED
 from transconv.schedule import legality as boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import job_of, jobs_of
+from transconv.verify.matrix import jobs_of
 
 NEWEST = Path(__file__).parents[2] / ".newest"
 HEAD = ".version 8.7\n.target sm_90a\n"

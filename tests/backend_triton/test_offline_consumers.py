@@ -8,10 +8,10 @@ import pytest
 from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
 from transconv.conv.conv_problem import ConvProblem, Prop
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, job_of
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import job_of, jobs_of
+from transconv.verify.matrix import jobs_of
 
 SM90 = TARGETS["sm_90"]
 BOXES = "mma | a=box b=box | swap=1 programs=132 consumers=2 warps=4 via=gluon"

@@ -16,8 +16,8 @@ from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.offline_compilation import CompileFailure, compile_offline
 from transconv.conv import CompiledDirection, compiler
 from transconv.conv.conv_problem import ConvProblem, Prop
+from transconv.runtime import job_of
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import job_of
 
 KERNEL = SimpleNamespace(function="function", packed_metadata="packed", name="f")
 

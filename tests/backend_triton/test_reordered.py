@@ -9,11 +9,10 @@ from transconv.backend_triton.launch import triton_kernel
 from transconv.backend_triton.miscompiles import Blocked, reorders
 from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
-from transconv.runtime import Plan, build_compute
+from transconv.runtime import Plan, build_compute, job_of
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify.computation import ComputationCase
-from transconv.verify.matrix import job_of
 
 ROWS = (
     "compute rows ;; sizes M=700 in 1..4096, K=40 in 1..4096 ;; tensor X f32 [{x}] ;; "

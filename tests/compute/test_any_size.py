@@ -16,12 +16,11 @@ from transconv.cost import AtSizes, estimate
 from transconv.errors import ComputeError, ProblemError, ScheduleError, TensorError
 from transconv.ir import For, InterpError, Kernel, find, value_at, verify
 from transconv.passes import levels
-from transconv.runtime import Plan, build, build_compute
+from transconv.runtime import Plan, build, build_compute, job_of
 from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase, after_every_pass
-from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 MAP = """compute scale

@@ -9,12 +9,11 @@ import torch
 from transconv import ir
 from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, job_of
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
 from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.data import torch_dtype
-from transconv.verify.matrix import job_of
 
 PRODUCT = """compute product
     tensor A {a} [m=40, k=96]

@@ -10,13 +10,12 @@ from transconv.__main__ import main
 from transconv.backend_triton import Resources, compile_offline
 from transconv.compute import execute, parse
 from transconv.errors import ScheduleError, TensorError
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, job_of
 from transconv.schedule import Schedule, tile
 from transconv.selection.candidates import estimated
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
-from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 HEAD = """compute product

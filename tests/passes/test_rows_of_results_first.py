@@ -10,11 +10,10 @@ from transconv.conv import ConvProblem, Epilogue, Prop, any_size, computes, mark
 from transconv.ir import Const, FloorDiv, Kernel, Lane, Mod, Var, index
 from transconv.passes import lower
 from transconv.passes.lowering.lanewise import LaneRun, run_of, steps_of
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, job_of
 from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
-from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 M, N = Lane("m", 128, 3, "M"), Lane("n", 64, 1, "N")

@@ -18,7 +18,7 @@ from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, P
 from transconv.cost import AtSizes, estimate
 from transconv.errors import Unsupported
 from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at
-from transconv.runtime import Plan, build_compute, plan_cache
+from transconv.runtime import Plan, build_compute, job_of, plan_cache
 from transconv.schedule import Schedule, why_not
 from transconv.schedule import legality as boxes
 from transconv.selection.proposals import heuristics
@@ -27,7 +27,6 @@ from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
 from transconv.verify.machine import executable
-from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 POINTWISE = "mb2?ic16ih6?oc32oh6kh1 dt=f16 tag=nhwc"

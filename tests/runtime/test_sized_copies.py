@@ -24,7 +24,7 @@ from transconv.conv import (
 )
 from transconv.cost import AtSizes, count, estimate
 from transconv.ir import Mod, find, value_at
-from transconv.runtime import Plan, build, build_compute, plan_cache, plans
+from transconv.runtime import Plan, build, build_compute, job_of, plan_cache, plans
 from transconv.runtime.launch import apart
 from transconv.schedule import Schedule, Scheduled, is_copy, why_not
 from transconv.schedule.tiles.packing import copy_of
@@ -32,7 +32,6 @@ from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.machine import executable
-from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 LINE = "mb2?ic16iw9?oc16ow9kw3pw1 dt=f16 tag=ncw"

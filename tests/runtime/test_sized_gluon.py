@@ -13,13 +13,12 @@ from transconv.backend_triton.launch.bound_start import describe_explicit
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.ir import InterpError, Kernel
-from transconv.runtime import Plan, build_compute, plan_cache
+from transconv.runtime import Plan, build_compute, job_of, plan_cache
 from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
-from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 LAYERS = {  # a window, a fused block, a sum that ends at a size

@@ -11,14 +11,13 @@ from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, any_size, marked
 from transconv.conv.relation import every
 from transconv.ir import Fetch, find
-from transconv.runtime import Plan, build_compute, compiler
+from transconv.runtime import Plan, build_compute, compiler, job_of
 from transconv.schedule import Schedule, why_not
 from transconv.selection.proposals import heuristics
 from transconv.support import is_direct
 from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import ComputationCase
-from transconv.verify.matrix import job_of
 
 SM90 = Target.parse("sm_90")
 WINDOW = "mb2?ic64ih9?oc64oh9kh3ph1 dt=f16 tag=nhwc"

@@ -10,10 +10,10 @@ from transconv.conv import Epilogue, compiler
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir import SmemRing, find
+from transconv.runtime import job_of
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
-from transconv.verify.matrix import job_of
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 EXPLICIT = "mma | a=box b=box via=gluon warps=4 stages=2"

@@ -14,10 +14,10 @@ from transconv.backend_triton.emitters.gluon import bytes_layout
 from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
+from transconv.runtime import job_of
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
 from transconv.verify.case import ProblemCase
-from transconv.verify.matrix import job_of
 
 COPIES = [
     (

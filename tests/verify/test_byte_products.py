@@ -8,12 +8,12 @@ from transconv.backend_triton import Resources
 from transconv.backend_triton.offline_compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
+from transconv.runtime import job_of
 from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import allocate, fill
-from transconv.verify.matrix import job_of
 
 BOXES = "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box swap=1 via=gluon stages=4 warps=4"
 

@@ -9,9 +9,8 @@ from transconv.backend_triton import Answer, CompileFailure, Resources, compile_
 from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
 from transconv.passes import told_addresses
-from transconv.runtime import Plan, build_compute
+from transconv.runtime import Plan, build_compute, job_of
 from transconv.target import Target
-from transconv.verify.matrix import job_of
 
 TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
 

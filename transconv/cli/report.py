@@ -18,12 +18,11 @@ from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems
 from transconv.report import LARGEST, LabeledTime, Section, Subject, write_page
-from transconv.runtime import Plan, Planned, build
+from transconv.runtime import Plan, Planned, build, job_of
 from transconv.schedule import Schedule
 from transconv.support import ProblemError, ScheduleError, StageError, TransconvError, one_line
 from transconv.target import Target
 from transconv.tuning.table import Row, header, number, read
-from transconv.verify.matrix import job_of
 
 TEXTS = ("ptx", "sass", "amdgcn")
 MOST = 8  # problems of a list

@@ -81,7 +81,7 @@ from transconv.ir.functions.rounding import (
     wrapped,
 )
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
-from transconv.ir.functions.size_values import MEANING, Values, function_of, value_at, values_of
+from transconv.ir.functions.size_values import MEANING, Values, function_of, python_of, value_at, values_of
 from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract, offsets_of
 from transconv.ir.interp.kernel import run
 from transconv.ir.layout import Layout, LayoutBlock
@@ -319,6 +319,7 @@ __all__ = [
     "one_of_two",
     "partial",
     "promote",
+    "python_of",
     "readable",
     "reducer_of",
     "rewrite",

@@ -15,6 +15,7 @@ from functools import lru_cache
 from math import isfinite, prod
 
 from transconv.backend_triton import (
+    CompileJob,
     TritonKernel,
     emit,
     grid_size,
@@ -283,6 +284,31 @@ def kernel_step(
     )
     params = tuple(t.name for t in kernel.params)
     return PlanStep(does, schedule, lowered, source, path, made, params, digest)
+
+
+def job_of(step: PlanStep, target: Target, text: str = "", words: bool = True) -> CompileJob:
+    """One launch, to be compiled offline; ``text`` names an intermediate text to bring back,
+    ``words``: see ``CompileJob``."""
+    boxes = step.triton.boxes or (None,) * len(step.kernel.params)
+    params = tuple(
+        (p.dtype.name, box[1] if box else ()) for p, box in zip(step.kernel.params, boxes, strict=True)
+    )
+    return CompileJob(
+        step.source,
+        step.kernel.name,
+        params,
+        target.name,
+        target.backend,
+        target.arch,
+        target.warp_size,
+        step.schedule.warps,
+        step.schedule.stages,
+        (text,) if text else (),
+        is_explicit(step.kernel),
+        words=words,
+        sizes=len(step.kernel.sizes.each) if step.kernel.sizes else 0,
+        dots="mma" in target.features,
+    )
 
 
 def one_kernel_plan(

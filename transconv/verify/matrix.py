@@ -21,9 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 
-from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, is_explicit
+from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, compiler, marked
-from transconv.runtime import PlanStep, build
+from transconv.runtime import build, job_of
 from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.support import ScheduleError, read_named
@@ -233,30 +233,6 @@ def jobs_of(
         job_of(s, target, text, words)
         for s in compiler.build(problem, prop, target, schedule, epilogue).steps
     ]
-
-
-def job_of(step: PlanStep, target: Target, text: str = "", words: bool = True) -> CompileJob:
-    """One launch; ``text`` names an intermediate text to bring back, ``words``: see ``CompileJob``."""
-    boxes = step.triton.boxes or (None,) * len(step.kernel.params)
-    params = tuple(
-        (p.dtype.name, box[1] if box else ()) for p, box in zip(step.kernel.params, boxes, strict=True)
-    )
-    return CompileJob(
-        step.source,
-        step.kernel.name,
-        params,
-        target.name,
-        target.backend,
-        target.arch,
-        target.warp_size,
-        step.schedule.warps,
-        step.schedule.stages,
-        (text,) if text else (),
-        is_explicit(step.kernel),
-        words=words,
-        sizes=len(step.kernel.sizes.each) if step.kernel.sizes else 0,
-        dots="mma" in target.features,
-    )
 
 
 SLACK = 8  # registers: the granule in which they are handed out

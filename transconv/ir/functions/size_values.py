@@ -97,6 +97,12 @@ def function_of(
     return made
 
 
+def python_of(e: ex.Expr, names: Sequence[str]) -> str:
+    """The text of an expression of sizes in Python, for programs that are read; any number divided by 0 is
+    itself. KeyError for a name without a size."""
+    return _PythonFormatter((), {name: name for name in names}).of(e)
+
+
 class _PythonFormatter:
     """Python's texts of expressions; ``first``: of what occurs more than once, each with its name."""
 

@@ -11,21 +11,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transconv.backend_triton import (
-    Answer,
-    CompileFailure,
-    CompileJob,
-    Resources,
-    compile_offline,
-    is_explicit,
-)
+from transconv.backend_triton import Answer, CompileFailure, Resources, compile_offline, is_explicit
 from transconv.compute import Alone
 from transconv.ir import DType, Layout, Tensor
 from transconv.runtime.plans import Plan, PlanStep
+from transconv.runtime.steps import job_of
 from transconv.schedule import is_copy
 from transconv.support import Unsupported, records
 from transconv.target import Target
@@ -81,7 +75,11 @@ def machine_code(
             )
         if reason := why_not_cleared(package):
             raise Unsupported("export:clear", f"{package.title}: {reason}")
-    jobs = [_job(x, package.target) for package in packages for x in package.launches]
+    jobs = [
+        replace(job_of(x.step, package.target, words=False), code=True)
+        for package in packages
+        for x in package.launches
+    ]
     answers = iter(compile_offline(jobs, timeout_s, workers))
     return [[_binary(package, x, next(answers)) for x in package.launches] for package in packages]
 
@@ -96,25 +94,6 @@ def _binary(package: PlanPackage, x: PackagedKernel, answer: Answer) -> KernelBi
     if reason := _why_not(answer.launch):
         raise Unsupported("export:launch", f"{about}: {reason}")
     return KernelBinary(x, answer.code, answer, tuple(_passed(package, x, answer.launch)))
-
-
-def _job(x: PackagedKernel, target: Target) -> CompileJob:
-    schedule = x.step.schedule
-    params = tuple((a.dtype.name, a.box.extents if a.box else ()) for a in x.arguments)
-    return CompileJob(
-        x.source,
-        x.kernel,
-        params,
-        target.name,
-        target.backend,
-        target.arch,
-        target.warp_size,
-        schedule.warps,
-        schedule.stages,
-        explicit=x.explicit,
-        code=True,
-        words=False,
-    )
 
 
 def why_not_cleared(package: PlanPackage) -> str:

@@ -1,0 +1,69 @@
+"""Patch embeddings and autoencoders of model servers, by stand-ins with their published signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import transconv
+from bench.vaes import Decoder
+from tests.integrations import server_signatures
+from transconv.integrations import model_servers
+from transconv.integrations.compiled_forward import compiled_forward, restore_forward
+
+Servers = [
+    (server_signatures.vllm, model_servers.register_vllm),
+    (server_signatures.sglang, model_servers.register_sglang),
+]
+
+
+@pytest.mark.parametrize(("server", "register"), Servers)
+def test_layers_compute_by_kernels(
+    server: Callable[..., Any], register: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = server(monkeypatch)
+    register()
+    torch.manual_seed(0)
+    two = layers.Conv2dLayer(3, 5, 4, stride=4)
+    three = layers.Conv3dLayer(3, 6, kernel_size=(2, 4, 4), stride=(2, 4, 4), bias=False)
+    x, y = torch.randn(2, 3, 8, 12), torch.randn(1, 3, 4, 8, 8)
+    with torch.no_grad():
+        found = two(x), three(y)
+        want = F.conv2d(x, two.weight, two.bias, 4), F.conv3d(y, three.weight, None, (2, 4, 4))
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert set(two.state_dict()) == {"weight", "bias"} and set(three.state_dict()) == {"weight"}
+    with pytest.raises(AssertionError, match="own forward"):  # the stand-in's forward is not torch's
+        two.forward_native(x)
+
+
+def test_a_name_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server_signatures.vllm(monkeypatch)
+    assert [c.__name__ for c in model_servers.register_vllm()] == [
+        "TransconvConv2dLayer",
+        "TransconvConv3dLayer",
+    ]
+    assert model_servers.register_vllm() == []
+    with pytest.raises(TypeError, match="has no forward_cuda"):
+        model_servers.layer_class(nn.Conv2d)
+
+
+def test_an_autoencoder_becomes_graphs() -> None:
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.decoder = Decoder(4, False, (8, 8), 4, 1).eval().requires_grad_(False)
+    z = torch.randn(1, 4, 4, 4)
+    with torch.no_grad():
+        want = model.decoder(z)
+        assert model_servers.accelerate_autoencoder(model) == ["decoder"]
+        torch.testing.assert_close(model.decoder(z), want, rtol=1e-3, atol=1e-3)
+    made = compiled_forward(model.decoder)
+    assert made is not None and made.compiled is not None
+    assert transconv.graph.report(made.compiled).graphs
+    restore_forward(model.decoder)
+    assert model_servers.accelerate_autoencoder(nn.Conv2d(1, 1, 1)) == [""]
