@@ -145,7 +145,7 @@ def test_the_line_of_a_function_is_triton_s() -> None:
 
 
 def test_products_add_up_all_rows_alike() -> None:
-    """BLAS may add up a row in an order that its place decides; kernels for any sizes promise it does not."""
+    """BLAS may add up a row in an order that its place decides, which kernels for any sizes do not."""
     rng = np.random.default_rng(0)
     for m, k, n in ((16, 16, 16), (64, 128, 32), (512, 32, 16)):
         a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n)))
