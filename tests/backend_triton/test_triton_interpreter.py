@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from transconv.backend_triton.launch.interpreter import place_of
+from transconv.backend_triton.launch.interpreter import place_of, product
 from transconv.backend_triton.launch.jit_module import load
 from transconv.cli.run import execute
 from transconv.conv.conv_problem import ConvProblem, Prop
@@ -141,3 +142,14 @@ def test_the_line_of_a_function_is_triton_s() -> None:
     for function in (load(text, "f").fn.fn, load(text.replace("@triton.jit\n\n", ""), "f").fn):
         assert place_of(function) == get_jit_fn_file_line(JITFunction(function))
     assert place_of(place_of) == get_jit_fn_file_line(JITFunction(place_of))
+
+
+def test_products_add_up_all_rows_alike() -> None:
+    """BLAS may add up a row in an order that its place decides, which kernels for any sizes do not."""
+    rng = np.random.default_rng(0)
+    for m, k, n in ((16, 16, 16), (64, 128, 32), (512, 32, 16)):
+        a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n)))
+        made, order = product(a, b, np.float32), rng.permutation(m)
+        assert (product(a[order], b, np.float32) == made[order]).all()
+        assert (product(a, np.asfortranarray(b), np.float32) == made).all()
+        np.testing.assert_allclose(made, a.astype(np.float64) @ b.astype(np.float64), rtol=0, atol=1e-4)

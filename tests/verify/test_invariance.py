@@ -70,12 +70,12 @@ def test_a_planted_grouping_is_found_by_the_proof(schedule: str, why: str) -> No
 
 def test_a_planted_split_is_found_by_drawn_batches() -> None:
     planted, dealt = (f"ic:16 oc:16 mb.oh.ow:16 | mma | split_k=3{w} stages=1" for w in ("", " deal=1"))
-    given = of(WEIGHTS, Prop.BWD_W), HERE, "cpu", 2, 1
+    given = of(WEIGHTS, Prop.BWD_W), HERE, "cpu", 1, 1
     assert all(
         "wei of" in line and "elements differ" in line
         for line in differing(*given, Schedule.parse(planted))
     )
-    assert list(differing(*given, Schedule.parse(dealt))) == ["", ""]
+    assert list(differing(*given, Schedule.parse(dealt))) == [""]
 
 
 class PlantedChoice(ConvWorkload):
@@ -212,7 +212,8 @@ def test_what_has_no_form_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("prop", Prop)
 def test_drawn_batches_of_a_layer(prop: Prop) -> None:
-    assert list(differing(of("mb2ic4ih5oc6oh5kh3ph1", prop), HERE, "cpu", 1)) == [""]
+    few = 31  # a seed that draws two samples
+    assert list(differing(of("mb2ic4ih5oc6oh5kh3ph1", prop), HERE, "cpu", 1, few)) == [""]
 
 
 def test_a_certificate_prints_what_it_is_of() -> None:

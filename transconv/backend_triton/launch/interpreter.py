@@ -93,11 +93,11 @@ def prepare_interpreter() -> None:
         kinds = {str(t.dtype.scalar) for t in (a, b)}
         if not getattr(self, ALIKE, False) or any(k.startswith("fp8") and k not in SHORT for k in kinds):
             return multiplied(self, a, b, d, precision, imprecise)
-        sides = [
+        left, right = [
             values_of_8_bits(t.data, SHORT[kind]) if (kind := str(t.dtype.scalar)) in SHORT else t.data
             for t in (a, b)
         ]
-        return TensorHandle(product(*sides, d.data.dtype) + d.data, d.dtype.scalar)
+        return TensorHandle(product(left, right, d.data.dtype) + d.data, d.dtype.scalar)
 
     InterpreterBuilder.create_dot = create_dot
     FunctionRewriter._get_jit_fn_file_line = lambda self: place_of(self.fn)

@@ -535,9 +535,9 @@ def _lines(node: fx.Node) -> tuple[Line, ...]:
         or not all(isinstance(n, int) for n in (*like.shape, *made.shape))
     ):
         return ()
-    scale = None if given.get("recompute_scale_factor") else given.get("scale_factor")
+    scale: Any = None if given.get("recompute_scale_factor") else given.get("scale_factor")
     sizes, ends = like.shape[2:], bool(given.get("align_corners"))
-    scales = [*scale] if isinstance(scale, (list, tuple)) else [scale] * len(sizes)
+    scales: list[Any] = [*scale] if isinstance(scale, (list, tuple)) else [scale] * len(sizes)
     found = []
     for small, large, times in zip(sizes, made.shape[2:], scales, strict=True):
         whole = (small - 1) / (large - 1) if large > 1 else 0.0
