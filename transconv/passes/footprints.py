@@ -311,7 +311,8 @@ class Plain(ir.ExprMutator):
     between 32 and 64 bits, and divisions that are spelled for operands of any sign."""
 
     def mutate_Renamed(self, e: ir.Renamed) -> ir.Expr:
-        return ir.substitute(self.mutate(e.x), dict(zip(e.old, e.new, strict=True)))
+        made: ir.Expr = ir.substitute(self.mutate(e.x), dict(zip(e.old, e.new, strict=True)))
+        return made
 
     def mutate_Spread(self, e: ir.Spread) -> ir.Expr:
         made: ir.Expr = self.mutate(e.x)
