@@ -330,6 +330,19 @@ def test_weights_that_change_between_streams_are_taken() -> None:
     torch.testing.assert_close(s(x), model(x).detach())
 
 
+@pytest.mark.parametrize("viewed", [False, True])
+def test_callers_may_write_to_inputs_and_results(viewed: bool) -> None:
+    view = Says(lambda x: torch.cat([x, F.pad(x, (2, 0))[..., :-2]], 1).transpose(0, 1))
+    model = nn.Sequential(Causal(2, 3, 4), *[view] * viewed)
+    x, buffer, found = torch.randn(1, 2, 9), torch.empty(1, 2, 1), []
+    s = transconv.streaming(model)
+    for row in x.split(1, 2):
+        y = s(buffer.copy_(row))
+        found.append(y.clone())
+        y.zero_()
+    torch.testing.assert_close(torch.cat(found, 2), model(x).detach())
+
+
 def test_no_rows_yet() -> None:
     s = transconv.streaming(Causal(2, 3, 4, s=4))
     assert [s(torch.randn(1, 2, 1)).shape[2] for _ in range(9)] == [0, 0, 0, 1, 0, 0, 0, 1, 0]

@@ -3,7 +3,6 @@ causal_conv1d_fn and causal_conv1d_update."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,20 +82,9 @@ def _both(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
     return made
 
 
-def _shapes(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
-    x, state = given[:2]
-    assert x is not None and state is not None
-    return (x.shape, (x.shape[0], *state.shape[1:]))
-
-
 STEP = declare(
     PublicFunction(
-        "causal_conv1d_update",
-        _step_by_torch,
-        _step,
-        whole=(False,) * 4 + (True, True),
-        finish=_both,
-        shapes=_shapes,
+        "causal_conv1d_update", _step_by_torch, _step, whole=(False,) * 4 + (True, True), finish=_both
     )
 )
 

@@ -170,8 +170,7 @@ def causal_step(
     )
     made = f"sum(v*w; {{k}}){' + b' if b else ''}"
     is_new = f"wrap(q - length, {size}) < {steps}" if lengths else f"q >= {size - steps}"
-    write = page.text if rows or lengths else page.sized
-    text = write(
+    text = page.text(
         f"causal_step_{activation or 'linear'}",
         "read row = {R}" if rows else "",
         "read length = {L}" if lengths else "",

@@ -127,6 +127,9 @@ class StreamPlan:
         self.last[short.result.at] = len(short.operations)
         self.latency = self._checked_latency(sizes[dim], latency)
         self.hop = hop
+        made = short.operations[short.result.at] if short.result.at >= 0 else None
+        read = any(short.result in op.moving for op in self.operations)
+        self.shares_result = made is None or read or made.op.is_view
         self.reset()
 
     def reset(self) -> None:
@@ -258,8 +261,11 @@ class StreamedModel(nn.Module):
             raise TensorError(f"streaming: expected a tensor with time in dim {self.dim}, got {found}")
         plan = self._planned(x)
         with torch.no_grad():
-            made = plan.step(x.contiguous()) if x.shape[self.dim] else None
-        return self._empty(plan, x) if made is None else made
+            # What is kept must not change where the caller writes to the input, or to the result.
+            made = plan.step(x.clone(memory_format=torch.contiguous_format)) if x.shape[self.dim] else None
+            if made is None:
+                return self._empty(plan, x)
+            return made.clone() if plan.shares_result else made
 
     def flush(self) -> Tensor | None:
         """The rest of the result at the end of a stream, None if nothing is left; then a stream begins."""
