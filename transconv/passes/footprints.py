@@ -314,10 +314,11 @@ class _Accesses:
 
 class Plain(ir.ExprMutator):
     """The same positions without what only concerns their form: lanes that are renamed or spread, casts
-    between 32 and 64 bits, and divisions that are spelled for operands of any sign."""
+    between 32 and 64 bits, shifts, and divisions that are spelled for operands of any sign."""
 
     def mutate_Renamed(self, e: ir.Renamed) -> ir.Expr:
-        return ir.substitute(self.mutate(e.x), dict(zip(e.old, e.new, strict=True)))
+        made: ir.Expr = self.mutate(e.x)
+        return ir.substitute(made, dict(zip(e.old, e.new, strict=True)))
 
     def mutate_Spread(self, e: ir.Spread) -> ir.Expr:
         made: ir.Expr = self.mutate(e.x)
@@ -329,6 +330,16 @@ class Plain(ir.ExprMutator):
 
     def mutate_Const(self, e: ir.Const) -> ir.Expr:
         return ir.Const(e.value) if e.type is ir.index64 else e
+
+    def mutate_Shl(self, e: ir.Shl) -> ir.Expr:
+        x, by = self.mutate(e.a), self.mutate(e.b)
+        index = e.dtype.kind == "index" and isinstance(by, ir.Const)
+        return x * (1 << int(by.value)) if index else ir.Shl(x, by)
+
+    def mutate_Shr(self, e: ir.Shr) -> ir.Expr:
+        x, by = self.mutate(e.a), self.mutate(e.b)
+        index = e.dtype.kind == "index" and isinstance(by, ir.Const)
+        return x // (1 << int(by.value)) if index else ir.Shr(x, by)
 
     def mutate_Select(self, e: ir.Select) -> ir.Expr:
         cond, yes, no = self.mutate(e.cond), self.mutate(e.yes), self.mutate(e.no)
