@@ -65,15 +65,8 @@ class Mapping:
         kind = {torch.float32: "<f4", torch.float16: "<f2"}[like.dtype]
         steps = tuple(n * like.element_size() for n in like.stride())
 
-        held = SimpleNamespace(
-            __cuda_array_interface__={
-                "shape": tuple(like.shape),
-                "typestr": kind,
-                "data": (at, False),
-                "strides": steps,
-                "version": 3,
-            }
-        )
+        told = {"shape": tuple(like.shape), "typestr": kind, "strides": steps, "version": 3}
+        held = SimpleNamespace(__cuda_array_interface__=told | {"data": (at, False)})
         made = torch.as_tensor(held, device="cuda")
         assert made.data_ptr() == at and made.stride() == like.stride()
         return made.copy_(like)

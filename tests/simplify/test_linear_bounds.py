@@ -135,6 +135,16 @@ def test_digits_by_sizes(wide: str) -> None:
     assert greatest(loose.poly(at) - loose.poly(N * H * W * 8), loose, -1) > -1
 
 
+def test_quotients_of_multiples() -> None:
+    """A quotient by 2 of an even number from 1 on is 1 or more: a row of a gradient with a stride."""
+    row = (h + 3 - step) // 2 - 1
+    facts = Facts(true=SIZES, ranges={step: Range(0, 2), h: Range(0, None)})
+    even = facts.knowing([eq((h + step + 1) % 2, 0), row < H])
+    assert greatest(-facts.poly(row * W), even, 0) == 0
+    assert greatest(-facts.poly(row * W), facts.knowing([row < H]), 0) > 0
+    assert greatest(facts.poly(row * W - H * W), even, -1) == -1
+
+
 def test_groups_of_variables_have_points_of_their_own() -> None:
     """Some 2**27 points of all variables are 2**14 of two groups."""
     a, b = Lane("a", 1 << 13, 1), Lane("b", 1 << 13, 2)
