@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transconv.functional.computation import computation as computation
     from transconv.graph.certification import certify as certify
     from transconv.graph.optimization import optimize as optimize
+    from transconv.graph.pieces.bounded_model import within as within
     from transconv.runtime.api import Compute as Compute
     from transconv.runtime.api import Kernel as Kernel
     from transconv.runtime.api import Schedule as Schedule
@@ -85,6 +86,7 @@ _HOMES = {
     "off": "torch_ops.modules",
     "optimize": "graph.optimization",
     "certify": "graph.certification",
+    "within": "graph.pieces.bounded_model",
     "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",
     "FallbackWarning": "calls.stats",

@@ -43,6 +43,7 @@ from transconv.schedule.tiles.packing import (
 )
 from transconv.schedule.tiles.partial_results import (
     PROGRAM,
+    along,
     carried,
     divided,
     finishes,
@@ -109,6 +110,7 @@ __all__ = [
     "box_of",
     "boxes_behind",
     "by_tile",
+    "along",
     "carried",
     "chain",
     "diagonal",

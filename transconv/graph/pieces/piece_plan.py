@@ -1,0 +1,300 @@
+"""Which tensors stay whole, which are computed again, and in how many pieces each pass runs, so that all of
+it stays within a bound.
+
+A tensor that is kept whole is complete before anything reads it. So steps have levels: a step is one level
+behind the kept tensors, and the statistics, that it reads. At each level the whole steps run first, then
+one pass makes in pieces what is kept of that level; what the pass needs and nobody keeps, it computes again
+from what is kept.
+
+    level 0     conv1 -> statistics                       pieces: h is not kept
+    level 1     moments; h again, norm, conv2, + x -> x'  pieces: x' is kept, in the place of x
+
+First all tensors are kept that a later level reads. While a pass exceeds the bound, the tensor is given up
+that lowers what exceeds it the most, in doubt the one with the least time to compute it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from transconv.graph.backend_options import MemoryBound
+from transconv.graph.pieces.demands import Demand, Wanted, demand, part_bytes
+from transconv.graph.pieces.step_graph import Memory, Step
+from transconv.support import Unsupported
+
+TRIED = 64  # tensors at most that are given up or added
+
+
+@dataclass(slots=True)
+class Pass:
+    """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``. ``over``: kept
+    tensors that take the place of others that nothing reads behind the pass; ``sample``: a piece in the
+    middle; ``peak``: bytes of all that is there at once; ``us``: microseconds."""
+
+    level: int
+    whole: list[Step]
+    wanted: Wanted
+    pieces: int = 1
+    over: dict[Memory, Memory] = field(default_factory=dict)
+    sample: Demand | None = None
+    peak: int = 0
+    us: float = 0.0
+
+    def demand(self, number: int, kept: Collection[Memory]) -> Demand:
+        """What a piece takes."""
+        return demand(kept, *self.wanted.piece(number, self.pieces))
+
+    @property
+    def largest(self) -> str:
+        """The operation that takes most of it."""
+        steps = self.sample.order if self.sample is not None else self.whole
+        if not steps:
+            return "what is kept"
+
+        def size(step: Step) -> int:
+            each = {o.memory for o in (*step.read.values(), *step.stored.values())}
+            if self.sample is None:
+                return sum(m.bytes for m in each)
+            own = self.sample
+            found = sum(part_bytes(m, own.regions[m]) for m in each if m in own.regions)
+            return found + sum(m.bytes for m in each if m not in own.regions)
+
+        return max(steps, key=size).name
+
+
+@dataclass(slots=True)
+class PiecePlan:
+    """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which nothing
+    reads a tensor; ``beside``: bytes that are there anyway."""
+
+    steps: Sequence[Step]
+    kept: set[Memory]
+    passes: list[Pass]
+    last: dict[Memory, int]
+    beside: int
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all that is there at once at most."""
+        return max((p.peak for p in self.passes), default=self.beside)
+
+    @property
+    def us(self) -> float:
+        """Microseconds of all passes."""
+        return sum(p.us for p in self.passes)
+
+    @property
+    def once(self) -> float:
+        """Microseconds of each step once."""
+        return sum(s.us for s in self.steps)
+
+    def exceeds(self, bound: int) -> int:
+        """By how many bytes the passes exceed a bound, all together."""
+        return sum(max(0, p.peak - bound) for p in self.passes)
+
+
+def memories(steps: Sequence[Step]) -> list[Memory]:
+    """What steps read and store, in their order."""
+    found: dict[Memory, None] = {}
+    for s in steps:
+        found |= dict.fromkeys(o.memory for o in (*s.read.values(), *s.stored.values()))
+        found |= dict.fromkeys(s.spaces.values())
+    return [*found]
+
+
+def _must(steps: Sequence[Step]) -> set[Memory]:
+    """The tensors that are kept whole whatever the bound is."""
+    found = {m for m in memories(steps) if m.handed or (not m.given and not m.digit)}
+    for s in steps:
+        found |= {o.memory for n, o in s.read.items() if s.whole or n in s.needs_whole}
+        found |= {o.memory for o in s.stored.values() if s.whole}
+    return {m for m in found if not m.given}
+
+
+def levels(steps: Sequence[Step], kept: Collection[Memory]) -> dict[Step, int]:
+    """The level of each step."""
+    ready: dict[Memory, int] = {}
+    found: dict[Step, int] = {}
+    for step in steps:
+        own = max((ready.get(o.memory, 0) for o in step.read.values()), default=0)
+        found[step] = own
+        for o in step.stored.values():
+            later = not step.whole and o.memory in kept
+            ready[o.memory] = max(ready.get(o.memory, 0), own + later)
+        for space in step.spaces.values():
+            ready[space] = own + 1
+    return found
+
+
+def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
+    """The plan within a bound, or the one that exceeds it least. ``beside``: bytes that are there whatever
+    the steps do."""
+    must = _must(steps)
+    level = levels(steps, must)
+    made: dict[Memory, int] = {}
+    for s in steps:
+        for o in s.stored.values():
+            made[o.memory] = max(made.get(o.memory, 0), level[s])
+    later = {
+        o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]
+    }
+    best = laid_out(steps, must | later, beside, bound)
+    for _ in range(TRIED):
+        over = best.exceeds(bound)
+        if not over:
+            break
+        found = None
+        for other in _others(best, must, bound):
+            plan = laid_out(steps, other, beside, bound)
+            key = plan.exceeds(bound), plan.us
+            if key[0] < over and (found is None or key < found[0]):
+                found = key, plan
+        if found is None:
+            break
+        best = found[1]
+    return best
+
+
+def _others(plan: PiecePlan, must: Collection[Memory], bound: int) -> Iterator[set[Memory]]:
+    """The tensors that are kept, without one that is there in the pass that exceeds a bound the most, or
+    with one that is made on the way there."""
+    worst = max(plan.passes, key=lambda p: p.peak)
+    for m in memories(plan.steps):
+        if m in plan.kept and m not in must and _is_there(m, plan, worst.level):
+            yield plan.kept - {m}
+    if worst.sample is not None:
+        for m in worst.sample.regions:
+            if m not in plan.kept and m not in worst.sample.wanted:
+                yield plan.kept | {m}
+
+
+def _is_there(memory: Memory, plan: PiecePlan, level: int) -> bool:
+    born = min((p.level for p in plan.passes if memory in p.wanted.memories), default=0)
+    return born <= level <= plan.last.get(memory, -1)
+
+
+def laid_out(steps: Sequence[Step], kept: set[Memory], beside: int, bound: int) -> PiecePlan:
+    """The passes in which some tensors are kept, each with the fewest pieces that stay within a bound."""
+    level = levels(steps, kept)
+    top = max(level.values(), default=0)
+    passes = []
+    for n in range(top + 1):
+        own = [s for s in steps if level[s] == n]
+        made = [o.memory for s in own if not s.whole for o in s.stored.values() if o.memory in kept]
+        last_made = [m for m in dict.fromkeys(made) if max(level[s] for s in m.makers) == n]
+        wanted = Wanted(tuple(last_made), tuple(s for s in own if s.left))
+        passes.append(Pass(n, [s for s in own if s.whole], wanted))
+    plan = PiecePlan(steps, kept, passes, {}, beside)
+    for p in passes:
+        if p.wanted.memories or p.wanted.steps:
+            p.sample = p.demand(0, kept)
+    plan.last = _last(plan)
+    born = {m: p.level for p in passes for m in p.wanted.memories}
+    for p in passes:
+        _cut(p, plan, born, bound)
+    return plan
+
+
+def _last(plan: PiecePlan) -> dict[Memory, int]:
+    """The level behind which nothing reads a tensor."""
+    found: dict[Memory, int] = {}
+    for p in plan.passes:
+        seen = [o.memory for s in p.whole for o in (*s.read.values(), *s.stored.values())]
+        seen += [*p.wanted.memories]
+        seen += [m for s in p.wanted.steps for m in s.spaces.values()]
+        seen += [*p.sample.reads] if p.sample is not None else []
+        found |= dict.fromkeys(seen, p.level)
+    end = len(plan.passes)
+    return found | {m: end for m in memories(plan.steps) if m.handed}
+
+
+def _cut(p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int) -> None:
+    """Find the fewest pieces with which a pass stays within a bound, or else the number with the least
+    peak."""
+    there = [m for m in plan.last if not m.given and plan.last[m] >= p.level and _begun(m, p.level, born, plan)]
+    held = plan.beside + sum(m.bytes for m in there)
+    p.peak = held
+    if p.sample is None:
+        return
+    wanted = p.wanted
+    direct = {*wanted.memories}
+    kept = plan.kept
+    over = _over(p, plan, born)
+    least, pieces = inf, 1
+    tries = [n for e in range(40) if (n := 1 << e) < wanted.most] + [wanted.most]
+    for n in tries:
+        for taken in ({}, over) if over else ({},):
+            p.pieces, p.over = n, taken
+            sample = p.demand(n // 2, kept)
+            peak = held + sample.peak(direct - taken.keys()) - sum(m.bytes for m in taken)
+            for old in taken.values():
+                peak += 2 * part_bytes(old, sample.reads[old]) if old in sample.reads else 0
+            if peak < least:
+                least, pieces, best, p.sample = peak, n, taken, sample
+            if least <= bound:
+                break
+        if least <= bound:
+            break
+    p.pieces, p.over, p.peak = pieces, best, int(least)
+    p.us = sum(s.us for s in p.whole) + pieces * p.sample.us
+
+
+def _begun(memory: Memory, level: int, born: Mapping[Memory, int], plan: PiecePlan) -> bool:
+    """Whether a tensor is there at a level."""
+    if memory in born:
+        return born[memory] <= level
+    for p in plan.passes:
+        if any(memory in s.spaces.values() for s in p.wanted.steps):
+            return p.level <= level
+        if any(o.memory is memory for s in p.whole for o in s.stored.values()):
+            return p.level <= level
+    return False
+
+
+def _over(p: Pass, plan: PiecePlan, born: Mapping[Memory, int]) -> dict[Memory, Memory]:
+    """Tensors of a pass that may take the place of others that nothing reads behind it."""
+    assert p.sample is not None
+    free = [
+        m
+        for m in born
+        if born[m] < p.level
+        and plan.last.get(m) == p.level
+        and not m.handed
+        and m in p.sample.reads
+        and all(n not in s.needs_whole for s in p.sample.spans for n, o in s.read.items() if o.memory is m)
+    ]
+    found: dict[Memory, Memory] = {}
+    for m in p.wanted.memories:
+        old = next((f for f in free if _alike(f, m) and f not in found.values()), None)
+        if old is not None:
+            found[m] = old
+    return found
+
+
+def _alike(a: Memory, b: Memory) -> bool:
+    """Whether two tensors lie alike."""
+    strides = (tuple(s for n, s in zip(m.shape, m.strides, strict=True) if n > 1) for m in (a, b))
+    return a.dtype is b.dtype and a.digit == b.digit and a.bytes == b.bytes and next(strides) == next(strides)
+
+
+def refuse_beyond(plan: PiecePlan, least: PiecePlan, bound: MemoryBound) -> None:
+    """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why."""
+    worst = max(least.passes, key=lambda p: p.peak)
+    raise Unsupported(
+        "within:memory",
+        f"memory={bound.told!r} is too small: at least {size_text(least.peak)} are needed, of which "
+        f"{size_text(least.beside)} are weights and other tensors that the caller holds; the most is there "
+        f"while {worst.largest} runs",
+    )
+
+
+def size_text(count: int) -> str:
+    """A number of bytes, in words."""
+    value, words = float(count), ("bytes", "KB", "MB", "GB", "TB")
+    for word in words:
+        if value < 1000 or word == words[-1]:
+            return f"{value:.4g} {word}"
+        value /= 1000
+    raise AssertionError
