@@ -57,7 +57,7 @@ class Span(NamedTuple):
 @lru_cache(maxsize=1 << 14)
 def span_of(coord: Expr, sizes: Sizes, axis: str, at: Span) -> Span | None:
     """The span of a coordinate over some positions of an axis and all of the others; None if it is not
-    known, as where the values of a tensor tell it."""
+    known."""
     facts = Facts()
     for name, n in sizes:
         lo, hi = (at.start, at.stop - 1) if name == axis else (0, n - 1)

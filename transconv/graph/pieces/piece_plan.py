@@ -27,6 +27,10 @@ from transconv.support import Unsupported
 TRIED = 64  # tensors at most that are given up or added
 
 
+KnownDemands = dict[tuple[Wanted, int, int], list[tuple[set[Memory], set[Memory], Demand]]]
+"""Of pieces of passes: the tensors that each sees, which of them were kept, and what it takes."""
+
+
 @dataclass(slots=True)
 class Pass:
     """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``. ``over``: kept
@@ -42,9 +46,16 @@ class Pass:
     peak: int = 0
     us: float = 0.0
 
-    def demand(self, number: int, kept: Collection[Memory]) -> Demand:
-        """What a piece takes."""
-        return demand(kept, *self.wanted.piece(number, self.pieces))
+    def demand(self, number: int, kept: set[Memory], known: KnownDemands | None = None) -> Demand:
+        """What a piece takes; one that is ``known`` for the same tensors kept, of those that it sees."""
+        found = [] if known is None else known.setdefault((self.wanted, number, self.pieces), [])
+        for seen, own, made in found:
+            if kept & seen == own:
+                return made
+        made = demand(kept, *self.wanted.piece(number, self.pieces))
+        seen = {*made.regions, *made.reads}
+        found.append((seen, kept & seen, made))
+        return made
 
     @property
     def largest(self) -> str:
@@ -90,9 +101,10 @@ class PiecePlan:
         """Microseconds of each step once."""
         return sum(s.us for s in self.steps)
 
-    def exceeds(self, bound: int) -> int:
-        """By how many bytes the passes exceed a bound, all together."""
-        return sum(max(0, p.peak - bound) for p in self.passes)
+    def exceeds(self, bound: int) -> tuple[int, int]:
+        """By how many bytes the passes exceed a bound: the worst one, and all together."""
+        each = [max(0, p.peak - bound) for p in self.passes]
+        return max(each, default=0), sum(each)
 
 
 def memories(steps: Sequence[Step]) -> list[Memory]:
@@ -140,16 +152,17 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     later = {
         o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]
     }
-    best = laid_out(steps, must | later, beside, bound)
+    known: KnownDemands = {}
+    best = laid_out(steps, must | later, beside, bound, known)
     for _ in range(TRIED):
         over = best.exceeds(bound)
-        if not over:
+        if not over[0]:
             break
         found = None
-        for other in _others(best, must, bound):
-            plan = laid_out(steps, other, beside, bound)
-            key = plan.exceeds(bound), plan.us
-            if key[0] < over and (found is None or key < found[0]):
+        for other in _others(best, must):
+            plan = laid_out(steps, other, beside, bound, known)
+            key = *plan.exceeds(bound), plan.us
+            if key[:2] < over and (found is None or key < found[0]):
                 found = key, plan
         if found is None:
             break
@@ -157,12 +170,12 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     return best
 
 
-def _others(plan: PiecePlan, must: Collection[Memory], bound: int) -> Iterator[set[Memory]]:
+def _others(plan: PiecePlan, must: Collection[Memory]) -> Iterator[set[Memory]]:
     """The tensors that are kept, without one that is there in the pass that exceeds a bound the most, or
     with one that is made on the way there."""
-    worst = max(plan.passes, key=lambda p: p.peak)
-    for m in memories(plan.steps):
-        if m in plan.kept and m not in must and _is_there(m, plan, worst.level):
+    worst, born = max(plan.passes, key=lambda p: p.peak), _born(plan)
+    for m in born:
+        if m in plan.kept and m not in must and born[m] <= worst.level <= plan.last[m]:
             yield plan.kept - {m}
     if worst.sample is not None:
         for m in worst.sample.regions:
@@ -170,12 +183,11 @@ def _others(plan: PiecePlan, must: Collection[Memory], bound: int) -> Iterator[s
                 yield plan.kept | {m}
 
 
-def _is_there(memory: Memory, plan: PiecePlan, level: int) -> bool:
-    born = min((p.level for p in plan.passes if memory in p.wanted.memories), default=0)
-    return born <= level <= plan.last.get(memory, -1)
 
 
-def laid_out(steps: Sequence[Step], kept: set[Memory], beside: int, bound: int) -> PiecePlan:
+def laid_out(
+    steps: Sequence[Step], kept: set[Memory], beside: int, bound: int, known: KnownDemands
+) -> PiecePlan:
     """The passes in which some tensors are kept, each with the fewest pieces that stay within a bound."""
     level = levels(steps, kept)
     top = max(level.values(), default=0)
@@ -189,11 +201,11 @@ def laid_out(steps: Sequence[Step], kept: set[Memory], beside: int, bound: int) 
     plan = PiecePlan(steps, kept, passes, {}, beside)
     for p in passes:
         if p.wanted.memories or p.wanted.steps:
-            p.sample = p.demand(0, kept)
+            p.sample = p.demand(0, kept, known)
     plan.last = _last(plan)
-    born = {m: p.level for p in passes for m in p.wanted.memories}
+    born = _born(plan)
     for p in passes:
-        _cut(p, plan, born, bound)
+        _cut(p, plan, born, bound, known)
     return plan
 
 
@@ -210,11 +222,15 @@ def _last(plan: PiecePlan) -> dict[Memory, int]:
     return found | {m: end for m in memories(plan.steps) if m.handed}
 
 
-def _cut(p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int) -> None:
+def _cut(
+    p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int, known: KnownDemands
+) -> None:
     """Find the fewest pieces with which a pass stays within a bound, or else the number with the least
     peak."""
-    there = [m for m in plan.last if not m.given and plan.last[m] >= p.level and _begun(m, p.level, born, plan)]
-    held = plan.beside + sum(m.bytes for m in there)
+    held = plan.beside
+    for memory, level in born.items():
+        if level <= p.level <= plan.last[memory]:
+            held += memory.bytes
     p.peak = held
     if p.sample is None:
         return
@@ -227,7 +243,7 @@ def _cut(p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int) -> No
     for n in tries:
         for taken in ({}, over) if over else ({},):
             p.pieces, p.over = n, taken
-            sample = p.demand(n // 2, kept)
+            sample = p.demand(n // 2, kept, known)
             peak = held + sample.peak(direct - taken.keys()) - sum(m.bytes for m in taken)
             for old in taken.values():
                 peak += 2 * part_bytes(old, sample.reads[old]) if old in sample.reads else 0
@@ -241,25 +257,26 @@ def _cut(p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int) -> No
     p.us = sum(s.us for s in p.whole) + pieces * p.sample.us
 
 
-def _begun(memory: Memory, level: int, born: Mapping[Memory, int], plan: PiecePlan) -> bool:
-    """Whether a tensor is there at a level."""
-    if memory in born:
-        return born[memory] <= level
+def _born(plan: PiecePlan) -> dict[Memory, int]:
+    """The level at which a tensor is there first."""
+    found: dict[Memory, int] = {}
     for p in plan.passes:
-        if any(memory in s.spaces.values() for s in p.wanted.steps):
-            return p.level <= level
-        if any(o.memory is memory for s in p.whole for o in s.stored.values()):
-            return p.level <= level
-    return False
+        made = [o.memory for s in p.whole for o in s.stored.values()]
+        made += [*p.wanted.memories, *(m for s in p.wanted.steps for m in s.spaces.values())]
+        for m in made:
+            found.setdefault(m, p.level)
+    return found
 
 
 def _over(p: Pass, plan: PiecePlan, born: Mapping[Memory, int]) -> dict[Memory, Memory]:
     """Tensors of a pass that may take the place of others that nothing reads behind it."""
     assert p.sample is not None
+    kept = {m for q in plan.passes for m in q.wanted.memories}
     free = [
         m
         for m in born
-        if born[m] < p.level
+        if m in kept
+        and born[m] < p.level
         and plan.last.get(m) == p.level
         and not m.handed
         and m in p.sample.reads
@@ -279,13 +296,15 @@ def _alike(a: Memory, b: Memory) -> bool:
     return a.dtype is b.dtype and a.digit == b.digit and a.bytes == b.bytes and next(strides) == next(strides)
 
 
-def refuse_beyond(plan: PiecePlan, least: PiecePlan, bound: MemoryBound) -> None:
+def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
     """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why."""
-    worst = max(least.passes, key=lambda p: p.peak)
+    if plan.peak <= bound.bytes:
+        return
+    worst = max(plan.passes, key=lambda p: p.peak)
     raise Unsupported(
         "within:memory",
-        f"memory={bound.told!r} is too small: at least {size_text(least.peak)} are needed, of which "
-        f"{size_text(least.beside)} are weights and other tensors that the caller holds; the most is there "
+        f"memory={bound.told!r} is too small: at least {size_text(plan.peak)} are needed, of which "
+        f"{size_text(plan.beside)} are weights and other tensors that the caller holds; the most is there "
         f"while {worst.largest} runs",
     )
 

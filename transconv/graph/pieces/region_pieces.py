@@ -13,7 +13,7 @@ from transconv.functional.calls.compiled_launch import TensorMemory, determinist
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.piece_execution import PieceRun, Room
-from transconv.graph.pieces.piece_plan import PiecePlan, memories, planned, refuse_beyond
+from transconv.graph.pieces.piece_plan import planned, refuse_beyond
 from transconv.graph.pieces.step_graph import Memory, Operand, Part, Step, steps_of
 from transconv.graph.regions.region_calls import BoundRegion, RegionLaunches
 from transconv.runtime import estimated
@@ -33,7 +33,6 @@ class RegionPieces:
     rates: Target
     outside: int = 0
     run: PieceRun | None = None
-    least: PiecePlan | None = None
     given: list[Memory] = field(default_factory=list)
     results: dict[Piece, Operand] = field(default_factory=dict)
 
@@ -71,8 +70,7 @@ class RegionPieces:
         """Find the pieces. Raises Unsupported where no number of them stays within the bound."""
         steps = self.steps(bound)
         found = planned(steps, self.beside(tensors), self.bound.bytes)
-        if found.peak > self.bound.bytes:
-            refuse_beyond(found, planned(steps, found.beside, 0), self.bound)
+        refuse_beyond(found, self.bound)
         self.bound.plans[id(self)] = found
         self.run = PieceRun(found, self.target, self.launches.device)
 
