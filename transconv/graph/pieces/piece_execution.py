@@ -21,6 +21,7 @@ from transconv.schedule import Schedule, why_not
 from transconv.selection import fitted
 from transconv.support import ScheduleError, Unsupported
 from transconv.target import Target
+from transconv.torch_ops.conversion import inference
 
 Tensor = torch.Tensor
 ALIGNMENT = 16  # bytes
@@ -59,13 +60,15 @@ class Launched(NamedTuple):
 
 @dataclass(slots=True)
 class PieceRun:
-    """Runs a plan on a device. ``made``: launches by workload; ``programs``: those of each piece."""
+    """Runs a plan on a device. ``made``: launches by workload; ``programs``: those of each
+    piece; ``seen``: those of statistics whose first result was looked at."""
 
     plan: PiecePlan
     target: Target
     device: torch.device
     made: dict[tuple[Workload, tuple[Schedule, ...]], Launch] = field(default_factory=dict)
     programs: dict[tuple[int, int], tuple[Demand, list[Launched]]] = field(default_factory=dict)
+    seen: set[Launch] = field(default_factory=set)
 
     def __call__(self, rooms: dict[Memory, Room]) -> dict[Memory, Room]:
         """``rooms``: of what is given; all that is kept at the end is entered."""
@@ -137,7 +140,11 @@ class PieceRun:
                     back.append((view, near))
                 given = near.copy_(view)
             tensors.append(given)
-        one.launch.start(tensors)
+        if not one.left:
+            one.launch.start_prepacked(tensors, inference)
+        elif one.launch not in self.seen:  # its first result is looked at
+            one.launch.start(tensors)
+            self.seen.add(one.launch)
         if one.left:
             views = one.launch.views(tensors)
             one.launch.plan.run(views)
