@@ -45,6 +45,7 @@ DROP_IN = {
     "auto-sizes": "time calls whose sizes change with default settings, and who answers them",
     "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
     "invariance": "time layers and models with and without invariant mode",
+    "within": "time models within a bound of memory, their peak, and whether bits are the whole's",
     "maps": "time maps, reductions and norms, and torch's",
     "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
     "schedules": "check and time given schedules of given problems",

@@ -1,4 +1,4 @@
-"""Pieces by Triton's interpreter, with the whole's schedules: tiles, their statistics, norms of long rows."""
+"""Pieces by Triton's interpreter, with the whole's schedules: tiles, their statistics, long rows."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ STATISTICS = """compute convolution_bias_mean_var
 
 @pytest.fixture(autouse=True)
 def rows_alike() -> Iterator[None]:
-    """Products of a tile whose rows are alike, as matrix units have them: NumPy's library adds up the terms
-    of a row by its place."""
+    """Products of a tile whose rows are alike, as matrix units have them: NumPy's library adds up the
+    terms of a row by its place."""
     from triton.runtime import interpreter
 
     def create_dot(self: object, a: object, b: object, d: object, *_: object) -> object:
@@ -75,6 +75,7 @@ def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     torch.manual_seed(0)
     given = {n: torch.randn(m.room(m.digit)) for n, m in memories.items() if m.given}
     plan = planned(steps, 0, 1 << 60)
+    assert any(p.wanted.steps for p in plan.passes)  # tiles leave parts
     for p in plan.passes:
         if p.sample is not None:
             p.pieces = min(pieces, p.wanted.most)
@@ -117,13 +118,16 @@ def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
 
 def test_a_bound_that_is_too_small_says_the_least() -> None:
     run = transconv.within(nn.Conv2d(2, 4, 3), 100)
-    with torch.no_grad(), pytest.raises(Unsupported, match=r"memory='100' is too small: at least .* bytes") as e:
+    with (
+        torch.no_grad(),
+        pytest.raises(Unsupported, match=r"memory='100' is too small: at least .* bytes") as e,
+    ):
         run(torch.randn(1, 2, 16, 4))
     assert e.value.reason == "within:memory" and "convolution" in str(e.value)
 
 
 def test_arguments_that_are_refused() -> None:
-    with pytest.raises(ValueError, match='memory=\'8 apples\'; expected bytes, a text such as "8 GB"'):
+    with pytest.raises(ValueError, match="memory='8 apples'; expected bytes, a text such as \"8 GB\""):
         transconv.within(nn.Identity(), "8 apples")
     with pytest.raises(ValueError, match="over='c'; expected one of n, d, h, w"):
         transconv.within(nn.Identity(), over="c")

@@ -3,7 +3,6 @@ are computed in NumPy from the texts of their pieces, but where schedules and ti
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-import transconv
 from tests.graph.meant import Meant, traced
 from transconv.compute import Alone, Compute
 from transconv.conv import Surrounded
-from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.bounded_model import BoundReport
 from transconv.graph.pieces.piece_execution import PieceRun
@@ -42,7 +39,10 @@ class MeantPiece(Meant):
 
     def operands(self) -> list[Any]:
         own = {t.name: t for t in self.tensors}
-        return [SimpleNamespace(name=n, shape=own[n].shape, strides=own[n].layout.strides()) for n in self.names]
+        return [
+            SimpleNamespace(name=n, shape=own[n].shape, strides=own[n].layout.strides())
+            for n in self.names
+        ]
 
 
 def _meant(_: PieceRun, step: Any, mains: Sequence[tuple[Compute, Any]]) -> MeantPiece:
@@ -68,7 +68,9 @@ def pieces(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[Tensor,
     return made, BoundReport(told, tuple(told.plans.values()))
 
 
-def compared(model: nn.Module, x: Tensor, share: float = 0.4, over: str = "", least: int = 2) -> BoundReport:
+def compared(
+    model: nn.Module, x: Tensor, share: float = 0.4, over: str = "", least: int = 2
+) -> BoundReport:
     """Compare a model in pieces, whose own tensors take this share of the whole's at most, with the model
     in one piece and with torch in f64."""
     model = model.eval()
@@ -141,10 +143,22 @@ CONV, UP = nn.Conv2d, nn.Upsample
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "1d": (_chain(nn.Conv1d(2, 4, 5, padding=2), nn.GELU(), nn.Conv1d(4, 2, 3)), (1, 2, 61), ""),
     "strided": (_chain(CONV(2, 4, 3, 2, 1), nn.ReLU(), CONV(4, 4, 3, padding=1)), (1, 2, 37, 6), ""),
-    "dilated, groups": (_chain(CONV(4, 4, 3, dilation=2, groups=2), CONV(4, 8, 3, groups=4)), (1, 4, 31, 9), ""),
+    "dilated, groups": (
+        _chain(CONV(4, 4, 3, dilation=2, groups=2), CONV(4, 8, 3, groups=4)),
+        (1, 4, 31, 9),
+        "",
+    ),
     "transposed": (_chain(nn.ConvTranspose2d(2, 4, 4, 2, 1), nn.ReLU(), CONV(4, 2, 3)), (1, 2, 17, 5), ""),
-    "circular": (_chain(CONV(2, 4, 3, padding=1, padding_mode="circular"), CONV(4, 2, 1)), (1, 2, 23, 6), ""),
-    "reflected": (_chain(CONV(2, 8, 5, padding=2, padding_mode="reflect"), CONV(8, 2, 3)), (1, 2, 23, 6), ""),
+    "circular": (
+        _chain(CONV(2, 4, 3, padding=1, padding_mode="circular"), CONV(4, 2, 1)),
+        (1, 2, 23, 6),
+        "",
+    ),
+    "reflected": (
+        _chain(CONV(2, 8, 5, padding=2, padding_mode="reflect"), CONV(8, 2, 3)),
+        (1, 2, 23, 6),
+        "",
+    ),
     "enlarged": (_chain(UP(scale_factor=2), CONV(2, 4, 3, padding=1), CONV(4, 2, 3)), (1, 2, 15, 6), ""),
     "pools": (_chain(CONV(2, 4, 3, padding=1), nn.MaxPool2d(3, 2, 1), CONV(4, 4, 1)), (1, 2, 33, 7), ""),
     "columns": (_chain(CONV(2, 4, 3, padding=1), CONV(4, 2, 3, padding=1)), (1, 2, 6, 33), "w"),

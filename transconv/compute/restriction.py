@@ -10,8 +10,8 @@ computation of these positions alone.
         ...                                             ...
 
 The interval is the range of the coordinate over these positions and all of the other axes. What lies
-outside of the whole tensor is no part of it, and is outside of the part, too: each element is computed from
-the same values in the same order as in the whole.
+outside of the whole tensor is no part of it, and is outside of the part, too: each element is computed
+from the same values in the same order as in the whole.
 """
 
 from __future__ import annotations
@@ -140,9 +140,11 @@ def _restricted(compute: Compute, axis: str, at: Span, windows: Sequence[tuple[s
 
     steps = []
     for step in compute.steps:
-        if isinstance(step, (Read, Write)):
+        if isinstance(step, (Read, Write)) and step not in compute.statistics:  # a part has its own places
             step = replace(step, view=seen(step.view))
-        steps.append(step if isinstance(step, Read) else replace(step, value=substitute(step.value, moved)))
+        steps.append(
+            step if isinstance(step, Read) else replace(step, value=substitute(step.value, moved))
+        )
     made = replace(compute, axes=axes, steps=tuple(steps))
     return with_notes(parse(str(made)), compute)
 

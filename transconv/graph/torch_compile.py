@@ -75,7 +75,7 @@ def backend(
     if rest == "inductor" and why_not_inductor(tensors[0].device.type if tensors else "cpu"):
         rest = "eager"
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
-        if invariant:
+        if invariant or asked.within is not None:
             raise Unsupported("device:cpu", NO_CPU)
         stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))

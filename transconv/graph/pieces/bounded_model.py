@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-
 from typing import Any
 
 import torch
@@ -63,16 +62,17 @@ class BoundedModel(nn.Module):
     def __init__(self, model: Callable[..., Any], bound: MemoryBound) -> None:
         super().__init__()
         self.model, self.bound = model, bound
+        options: Any = {"within": bound}
         self.compiled = torch.compile(
-            model, backend=backend, fullgraph=True, dynamic=False, options={"within": bound}
+            model, backend=backend, fullgraph=True, dynamic=False, options=options
         )
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """The model's result."""
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "a model within a bound of memory computes no gradients: call it within torch.no_grad() or "
-                "torch.inference_mode()"
+                "a model within a bound of memory computes no gradients: call it within torch.no_grad() "
+                "or torch.inference_mode()"
             )
         return self.compiled(*given, **named)
 
@@ -94,14 +94,12 @@ class BoundReport:
         return max((p.peak for p in self.plans), default=0)
 
     def __str__(self) -> str:
-        lines = [
-            f"within {self.bound.told}: {size_text(self.peak)} at most (estimated)"
-        ]
+        lines = [f"within {self.bound.told}: {size_text(self.peak)} at most (estimated)"]
         for plan in self.plans:
             share = plan.us / plan.once if plan.once else 1.0
             lines.append(
-                f"{len(plan.steps)} steps in {len(plan.passes)} passes, {share:.2f} of the time of each step "
-                f"once (estimated); {size_text(plan.beside)} of weights and inputs"
+                f"{len(plan.steps)} steps in {len(plan.passes)} passes, {share:.2f} of the time of each "
+                f"step once (estimated); {size_text(plan.beside)} of weights and inputs"
             )
             lines.append("  pass  pieces       peak         us  keeps, and what is whole")
             for p in plan.passes:

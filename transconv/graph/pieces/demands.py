@@ -95,9 +95,7 @@ def part_bytes(memory: Memory, region: Span) -> int:
     return memory.room(region.size) * memory.dtype.itemsize
 
 
-def demand(
-    kept: Collection[Memory], wanted: Mapping[Memory, Span], left: Mapping[Step, Span]
-) -> Demand:
+def demand(kept: Collection[Memory], wanted: Mapping[Memory, Span], left: Mapping[Step, Span]) -> Demand:
     """What it takes to make parts of tensors and the statistics of some positions. ``kept``: tensors that
     are whole in memory, unless they are wanted."""
     found = Demand(wanted, tuple(left))

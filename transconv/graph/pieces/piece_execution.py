@@ -17,7 +17,7 @@ from transconv.graph.pieces.piece_plan import Pass, PiecePlan
 from transconv.graph.pieces.step_graph import Memory, Operand, Part, Step
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Launch, build_scheduled
-from transconv.schedule import Schedule, why_not
+from transconv.schedule import Schedule, programs, why_not
 from transconv.selection import fitted
 from transconv.support import ScheduleError, Unsupported
 from transconv.target import Target
@@ -134,8 +134,9 @@ class PieceRun:
         for (memory, behind), operand in zip(one.tensors, operands, strict=True):
             given = rooms[memory].at(behind)
             if given.data_ptr() % ALIGNMENT:
-                view = given.as_strided(operand.shape, operand.strides, given.storage_offset())
-                near = torch.empty_strided(operand.shape, operand.strides, dtype=view.dtype, device=view.device)
+                shape, strides = operand.shape, operand.strides or ()
+                view = given.as_strided(shape, strides, given.storage_offset())
+                near = torch.empty_strided(shape, strides, dtype=view.dtype, device=view.device)
                 if operand.name in results:
                     back.append((view, near))
                 given = near.copy_(view)
@@ -214,7 +215,8 @@ class PieceRun:
             return demand.reads[memory]
         if memory in demand.wanted:
             return demand.regions[memory] if memory in p.over else None
-        return demand.regions[memory] if stored or memory not in self.plan.kept and not memory.given else None
+        between = stored or (memory not in self.plan.kept and not memory.given)
+        return demand.regions[memory] if between else None
 
     def computed(self, part: Part, at: Span, windows: Mapping[str, Window], keeps: bool) -> Compute:
         """The computation of a part of a step for some positions; ``keeps``: with its statistics."""
@@ -240,10 +242,18 @@ class PieceRun:
         return found
 
     def fitting(self, compute: Compute, schedule: Schedule) -> Schedule:
-        """The schedule, with tiles no larger than a piece."""
-        if why_not(schedule, compute, self.target) is None:
-            return schedule
-        return fitted(schedule, compute, self.target)
+        """The schedule as a piece can have it: with words that change no sum, and tiles no larger than the
+        piece. The schedule itself where none is legal."""
+        plain, tiles = Schedule(), programs(schedule, compute)
+        words: list[dict[str, Any]] = [{}, {"behind": plain.behind}]
+        words += [{**w, "programs": max(1, tiles // 2)} for w in words[:2]]
+        words += [{**w, "programs": plain.programs, "consumers": plain.consumers} for w in words[:2]]
+        for made in (schedule, fitted(schedule, compute, self.target)):
+            for changed in words:
+                found = replace(made, **changed)
+                if why_not(found, compute, self.target) is None:
+                    return found
+        return schedule
 
 
 def _window(operand: Operand, declared: Declared, span: Span, region: Span) -> tuple[Window, int]:

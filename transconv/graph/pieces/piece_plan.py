@@ -1,10 +1,10 @@
-"""Which tensors stay whole, which are computed again, and in how many pieces each pass runs, so that all of
-it stays within a bound.
+"""Which tensors stay whole, which are computed again, and in how many pieces each pass runs, so that all
+of it stays within a bound.
 
 A tensor that is kept whole is complete before anything reads it. So steps have levels: a step is one level
 behind the kept tensors, and the statistics, that it reads. At each level the whole steps run first, then
-one pass makes in pieces what is kept of that level; what the pass needs and nobody keeps, it computes again
-from what is kept.
+one pass makes in pieces what is kept of that level; what the pass needs and nobody keeps, it computes
+again from what is kept.
 
     level 0     conv1 -> statistics                       pieces: h is not kept
     level 1     moments; h again, norm, conv2, + x -> x'  pieces: x' is kept, in the place of x
@@ -77,8 +77,8 @@ class Pass:
 
 @dataclass(slots=True)
 class PiecePlan:
-    """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which nothing
-    reads a tensor; ``beside``: bytes that are there anyway."""
+    """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which
+    nothing reads a tensor; ``beside``: bytes that are there anyway."""
 
     steps: Sequence[Step]
     kept: set[Memory]
@@ -149,9 +149,7 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     for s in steps:
         for o in s.stored.values():
             made[o.memory] = max(made.get(o.memory, 0), level[s])
-    later = {
-        o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]
-    }
+    later = {o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]}
     known: KnownDemands = {}
     best = laid_out(steps, must | later, beside, bound, known)
     for _ in range(TRIED):
@@ -181,8 +179,6 @@ def _others(plan: PiecePlan, must: Collection[Memory]) -> Iterator[set[Memory]]:
         for m in worst.sample.regions:
             if m not in plan.kept and m not in worst.sample.wanted:
                 yield plan.kept | {m}
-
-
 
 
 def laid_out(
@@ -222,9 +218,7 @@ def _last(plan: PiecePlan) -> dict[Memory, int]:
     return found | {m: end for m in memories(plan.steps) if m.handed}
 
 
-def _cut(
-    p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int, known: KnownDemands
-) -> None:
+def _cut(p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int, known: KnownDemands) -> None:
     """Find the fewest pieces with which a pass stays within a bound, or else the number with the least
     peak."""
     held = plan.beside
@@ -293,7 +287,9 @@ def _over(p: Pass, plan: PiecePlan, born: Mapping[Memory, int]) -> dict[Memory, 
 def _alike(a: Memory, b: Memory) -> bool:
     """Whether two tensors lie alike."""
     strides = (tuple(s for n, s in zip(m.shape, m.strides, strict=True) if n > 1) for m in (a, b))
-    return a.dtype is b.dtype and a.digit == b.digit and a.bytes == b.bytes and next(strides) == next(strides)
+    return (
+        a.dtype is b.dtype and a.digit == b.digit and a.bytes == b.bytes and next(strides) == next(strides)
+    )
 
 
 def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:

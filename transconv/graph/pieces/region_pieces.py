@@ -1,4 +1,4 @@
-"""A region of a graph within a bound: its kernels as steps, the plan of their pieces, and how it is called."""
+"""A region of a graph within a bound: its kernels as steps, the plan of their pieces, its calls."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from transconv.target import Target
 
 Tensor = torch.Tensor
 
+
 @dataclass(slots=True)
 class RegionPieces:
-    """A region that runs within a bound. ``rates``: the chip that decides where there is none; ``outside``:
-    bytes of what else is there while it runs."""
+    """A region that runs within a bound. ``rates``: the chip that decides where there is none;
+    ``outside``: bytes of what else is there while it runs."""
 
     launches: RegionLaunches
     bound: MemoryBound
@@ -77,8 +78,8 @@ class RegionPieces:
     def steps(self, bound: BoundRegion) -> list[Step]:
         """The kernels as steps. Notes what is given, and which results are handed out."""
         known: dict[Piece, Operand] = {}
-        for (_, node, piece), memory in zip(self.launches.inputs, bound.inputs, strict=True):
-            known[piece] = Operand(_memory(node.name, memory, given=True))
+        for (_, node, handed), memory in zip(self.launches.inputs, bound.inputs, strict=True):
+            known[handed] = Operand(_memory(node.name, memory, given=True))
         self.given = [o.memory for o in known.values()]
         asked = [
             Alone(program(s.asked).compute) if isinstance(s.asked, str) else s.asked for s in bound.starts
@@ -88,14 +89,15 @@ class RegionPieces:
             stored = {*work.results}
             names = sorted([t.name for t in work.tensors], key=stored.__contains__)
             named.append(names)
-            pieces = (*kernel.given, *kernel.stored)
-            assert len(names) == len(pieces)
+            assert len(names) == len(kernel.given) + len(kernel.stored)
         weights = self.weights(asked, named)
         for piece, operand in known.items():
             if piece not in weights:
                 self.bound.mark(operand.memory)
         found: list[Step] = []
-        for work, names, kernel, start in zip(asked, named, self.launches.kernels, bound.starts, strict=True):
+        for work, names, kernel, start in zip(
+            asked, named, self.launches.kernels, bound.starts, strict=True
+        ):
             for piece, memory in zip(kernel.stored, start.memory, strict=True):
                 known[piece] = self.stored(piece, memory, kernel.group.name, known)
             operands = dict(zip(names, [known[p] for p in (*kernel.given, *kernel.stored)], strict=True))
@@ -106,8 +108,8 @@ class RegionPieces:
             step.us = _microseconds(step.workload, self.rates)
             _enter(step)
         self.results = {h.piece: known[h.piece] for h in self.launches.handed}
-        for operand in self.results.values():
-            operand.memory.handed = True
+        for result in self.results.values():
+            result.memory.handed = True
         return found
 
     def weights(self, asked: Sequence[Workload], named: Sequence[Sequence[str]]) -> set[Piece]:

@@ -21,7 +21,7 @@ from math import gcd, lcm
 
 import torch
 
-from transconv.compute import Alone, Compute, Workload, Write, kernels, parted, why_not_lowered
+from transconv.compute import Alone, Compute, Workload, Write, kernels, parted, statistics, why_not_lowered
 from transconv.compute.restriction import Sizes, Span, pace, positions, span_of
 from transconv.conv import Surrounded
 from transconv.ir import Expr, FloorDiv, Tensor, Var, View, free_vars
@@ -94,8 +94,9 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Parts that tiles leave of a statistic: the workspace of a kernel, the dim of it along which tiles lie
-    that pieces divide, the positions of the axis in one period of tiles, and how many parts these leave."""
+    """Parts that tiles leave of a statistic: the workspace of a kernel, the dim of it along which tiles
+    lie that pieces divide, the positions of the axis in one period of tiles, and how many parts these
+    leave."""
 
     space: Tensor
     dim: int
@@ -158,7 +159,9 @@ class Step:
     def views(self, name: str, part: Part, stored: bool) -> Iterator[View]:
         """How a part sees a tensor."""
         steps = part.compute.writes if stored else part.compute.reads
-        return (s.view for s in steps if s.view.tensor.name == name and not (isinstance(s, Write) and s.op))
+        return (
+            s.view for s in steps if s.view.tensor.name == name and not (isinstance(s, Write) and s.op)
+        )
 
     @cached_property
     def needs_whole(self) -> set[str]:
@@ -261,9 +264,7 @@ def _stored_along(axis: str, sizes: Sizes, views: Iterable[View]) -> list[tuple[
     found = []
     for view in views:
         strides = view.tensor.layout.strides() or ()
-        along = [
-            d for d, dim in enumerate(view.dims) if strides and Var(axis) in free_vars(dim.coord)
-        ]
+        along = [d for d, dim in enumerate(view.dims) if strides and Var(axis) in free_vars(dim.coord)]
         slot = max(along, key=lambda d: strides[d], default=None)
         if slot is None or not _outermost(view.dims[slot].coord, sizes, axis):
             return []
@@ -351,7 +352,8 @@ def _step(
 def left_of(write: Write, compute: Compute, schedule: Schedule, axis: str, target: Target) -> Left | None:
     """What tiles leave of a statistic along an axis; None where pieces cannot have tiles of the whole."""
     main = Scheduled(compute, schedule, target).main
-    if main is not compute or carried(compute, schedule):
+    divided = (statistics.kept(write) or {}).get(axis, 1) > 1
+    if main is not compute or carried(compute, schedule) or divided:
         return None
     for at, dim in enumerate(along(write, compute, schedule)):
         match dim.tile:
