@@ -3,12 +3,12 @@
     python -m bench within                                   all rows
     python -m bench within --models sdxl_1024,wan_17 --memory "4 GB"
 
-A row has the time of a call and the most memory that was allocated during it, weights and input included:
-of the whole by torch.compile's backend, of one piece without a bound, and within the bound; whether these
-have the same bits; and what diffusers' tiled decode of its own class takes, where it is installed, with
-its largest difference from diffusers' whole decode. A side that does not fit the device has the reason.
-Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU (``--quick``) kernels are
-interpreted: only whether it runs is worth something there.
+A row has the time of a call and the most memory that was allocated during it, weights and input
+included: of the whole by torch.compile's backend, of one piece without a bound, and within the bound;
+whether these have the same bits; and what diffusers' tiled decode of its own class takes, where it is
+installed, with its largest difference from diffusers' whole decode. A side that does not fit the device
+has the reason. Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
+(``--quick``) kernels are interpreted: only whether it runs is worth something there.
 """
 
 from __future__ import annotations

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from transconv.compute import execute, parse
-from transconv.compute.restriction import Span, Window, positions, restricted, span_of, without_statistics
+from transconv.compute.restriction import (
+    AxisSpan,
+    TensorWindow,
+    positions,
+    restricted,
+    span_of,
+    without_statistics,
+)
 
 CONV = """compute conv
     tensor X f32 [2, 3, {i}, 5]
@@ -56,17 +63,17 @@ def _pieces(text: str, axis: str, slot: dict[str, int], cuts: list[int]) -> None
     given = {t.name: rng.standard_normal(t.shape) for t in compute.tensors if t.name != "Y"}
     whole = execute(compute, given)["Y"].value
     for start, stop in itertools.pairwise(cuts):
-        at = Span(start, stop)
+        at = AxisSpan(start, stop)
         windows, parts = {}, dict(given)
         for name, dim in slot.items():
             view = next(v for v in compute.views() if v.tensor.name == name)
             n = view.tensor.shape[dim]
             span = span_of(view.dims[dim].coord, sizes, axis, at)
             assert span is not None
-            span = span.within(Span(0, n))
+            span = span.within(AxisSpan(0, n))
             shape = [span.size if d == dim else m for d, m in enumerate(view.tensor.shape)]
             strides = tuple(int(np.prod(shape[d + 1 :])) for d in range(len(shape)))
-            windows[name] = Window(dim, span, strides)
+            windows[name] = TensorWindow(dim, span, strides)
             if name in given:
                 parts[name] = np.take(given[name], range(span.start, span.stop), dim)
         made = execute(restricted(compute, axis, at, windows), parts)["Y"].value
@@ -96,8 +103,8 @@ def test_pieces_inside_have_one_text() -> None:
     compute = parse(CONV.format(i=32, k=3, o=32, row="oh + kh - 1"))
     inside = set()
     for start in (4, 8, 20):
-        rows, own = Span(start - 1, start + 5), Span(start, start + 4)
-        windows = {"X": Window(2, rows, (90, 30, 5, 1)), "Y": Window(2, own, (80, 20, 5, 1))}
+        rows, own = AxisSpan(start - 1, start + 5), AxisSpan(start, start + 4)
+        windows = {"X": TensorWindow(2, rows, (90, 30, 5, 1)), "Y": TensorWindow(2, own, (80, 20, 5, 1))}
         inside.add(str(restricted(compute, "oh", own, windows)))
     assert len(inside) == 1
 
@@ -108,8 +115,8 @@ def test_what_values_tell_may_be_anywhere() -> None:
         "  read i = I[n]\n  read x = X[i]\n  store Y[n] = x\n"
     )
     view = next(v for v in compute.views() if v.tensor.name == "X")
-    span = span_of(view.dims[0].coord, (("n", 4),), "n", Span(0, 2))
-    assert span is None or span.within(Span(0, 9)) == Span(0, 9)
+    span = span_of(view.dims[0].coord, (("n", 4),), "n", AxisSpan(0, 2))
+    assert span is None or span.within(AxisSpan(0, 9)) == AxisSpan(0, 9)
 
 
 def test_without_statistics_nothing_else_is_lost() -> None:

@@ -14,9 +14,9 @@ import transconv
 from tests.graph.test_pieces import compared
 from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
-from transconv.graph.pieces.piece_execution import PieceRun, Room
+from transconv.graph.pieces.piece_execution import MemoryPart, PieceRun
 from transconv.graph.pieces.piece_plan import planned
-from transconv.graph.pieces.step_graph import Memory, Operand, steps_of
+from transconv.graph.pieces.step_graph import Operand, StepMemory, steps_of
 from transconv.target import TARGETS
 
 Tensor = torch.Tensor
@@ -53,9 +53,9 @@ def rows_alike() -> Iterator[None]:
         yield
 
 
-def _memory(name: str, tensor: object, given: bool) -> Memory:
+def _memory(name: str, tensor: object, given: bool) -> StepMemory:
     strides = tensor.layout.strides()  # type: ignore[attr-defined]
-    return Memory(name, tensor.shape, strides, torch.float32, given)  # type: ignore[attr-defined]
+    return StepMemory(name, tensor.shape, strides, torch.float32, given)  # type: ignore[attr-defined]
 
 
 def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -80,7 +80,7 @@ def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         if p.sample is not None:
             p.pieces = min(pieces, p.wanted.most)
     run = PieceRun(plan, target, torch.device("cpu"))
-    rooms = run({memories[n]: Room(t, 0, memories[n].digit) for n, t in given.items()})
+    rooms = run({memories[n]: MemoryPart(t, 0, memories[n].digit) for n, t in given.items()})
     return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
 
 

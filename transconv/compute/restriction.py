@@ -32,7 +32,7 @@ Sizes = tuple[tuple[str, int], ...]
 """The axes of a computation with their sizes."""
 
 
-class Span(NamedTuple):
+class AxisSpan(NamedTuple):
     """The positions from ``start`` up to ``stop``, which is not one of them."""
 
     start: int
@@ -42,20 +42,20 @@ class Span(NamedTuple):
     def size(self) -> int:
         return self.stop - self.start
 
-    def within(self, other: Span) -> Span:
+    def within(self, other: AxisSpan) -> AxisSpan:
         """The positions of both; with size 0 if there are none."""
         start = max(self.start, other.start)
-        return Span(start, max(start, min(self.stop, other.stop)))
+        return AxisSpan(start, max(start, min(self.stop, other.stop)))
 
-    def around(self, other: Span) -> Span:
+    def around(self, other: AxisSpan) -> AxisSpan:
         """The shortest span with both; one of size 0 counts nothing."""
         if not self.size or not other.size:
             return self if self.size else other
-        return Span(min(self.start, other.start), max(self.stop, other.stop))
+        return AxisSpan(min(self.start, other.start), max(self.stop, other.stop))
 
 
 @lru_cache(maxsize=1 << 14)
-def span_of(coord: Expr, sizes: Sizes, axis: str, at: Span) -> Span | None:
+def span_of(coord: Expr, sizes: Sizes, axis: str, at: AxisSpan) -> AxisSpan | None:
     """The span of a coordinate over some positions of an axis and all of the others; None if it is not
     known."""
     facts = Facts()
@@ -63,7 +63,7 @@ def span_of(coord: Expr, sizes: Sizes, axis: str, at: Span) -> Span | None:
         lo, hi = (at.start, at.stop - 1) if name == axis else (0, n - 1)
         facts = facts.with_range(Var(name), lo, hi)
     found = range_of(coord, facts)
-    return None if found.lo is None or found.hi is None else Span(found.lo, found.hi + 1)
+    return None if found.lo is None or found.hi is None else AxisSpan(found.lo, found.hi + 1)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -78,12 +78,12 @@ def pace(coord: Expr, sizes: Sizes, axis: str) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def positions(coord: Expr, sizes: Sizes, axis: str, wanted: Span) -> Span:
+def positions(coord: Expr, sizes: Sizes, axis: str, wanted: AxisSpan) -> AxisSpan:
     """The positions of an axis at which a coordinate that grows with it may be one of those wanted."""
     size = dict(sizes)[axis]
 
-    def ends(x: int) -> Span:
-        found = span_of(coord, sizes, axis, Span(x, x + 1))
+    def ends(x: int) -> AxisSpan:
+        found = span_of(coord, sizes, axis, AxisSpan(x, x + 1))
         assert found is not None
         return found
 
@@ -91,9 +91,9 @@ def positions(coord: Expr, sizes: Sizes, axis: str, wanted: Span) -> Span:
         first = ends(0)
         start = -((first.stop - 1 - wanted.start) // by)
         stop = (wanted.stop - 1 - first.start) // by + 1
-        return Span(max(0, start), max(0, min(size, stop)))
+        return AxisSpan(max(0, start), max(0, min(size, stop)))
     start = _first(size, lambda x: ends(x).stop > wanted.start)
-    return Span(start, _first(size, lambda x: ends(x).start >= wanted.stop))
+    return AxisSpan(start, _first(size, lambda x: ends(x).start >= wanted.stop))
 
 
 def _first(size: int, holds: object) -> int:
@@ -105,22 +105,24 @@ def _first(size: int, holds: object) -> int:
     return lo
 
 
-class Window(NamedTuple):
+class TensorWindow(NamedTuple):
     """The part of a tensor that a piece sees: the span along a dim, and the strides with which it lies."""
 
     dim: int
-    span: Span
+    span: AxisSpan
     strides: tuple[int, ...]
 
 
-def restricted(compute: Compute, axis: str, at: Span, windows: Mapping[str, Window]) -> Compute:
+def restricted(compute: Compute, axis: str, at: AxisSpan, windows: Mapping[str, TensorWindow]) -> Compute:
     """The computation of some positions of an axis, over parts of its tensors, which hold what these read
     and store. ``windows``: of each tensor that is given in part."""
     return _restricted(compute, axis, at, tuple(windows.items()))
 
 
 @lru_cache(maxsize=1 << 12)
-def _restricted(compute: Compute, axis: str, at: Span, windows: Sequence[tuple[str, Window]]) -> Compute:
+def _restricted(
+    compute: Compute, axis: str, at: AxisSpan, windows: Sequence[tuple[str, TensorWindow]]
+) -> Compute:
     x, own = Var(axis), dict(windows)
     moved: dict[Expr, Expr] = {x: x + at.start} if at.start else {}
     axes = tuple(replace(a, size=at.size) if a.name == axis else a for a in compute.axes)
@@ -149,7 +151,7 @@ def _restricted(compute: Compute, axis: str, at: Span, windows: Sequence[tuple[s
     return with_notes(parse(str(made)), compute)
 
 
-def _part(tensor: Tensor, window: Window) -> Tensor:
+def _part(tensor: Tensor, window: TensorWindow) -> Tensor:
     shape = tuple(window.span.size if d == window.dim else n for d, n in enumerate(tensor.shape))
     return replace(tensor, shape=shape, layout=Layout.from_strides(tensor.dtype, shape, window.strides))
 

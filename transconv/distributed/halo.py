@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from transconv.compute.restriction import Span, span_of
+from transconv.compute.restriction import AxisSpan, span_of
 from transconv.conv import ConvProblem, Prop, reading
 from transconv.distributed.agreement import watch_group
 
@@ -88,7 +88,7 @@ def _hull(line: SpatialAxis, prop: Prop, rows: RowRange) -> RowRange:
     problem = ConvProblem.make(1, 1, 1, (line.i,), line.k, line.stride, line.dilation, line.pad, line.o)
     position, tap, view = reading(problem, prop, 0)
     sizes = tuple((x.name, x.size) for x in (position, tap))
-    found = span_of(view.coord, sizes, position.name, Span(rows.start, rows.stop))
+    found = span_of(view.coord, sizes, position.name, AxisSpan(rows.start, rows.stop))
     assert found is not None
     return RowRange(*found)
 

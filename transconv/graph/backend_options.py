@@ -25,8 +25,8 @@ class CutMemory(Protocol):
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
-    along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several positions.
-    ``plans``: what was found for regions, by these."""
+    along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several
+    positions. ``plans``: what was found for regions, by these."""
 
     bytes: int
     told: str

@@ -12,7 +12,6 @@ from torch import nn
 
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.piece_plan import PiecePlan, size_text
-from transconv.graph.torch_compile import backend
 
 AXES = ("n", "d", "h", "w")
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -64,7 +63,7 @@ class BoundedModel(nn.Module):
         self.model, self.bound = model, bound
         options: Any = {"within": bound}
         self.compiled = torch.compile(
-            model, backend=backend, fullgraph=True, dynamic=False, options=options
+            model, backend="transconv", fullgraph=True, dynamic=False, options=options
         )
 
     def forward(self, *given: Any, **named: Any) -> Any:

@@ -12,17 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from transconv.compute.restriction import Span
-from transconv.graph.pieces.step_graph import Memory, Step
+from transconv.compute.restriction import AxisSpan
+from transconv.graph.pieces.step_graph import Step, StepMemory
 
-NOTHING = Span(0, 0)
+NOTHING = AxisSpan(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PassResults:
     """What a pass makes: tensors that are kept, and the statistics of steps."""
 
-    memories: tuple[Memory, ...]
+    memories: tuple[StepMemory, ...]
     steps: tuple[Step, ...]
 
     @property
@@ -31,14 +31,14 @@ class Wanted:
         units = [m.digit // m.unit for m in self.memories]
         return max([*units, *(s.parts[0].compute.size(s.parts[0].axis) for s in self.steps)])
 
-    def piece(self, number: int, pieces: int) -> tuple[dict[Memory, Span], dict[Step, Span]]:
+    def piece(self, number: int, pieces: int) -> tuple[dict[StepMemory, AxisSpan], dict[Step, AxisSpan]]:
         """One of so many pieces: elements of the digits of tensors, and positions of steps."""
 
-        def cut(size: int) -> Span:
-            return Span(size * number // pieces, size * (number + 1) // pieces)
+        def cut(size: int) -> AxisSpan:
+            return AxisSpan(size * number // pieces, size * (number + 1) // pieces)
 
         spans = {m: cut(m.digit // m.unit) for m in self.memories}
-        wanted = {m: Span(s.start * m.unit, s.stop * m.unit) for m, s in spans.items() if s.size}
+        wanted = {m: AxisSpan(s.start * m.unit, s.stop * m.unit) for m, s in spans.items() if s.size}
         own = {s: cut(s.parts[0].compute.size(s.parts[0].axis)) for s in self.steps}
         return wanted, {s: at for s, at in own.items() if at.size}
 
@@ -49,11 +49,11 @@ class Demand:
     that they make, in elements of its digit; ``reads``: the part that is read of tensors that are whole;
     ``wanted``: what was asked for; ``left``: the steps whose statistics are kept."""
 
-    wanted: Mapping[Memory, Span]
+    wanted: Mapping[StepMemory, AxisSpan]
     left: Collection[Step]
-    spans: dict[Step, tuple[Span, ...]] = field(default_factory=dict)
-    regions: dict[Memory, Span] = field(default_factory=dict)
-    reads: dict[Memory, Span] = field(default_factory=dict)
+    spans: dict[Step, tuple[AxisSpan, ...]] = field(default_factory=dict)
+    regions: dict[StepMemory, AxisSpan] = field(default_factory=dict)
+    reads: dict[StepMemory, AxisSpan] = field(default_factory=dict)
 
     @property
     def order(self) -> list[Step]:
@@ -69,12 +69,12 @@ class Demand:
             found += step.us * sum(at.size for at in spans) / whole + LAUNCH_US
         return found
 
-    def peak(self, direct: Collection[Memory]) -> int:
+    def peak(self, direct: Collection[StepMemory]) -> int:
         """Bytes of the parts that are there at once at most, but for those that lie in tensors that are
         kept whole (``direct``)."""
         order = self.order
         last = {o.memory: i for i, s in enumerate(order) for o in (*s.read.values(), *s.stored.values())}
-        held, most, there = 0, 0, set[Memory]()
+        held, most, there = 0, 0, set[StepMemory]()
         for i, step in enumerate(order):
             for memory in {o.memory for o in step.stored.values()} - there:
                 if memory not in direct:
@@ -90,12 +90,14 @@ class Demand:
 LAUNCH_US = 4.0  # of one launch, beside the time of its kernel
 
 
-def part_bytes(memory: Memory, region: Span) -> int:
+def part_bytes(memory: StepMemory, region: AxisSpan) -> int:
     """Bytes of a part of a tensor."""
     return memory.room(region.size) * memory.dtype.itemsize
 
 
-def demand(kept: Collection[Memory], wanted: Mapping[Memory, Span], left: Mapping[Step, Span]) -> Demand:
+def demand(
+    kept: Collection[StepMemory], wanted: Mapping[StepMemory, AxisSpan], left: Mapping[Step, AxisSpan]
+) -> Demand:
     """What it takes to make parts of tensors and the statistics of some positions. ``kept``: tensors that
     are whole in memory, unless they are wanted."""
     found = Demand(wanted, tuple(left))
@@ -126,7 +128,7 @@ def demand(kept: Collection[Memory], wanted: Mapping[Memory, Span], left: Mappin
         for name, operand in step.read.items():
             memory = operand.memory
             if not memory.digit or name in step.needs_whole:
-                found.reads[memory] = Span(0, memory.digit)
+                found.reads[memory] = AxisSpan(0, memory.digit)
                 continue
             seen = NOTHING
             for part, at in zip(step.parts, spans, strict=True):
@@ -140,11 +142,11 @@ def demand(kept: Collection[Memory], wanted: Mapping[Memory, Span], left: Mappin
     return found
 
 
-def _elements(span: Span, stride: int) -> Span:
-    return Span(span.start * stride, span.stop * stride)
+def _elements(span: AxisSpan, stride: int) -> AxisSpan:
+    return AxisSpan(span.start * stride, span.stop * stride)
 
 
-def _grown(regions: dict[Memory, Span], memory: Memory, more: Span) -> bool:
+def _grown(regions: dict[StepMemory, AxisSpan], memory: StepMemory, more: AxisSpan) -> bool:
     """Have a region hold more; whether it did not before."""
     before = regions.get(memory, NOTHING)
     after = before.around(more)
@@ -153,7 +155,7 @@ def _grown(regions: dict[Memory, Span], memory: Memory, more: Span) -> bool:
     return after != before
 
 
-def _positions(step: Step, regions: Mapping[Memory, Span], left: Span) -> Sequence[Span]:
+def _positions(step: Step, regions: Mapping[StepMemory, AxisSpan], left: AxisSpan) -> Sequence[AxisSpan]:
     """The positions at which the parts of a step run; with statistics, multiples of whole tiles."""
     found = []
     for part in step.parts:
@@ -161,10 +163,10 @@ def _positions(step: Step, regions: Mapping[Memory, Span], left: Span) -> Sequen
         for name, operand in step.stored.items():
             if (region := regions.get(operand.memory)) is not None:
                 stride = step.stride(name)
-                wanted = Span(region.start // stride, -(-region.stop // stride))
+                wanted = AxisSpan(region.start // stride, -(-region.stop // stride))
                 at = at.around(step.made_at(name, part, wanted))
         if left.size:
             size, grain = part.compute.size(part.axis), step.grain
-            at = Span(at.start // grain * grain, min(size, -(-at.stop // grain) * grain))
+            at = AxisSpan(at.start // grain * grain, min(size, -(-at.stop // grain) * grain))
         found.append(at)
     return found

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from transconv.compute import Alone, Compute, Workload
-from transconv.compute.restriction import Span, Window, restricted, without_statistics
+from transconv.compute.restriction import AxisSpan, TensorWindow, restricted, without_statistics
 from transconv.conv import Surrounded
-from transconv.graph.pieces.demands import Demand
-from transconv.graph.pieces.piece_plan import Pass, PiecePlan
-from transconv.graph.pieces.step_graph import Memory, Operand, Part, Step
+from transconv.graph.pieces.step_graph import Operand, Part, Step, StepMemory
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Launch, build_scheduled
 from transconv.schedule import Schedule, programs, why_not
@@ -23,11 +21,15 @@ from transconv.support import ScheduleError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.conversion import inference
 
+if TYPE_CHECKING:
+    from transconv.graph.pieces.demands import Demand
+    from transconv.graph.pieces.piece_plan import PiecePass, PiecePlan
+
 Tensor = torch.Tensor
 ALIGNMENT = 16  # bytes
 
 
-class Room(NamedTuple):
+class MemoryPart(NamedTuple):
     """Memory of a tensor, or of a part of its digit: from ``start`` on, ``length`` elements."""
 
     tensor: Tensor
@@ -38,7 +40,7 @@ class Room(NamedTuple):
         """What lies from an address on."""
         return self.tensor.as_strided((1,), (1,), self.tensor.storage_offset() + offset)
 
-    def view(self, memory: Memory, span: Span) -> Tensor:
+    def view(self, memory: StepMemory, span: AxisSpan) -> Tensor:
         """Some elements of the digit, for all positions outside of it."""
         pairs = [(n, s) for n, s in zip(memory.shape, memory.strides, strict=True) if n > 1]
         outer = [(n, memory.at(s, self.length)) for n, s in pairs if not memory.digit or s >= memory.digit]
@@ -53,9 +55,9 @@ class Launched(NamedTuple):
     whole's, the dim of it that pieces divide, and where the parts of this piece are."""
 
     launch: Launch
-    tensors: list[tuple[Memory, int]]
-    fresh: dict[Memory, Span | None]
-    left: list[tuple[str, Memory, int, int]]
+    tensors: list[tuple[StepMemory, int]]
+    fresh: dict[StepMemory, AxisSpan | None]
+    left: list[tuple[str, StepMemory, int, int]]
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class PieceRun:
     programs: dict[tuple[int, int], tuple[Demand, list[Launched]]] = field(default_factory=dict)
     seen: set[Launch] = field(default_factory=set)
 
-    def __call__(self, rooms: dict[Memory, Room]) -> dict[Memory, Room]:
+    def __call__(self, rooms: dict[StepMemory, MemoryPart]) -> dict[StepMemory, MemoryPart]:
         """``rooms``: of what is given; all that is kept at the end is entered."""
         for p in self.plan.passes:
             for step in p.whole:
@@ -82,13 +84,13 @@ class PieceRun:
                 del rooms[memory]
         return rooms
 
-    def empty(self, memory: Memory, region: Span | None = None) -> Room:
+    def empty(self, memory: StepMemory, region: AxisSpan | None = None) -> MemoryPart:
         """Memory for a tensor, or a part of it."""
         start, length = (0, memory.digit) if region is None else (region.start, region.size)
         made = torch.empty(memory.room(length), dtype=memory.dtype, device=self.device)
-        return Room(made, start, length)
+        return MemoryPart(made, start, length)
 
-    def run_pass(self, p: Pass, rooms: dict[Memory, Room]) -> None:
+    def run_pass(self, p: PiecePass, rooms: dict[StepMemory, MemoryPart]) -> None:
         """Make all that a pass keeps."""
         if p.sample is None:
             return
@@ -113,10 +115,12 @@ class PieceRun:
         for memory, old in p.over.items():
             rooms[memory] = rooms[old]
 
-    def run_piece(self, launches: Sequence[Launched], demand: Demand, rooms: dict[Memory, Room]) -> None:
+    def run_piece(
+        self, launches: Sequence[Launched], demand: Demand, rooms: dict[StepMemory, MemoryPart]
+    ) -> None:
         """Launch the steps of a piece; its parts go when nothing needs them any more."""
         last = {m: i for i, one in enumerate(launches) for m, _ in one.tensors}
-        made: set[Memory] = set()
+        made: set[StepMemory] = set()
         for i, one in enumerate(launches):
             for memory, region in one.fresh.items():
                 if memory not in rooms:
@@ -126,7 +130,7 @@ class PieceRun:
             for memory in {m for m, _ in one.tensors if last[m] == i and m in made} - {*demand.wanted}:
                 del rooms[memory]
 
-    def start(self, one: Launched, rooms: Mapping[Memory, Room]) -> None:
+    def start(self, one: Launched, rooms: Mapping[StepMemory, MemoryPart]) -> None:
         """Start a launch, and keep what it leaves of statistics."""
         operands = one.launch.operands()
         tensors, back = [], []
@@ -159,7 +163,7 @@ class PieceRun:
 
     # -- launches ----------------------------------------------------------------------------------
 
-    def program(self, p: Pass, number: int) -> tuple[Demand, list[Launched]]:
+    def program(self, p: PiecePass, number: int) -> tuple[Demand, list[Launched]]:
         """What a piece needs, and its launches."""
         key = p.level, number
         if key not in self.programs:
@@ -173,13 +177,13 @@ class PieceRun:
         tensors = [(step.operands[n].memory, step.operands[n].behind) for n in launch.names]
         return Launched(launch, tensors, {}, [])
 
-    def launched(self, step: Step, demand: Demand, p: Pass) -> Launched:
+    def launched(self, step: Step, demand: Demand, p: PiecePass) -> Launched:
         """The launch of a step for a piece."""
         spans, keeps = demand.spans[step], step in demand.left
         parts = [(part, at) for part, at in zip(step.parts, spans, strict=True) if at.size]
-        places: dict[str, tuple[Memory, int]] = {}
-        windows: dict[str, Window] = {}
-        fresh: dict[Memory, Span | None] = {}
+        places: dict[str, tuple[StepMemory, int]] = {}
+        windows: dict[str, TensorWindow] = {}
+        fresh: dict[StepMemory, AxisSpan | None] = {}
         for name, operand in step.operands.items():
             memory, stored, read = operand.memory, name in step.stored, name in step.read
             places[name] = memory, operand.behind
@@ -192,11 +196,13 @@ class PieceRun:
                     memory = replace(memory)  # is there: made again for what else the step stores
                 if stored and region is not None:
                     fresh[memory] = region
-                seen = Span(0, 0)
+                seen = AxisSpan(0, 0)
                 for part, at in parts:
                     seen = seen.around((step.covered if stored else step.seen)(name, part, at))
                 declared = next(t for part, _ in parts for t in part.compute.tensors if t.name == name)
-                windows[name], offset = _window(operand, declared, seen, region or Span(0, memory.digit))
+                windows[name], offset = _window(
+                    operand, declared, seen, region or AxisSpan(0, memory.digit)
+                )
                 places[name] = memory, offset
         mains = [(self.computed(part, at, windows, keeps), part.schedule) for part, at in parts]
         launch = self.launch(step, mains)
@@ -208,7 +214,7 @@ class PieceRun:
         own = [places[name] for name in launch.names]
         return Launched(launch, own, {m: r for m, r in fresh.items() if any(m is o for o, _ in own)}, left)
 
-    def part_of(self, memory: Memory, demand: Demand, p: Pass, stored: bool) -> Span | None:
+    def part_of(self, memory: StepMemory, demand: Demand, p: PiecePass, stored: bool) -> AxisSpan | None:
         """The part of a tensor that a piece has in memory of its own; None where it is a part of what is
         kept, or given."""
         if memory in p.over.values() and not stored:
@@ -218,7 +224,9 @@ class PieceRun:
         between = stored or (memory not in self.plan.kept and not memory.given)
         return demand.regions[memory] if between else None
 
-    def computed(self, part: Part, at: Span, windows: Mapping[str, Window], keeps: bool) -> Compute:
+    def computed(
+        self, part: Part, at: AxisSpan, windows: Mapping[str, TensorWindow], keeps: bool
+    ) -> Compute:
         """The computation of a part of a step for some positions; ``keeps``: with its statistics."""
         compute = part.compute if keeps else without_statistics(part.compute)
         own = {t.name: windows[t.name] for t in compute.tensors if t.name in windows}
@@ -256,7 +264,9 @@ class PieceRun:
         return schedule
 
 
-def _window(operand: Operand, declared: Declared, span: Span, region: Span) -> tuple[Window, int]:
+def _window(
+    operand: Operand, declared: Declared, span: AxisSpan, region: AxisSpan
+) -> tuple[TensorWindow, int]:
     """How a step sees a span of a tensor of which a region is in memory, and how many elements behind the
     region's beginning the span begins."""
     memory, slot = operand.memory, operand.slot(declared)
@@ -264,7 +274,7 @@ def _window(operand: Operand, declared: Declared, span: Span, region: Span) -> t
     assert slot is not None and strides is not None
     lying = tuple(memory.at(s, region.size) for s in strides)
     behind = memory.at(operand.behind, region.size) + span.start * strides[slot] - region.start
-    return Window(slot, span, lying), behind
+    return TensorWindow(slot, span, lying), behind
 
 
 @dataclass(slots=True)
@@ -272,26 +282,28 @@ class Carried:
     """A tensor whose place another one takes, piece by piece: what later pieces read of it is kept aside
     before it is written over. ``written``: elements of the digit that are."""
 
-    memory: Memory
-    room: Room
-    aside: Room | None = None
+    memory: StepMemory
+    room: MemoryPart
+    aside: MemoryPart | None = None
     written: int = 0
 
-    def read(self, span: Span, into: Room) -> Room:
+    def read(self, span: AxisSpan, into: MemoryPart) -> MemoryPart:
         """A part of the tensor as it was."""
         if self.aside is not None and span.start < self.written:
-            own = Span(span.start, min(span.stop, self.written))
+            own = AxisSpan(span.start, min(span.stop, self.written))
             into.view(self.memory, own).copy_(self.aside.view(self.memory, own))
-        rest = Span(max(span.start, self.written), span.stop)
+        rest = AxisSpan(max(span.start, self.written), span.stop)
         if rest.size > 0:
             into.view(self.memory, rest).copy_(self.room.view(self.memory, rest))
         return into
 
-    def write(self, memory: Memory, made: Room, span: Span, behind: Demand | None, by: PieceRun) -> None:
+    def write(
+        self, memory: StepMemory, made: MemoryPart, span: AxisSpan, behind: Demand | None, by: PieceRun
+    ) -> None:
         """Write a part of the other tensor over it. ``behind``: what the next piece needs."""
         reads = behind.reads.get(self.memory) if behind is not None else None
         if reads is not None and reads.start < span.stop:
-            kept = Span(reads.start, span.stop)
+            kept = AxisSpan(reads.start, span.stop)
             self.aside = self.read(kept, by.empty(self.memory, kept))
         else:
             self.aside = None
@@ -299,6 +311,6 @@ class Carried:
         self.written = span.stop
 
 
-def given_rooms(memories: Collection[Memory], tensors: Sequence[Any]) -> dict[Memory, Room]:
+def given_rooms(memories: Collection[StepMemory], tensors: Sequence[Any]) -> dict[StepMemory, MemoryPart]:
     """The memory of what is handed to a region."""
-    return {m: Room(t, 0, m.digit) for m, t in zip(memories, tensors, strict=True)}
+    return {m: MemoryPart(t, 0, m.digit) for m, t in zip(memories, tensors, strict=True)}

@@ -20,33 +20,33 @@ from dataclasses import dataclass, field
 from math import inf
 
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces.demands import Demand, Wanted, demand, part_bytes
-from transconv.graph.pieces.step_graph import Memory, Step
+from transconv.graph.pieces.demands import Demand, PassResults, demand, part_bytes
+from transconv.graph.pieces.step_graph import Step, StepMemory
 from transconv.support import Unsupported
 
 TRIED = 64  # tensors at most that are given up or added
 
 
-KnownDemands = dict[tuple[Wanted, int, int], list[tuple[set[Memory], set[Memory], Demand]]]
+KnownDemands = dict[tuple[PassResults, int, int], list[tuple[set[StepMemory], set[StepMemory], Demand]]]
 """Of pieces of passes: the tensors that each sees, which of them were kept, and what it takes."""
 
 
 @dataclass(slots=True)
-class Pass:
+class PiecePass:
     """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``. ``over``: kept
     tensors that take the place of others that nothing reads behind the pass; ``sample``: a piece in the
     middle; ``peak``: bytes of all that is there at once; ``us``: microseconds."""
 
     level: int
     whole: list[Step]
-    wanted: Wanted
+    wanted: PassResults
     pieces: int = 1
-    over: dict[Memory, Memory] = field(default_factory=dict)
+    over: dict[StepMemory, StepMemory] = field(default_factory=dict)
     sample: Demand | None = None
     peak: int = 0
     us: float = 0.0
 
-    def demand(self, number: int, kept: set[Memory], known: KnownDemands | None = None) -> Demand:
+    def demand(self, number: int, kept: set[StepMemory], known: KnownDemands | None = None) -> Demand:
         """What a piece takes; one that is ``known`` for the same tensors kept, of those that it sees."""
         found = [] if known is None else known.setdefault((self.wanted, number, self.pieces), [])
         for seen, own, made in found:
@@ -81,9 +81,9 @@ class PiecePlan:
     nothing reads a tensor; ``beside``: bytes that are there anyway."""
 
     steps: Sequence[Step]
-    kept: set[Memory]
-    passes: list[Pass]
-    last: dict[Memory, int]
+    kept: set[StepMemory]
+    passes: list[PiecePass]
+    last: dict[StepMemory, int]
     beside: int
 
     @property
@@ -107,16 +107,16 @@ class PiecePlan:
         return max(each, default=0), sum(each)
 
 
-def memories(steps: Sequence[Step]) -> list[Memory]:
+def memories(steps: Sequence[Step]) -> list[StepMemory]:
     """What steps read and store, in their order."""
-    found: dict[Memory, None] = {}
+    found: dict[StepMemory, None] = {}
     for s in steps:
         found |= dict.fromkeys(o.memory for o in (*s.read.values(), *s.stored.values()))
         found |= dict.fromkeys(s.spaces.values())
     return [*found]
 
 
-def _must(steps: Sequence[Step]) -> set[Memory]:
+def _must(steps: Sequence[Step]) -> set[StepMemory]:
     """The tensors that are kept whole whatever the bound is."""
     found = {m for m in memories(steps) if m.handed or (not m.given and not m.digit)}
     for s in steps:
@@ -125,9 +125,9 @@ def _must(steps: Sequence[Step]) -> set[Memory]:
     return {m for m in found if not m.given}
 
 
-def levels(steps: Sequence[Step], kept: Collection[Memory]) -> dict[Step, int]:
+def levels(steps: Sequence[Step], kept: Collection[StepMemory]) -> dict[Step, int]:
     """The level of each step."""
-    ready: dict[Memory, int] = {}
+    ready: dict[StepMemory, int] = {}
     found: dict[Step, int] = {}
     for step in steps:
         own = max((ready.get(o.memory, 0) for o in step.read.values()), default=0)
@@ -145,7 +145,7 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     the steps do."""
     must = _must(steps)
     level = levels(steps, must)
-    made: dict[Memory, int] = {}
+    made: dict[StepMemory, int] = {}
     for s in steps:
         for o in s.stored.values():
             made[o.memory] = max(made.get(o.memory, 0), level[s])
@@ -168,7 +168,7 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     return best
 
 
-def _others(plan: PiecePlan, must: Collection[Memory]) -> Iterator[set[Memory]]:
+def _others(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[StepMemory]]:
     """The tensors that are kept, without one that is there in the pass that exceeds a bound the most, or
     with one that is made on the way there."""
     worst, born = max(plan.passes, key=lambda p: p.peak), _born(plan)
@@ -182,7 +182,7 @@ def _others(plan: PiecePlan, must: Collection[Memory]) -> Iterator[set[Memory]]:
 
 
 def laid_out(
-    steps: Sequence[Step], kept: set[Memory], beside: int, bound: int, known: KnownDemands
+    steps: Sequence[Step], kept: set[StepMemory], beside: int, bound: int, known: KnownDemands
 ) -> PiecePlan:
     """The passes in which some tensors are kept, each with the fewest pieces that stay within a bound."""
     level = levels(steps, kept)
@@ -192,8 +192,8 @@ def laid_out(
         own = [s for s in steps if level[s] == n]
         made = [o.memory for s in own if not s.whole for o in s.stored.values() if o.memory in kept]
         last_made = [m for m in dict.fromkeys(made) if max(level[s] for s in m.makers) == n]
-        wanted = Wanted(tuple(last_made), tuple(s for s in own if s.left))
-        passes.append(Pass(n, [s for s in own if s.whole], wanted))
+        wanted = PassResults(tuple(last_made), tuple(s for s in own if s.left))
+        passes.append(PiecePass(n, [s for s in own if s.whole], wanted))
     plan = PiecePlan(steps, kept, passes, {}, beside)
     for p in passes:
         if p.wanted.memories or p.wanted.steps:
@@ -205,9 +205,9 @@ def laid_out(
     return plan
 
 
-def _last(plan: PiecePlan) -> dict[Memory, int]:
+def _last(plan: PiecePlan) -> dict[StepMemory, int]:
     """The level behind which nothing reads a tensor."""
-    found: dict[Memory, int] = {}
+    found: dict[StepMemory, int] = {}
     for p in plan.passes:
         seen = [o.memory for s in p.whole for o in (*s.read.values(), *s.stored.values())]
         seen += [*p.wanted.memories]
@@ -218,7 +218,9 @@ def _last(plan: PiecePlan) -> dict[Memory, int]:
     return found | {m: end for m in memories(plan.steps) if m.handed}
 
 
-def _cut(p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int, known: KnownDemands) -> None:
+def _cut(
+    p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int], bound: int, known: KnownDemands
+) -> None:
     """Find the fewest pieces with which a pass stays within a bound, or else the number with the least
     peak."""
     held = plan.beside
@@ -251,9 +253,9 @@ def _cut(p: Pass, plan: PiecePlan, born: Mapping[Memory, int], bound: int, known
     p.us = sum(s.us for s in p.whole) + pieces * p.sample.us
 
 
-def _born(plan: PiecePlan) -> dict[Memory, int]:
+def _born(plan: PiecePlan) -> dict[StepMemory, int]:
     """The level at which a tensor is there first."""
-    found: dict[Memory, int] = {}
+    found: dict[StepMemory, int] = {}
     for p in plan.passes:
         made = [o.memory for s in p.whole for o in s.stored.values()]
         made += [*p.wanted.memories, *(m for s in p.wanted.steps for m in s.spaces.values())]
@@ -262,7 +264,7 @@ def _born(plan: PiecePlan) -> dict[Memory, int]:
     return found
 
 
-def _over(p: Pass, plan: PiecePlan, born: Mapping[Memory, int]) -> dict[Memory, Memory]:
+def _over(p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int]) -> dict[StepMemory, StepMemory]:
     """Tensors of a pass that may take the place of others that nothing reads behind it."""
     assert p.sample is not None
     kept = {m for q in plan.passes for m in q.wanted.memories}
@@ -276,7 +278,7 @@ def _over(p: Pass, plan: PiecePlan, born: Mapping[Memory, int]) -> dict[Memory, 
         and m in p.sample.reads
         and all(n not in s.needs_whole for s in p.sample.spans for n, o in s.read.items() if o.memory is m)
     ]
-    found: dict[Memory, Memory] = {}
+    found: dict[StepMemory, StepMemory] = {}
     for m in p.wanted.memories:
         old = next((f for f in free if _alike(f, m) and f not in found.values()), None)
         if old is not None:
@@ -284,7 +286,7 @@ def _over(p: Pass, plan: PiecePlan, born: Mapping[Memory, int]) -> dict[Memory, 
     return found
 
 
-def _alike(a: Memory, b: Memory) -> bool:
+def _alike(a: StepMemory, b: StepMemory) -> bool:
     """Whether two tensors lie alike."""
     strides = (tuple(s for n, s in zip(m.shape, m.strides, strict=True) if n > 1) for m in (a, b))
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,13 +12,15 @@ from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, program
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.pieces.piece_execution import PieceRun, Room
+from transconv.graph.pieces.piece_execution import MemoryPart, PieceRun
 from transconv.graph.pieces.piece_plan import planned, refuse_beyond
-from transconv.graph.pieces.step_graph import Memory, Operand, Part, Step, steps_of
-from transconv.graph.regions.region_calls import BoundRegion, RegionLaunches
+from transconv.graph.pieces.step_graph import Operand, Part, Step, StepMemory, steps_of
 from transconv.runtime import estimated
 from transconv.support import TransconvError
 from transconv.target import Target
+
+if TYPE_CHECKING:
+    from transconv.graph.regions.region_calls import BoundRegion, RegionLaunches
 
 Tensor = torch.Tensor
 
@@ -34,7 +36,7 @@ class RegionPieces:
     rates: Target
     outside: int = 0
     run: PieceRun | None = None
-    given: list[Memory] = field(default_factory=list)
+    given: list[StepMemory] = field(default_factory=list)
     results: dict[Piece, Operand] = field(default_factory=dict)
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> list[Tensor]:
@@ -45,7 +47,7 @@ class RegionPieces:
             self.plan(bound, tensors)
         assert self.run is not None
         given.clear()
-        rooms = {m: Room(t, 0, m.digit) for m, t in zip(self.given, tensors, strict=True)}
+        rooms = {m: MemoryPart(t, 0, m.digit) for m, t in zip(self.given, tensors, strict=True)}
         with self.launches.here():
             rooms = self.run(rooms)
         made = []
@@ -138,8 +140,8 @@ class RegionPieces:
         return Operand(own.memory, behind)
 
 
-def _memory(name: str, memory: TensorMemory, given: bool = False) -> Memory:
-    return Memory(name, memory.shape, memory.strides, memory.dtype, given)
+def _memory(name: str, memory: TensorMemory, given: bool = False) -> StepMemory:
+    return StepMemory(name, memory.shape, memory.strides, memory.dtype, given)
 
 
 def _microseconds(work: Workload, rates: Target) -> float:

@@ -22,7 +22,7 @@ from math import gcd, lcm
 import torch
 
 from transconv.compute import Alone, Compute, Workload, Write, kernels, parted, statistics, why_not_lowered
-from transconv.compute.restriction import Sizes, Span, pace, positions, span_of
+from transconv.compute.restriction import AxisSpan, Sizes, pace, positions, span_of
 from transconv.conv import Surrounded
 from transconv.ir import Expr, FloorDiv, Tensor, Var, View, free_vars
 from transconv.runtime import Plan, ready
@@ -35,7 +35,7 @@ BLOCKS = 512  # blocks at most whose sums a norm in pieces has
 
 
 @dataclass(eq=False, slots=True)
-class Memory:
+class StepMemory:
     """A tensor in memory. ``digit``: how many elements the digit spans along which pieces are cut, 0 if it
     has none; ``unit``: elements of the largest step along it that a kernel sees; ``given``: it is there
     before the first step; ``handed``: it is a result; ``makers``: the steps that store it."""
@@ -72,7 +72,7 @@ class Memory:
 class Operand:
     """A tensor of a step: the memory that it is, or a slice of which it is, from ``behind`` on."""
 
-    memory: Memory
+    memory: StepMemory
     behind: int = 0
 
     def slot(self, tensor: Tensor) -> int | None:
@@ -93,7 +93,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class TileParts:
     """Parts that tiles leave of a statistic: the workspace of a kernel, the dim of it along which tiles
     lie that pieces divide, the positions of the axis in one period of tiles, and how many parts these
     leave."""
@@ -127,8 +127,8 @@ class Step:
     parts: tuple[Part, ...]
     operands: dict[str, Operand]
     choose: Callable[[Compute, Target], Schedule]
-    left: dict[str, Left] = field(default_factory=dict)
-    spaces: dict[str, Memory] = field(default_factory=dict)
+    left: dict[str, TileParts] = field(default_factory=dict)
+    spaces: dict[str, StepMemory] = field(default_factory=dict)
     us: float = 0.0
     number: int = 0
 
@@ -177,20 +177,20 @@ class Step:
                         found.add(name)
         return found
 
-    def seen(self, name: str, part: Part, at: Span) -> Span:
+    def seen(self, name: str, part: Part, at: AxisSpan) -> AxisSpan:
         """The span along the slot of a tensor that a part reads for some positions of its axis."""
-        operand, found = self.operands[name], Span(0, 0)
+        operand, found = self.operands[name], AxisSpan(0, 0)
         for view in self.views(name, part, False):
             slot = operand.slot(view.tensor)
             assert slot is not None
-            whole = Span(0, view.tensor.shape[slot])
+            whole = AxisSpan(0, view.tensor.shape[slot])
             reach = span_of(view.dims[slot].coord, part.sizes, part.axis, at)
             found = found.around(whole if reach is None else reach.within(whole))
         return found
 
-    def covered(self, name: str, part: Part, at: Span) -> Span:
+    def covered(self, name: str, part: Part, at: AxisSpan) -> AxisSpan:
         """The span along the slot of a tensor that a part stores for some positions of its axis."""
-        found = Span(0, 0)
+        found = AxisSpan(0, 0)
         for view in self.views(name, part, True):
             slot = self.operands[name].slot(view.tensor)
             assert slot is not None
@@ -199,9 +199,9 @@ class Step:
             found = found.around(reach)
         return found
 
-    def made_at(self, name: str, part: Part, wanted: Span) -> Span:
+    def made_at(self, name: str, part: Part, wanted: AxisSpan) -> AxisSpan:
         """The positions of a part's axis at which it stores a span of a tensor."""
-        found = Span(0, 0)
+        found = AxisSpan(0, 0)
         for view in self.views(name, part, True):
             slot = self.operands[name].slot(view.tensor)
             assert slot is not None
@@ -254,7 +254,7 @@ def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
 
 def _reach(coord: Expr, sizes: Sizes, axis: str) -> int:
     """How far a coordinate moves with an axis."""
-    ends = [span_of(coord, sizes, axis, Span(x, x + 1)) for x in (0, dict(sizes)[axis] - 1)]
+    ends = [span_of(coord, sizes, axis, AxisSpan(x, x + 1)) for x in (0, dict(sizes)[axis] - 1)]
     return 0 if None in ends else abs(ends[1].start - ends[0].start)  # type: ignore[union-attr]
 
 
@@ -276,7 +276,7 @@ def _outermost(coord: Expr, sizes: Sizes, axis: str) -> bool:
     """Whether a coordinate grows with an axis, and less far with all others together than with one of its
     steps; or never falls with it, being a quotient of it."""
     if by := pace(coord, sizes, axis):
-        first = span_of(coord, sizes, axis, Span(0, 1))
+        first = span_of(coord, sizes, axis, AxisSpan(0, 1))
         return first is not None and first.size <= by
     match coord:
         case FloorDiv(Var(name), _):
@@ -317,10 +317,10 @@ def steps_of(
     return found
 
 
-def _kept(name: str, tensor: Tensor) -> Memory:
+def _kept(name: str, tensor: Tensor) -> StepMemory:
     strides = tensor.layout.strides()
     assert strides is not None
-    return Memory(name, tensor.shape, strides, getattr(torch, tensor.dtype.torch))
+    return StepMemory(name, tensor.shape, strides, getattr(torch, tensor.dtype.torch))
 
 
 def _step(
@@ -333,7 +333,7 @@ def _step(
 ) -> Step:
     axes = [axis_of(c, operands) for c in computes]
     schedules = [choose(c, target) for c in computes]
-    left: dict[str, Left] = {}
+    left: dict[str, TileParts] = {}
     if all(axes):
         for c, schedule, axis in zip(computes, schedules, axes, strict=True):
             for write in c.statistics:
@@ -349,7 +349,9 @@ def _step(
     return Step(name, workload, parts, own, choose, left)
 
 
-def left_of(write: Write, compute: Compute, schedule: Schedule, axis: str, target: Target) -> Left | None:
+def left_of(
+    write: Write, compute: Compute, schedule: Schedule, axis: str, target: Target
+) -> TileParts | None:
     """What tiles leave of a statistic along an axis; None where pieces cannot have tiles of the whole."""
     main = Scheduled(compute, schedule, target).main
     divided = (statistics.kept(write) or {}).get(axis, 1) > 1
@@ -374,7 +376,7 @@ def left_of(write: Write, compute: Compute, schedule: Schedule, axis: str, targe
             inner *= compute.size(a)
         period = extent // gcd(extent, inner)
         space = part_spaces(compute, schedule)[compute.statistics.index(write)]
-        return Left(space, at, period, period * inner // extent)
+        return TileParts(space, at, period, period * inner // extent)
     return None
 
 
@@ -385,7 +387,7 @@ def made_with_finishes(step: Step, operands: dict[str, Operand], target: Target)
     (part,) = step.parts
     found = [step]
     for name, left in step.left.items():
-        step.spaces[name] = Memory(
+        step.spaces[name] = StepMemory(
             f"{step.name}.{name}",
             left.space.shape,
             left.space.layout.strides() or (),
