@@ -14,7 +14,7 @@ import transconv
 from tests.graph.test_pieces import compared
 from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
-from transconv.graph.pieces.piece_execution import MemoryPart, PieceRun
+from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.piece_plan import planned
 from transconv.graph.pieces.step_graph import Operand, StepMemory, steps_of
 from transconv.target import TARGETS
@@ -80,7 +80,7 @@ def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         if p.sample is not None:
             p.pieces = min(pieces, p.wanted.most)
     run = PieceRun(plan, target, torch.device("cpu"))
-    rooms = run({memories[n]: MemoryPart(t, 0, memories[n].digit) for n, t in given.items()})
+    rooms = run({memories[n]: PartMemory(t, 0, memories[n].digit) for n, t in given.items()})
     return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
 
 

@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 ALIGNMENT = 16  # bytes
 
 
-class MemoryPart(NamedTuple):
+class PartMemory(NamedTuple):
     """Memory of a tensor, or of a part of its digit: from ``start`` on, ``length`` elements."""
 
     tensor: Tensor
@@ -72,7 +72,7 @@ class PieceRun:
     programs: dict[tuple[int, int], tuple[Demand, list[Launched]]] = field(default_factory=dict)
     seen: set[Launch] = field(default_factory=set)
 
-    def __call__(self, rooms: dict[StepMemory, MemoryPart]) -> dict[StepMemory, MemoryPart]:
+    def __call__(self, rooms: dict[StepMemory, PartMemory]) -> dict[StepMemory, PartMemory]:
         """``rooms``: of what is given; all that is kept at the end is entered."""
         for p in self.plan.passes:
             for step in p.whole:
@@ -84,13 +84,13 @@ class PieceRun:
                 del rooms[memory]
         return rooms
 
-    def empty(self, memory: StepMemory, region: AxisSpan | None = None) -> MemoryPart:
+    def empty(self, memory: StepMemory, region: AxisSpan | None = None) -> PartMemory:
         """Memory for a tensor, or a part of it."""
         start, length = (0, memory.digit) if region is None else (region.start, region.size)
         made = torch.empty(memory.room(length), dtype=memory.dtype, device=self.device)
-        return MemoryPart(made, start, length)
+        return PartMemory(made, start, length)
 
-    def run_pass(self, p: PiecePass, rooms: dict[StepMemory, MemoryPart]) -> None:
+    def run_pass(self, p: PiecePass, rooms: dict[StepMemory, PartMemory]) -> None:
         """Make all that a pass keeps."""
         if p.sample is None:
             return
@@ -116,7 +116,7 @@ class PieceRun:
             rooms[memory] = rooms[old]
 
     def run_piece(
-        self, launches: Sequence[Launched], demand: Demand, rooms: dict[StepMemory, MemoryPart]
+        self, launches: Sequence[Launched], demand: Demand, rooms: dict[StepMemory, PartMemory]
     ) -> None:
         """Launch the steps of a piece; its parts go when nothing needs them any more."""
         last = {m: i for i, one in enumerate(launches) for m, _ in one.tensors}
@@ -130,7 +130,7 @@ class PieceRun:
             for memory in {m for m, _ in one.tensors if last[m] == i and m in made} - {*demand.wanted}:
                 del rooms[memory]
 
-    def start(self, one: Launched, rooms: Mapping[StepMemory, MemoryPart]) -> None:
+    def start(self, one: Launched, rooms: Mapping[StepMemory, PartMemory]) -> None:
         """Start a launch, and keep what it leaves of statistics."""
         operands = one.launch.operands()
         tensors, back = [], []
@@ -283,11 +283,11 @@ class Carried:
     before it is written over. ``written``: elements of the digit that are."""
 
     memory: StepMemory
-    room: MemoryPart
-    aside: MemoryPart | None = None
+    room: PartMemory
+    aside: PartMemory | None = None
     written: int = 0
 
-    def read(self, span: AxisSpan, into: MemoryPart) -> MemoryPart:
+    def read(self, span: AxisSpan, into: PartMemory) -> PartMemory:
         """A part of the tensor as it was."""
         if self.aside is not None and span.start < self.written:
             own = AxisSpan(span.start, min(span.stop, self.written))
@@ -298,7 +298,7 @@ class Carried:
         return into
 
     def write(
-        self, memory: StepMemory, made: MemoryPart, span: AxisSpan, behind: Demand | None, by: PieceRun
+        self, memory: StepMemory, made: PartMemory, span: AxisSpan, behind: Demand | None, by: PieceRun
     ) -> None:
         """Write a part of the other tensor over it. ``behind``: what the next piece needs."""
         reads = behind.reads.get(self.memory) if behind is not None else None
@@ -311,6 +311,6 @@ class Carried:
         self.written = span.stop
 
 
-def given_rooms(memories: Collection[StepMemory], tensors: Sequence[Any]) -> dict[StepMemory, MemoryPart]:
+def given_rooms(memories: Collection[StepMemory], tensors: Sequence[Any]) -> dict[StepMemory, PartMemory]:
     """The memory of what is handed to a region."""
-    return {m: MemoryPart(t, 0, m.digit) for m, t in zip(memories, tensors, strict=True)}
+    return {m: PartMemory(t, 0, m.digit) for m, t in zip(memories, tensors, strict=True)}

@@ -12,7 +12,7 @@ from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, program
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.pieces.piece_execution import MemoryPart, PieceRun
+from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.piece_plan import planned, refuse_beyond
 from transconv.graph.pieces.step_graph import Operand, Part, Step, StepMemory, steps_of
 from transconv.runtime import estimated
@@ -47,7 +47,7 @@ class RegionPieces:
             self.plan(bound, tensors)
         assert self.run is not None
         given.clear()
-        rooms = {m: MemoryPart(t, 0, m.digit) for m, t in zip(self.given, tensors, strict=True)}
+        rooms = {m: PartMemory(t, 0, m.digit) for m, t in zip(self.given, tensors, strict=True)}
         with self.launches.here():
             rooms = self.run(rooms)
         made = []
