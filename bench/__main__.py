@@ -47,6 +47,7 @@ DROP_IN = {
     "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
     "invariance": "time layers and models with and without invariant mode",
     "streaming": "time pieces of streamed models, steps and packed sequences, and torch's",
+    "within": "time models within a bound of memory, their peak, and whether bits are the whole's",
     "maps": "time maps, reductions and norms, and torch's",
     "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
     "schedules": "check and time given schedules of given problems",

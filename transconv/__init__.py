@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transconv.functional.computation import computation as computation
     from transconv.graph.certification import certify as certify
     from transconv.graph.optimization import optimize as optimize
+    from transconv.graph.pieces.bounded_model import within as within
     from transconv.runtime.api import Compute as Compute
     from transconv.runtime.api import Kernel as Kernel
     from transconv.runtime.api import Schedule as Schedule
@@ -87,6 +88,7 @@ _HOMES = {
     "optimize": "graph.optimization",
     "streaming": "distributed.streams.stream",
     "certify": "graph.certification",
+    "within": "graph.pieces.bounded_model",
     "prepare": "torch_ops.conversion.prepare",
     "stats": "calls.route_cache",
     "FallbackWarning": "calls.stats",

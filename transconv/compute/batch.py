@@ -63,7 +63,7 @@ def of_any_batch(compute: Compute) -> Compute:
     size = Size(BATCH, reference(each), 1, min(LARGEST // max(1, each), LARGEST))
     axes = tuple(replace(x, extent=Var(BATCH)) if x.name == axis else x for x in compute.axes)
     made = compute.over(lambda v: View(seen[v.tensor], v.dims))
-    made = _with_notes(parse(str(replace(made, axes=axes, named=Sizes((size,))))), compute)
+    made = with_notes(parse(str(replace(made, axes=axes, named=Sizes((size,))))), compute)
     if str(made.at(**samples(compute))) != str(compute):
         raise Unsupported("invariant:form", f"{compute.name}: its text does not say it for any batch")
     return made
@@ -92,10 +92,10 @@ def with_samples(compute: Compute, count: int) -> Compute:
     """A computation of numbers, of so many samples; itself if it has none. Raises as ``of_any_batch``."""
     if not samples(compute):
         return compute
-    return _with_notes(of_any_batch(compute).at(**{BATCH: count}), compute)
+    return with_notes(of_any_batch(compute).at(**{BATCH: count}), compute)
 
 
-def _with_notes(made: Compute, of: Compute) -> Compute:
+def with_notes(made: Compute, of: Compute) -> Compute:
     """A computation that was read, with what no text says of another one: roles of axes, the stride phase,
     the name of what is behind the sum."""
     roles = {x.name: x.role for x in of.axes}

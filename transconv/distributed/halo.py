@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from transconv.compute.restriction import AxisSpan, span_of
 from transconv.conv import ConvProblem, Prop, reading
 from transconv.distributed.agreement import watch_group
-from transconv.simplify import Facts, range_of
 
 
 class RowRange(NamedTuple):
@@ -87,10 +87,10 @@ class SpatialAxis:
 def _hull(line: SpatialAxis, prop: Prop, rows: RowRange) -> RowRange:
     problem = ConvProblem.make(1, 1, 1, (line.i,), line.k, line.stride, line.dilation, line.pad, line.o)
     position, tap, view = reading(problem, prop, 0)
-    facts = Facts().with_range(position.var, rows.start, rows.stop - 1)
-    found = range_of(view.coord, facts.with_range(tap.var, 0, tap.size - 1))
-    assert found.lo is not None and found.hi is not None
-    return RowRange(found.lo, found.hi + 1)
+    sizes = tuple((x.name, x.size) for x in (position, tap))
+    found = span_of(view.coord, sizes, position.name, AxisSpan(rows.start, rows.stop))
+    assert found is not None
+    return RowRange(*found)
 
 
 class HaloRows(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from transconv.calls.settings import settings
 from transconv.graph.autotuner import SECONDS
@@ -14,17 +14,52 @@ CAPTURING = ("reduce-overhead", "max-autotune")  # the modes of torch.compile th
 TUNING = ("max-autotune", "max-autotune-no-cudagraphs")  # and those that ask for trials
 
 
+class CutMemory(Protocol):
+    """A tensor in memory, as far as a bound marks it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    digit: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBound:
+    """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
+    along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several
+    positions. ``plans``: what was found for regions, by these."""
+
+    bytes: int
+    told: str
+    over: str = ""
+    plans: dict[int, Any] = field(default_factory=dict, compare=False)
+
+    def mark(self, memory: CutMemory) -> None:
+        """Note along which digit an image is cut; other tensors have none."""
+        axes = AXES.get(len(memory.shape), ())
+        for d, name in enumerate(axes):
+            wide = memory.shape[d] > 1 and bool(name)
+            if wide and name == (self.over or name):
+                memory.digit = memory.shape[d] * memory.strides[d]
+                return
+
+
+AXES = {3: ("n", "", "w"), 4: ("n", "", "h", "w"), 5: ("n", "", "d", "h", "w")}
+"""The axes of images by their number of dims; channels have no name."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """``rest``: who computes what kernels do not; ``upsampling``: whether convolutions of upsampled images
     become ones of the small image; ``cudagraphs``: whether launches are recorded; ``invariant``: whether a
-    sample's bits do not depend on its batch; ``tune``: seconds in which schedules are timed first."""
+    sample's bits do not depend on its batch; ``tune``: seconds in which schedules are timed first;
+    ``within``: the bound within which it runs in pieces."""
 
     rest: str
     upsampling: str
     cudagraphs: bool
     invariant: bool
     tune: float
+    within: MemoryBound | None = None
 
 
 def options_of(
@@ -38,6 +73,7 @@ def options_of(
         given.pop("cudagraphs", mode in CAPTURING),
         given.pop("invariant", settings.invariant),
         given.pop("tune", SECONDS if mode in TUNING else 0.0),
+        given.pop("within", None),
     )
     switches = {type(made.cudagraphs), type(made.invariant)}
     timed = type(made.tune) in (int, float) and 0 <= made.tune < float("inf")

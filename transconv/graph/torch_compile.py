@@ -13,7 +13,7 @@ from torch import fx
 from transconv.calls import stats
 from transconv.calls.settings import settings
 from transconv.graph import autotuner, graph_report
-from transconv.graph.backend_options import options_of
+from transconv.graph.backend_options import BackendOptions, options_of
 from transconv.graph.fusion.groups import Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
@@ -76,7 +76,7 @@ def backend(
     if rest == "inductor" and why_not_inductor(tensors[0].device.type if tensors else "cpu"):
         rest = "eager"
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
-        if invariant:
+        if invariant or asked.within is not None:
             raise Unsupported("device:cpu", NO_CPU)
         stats.announce("device:cpu", NO_CPU, "whole graphs")
         made.graphs.append(graph_report.GraphReport("whole", (), (), NO_CPU))
@@ -87,9 +87,7 @@ def backend(
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             recorded = captures.of(graph, inputs, phase) if captures else None
-            found = _Planned(
-                lambda: _Graph(graph, inputs, phase, rest, made, asked.upsampling, invariant, asked.tune)
-            )
+            found = _Planned(lambda: _Graph(graph, inputs, phase, rest, made, asked))
             if phase != "backward" or _is_planned_at_once(inputs, before, invariant):
                 found.graph()
             before.append(found)
@@ -188,9 +186,7 @@ class _Graph:
         phase: str,
         rest: str,
         made: Made,
-        upsampling: str = "auto",
-        invariant: bool = False,
-        tunes: float = 0.0,
+        asked: BackendOptions,
     ) -> None:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.checks = Checks(gm, device)
@@ -204,11 +200,11 @@ class _Graph:
         quantization.joined(gm.graph)
         self.mutated = aot_graphs.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
-        self.upsampling, self.tunes = upsampling, tunes
+        self.upsampling, self.tunes, self.within = asked.upsampling, asked.tune, asked.within
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
-        self.batch = batch_names(gm.graph, Symbols(gm.graph)) if invariant else ()
+        self.batch = batch_names(gm.graph, Symbols(gm.graph)) if asked.invariant else ()
         self.ways = [_Way(self, planned_symbols(gm.graph, (), self.batch))]
         if phase == "forward":
             aot_graphs.told(self.strides())
@@ -242,6 +238,8 @@ class _Graph:
             way = self.made_way(values)
             sizes, numbers = way.symbols.by_name(values), way.numbers(values)
             waits, chosen = way.wait.waits(sizes, values), (way, sizes, numbers)
+            if self.within is not None:
+                return self.enter(values, chosen)
             if self.checks.due(values) and not (waits and way.wait.seen):
                 return self.compared(way, values, chosen, waits)
             if waits:
@@ -318,6 +316,7 @@ class _Way:
                 self.changed,
                 graph.upsampling,
                 graph.batch,
+                graph.within,
             ),
             whole,
             left_nodes(graph.gm) | (lookups(graph.gm.graph) if graph.batch else {}),

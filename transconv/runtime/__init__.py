@@ -31,7 +31,7 @@ from transconv.runtime.compilation.plan_request import (
     is_collecting,
 )
 from transconv.runtime.compilation.recompilation import Compared, compare
-from transconv.runtime.compiler import build, build_compute, forget, plan, replan
+from transconv.runtime.compiler import build, build_compute, build_scheduled, forget, plan, replan
 from transconv.runtime.first_run_check import beside_samples, by_samples, first_result
 from transconv.runtime.launch import (
     SIZES,
@@ -93,6 +93,7 @@ __all__ = [
     "beside_samples",
     "build",
     "build_compute",
+    "build_scheduled",
     "by_samples",
     "collect",
     "collecting",

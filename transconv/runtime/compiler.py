@@ -105,6 +105,19 @@ def build(
     )
 
 
+def build_scheduled(workload: Workload, target: Target, mains: Planned, choose: Choose) -> Plan:
+    """Compile a workload whose main kernels are these, each with its schedule; ``choose``: those of copies
+    and of kernels that add up parts. Raises ScheduleError for one that is not legal."""
+    for compute, schedule in mains:
+        if reason := why_not(schedule, compute, target):
+            raise ScheduleError(f"{compute.name}: {schedule}: {reason}")
+    shelf = _Shelf(workload, True)
+    planned, one = shelf.one_launch(with_copies(mains, target, None, choose), target, False)
+    steps, spaces = shelf.assembled(planned, one, target)
+    schedule = mains[0][1]
+    return Plan(workload, target, schedule, tuple(steps), spaces, True, why="that of the whole")
+
+
 def _same_bits(schedule: Schedule) -> ScheduleError:
     return ScheduleError(
         f"{schedule}: atomic sums differ from run to run, and those of parts with sizes that are "

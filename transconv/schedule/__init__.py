@@ -43,6 +43,7 @@ from transconv.schedule.tiles.packing import (
 )
 from transconv.schedule.tiles.partial_results import (
     PROGRAM,
+    along,
     carried,
     divided,
     finishes,
@@ -105,6 +106,7 @@ __all__ = [
     "Word",
     "ahead",
     "ahead_bytes",
+    "along",
     "behind_bytes",
     "box_of",
     "boxes_behind",

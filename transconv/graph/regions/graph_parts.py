@@ -17,6 +17,7 @@ from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
 from transconv.graph.fusion.groups import Edge
+from transconv.graph.pieces.region_pieces import RegionPieces
 from transconv.graph.regions.batch_invariance import refuse_adding
 from transconv.graph.regions.partition import extracted, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
@@ -96,6 +97,8 @@ class Parts:
             tensors = [values[name] for name in part.inputs]
             for name in part.done:
                 values.pop(name, None)  # the list alone has it
+            if part.pieces is not None:
+                part.pieces.see(values.values(), tensors)
             values.update(zip(part.outputs, part(sizes, tensors), strict=True))
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
@@ -163,6 +166,7 @@ class RunnableRegion:
         self.whole = gm
         self.why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
         self.launches: RegionLaunches | None = None
+        self.pieces: RegionPieces | None = None
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
@@ -195,6 +199,9 @@ class RunnableRegion:
             self.launches = RegionLaunches.of(
                 launches(self.region, s.device, s.target, s.rates, s.symbols, s.upsampling)
             )
+            if s.within is not None:
+                self.pieces = RegionPieces(self.launches, s.within, s.target, s.rates.target)
+                self.launches.pieces = self.pieces
         except RefusedKernel as refused:
             self.divide(refused)
         except TransconvError as error:
@@ -254,7 +261,7 @@ class RunnableRegion:
                     watch.overs.append(waits.over)
                 return by_torch(self.launches, self.gm, sizes, given)
             except Unsupported as error:
-                if self.setting.batch:
+                if self.setting.batch or self.setting.within:
                     raise
                 announce_torch(error.reason, error.message, "this part of a graph")
                 if error.reason not in PASSING:

@@ -272,6 +272,7 @@ class RegionLaunches(RegionPlan):
     known: dict[tuple[int, ...], BoundRegion] = field(default_factory=dict)  # by sizes
     numbered: set[RegionKernel] = field(default_factory=set)  # that have no schedule for any sizes
     batch: tuple[str, ...] = ()  # the numbers of samples that no bits may depend on (batch_invariance.py)
+    pieces: Callable[[Mapping[str, int], list[Any]], Sequence[Tensor]] | None = None  # within a bound
 
     @classmethod
     def of(cls, made: RegionPlan) -> RegionLaunches:
@@ -331,6 +332,8 @@ class RegionLaunches(RegionPlan):
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the
         caller does not hold is then free behind its last reader. Otherwise the inputs are there when this
         raises: Refused where a kernel cannot be had, Unsupported for tensors that no kernel takes."""
+        if self.pieces is not None:
+            return self.pieces(sizes, given)
         bound = self.bound(sizes)
         tensors = self.placed([given[place] for place, _, _ in self.inputs])
         if not bound.alike(*tensors):

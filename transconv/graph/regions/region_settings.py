@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transconv.graph.backend_options import MemoryBound
 from transconv.graph.fusion.groups import Price
 from transconv.graph.symbols import Symbols
 from transconv.target import Target
@@ -26,6 +27,7 @@ class Setting:
     changed: Callable[[], None]
     upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
     batch: tuple[str, ...] = ()  # the numbers of samples, in invariant mode
+    within: MemoryBound | None = None  # in which it runs in pieces
 
 
 class Wired(NamedTuple):

@@ -1,0 +1,266 @@
+"""``python -m bench within``: models within a bound of memory (``transconv.within``), beside the whole.
+
+    python -m bench within                                   all rows
+    python -m bench within --models sdxl_1024,wan_17 --memory "4 GB"
+
+A row has the time of a call and the most memory that was allocated during it, weights and input
+included: of the whole by torch.compile's backend, of one piece without a bound, and within the bound;
+whether these have the same bits; and what diffusers' tiled decode of its own class takes, where it is
+installed, with its largest difference from diffusers' whole decode. A side that does not fit the device
+has the reason. Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
+(``--quick``) kernels are interpreted: only whether it runs is worth something there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import transconv
+from bench import environment, unets, vaes, video_vaes
+from bench.issues import short
+from transconv.graph.pieces.bounded_model import BoundedModel
+from transconv.tuning.table import CsvTable, Row
+from transconv.verify.machine import device
+
+Tensor = torch.Tensor
+COLUMNS = (
+    "model",
+    "memory",
+    "dtype",
+    "whole_ms",
+    "whole_mb",
+    "piece_ms",
+    "piece_mb",
+    "within_ms",
+    "within_mb",
+    "estimated_mb",
+    "passes",
+    "pieces",
+    "first_s",
+    "bits_of_piece",
+    "bits_of_whole",
+    "off_whole",
+    "tiled_ms",
+    "tiled_mb",
+    "tiled_off",
+    "refused",
+    "device",
+    "torch",
+    "triton",
+    "commit",
+)
+KEY = ("model", "memory", "dtype", "device")
+MEMORY = "8 GB"
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class BoundCase:
+    """A model and its input; ``library``: diffusers' class of its kind and how it is made, if there is
+    one."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    library: tuple[str, dict[str, Any]] | None = None
+
+
+SDXL = (
+    "AutoencoderKL",
+    {
+        "block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": 2,
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "latent_channels": 4,
+    },
+)
+WAN: tuple[str, dict[str, Any]] = ("AutoencoderKLWan", {})
+CASES = {
+    **{
+        f"sdxl_{n}": BoundCase(lambda: vaes.Decoder(4, True), (1, 4, n // 8, n // 8), SDXL)
+        for n in (1024, 2048, 4096)
+    },
+    **{
+        f"wan_{n}": BoundCase(video_vaes.WanDecoder, (1, 16, (n + 3) // 4, 60, 104), WAN) for n in (17, 81)
+    },
+    "segresnet_384": BoundCase(lambda: segresnet(), (1, 1, 384, 384, 384)),
+}
+QUICK = {
+    "sdxl_quick": BoundCase(lambda: vaes.Decoder(4, True, (4, 4), 2, 1), (1, 4, 4, 4)),
+    "conv_quick": BoundCase(lambda: nn.Conv2d(3, 8, 3, padding=1), (1, 3, 32, 16)),
+}
+
+
+def segresnet() -> nn.Module:
+    """MONAI's network of that name; a residual encoder of the same kind where MONAI is not installed."""
+    try:
+        return importlib.import_module("monai.networks.nets").SegResNet(  # type: ignore[no-any-return]
+            spatial_dims=3, init_filters=16, in_channels=1, out_channels=3
+        )
+    except ImportError:
+        return unets.UNet3d()
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument(
+        "--models", type=lambda text: text.split(","), default=[], help=f"of {', '.join((*CASES, *QUICK))}"
+    )
+    parser.add_argument("--memory", default=MEMORY, help=f"the bound (default: {MEMORY})")
+    parser.add_argument("--dtype", default="bfloat16", help="torch's name (default: bfloat16)")
+    parser.add_argument("--limit", type=float, default=540, help="seconds; then no new row begins")
+    parser.add_argument("--report", action="store_true", help="print the passes of each row")
+    parser.add_argument("--quick", action="store_true", help="small models, for Triton's interpreter")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure, and print as it goes; 1 if something was refused, or bits differ."""
+    if options.quick:
+        transconv.config.cpu = "interpret"
+    about, end = environment.versions(), time.monotonic() + options.limit
+    table = CsvTable(Path(options.out) / f"{short(about['device'])}_within.csv", COLUMNS, KEY)
+    wrong = False
+    for name in options.models or (QUICK if options.quick else CASES):
+        row: Row = {**about, "model": name, "memory": options.memory, "dtype": options.dtype}
+        if table.has(row):
+            continue
+        if time.monotonic() > end:
+            print("no time is left; a repeated run goes on", file=sys.stderr)
+            break
+        with torch.no_grad():
+            row |= measured({**CASES, **QUICK}[name], options)
+        table.add(row)
+        wrong |= bool(row.get("refused")) or row.get("bits_of_piece") is False
+        print({k: v for k, v in row.items() if k not in about and v != ""}, flush=True)
+    return int(wrong)
+
+
+def measured(case: BoundCase, options: argparse.Namespace) -> Row:
+    """What is measured of a case."""
+    place, dtype = torch.device(device()), getattr(torch, options.dtype)
+    torch.manual_seed(0)
+    model = features_last(case.make().eval().to(place, dtype))
+    x = torch.randn(case.shape, device=place, dtype=dtype)
+    x = x.contiguous(memory_format=FORMATS[x.dim()])
+    row: Row = {}
+    whole = side(row, "whole", lambda: torch.compile(model, backend=transconv.graph.backend), x)
+    piece = side(row, "piece", lambda: transconv.within(model, None), x)
+    bounded: list[BoundedModel] = []
+
+    def within() -> BoundedModel:
+        bounded.append(transconv.within(model, options.memory))
+        return bounded[0]
+
+    began = time.monotonic()
+    made = side(row, "within", within, x)
+    if made is not None:
+        report = bounded[0].report()
+        passes = [p for plan in report.plans for p in plan.passes]
+        row |= {
+            "estimated_mb": round(report.peak / 1e6, 1),
+            "passes": len(passes),
+            "pieces": sum(p.pieces for p in passes),
+            "first_s": round(time.monotonic() - began, 1),
+        }
+        if options.report:
+            print(report, flush=True)
+        if piece is not None:
+            row["bits_of_piece"] = torch.equal(made, piece)
+        if whole is not None:
+            row["bits_of_whole"] = torch.equal(made, whole)
+            row["off_whole"] = f"{float((made.float() - whole.float()).abs().max()):.3g}"
+    bounded.clear()
+    torch.compiler.reset()
+    model.to("meta")
+    if case.library is not None:
+        row |= tiled(case.library, x)
+    return row
+
+
+FORMATS = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def features_last(model: nn.Module) -> nn.Module:
+    """The model with the weights of its convolutions in the order that kernels like."""
+    for p in model.parameters():
+        if p.dim() in (4, 5):
+            p.data = p.data.contiguous(memory_format=FORMATS[p.dim()])
+    return model
+
+
+def side(row: Row, name: str, make: Callable[[], Callable[..., Any]], x: Tensor) -> Tensor | None:
+    """A side's result on the host, and its time and peak in the row; None, with the reason, where it does
+    not run."""
+    try:
+        run = make()
+        run(x)  # kernels are built, and looked at
+        made, ms, mb = timed(run, x)
+    except (torch.OutOfMemoryError, transconv.errors.TransconvError) as error:
+        row["refused"] = f"{row.get('refused', '')} {name}: {str(error).splitlines()[0][:200]}".strip()
+        return None
+    finally:
+        gc.collect()
+        if x.is_cuda:
+            torch.cuda.empty_cache()
+    row |= {f"{name}_ms": round(ms, 2), f"{name}_mb": round(mb, 1)}
+    return made.cpu()
+
+
+def timed(run: Callable[..., Any], x: Tensor) -> tuple[Any, float, float]:
+    """A result, the milliseconds of the quickest call, and the megabytes that are allocated at most."""
+    best, made = float("inf"), None
+    if x.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(REPEATS if x.is_cuda else 1):
+        made = None
+        began = waited(x)
+        made = run(x)
+        best = min(best, waited(x) - began)
+    peak = torch.cuda.max_memory_allocated() / 1e6 if x.is_cuda else 0.0
+    return made, best * 1e3, peak
+
+
+def waited(x: Tensor) -> float:
+    """The time, when all that was started is done."""
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def tiled(library: tuple[str, dict[str, Any]], x: Tensor) -> Row:
+    """What diffusers' tiled decode takes, and how far it is from its whole decode, by eager torch."""
+    try:
+        kind = getattr(importlib.import_module("diffusers"), library[0])
+    except (ImportError, AttributeError):
+        return {}
+    row: Row = {}
+    model = kind(**library[1]).eval().to(x.device, x.dtype)
+    whole = None
+    try:
+        whole = model.decode(x, return_dict=False)[0].float().cpu()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    model.enable_tiling()
+
+    def run(z: Tensor) -> Tensor:
+        return model.decode(z, return_dict=False)[0]  # type: ignore[no-any-return]
+
+    try:
+        made, ms, mb = timed(run, x)
+        row |= {"tiled_ms": round(ms, 2), "tiled_mb": round(mb, 1)}
+        if whole is not None:
+            row["tiled_off"] = f"{float((made.float().cpu() - whole).abs().max()):.3g}"
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    return row

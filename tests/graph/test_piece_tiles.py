@@ -1,0 +1,137 @@
+"""Pieces by Triton's interpreter, with the whole's schedules: tiles, their statistics, long rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import transconv
+from tests.graph.test_pieces import compared
+from transconv.compute import Alone, execute, parse
+from transconv.errors import Unsupported
+from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
+from transconv.graph.pieces.piece_plan import planned
+from transconv.graph.pieces.step_graph import Operand, StepMemory, steps_of
+from transconv.target import TARGETS
+
+Tensor = torch.Tensor
+STATISTICS = """compute convolution_bias_mean_var
+    tensor X0 f32 [1, 3, {h}, {w}] strides({a},1,{b},3)
+    tensor X1 f32 [8, 3, 3, 3]
+    tensor X2 f32 [8]
+    tensor Y0 f32 [1, 8, {h}, {w}] strides({c},1,{d},8)
+    tensor Y1 f32 [1, 2]
+    tensor Y2 f32 [1, 2]
+    axes   oh={h} ow={w} oc=8 | kh=3 kw=3 ic=3
+    read   x_1 = X0[0, ic, oh + kh - 1, ow + kw - 1]
+    read   x_2 = X1[oc, ic, kh, kw]
+    let    sum_3 = sum(x_1*x_2; kh kw ic)
+    read   x_4 = X2[oc]
+    let    bias_5 = sum_3 + x_4
+    store  Y0[0, oc, oh, ow] = sum_3
+    store  Y1[0, oc // 4] sum= bias_5
+    store  Y2[0, oc // 4] squares= bias_5
+"""
+
+
+@pytest.fixture(autouse=True)
+def rows_alike() -> Iterator[None]:
+    """Products of a tile whose rows are alike, as matrix units have them: NumPy's library adds up the
+    terms of a row by its place."""
+    from triton.runtime import interpreter
+
+    def create_dot(self: object, a: object, b: object, d: object, *_: object) -> object:
+        made = np.einsum("...ij,...jk->...ik", a.data, b.data)  # type: ignore[attr-defined]
+        return interpreter.TensorHandle(made + d.data, d.dtype.scalar)  # type: ignore[attr-defined]
+
+    with patch.object(interpreter.InterpreterBuilder, "create_dot", create_dot):
+        yield
+
+
+def _memory(name: str, tensor: object, given: bool) -> StepMemory:
+    strides = tensor.layout.strides()  # type: ignore[attr-defined]
+    return StepMemory(name, tensor.shape, strides, torch.float32, given)  # type: ignore[attr-defined]
+
+
+def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The statistics of a convolution, in so many pieces at least, and what it was given."""
+    text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
+    compute = parse(text)
+    memories = {t.name: _memory(t.name, t, t.name[0] == "X") for t in compute.tensors}
+    memories["X0"].digit = 3 * h * w
+    memories["Y1"].handed = memories["Y2"].handed = True
+    operands = {n: Operand(m) for n, m in memories.items()}
+    target = TARGETS["interpreter"]
+    steps = steps_of(Alone(compute), operands, target, False, "conv")
+    for number, step in enumerate(steps):
+        step.number, step.us = number, 1.0
+        for operand in step.stored.values():
+            operand.memory.makers.append(step)
+    torch.manual_seed(0)
+    given = {n: torch.randn(m.room(m.digit)) for n, m in memories.items() if m.given}
+    plan = planned(steps, 0, 1 << 60)
+    assert any(p.wanted.steps for p in plan.passes)  # tiles leave parts
+    for p in plan.passes:
+        if p.sample is not None:
+            p.pieces = min(pieces, p.wanted.most)
+    run = PieceRun(plan, target, torch.device("cpu"))
+    rooms = run({memories[n]: PartMemory(t, 0, memories[n].digit) for n, t in given.items()})
+    return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
+
+
+@pytest.mark.parametrize(("h", "w"), [(24, 16), (19, 7)])
+def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int) -> None:
+    whole, given = _run(h, w, 1)
+    for pieces in (2, 5):
+        made, _ = _run(h, w, pieces)
+        assert all(map(torch.equal, made, whole))
+    text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
+    shapes = {"X0": (h, w, 3), "X1": (8, 3, 3, 3), "X2": (8,)}
+    arrays = {n: t.double().numpy().reshape(shapes[n]) for n, t in given.items()}
+    arrays["X0"] = arrays["X0"].transpose(2, 0, 1)[None]
+    want = execute(parse(text), arrays)
+    for name, own in zip(("Y1", "Y2"), whole, strict=True):
+        np.testing.assert_allclose(own.numpy(), want[name].value.ravel(), rtol=1e-2)  # tf32
+
+
+class Normed(nn.Module):
+    """A residual block of decoders."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(2, wide), nn.Conv2d(wide, wide, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(nn.functional.silu(self.norm(x)))
+
+
+def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Normed(4), nn.Conv2d(4, 2, 1))
+    compared(model, torch.randn(1, 2, 23, 4), 0.7)
+
+
+def test_a_bound_that_is_too_small_says_the_least() -> None:
+    run = transconv.within(nn.Conv2d(2, 4, 3), 100)
+    with (
+        torch.no_grad(),
+        pytest.raises(Unsupported, match=r"memory='100' is too small: at least .* bytes") as e,
+    ):
+        run(torch.randn(1, 2, 16, 4))
+    assert e.value.reason == "within:memory" and "convolution" in str(e.value)
+
+
+def test_arguments_that_are_refused() -> None:
+    with pytest.raises(ValueError, match="memory='8 apples'; expected bytes, a text such as \"8 GB\""):
+        transconv.within(nn.Identity(), "8 apples")
+    with pytest.raises(ValueError, match="over='c'; expected one of n, d, h, w"):
+        transconv.within(nn.Identity(), over="c")
+    with pytest.raises(TypeError, match="expected a module or a function, got int"):
+        transconv.within(3)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="computes no gradients: call it within torch.no_grad"):
+        transconv.within(nn.Identity(), "1 MiB")(torch.ones(2))

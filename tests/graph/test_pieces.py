@@ -1,0 +1,179 @@
+"""Models in pieces: every bit of the model in one piece, and torch's results within a tolerance. Launches
+are computed in NumPy from the texts of their pieces, but where schedules and tiles matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from tests.graph.meant import Meant, traced
+from transconv.compute import Alone, Compute
+from transconv.conv import Surrounded
+from transconv.graph.backend_options import MemoryBound
+from transconv.graph.pieces.bounded_model import BoundReport
+from transconv.graph.pieces.piece_execution import PieceRun
+
+Tensor = torch.Tensor
+F = nn.functional
+
+
+@dataclass(frozen=True)
+class MeantPiece(Meant):
+    """Stands in for the launch of a piece."""
+
+    names: tuple[str, ...] = ()
+    tensors: tuple[Any, ...] = ()
+    results: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Any:
+        return SimpleNamespace(workload=SimpleNamespace(results=self.results))
+
+    def operands(self) -> list[Any]:
+        own = {t.name: t for t in self.tensors}
+        return [
+            SimpleNamespace(name=n, shape=own[n].shape, strides=own[n].layout.strides())
+            for n in self.names
+        ]
+
+
+def _meant(_: PieceRun, step: Any, mains: Sequence[tuple[Compute, Any]]) -> MeantPiece:
+    computes = tuple(c for c, _ in mains)
+    surrounds = isinstance(step.workload, Surrounded)
+    work = replace(step.workload, parts=computes) if surrounds else Alone(computes[0])
+    names = sorted([t.name for t in work.tensors], key={*work.results}.__contains__)
+    return MeantPiece(tuple(map(str, computes)), tuple(names), work.tensors, work.results)
+
+
+@contextmanager
+def meaning() -> Iterator[None]:
+    """Inside, pieces are computed in NumPy."""
+    with patch.object(PieceRun, "launch", _meant):
+        yield
+
+
+def pieces(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[Tensor, BoundReport]:
+    """The result of a model within a bound, and the report."""
+    told = MemoryBound(bound, str(bound), over)
+    with torch.no_grad():
+        (made,) = traced(Tupled(f), [x], within=told)(x)  # type: ignore[arg-type]
+    return made, BoundReport(told, tuple(told.plans.values()))
+
+
+def compared(
+    model: nn.Module, x: Tensor, share: float = 0.4, over: str = "", least: int = 2
+) -> BoundReport:
+    """Compare a model in pieces, whose own tensors take this share of the whole's at most, with the model
+    in one piece and with torch in f64."""
+    model = model.eval()
+    with torch.no_grad():
+        want = model.double()(x.double()).float()
+        model.float()
+    whole, one = pieces(model, x, 1 << 60, over)
+    torch.testing.assert_close(whole, want, rtol=1e-4, atol=1e-5)
+    beside = one.plans[0].beside
+    bound = int(beside + (one.peak - beside) * share)
+    made, report = pieces(model, x, bound, over)
+    assert torch.equal(made, whole)
+    assert report.peak <= bound
+    assert max(p.pieces for plan in report.plans for p in plan.passes) >= least, str(report)
+    return report
+
+
+class Wrapped(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor], *parts: nn.Module) -> None:
+        super().__init__()
+        self.f, self.parts = f, nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x)
+
+
+class Tupled(nn.Module):
+    """A model whose result is a tuple, as graphs have it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.model(x),)
+
+
+def _chain(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(*layers)
+
+
+def _residual() -> nn.Module:
+    a, b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    return Wrapped(lambda x: F.silu(x + b(F.relu(a(x)))) * 2, a, b)
+
+
+def _causal() -> nn.Module:
+    a, b = nn.Conv3d(2, 4, 3), nn.Conv3d(4, 2, (3, 1, 1))
+
+    def f(x: Tensor) -> Tensor:
+        y = F.silu(a(F.pad(x, (1, 1, 1, 1, 2, 0))))
+        return b(F.pad(y, (0, 0, 0, 0, 2, 0)))
+
+    return Wrapped(f, a, b)
+
+
+def _joined() -> nn.Module:
+    a, b, c = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(2, 4, 1), nn.Conv2d(8, 2, 3, padding=1)
+    return Wrapped(lambda x: c(torch.cat([F.relu(a(x)), F.silu(b(x))], 1)), a, b, c)
+
+
+def _shuffled() -> nn.Module:
+    a, b = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+    return Wrapped(lambda x: b(F.pixel_shuffle(a(x), 2)), a, b)
+
+
+CONV, UP = nn.Conv2d, nn.Upsample
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "1d": (_chain(nn.Conv1d(2, 4, 5, padding=2), nn.GELU(), nn.Conv1d(4, 2, 3)), (1, 2, 61), ""),
+    "strided": (_chain(CONV(2, 4, 3, 2, 1), nn.ReLU(), CONV(4, 4, 3, padding=1)), (1, 2, 37, 6), ""),
+    "dilated, groups": (
+        _chain(CONV(4, 4, 3, dilation=2, groups=2), CONV(4, 8, 3, groups=4)),
+        (1, 4, 31, 9),
+        "",
+    ),
+    "transposed": (_chain(nn.ConvTranspose2d(2, 4, 4, 2, 1), nn.ReLU(), CONV(4, 2, 3)), (1, 2, 17, 5), ""),
+    "circular": (
+        _chain(CONV(2, 4, 3, padding=1, padding_mode="circular"), CONV(4, 2, 1)),
+        (1, 2, 23, 6),
+        "",
+    ),
+    "reflected": (
+        _chain(CONV(2, 8, 5, padding=2, padding_mode="reflect"), CONV(8, 2, 3)),
+        (1, 2, 23, 6),
+        "",
+    ),
+    "enlarged": (_chain(UP(scale_factor=2), CONV(2, 4, 3, padding=1), CONV(4, 2, 3)), (1, 2, 15, 6), ""),
+    "pools": (_chain(CONV(2, 4, 3, padding=1), nn.MaxPool2d(3, 2, 1), CONV(4, 4, 1)), (1, 2, 33, 7), ""),
+    "columns": (_chain(CONV(2, 4, 3, padding=1), CONV(4, 2, 3, padding=1)), (1, 2, 6, 33), "w"),
+    "images": (_chain(CONV(2, 4, 3, padding=1), nn.SiLU(), CONV(4, 2, 3)), (5, 2, 6, 7), ""),
+    "3d": (_chain(nn.Conv3d(2, 4, 3, padding=1), nn.SiLU(), nn.Conv3d(4, 2, 3)), (1, 2, 13, 5, 4), ""),
+    "residual": (_residual, (1, 4, 29, 7), ""),
+    "causal": (_causal, (1, 2, 11, 4, 5), ""),
+    "joined": (_joined, (1, 2, 27, 6), ""),
+    "shuffled": (_shuffled, (1, 2, 17, 6), ""),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_in_pieces_is_the_whole(name: str) -> None:
+    make, shape, over = MODELS[name]
+    torch.manual_seed(0)
+    with meaning():
+        compared(make(), torch.randn(shape), 0.75, over)

@@ -1,0 +1,111 @@
+"""``transconv.within``: a model that runs within a bound of memory, with every bit of the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from transconv.graph.backend_options import MemoryBound
+from transconv.graph.pieces.piece_plan import PiecePlan, size_text
+
+AXES = ("n", "d", "h", "w")
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
+    f"{c}ib": 1 << (10 * (i + 1)) for i, c in enumerate("kmgt")
+}
+
+
+def within(
+    model: Callable[..., Any], memory: str | int | None = "8 GB", over: str | None = None
+) -> BoundedModel:
+    """The model, executed in pieces such that what is there at once, weights included, stays within
+    ``memory``: bytes, or a text such as ``"8 GB"`` or ``"512 MiB"``; None: without a bound, in one piece.
+
+    ``over``: the axis of images along which pieces are cut: ``"n"`` (images), ``"d"`` (depth or time),
+    ``"h"`` or ``"w"``; default: the outermost one with several positions. What a piece reads beyond its
+    edges is found exactly, norms are computed over the whole, and every bit of the result is that of
+    ``within(model, memory=None)``. For inference: call it within ``torch.no_grad()``.
+
+    The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
+    within the bound, with the least that would do. ``report()`` tells what was found.
+
+    ValueError for a memory or an axis that is neither of these; TypeError for a model that is not
+    callable."""
+    if not callable(model):
+        raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
+    if over is not None and over not in AXES:
+        raise ValueError(f"over={over!r}; expected one of {', '.join(AXES)}, or None")
+    bound = MemoryBound(_bytes(memory), str(memory), over or "")
+    return BoundedModel(getattr(model, "_orig_mod", model), bound)
+
+
+def _bytes(memory: str | int | None) -> int:
+    """Bytes of a text. Raises ValueError."""
+    if memory is None:
+        return 1 << 62
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return memory
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(memory).lower())
+    if isinstance(memory, str) and found and found[2] in UNITS and float(found[1]) > 0:
+        return int(float(found[1]) * UNITS[found[2]])
+    raise ValueError(f'memory={memory!r}; expected bytes, a text such as "8 GB" or "512 MiB", or None')
+
+
+class BoundedModel(nn.Module):
+    """A model within a bound (``within``)."""
+
+    def __init__(self, model: Callable[..., Any], bound: MemoryBound) -> None:
+        super().__init__()
+        self.model, self.bound = model, bound
+        options: Any = {"within": bound}
+        self.compiled = torch.compile(
+            model, backend="transconv", fullgraph=True, dynamic=False, options=options
+        )
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """The model's result."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a model within a bound of memory computes no gradients: call it within torch.no_grad() "
+                "or torch.inference_mode()"
+            )
+        return self.compiled(*given, **named)
+
+    def report(self) -> BoundReport:
+        """What was found for the calls so far."""
+        return BoundReport(self.bound, tuple(self.bound.plans.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundReport:
+    """``plans``: of each region of each graph, in their order."""
+
+    bound: MemoryBound
+    plans: tuple[PiecePlan, ...]
+
+    @property
+    def peak(self) -> int:
+        """Bytes that are there at once at most, as estimated: weights, inputs, and what kernels make."""
+        return max((p.peak for p in self.plans), default=0)
+
+    def __str__(self) -> str:
+        lines = [f"within {self.bound.told}: {size_text(self.peak)} at most (estimated)"]
+        for plan in self.plans:
+            share = plan.us / plan.once if plan.once else 1.0
+            lines.append(
+                f"{len(plan.steps)} steps in {len(plan.passes)} passes, {share:.2f} of the time of each "
+                f"step once (estimated); {size_text(plan.beside)} of weights and inputs"
+            )
+            lines.append("  pass  pieces       peak         us  keeps, and what is whole")
+            for p in plan.passes:
+                kept = [f"{m.name}{' in place' * (m in p.over)}" for m in p.wanted.memories]
+                kept += [f"statistics of {s.name}" for s in p.wanted.steps]
+                kept += [f"whole {s.name}" for s in p.whole]
+                lines.append(
+                    f"  {p.level:4}  {p.pieces:6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
+                )
+        return "\n".join(lines)

@@ -1,0 +1,425 @@
+"""The kernels of a region as steps over tensors in memory, and along which axis each may run in pieces.
+
+Pieces are cut along one digit of addresses: the rows of an image, from the first to the last,
+
+    address = n * (H*W*C) + h * (W*C) + w * C + c         rows: a digit of H*W*C elements
+
+whatever dims kernels see in a tensor ([1, C, H, W] or [C, H*W]). A step may run in pieces if an axis of it
+goes through the digit of what it reads, and through a digit of all that it stores. Any other one is whole:
+it needs its operands whole, as a step does that reads the digit along another axis (keys of an attention).
+
+Statistics leave parts of tiles, which whole steps combine. A norm that is one kernel of long rows becomes
+several: sums of blocks of the digit, what combines them, and what is computed with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import gcd, lcm
+
+import torch
+
+from transconv.compute import Alone, Compute, Workload, Write, kernels, parted, statistics, why_not_lowered
+from transconv.compute.restriction import AxisSpan, Sizes, pace, positions, span_of
+from transconv.conv import Surrounded
+from transconv.ir import Expr, FloorDiv, Tensor, Var, View, free_vars
+from transconv.runtime import Plan, ready
+from transconv.runtime.steps import main_computations
+from transconv.schedule import Schedule, Scheduled, along, carried, finishes, part_spaces
+from transconv.selection import choice
+from transconv.target import Target
+
+BLOCKS = 512  # blocks at most whose sums a norm in pieces has
+
+
+@dataclass(eq=False, slots=True)
+class StepMemory:
+    """A tensor in memory. ``digit``: how many elements the digit spans along which pieces are cut, 0 if it
+    has none; ``unit``: elements of the largest step along it that a kernel sees; ``given``: it is there
+    before the first step; ``handed``: it is a result; ``makers``: the steps that store it."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    given: bool = False
+    handed: bool = False
+    digit: int = 0
+    unit: int = 1
+    makers: list[Step] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Of all of it."""
+        return self.dtype.itemsize * self.room(self.digit)
+
+    def room(self, length: int) -> int:
+        """Elements of memory of a part of its digit."""
+        found = 1
+        for n, s in zip(self.shape, self.strides, strict=True):
+            if n > 1 and not (self.digit and s < self.digit):
+                found += (n - 1) * self.at(s, length)
+        return found + length - 1 if self.digit else found
+
+    def at(self, behind: int, length: int) -> int:
+        """An address in a part of so many elements of its digit, of one in the whole."""
+        return behind // self.digit * length + behind % self.digit if self.digit else behind
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operand:
+    """A tensor of a step: the memory that it is, or a slice of which it is, from ``behind`` on."""
+
+    memory: StepMemory
+    behind: int = 0
+
+    def slot(self, tensor: Tensor) -> int | None:
+        """The dim of a step's tensor that is the digit of its memory; None if none is."""
+        strides, digit = tensor.layout.strides(), self.memory.digit
+        if strides is None or not digit:
+            return None
+        inner = [d for d, n in enumerate(tensor.shape) if n > 1 and strides[d] < digit]
+        if not inner:
+            return None
+        found = max(inner, key=lambda d: strides[d])
+        step, n = strides[found], tensor.shape[found]
+        rest = sum((tensor.shape[d] - 1) * strides[d] for d in inner if d != found)
+        outer = [s for m, s in zip(tensor.shape, strides, strict=True) if m > 1 and s >= digit]
+        if step * n != digit or rest + self.behind % digit >= step or any(s % digit for s in outer):
+            return None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TileParts:
+    """Parts that tiles leave of a statistic: the workspace of a kernel, the dim of it along which tiles
+    lie that pieces divide, the positions of the axis in one period of tiles, and how many parts these
+    leave."""
+
+    space: Tensor
+    dim: int
+    positions: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A computation of a step, its schedule, and the axis along which it may be cut; empty: none."""
+
+    compute: Compute
+    schedule: Schedule
+    axis: str = ""
+
+    @property
+    def sizes(self) -> Sizes:
+        return tuple((x.name, x.size) for x in self.compute.axes)
+
+
+@dataclass(eq=False)
+class Step:
+    """A launch, or the launches of stride phases. ``operands``: by the names of the tensors of its texts;
+    ``left``: its statistics, by the workspaces that later steps read; ``us``: the estimate."""
+
+    name: str
+    workload: Workload
+    parts: tuple[Part, ...]
+    operands: dict[str, Operand]
+    choose: Callable[[Compute, Target], Schedule]
+    left: dict[str, TileParts] = field(default_factory=dict)
+    spaces: dict[str, StepMemory] = field(default_factory=dict)
+    us: float = 0.0
+    number: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether it runs whole."""
+        return not self.parts[0].axis
+
+    @cached_property
+    def stored(self) -> dict[str, Operand]:
+        """The operands that it stores, without statistics that leave parts."""
+        names = dict.fromkeys(
+            w.view.tensor.name for p in self.parts for w in p.compute.writes if not (w.op and self.left)
+        )
+        return {n: self.operands[n] for n in names}
+
+    @cached_property
+    def read(self) -> dict[str, Operand]:
+        """The operands that it reads."""
+        names = dict.fromkeys(r.view.tensor.name for p in self.parts for r in p.compute.reads)
+        return {n: self.operands[n] for n in names}
+
+    @cached_property
+    def grain(self) -> int:
+        """Positions of the axis of which pieces that leave statistics are multiples."""
+        return lcm(1, *(x.positions for x in self.left.values()))
+
+    def views(self, name: str, part: Part, stored: bool) -> Iterator[View]:
+        """How a part sees a tensor."""
+        steps = part.compute.writes if stored else part.compute.reads
+        return (
+            s.view for s in steps if s.view.tensor.name == name and not (isinstance(s, Write) and s.op)
+        )
+
+    @cached_property
+    def needs_whole(self) -> set[str]:
+        """The operands that it reads whole, whatever it stores."""
+        found = set()
+        for name, operand in self.read.items():
+            for part in self.parts:
+                for view in self.views(name, part, False):
+                    slot = operand.slot(view.tensor)
+                    if slot is None or not part.axis:
+                        found.add(name)
+                    elif part.axis not in part.compute.roots(view.dims[slot].coord):
+                        found.add(name)
+        return found
+
+    def seen(self, name: str, part: Part, at: AxisSpan) -> AxisSpan:
+        """The span along the slot of a tensor that a part reads for some positions of its axis."""
+        operand, found = self.operands[name], AxisSpan(0, 0)
+        for view in self.views(name, part, False):
+            slot = operand.slot(view.tensor)
+            assert slot is not None
+            whole = AxisSpan(0, view.tensor.shape[slot])
+            reach = span_of(view.dims[slot].coord, part.sizes, part.axis, at)
+            found = found.around(whole if reach is None else reach.within(whole))
+        return found
+
+    def covered(self, name: str, part: Part, at: AxisSpan) -> AxisSpan:
+        """The span along the slot of a tensor that a part stores for some positions of its axis."""
+        found = AxisSpan(0, 0)
+        for view in self.views(name, part, True):
+            slot = self.operands[name].slot(view.tensor)
+            assert slot is not None
+            reach = span_of(view.dims[slot].coord, part.sizes, part.axis, at)
+            assert reach is not None
+            found = found.around(reach)
+        return found
+
+    def made_at(self, name: str, part: Part, wanted: AxisSpan) -> AxisSpan:
+        """The positions of a part's axis at which it stores a span of a tensor."""
+        found = AxisSpan(0, 0)
+        for view in self.views(name, part, True):
+            slot = self.operands[name].slot(view.tensor)
+            assert slot is not None
+            found = found.around(positions(view.dims[slot].coord, part.sizes, part.axis, wanted))
+        return found
+
+    def stride(self, name: str) -> int:
+        """Elements of memory between neighbours along the slot of a tensor."""
+        views = (v for p in self.parts for stored in (False, True) for v in self.views(name, p, stored))
+        tensor = next(views).tensor
+        slot, strides = self.operands[name].slot(tensor), tensor.layout.strides()
+        assert slot is not None and strides is not None
+        return strides[slot]
+
+
+# -- the axis of a step --------------------------------------------------------------------------------
+
+
+def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
+    """The axis through the digits of what a computation reads and of all that it stores; empty if none is.
+    Of several the one that is outermost in the first result. Notes the digits of its results."""
+    if compute.names.indices or compute.added:
+        return ""
+    sizes = tuple((x.name, x.size) for x in compute.axes)
+    found: dict[str, None] = {}
+    for read in compute.reads:
+        operand = operands[read.view.tensor.name]
+        if (slot := operand.slot(read.view.tensor)) is not None:
+            coord = read.view.dims[slot].coord
+            own = [v.name for v in free_vars(coord) if v.name in dict(sizes)]
+            free = [a for a in own if compute.kind(a) != "K" and dict(sizes)[a] > 1]
+            if free:
+                found[max(free, key=lambda a: (_reach(coord, sizes, a), a))] = None
+    plain = [w.view for w in compute.writes if not w.op]
+    fits = {a: places for a in found if (places := _stored_along(a, sizes, plain))}
+    if not fits:
+        return ""
+    axis = max(fits, key=lambda a: fits[a][0][1])
+    for view, (slot, step) in zip(plain, fits[axis], strict=True):
+        memory = operands[view.tensor.name].memory
+        digit = step * view.tensor.shape[slot]
+        if memory.given or memory.digit not in (0, digit):
+            return ""
+        memory.digit = digit
+        if operands[view.tensor.name].slot(view.tensor) != slot:
+            memory.digit = 0
+            return ""
+    return axis
+
+
+def _reach(coord: Expr, sizes: Sizes, axis: str) -> int:
+    """How far a coordinate moves with an axis."""
+    ends = [span_of(coord, sizes, axis, AxisSpan(x, x + 1)) for x in (0, dict(sizes)[axis] - 1)]
+    return 0 if None in ends else abs(ends[1].start - ends[0].start)  # type: ignore[union-attr]
+
+
+def _stored_along(axis: str, sizes: Sizes, views: Iterable[View]) -> list[tuple[int, int]]:
+    """Of each view the dim that an axis goes through, from its first to its last position, and its stride;
+    empty if there is none."""
+    found = []
+    for view in views:
+        strides = view.tensor.layout.strides() or ()
+        along = [d for d, dim in enumerate(view.dims) if strides and Var(axis) in free_vars(dim.coord)]
+        slot = max(along, key=lambda d: strides[d], default=None)
+        if slot is None or not _outermost(view.dims[slot].coord, sizes, axis):
+            return []
+        found.append((slot, strides[slot]))
+    return found
+
+
+def _outermost(coord: Expr, sizes: Sizes, axis: str) -> bool:
+    """Whether a coordinate grows with an axis, and less far with all others together than with one of its
+    steps; or never falls with it, being a quotient of it."""
+    if by := pace(coord, sizes, axis):
+        first = span_of(coord, sizes, axis, AxisSpan(0, 1))
+        return first is not None and first.size <= by
+    match coord:
+        case FloorDiv(Var(name), _):
+            return name == axis
+    return False
+
+
+# -- steps ---------------------------------------------------------------------------------------------
+
+
+def steps_of(
+    asked: Workload, operands: dict[str, Operand], target: Target, same: bool, name: str
+) -> list[Step]:
+    """The steps of a kernel of a region, whose tensors are these operands."""
+    plan = ready(asked, target, None, same, Plan, True, "now")
+    chosen = {s.compute.name: s.schedule for s in plan.steps}
+    joined = next((s.schedule for s in plan.steps if s.compute.name == asked.direction), None)
+
+    def choose(compute: Compute, target: Target) -> Schedule:
+        found = chosen.get(compute.name) or (joined if compute.phase else None)
+        return found or choice.default(compute, target)
+
+    computes, _ = main_computations(asked, target, None)
+    if isinstance(asked, Surrounded) or len(computes) == 1:
+        made = _step(name, asked, computes, operands, target, choose)
+        if not made.whole or len(computes) > 1 or not computes[0].streams or computes[0].sum is None:
+            return made_with_finishes(made, operands, target)
+        computes = list(in_blocks(computes[0], operands)) or computes
+    found: list[Step] = []
+    own = dict(operands)
+    for compute in computes:
+        for tensor in compute.tensors:
+            if tensor.name not in own:
+                own[tensor.name] = Operand(_kept(f"{name}.{tensor.name}", tensor))
+        label = name if len(computes) == 1 else f"{name} ({compute.name.rpartition('_')[2]})"
+        made = _step(label, Alone(compute), [compute], own, target, choose)
+        found += made_with_finishes(made, own, target)
+    return found
+
+
+def _kept(name: str, tensor: Tensor) -> StepMemory:
+    strides = tensor.layout.strides()
+    assert strides is not None
+    return StepMemory(name, tensor.shape, strides, getattr(torch, tensor.dtype.torch))
+
+
+def _step(
+    name: str,
+    workload: Workload,
+    computes: Sequence[Compute],
+    operands: dict[str, Operand],
+    target: Target,
+    choose: Callable[[Compute, Target], Schedule],
+) -> Step:
+    axes = [axis_of(c, operands) for c in computes]
+    schedules = [choose(c, target) for c in computes]
+    left: dict[str, TileParts] = {}
+    if all(axes):
+        for c, schedule, axis in zip(computes, schedules, axes, strict=True):
+            for write in c.statistics:
+                found = left_of(write, c, schedule, axis, target)
+                if found is None or len(computes) > 1:
+                    axes = [""]
+                    break
+                left[found.space.name] = found
+    if not all(axes):
+        axes, left = [""] * len(computes), {}
+    parts = tuple(Part(c, s, a) for c, s, a in zip(computes, schedules, axes, strict=True))
+    own = {t.name: operands[t.name] for c in computes for t in c.tensors}
+    return Step(name, workload, parts, own, choose, left)
+
+
+def left_of(
+    write: Write, compute: Compute, schedule: Schedule, axis: str, target: Target
+) -> TileParts | None:
+    """What tiles leave of a statistic along an axis; None where pieces cannot have tiles of the whole."""
+    main = Scheduled(compute, schedule, target).main
+    divided = (statistics.kept(write) or {}).get(axis, 1) > 1
+    if main is not compute or carried(compute, schedule) or divided:
+        return None
+    for at, dim in enumerate(along(write, compute, schedule)):
+        match dim.tile:
+            case FloorDiv(Var(name), by):
+                extent = int(by.value)  # type: ignore[attr-defined]
+            case Var(name):
+                extent = 1
+            case _:
+                return None
+        block = next((b.axes for b in schedule.blocks if "_".join(b.axes) == name), (name,))
+        if axis not in block:
+            continue
+        wide = [a for a in block if compute.size(a) > 1]
+        if wide[:1] != [axis]:
+            return None
+        inner = 1
+        for a in wide[1:]:
+            inner *= compute.size(a)
+        period = extent // gcd(extent, inner)
+        space = part_spaces(compute, schedule)[compute.statistics.index(write)]
+        return TileParts(space, at, period, period * inner // extent)
+    return None
+
+
+def made_with_finishes(step: Step, operands: dict[str, Operand], target: Target) -> list[Step]:
+    """A step, and those that combine the parts that it leaves."""
+    if not step.left:
+        return [step]
+    (part,) = step.parts
+    found = [step]
+    for name, left in step.left.items():
+        step.spaces[name] = StepMemory(
+            f"{step.name}.{name}",
+            left.space.shape,
+            left.space.layout.strides() or (),
+            getattr(torch, left.space.dtype.torch),
+        )
+    for finish in finishes(part.compute, part.schedule):
+        own = {
+            t.name: Operand(step.spaces[t.name]) if t.name in step.spaces else operands[t.name]
+            for t in finish.tensors
+        }
+        parts = (Part(finish, step.choose(finish, target)),)
+        found.append(Step(f"{step.name} (statistics)", Alone(finish), parts, own, step.choose))
+    return found
+
+
+def in_blocks(compute: Compute, operands: dict[str, Operand]) -> tuple[Compute, ...]:
+    """The kernels of a reduction through the digit, which sums blocks of it first; none where it cannot be
+    divided so."""
+    sizes = tuple((x.name, x.size) for x in compute.axes)
+    found: dict[str, None] = {}
+    for read in compute.reads:
+        slot = operands[read.view.tensor.name].slot(read.view.tensor)
+        if slot is not None:
+            coord = read.view.dims[slot].coord
+            own = [v.name for v in free_vars(coord) if v.name in compute.reduced]
+            found |= dict.fromkeys(a for a in own if _outermost(coord, sizes, a))
+    if len(found) != 1:
+        return ()
+    (axis,) = found
+    size = compute.size(axis)
+    within = next((n for n in range(1, size) if size % n == 0 and size // n <= BLOCKS), 0)
+    if not within:
+        return ()
+    made = kernels(parted(compute, axis, within))
+    return () if any(why_not_lowered(k) for k in made) else made
