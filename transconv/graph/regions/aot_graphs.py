@@ -526,7 +526,7 @@ class Line(NamedTuple):
 
 def _lines(node: fx.Node) -> tuple[Line, ...]:
     """Those of the dims of a linear upsampling; empty for one that is otherwise, or of one dim."""
-    given = dict(zip(INTERPOLATE, node.args, strict=False)) | node.kwargs
+    given: dict[str, Any] = {**dict(zip(INTERPOLATE, node.args, strict=False)), **node.kwargs}
     like, made = (getattr(n, "meta", {}).get("example_value") for n in (given["input"], node))
     if (
         given.get("mode") not in ("bilinear", "trilinear")
