@@ -127,7 +127,8 @@ def _is_planned_at_once(inputs: Sequence[Any], before: Sequence[_Planned], invar
     call is early enough, and there may be none."""
     if invariant or is_collecting() or any(isinstance(x, torch.SymInt) for x in inputs):
         return True
-    return any(planned.graph().ways[0].wait.is_begun for planned in before)
+    waits = [planned.graph().ways[0].wait for planned in before]
+    return any(wait.batch is not None or wait.overs for wait in waits)
 
 
 def _marked(run: Callable[..., Any], made: Made, invariant: bool) -> Callable[..., Any]:

@@ -359,7 +359,9 @@ VIEWS = {
     )
 }
 INTERPOLATE = tuple(inspect.signature(torch.nn.functional.interpolate).parameters)
-WHOLE = {aten.hardswish}  # arithmetic that a row takes whole, and of which torch keeps the result
+# What graphs have in the place of torch's decompositions and costs no more again: arithmetic that a row
+# takes whole, and values as they are.
+WHOLE = {aten.hardswish, aten.detach}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 ORDERS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
@@ -524,7 +526,7 @@ class Line(NamedTuple):
 
 def _lines(node: fx.Node) -> tuple[Line, ...]:
     """Those of the dims of a linear upsampling; empty for one that is otherwise, or of one dim."""
-    given = dict(zip(INTERPOLATE, node.args, strict=False)) | node.kwargs
+    given: dict[str, Any] = {**dict(zip(INTERPOLATE, node.args, strict=False)), **node.kwargs}
     like, made = (getattr(n, "meta", {}).get("example_value") for n in (given["input"], node))
     if (
         given.get("mode") not in ("bilinear", "trilinear")

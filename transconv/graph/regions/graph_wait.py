@@ -91,11 +91,6 @@ class GraphWait:
         mode = compile_mode(bool(self.parts.batch))
         return "now" if self.tight and mode == "background" else mode
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether processes were asked for kernels that no call has taken over."""
-        return self.batch is not None or bool(self.overs)
-
     def begin(self, sizes: Sizes) -> None:
         """Have processes compile the kernels for some sizes, as the mode has it."""
         mode = self.mode()
