@@ -1,5 +1,4 @@
-"""Decode of SDXL's, or FLUX's, latents to an image of 1024x1024:
-github.com/unslothai/unsloth/pull/10889."""
+"""Decode of latents as of SDXL and FLUX, 1024x1024: github.com/unslothai/unsloth/pull/10889."""
 
 import torch
 

@@ -1,5 +1,4 @@
-"""A training step of nnU-Net's 3D network in channels-last order:
-github.com/pytorch/pytorch/issues/59168."""
+"""A training step of nnU-Net's 3D network: github.com/pytorch/pytorch/issues/59168."""
 
 import torch
 

@@ -1,5 +1,4 @@
-"""Decode of one image by Qwen-Image's VAE, a causal video decoder:
-github.com/unslothai/unsloth/pull/10889."""
+"""Decode of one image by Qwen-Image's VAE: github.com/unslothai/unsloth/pull/10889."""
 
 import torch
 

@@ -1,5 +1,4 @@
-"""Decode of a causal video VAE: github.com/sgl-project/sglang/pull/34125; one chunk of frames at
-704x1280."""
+"""Decode of a causal video VAE: github.com/sgl-project/sglang/pull/34125."""
 
 import torch
 

@@ -87,7 +87,7 @@ def train(
         loss = net(batch(step, rank, ranks, size).to(device)).square().mean()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         if checkpoint is not None:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
         if step == killed_after:

@@ -12,7 +12,7 @@ import pytest
 from transconv.__main__ import main
 from transconv.backend_triton import CompileJob, Resources
 from transconv.runtime import standalone
-from transconv.runtime.standalone import files, machine_code
+from transconv.runtime.standalone import files, kernel_repository, machine_code
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "export.md").read_text()
@@ -117,6 +117,7 @@ def test_the_page_does_what_it_says(
     """Its commands and its programs, one after another in one folder, where TRITON_INTERPRET=1 holds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine_code, "compile_offline", compiled)
+    monkeypatch.setattr(kernel_repository, "compile_offline", compiled)
     monkeypatch.setenv("TRANSCONV_FEATURES", "-box")  # what stands in for the compiler knows no boxes
     ran = 0
     for kind, text in BLOCKS:
@@ -129,6 +130,6 @@ def test_the_page_does_what_it_says(
                 words = [str(ROOT / w) if w.startswith("bench/") else w for w in words]
                 assert main(words[1:]) == 0, capsys.readouterr().err
                 ran += 1
-    assert ran == 6
+    assert ran == 7
     assert "src: expected strides (1024, 64, 8, 1), got (1024, 1, 128, 16)" in capsys.readouterr().out
     assert names(tmp_path) == ["ahead", "kernels", "model", "sums"]

@@ -31,7 +31,7 @@ from transconv.ir import DType
 from transconv.runtime.standalone.python_file import joined, templates
 from transconv.runtime.standalone.sized_launchers import (
     Planning,
-    SizedText,
+    PlannedText,
     launcher_lines,
     read_texts,
     text_record,
@@ -52,11 +52,11 @@ ROUNDS = 8  # of other schedules for kernels with more
 
 
 @dataclass(frozen=True)
-class Operation:
+class ExportedModule:
     """A module of the package. ``source``, ``benchmark``: their texts."""
 
     module: str
-    texts: tuple[SizedText, ...]
+    texts: tuple[PlannedText, ...]
     source: str
     benchmark: str
 
@@ -78,7 +78,7 @@ def operation_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in OPERATIONS.glob("*.txt")))
 
 
-def read_operation(word: str, planning: Planning) -> list[Operation]:
+def read_operation(word: str, planning: Planning) -> list[ExportedModule]:
     """The modules of an operation, or of a file of texts. Raises ProblemError for a word that is
     neither."""
     known = OPERATIONS / f"{word}.txt"
@@ -88,7 +88,7 @@ def read_operation(word: str, planning: Planning) -> list[Operation]:
             (OPERATIONS / f"{word}{end}.py.jinja").read_text(encoding="utf-8")
             for end in ("", "_benchmark")
         )
-        return [Operation(word, texts, source, benchmark)]
+        return [ExportedModule(word, texts, source, benchmark)]
     path = Path(word)
     if not path.is_file():
         raise ProblemError(
@@ -98,7 +98,7 @@ def read_operation(word: str, planning: Planning) -> list[Operation]:
     return [_plain_operation(text) for text in read_texts(path.read_text(encoding="utf-8"), planning)]
 
 
-def _plain_operation(text: SizedText) -> Operation:
+def _plain_operation(text: PlannedText) -> ExportedModule:
     """The module of a text without one of its own."""
     if text.name in TAKEN:
         raise Unsupported("export:name", f"{text.name} is a module of every package; rename the text")
@@ -109,10 +109,10 @@ def _plain_operation(text: SizedText) -> Operation:
         results=text.results,
         lines=str(text.compute).splitlines(),
     )
-    return Operation(text.name, (text,), source, _plain_benchmark(text))
+    return ExportedModule(text.name, (text,), source, _plain_benchmark(text))
 
 
-def _plain_benchmark(text: SizedText) -> str:
+def _plain_benchmark(text: PlannedText) -> str:
     """A benchmark of a text at the examples of its sizes."""
     lines = [f"class {text.name.title().replace('_', '')}Benchmark(Benchmark):", "    seed = 0", ""]
     lines += ["    def setup(self):"]
@@ -144,7 +144,7 @@ def repository_files(
     if not NAME.fullmatch(name):
         raise ProblemError(
             f"'{name}' is no name of a kernel; expected lower-case letters, digits and dashes, beginning "
-            "with a letter, such as conv-kernels (--name)"
+            "with a letter, such as my-kernels (--name)"
         )
     planning = Planning(tuple(types), tuple(targets))
     operations, rows = _compiled_operations(words, planning, timeout_s, workers)
@@ -167,7 +167,7 @@ def repository_files(
     return files | _outer_files(name, operations, types, targets)
 
 
-def _package_files(operations: Sequence[Operation], texts: Sequence[SizedText]) -> dict[str, str]:
+def _package_files(operations: Sequence[ExportedModule], texts: Sequence[PlannedText]) -> dict[str, str]:
     """The package's files but for what names its build."""
     steps = [s for t in texts for plan in t.plans.values() for s in plan.steps]
     imports, kernels = joined(list(dict.fromkeys(s.source for s in steps)))
@@ -240,7 +240,7 @@ def _variant_files(name: str, backend: str, chips: list[str], package: dict[str,
 
 def _compiled_operations(
     words: Sequence[str], planning: Planning, timeout_s: float, workers: int
-) -> tuple[list[Operation], str]:
+) -> tuple[list[ExportedModule], str]:
     """The operations, and a row of resources for each kernel and chip. Kernels that keep too much of a
     thread in
     memory get the next schedule. Raises Unsupported for one that does not compile for a chip, or whose
@@ -282,7 +282,7 @@ def _made(answer: Answer) -> Resources:
 
 
 def _outer_files(
-    name: str, operations: Sequence[Operation], types: Sequence[DType], targets: Sequence[Target]
+    name: str, operations: Sequence[ExportedModule], types: Sequence[DType], targets: Sequence[Target]
 ) -> dict[str, bytes]:
     """What kernel-builder builds from, the card, and the check of digests."""
     told = {

@@ -42,7 +42,7 @@ GRADIENT = "_gradient"  # begins the rest of the name of a text that computes gr
 
 
 @dataclass(frozen=True)
-class SizedText:
+class PlannedText:
     """One computation and its plans by element type. ``gradients``: the texts of its gradients in the
     order
     in which they run; they read dY, the gradient of the result Y, and store dX, that of the operand X."""
@@ -50,7 +50,7 @@ class SizedText:
     compute: Compute
     plans: Mapping[DType, Plan]
     follows_call: bool  # whether tensors have the type of a call
-    gradients: tuple[SizedText, ...] = ()
+    gradients: tuple[PlannedText, ...] = ()
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Planning:
     passed_over: frozenset[tuple[str, str]] = frozenset()
 
 
-def read_texts(text: str, planning: Planning) -> list[SizedText]:
+def read_texts(text: str, planning: Planning) -> list[PlannedText]:
     """The computations of a file, each with the gradients behind it: texts named NAME_gradient..., or, of
     one whose sizes are numbers, those that are derived. Raises ComputeError for a text that cannot be
     read, Unsupported for one without kernels."""
@@ -109,7 +109,7 @@ def read_texts(text: str, planning: Planning) -> list[SizedText]:
     return [_planned(part, gradients, planning) for part, gradients in made]
 
 
-def _planned(part: str, gradients: Sequence[str], planning: Planning) -> SizedText:
+def _planned(part: str, gradients: Sequence[str], planning: Planning) -> PlannedText:
     compute = parse(part)
     if compute.named is None and not gradients:
         try:
@@ -129,7 +129,7 @@ def _planned(part: str, gradients: Sequence[str], planning: Planning) -> SizedTe
     return made
 
 
-def _planned_alone(part: str, planning: Planning, gradients: tuple[SizedText, ...] = ()) -> SizedText:
+def _planned_alone(part: str, planning: Planning, gradients: tuple[PlannedText, ...] = ()) -> PlannedText:
     word = re.compile(rf"\b{CALLS_TYPE}\b")
     compute = parse(part)
     typed = [t for t in compute.tensors if t.dtype.name == CALLS_TYPE]
@@ -145,7 +145,7 @@ def _planned_alone(part: str, planning: Planning, gradients: tuple[SizedText, ..
             return _everywhere(c, target, planning)
 
         plans[dtype] = build(Alone(text), Target.parse(RANKED_FOR), None, choose, False, Plan)
-    made = SizedText(compute, plans, bool(typed), gradients)
+    made = PlannedText(compute, plans, bool(typed), gradients)
     _refuse(made)
     return made
 
@@ -174,7 +174,7 @@ def _everywhere(compute: Compute, target: Target, planning: Planning) -> Schedul
     )
 
 
-def _refuse(made: SizedText) -> None:
+def _refuse(made: PlannedText) -> None:
     """Raise Unsupported for what the launchers lack."""
     for t in (*made.read, *made.stored):
         if safe(t.name, ()) != t.name or t.name in made.names:
@@ -198,7 +198,7 @@ def _refuse(made: SizedText) -> None:
 # -- text ------------------------------------------------------------------------------------------
 
 
-def launcher_lines(made: SizedText) -> Iterator[str]:
+def launcher_lines(made: PlannedText) -> Iterator[str]:
     """The functions ``sizes_of_NAME``, ``shapes_of_NAME`` and ``run_NAME_TYPE``."""
     names, read = made.names, [t.name for t in made.read]
     yield f"def sizes_of_{made.name}({', '.join(read)}):"
@@ -227,7 +227,7 @@ def launcher_lines(made: SizedText) -> Iterator[str]:
         yield from _run_lines(made, dtype, plan)
 
 
-def _run_lines(made: SizedText, dtype: DType, plan: Plan) -> Iterator[str]:
+def _run_lines(made: PlannedText, dtype: DType, plan: Plan) -> Iterator[str]:
     names = made.names
     given = ", ".join([*(t.name for t in made.read), *names])
     yield f"def run_{made.name}_{dtype.torch}({given}):"
@@ -273,7 +273,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) + ("," if len(names) == 1 else "")
 
 
-def text_record(made: SizedText) -> dict[str, Any]:
+def text_record(made: PlannedText) -> dict[str, Any]:
     """What the package's table says of a text."""
     return {
         "name": made.name,
