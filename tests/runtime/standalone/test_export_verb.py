@@ -132,4 +132,4 @@ def test_the_page_does_what_it_says(
                 ran += 1
     assert ran == 7
     assert "src: expected strides (1024, 64, 8, 1), got (1024, 1, 128, 16)" in capsys.readouterr().out
-    assert names(tmp_path) == ["ahead", "kernels", "model", "sums"]
+    assert names(tmp_path) == ["ahead", "conv-kernels", "kernels", "model", "sums"]

@@ -30,8 +30,8 @@ from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resourc
 from transconv.ir import DType
 from transconv.runtime.standalone.python_file import joined, templates
 from transconv.runtime.standalone.sized_launchers import (
-    Planning,
     PlannedText,
+    Planning,
     launcher_lines,
     read_texts,
     text_record,
