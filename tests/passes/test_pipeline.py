@@ -112,21 +112,3 @@ def test_adjoint(prop: Prop) -> None:
         got = unpack(buffers[c], getattr(p, c).layout, shapes(p)[c])
         dots.append(float((got * values[c]).sum()))
     assert dots[0] == dots[1]
-
-
-def test_runs_that_divisions_hide_are_seen() -> None:
-    """Patches of 16 by 16 pixels of three features: 48 elements of a row follow one another, which a
-    division of the fused axis by three would hide."""
-    problem = ConvProblem.parse("mb2ic3ih32oc16oh2kh16sh16 dt=bf16 tag=nhwc")
-    (compute,) = computes(problem, Prop.FWD)
-    schedule = Schedule.parse("mb.oh.ow:16 oc:16 kw.ic:64 | mma | a=gather b=gather | stages=3 warps=4")
-    kernel = lower(compute, schedule, SM90, "patches")[-1][1]
-    lets = {s.var: s.value for s in ir.find(kernel, ir.Let)}
-    loads = [e for e in lets.values() if isinstance(e, ir.Load) and e.tensor.name == "src"]
-    seen: set[ir.Var] = set()
-    left = [v for load in loads for v in ir.free_vars(load.offset)]
-    while left:
-        seen.add(v := left.pop())
-        left += [w for w in ir.free_vars(lets[v]) if w not in seen] if v in lets else []
-    names = {v.name for v in seen}
-    assert loads and "kw_ic" in names and not {"kw", "ic"} & names
