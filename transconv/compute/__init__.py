@@ -48,6 +48,16 @@ from transconv.compute.evaluation import Answer, execute, outside
 from transconv.compute.expressions import COORDINATES, Coordinate
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import END, axis_facts, describe, one_line, parse
+from transconv.compute.restriction import (
+    AxisSizes,
+    AxisSpan,
+    TensorWindow,
+    pace,
+    positions,
+    restricted,
+    span_of,
+    without_statistics,
+)
 from transconv.compute.sampled_points import SampleOutcome, examine
 from transconv.compute.steps import (
     Axis,
@@ -94,6 +104,8 @@ __all__ = [
     "Alone",
     "Answer",
     "Axis",
+    "AxisSizes",
+    "AxisSpan",
     "Compute",
     "Coordinate",
     "Derivative",
@@ -107,6 +119,7 @@ __all__ = [
     "Step",
     "Sweep",
     "Sweeps",
+    "TensorWindow",
     "TorchText",
     "Value",
     "Workload",
@@ -134,19 +147,23 @@ __all__ = [
     "of_sizes",
     "one_line",
     "outside",
+    "pace",
     "parse",
     "parted",
     "places",
     "pointwise",
+    "positions",
     "product",
     "reaches",
     "reference",
     "register",
     "render",
+    "restricted",
     "rounds_once",
     "samples",
     "share_of",
     "sizes_of",
+    "span_of",
     "table",
     "total",
     "touched",
@@ -162,5 +179,6 @@ __all__ = [
     "with_reference",
     "with_roles",
     "with_samples",
+    "without_statistics",
     "written",
 ]

@@ -1,7 +1,7 @@
 """What a piece of a result needs: of each tensor the interval that some positions of an axis read, and the
 computation of these positions alone.
 
-    compute conv                                    positions 16 to 31 of oh:
+    compute rows                                    positions 16 to 31 of oh:
         tensor X f32 [ic=4, ih=64, iw=64]               tensor X f32 [ic=4, ih=18, iw=64]     rows 15 to 32
         tensor W f32 [oc=8, ic=4, kh=3, kw=3]           tensor W f32 [oc=8, ic=4, kh=3, kw=3]
         tensor Y f32 [oc=8, oh=64, ow=64]               tensor Y f32 [oc=8, oh=16, ow=64]     rows 16 to 31
@@ -28,7 +28,7 @@ from transconv.compute.steps import Read, Write, conditions, needed, used
 from transconv.ir import Const, Expr, Layout, Tensor, Var, View, ViewDim, all_of, substitute
 from transconv.simplify import Facts, range_of, simplify
 
-Sizes = tuple[tuple[str, int], ...]
+AxisSizes = tuple[tuple[str, int], ...]
 """The axes of a computation with their sizes."""
 
 
@@ -55,7 +55,7 @@ class AxisSpan(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 14)
-def span_of(coord: Expr, sizes: Sizes, axis: str, at: AxisSpan) -> AxisSpan | None:
+def span_of(coord: Expr, sizes: AxisSizes, axis: str, at: AxisSpan) -> AxisSpan | None:
     """The span of a coordinate over some positions of an axis and all of the others; None if it is not
     known."""
     facts = Facts()
@@ -67,7 +67,7 @@ def span_of(coord: Expr, sizes: Sizes, axis: str, at: AxisSpan) -> AxisSpan | No
 
 
 @lru_cache(maxsize=1 << 12)
-def pace(coord: Expr, sizes: Sizes, axis: str) -> int:
+def pace(coord: Expr, sizes: AxisSizes, axis: str) -> int:
     """By how much a coordinate grows with each position of an axis; 0 where that is not always the same,
     or no growth."""
     facts = Facts()
@@ -78,7 +78,7 @@ def pace(coord: Expr, sizes: Sizes, axis: str) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def positions(coord: Expr, sizes: Sizes, axis: str, wanted: AxisSpan) -> AxisSpan:
+def positions(coord: Expr, sizes: AxisSizes, axis: str, wanted: AxisSpan) -> AxisSpan:
     """The positions of an axis at which a coordinate that grows with it may be one of those wanted."""
     size = dict(sizes)[axis]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from transconv.compute.restriction import AxisSpan, span_of
+from transconv.compute import AxisSpan, span_of
 from transconv.conv import ConvProblem, Prop, reading
 from transconv.distributed.agreement import watch_group
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transconv.graph.backend_options import BackendOptions, options_of
 from transconv.graph.fusion.groups import Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
+from transconv.graph.pieces.region_pieces import RegionPieces
 from transconv.graph.regions import aot_graphs, batch_invariance
 from transconv.graph.regions.batch_invariance import (
     batch_names,
@@ -201,10 +203,14 @@ class _Graph:
         quantization.joined(gm.graph)
         self.mutated = aot_graphs.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
-        self.upsampling, self.tunes, self.within = asked.upsampling, asked.tune, asked.within
+        self.upsampling, self.tunes = asked.upsampling, asked.tune
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
+        self.pieces: Callable[[Any], Any] | None = None
+        if asked.within is not None:
+            chips = self.target, self.rates.target
+            self.pieces = partial(RegionPieces, bound=asked.within, target=chips[0], rates=chips[1])
         self.batch = batch_names(gm.graph, Symbols(gm.graph)) if asked.invariant else ()
         self.ways = [_Way(self, planned_symbols(gm.graph, (), self.batch))]
         if phase == "forward":
@@ -239,7 +245,7 @@ class _Graph:
             way = self.made_way(values)
             sizes, numbers = way.symbols.by_name(values), way.numbers(values)
             waits, chosen = way.wait.waits(sizes, values), (way, sizes, numbers)
-            if self.within is not None:
+            if self.pieces is not None:
                 return self.enter(values, chosen)
             if self.checks.due(values) and not (waits and way.wait.seen):
                 return self.compared(way, values, chosen, waits)
@@ -317,7 +323,7 @@ class _Way:
                 self.changed,
                 graph.upsampling,
                 graph.batch,
-                graph.within,
+                graph.pieces,
             ),
             whole,
             left_nodes(graph.gm) | (lookups(graph.gm.graph) if graph.batch else {}),

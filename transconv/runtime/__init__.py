@@ -54,6 +54,7 @@ from transconv.runtime.steps import (
     is_estimated,
     job_of,
     kernel_name,
+    main_computations,
     one_kernel_plan,
     plan_steps,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "is_ready",
     "job_of",
     "kernel_name",
+    "main_computations",
     "on_device",
     "one_kernel_plan",
     "pack",

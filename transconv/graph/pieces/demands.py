@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from transconv.compute.restriction import AxisSpan
+from transconv.compute import AxisSpan
 from transconv.graph.pieces.step_graph import Step, StepMemory
 
 NOTHING = AxisSpan(0, 0)

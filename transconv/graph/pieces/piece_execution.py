@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from transconv.compute import Alone, Compute, Workload
-from transconv.compute.restriction import AxisSpan, TensorWindow, restricted, without_statistics
+from transconv.compute import (
+    Alone,
+    AxisSpan,
+    Compute,
+    TensorWindow,
+    Workload,
+    restricted,
+    without_statistics,
+)
 from transconv.conv import Surrounded
 from transconv.graph.pieces.step_graph import Operand, Part, Step, StepMemory
 from transconv.ir import Tensor as Declared

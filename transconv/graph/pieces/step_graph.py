@@ -21,12 +21,24 @@ from math import gcd, lcm
 
 import torch
 
-from transconv.compute import Alone, Compute, Workload, Write, kernels, parted, statistics, why_not_lowered
-from transconv.compute.restriction import AxisSpan, Sizes, pace, positions, span_of
+from transconv.compute import (
+    Alone,
+    AxisSizes,
+    AxisSpan,
+    Compute,
+    Workload,
+    Write,
+    kernels,
+    pace,
+    parted,
+    positions,
+    span_of,
+    statistics,
+    why_not_lowered,
+)
 from transconv.conv import Surrounded
 from transconv.ir import Expr, FloorDiv, Tensor, Var, View, free_vars
-from transconv.runtime import Plan, ready
-from transconv.runtime.steps import main_computations
+from transconv.runtime import Plan, main_computations, ready
 from transconv.schedule import Schedule, Scheduled, along, carried, finishes, part_spaces
 from transconv.selection import choice
 from transconv.target import Target
@@ -113,7 +125,7 @@ class Part:
     axis: str = ""
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> AxisSizes:
         return tuple((x.name, x.size) for x in self.compute.axes)
 
 
@@ -252,13 +264,13 @@ def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
     return axis
 
 
-def _reach(coord: Expr, sizes: Sizes, axis: str) -> int:
+def _reach(coord: Expr, sizes: AxisSizes, axis: str) -> int:
     """How far a coordinate moves with an axis."""
     ends = [span_of(coord, sizes, axis, AxisSpan(x, x + 1)) for x in (0, dict(sizes)[axis] - 1)]
     return 0 if None in ends else abs(ends[1].start - ends[0].start)  # type: ignore[union-attr]
 
 
-def _stored_along(axis: str, sizes: Sizes, views: Iterable[View]) -> list[tuple[int, int]]:
+def _stored_along(axis: str, sizes: AxisSizes, views: Iterable[View]) -> list[tuple[int, int]]:
     """Of each view the dim that an axis goes through, from its first to its last position, and its stride;
     empty if there is none."""
     found = []
@@ -272,7 +284,7 @@ def _stored_along(axis: str, sizes: Sizes, views: Iterable[View]) -> list[tuple[
     return found
 
 
-def _outermost(coord: Expr, sizes: Sizes, axis: str) -> bool:
+def _outermost(coord: Expr, sizes: AxisSizes, axis: str) -> bool:
     """Whether a coordinate grows with an axis, and less far with all others together than with one of its
     steps; or never falls with it, being a quotient of it."""
     if by := pace(coord, sizes, axis):

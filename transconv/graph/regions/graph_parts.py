@@ -17,7 +17,6 @@ from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
 from transconv.graph.fusion.groups import Edge
-from transconv.graph.pieces.region_pieces import RegionPieces
 from transconv.graph.regions.batch_invariance import refuse_adding
 from transconv.graph.regions.partition import extracted, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
@@ -166,7 +165,7 @@ class RunnableRegion:
         self.whole = gm
         self.why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
         self.launches: RegionLaunches | None = None
-        self.pieces: RegionPieces | None = None
+        self.pieces: Any = None
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
@@ -199,8 +198,8 @@ class RunnableRegion:
             self.launches = RegionLaunches.of(
                 launches(self.region, s.device, s.target, s.rates, s.symbols, s.upsampling)
             )
-            if s.within is not None:
-                self.pieces = RegionPieces(self.launches, s.within, s.target, s.rates.target)
+            if s.pieces is not None:
+                self.pieces = s.pieces(self.launches)
                 self.launches.pieces = self.pieces
         except RefusedKernel as refused:
             self.divide(refused)
@@ -261,7 +260,7 @@ class RunnableRegion:
                     watch.overs.append(waits.over)
                 return by_torch(self.launches, self.gm, sizes, given)
             except Unsupported as error:
-                if self.setting.batch or self.setting.within:
+                if self.setting.batch or self.setting.pieces:
                     raise
                 announce_torch(error.reason, error.message, "this part of a graph")
                 if error.reason not in PASSING:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.graph.backend_options import MemoryBound
 from transconv.graph.fusion.groups import Price
 from transconv.graph.symbols import Symbols
 from transconv.target import Target
@@ -27,7 +26,7 @@ class Setting:
     changed: Callable[[], None]
     upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
     batch: tuple[str, ...] = ()  # the numbers of samples, in invariant mode
-    within: MemoryBound | None = None  # in which it runs in pieces
+    pieces: Callable[[Any], Any] | None = None  # of a region's launches: what runs it in pieces
 
 
 class Wired(NamedTuple):
