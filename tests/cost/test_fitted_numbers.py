@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from bench import layers
-from bench.estimates import ALONE_US
 from bench.size_layers import Size, chosen, problem_at
 from bench.trials import target_of
 from tests.selection.test_ranks_for_several_sizes import MEASURED
@@ -121,14 +120,11 @@ def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 23 kernels, the gradients of a stem whose phases are launches of their own. They were timed
-    between events, where each launch takes longer than in a stream that is never idle."""
-
-    def idle(schedule: Schedule, computes: tuple[Compute, ...], at: dict[str, int], chip: Target) -> float:
-        return microseconds(schedule, computes, at, chip) + ALONE_US * len(computes)
-
+    """Of 23 kernels, the gradients of a stem whose phases are launches of their own."""
     timed = [*sized("rn50_stem7x7s2", ("h100_stem_phases.csv",))]
-    measured = [(float(row["us"]), partial(idle, s, c, at, target_of([row]))) for row, s, c, at in timed]
+    measured = [
+        (float(row["us"]), partial(microseconds, s, c, at, target_of([row]))) for row, s, c, at in timed
+    ]
     for sizes, *us in MEASURED:
         at = dict(zip(("MB", "IH", "IW"), sizes, strict=True))
         for t, tile, device in zip(
@@ -142,7 +138,7 @@ def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -
         ):
             words = Schedule.parse(f"mb.qh.qw:{tile} warps=4")
             chip = target_of([{"device": device}])
-            measured.append((t, partial(idle, words, timed[0][2], at, chip)))
+            measured.append((t, partial(microseconds, words, timed[0][2], at, chip)))
     assert len(measured) == 23
     assert fits(monkeypatch, "NEAR_NS", (0.0, 300.0), measured) < 0.09
 

@@ -42,7 +42,7 @@ ROOT = {
     "gather",
     "index_select",
 }
-NONE = {"fold"}  # torch has no samples of it
+NONE = {"fold", "causal_conv1d_fn", "causal_conv1d_update"}  # torch has no samples of them
 # Kinds of calls of which none has a kernel: others of torch's modes, and functions of two tensors.
 OTHERS = {
     "interpolate": {"linear", "bilinear", "bicubic", "trilinear", "area"},
@@ -150,11 +150,17 @@ def _same(got: Any, want: Any, near: float) -> None:
     torch.testing.assert_close(got, want, equal_nan=True, rtol=near, atol=near)
 
 
+def _causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv1d(F.pad(x, (w.shape[1] - 1, 0)), w[:, None], groups=len(w))
+
+
 def transformed(name: str) -> None:
     """One sample of a function under torch's tracer, vmap, grad and jvp, held against torch's own."""
     theirs, ours, sample = F.fold, functional.fold, None
     x, rest, named = torch.randn(1, 12, 4), ((4, 4), 2), {"stride": 2}
-    if name not in NONE:
+    if name == "causal_conv1d_fn":
+        theirs, ours, x, rest, named = _causal, functional.causal_conv1d_fn, x, (torch.randn(12, 3),), {}
+    elif name not in NONE:
         op = next(iter(ops_of(name)))
         theirs, ours = op.op, ours_of(name)
         sample = next(

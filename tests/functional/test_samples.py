@@ -111,7 +111,9 @@ def test_each_sample_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(calls) == sum(summary[c] for c in ("passed", "fell_back", "failed"))
 
 
-@pytest.mark.parametrize("name", functional.__all__)
+@pytest.mark.parametrize(
+    "name", sorted({*functional.__all__} - {"causal_conv1d_update"})
+)  # has no result alone
 def test_tracers_and_transforms(name: str) -> None:
     """Calls that torch must see itself fall back for that reason; traced calls contain the operator."""
     transconv.config.cpu = "fallback"  # the operator's way, without a kernel for each

@@ -69,7 +69,7 @@ def test_sums_of_integers_wrap_around() -> None:
     checked(lambda x: (x * 1).sum(0, dtype=torch.int32), sets, None)
 
 
-@pytest.mark.parametrize("name", ["slice", "split in two", "chunk", "split of a permutation"])
+@pytest.mark.parametrize("name", ["half", "split in two", "chunk", "permute"])
 def test_views_that_are_results(name: str) -> None:
     x = torch.randn(3, 4, 6, device="cuda")
     for f in (VIEWS[name], lambda x: (y := x.sin(), VIEWS[name](y))):

@@ -202,7 +202,7 @@ def test_what_stays_apart(text: str, schedule: str) -> None:
 
 def test_phases_whose_own_schedules_differ_take_one_that_is_as_fast_for_all() -> None:
     """A launch of each takes longer than what a common tile loses; given schedules are kept."""
-    p = ConvProblem.parse("mb8ic128ih112oc256oh56kh3sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc")
+    p = ConvProblem.parse("mb8ic64ih160oc256oh80kh3sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc")
     apart = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue())
     schedules = {c for a, c in apart if a.phase}
     assert len(schedules) > 1

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stages import SM90
 from transconv.compute import parse
-from transconv.conv import ConvProblem, Prop, computes
+from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.ir import CALLS, Call, Let, find, i8, u8
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.passes import lower
@@ -125,9 +125,10 @@ def test_rows_in_numpy_are_those_of_the_instructions() -> None:
 
 
 def test_chips_without_the_instruction_multiply_one_by_one() -> None:
-    blocks, words = CASES[0][2].split("|")
-    schedule = Schedule.parse(f"{blocks}| fma | stages=1 warps=4 {words}")
-    (compute,) = computes(ConvProblem.parse(CASES[0][0]), Prop.FWD)
+    p = ConvProblem.parse(CASES[0][0])
+    ((compute, schedule),) = [
+        s for s in compiler.plan_steps(p, Prop.FWD, SM90, None, Epilogue()) if s[0].does == "compute"
+    ]
     counts = []
     for target in (SM90, replace(SM90, upcast16=True), TARGETS["gfx942"]):
         kernel = lower(compute, schedule, target, "it")[-1][1]

@@ -40,6 +40,7 @@ class AxisSpan(NamedTuple):
 
     @property
     def size(self) -> int:
+        """How many positions there are."""
         return self.stop - self.start
 
     def within(self, other: AxisSpan) -> AxisSpan:

@@ -71,7 +71,7 @@ class BatchTrial:
                     yield f"{name} of {said} of {self.count}: {number} of {one.numel()} elements differ"
         if sums:
             more = rng.randint(1, MOST_ZEROS)
-            zeros = [torch.cat([t, t.new_zeros((more, *t.shape[1:]))]) for t in self.samples]
+            zeros = [_with_zeros(t, more) for t in self.samples]
             for i, (one, other) in enumerate(zip(sums, self.results(zeros)[1], strict=True)):
                 if number := bits_off(one, other):
                     said = f"sum {i} over {self.count} samples and {more} of zeros"
@@ -81,6 +81,15 @@ class BatchTrial:
     def names(self) -> list[str]:
         """Those of what has a part for each sample."""
         return ["the result", *(f"gradient {i}" for i in range(len(self.samples)))]
+
+
+def _with_zeros(t: Tensor, more: int) -> Tensor:
+    """Samples and some of zeros behind them, in the same order of memory: another one is another problem."""
+    order = sorted(range(t.dim()), key=lambda d: -t.stride(d))
+    made = torch.empty_permuted((len(t) + more, *t.shape[1:]), order, dtype=t.dtype, device=t.device)
+    made[: len(t)] = t
+    made[len(t) :] = 0
+    return made
 
 
 def _slope(y: Tensor, x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Constants:
     persistent: float = 0.62  # the fraction of a store that the loads of the next tile do not hide
     memory_share: float = 0.69  # the fraction of the memory's bandwidth that a kernel reaches
     exposed: float = 0.24  # the part of the shorter one of computing and moving bytes that is not hidden
-    launch_us: float = 0.7  # between kernels of a stream that do not wait for the host
+    launch_us: float = 4.1
     # Not fitted, because the sweeps have too few kernels that depend on these.
     latency_ns: float = 900.0  # from the load of a tile until it can be multiplied
     late_access_ns: float = 0.07  # more for an access of less than 4 bytes: it goes through registers
@@ -105,13 +105,14 @@ SM90 = Rates(
     gluon=Constants(
         narrow=22.0,
         short_rows=0.515,
-        fill_ns=1500,
+        fill_ns=3843,
         store_gbs=5.8,
         box_store=0.332,
         flat_positions=1.114,
         persistent=0.424,
         memory_share=0.72,
         exposed=0.168,
+        launch_us=0.7,
     )
 )
 
