@@ -21,6 +21,7 @@ Where sizes are arguments of a kernel, the proof is for all sizes that meet its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -137,18 +138,27 @@ def footprints(kernel: ir.Kernel) -> tuple[Footprint, ...]:
 def why_not_inside(kernel: ir.Kernel) -> str:
     """The first access without a mask that is not proved to be inside of its tensor, as a sentence; empty
     if there is none. Those with a mask take ten times as long, see ``verify_addresses``."""
-    return next((f.why_not for f in footprints(kernel) if f.mask is ir.TRUE and not f.proof[0]), "")
+    known = footprints(kernel)
+    left = _unproved(kernel, known, [i for i, f in enumerate(known) if f.mask is ir.TRUE])
+    return known[left[0]].why_not if left else ""
+
+
+def _unproved(kernel: ir.Kernel, known: Sequence[Footprint], some: Sequence[int]) -> list[int]:
+    """Those of some accesses that are not proved; where sizes are arguments, neither for all of them nor
+    for the examples."""
+    left = [i for i in some if not known[i].proof[0]]
+    if left and kernel.sizes:
+        at = footprints(kernel.at(kernel.sizes.like))
+        left = [i for i in left if not at[i].proof[0]]
+    return left
 
 
 def verify_addresses(kernel: ir.Kernel, stage: str = "") -> None:
     """Raise VerifyError unless every access, masked or not, is proved to be inside of its tensor. Where
-    sizes are arguments the proof is for all of them; a masked access that no rule bounds for all sizes is
+    sizes are arguments the proof is for all of them; an access that no rule bounds for all sizes is
     proved for the examples."""
     known = footprints(kernel)
-    left = [i for i, f in enumerate(known) if not f.proof[0]]
-    if left and kernel.sizes:
-        at = footprints(kernel.at(kernel.sizes.like))
-        left = [i for i in left if known[i].mask is ir.TRUE or not at[i].proof[0]]
+    left = _unproved(kernel, known, range(len(known)))
     if left:
         raise ir.VerifyError([(RULE, known[i].stmt, known[i].why_not) for i in left], stage=stage)
 
