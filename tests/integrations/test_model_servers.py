@@ -52,6 +52,7 @@ def test_a_name_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
         model_servers.layer_class(nn.Conv2d)
 
 
+@pytest.mark.slow
 def test_an_autoencoder_becomes_graphs() -> None:
     torch.manual_seed(0)
     model = nn.Module()

@@ -33,6 +33,7 @@ def interpreted(fresh: None) -> None:
     transconv.config.fallback = "error"
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     """A process is killed in the middle; each way goes on from its checkpoint, as if nothing had been."""
     kept = tmp_path / "at.pt"
@@ -84,6 +85,7 @@ class LowRank(nn.Module):
         return weight + (self.up @ self.down).view(self.shape)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("first", ["adapter", "convert", GRAPH])
 def test_adapters(first: str) -> None:
     """Adapters that come before or after us train alike, and leave what they were put on."""

@@ -86,7 +86,8 @@ class BatchTrial:
 def _with_zeros(t: Tensor, more: int) -> Tensor:
     """Samples and some of zeros behind them, in the same order of memory: another one is another
     problem."""
-    order = sorted(range(t.dim()), key=lambda d: -t.stride(d))
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda d: -strides[d])
     made = torch.empty_permuted((len(t) + more, *t.shape[1:]), order, dtype=t.dtype, device=t.device)
     made[: len(t)] = t
     made[len(t) :] = 0
