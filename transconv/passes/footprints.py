@@ -27,7 +27,16 @@ from functools import cached_property
 from itertools import groupby
 
 from transconv import ir
-from transconv.simplify import Facts, Range, facts_of, greatest, linear_range, range_at_points, range_of
+from transconv.simplify import (
+    Facts,
+    Range,
+    facts_of,
+    greatest,
+    linear_range,
+    range_at_points,
+    range_of,
+    simplify,
+)
 
 RULE = "addresses-are-inside"
 
@@ -71,7 +80,7 @@ class Footprint:
     def proof(self) -> tuple[str, Range]:
         """The rule by which all reached offsets are inside of the tensor, empty if none says so, and the
         interval of these."""
-        if self.mask is ir.FALSE:
+        if self.mask is ir.FALSE or simplify(self.mask, self.facts) is ir.FALSE:
             return "never", Range(0, -1)
         if self.boxed:
             return "box", self.room
