@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from transconv.compute import AxisSpan
 from transconv.conv import Prop
-from transconv.distributed.halo import RowRange, SpatialAxis, exchange, planned, shards
+from transconv.distributed.halo import SpatialAxis, exchange, planned, shards
 from transconv.distributed.placements import splits
 from transconv.distributed.sharded_convolution import apart
 
@@ -75,8 +76,8 @@ def test_what_one_sends_another_awaits(seed: int) -> None:
 
 
 def test_shards_are_those_of_dtensor() -> None:
-    assert shards(10, 4) == (RowRange(0, 3), RowRange(3, 6), RowRange(6, 9), RowRange(9, 10))
-    assert shards(3, 5) == (RowRange(0, 1), RowRange(1, 2), RowRange(2, 3), RowRange(3, 3), RowRange(3, 3))
+    assert shards(10, 4) == (AxisSpan(0, 3), AxisSpan(3, 6), AxisSpan(6, 9), AxisSpan(9, 10))
+    assert shards(3, 5) == (AxisSpan(0, 1), AxisSpan(1, 2), AxisSpan(2, 3), AxisSpan(3, 3), AxisSpan(3, 3))
 
 
 def test_axes_that_split_follow_from_the_views() -> None:
@@ -144,7 +145,7 @@ def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
 def test_rows_that_lie_in_the_padding_alone() -> None:
     """The rows before those that read rows of others may read none at all: nothing is computed apart."""
     line = SpatialAxis(55, 59, 1, 2, 4, 31)
-    assert line.needs(Prop.FWD, RowRange(15, 16)).size == 0
-    assert line.needs(Prop.FWD, RowRange(16, 17)) == RowRange(1, 2)
+    assert line.needs(Prop.FWD, AxisSpan(15, 16)).size == 0
+    assert line.needs(Prop.FWD, AxisSpan(16, 17)) == AxisSpan(1, 2)
     own = shards(55, 4)[1]
-    assert own == RowRange(14, 28) and apart(line, Prop.FWD, 4, 1) is None
+    assert own == AxisSpan(14, 28) and apart(line, Prop.FWD, 4, 1) is None

@@ -14,7 +14,7 @@ from torch import nn
 
 import transconv
 from tests.torch_ops.conftest import fresh, untimed_guards
-from transconv.distributed.halo import RowRange
+from transconv.compute import AxisSpan
 from transconv.distributed.streams.stream import ROWS, StreamedModel
 from transconv.distributed.streams.time_relation import TimeRelation
 from transconv.errors import TensorError, Unsupported
@@ -357,9 +357,9 @@ def test_relations_are_those_of_counting(k: int, stride: int, pad: int) -> None:
     transposed = TimeRelation.of_transposed_window(k, stride, 1, pad)
     for row in range(30):
         taps = [row * stride - pad + tap for tap in range(k)]
-        assert of_window.needs(RowRange(row, row + 1)) == (min(taps), max(taps) + 1)
+        assert of_window.needs(AxisSpan(row, row + 1)) == (min(taps), max(taps) + 1)
         read = [i for i in range(-30, 60) for tap in range(k) if i * stride + tap - pad == row]
-        found = transposed.needs(RowRange(row, row + 1))
+        found = transposed.needs(AxisSpan(row, row + 1))
         assert found.stop == max(read) + 1 and found.start <= min(read)
         ready = [n for n in range(60) if transposed.ready(n) > row]
-        assert min(ready) == max([found.stop, *(transposed.needs(RowRange(0, row + 1)).stop,)])
+        assert min(ready) == max([found.stop, *(transposed.needs(AxisSpan(0, row + 1)).stop,)])

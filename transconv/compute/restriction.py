@@ -48,6 +48,10 @@ class AxisSpan(NamedTuple):
         start = max(self.start, other.start)
         return AxisSpan(start, max(start, min(self.stop, other.stop)))
 
+    def seen_from(self, first: int) -> AxisSpan:
+        """The same positions, counted from ``first``."""
+        return AxisSpan(self.start - first, self.stop - first)
+
     def around(self, other: AxisSpan) -> AxisSpan:
         """The shortest span with both; one of size 0 counts nothing."""
         if not self.size or not other.size:

@@ -19,8 +19,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from transconv.compute import AxisSpan
 from transconv.distributed import halo
-from transconv.distributed.halo import Exchange, RowRange, exchange, shards
+from transconv.distributed.halo import Exchange, exchange, shards
 from transconv.distributed.placements import dealt, part
 from transconv.functional import norms
 from transconv.torch_ops.arguments import result_strides, suggests_channels_last
@@ -182,7 +183,7 @@ def padded(x: DTensor, pad: Sequence[int], value: Any = 0) -> DTensor:
     for at, place in enumerate(places):
         if isinstance(place, Shard) and any(widths[place.dim]):
             dim, parts, own = place.dim, mesh.size(at), mesh.get_local_rank(at)
-            low, every = widths[dim][0], RowRange(0, x.shape[dim])
+            low, every = widths[dim][0], AxisSpan(0, x.shape[dim])
             ours = shards(shape[dim], parts)
             needed = [rows.seen_from(low).within(every) for rows in ours]
             plan = exchange(shards(x.shape[dim], parts), needed, own)
@@ -206,15 +207,15 @@ def source_rows(exact: bool, size: int, result: int, scale: float | None) -> tup
     return tuple(int(row) for row in operator.default(rows, [result], scale).flatten().tolist())
 
 
-def _readers(rows: Sequence[int], some: RowRange) -> RowRange:
+def _readers(rows: Sequence[int], some: AxisSpan) -> AxisSpan:
     """The rows of the result that are one of these rows."""
     found = [at for at, row in enumerate(rows) if some.start <= row < some.stop]
-    return RowRange(found[0], found[-1] + 1) if found else RowRange(0, 0)
+    return AxisSpan(found[0], found[-1] + 1) if found else AxisSpan(0, 0)
 
 
-def _read(rows: Sequence[int], some: RowRange) -> RowRange:
+def _read(rows: Sequence[int], some: AxisSpan) -> AxisSpan:
     """The rows of the input that these rows of the result are."""
-    return RowRange(rows[some.start], rows[some.stop - 1] + 1) if some.size else RowRange(0, 0)
+    return AxisSpan(rows[some.start], rows[some.stop - 1] + 1) if some.size else AxisSpan(0, 0)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -227,7 +228,7 @@ def planned_rows(rows: tuple[int, ...], size: int, parts: int, rank: int, back: 
 
 
 @lru_cache(maxsize=1 << 8)
-def _index(rows: tuple[int, ...], read: RowRange, own: RowRange, device: torch.device) -> Tensor:
+def _index(rows: tuple[int, ...], read: AxisSpan, own: AxisSpan, device: torch.device) -> Tensor:
     """The row, counted from the first that is read, of each of a rank's rows of the result. Kept: a copy
     from the host waits for the device, and cannot be recorded in a CUDA graph."""
     return torch.tensor(
@@ -251,13 +252,13 @@ class _UpsampleCall:
 
     def moved(
         self, x: DTensor, back: bool
-    ) -> tuple[Tensor, list[tuple[RowRange, RowRange]], list[Placement]]:
+    ) -> tuple[Tensor, list[tuple[AxisSpan, AxisSpan]], list[Placement]]:
         """The local rows of the input or, ``back``, of the gradient that this rank's rows need; along each
         axis, the rows of the input and those of the result that it has then; and the placements."""
         mesh, places = x.device_mesh, list(_places(x))
         last = suggests_channels_last(x.shape, x.stride())
         local = part(x, places)
-        have = [(RowRange(0, i), RowRange(0, o)) for i, o in zip(self.size, self.result, strict=True)]
+        have = [(AxisSpan(0, i), AxisSpan(0, o)) for i, o in zip(self.size, self.result, strict=True)]
         for at, place in enumerate(places):
             if isinstance(place, Shard) and place.dim > 1:
                 axis, parts, rank = place.dim - 2, mesh.size(at), mesh.get_local_rank(at)

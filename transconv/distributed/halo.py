@@ -22,30 +22,10 @@ from transconv.conv import ConvProblem, Prop, reading
 from transconv.distributed.agreement import watch_group
 
 
-class RowRange(NamedTuple):
-    """The rows from ``start`` up to ``stop``, which is not one of them."""
-
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    def within(self, other: RowRange) -> RowRange:
-        """The rows of both; with size 0 if there are none."""
-        start = max(self.start, other.start)
-        return RowRange(start, max(start, min(self.stop, other.stop)))
-
-    def seen_from(self, first: int) -> RowRange:
-        """The same rows, counted from ``first``."""
-        return RowRange(self.start - first, self.stop - first)
-
-
-def shards(size: int, parts: int) -> tuple[RowRange, ...]:
+def shards(size: int, parts: int) -> tuple[AxisSpan, ...]:
     """The rows of each rank as DTensor's Shard deals them: equally many, the last ones fewer or none."""
     each = -(-size // parts)
-    return tuple(RowRange(min(size, r * each), min(size, (r + 1) * each)) for r in range(parts))
+    return tuple(AxisSpan(min(size, r * each), min(size, (r + 1) * each)) for r in range(parts))
 
 
 class Window(NamedTuple):
@@ -68,15 +48,15 @@ class SpatialAxis:
     dilation: int
     pad: int
 
-    def needs(self, prop: Prop, rows: RowRange) -> RowRange:
+    def needs(self, prop: Prop, rows: AxisSpan) -> AxisSpan:
         """The rows of src that these rows of dst read (``FWD``), or the rows of dst that these rows of src
         read (``BWD_D``), without those that lie in the padding."""
         if not rows.size:
-            return RowRange(0, 0)
+            return AxisSpan(0, 0)
         found = _hull(self, prop, rows)
-        return found.within(RowRange(0, self.i if prop is Prop.FWD else self.o))
+        return found.within(AxisSpan(0, self.i if prop is Prop.FWD else self.o))
 
-    def window(self, src: RowRange, dst: RowRange) -> Window:
+    def window(self, src: AxisSpan, dst: AxisSpan) -> Window:
         """The convolution of these rows. For the rows that one rank needs, ``low`` is never negative."""
         low = self.pad + src.start - dst.start * self.stride
         high = (dst.size - 1) * self.stride + (self.k - 1) * self.dilation + 1 - src.size - low
@@ -84,28 +64,28 @@ class SpatialAxis:
 
 
 @lru_cache(maxsize=1 << 14)
-def _hull(line: SpatialAxis, prop: Prop, rows: RowRange) -> RowRange:
+def _hull(line: SpatialAxis, prop: Prop, rows: AxisSpan) -> AxisSpan:
     problem = ConvProblem.make(1, 1, 1, (line.i,), line.k, line.stride, line.dilation, line.pad, line.o)
     position, tap, view = reading(problem, prop, 0)
     sizes = tuple((x.name, x.size) for x in (position, tap))
-    found = span_of(view.coord, sizes, position.name, AxisSpan(rows.start, rows.stop))
+    found = span_of(view.coord, sizes, position.name, rows)
     assert found is not None
-    return RowRange(*found)
+    return found
 
 
 class HaloRows(NamedTuple):
     """Rows that a rank sends to, or has from, the one with this index along its axis of the mesh."""
 
     rank: int
-    rows: RowRange
+    rows: AxisSpan
 
 
 class Exchange(NamedTuple):
     """What a rank does to have the rows that it needs. Sent rows are counted from its first; ``pieces``
     are all that it then has, in order, its own included, counted in the whole tensor."""
 
-    owned: RowRange
-    needed: RowRange
+    owned: AxisSpan
+    needed: AxisSpan
     sends: tuple[HaloRows, ...]
     pieces: tuple[HaloRows, ...]
 
@@ -115,7 +95,7 @@ class Exchange(NamedTuple):
         return self.needed.size - sum(p.rows.size for p in self.pieces if p.rank < 0)
 
 
-def exchange(owned: Sequence[RowRange], needed: Sequence[RowRange], rank: int) -> Exchange:
+def exchange(owned: Sequence[AxisSpan], needed: Sequence[AxisSpan], rank: int) -> Exchange:
     """The exchange of one rank, where rank r owns ``owned[r]`` and needs ``needed[r]``. A piece of its own
     has -1 for a rank."""
     mine = owned[rank]
@@ -209,7 +189,7 @@ class Travelling:
             return self.parts[0]
         return torch.cat(self.parts, self.dim) if self.parts else self.local.narrow(self.dim, 0, 0)
 
-    def some(self, rows: RowRange) -> Tensor:
+    def some(self, rows: AxisSpan) -> Tensor:
         """These rows, counted in the whole tensor, of a plan whose pieces ascend. Waits only for those
         of other ranks."""
         found = []

@@ -27,9 +27,10 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from transconv.calls.settings import settings
+from transconv.compute import AxisSpan
 from transconv.conv import Prop
 from transconv.distributed import agreement, halo, placements
-from transconv.distributed.halo import RowRange, SpatialAxis, Travelling, Window, planned, shards
+from transconv.distributed.halo import SpatialAxis, Travelling, Window, planned, shards
 from transconv.distributed.placements import Choice, WholeShapes, produced, splits
 from transconv.runtime import Cache
 from transconv.torch_ops import arguments
@@ -161,7 +162,7 @@ class Problem:
         is computed from. Those along the last axis that is split may still be on their way."""
         reads_src = (has == "input") != self.p.transposed
         prop = Prop.FWD if reads_src else Prop.BWD_D
-        owned, mine = ([RowRange(0, n) for n in self.shapes[name][2:]] for name in (has, wants))
+        owned, mine = ([AxisSpan(0, n) for n in self.shapes[name][2:]] for name in (has, wants))
         split = [(at, s.spatial) for at, s in enumerate(choice) if s is not None and s.spatial is not None]
         pending: tuple[Any, ...] = ()
         for at, x in split:
@@ -268,8 +269,8 @@ Sum = Callable[[LocalConv, Tensor, Tensor, bool], Tensor]
 class Pair(NamedTuple):
     """Rows of the tensor that is read, and rows of the other one, counted in the whole tensors."""
 
-    read: RowRange
-    other: RowRange
+    read: AxisSpan
+    other: AxisSpan
 
 
 class OverlapSplit(NamedTuple):
@@ -297,29 +298,29 @@ def apart(line: SpatialAxis, prop: Prop, parts: int, rank: int) -> OverlapSplit 
         low += 1
     while high > low and mine.stop - high <= most and _behind(line, prop, high - 1, own):
         high -= 1
-    inner = line.needs(prop, RowRange(low, high))  # rows in the padding alone may end the search too early
+    inner = line.needs(prop, AxisSpan(low, high))  # rows in the padding alone may end the search too early
     if low - mine.start + mine.stop - high > most or inner.within(own).size < inner.size:
         return None
     edges = tuple(
         Pair(line.needs(prop, rows), rows)
-        for rows in (RowRange(mine.start, low), RowRange(high, mine.stop))
+        for rows in (AxisSpan(mine.start, low), AxisSpan(high, mine.stop))
         if rows.size
     )
     back = Prop.BWD_D if prop is Prop.FWD else Prop.FWD
-    others = (RowRange(plan.needed.start, own.start), RowRange(own.stop, plan.needed.stop))
+    others = (AxisSpan(plan.needed.start, own.start), AxisSpan(own.stop, plan.needed.stop))
     received = tuple(Pair(rows, line.needs(back, rows).within(mine)) for rows in others if rows.size)
     made = OverlapSplit(Pair(own, mine), edges, tuple(pair for pair in received if pair.other.size))
     pairs = (made.own, *made.edges, *made.received)
     return made if all(window_of(line, prop, pair).low >= 0 for pair in pairs) else None
 
 
-def _before(line: SpatialAxis, prop: Prop, row: int, own: RowRange) -> bool:
-    read = line.needs(prop, RowRange(row, row + 1))
+def _before(line: SpatialAxis, prop: Prop, row: int, own: AxisSpan) -> bool:
+    read = line.needs(prop, AxisSpan(row, row + 1))
     return read.size > 0 and read.start < own.start
 
 
-def _behind(line: SpatialAxis, prop: Prop, row: int, own: RowRange) -> bool:
-    read = line.needs(prop, RowRange(row, row + 1))
+def _behind(line: SpatialAxis, prop: Prop, row: int, own: AxisSpan) -> bool:
+    read = line.needs(prop, AxisSpan(row, row + 1))
     return read.size > 0 and read.stop > own.stop
 
 
@@ -375,5 +376,5 @@ class Halo:
         return self.part._replace(windows=tuple(windows))
 
 
-def _resized(shape: Sequence[int], dim: int, rows: RowRange) -> tuple[int, ...]:
+def _resized(shape: Sequence[int], dim: int, rows: AxisSpan) -> tuple[int, ...]:
     return (*shape[:dim], rows.size, *shape[dim + 1 :])

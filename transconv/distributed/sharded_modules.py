@@ -23,9 +23,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from transconv.compute import AxisSpan
 from transconv.conv import Prop
 from transconv.distributed import halo
-from transconv.distributed.halo import Exchange, HaloRows, RowRange, SpatialAxis, planned, shards
+from transconv.distributed.halo import Exchange, HaloRows, SpatialAxis, planned, shards
 from transconv.distributed.placements import dealt
 from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import result_strides, suggests_channels_last
@@ -208,7 +209,7 @@ def pool(module: Any, x: DTensor) -> DTensor:
     places = [p if isinstance(p, Shard) else Replicate() for p in x.placements]
     x = x.redistribute(mesh, places)
     local, last = x.to_local(), suggests_channels_last(x.shape, x.stride())
-    src, dst = [RowRange(0, line.i) for line in lines], [RowRange(0, line.o) for line in lines]
+    src, dst = [AxisSpan(0, line.i) for line in lines], [AxisSpan(0, line.o) for line in lines]
     for at, place in enumerate(places):
         if isinstance(place, Shard) and place.dim > 1:
             line, parts, rank = lines[place.dim - 2], mesh.size(at), mesh.get_local_rank(at)
@@ -222,7 +223,7 @@ def pool(module: Any, x: DTensor) -> DTensor:
 
 
 def _pooled(
-    local: Tensor, lines: list[SpatialAxis], src: list[RowRange], dst: list[RowRange], maximum: bool
+    local: Tensor, lines: list[SpatialAxis], src: list[AxisSpan], dst: list[AxisSpan], maximum: bool
 ) -> Tensor:
     sizes = [rows.size for rows in dst]
     if not local.numel() or not all(sizes):
@@ -350,7 +351,7 @@ class Border(NamedTuple):
             return abs(at) if at < self.i else 2 * self.i - 2 - at
         return min(max(at, 0), self.i - 1)
 
-    def needs(self, rows: RowRange) -> list[int]:
+    def needs(self, rows: AxisSpan) -> list[int]:
         """The rows of the image that these rows of the result read, in the order of their positions."""
         if not rows.size:
             return []
@@ -371,18 +372,18 @@ def border_exchange(line: Border, parts: int, rank: int) -> Exchange:
         if p.rank == rank
     ]
     mine = [HaloRows(-1, p.rows) if p.rank == rank else p for p in pieces[rank]]
-    return Exchange(owned[rank], RowRange(0, sum(p.rows.size for p in mine)), tuple(sends), tuple(mine))
+    return Exchange(owned[rank], AxisSpan(0, sum(p.rows.size for p in mine)), tuple(sends), tuple(mine))
 
 
-def _pieces(rows: list[int], owned: tuple[RowRange, ...]) -> list[HaloRows]:
+def _pieces(rows: list[int], owned: tuple[AxisSpan, ...]) -> list[HaloRows]:
     """Rows as runs that ascend and belong to one rank."""
     found: list[HaloRows] = []
     for row in rows:
         owner = next(r for r, has in enumerate(owned) if has.start <= row < has.stop)
         if found and found[-1].rank == owner and found[-1].rows.stop == row:
-            found[-1] = HaloRows(owner, RowRange(found[-1].rows.start, row + 1))
+            found[-1] = HaloRows(owner, AxisSpan(found[-1].rows.start, row + 1))
         else:
-            found.append(HaloRows(owner, RowRange(row, row + 1)))
+            found.append(HaloRows(owner, AxisSpan(row, row + 1)))
     return found
 
 

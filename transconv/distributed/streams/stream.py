@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from transconv.distributed.halo import RowRange
+from transconv.compute import AxisSpan
 from transconv.distributed.streams.graph_capture import Capture, ResultReference
 from transconv.distributed.streams.length_kernels import LengthKernels
 from transconv.distributed.streams.time_axis import (
@@ -45,7 +45,7 @@ class KeptRows:
         """Rows behind the others."""
         self.rows = rows if self.rows is None else join_rows([self.rows, rows], self.axis)
 
-    def take(self, rows: RowRange) -> Tensor:
+    def take(self, rows: AxisSpan) -> Tensor:
         """These rows, by their numbers in the stream."""
         assert self.rows is not None
         return take_rows(self.rows, self.axis, rows.start - self.first, rows.stop - self.first)
@@ -83,14 +83,14 @@ class StreamedOperation:
         rule, total = self.rule, totals[self.moving[0].at]
         if rule.axis is None:
             due = not self.made and (count >= rule.least or ends)
-            return StreamPiece(RowRange(0, 1), RowRange(0, count)) if due else None
+            return StreamPiece(AxisSpan(0, 1), AxisSpan(0, count)) if due else None
         stop = rule.total(total) if ends else rule.ready(count, total)
         if stop <= self.made:
             return None
-        wanted = rule.relation.needs(RowRange(self.made, stop))
-        read = RowRange(max(0, wanted.start), min(count, wanted.stop))
+        wanted = rule.relation.needs(AxisSpan(self.made, stop))
+        read = AxisSpan(max(0, wanted.start), min(count, wanted.stop))
         return StreamPiece(
-            RowRange(self.made, stop), read, read.start - wanted.start, wanted.stop - read.stop
+            AxisSpan(self.made, stop), read, read.start - wanted.start, wanted.stop - read.stop
         )
 
 
@@ -187,7 +187,7 @@ class StreamPlan:
             if not op.moving:
                 if not op.made and all(r in self.values for r in op.fixed):
                     self._keep_fixed(
-                        op, rule.compute(self.values, StreamPiece(RowRange(0, 1), RowRange(0, 0)))
+                        op, rule.compute(self.values, StreamPiece(AxisSpan(0, 1), AxisSpan(0, 0)))
                     )
                 continue
             for r, kept in op.kept.items():

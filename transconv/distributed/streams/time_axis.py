@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from transconv.distributed.halo import RowRange
+from transconv.compute import AxisSpan
 from transconv.distributed.streams.graph_capture import CapturedOperation, ResultReference
 from transconv.distributed.streams.time_relation import TimeRelation
 
@@ -63,8 +63,8 @@ class StreamPiece(NamedTuple):
     """Rows that an operation makes, the operand's rows that there are of those that they read, and how
     many are missing before and behind these."""
 
-    made: RowRange
-    read: RowRange
+    made: AxisSpan
+    read: AxisSpan
     low: int = 0
     high: int = 0
 
@@ -93,7 +93,7 @@ class TimeRule:
 
 def repeated(times: int) -> TimeRelation:
     """Each row as often."""
-    return TimeRelation(times, 1, (RowRange(0, 1),) * times)
+    return TimeRelation(times, 1, (AxisSpan(0, 1),) * times)
 
 
 def slice_of(op: CapturedOperation) -> tuple[Any, ...]:

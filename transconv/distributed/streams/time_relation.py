@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transconv.compute import AxisSpan
 from transconv.conv import Prop
-from transconv.distributed.halo import RowRange, SpatialAxis
+from transconv.distributed.halo import SpatialAxis
 
 FAR = 1 << 20  # a row that is far from both ends of an axis
 
@@ -25,13 +26,13 @@ class TimeRelation:
 
     period: int = 1
     advance: int = 1
-    rows: tuple[RowRange, ...] = (RowRange(0, 1),)
+    rows: tuple[AxisSpan, ...] = (AxisSpan(0, 1),)
 
     @staticmethod
     def of_window(k: int, stride: int, dilation: int, pad: int) -> TimeRelation:
         """That of a convolution."""
         line = SpatialAxis(2 * FAR * stride, 2 * FAR, k, stride, dilation, pad)
-        found = line.needs(Prop.FWD, RowRange(FAR, FAR + 1)).seen_from(FAR * stride)
+        found = line.needs(Prop.FWD, AxisSpan(FAR, FAR + 1)).seen_from(FAR * stride)
         return TimeRelation(1, stride, (found,))
 
     @staticmethod
@@ -39,12 +40,12 @@ class TimeRelation:
         """That of a transposed convolution."""
         line = SpatialAxis(2 * FAR * stride, 2 * FAR, k, stride, dilation, pad)
         begin = FAR * stride
-        rows = (RowRange(begin + phase, begin + phase + 1) for phase in range(stride))
+        rows = (AxisSpan(begin + phase, begin + phase + 1) for phase in range(stride))
         return TimeRelation(stride, 1, tuple(line.needs(Prop.BWD_D, r).seen_from(FAR) for r in rows))
 
-    def needs(self, rows: RowRange) -> RowRange:
+    def needs(self, rows: AxisSpan) -> AxisSpan:
         """The operand's rows that these rows read; some may be before the stream, or behind it."""
-        return RowRange(self.first(rows.start), self._end(rows.stop - 1))
+        return AxisSpan(self.first(rows.start), self._end(rows.stop - 1))
 
     def first(self, row: int) -> int:
         """The first row of the operand that this row and those behind it read."""

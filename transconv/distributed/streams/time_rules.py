@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 
-from transconv.distributed.halo import RowRange
+from transconv.compute import AxisSpan
 from transconv.distributed.streams.graph_capture import Capture, CapturedOperation, ResultReference
 from transconv.distributed.streams.time_axis import (
     StreamPiece,
@@ -270,7 +270,7 @@ class TimeRules:
             return op.op(t, rest, *op.args[2:]) if any(rest) else t
 
         return TimeRule(
-            axis, compute, TimeRelation(rows=(RowRange(-low, 1 - low),)), lambda n: n + low + high, least
+            axis, compute, TimeRelation(rows=(AxisSpan(-low, 1 - low),)), lambda n: n + low + high, least
         )
 
     def rule_upsample_nearest1d(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
@@ -317,7 +317,7 @@ class TimeRules:
         if made % had and had % made:
             self.refuse(op, "it divides rows unequally")
         f, g = max(1, made // had), max(1, had // made)
-        relation = repeated(f) if g == 1 else TimeRelation(1, g, (RowRange(0, g),))
+        relation = repeated(f) if g == 1 else TimeRelation(1, g, (AxisSpan(0, g),))
 
         def compute(values: Values, piece: StreamPiece) -> Tensor:
             return values[x].reshape(
@@ -394,7 +394,7 @@ class TimeRules:
         less, begin = size - ends[0], begins[0]
         if longer - ends[1] != less:
             self.refuse(op, "where it ends depends on the length of the stream")
-        relation = TimeRelation(1, step, (RowRange(begin, begin + 1),))
+        relation = TimeRelation(1, step, (AxisSpan(begin, begin + 1),))
 
         def compute(values: Values, piece: StreamPiece) -> Tensor:
             return (
@@ -442,7 +442,7 @@ class TimeRules:
             return torch.cat(found, axis.dim)
 
         return TimeRule(
-            axis, compute, TimeRelation(rows=(RowRange(-low, 1 - low),)), lambda n: n + low + high
+            axis, compute, TimeRelation(rows=(AxisSpan(-low, 1 - low),)), lambda n: n + low + high
         )
 
     def _length(self, t: Any, dim: int) -> int:
