@@ -74,7 +74,7 @@ class Footprint:
     def where(self) -> Facts:
         """What is known where the mask holds."""
         parts = [c for c in ir.conjuncts(self.mask) if c is not ir.TRUE]
-        return self.facts.knowing(parts) if parts else self.facts
+        return self.facts.knowing([*parts, *_of_dividends(parts)]) if parts else self.facts
 
     @cached_property
     def proof(self) -> tuple[str, Range]:
@@ -150,6 +150,16 @@ def why_not_inside(kernel: ir.Kernel) -> str:
     known = footprints(kernel)
     left = _unproved(kernel, known, [i for i, f in enumerate(known) if f.mask is ir.TRUE])
     return known[left[0]].why_not if left else ""
+
+
+def _of_dividends(parts: Sequence[ir.Expr]) -> list[ir.Expr]:
+    """What conditions of quotients say of what is divided: ``x // 8 < 3`` that ``x < 24``."""
+    found: list[ir.Expr] = []
+    for part in parts:
+        match part:
+            case ir.Lt(ir.FloorDiv(x, ir.Const(by)), ir.Const(limit)) if by > 0:
+                found.append(x < by * limit)
+    return found
 
 
 def _unproved(kernel: ir.Kernel, known: Sequence[Footprint], some: Sequence[int]) -> list[int]:
