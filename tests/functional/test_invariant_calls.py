@@ -295,6 +295,20 @@ def test_a_planted_sum_is_found() -> None:
     assert any(line.startswith("sum 0 over 4 samples") for line in trial.differing(random.Random(0)))
 
 
+def test_samples_of_zeros_lie_as_the_others_do() -> None:
+    """Another order in memory is another problem, whose sums are grouped otherwise."""
+    orders: list[bool] = []
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        orders.append(x.is_contiguous(memory_format=torch.channels_last))
+        return (x * w[:, None, None]).sum((2, 3))
+
+    x = torch.randn(SAMPLES, 8, 3, 5).contiguous(memory_format=torch.channels_last)
+    trial = BatchTrial("sums", run, (x,), (torch.randn(8),), True, True)
+    [*trial.differing(random.Random(0))]
+    assert len(orders) == SAMPLES + 3 and all(orders)
+
+
 def test_draws_repeat() -> None:
     one, other = (CallDrawing("cpu", 5) for _ in range(2))
     assert [one.trial().text for _ in range(20)] == [other.trial().text for _ in range(20)]
