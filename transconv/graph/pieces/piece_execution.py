@@ -258,12 +258,16 @@ class PieceRun:
 
     def fitting(self, compute: Compute, schedule: Schedule) -> Schedule:
         """The schedule as a piece can have it: with words that change no sum, and tiles no larger than the
-        piece. The schedule itself where none is legal."""
+        piece, where sums have the same blocks. The schedule itself where none is legal."""
+        summed = {x.name for x in compute.axes_of("K")}
         plain, tiles = Schedule(), programs(schedule, compute)
         words: list[dict[str, Any]] = [{}, {"behind": plain.behind}]
         words += [{**w, "programs": max(1, tiles // 2)} for w in words[:2]]
         words += [{**w, "programs": plain.programs, "consumers": plain.consumers} for w in words[:2]]
         for made in (schedule, fitted(schedule, compute, self.target)):
+            blocks = [b for b in made.blocks if summed & {*b.axes}]
+            if blocks != [b for b in schedule.blocks if summed & {*b.axes}]:
+                continue
             for changed in words:
                 found = replace(made, **changed)
                 if why_not(found, compute, self.target) is None:
