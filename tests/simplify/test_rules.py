@@ -336,7 +336,7 @@ def test_there_are_enough_rules() -> None:
 
 @pytest.mark.parametrize(("groups", "each"), [(2, 116), (3, 40), (4, 60), (8, 17)])
 def test_shuffles_one_after_another_stay_short(groups: int, each: int) -> None:
-    """A channel shuffle moves channel ``a * groups + b`` to ``b * each + a``; a network has many of them."""
+    """A channel shuffle reads ``a * groups + b`` from ``b * each + a``; a network has many of them."""
     channel = Var("c")
     count = groups * each
     facts = Facts().with_range(channel, 0, count - 1)
