@@ -89,7 +89,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     compute = Scheduled(compute, schedule, target).main
     tiles, steps, traffic, partial = LaunchCounts.of(schedule, compute)
     behind = read_behind(schedule, compute)
-    known, words = _known_tiles(schedule.blocks, compute, target), OF_TILE(schedule)
+    known, words = _known_tiles(schedule.blocks, compute, target), _of_tile(schedule)
     work = known.get(words)
     if work is None:
         work = known[words] = count_tile(schedule, compute, target)
@@ -111,10 +111,9 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     )
 
 
-OF_TILE = attrgetter(
-    "unit", "a", "b", "c", "merge", "pack", "swap", "order", "regs", "transposers", "slide", "warps", "via"
-)
-"""The words that the counts of a tile depend on, in a function that reads them."""
+OF_TILE = "unit a b c merge pack swap order regs transposers slide warps via".split()
+"""The words that the counts of a tile depend on."""
+_of_tile = attrgetter(*OF_TILE)
 
 
 @counts.by_tile
@@ -126,8 +125,8 @@ def _known_tiles(
 
 
 def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
-    """The counts of one tile and one step, whatever words other than ``OF_TILE`` are: without those of a
-    launch, of what programs keep or share, and of what the epilogue reads."""
+    """The counts of one tile and one step, whatever the words are that ``OF_TILE`` lacks: without those of
+    a launch, of what programs keep or share, and of what the epilogue reads."""
     extents = sides(schedule, compute)
     m, n, k, group = extents["M"], extents["N"], extents["K"], extents["B"]
     views = [v for v in (compute.a, compute.b) if v is not None]
