@@ -364,10 +364,8 @@ class AtSizes:
         rates = self.target.rates
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
             main = Scheduled(compute, schedule, self.target).main
-            partial, issued = (
-                LaunchCounts.of(schedule, main).partial,
-                issue.Issued.of(schedule, main, self.target),
-            )
+            partial = LaunchCounts.of(schedule, main).partial
+            issued = issue.Issued.of(schedule, main, self.target)
             self.us = lambda tiles, steps, traffic: launched(
                 partial, issued(tiles, steps), traffic, schedule, self.target, rates.triton, self.behind
             )

@@ -111,7 +111,10 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     )
 
 
-OF_TILE = "unit a b c merge pack swap order regs transposers slide warps via".split()
+OF_TILE = (
+    *("unit", "a", "b", "c", "merge", "pack", "swap", "order"),
+    *("regs", "transposers", "slide", "warps", "via"),
+)
 """The words that the counts of a tile depend on."""
 _of_tile = attrgetter(*OF_TILE)
 
