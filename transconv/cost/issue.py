@@ -19,7 +19,7 @@ from math import prod
 from transconv.compute import Compute, axis_steps, axis_strides, places
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.ir import CALLS, Add, Call, Cast, Const, Div, Expr, Mul, Sub, View, find
-from transconv.schedule import Block, Schedule, has_quads, lanes
+from transconv.schedule import Block, Schedule, by_tile, has_quads, lanes
 from transconv.target import Target
 
 ACCESS = 16
@@ -107,11 +107,22 @@ class Issued:
     @staticmethod
     def of(schedule: Schedule, compute: Compute, target: Target) -> Issued:
         """The counts of a kernel."""
-        return _issued(schedule, compute, target)
+        chip = target.rates.issue
+        step, alone, resident = _issued(schedule.blocks, compute, schedule.regs, schedule.warps, target)
+        if not schedule.late and lanes(schedule, compute, "K") > 1:
+            step += chip.barriers_ns
+        views = [v for v in (compute.a, compute.b) if v is not None]
+        distinct = _distinct(schedule, compute, views)
+        return Issued(step, alone, resident, distinct, _scattered(schedule, compute), target)
 
 
-def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
-    chip, warps = target.rates.issue, schedule.warps
+@by_tile
+def _issued(
+    blocks: tuple[Block, ...], compute: Compute, regs: str, warps: int, target: Target
+) -> tuple[float, float, int]:
+    """Of ``Issued`` the ``step`` without barriers, ``alone`` and ``resident``: how a sum is divided makes
+    no difference to them."""
+    chip, schedule = target.rates.issue, Schedule(blocks, regs=regs, warps=warps)
     views = [v for v in (compute.a, compute.b) if v is not None]
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
     held = max(1.0, held)
@@ -151,17 +162,8 @@ def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
         ),
     )
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
-    if not schedule.late and lanes(schedule, compute, "K") > 1:
-        step += chip.barriers_ns
     stall = chip.stall * (CONVERTED if 8 in bits and not quads else 1.0)
-    return Issued(
-        step,
-        chip.latency_ns + issued * stall / chip.clock,
-        resident,
-        _distinct(schedule, compute, views),
-        _scattered(schedule, compute),
-        target,
-    )
+    return step, chip.latency_ns + issued * stall / chip.clock, resident
 
 
 def by_fours(schedule: Schedule, compute: Compute, target: Target) -> bool:
@@ -230,19 +232,25 @@ def _closest(blocks: tuple[Block, ...], compute: Compute) -> Block | None:
 def _distinct(schedule: Schedule, compute: Compute, views: list[View]) -> float:
     """Bytes of the operands that a program reads, each counted once, because the L1 cache keeps what steps
     share."""
-    total = 0.0
+    total, parts = 0.0, schedule.split_k if compute.sums_positions else 1
+    for v in views:
+        total += _read_once(schedule.blocks, compute, v) / parts
+    return total
+
+
+@by_tile
+def _read_once(blocks: tuple[Block, ...], compute: Compute, view: View) -> float:
+    """Bytes of one operand that a program reads whose sum is whole."""
     reach = {x.name: compute.size(x.name) if compute.kind(x.name) == "K" else 1 for x in compute.axes}
-    for b in schedule.blocks:
+    for b in blocks:
         left = b.extent
         for axis in reversed(b.axes):
             if compute.kind(axis) != "K":
                 reach[axis] = min(left, compute.size(axis))
             left = -(-left // compute.size(axis))
-    for v in views:
-        points = 1.0
-        for dim, size in zip(v.dims, v.tensor.shape, strict=True):
-            far = 1 + sum(abs(step) * (reach[a] - 1) for a, step in axis_steps(dim, compute).items())
-            points *= min(size, far, prod(reach[a] for a in axis_steps(dim, compute)))
-        shared = compute.sums_positions
-        total += points * v.tensor.dtype.bytes / (schedule.split_k if shared else 1)
-    return total
+    points = 1.0
+    for dim, size in zip(view.dims, view.tensor.shape, strict=True):
+        steps = axis_steps(dim, compute)
+        far = 1 + sum(abs(step) * (reach[a] - 1) for a, step in steps.items())
+        points *= min(size, far, prod(reach[a] for a in steps))
+    return points * view.tensor.dtype.bytes

@@ -38,7 +38,7 @@ from transconv.cost.fetches import FetchCost, fetch
 from transconv.cost.issue import ACCESS, SECTOR, slots
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.ir import View
-from transconv.schedule import Block, Schedule, ahead, ahead_bytes, k_steps, programs, tile
+from transconv.schedule import Block, Schedule, ahead, ahead_bytes, by_tile, k_steps, programs, tile
 from transconv.schedule.tiles import partial_results
 from transconv.target import Target
 
@@ -118,18 +118,18 @@ class MapTime:
         """What a step takes where so many programs are beside one another."""
         schedule, target, chip = self.schedule, self.target, self.target.rates.issue
         most = min(chip.most_registers, target.regs / (schedule.warps * target.warp_size))
-        found = sweeps(schedule.blocks, schedule.warps, self.compute, self.held, target)
-        reloads = [loaded(s.again, steps, beside, bool(schedule.turn), target) for s in found]
-        return _Step(
-            sum(s.bytes + again for s, (again, _) in zip(found, reloads, strict=True)),
-            sum(s.small for s in found) / SMALL_GBS,
-            sum(
-                LATENCY_NS if s.fresh else ns for s, (_, ns) in zip(found, reloads, strict=True) if s.reads
-            ),
-            # one instruction a clock
-            sum(s.instructions for s in found) * max(1.0, registers / most) ** 2 / chip.clock,
-            sum(s.exchanges for s in found),
-        )
+        moved = small = ns = instructions = 0.0
+        exchanges, turned = 0, bool(schedule.turn)
+        for s in sweeps(schedule.blocks, schedule.warps, self.compute, self.held, target):
+            again, late = loaded(s.again, steps, beside, turned, target)
+            moved += s.bytes + again
+            small += s.small
+            ns += (LATENCY_NS if s.fresh else late) if s.reads else 0.0
+            instructions += s.instructions
+            exchanges += s.exchanges
+        # one instruction a clock
+        thread = instructions * max(1.0, registers / most) ** 2 / chip.clock
+        return _Step(moved, small / SMALL_GBS, ns, thread, exchanges)
 
     def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
         schedule, compute, target = self.schedule, self.compute, self.target
@@ -310,37 +310,47 @@ def sweeps(
 ) -> list[SweepCost]:
     """The sweeps of a program; a map is one sweep. It takes blocks and warps instead of a schedule, so
     that the cache hits for schedules that differ in other words."""
-    facts = facts_of(compute, target)
     schedule = Schedule(blocks, "fma", warps=warps)
     threads = warps * target.warp_size
     lanes = tiled_by(blocks, compute).elements / threads
-    moved = {v: fetch(v, schedule, compute, "gather") for v in facts.sizes}
-    windows = not held and prod(x.size for x in compute.axes_of("K")) <= WINDOW
-    bytes_of = {
-        v: min(
-            _bytes(f) * (1.0 if windows else _present(v, blocks, compute)),
-            _distinct(v, blocks, compute) * SECTOR,
-            facts.sizes[v] if v in facts.small else 1 << 60,
-        )
-        for v, f in moved.items()
-    }
-    if windows:  # elements of overlapping windows are near, and what a mask excludes is not loaded
-        tiled = tiled_by(blocks, compute)
-        for v in (r.view for r in compute.reads if r.view not in facts.small):
-            each = facts.sizes[v] / max(1, tiled.programs * tiled.steps)  # a sum over nothing has none
-            bytes_of[v] = min(bytes_of[v], each + (bytes_of[v] - each) / NEAR)
+    bytes_of, small = _bytes_of(blocks, compute, held, target), facts_of(compute, target).small
+    accesses = {v: fetch(v, schedule, compute, "gather").accesses for v in bytes_of}
     return [
         SweepCost(
             sum([bytes_of[v] for v in r.first]),
-            sum([bytes_of[v] for v in r.again if v not in facts.small]),
-            sum([bytes_of[v] for v in r.again if v in facts.small]),
-            lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
+            sum([bytes_of[v] for v in r.again if v not in small]),
+            sum([bytes_of[v] for v in r.again if v in small]),
+            lanes * r.instructions + 6 * (sum([accesses[v] for v in r.all]) / threads),
             r.reads,
             r.fresh,
             r.exchanges,
         )
         for r in _roles(compute, held, target)
     ]
+
+
+@by_tile
+def _bytes_of(
+    blocks: tuple[Block, ...], compute: Compute, held: bool, target: Target
+) -> dict[View, float]:
+    """The bytes of each view in a tile, however many warps have it."""
+    facts, schedule = facts_of(compute, target), Schedule(blocks, "fma")
+    windows = not held and prod(x.size for x in compute.axes_of("K")) <= WINDOW
+    found = {
+        v: min(
+            _bytes(fetch(v, schedule, compute, "gather"))
+            * (1.0 if windows else _present(v, blocks, compute)),
+            _distinct(v, blocks, compute) * SECTOR,
+            facts.sizes[v] if v in facts.small else 1 << 60,
+        )
+        for v in facts.sizes
+    }
+    if windows:  # elements of overlapping windows are near, and what a mask excludes is not loaded
+        tiled = tiled_by(blocks, compute)
+        for v in (r.view for r in compute.reads if r.view not in facts.small):
+            each = facts.sizes[v] / max(1, tiled.programs * tiled.steps)  # a sum over nothing has none
+            found[v] = min(found[v], each + (found[v] - each) / NEAR)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from transconv.cost import issue, maps
 from transconv.cost.copies import copied, copied_at, leaving_us, meeting_us, read_behind
 from transconv.cost.issue import LINE
 from transconv.cost.symbolic_cost import Lines, Number, kept, larger, smaller
-from transconv.cost.work import HEAVY, Work, count
+from transconv.cost.work import HEAVY, LaunchCounts, Work, count
 from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum
 from transconv.schedule import PRICED, Block, Schedule, Scheduled, k_steps, programs, tile
 from transconv.target import L2_GBS, Constants, Target
@@ -168,7 +168,7 @@ class ModelTime:
         if self.crowded:
             each = larger(each, steps * self.crowded)
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
-        return launched(self.work, busy, traffic, schedule, self.target, c, self.behind)
+        return launched(self.work.partial, busy, traffic, schedule, self.target, c, self.behind)
 
     def _called_ns(self, together: Number) -> Number:
         """The functions of a tile's epilogue, which the warps of some programs issue in turn."""
@@ -187,14 +187,14 @@ class ModelTime:
 
 def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
     """``microseconds`` of a kernel that keeps sums and operands in registers (issue.py)."""
-    w = count(schedule, compute, target)
     seen = Scheduled(compute, schedule, target).main
+    w = LaunchCounts.of(schedule, seen)
     busy = issue.microseconds(schedule, seen, target, w.tiles, w.steps)
-    return cast(float, launched(w, busy, w.traffic, schedule, target, c))
+    return cast(float, launched(w.partial, busy, w.traffic, schedule, target, c))
 
 
 def launched(
-    w: Work,
+    partial: int,
     busy: Number,
     traffic: Number,
     schedule: Schedule,
@@ -203,15 +203,16 @@ def launched(
     behind: bool = False,
 ) -> Number:
     """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of the bytes
-    (``traffic``) that cross the memory's pins; ``behind``: without the launch itself."""
+    (``traffic``) that cross the memory's pins; ``partial``: bytes of partial sums, written and read again;
+    ``behind``: without the launch itself."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
-    busy, moving = kept(busy), kept((traffic + w.partial / 2) / bandwidth)
+    busy, moving = kept(busy), kept((traffic + partial / 2) / bandwidth)
     total = larger(busy, moving) + c.exposed * smaller(busy, moving)
     total = total if behind else c.launch_us + total
     if schedule.reduce == "stream":
         total = total + c.meeting_us
-    if w.partial:
-        total = total + (c.launch_us + w.partial / 2 / bandwidth)
+    if partial:
+        total = total + (c.launch_us + partial / 2 / bandwidth)
     return total
 
 
@@ -360,15 +361,17 @@ class AtSizes:
         if compute.streams:
             self.us = maps.MapTime(schedule, compute, self.target)
             return
-        work, rates = count(schedule, compute, self.target), self.target.rates
+        rates = self.target.rates
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
-            issued = issue.Issued.of(schedule, Scheduled(compute, schedule, self.target).main, self.target)
+            main = Scheduled(compute, schedule, self.target).main
+            partial = LaunchCounts.of(schedule, main).partial
+            issued = issue.Issued.of(schedule, main, self.target)
             self.us = lambda tiles, steps, traffic: launched(
-                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton, self.behind
+                partial, issued(tiles, steps), traffic, schedule, self.target, rates.triton, self.behind
             )
         else:
             self.us = ModelTime(
-                work,
+                count(schedule, compute, self.target),
                 schedule,
                 self.target,
                 rates.gluon if schedule.via == "gluon" else rates.triton,
@@ -377,8 +380,8 @@ class AtSizes:
         if schedule.pack:
             elements, beside = copied_at(compute, schedule, self.target)
             self.counts += elements
-            main = self.us
-            self.us = lambda *counts: beside(*counts[3:]) + main(*counts[:3])
+            alone = self.us
+            self.us = lambda *counts: beside(*counts[3:]) + alone(*counts[:3])
 
     def formula(self) -> CostFormula:
         """The same as texts."""

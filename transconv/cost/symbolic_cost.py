@@ -82,18 +82,20 @@ def _is(number: Number, value: int) -> bool:
 
 def larger(a: Number, b: Number) -> Number:
     """The larger of two numbers."""
-    return _chosen(a, ">", b)
+    if isinstance(a, Spelled) or isinstance(b, Spelled):
+        return _chosen(a, ">", b)
+    return a if a > b else b
 
 
 def smaller(a: Number, b: Number) -> Number:
     """The smaller of two numbers."""
-    return _chosen(a, "<", b)
+    if isinstance(a, Spelled) or isinstance(b, Spelled):
+        return _chosen(a, "<", b)
+    return a if a < b else b
 
 
 def _chosen(a: Number, sign: str, b: Number) -> Number:
     """The one of the two that a comparison prefers; spelled without a call, which takes longer."""
-    if not isinstance(a, Spelled) and not isinstance(b, Spelled):
-        return (a if a > b else b) if sign == ">" else (a if a < b else b)
     x, y = _text(kept(a)), _text(kept(b))
     lines = next(n.lines for n in (a, b) if isinstance(n, Spelled))
     return kept(Spelled(f"({x} if {x} {sign} {y} else {y})", lines))

@@ -5,13 +5,14 @@ accesses of each, and the programs that fit a multiprocessor. No constant is fit
 from __future__ import annotations
 
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from transconv.compute import Compute, touched
 from transconv.cost.copies import EpilogueCost, read_behind
 from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
 from transconv.ir import View, f32
-from transconv.schedule import INTEGERS, Schedule, Scheduled, counts, in_registers, sides, tile
+from transconv.schedule import INTEGERS, Block, Schedule, Scheduled, counts, in_registers, sides, tile
 from transconv.schedule.tiles import shared_memory
 from transconv.target import Target
 
@@ -60,9 +61,75 @@ class Work(NamedTuple):
         return self.m * self.n * self.group
 
 
+class LaunchCounts(NamedTuple):
+    """Of the counts those that do not depend on how a tile is computed, as ``Work`` has them."""
+
+    tiles: int
+    steps: int
+    traffic: int
+    partial: int
+
+    @staticmethod
+    def of(schedule: Schedule, compute: Compute) -> LaunchCounts:
+        """The counts of a kernel whose computation is ``Scheduled.main``."""
+        results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
+        views = [v for v in (compute.a, compute.b, compute.c) if v is not None]
+        each = prod(tile(schedule, compute, kind) for kind in "BMN")
+        return LaunchCounts(
+            counts.programs(schedule, compute),
+            -(-counts.k_steps(schedule, compute) // schedule.split_k),
+            sum([touched(v, compute) for v in views]) + read_behind(schedule, compute).traffic,
+            2 * compute.acc.bytes * _partials(schedule, compute, results, each),
+        )
+
+
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
-    """The counts of a schedule's main kernel."""
+    """The counts of a schedule's main kernel. Proposals with one tile differ most often in words that its
+    own counts do not depend on."""
     compute = Scheduled(compute, schedule, target).main
+    tiles, steps, traffic, partial = LaunchCounts.of(schedule, compute)
+    behind = read_behind(schedule, compute)
+    known, words = _known_tiles(schedule.blocks, compute, target), _of_tile(schedule)
+    work = known.get(words)
+    if work is None:
+        work = known[words] = count_tile(schedule, compute, target)
+    kept, fetched = 0.0, work.fetched
+    if schedule.keep:
+        at = "ab".index(schedule.keep)
+        kept = fetched[at].bytes * counts.k_steps(schedule, compute)
+        fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1 :])
+    return work._replace(
+        tiles=tiles,
+        steps=steps,
+        fetched=fetched,
+        resident=1 if schedule.programs else _resident(schedule, compute, target),
+        traffic=traffic,
+        partial=partial,
+        kept=kept,
+        whole=work.whole * (schedule.split_k == 1),
+        behind=behind,
+    )
+
+
+OF_TILE = (
+    *("unit", "a", "b", "c", "merge", "pack", "swap", "order"),
+    *("regs", "transposers", "slide", "warps", "via"),
+)
+"""The words that the counts of a tile depend on."""
+_of_tile = attrgetter(*OF_TILE)
+
+
+@counts.by_tile
+def _known_tiles(
+    blocks: tuple[Block, ...], compute: Compute, target: Target
+) -> dict[tuple[str | int, ...], Work]:
+    """The counts of tiles with these blocks by words, which ``count`` fills in."""
+    return {}
+
+
+def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
+    """The counts of one tile and one step, whatever the words are that ``OF_TILE`` lacks: without those of
+    a launch, of what programs keep or share, and of what the epilogue reads."""
     extents = sides(schedule, compute)
     m, n, k, group = extents["M"], extents["N"], extents["K"], extents["B"]
     views = [v for v in (compute.a, compute.b) if v is not None]
@@ -90,20 +157,13 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         )
     if wide:
         fetched = tuple(f._replace(through=True) for f in fetched)
-    kept, steps = 0.0, counts.k_steps(schedule, compute)
-    if schedule.keep:
-        at = "ab".index(schedule.keep)
-        kept = fetched[at].bytes * steps
-        fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1 :])
-    results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums = m * n * group
     moved = schedule.unit == "mma" and counts.moves_sums(compute)
     whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
-    behind = read_behind(schedule, compute)
     return Work(
-        tiles=counts.programs(schedule, compute),
-        steps=-(-steps // schedule.split_k),
+        tiles=1,
+        steps=1,
         m=m,
         n=n,
         k=k,
@@ -116,17 +176,15 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched,
         stored=stored(schedule, compute),
-        resident=1 if schedule.programs else _resident(schedule, compute, target),
-        traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
-        partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
+        resident=1,
+        traffic=0,
+        partial=0,
         bits=16 if wide else compute.a.tensor.dtype.bits,
         transposed=shared_memory.transposed_bytes(schedule, compute),
-        kept=kept,
         shared=compute.size(schedule.slide) if schedule.slide else 1,
         moved=sums * moved,
-        whole=sums * (whole and schedule.split_k == 1),
+        whole=sums * whole,
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
-        behind=behind,
         small=small,
         bytewise=_bytewise(schedule, compute, target),
         sized=compute.named is not None,

@@ -201,7 +201,7 @@ class Schedule(_Hashed):
 
     def in_registers(self, block: Block) -> bool:
         """Whether the word ``regs`` writes out the positions of a block, so that they are no lanes."""
-        return len(block.axes) == 1 and block.first in self.regs.split(".")
+        return bool(self.regs) and len(block.axes) == 1 and block.first in self.regs.split(".")
 
     @property
     def written(self) -> list[tuple[str, int]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
@@ -53,7 +52,7 @@ def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Proposals with lanes along contiguous memory, legal or not."""
     for schedule in _each(compute, target):
         yield schedule
-        if compute.statistics and carried(compute, replace(schedule, programs=1)):
+        if compute.statistics and carried(compute, schedule.with_words(programs=1)):
             yield from _persistent(schedule, compute, target)
 
 
@@ -63,7 +62,7 @@ def _persistent(schedule: Schedule, compute: Compute, target: Target) -> Iterato
     stages = AHEAD if "async_copy" in target.features else AHEAD[:1]
     rows = tile(schedule, compute, "M") > 1
     for number, deep, late in itertools.product(ROUNDS, stages, (0, 1) if rows else (0,)):
-        made = replace(schedule, programs=number * target.sms, stages=deep, late=late or schedule.late)
+        made = schedule.with_words(programs=number * target.sms, stages=deep, late=late or schedule.late)
         if carried(compute, made) and (deep == 1 or ahead(made, compute)):
             yield made
 
@@ -76,18 +75,18 @@ def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
         return
     if prod(x.size for x in reduced) <= WINDOW:
         for schedule in _mapped(free, [*large, compute.c], compute):
-            yield replace(schedule, unroll=int(compute.named is None))
+            yield schedule.with_words(unroll=int(compute.named is None))
     rows = _along(free, large[0], compute)
     row = _along(reduced, large[0], compute)
     for schedule in _tiled(rows, row, compute):
         yield schedule
         if k_steps(schedule, compute) > 1:
-            yield replace(schedule, late=1)
+            yield schedule.with_words(late=1)
             if len(compute.sweeps.each) > 1 and _long(schedule, large[0], compute, target):
-                yield replace(schedule, late=1, turn=1)
+                yield schedule.with_words(late=1, turn=1)
             if not compute.again:
                 yield from (
-                    replace(schedule, late=1, split_k=parts)
+                    schedule.with_words(late=1, split_k=parts)
                     for parts in _splits(schedule, compute, target)
                 )
 
@@ -263,9 +262,9 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
             unroll = 1 if steps <= MOST_UNROLLED and not big else 0
             for split in splits(schedule, compute, target):
                 if k == 1 or not many or (big and compute.sums_positions):
-                    yield replace(schedule, unroll=unroll, split_k=split)
+                    yield schedule.with_words(unroll=unroll, split_k=split)
                 if k > 1 and (not big or why_not_early(schedule, compute, target)):
-                    yield replace(schedule, split_k=split, late=1, stages=1)
+                    yield schedule.with_words(split_k=split, late=1, stages=1)
 
 
 def copy_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
