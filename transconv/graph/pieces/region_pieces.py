@@ -14,7 +14,7 @@ from transconv.graph.backend_options import MemoryBound
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.piece_plan import planned, refuse_beyond
-from transconv.graph.pieces.step_graph import Operand, Part, Step, StepMemory, steps_of
+from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, steps_of
 from transconv.runtime import estimated
 from transconv.support import TransconvError
 from transconv.target import Target
@@ -48,6 +48,7 @@ class RegionPieces:
         assert self.run is not None
         given.clear()
         rooms = {m: PartMemory(t, 0, m.digit) for m, t in zip(self.given, tensors, strict=True)}
+        tensors.clear()
         with self.launches.here():
             rooms = self.run(rooms)
         made = []
@@ -162,10 +163,8 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
         if wrong is None:
             return found
         spaces = {*wrong.spaces.values()}
-        parts = tuple(Part(p.compute, p.schedule) for p in wrong.parts)
-        made = Step(wrong.name, wrong.workload, parts, wrong.operands, wrong.choose)
         found = [
-            made if s is wrong else s
+            wrong.joined if s is wrong else s
             for s in found
             if not any(o.memory in spaces for o in s.operands.values())
         ]

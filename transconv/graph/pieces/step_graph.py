@@ -50,13 +50,15 @@ BLOCKS = 512  # blocks at most whose sums a norm in pieces has
 class StepMemory:
     """A tensor in memory. ``digit``: how many elements the digit spans along which pieces are cut, 0 if it
     has none; ``unit``: elements of the largest step along it that a kernel sees; ``given``: it is there
-    before the first step; ``handed``: it is a result; ``makers``: the steps that store it."""
+    before the first step; ``passed``: and nobody holds it but the region; ``handed``: it is a result;
+    ``makers``: the steps that store it."""
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     given: bool = False
+    passed: bool = False
     handed: bool = False
     digit: int = 0
     unit: int = 1
@@ -132,7 +134,8 @@ class Part:
 @dataclass(eq=False)
 class Step:
     """A launch, or the launches of stride phases. ``operands``: by the names of the tensors of its texts;
-    ``left``: its statistics, by the workspaces that later steps read; ``us``: the estimate."""
+    ``left``: its statistics, by the workspaces that later steps read; ``us``: the estimate; ``room``:
+    bytes of the workspaces of its launch."""
 
     name: str
     workload: Workload
@@ -143,6 +146,20 @@ class Step:
     spaces: dict[str, StepMemory] = field(default_factory=dict)
     us: float = 0.0
     number: int = 0
+    room: int = 0
+
+    @cached_property
+    def joined(self) -> Step:
+        """The same step, whole, with its statistics."""
+        parts = tuple(Part(p.compute, p.schedule) for p in self.parts)
+        made = Step(self.name, self.workload, parts, self.operands, self.choose, us=self.us)
+        made.number, made.room = self.number, self.room
+        return made
+
+    def workspace(self, share: float) -> int:
+        """Bytes of the workspaces of its launch, with a share of its statistics."""
+        parts = sum(m.bytes for m in self.spaces.values())
+        return max(0, self.room - parts) + int(parts * share)
 
     @property
     def whole(self) -> bool:
@@ -229,6 +246,12 @@ class Step:
         return strides[slot]
 
 
+def undivided(steps: Sequence[Step]) -> list[Step]:
+    """The steps, each whole, with its statistics."""
+    spaces = {m for s in steps for m in s.spaces.values()}
+    return [s.joined for s in steps if not any(o.memory in spaces for o in s.operands.values())]
+
+
 # -- the axis of a step --------------------------------------------------------------------------------
 
 
@@ -311,9 +334,11 @@ def steps_of(
         found = chosen.get(compute.name) or (joined if compute.phase else None)
         return found or choice.default(compute, target)
 
+    room = sum(span * dtype.itemsize for (span,), dtype in plan.spaces())
     computes, _ = main_computations(asked, target, None)
     if isinstance(asked, Surrounded) or len(computes) == 1:
         made = _step(name, asked, computes, operands, target, choose)
+        made.room = room
         if not made.whole or len(computes) > 1 or not computes[0].streams or computes[0].sum is None:
             return made_with_finishes(made, operands, target)
         computes = list(in_blocks(computes[0], operands)) or computes
