@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.graph.meant import Meant, traced
+from tests.graph.meant import Meant, by_meaning, traced
 from transconv.compute import Alone, Compute
 from transconv.conv import Surrounded
 from transconv.graph.backend_options import MemoryBound
@@ -55,8 +55,8 @@ def _meant(_: PieceRun, step: Any, mains: Sequence[tuple[Compute, Any]]) -> Mean
 
 @contextmanager
 def meaning() -> Iterator[None]:
-    """Inside, pieces are computed in NumPy."""
-    with patch.object(PieceRun, "launch", _meant):
+    """Inside, pieces and kernels of the whole are computed in NumPy."""
+    with by_meaning(), patch.object(PieceRun, "launch", _meant):
         yield
 
 
@@ -134,6 +134,11 @@ def _joined() -> nn.Module:
     return Wrapped(lambda x: c(torch.cat([F.relu(a(x)), F.silu(b(x))], 1)), a, b, c)
 
 
+def _normed() -> nn.Module:
+    a, b, c = (nn.Conv3d(4, 4, 3, padding=1) for _ in range(3))
+    return Wrapped(lambda x: c(F.silu(F.normalize(x + b(F.normalize(a(x), dim=1)), dim=1))), a, b, c)
+
+
 def _shuffled() -> nn.Module:
     a, b = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
     return Wrapped(lambda x: b(F.pixel_shuffle(a(x), 2)), a, b)
@@ -168,6 +173,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "causal": (_causal, (1, 2, 11, 4, 5), ""),
     "joined": (_joined, (1, 2, 27, 6), ""),
     "shuffled": (_shuffled, (1, 2, 17, 6), ""),
+    "norms of points": (_normed, (1, 4, 19, 4, 4), ""),
 }
 
 

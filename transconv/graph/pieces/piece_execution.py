@@ -218,7 +218,7 @@ class PieceRun:
             elif is_cut(step, name):
                 windows[name], offset = demand.window(step, name, act.parts)
             places[name] = memory, offset
-        mains = [(self.computed(part, at, windows, keeps), part.schedule) for part, at in parts]
+        mains = [(self.computed(step, part, at, windows, keeps), part.schedule) for part, at in parts]
         launch = self.launch(step, mains)
         left = [
             (name, step.spaces[name], x.dim, parts[0][1].start // x.positions * x.parts)
@@ -229,10 +229,10 @@ class PieceRun:
         return Launched(launch, own, {m: r for m, r in alone.items() if any(m is o for o, _ in own)}, left)
 
     def computed(
-        self, part: Part, at: AxisSpan, windows: Mapping[str, TensorWindow], keeps: bool
+        self, step: Step, part: Part, at: AxisSpan, windows: Mapping[str, TensorWindow], keeps: bool
     ) -> Compute:
         """The computation of a part of a step for some positions; ``keeps``: with its statistics."""
-        compute = part.compute if keeps else without_statistics(part.compute)
+        compute = part.compute if keeps else without_statistics(part.compute, step.along)
         own = {t.name: windows[t.name] for t in compute.tensors if t.name in windows}
         return restricted(compute, part.axis, at, own)
 
@@ -247,7 +247,10 @@ class PieceRun:
         if (found := self.made.get(key)) is None:
             try:
                 own = [(c, self.fitting(c, s)) for c, s in mains]
-                found = Launch(build_scheduled(workload, self.target, own, step.choose), True)
+                plan = build_scheduled(
+                    workload, self.target, own, lambda c, target: self.fitting(c, step.choose(c, target))
+                )
+                found = Launch(plan, True)
             except ScheduleError as error:
                 raise Unsupported("within:schedule", f"{step.name} in pieces: {error}") from error
             self.made[key] = found

@@ -30,6 +30,7 @@ from transconv.graph.pieces.step_graph import Step, StepMemory, undivided
 from transconv.support import Unsupported
 
 TRIED = 64  # tensors at most that are given up or added
+NO_RESULTS = PassResults((), ())
 GAIN = 0.999  # of the time: what is gained by a change is worth it
 
 
@@ -194,17 +195,19 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     """The plan within a bound, or the one that exceeds it least. ``beside``: bytes that are there whatever
     the steps do."""
     whole = undivided(steps)
-    plan = PiecePlan(whole, set(), [PiecePass(0, whole, PassResults((), ()))], {}, beside)
+    plan = PiecePlan(whole, set(), [PiecePass(0, whole, NO_RESULTS)], {}, beside)
     plan.last = _last(plan)
     if settled(plan).peak <= bound:
         return plan
     least: PiecePlan | None = None
     goal = bound
     for _ in range(EXACT):
-        plan = settled(_searched(steps, beside, goal))
+        plan = _searched(steps, beside, goal)
+        near = plan.peak <= goal
+        settled(plan)
         if least is None or plan.peak < least.peak:
             least = plan
-        if least.peak <= bound:
+        if least.peak <= bound or not near:
             break
         goal -= plan.peak - bound
     assert least is not None
