@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import prod
 from types import MappingProxyType
 
 from transconv.compute import AxisSpan, TensorWindow
@@ -125,8 +124,8 @@ class Demand:
                 window, behind = self.window(step, name, parts)
                 if behind * size % ALIGNMENT:
                     shape = next(t.shape for p in step.parts for t in p.compute.tensors if t.name == name)
-                    whole = prod(shape) // shape[window.dim]
-                    found += whole * window.span.size * size
+                    ends = [(window.span.size if d == window.dim else n) - 1 for d, n in enumerate(shape)]
+                    found += size * (1 + sum(n * s for n, s in zip(ends, window.strides, strict=True)))
         return found
 
 

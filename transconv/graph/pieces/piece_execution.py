@@ -20,7 +20,7 @@ from transconv.compute import (
 )
 from transconv.conv import Surrounded
 from transconv.graph.pieces.demands import ALIGNMENT, is_alone, is_cut
-from transconv.graph.pieces.piece_plan import Act, PiecePass, PiecePlan, acts
+from transconv.graph.pieces.piece_plan import MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory
 from transconv.runtime import Launch, build_scheduled
 from transconv.schedule import Schedule, programs, why_not
@@ -75,7 +75,7 @@ class PieceRun:
     target: Target
     device: torch.device
     made: dict[tuple[Workload, tuple[Schedule, ...]], Launch] = field(default_factory=dict)
-    tape: list[tuple[PiecePass, list[tuple[Act, Launched | None]]]] = field(default_factory=list)
+    tape: list[tuple[PiecePass, list[tuple[MemoryAct, Launched | None]]]] = field(default_factory=list)
     seen: set[Launch] = field(default_factory=set)
     rooms: dict[StepMemory, PartMemory] = field(default_factory=dict)
     parts: dict[StepMemory, PartMemory] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class PieceRun:
         """Find what is done, and the launches."""
         alive: set[StepMemory] = set()
         for p in self.plan.passes:
-            found: list[tuple[Act, Launched | None]] = []
+            found: list[tuple[MemoryAct, Launched | None]] = []
             for _, act in acts(self.plan, p, p.demands(self.plan.kept), alive):
                 launched = None
                 if act.step is not None:
@@ -107,7 +107,7 @@ class PieceRun:
                 found.append((act, launched))
             self.tape.append((p, found))
 
-    def do(self, act: Act, launched: Launched | None, p: PiecePass) -> None:
+    def do(self, act: MemoryAct, launched: Launched | None, p: PiecePass) -> None:
         """One of the acts of a pass."""
         m, kind = act.memory, act.kind
         if m is None:
@@ -196,7 +196,7 @@ class PieceRun:
         tensors = [(step.operands[n].memory, step.operands[n].behind) for n in launch.names]
         return Launched(launch, tensors, {}, [])
 
-    def launched(self, act: Act) -> Launched:
+    def launched(self, act: MemoryAct) -> Launched:
         """The launch of a step for a piece."""
         step, demand = act.step, act.piece
         assert step is not None and demand is not None

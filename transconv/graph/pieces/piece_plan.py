@@ -34,7 +34,7 @@ NO_RESULTS = PassResults((), ())
 GAIN = 0.999  # of the time: what is gained by a change is worth it
 
 
-class Act(NamedTuple):
+class MemoryAct(NamedTuple):
     """What happens to memory of a tensor, or a ``step`` that runs, in a ``piece`` or whole. ``kind``:
 
     whole   memory for all of it                    drop    goes
@@ -211,7 +211,9 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
             break
         goal -= plan.peak - bound
     assert least is not None
-    return least
+    if least.peak <= bound:
+        return least
+    return min(least, settled(_searched(steps, beside, 0)), key=lambda p: p.peak)
 
 
 def settled(plan: PiecePlan) -> PiecePlan:
@@ -368,7 +370,7 @@ def _middle(
     held, kept = Held(plan), plan.kept
     alive = {*before}
     for m in (*before, *gone):
-        held.do(Act("drop" if m in gone else "whole", m))
+        held.do(MemoryAct("drop" if m in gone else "whole", m))
     if p.sample is None or p.pieces == 1:
         pieces = [] if p.sample is None else [p.demand(0, kept, known)]
     else:
@@ -398,7 +400,7 @@ class Held:
     def __post_init__(self) -> None:
         self.now = self.most = self.plan.beside
 
-    def do(self, act: Act) -> None:
+    def do(self, act: MemoryAct) -> None:
         """An act."""
         m, kind = act.memory, act.kind
         if m is None:
@@ -430,7 +432,7 @@ class Held:
 
 def acts(
     plan: PiecePlan, p: PiecePass, pieces: Sequence[Demand], alive: set[StepMemory], ends: bool = True
-) -> Iterator[tuple[int, Act]]:
+) -> Iterator[tuple[int, MemoryAct]]:
     """What a pass does, each act with the number of its piece, -1 before the first. ``alive``: what is
     there, changed to what is there behind it; ``ends``: the last piece is the pass's last."""
     each = [(p.whole, None), *((d.order, d) for d in pieces)]
@@ -445,33 +447,33 @@ def acts(
             for m in touched[i][k]:
                 if m in own and m not in there:
                     there.add(m)
-                    yield i - 1, Act("part", m, own[m])
+                    yield i - 1, MemoryAct("part", m, own[m])
                 elif m not in own and m not in alive and not m.given:
                     alive.add(m)
-                    yield i - 1, Act("whole", m)
-            yield i - 1, Act("run", None, NOTHING, step, piece, own)
+                    yield i - 1, MemoryAct("whole", m)
+            yield i - 1, MemoryAct("run", None, NOTHING, step, piece, own)
             for m in [m for m in touched[i][k] if last[m] == k]:
                 if m not in own and m in going and final[m] == i:
                     alive.discard(m)
-                    yield i - 1, Act("drop", m)
+                    yield i - 1, MemoryAct("drop", m)
                 elif m in own and m not in p.over:
                     if i < len(pieces) and (tail := pieces[i].taken(m)).size:
-                        yield i - 1, Act("tail", m, tail)
-                    yield i - 1, Act("end", m)
+                        yield i - 1, MemoryAct("tail", m, tail)
+                    yield i - 1, MemoryAct("end", m)
         for m, old in p.over.items() if piece is not None else ():
             if (made := piece.wanted.get(m)) is not None:  # type: ignore[union-attr]
                 start = min([made.stop, *(d.reads[old].start for d in pieces[i:] if old in d.reads)])
-                yield i - 1, Act("tail", old, AxisSpan(start, made.stop))
-                yield i - 1, Act("write", m, made)
-                yield i - 1, Act("end", m)
+                yield i - 1, MemoryAct("tail", old, AxisSpan(start, made.stop))
+                yield i - 1, MemoryAct("write", m, made)
+                yield i - 1, MemoryAct("end", m)
     for m, old in p.over.items():
         alive -= {old}
         alive |= {m}
-        yield len(pieces), Act("move", m)
+        yield len(pieces), MemoryAct("move", m)
     if ends:
         for m in [m for m in alive if plan.last.get(m, -1) <= p.level]:
             alive.discard(m)
-            yield len(pieces), Act("drop", m)
+            yield len(pieces), MemoryAct("drop", m)
 
 
 def _touched(step: Step, piece: Demand | None, kept: Collection[StepMemory]) -> list[StepMemory]:
@@ -532,17 +534,15 @@ def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
     worst = max(plan.passes, key=lambda p: p.peak)
     raise Unsupported(
         "within:memory",
-        f"memory={bound.told!r} is too small: at least {size_text(plan.peak)} are needed, of which "
-        f"{size_text(plan.beside)} are weights and other tensors that the caller holds; the most is there "
-        f"while {worst.largest} runs",
+        f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed, of "
+        f"which {size_text(plan.beside)} are weights and other tensors that the caller holds; the most is "
+        f"there while {worst.largest} runs",
     )
 
 
-def size_text(count: int) -> str:
-    """A number of bytes, in words."""
-    value, words = float(count), ("bytes", "KB", "MB", "GB", "TB")
-    for word in words:
-        if value < 1000 or word == words[-1]:
-            return f"{value:.4g} {word}"
-        value /= 1000
-    raise AssertionError
+def size_text(count: int, up: bool = False) -> str:
+    """A number of bytes, in words; ``up``: no less than it is."""
+    unit = max(e for e in (0, 3, 6, 9, 12) if e == 0 or count >= 10**e)
+    step = 10 ** max(0, len(str(count)) - 4)  # four digits
+    found = -(-count // step) * step if up else count
+    return f"{found / 10**unit:.4g} {('bytes', 'KB', 'MB', 'GB', 'TB')[unit // 3]}"

@@ -86,7 +86,7 @@ class RegionPieces:
         compiled graph does, and no kernel of it is divided, it runs as it is."""
         steps = self.steps(bound)
         each = undivided(steps)
-        peak = beside + self.launches.peak + max((s.room for s in each), default=0)
+        peak = beside + self.launches.peak + max((s.workspace(1.0) for s in each), default=0)
         self.compiled = len(each) == len(self.launches.kernels) and peak <= self.bound.bytes
         if self.compiled:
             us = sum(s.us for s in each)
