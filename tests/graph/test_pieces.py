@@ -22,6 +22,7 @@ from transconv.conv import Surrounded
 from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.bounded_model import BoundReport, _bytes
+from transconv.graph.pieces.demands import Demand
 from transconv.graph.pieces.piece_execution import PieceRun
 from transconv.graph.pieces.step_graph import Step
 
@@ -186,7 +187,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 def test_a_model_in_pieces_is_the_whole(name: str) -> None:
     make, shape, over = MODELS[name]
     torch.manual_seed(0)
-    with meaning():
+    with (
+        meaning(),
+        patch.object(Demand, "aside", lambda *_: 0),
+    ):  # cut also where copies cost what is saved
         compared(make(), torch.randn(shape), 0.75, over)
 
 
@@ -227,6 +231,12 @@ def taken(model: nn.Module, x: Tensor, bound: int, over: str) -> tuple[int, int,
     return live.most + max(p.beside for p in report.plans), report.peak, report
 
 
+ODD = (
+    "strided",
+    "dilated, groups",
+)  # whose pieces begin at odd addresses: they are copied, and save nothing
+
+
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_is_what_was_predicted(name: str) -> None:
@@ -252,4 +262,4 @@ def test_memory_is_what_was_predicted(name: str) -> None:
                 assert predicted <= bound
             assert 0.97 * predicted <= most <= predicted
             cut = max(cut, *(p.pieces for plan in report.plans for p in plan.passes))
-        assert cut > 1
+        assert cut > 1 or name in ODD
