@@ -194,6 +194,19 @@ def test_a_model_in_pieces_is_the_whole(name: str) -> None:
         compared(make(), torch.randn(shape), 0.75, over)
 
 
+def test_a_region_of_torch_between() -> None:
+    torch.manual_seed(0)
+    a, b, c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+    model = Wrapped(lambda x: c(F.relu(b(torch.cumsum(a(x), 1)))), a, b, c)
+    with meaning():
+        whole, one = pieces(model, x := torch.randn(1, 4, 32, 8), 1 << 60)
+        made, report = pieces(model, x, int(one.peak * 0.9))
+    assert torch.equal(made, whole)
+    assert len(report.plans) == 2 and report.peak <= 0.9 * one.peak
+    with torch.no_grad():
+        torch.testing.assert_close(made, model(x), rtol=1e-4, atol=1e-5)
+
+
 class LiveBytes(TorchDispatchMode):
     """Bytes of what is allocated inside, but for what launches do; ``most``: at once."""
 
