@@ -199,21 +199,19 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     plan.last = _last(plan)
     if settled(plan).peak <= bound:
         return plan
-    least: PiecePlan | None = None
-    goal = bound
-    for _ in range(EXACT):
-        plan = _searched(steps, beside, goal)
-        near = plan.peak <= goal
-        settled(plan)
-        if least is None or plan.peak < least.peak:
-            least = plan
-        if least.peak <= bound or not near:
-            break
-        goal -= plan.peak - bound
-    assert least is not None
-    if least.peak <= bound:
-        return least
-    return min(least, settled(_searched(steps, beside, 0)), key=lambda p: p.peak)
+    found: list[PiecePlan] = []
+    for goal in (bound, bound * 15 // 16, 0):
+        plan = settled(_searched(steps, beside, goal))
+        found.append(plan)
+        for _ in range(EXACT):  # the first or the last piece takes more than one in the middle
+            if plan.peak <= bound or goal <= 0:
+                break
+            goal -= plan.peak - bound
+            plan = settled(laid_out(steps, plan.kept, beside, goal, KnownPasses()))
+            found.append(plan)
+        if plan.peak <= bound:
+            return plan
+    return min(found, key=lambda p: p.peak)
 
 
 def settled(plan: PiecePlan) -> PiecePlan:
@@ -231,6 +229,7 @@ def settled(plan: PiecePlan) -> PiecePlan:
 
 
 def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
+    """The best plan found by changes of what is kept, with what a piece in the middle takes."""
     must = _must(steps)
     level = levels(steps, must)
     made: dict[StepMemory, int] = {}
@@ -255,7 +254,7 @@ def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     return best
 
 
-EXACT = 4  # plans at most, each for a lower bound than the one before
+EXACT = 4  # times at most that a plan is cut finer
 EXCHANGED = 6  # tensors at most for which others are given up
 
 
@@ -268,12 +267,13 @@ def _exchanged(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[St
     often = sorted([s for s in share if share[s] > 1.2], key=lambda s: -s.us * (share[s] - 1))
     more = [m for m in dict.fromkeys(o.memory for s in often for o in s.stored.values()) if not m.given]
     more = [m for m in more if m not in plan.kept]
+    less = [m for m in memories(plan.steps) if m in plan.kept and m not in must]
     for m in more:
         yield plan.kept | {m}
     for m in more[:EXCHANGED]:
-        for other in plan.kept - {*must}:
+        for other in less:
             yield plan.kept - {other} | {m}
-    for other in plan.kept - {*must}:
+    for other in less:
         yield plan.kept - {other}
 
 
@@ -380,7 +380,7 @@ def _middle(
     for number, act in acts(plan, p, pieces, alive, p.pieces <= 2):
         most = held.most
         held.do(act)
-        if number == 0 < len(pieces) - 1:
+        if number == 0 and p.pieces > 2:
             held.most = most  # of the piece before nothing counts
     return held.most, pieces[-1] if pieces else None
 
