@@ -13,13 +13,18 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tests.graph.meant import Meant, traced
+from tests.graph.meant import Meant, by_meaning, traced
 from transconv.compute import Alone, Compute
 from transconv.conv import Surrounded
+from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces.bounded_model import BoundReport
+from transconv.graph.pieces.bounded_model import BoundReport, _bytes
+from transconv.graph.pieces.demands import Demand
 from transconv.graph.pieces.piece_execution import PieceRun
+from transconv.graph.pieces.step_graph import Step
 
 Tensor = torch.Tensor
 F = nn.functional
@@ -55,8 +60,8 @@ def _meant(_: PieceRun, step: Any, mains: Sequence[tuple[Compute, Any]]) -> Mean
 
 @contextmanager
 def meaning() -> Iterator[None]:
-    """Inside, pieces are computed in NumPy."""
-    with patch.object(PieceRun, "launch", _meant):
+    """Inside, pieces and kernels of the whole are computed in NumPy."""
+    with by_meaning(), patch.object(PieceRun, "launch", _meant):
         yield
 
 
@@ -134,6 +139,11 @@ def _joined() -> nn.Module:
     return Wrapped(lambda x: c(torch.cat([F.relu(a(x)), F.silu(b(x))], 1)), a, b, c)
 
 
+def _normed() -> nn.Module:
+    a, b, c = (nn.Conv3d(4, 4, 3, padding=1) for _ in range(3))
+    return Wrapped(lambda x: c(F.silu(F.normalize(x + b(F.normalize(a(x), dim=1)), dim=1))), a, b, c)
+
+
 def _shuffled() -> nn.Module:
     a, b = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
     return Wrapped(lambda x: b(F.pixel_shuffle(a(x), 2)), a, b)
@@ -168,6 +178,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "causal": (_causal, (1, 2, 11, 4, 5), ""),
     "joined": (_joined, (1, 2, 27, 6), ""),
     "shuffled": (_shuffled, (1, 2, 17, 6), ""),
+    "norms of points": (_normed, (1, 4, 19, 4, 4), ""),
 }
 
 
@@ -176,5 +187,89 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 def test_a_model_in_pieces_is_the_whole(name: str) -> None:
     make, shape, over = MODELS[name]
     torch.manual_seed(0)
-    with meaning():
+    with (
+        meaning(),
+        patch.object(Demand, "aside", lambda *_: 0),
+    ):  # cut also where copies cost what is saved
         compared(make(), torch.randn(shape), 0.75, over)
+
+
+def test_a_region_of_torch_between() -> None:
+    torch.manual_seed(0)
+    a, b, c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+    model = Wrapped(lambda x: c(F.relu(b(torch.cumsum(a(x), 1)))), a, b, c)
+    with meaning():
+        whole, one = pieces(model, x := torch.randn(1, 4, 32, 8), 1 << 60)
+        made, report = pieces(model, x, int(one.peak * 0.9))
+    assert torch.equal(made, whole)
+    assert len(report.plans) == 2 and report.peak <= 0.9 * one.peak
+    with torch.no_grad():
+        torch.testing.assert_close(made, model(x), rtol=1e-4, atol=1e-5)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of what is allocated inside, but for what launches do; ``most``: at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func._overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_strided):
+            storage = found.untyped_storage()
+            self.known = {a: (ref, n) for a, (ref, n) in self.known.items() if not ref.expired()}
+            self.known[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+            self.most = max(self.most, sum(n for _, n in self.known.values()))
+        return found
+
+
+def taken(model: nn.Module, x: Tensor, bound: int, over: str) -> tuple[int, int, BoundReport]:
+    """The bytes that a second call takes at most, what the caller holds included, as counted and as
+    predicted, and the report."""
+    told, run = MemoryBound(bound, str(bound), over), MeantPiece.run
+
+    def apart(self: Any, *given: Any) -> None:
+        with _disable_current_modes():
+            run(self, *given)
+
+    live = LiveBytes()
+    with torch.no_grad(), patch.object(Meant, "run", apart), patch.object(Step, "workspace", lambda *_: 0):
+        made = traced(Tupled(model), [x], within=told)  # type: ignore[arg-type]
+        made(x)
+        with live:
+            made(x)
+    report = BoundReport(told, tuple(told.plans.values()))
+    return live.most + max(p.beside for p in report.plans), report.peak, report
+
+
+ODD = ("strided", "dilated, groups", "residual")  # begin at odd addresses: copies take what is saved
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_is_what_was_predicted(name: str) -> None:
+    make, shape, over = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(shape)
+    with meaning():
+        most, whole, report = taken(model, x, 1 << 60, over)
+        assert most == whole
+        beside, cut = report.plans[0].beside, 0
+        assert all(p.whole for p in report.plans)
+        assert taken(model, x, whole, over)[0] == whole
+        for share in (0.75, 0.5, 0.01):
+            bound = int(beside + (whole - beside) * share)
+            try:
+                most, predicted, report = taken(model, x, bound, over)
+            except Unsupported as error:
+                assert error.reason == "within:memory"
+                least = str(error).partition("at least ")[2].split(" are needed")[0]
+                most, predicted, report = taken(model, x, _bytes(least), over)
+                assert bound < predicted <= _bytes(least)
+            else:
+                assert predicted <= bound
+            assert 0.97 * predicted <= most <= predicted
+            cut = max(cut, *(p.pieces for plan in report.plans for p in plan.passes))
+        assert cut > 1 or name in ODD

@@ -147,8 +147,9 @@ def _restricted(
 
     steps = []
     for step in compute.steps:
-        if isinstance(step, (Read, Write)) and step not in compute.statistics:  # a part has its own places
-            step = replace(step, view=seen(step.view))
+        if isinstance(step, (Read, Write)):
+            if step not in compute.statistics or step.view.tensor.name in own:  # a part has its own places
+                step = replace(step, view=seen(step.view))
         steps.append(
             step if isinstance(step, Read) else replace(step, value=substitute(step.value, moved))
         )
@@ -162,10 +163,12 @@ def _part(tensor: Tensor, window: TensorWindow) -> Tensor:
 
 
 @lru_cache(maxsize=1 << 10)
-def without_statistics(compute: Compute) -> Compute:
-    """The computation without the stores that reduce, and what only they need."""
-    if not compute.statistics:
+def without_statistics(compute: Compute, kept: frozenset[str] = frozenset()) -> Compute:
+    """The computation without the stores that reduce, but for those into tensors of these names, and
+    without what only they need."""
+    gone = {w for w in compute.statistics if w.view.tensor.name not in kept}
+    if not gone:
         return compute
-    writes = [w for w in compute.writes if w not in compute.statistics]
-    kept = {*writes, *needed(compute.steps, (v for w in writes for v in used(w)))}
-    return replace(compute, steps=tuple(s for s in compute.steps if s in kept))
+    writes = [w for w in compute.writes if w not in gone]
+    steps = {*writes, *needed(compute.steps, (v for w in writes for v in used(w)))}
+    return replace(compute, steps=tuple(s for s in compute.steps if s in steps))

@@ -95,6 +95,11 @@ class BoundReport:
     def __str__(self) -> str:
         lines = [f"within {self.bound.told}: {size_text(self.peak)} at most (estimated)"]
         for plan in self.plans:
+            if plan.whole:
+                lines.append(
+                    f"{len(plan.steps)} steps, each once and whole; {size_text(plan.beside)} beside"
+                )
+                continue
             share = plan.us / plan.once if plan.once else 1.0
             lines.append(
                 f"{len(plan.steps)} steps in {len(plan.passes)} passes, {share:.2f} of the time of each "

@@ -2,8 +2,8 @@
 part that is needed of each tensor between.
 
     wanted          out[h 16..31]
-    conv            at oh 16..31, reads y[h 15..32]
-    norm, silu      at h 15..32, reads x[h 15..32]      x is kept whole: nothing before it runs again
+    conv            at oh 16..31, reads y[h 15..32]     y[h 15..16] is there from the piece before
+    norm, silu      at h 17..32, reads x[h 17..32]      x is kept whole: nothing before it runs again
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from types import MappingProxyType
 
-from transconv.compute import AxisSpan
+from transconv.compute import AxisSpan, TensorWindow
 from transconv.graph.pieces.step_graph import Step, StepMemory
 
 NOTHING = AxisSpan(0, 0)
@@ -43,14 +44,16 @@ class PassResults:
         return wanted, {s: at for s, at in own.items() if at.size}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Demand:
     """``spans``: the positions of each part of each step that runs; ``regions``: the part of each tensor
-    that they make, in elements of its digit; ``reads``: the part that is read of tensors that are whole;
-    ``wanted``: what was asked for; ``left``: the steps whose statistics are kept."""
+    that is there, in elements of its digit; ``reads``: the part that is read of tensors that are whole;
+    ``wanted``: what was asked for; ``left``: the steps whose statistics are kept; ``have``: the part of
+    each tensor that the piece before made."""
 
     wanted: Mapping[StepMemory, AxisSpan]
     left: Collection[Step]
+    have: Mapping[StepMemory, AxisSpan]
     spans: dict[Step, tuple[AxisSpan, ...]] = field(default_factory=dict)
     regions: dict[StepMemory, AxisSpan] = field(default_factory=dict)
     reads: dict[StepMemory, AxisSpan] = field(default_factory=dict)
@@ -63,30 +66,81 @@ class Demand:
     @property
     def us(self) -> float:
         """Microseconds of the steps, by the share that runs of each."""
-        found = 0.0
-        for step, spans in self.spans.items():
-            whole = sum(p.compute.size(p.axis) for p in step.parts)
-            found += step.us * sum(at.size for at in spans) / whole + LAUNCH_US
+        return sum(step.us * self.share(step) + LAUNCH_US for step in self.spans)
+
+    def share(self, step: Step) -> float:
+        """The share that runs of a step."""
+        whole = sum(p.compute.size(p.axis) for p in step.parts)
+        return sum(at.size for at in self.spans[step]) / whole
+
+    def taken(self, memory: StepMemory) -> AxisSpan:
+        """The part of a tensor that it takes over from the piece before."""
+        have, region = self.have.get(memory, NOTHING), self.regions.get(memory, NOTHING)
+        inside = have.start <= region.start < have.stop
+        return have.within(region) if inside else NOTHING
+
+    def made(self, memory: StepMemory) -> AxisSpan:
+        """The part of a tensor that it makes."""
+        region, taken = self.regions.get(memory, NOTHING), self.taken(memory)
+        return AxisSpan(taken.stop, region.stop) if taken.size else region
+
+    def parts(
+        self, kept: Collection[StepMemory], over: Mapping[StepMemory, StepMemory]
+    ) -> dict[StepMemory, AxisSpan]:
+        """The tensors that it has parts of, of its own. ``over``: kept ones that take the place of others:
+        of these and of those a piece has a copy."""
+        found = {m: r for m, r in self.regions.items() if m not in kept or m in over}
+        return found | {m: self.reads[m] for m in over.values() if m in self.reads}
+
+    def window(
+        self, step: Step, name: str, parts: Mapping[StepMemory, AxisSpan]
+    ) -> tuple[TensorWindow, int]:
+        """How a step sees a tensor, and how many elements it begins behind the beginning of the part that
+        is there, or of the whole."""
+        operand, seen = step.operands[name], NOTHING
+        memory, stored = operand.memory, name in step.stored
+        own = [(p, at) for p, at in zip(step.parts, self.spans[step], strict=True) if at.size]
+        for part, at in own:
+            seen = seen.around((step.covered if stored else step.seen)(name, part, at))
+        declared = next(t for part, _ in own for t in part.compute.tensors if t.name == name)
+        slot, strides = operand.slot(declared), declared.layout.strides()
+        assert slot is not None and strides is not None
+        region = parts.get(memory) or AxisSpan(0, memory.digit)
+        lying = tuple(memory.at(s, region.size) for s in strides)
+        behind = memory.at(operand.behind, region.size) + seen.start * strides[slot] - region.start
+        return TensorWindow(slot, seen, lying), behind
+
+    def aside(self, step: Step, kept: Collection[StepMemory], parts: Mapping[StepMemory, AxisSpan]) -> int:
+        """Bytes that a step needs while it runs: workspaces, results that nobody needs, and copies of what
+        does not begin at a multiple of 16 bytes."""
+        found = step.workspace(self.share(step) if step in self.left else 0.0)
+        for name, operand in step.operands.items():
+            memory, size = operand.memory, operand.memory.dtype.itemsize
+            if name not in step.stored and name not in step.read:
+                found += memory.bytes
+            elif is_alone(step, name, self, kept):
+                found += part_bytes(memory, self.regions[memory])
+            elif is_cut(step, name):
+                window, behind = self.window(step, name, parts)
+                if behind * size % ALIGNMENT:
+                    shape = next(t.shape for p in step.parts for t in p.compute.tensors if t.name == name)
+                    ends = [(window.span.size if d == window.dim else n) - 1 for d, n in enumerate(shape)]
+                    found += size * (1 + sum(n * s for n, s in zip(ends, window.strides, strict=True)))
         return found
 
-    def peak(self, direct: Collection[StepMemory]) -> int:
-        """Bytes of the parts that are there at once at most, but for those that lie in tensors that are
-        kept whole (``direct``)."""
-        order = self.order
-        last = {o.memory: i for i, s in enumerate(order) for o in (*s.read.values(), *s.stored.values())}
-        held, most, there = 0, 0, set[StepMemory]()
-        for i, step in enumerate(order):
-            for memory in {o.memory for o in step.stored.values()} - there:
-                if memory not in direct:
-                    there.add(memory)
-                    held += part_bytes(memory, self.regions[memory])
-            most = max(most, held)
-            for memory in [m for m in there if last[m] == i and m not in self.wanted]:
-                there.remove(memory)
-                held -= part_bytes(memory, self.regions[memory])
-        return most
+
+def is_cut(step: Step, name: str) -> bool:
+    """Whether a step in pieces sees a part of a tensor."""
+    return name in step.stored or bool(step.operands[name].memory.digit and name not in step.needs_whole)
 
 
+def is_alone(step: Step, name: str, of: Demand, kept: Collection[StepMemory]) -> bool:
+    """Whether what a step stores is there already, and made again for what else it stores."""
+    memory = step.operands[name].memory
+    return name in step.stored and memory in kept and memory not in of.wanted
+
+
+ALIGNMENT = 16  # bytes
 LAUNCH_US = 4.0  # of one launch, beside the time of its kernel
 
 
@@ -96,11 +150,14 @@ def part_bytes(memory: StepMemory, region: AxisSpan) -> int:
 
 
 def demand(
-    kept: Collection[StepMemory], wanted: Mapping[StepMemory, AxisSpan], left: Mapping[Step, AxisSpan]
+    kept: Collection[StepMemory],
+    wanted: Mapping[StepMemory, AxisSpan],
+    left: Mapping[Step, AxisSpan],
+    have: Mapping[StepMemory, AxisSpan] = MappingProxyType({}),
 ) -> Demand:
     """What it takes to make parts of tensors and the statistics of some positions. ``kept``: tensors that
-    are whole in memory, unless they are wanted."""
-    found = Demand(wanted, tuple(left))
+    are whole in memory, unless they are wanted; ``have``: parts of others that are there."""
+    found = Demand(wanted, tuple(left), have)
     found.regions.update(wanted)
     queue: list[tuple[int, int]] = []
     by_number: dict[int, Step] = {}
@@ -114,8 +171,8 @@ def demand(
         ask(step)
     while queue:
         step = by_number.pop(heappop(queue)[1])
-        spans = tuple(_positions(step, found.regions, left.get(step, NOTHING)))
-        if spans == found.spans.get(step):
+        spans = tuple(_positions(step, found, left.get(step, NOTHING)))
+        if spans == found.spans.get(step) or not any(at.size for at in spans):
             continue
         found.spans[step] = spans
         for name, operand in step.stored.items():
@@ -155,13 +212,13 @@ def _grown(regions: dict[StepMemory, AxisSpan], memory: StepMemory, more: AxisSp
     return after != before
 
 
-def _positions(step: Step, regions: Mapping[StepMemory, AxisSpan], left: AxisSpan) -> Sequence[AxisSpan]:
+def _positions(step: Step, of: Demand, left: AxisSpan) -> Sequence[AxisSpan]:
     """The positions at which the parts of a step run; with statistics, multiples of whole tiles."""
     found = []
     for part in step.parts:
         at = left
         for name, operand in step.stored.items():
-            if (region := regions.get(operand.memory)) is not None:
+            if (region := of.made(operand.memory)).size:
                 stride = step.stride(name)
                 wanted = AxisSpan(region.start // stride, -(-region.stop // stride))
                 at = at.around(step.made_at(name, part, wanted))

@@ -9,29 +9,62 @@ again from what is kept.
     level 0     conv1 -> statistics                       pieces: h is not kept
     level 1     moments; h again, norm, conv2, + x -> x'  pieces: x' is kept, in the place of x
 
-First all tensors are kept that a later level reads. While a pass exceeds the bound, the tensor is given up
-that lowers what exceeds it the most, in doubt the one with the least time to compute it again.
+Where all steps fit as they are, each runs whole. Otherwise all tensors are kept first that a later level
+reads. While a pass exceeds the bound, the tensor is given up that lowers what exceeds it the most, in
+doubt the one with the least time to compute it again; then tensors change places while that takes less.
+
+What is in memory when is a list of acts, which the run carries out and the plan adds up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from transconv.compute import AxisSpan
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces.demands import Demand, PassResults, demand, part_bytes
-from transconv.graph.pieces.step_graph import Step, StepMemory
+from transconv.graph.pieces.demands import NOTHING, Demand, PassResults, demand, is_alone, part_bytes
+from transconv.graph.pieces.step_graph import Step, StepMemory, undivided
 from transconv.support import Unsupported
 
 TRIED = 64  # tensors at most that are given up or added
+NO_RESULTS = PassResults((), ())
+GAIN = 0.999  # of the time: what is gained by a change is worth it
 
 
-KnownDemands = dict[tuple[PassResults, int, int], list[tuple[set[StepMemory], set[StepMemory], Demand]]]
-"""Of pieces of passes: the tensors that each sees, which of them were kept, and what it takes."""
+class MemoryAct(NamedTuple):
+    """What happens to memory of a tensor, or a ``step`` that runs, in a ``piece`` or whole. ``kind``:
+
+    whole   memory for all of it                    drop    goes
+    part    memory for a span; what is there of it, of the piece before or in the whole, is copied
+    tail    a span is kept for the next pieces      end     the part goes
+    write   the part is written over the whole that another tensor had
+    move    that other's memory is its own now
+
+    ``parts``: the tensors that the piece has parts of."""
+
+    kind: str
+    memory: StepMemory | None = None
+    span: AxisSpan = NOTHING
+    step: Step | None = None
+    piece: Demand | None = None
+    parts: Mapping[StepMemory, AxisSpan] = MappingProxyType({})
 
 
 @dataclass(slots=True)
+class KnownPasses:
+    """``demands``: of pieces of passes, the tensors that each sees, which of them were kept, and what it
+    takes; ``cuts``: in how many pieces passes run, by all that decides it."""
+
+    demands: dict[tuple[PassResults, int, int], list[tuple[set[StepMemory], set[StepMemory], Demand]]] = (
+        field(default_factory=dict)
+    )
+    cuts: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class PiecePass:
     """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``. ``over``: kept
     tensors that take the place of others that nothing reads behind the pass; ``sample``: a piece in the
@@ -46,9 +79,10 @@ class PiecePass:
     peak: int = 0
     us: float = 0.0
 
-    def demand(self, number: int, kept: set[StepMemory], known: KnownDemands | None = None) -> Demand:
-        """What a piece takes; one that is ``known`` for the same tensors kept, of those that it sees."""
-        found = [] if known is None else known.setdefault((self.wanted, number, self.pieces), [])
+    def demand(self, number: int, kept: set[StepMemory], known: KnownPasses) -> Demand:
+        """What a piece takes without the one before; one that is ``known`` for the same tensors kept, of
+        those that it sees."""
+        found = known.demands.setdefault((self.wanted, number, self.pieces), [])
         for seen, own, made in found:
             if kept & seen == own:
                 return made
@@ -56,6 +90,18 @@ class PiecePass:
         seen = {*made.regions, *made.reads}
         found.append((seen, kept & seen, made))
         return made
+
+    def behind(self, number: int, kept: set[StepMemory], before: Demand | None) -> Demand:
+        """What a piece takes behind another one."""
+        have = before.parts(kept, {}) if before is not None else {}
+        return demand(kept, *self.wanted.piece(number, self.pieces), have)
+
+    def demands(self, kept: set[StepMemory]) -> list[Demand]:
+        """What each piece takes."""
+        found: list[Demand] = []
+        for number in range(self.pieces if self.sample is not None else 0):
+            found.append(self.behind(number, kept, found[-1] if found else None))
+        return found
 
     @property
     def largest(self) -> str:
@@ -85,6 +131,11 @@ class PiecePlan:
     passes: list[PiecePass]
     last: dict[StepMemory, int]
     beside: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether each step runs whole."""
+        return all(p.sample is None for p in self.passes)
 
     @property
     def peak(self) -> int:
@@ -143,6 +194,42 @@ def levels(steps: Sequence[Step], kept: Collection[StepMemory]) -> dict[Step, in
 def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     """The plan within a bound, or the one that exceeds it least. ``beside``: bytes that are there whatever
     the steps do."""
+    whole = undivided(steps)
+    plan = PiecePlan(whole, set(), [PiecePass(0, whole, NO_RESULTS)], {}, beside)
+    plan.last = _last(plan)
+    if settled(plan).peak <= bound:
+        return plan
+    found: list[PiecePlan] = []
+    for goal in (bound, bound * 15 // 16, 0):
+        plan = settled(_searched(steps, beside, goal))
+        found.append(plan)
+        for _ in range(EXACT):  # the first or the last piece takes more than one in the middle
+            if plan.peak <= bound or goal <= 0:
+                break
+            goal -= plan.peak - bound
+            plan = settled(laid_out(steps, plan.kept, beside, goal, KnownPasses()))
+            found.append(plan)
+        if plan.peak <= bound:
+            return plan
+    return min(found, key=lambda p: p.peak)
+
+
+def settled(plan: PiecePlan) -> PiecePlan:
+    """The plan, with what each pass takes exactly."""
+    held = Held(plan)
+    alive: set[StepMemory] = set()
+    for p in plan.passes:
+        held.most = held.now
+        for _, act in acts(plan, p, p.demands(plan.kept), alive):
+            held.do(act)
+        p.peak = held.most
+        if p.sample is None:
+            p.us = sum(s.us for s in p.whole)
+    return plan
+
+
+def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
+    """The best plan found by changes of what is kept, with what a piece in the middle takes."""
     must = _must(steps)
     level = levels(steps, must)
     made: dict[StepMemory, int] = {}
@@ -150,22 +237,44 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
         for o in s.stored.values():
             made[o.memory] = max(made.get(o.memory, 0), level[s])
     later = {o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]}
-    known: KnownDemands = {}
+    known = KnownPasses()
     best = laid_out(steps, must | later, beside, bound, known)
     for _ in range(TRIED):
-        over = best.exceeds(bound)
-        if not over[0]:
-            break
-        found = None
-        for other in _others(best, must):
+        over, found = best.exceeds(bound), None
+        others = _others(best, must) if over[0] else _exchanged(best, must)
+        for other in others:
             plan = laid_out(steps, other, beside, bound, known)
             key = *plan.exceeds(bound), plan.us
-            if key[:2] < over and (found is None or key < found[0]):
+            better = key[:2] < over if over[0] else not key[0] and key[2] < GAIN * best.us
+            if better and (found is None or key < found[0]):
                 found = key, plan
         if found is None:
             break
         best = found[1]
     return best
+
+
+EXACT = 4  # times at most that a plan is cut finer
+EXCHANGED = 6  # tensors at most for which others are given up
+
+
+def _exchanged(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[StepMemory]]:
+    """The tensors that are kept, with one that is computed several times, and perhaps without another."""
+    share: dict[Step, float] = {}
+    for p in plan.passes:
+        for s in p.sample.spans if p.sample is not None else ():
+            share[s] = share.get(s, 0.0) + p.sample.share(s) * p.pieces  # type: ignore[union-attr]
+    often = sorted([s for s in share if share[s] > 1.2], key=lambda s: -s.us * (share[s] - 1))
+    more = [m for m in dict.fromkeys(o.memory for s in often for o in s.stored.values()) if not m.given]
+    more = [m for m in more if m not in plan.kept]
+    less = [m for m in memories(plan.steps) if m in plan.kept and m not in must]
+    for m in more:
+        yield plan.kept | {m}
+    for m in more[:EXCHANGED]:
+        for other in less:
+            yield plan.kept - {other} | {m}
+    for other in less:
+        yield plan.kept - {other}
 
 
 def _others(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[StepMemory]]:
@@ -182,18 +291,20 @@ def _others(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[StepM
 
 
 def laid_out(
-    steps: Sequence[Step], kept: set[StepMemory], beside: int, bound: int, known: KnownDemands
+    steps: Sequence[Step], kept: set[StepMemory], beside: int, bound: int, known: KnownPasses
 ) -> PiecePlan:
     """The passes in which some tensors are kept, each with the fewest pieces that stay within a bound."""
     level = levels(steps, kept)
     top = max(level.values(), default=0)
+    own: list[list[Step]] = [[] for _ in range(top + 1)]
+    for s in steps:
+        own[level[s]].append(s)
     passes = []
-    for n in range(top + 1):
-        own = [s for s in steps if level[s] == n]
-        made = [o.memory for s in own if not s.whole for o in s.stored.values() if o.memory in kept]
+    for n, group in enumerate(own):
+        made = [o.memory for s in group if not s.whole for o in s.stored.values() if o.memory in kept]
         last_made = [m for m in dict.fromkeys(made) if max(level[s] for s in m.makers) == n]
-        wanted = PassResults(tuple(last_made), tuple(s for s in own if s.left))
-        passes.append(PiecePass(n, [s for s in own if s.whole], wanted))
+        wanted = PassResults(tuple(last_made), tuple(s for s in group if s.left))
+        passes.append(PiecePass(n, [s for s in group if s.whole], wanted))
     plan = PiecePlan(steps, kept, passes, {}, beside)
     for p in passes:
         if p.wanted.memories or p.wanted.steps:
@@ -219,38 +330,160 @@ def _last(plan: PiecePlan) -> dict[StepMemory, int]:
 
 
 def _cut(
-    p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int], bound: int, known: KnownDemands
+    p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int], bound: int, known: KnownPasses
 ) -> None:
     """Find the fewest pieces with which a pass stays within a bound, or else the number with the least
     peak."""
-    held = plan.beside
-    for memory, level in born.items():
-        if level <= p.level <= plan.last[memory]:
-            held += memory.bytes
-    p.peak = held
-    if p.sample is None:
-        return
-    wanted = p.wanted
-    direct = {*wanted.memories}
     kept = plan.kept
-    over = _over(p, plan, born)
-    least, pieces = inf, 1
-    tries = [n for e in range(40) if (n := 1 << e) < wanted.most] + [wanted.most]
-    for n in tries:
-        for taken in ({}, over) if over else ({},):
-            p.pieces, p.over = n, taken
-            sample = p.demand(n // 2, kept, known)
-            peak = held + sample.peak(direct - taken.keys()) - sum(m.bytes for m in taken)
-            for old in taken.values():
-                peak += 2 * part_bytes(old, sample.reads[old]) if old in sample.reads else 0
-            if peak < least:
-                least, pieces, best, p.sample = peak, n, taken, sample
-            if least <= bound:
+    before = frozenset(m for m, n in born.items() if n < p.level <= plan.last[m])
+    seen = {*p.sample.regions, *p.sample.reads} if p.sample is not None else set()
+    going = frozenset(m for m, n in plan.last.items() if n == p.level)
+    gone = frozenset(m for m, n in plan.last.items() if m.passed and n < p.level)
+    key = p.wanted, tuple(p.whole), before, going, gone, frozenset(kept & seen)
+    found = known.cuts.get(key)
+    if found is None:
+        over = _over(p, plan, born) if p.sample is not None else {}
+        tries = [n for e in range(40) if (n := 1 << e) < p.wanted.most] + [p.wanted.most] if seen else [1]
+        for n in tries:
+            for taken in ({}, over) if over else ({},):
+                p.pieces, p.over = n, taken
+                peak, sample = _middle(p, plan, before, gone, known)
+                if found is None or peak < found[2]:
+                    found = n, taken, peak, sample
+            assert found is not None
+            if found[2] <= bound:
                 break
-        if least <= bound:
-            break
-    p.pieces, p.over, p.peak = pieces, best, int(least)
-    p.us = sum(s.us for s in p.whole) + pieces * p.sample.us
+        assert found is not None
+        known.cuts[key] = found
+    p.pieces, p.over, p.peak, p.sample = found
+    p.us = sum(s.us for s in p.whole) + (p.pieces * p.sample.us if p.sample is not None else 0.0)
+
+
+def _middle(
+    p: PiecePass,
+    plan: PiecePlan,
+    before: Collection[StepMemory],
+    gone: Collection[StepMemory],
+    known: KnownPasses,
+) -> tuple[int, Demand | None]:
+    """The peak of a pass, but for the edges of pieces, and a piece in the middle."""
+    held, kept = Held(plan), plan.kept
+    alive = {*before}
+    for m in (*before, *gone):
+        held.do(MemoryAct("drop" if m in gone else "whole", m))
+    if p.sample is None or p.pieces == 1:
+        pieces = [] if p.sample is None else [p.demand(0, kept, known)]
+    else:
+        middle = p.pieces // 2
+        pieces = [p.demand(middle - 1, kept, known)]
+        pieces.append(p.behind(middle, kept, pieces[0]))
+    for number, act in acts(plan, p, pieces, alive, p.pieces <= 2):
+        most = held.most
+        held.do(act)
+        if number == 0 and p.pieces > 2:
+            held.most = most  # of the piece before nothing counts
+    return held.most, pieces[-1] if pieces else None
+
+
+# -- what is in memory when ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Held:
+    """Adds up bytes of what is in memory. ``most``: at most so far."""
+
+    plan: PiecePlan
+    now: int = 0
+    most: int = 0
+    known: dict[tuple[str, StepMemory], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.now = self.most = self.plan.beside
+
+    def do(self, act: MemoryAct) -> None:
+        """An act."""
+        m, kind = act.memory, act.kind
+        if m is None:
+            assert act.step is not None
+            aside = (
+                act.step.workspace(1.0)
+                if act.piece is None
+                else act.piece.aside(act.step, self.plan.kept, act.parts)
+            )
+            self.most = max(self.most, self.now + aside)
+        elif kind in ("whole", "drop"):
+            self._enter("whole", m, m.bytes * (kind == "whole"))
+            self.now -= m.bytes * (m.passed and kind == "drop")
+        elif kind == "move":
+            self.known["whole", m] = m.bytes
+        elif kind == "end":
+            self._enter("part", m, 0)
+        elif kind != "write":
+            self._enter(kind, m, part_bytes(m, act.span) if act.span.size else 0)
+            if kind == "part" and ("whole", m) not in self.known:
+                self._enter("tail", m, 0)
+
+    def _enter(self, kind: str, m: StepMemory, count: int) -> None:
+        self.now += count - self.known.pop((kind, m), 0)
+        if count:
+            self.known[kind, m] = count
+        self.most = max(self.most, self.now)
+
+
+def acts(
+    plan: PiecePlan, p: PiecePass, pieces: Sequence[Demand], alive: set[StepMemory], ends: bool = True
+) -> Iterator[tuple[int, MemoryAct]]:
+    """What a pass does, each act with the number of its piece, -1 before the first. ``alive``: what is
+    there, changed to what is there behind it; ``ends``: the last piece is the pass's last."""
+    each = [(p.whole, None), *((d.order, d) for d in pieces)]
+    parts = [{}, *(d.parts(plan.kept, p.over) for d in pieces)]
+    touched = [[_touched(s, d, plan.kept) for s in steps] for steps, d in each]
+    final = {m: i for i, own in enumerate(touched) for ms in own for m in ms if m not in parts[i]}
+    going = {m for m, n in plan.last.items() if n == p.level and ends} - {*p.over.values()}
+    for i, (steps, piece) in enumerate(each):
+        last = {m: k for k, ms in enumerate(touched[i]) for m in ms}
+        own, there = parts[i], set[StepMemory]()
+        for k, step in enumerate(steps):
+            for m in touched[i][k]:
+                if m in own and m not in there:
+                    there.add(m)
+                    yield i - 1, MemoryAct("part", m, own[m])
+                elif m not in own and m not in alive and not m.given:
+                    alive.add(m)
+                    yield i - 1, MemoryAct("whole", m)
+            yield i - 1, MemoryAct("run", None, NOTHING, step, piece, own)
+            for m in [m for m in touched[i][k] if last[m] == k]:
+                if m not in own and m in going and final[m] == i:
+                    alive.discard(m)
+                    yield i - 1, MemoryAct("drop", m)
+                elif m in own and m not in p.over:
+                    if i < len(pieces) and (tail := pieces[i].taken(m)).size:
+                        yield i - 1, MemoryAct("tail", m, tail)
+                    yield i - 1, MemoryAct("end", m)
+        for m, old in p.over.items() if piece is not None else ():
+            if (made := piece.wanted.get(m)) is not None:  # type: ignore[union-attr]
+                start = min([made.stop, *(d.reads[old].start for d in pieces[i:] if old in d.reads)])
+                yield i - 1, MemoryAct("tail", old, AxisSpan(start, made.stop))
+                yield i - 1, MemoryAct("write", m, made)
+                yield i - 1, MemoryAct("end", m)
+    for m, old in p.over.items():
+        alive -= {old}
+        alive |= {m}
+        yield len(pieces), MemoryAct("move", m)
+    if ends:
+        for m in [m for m in alive if plan.last.get(m, -1) <= p.level]:
+            alive.discard(m)
+            yield len(pieces), MemoryAct("drop", m)
+
+
+def _touched(step: Step, piece: Demand | None, kept: Collection[StepMemory]) -> list[StepMemory]:
+    """What a step reads and stores."""
+    operands = step.read | step.stored
+    if piece is None:
+        return [*dict.fromkeys(o.memory for o in operands.values())]
+    found = [o.memory for n, o in operands.items() if not is_alone(step, n, piece, kept)]
+    found += step.spaces.values() if step in piece.left else ()
+    return [*dict.fromkeys(found)]
 
 
 def _born(plan: PiecePlan) -> dict[StepMemory, int]:
@@ -301,17 +534,15 @@ def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
     worst = max(plan.passes, key=lambda p: p.peak)
     raise Unsupported(
         "within:memory",
-        f"memory={bound.told!r} is too small: at least {size_text(plan.peak)} are needed, of which "
-        f"{size_text(plan.beside)} are weights and other tensors that the caller holds; the most is there "
-        f"while {worst.largest} runs",
+        f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed, of "
+        f"which {size_text(plan.beside)} are weights and other tensors that the caller holds; the most is "
+        f"there while {worst.largest} runs",
     )
 
 
-def size_text(count: int) -> str:
-    """A number of bytes, in words."""
-    value, words = float(count), ("bytes", "KB", "MB", "GB", "TB")
-    for word in words:
-        if value < 1000 or word == words[-1]:
-            return f"{value:.4g} {word}"
-        value /= 1000
-    raise AssertionError
+def size_text(count: int, up: bool = False) -> str:
+    """A number of bytes, in words; ``up``: no less than it is."""
+    unit = max(e for e in (0, 3, 6, 9, 12) if e == 0 or count >= 10**e)
+    step = 10 ** max(0, len(str(count)) - 4)  # four digits
+    found = -(-count // step) * step if up else count
+    return f"{found / 10**unit:.4g} {('bytes', 'KB', 'MB', 'GB', 'TB')[unit // 3]}"

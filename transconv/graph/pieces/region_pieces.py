@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transconv.compute import Alone, Workload
-from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, program
+from transconv.functional.calls.compiled_launch import TensorMemory, aligned, deterministic, program
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import planned, refuse_beyond
-from transconv.graph.pieces.step_graph import Operand, Part, Step, StepMemory, steps_of
+from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned, refuse_beyond
+from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, steps_of, undivided
 from transconv.runtime import estimated
 from transconv.support import TransconvError
 from transconv.target import Target
@@ -28,26 +28,33 @@ Tensor = torch.Tensor
 @dataclass(slots=True)
 class RegionPieces:
     """A region that runs within a bound. ``rates``: the chip that decides where there is none;
-    ``outside``: bytes of what else is there while it runs."""
+    ``outside``: bytes of what else is there while it runs; ``passed``: the places of inputs that nobody
+    else holds; ``compiled``: the compiled graph is within the bound, and runs."""
 
     launches: RegionLaunches
     bound: MemoryBound
     target: Target
     rates: Target
     outside: int = 0
+    passed: set[int] = field(default_factory=set)
+    compiled: bool = False
     run: PieceRun | None = None
     given: list[StepMemory] = field(default_factory=list)
     results: dict[Piece, Operand] = field(default_factory=dict)
 
-    def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> list[Tensor]:
+    def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         bound = self.launches.bound(sizes)
         tensors = [given[place] for place, _, _ in self.launches.inputs]
         self.launches.arrange(bound, tensors)
-        if self.run is None or self.run.plan.beside < self.beside(tensors):
-            self.plan(bound, tensors)
+        beside = self.beside(given, tensors)
+        if self.run is None or self.run.plan.beside < beside:
+            self.plan(bound, beside)
         assert self.run is not None
+        if self.compiled and aligned(tensors):
+            return self.launches.launched(sizes, given)
         given.clear()
         rooms = {m: PartMemory(t, 0, m.digit) for m, t in zip(self.given, tensors, strict=True)}
+        tensors.clear()
         with self.launches.here():
             rooms = self.run(rooms)
         made = []
@@ -58,21 +65,34 @@ class RegionPieces:
             made.append(room.as_strided(shape, strides, room.storage_offset() + operand.behind + behind))
         return made
 
-    def see(self, values: Iterable[Any], tensors: Iterable[Any]) -> None:
-        """Note what else is there: values that are not handed to it."""
-        own = {t.untyped_storage().data_ptr() for t in tensors if isinstance(t, Tensor)}
+    def see(self, values: Iterable[Any], tensors: Sequence[Any], passed: Sequence[bool]) -> None:
+        """Note what else is there: ``values`` that are not handed to it; and the tensors that are
+        ``passed`` to it, which nobody else holds."""
+        own = [t.untyped_storage().data_ptr() if isinstance(t, Tensor) else 0 for t in tensors]
         found = [v.untyped_storage() for v in values if isinstance(v, Tensor)]
-        self.outside = sum({s.data_ptr(): s.nbytes() for s in found if s.data_ptr() not in own}.values())
+        sizes = {s.data_ptr(): s.nbytes() for s in found}
+        self.outside = sum(n for at, n in sizes.items() if at not in own)
+        alone = [p and at not in sizes and own.count(at) == 1 for at, p in zip(own, passed, strict=True)]
+        self.passed = {i for i, p in enumerate(alone) if p}
 
-    def beside(self, tensors: Sequence[Tensor]) -> int:
-        """Bytes that are there whatever the kernels do: what is handed to them, and what is outside."""
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        return self.outside + sum(storages.values())
+    def beside(self, given: Sequence[Any], tensors: Sequence[Tensor]) -> int:
+        """Bytes that are there whatever the kernels do: what is ``given``, or a copy of it that lies as
+        kernels take it, and what is outside."""
+        storages = [t.untyped_storage() for t in (*given, *tensors) if isinstance(t, Tensor)]
+        return self.outside + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
-    def plan(self, bound: BoundRegion, tensors: Sequence[Tensor]) -> None:
-        """Find the pieces. Raises Unsupported where no number of them stays within the bound."""
+    def plan(self, bound: BoundRegion, beside: int) -> None:
+        """Find the pieces. Raises Unsupported where no number of them stays within the bound. Where the
+        compiled graph does, and no kernel of it is divided, it runs as it is."""
         steps = self.steps(bound)
-        found = planned(steps, self.beside(tensors), self.bound.bytes)
+        each = undivided(steps)
+        peak = beside + self.launches.peak + max((s.workspace(1.0) for s in each), default=0)
+        self.compiled = len(each) == len(self.launches.kernels) and peak <= self.bound.bytes
+        if self.compiled:
+            us = sum(s.us for s in each)
+            found = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS, peak=peak, us=us)], {}, beside)
+        else:
+            found = planned(steps, beside, self.bound.bytes)
         refuse_beyond(found, self.bound)
         self.bound.plans[id(self)] = found
         self.run = PieceRun(found, self.target, self.launches.device)
@@ -80,8 +100,8 @@ class RegionPieces:
     def steps(self, bound: BoundRegion) -> list[Step]:
         """The kernels as steps. Notes what is given, and which results are handed out."""
         known: dict[Piece, Operand] = {}
-        for (_, node, handed), memory in zip(self.launches.inputs, bound.inputs, strict=True):
-            known[handed] = Operand(_memory(node.name, memory, given=True))
+        for (place, node, handed), memory in zip(self.launches.inputs, bound.inputs, strict=True):
+            known[handed] = Operand(_memory(node.name, memory, True, place in self.passed))
         self.given = [o.memory for o in known.values()]
         asked = [
             Alone(program(s.asked).compute) if isinstance(s.asked, str) else s.asked for s in bound.starts
@@ -140,8 +160,8 @@ class RegionPieces:
         return Operand(own.memory, behind)
 
 
-def _memory(name: str, memory: TensorMemory, given: bool = False) -> StepMemory:
-    return StepMemory(name, memory.shape, memory.strides, memory.dtype, given)
+def _memory(name: str, memory: TensorMemory, given: bool = False, passed: bool = False) -> StepMemory:
+    return StepMemory(name, memory.shape, memory.strides, memory.dtype, given, passed)
 
 
 def _microseconds(work: Workload, rates: Target) -> float:
@@ -162,10 +182,8 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
         if wrong is None:
             return found
         spaces = {*wrong.spaces.values()}
-        parts = tuple(Part(p.compute, p.schedule) for p in wrong.parts)
-        made = Step(wrong.name, wrong.workload, parts, wrong.operands, wrong.choose)
         found = [
-            made if s is wrong else s
+            wrong.joined if s is wrong else s
             for s in found
             if not any(o.memory in spaces for o in s.operands.values())
         ]

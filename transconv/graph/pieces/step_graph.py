@@ -14,6 +14,7 @@ several: sums of blocks of the digit, what combines them, and what is computed w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,13 +51,15 @@ BLOCKS = 512  # blocks at most whose sums a norm in pieces has
 class StepMemory:
     """A tensor in memory. ``digit``: how many elements the digit spans along which pieces are cut, 0 if it
     has none; ``unit``: elements of the largest step along it that a kernel sees; ``given``: it is there
-    before the first step; ``handed``: it is a result; ``makers``: the steps that store it."""
+    before the first step; ``passed``: and nobody holds it but the region; ``handed``: it is a result;
+    ``makers``: the steps that store it."""
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     given: bool = False
+    passed: bool = False
     handed: bool = False
     digit: int = 0
     unit: int = 1
@@ -132,7 +135,8 @@ class Part:
 @dataclass(eq=False)
 class Step:
     """A launch, or the launches of stride phases. ``operands``: by the names of the tensors of its texts;
-    ``left``: its statistics, by the workspaces that later steps read; ``us``: the estimate."""
+    ``left``: its statistics, by the workspaces that later steps read; ``along``: those of one position
+    each, which pieces have complete; ``us``: the estimate; ``room``: bytes of its launch's workspaces."""
 
     name: str
     workload: Workload
@@ -140,9 +144,24 @@ class Step:
     operands: dict[str, Operand]
     choose: Callable[[Compute, Target], Schedule]
     left: dict[str, TileParts] = field(default_factory=dict)
+    along: frozenset[str] = frozenset()
     spaces: dict[str, StepMemory] = field(default_factory=dict)
     us: float = 0.0
     number: int = 0
+    room: int = 0
+
+    @cached_property
+    def joined(self) -> Step:
+        """The same step, whole, with its statistics."""
+        parts = tuple(Part(p.compute, p.schedule) for p in self.parts)
+        made = Step(self.name, self.workload, parts, self.operands, self.choose, us=self.us)
+        made.number, made.room = self.number, self.room
+        return made
+
+    def workspace(self, share: float) -> int:
+        """Bytes of the workspaces of its launch, with a share of its statistics."""
+        parts = sum(m.bytes for m in self.spaces.values())
+        return max(0, self.room - parts) + int(parts * share)
 
     @property
     def whole(self) -> bool:
@@ -153,7 +172,10 @@ class Step:
     def stored(self) -> dict[str, Operand]:
         """The operands that it stores, without statistics that leave parts."""
         names = dict.fromkeys(
-            w.view.tensor.name for p in self.parts for w in p.compute.writes if not (w.op and self.left)
+            w.view.tensor.name
+            for p in self.parts
+            for w in p.compute.writes
+            if not (w.op and self.left) or w.view.tensor.name in self.along
         )
         return {n: self.operands[n] for n in names}
 
@@ -171,9 +193,8 @@ class Step:
     def views(self, name: str, part: Part, stored: bool) -> Iterator[View]:
         """How a part sees a tensor."""
         steps = part.compute.writes if stored else part.compute.reads
-        return (
-            s.view for s in steps if s.view.tensor.name == name and not (isinstance(s, Write) and s.op)
-        )
+        plain = (s for s in steps if name in self.along or not (isinstance(s, Write) and s.op))
+        return (s.view for s in plain if s.view.tensor.name == name)
 
     @cached_property
     def needs_whole(self) -> set[str]:
@@ -229,12 +250,19 @@ class Step:
         return strides[slot]
 
 
+def undivided(steps: Sequence[Step]) -> list[Step]:
+    """The steps, each whole, with its statistics."""
+    spaces = {m for s in steps for m in s.spaces.values()}
+    return [s.joined for s in steps if not any(o.memory in spaces for o in s.operands.values())]
+
+
 # -- the axis of a step --------------------------------------------------------------------------------
 
 
 def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
-    """The axis through the digits of what a computation reads and of all that it stores; empty if none is.
-    Of several the one that is outermost in the first result. Notes the digits of its results."""
+    """The axis through the digits of what a computation reads and of all that it stores, statistics of
+    several positions apart; empty if none is. Of several the one that is outermost in the first result.
+    Notes the digits of its results."""
     if compute.names.indices or compute.added:
         return ""
     sizes = tuple((x.name, x.size) for x in compute.axes)
@@ -247,12 +275,12 @@ def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
             free = [a for a in own if compute.kind(a) != "K" and dict(sizes)[a] > 1]
             if free:
                 found[max(free, key=lambda a: (_reach(coord, sizes, a), a))] = None
-    plain = [w.view for w in compute.writes if not w.op]
-    fits = {a: places for a in found if (places := _stored_along(a, sizes, plain))}
+    plain = {a: [w.view for w in compute.writes if not w.op or _is_along(w, a)] for a in found}
+    fits = {a: places for a in found if (places := _stored_along(a, sizes, plain[a]))}
     if not fits:
         return ""
     axis = max(fits, key=lambda a: fits[a][0][1])
-    for view, (slot, step) in zip(plain, fits[axis], strict=True):
+    for view, (slot, step) in zip(plain[axis], fits[axis], strict=True):
         memory = operands[view.tensor.name].memory
         digit = step * view.tensor.shape[slot]
         if memory.given or memory.digit not in (0, digit):
@@ -262,6 +290,11 @@ def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
             memory.digit = 0
             return ""
     return axis
+
+
+def _is_along(write: Write, axis: str) -> bool:
+    """Whether a statistic is one of each position of an axis."""
+    return write.op not in ("", "add") and any(Var(axis) == d.coord for d in write.view.dims)
 
 
 def _reach(coord: Expr, sizes: AxisSizes, axis: str) -> int:
@@ -305,15 +338,19 @@ def steps_of(
     """The steps of a kernel of a region, whose tensors are these operands."""
     plan = ready(asked, target, None, same, Plan, True, "now")
     chosen = {s.compute.name: s.schedule for s in plan.steps}
+    chosen |= {_stem(n): s for n, s in chosen.items()}
     joined = next((s.schedule for s in plan.steps if s.compute.name == asked.direction), None)
 
     def choose(compute: Compute, target: Target) -> Schedule:
         found = chosen.get(compute.name) or (joined if compute.phase else None)
+        found = found or chosen.get(_stem(compute.name))  # of a part: that of the whole
         return found or choice.default(compute, target)
 
+    room = sum(span * dtype.itemsize for (span,), dtype in plan.spaces())
     computes, _ = main_computations(asked, target, None)
     if isinstance(asked, Surrounded) or len(computes) == 1:
         made = _step(name, asked, computes, operands, target, choose)
+        made.room = room
         if not made.whole or len(computes) > 1 or not computes[0].streams or computes[0].sum is None:
             return made_with_finishes(made, operands, target)
         computes = list(in_blocks(computes[0], operands)) or computes
@@ -327,6 +364,11 @@ def steps_of(
         made = _step(label, Alone(compute), [compute], own, target, choose)
         found += made_with_finishes(made, own, target)
     return found
+
+
+def _stem(name: str) -> str:
+    """The name of a kernel that combines parts, without its sizes."""
+    return re.sub(r"_of_\d+(x\d+)*$", "", name)
 
 
 def _kept(name: str, tensor: Tensor) -> StepMemory:
@@ -346,19 +388,24 @@ def _step(
     axes = [axis_of(c, operands) for c in computes]
     schedules = [choose(c, target) for c in computes]
     left: dict[str, TileParts] = {}
+    along: set[str] = set()
     if all(axes):
         for c, schedule, axis in zip(computes, schedules, axes, strict=True):
             for write in c.statistics:
+                plain = Scheduled(c, schedule, target).main is c and not carried(c, schedule)
+                if _is_along(write, axis) and plain:
+                    along.add(write.view.tensor.name)
+                    continue
                 found = left_of(write, c, schedule, axis, target)
                 if found is None or len(computes) > 1:
                     axes = [""]
                     break
                 left[found.space.name] = found
     if not all(axes):
-        axes, left = [""] * len(computes), {}
+        axes, left, along = [""] * len(computes), {}, set()
     parts = tuple(Part(c, s, a) for c, s, a in zip(computes, schedules, axes, strict=True))
     own = {t.name: operands[t.name] for c in computes for t in c.tensors}
-    return Step(name, workload, parts, own, choose, left)
+    return Step(name, workload, parts, own, choose, left, frozenset(along))
 
 
 def left_of(
@@ -406,6 +453,8 @@ def made_with_finishes(step: Step, operands: dict[str, Operand], target: Target)
             getattr(torch, left.space.dtype.torch),
         )
     for finish in finishes(part.compute, part.schedule):
+        if not any(t.name in step.spaces for t in finish.tensors):
+            continue
         own = {
             t.name: Operand(step.spaces[t.name]) if t.name in step.spaces else operands[t.name]
             for t in finish.tensors

@@ -97,7 +97,8 @@ class Parts:
             for name in part.done:
                 values.pop(name, None)  # the list alone has it
             if part.pieces is not None:
-                part.pieces.see(values.values(), tensors)
+                alone = part.done - {*self.given}
+                part.pieces.see(values.values(), tensors, [n in alone for n in part.inputs])
             values.update(zip(part.outputs, part(sizes, tensors), strict=True))
         return [values[r] if isinstance(r, str) else r for r in self.results]
 

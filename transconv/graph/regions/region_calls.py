@@ -332,8 +332,10 @@ class RegionLaunches(RegionPlan):
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the
         caller does not hold is then free behind its last reader. Otherwise the inputs are there when this
         raises: Refused where a kernel cannot be had, Unsupported for tensors that no kernel takes."""
-        if self.pieces is not None:
-            return self.pieces(sizes, given)
+        return self.launched(sizes, given) if self.pieces is None else self.pieces(sizes, given)
+
+    def launched(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
+        """A call of its kernels as they are."""
         bound = self.bound(sizes)
         tensors = self.placed([given[place] for place, _, _ in self.inputs])
         if not bound.alike(*tensors):
@@ -345,7 +347,8 @@ class RegionLaunches(RegionPlan):
                 given.clear()
                 made = run(tensors)
             else:
-                made = self.first(bound, sizes, tensors, when, compile_mode(bool(self.batch)))
+                same = bool(self.batch or self.pieces)
+                made = self.first(bound, sizes, tensors, when, compile_mode(same))
         stats.add(True, "graph", len(self.kernels))
         return made
 
