@@ -91,6 +91,7 @@ def test_what_is_chosen_for_parts_is_nearly_the_fastest(monkeypatch: pytest.Monk
     assert max(logs.values()) < math.log(1.5), logs
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.name)
 def test_cases_are_texts_and_calls_of_torch(case: MapCase) -> None:
     """Texts that can be read, and a call that takes their tensors and returns the result's size."""

@@ -40,6 +40,7 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
     assert max(map(len, last.splitlines())) <= 100
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stage", [s.name for s in stages()])
 def test_every_stage_prints(capsys: Output, stage: str) -> None:
     page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)

@@ -61,6 +61,7 @@ def test_right_after_every_pass(text: str, schedule: str) -> None:
             assert not judged.problem, (stage, drawn, judged.problem)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", Prop)
 def test_a_layer(prop: Prop) -> None:
     schedule = {

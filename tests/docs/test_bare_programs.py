@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("newcomer")
 
 
-@pytest.mark.every(16)
+@pytest.mark.every(40)
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_programs_end_as_pasted(case: tuple[Path, Block], home: Path, tmp_path: Path) -> None:
     page, block = case

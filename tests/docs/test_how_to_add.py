@@ -110,6 +110,7 @@ def test_the_estimate_of_a_chip(tmp_path: Path) -> None:
     assert re.search(r"tiles? on 16 multiprocessors", told), told
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_for_a_chip(tmp_path: Path) -> None:
     told = run_with(
         "chip", ["-m", "transconv", "compile", PROBLEM, "--target=sm_87", "--prop=fwd"], tmp_path

@@ -66,6 +66,7 @@ def longest(cases: Any, *names: str) -> list[Any]:
     return [pytest.param(n, marks=pytest.mark.slow) if n in names else n for n in cases]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", longest(INFERENCE, "convnext", "causal"))
 def test_inference(name: str) -> None:
     made, calls, kernels = INFERENCE[name]
@@ -90,6 +91,7 @@ TRAINING: dict[str, tuple[type[nn.Module], list[Shapes]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", longest(TRAINING, "residual"))
 def test_training(name: str) -> None:
     made, calls = TRAINING[name]

@@ -205,6 +205,7 @@ def test_a_thread_looks_at_first_results_before_calls_get_them(
     assert transconv.graph.report(run).graphs[0].compared == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("early", ["forward", "backward", "both"])
 def test_training_changes_over_graph_by_graph(
     chip: Chip, asked: list[set[PlanRequest]], early: str
@@ -259,6 +260,7 @@ def test_sizes_that_change(chip: Chip, beside: None) -> None:
     assert transconv.graph.report(run).graphs[0].compared == 3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("why", ["memory", "no thread", "wrong"])
 def test_what_is_not_looked_at_is_by_the_call(
     chip: Chip, monkeypatch: pytest.MonkeyPatch, why: str, request: pytest.FixtureRequest
@@ -308,6 +310,7 @@ def test_a_kernel_that_does_not_compile_is_told_once(chip: Chip, beside: None) -
     assert [isinstance(r, TorchRow) for r in rows].count(True) == 1 and len(rows) > 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("why", ["fallback", "steady", "deterministic", "stream"])
 def test_calls_wait_where_torch_may_not_answer(
     chip: Chip, why: str, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ def right(numbers: Sequence[int], way: str) -> None:
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("line", FAILED_ONCE)
 def test_what_failed_once(line: str) -> None:
     for way in ("numpy", "triton") if INTERPRETED else ("numpy",):
@@ -205,6 +206,7 @@ def test_lines_read_back() -> None:
             KernelTrial.parse(line)
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_same_in_another_process() -> None:
     code = (
         "from transconv.kernel.trials.draw import draw_trial;"

@@ -62,6 +62,7 @@ def test_in_the_simulator(case) -> None:
     check(case, given)
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_in_tritons_interpreter(case) -> None:
@@ -70,6 +71,7 @@ def test_in_tritons_interpreter(case) -> None:
     check(case, given)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_as_written_and_after_all_passes(case) -> None:
     low = case.kernel.lower(case.group, *copies(case), target="sm_90")

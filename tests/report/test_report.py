@@ -169,6 +169,7 @@ def test_a_computation_gets_a_page_too(tmp_path: Path) -> None:
     assert "stores <code>Y</code>" in made(tmp_path, norm, "--target", "sm_90", "--no-compile")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "words",
     [

@@ -129,6 +129,7 @@ def test_a_start_has_nothing_left_to_decide(
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", Prop)
 def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
     strided = ConvProblem.parse("mb2ic8iw20oc8ow10kw3sw2pw1 dt=f16")
@@ -169,6 +170,7 @@ def test_a_text_for_any_size_is_read_back() -> None:
         }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "text",
     [

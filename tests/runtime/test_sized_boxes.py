@@ -107,7 +107,7 @@ def read_back(compute: Compute, step: Any) -> Any:
     )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("at", range(len(LAYERS)), ids=NAMES)
 def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the IR's interpreter, which reads beyond no tensor, and in Triton's."""
@@ -192,6 +192,7 @@ STEPPED = (  # a step of 2, of 3 with a dilation, along one of two dimensions, i
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(not is_direct(), reason="this release of Triton has no such descriptors")
 @pytest.mark.parametrize(("text", "prop", "schedule"), STEPPED)
 def test_boxes_take_every_second_position(text: str, prop: Prop, schedule: str) -> None:
@@ -311,6 +312,7 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
 MERGED = "g8mb2?ic32ih6?oc32oh6kh3ph1 dt=f16 tag=nhwc"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("prop", "schedule"),
     [

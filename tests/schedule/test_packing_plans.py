@@ -208,7 +208,7 @@ def test_problems_share_the_copies_of_their_tensors() -> None:
 # -- the choice -----------------------------------------------------------------------------------
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize(
     "shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1", "ic128id32oc128od32kd3pd1"]

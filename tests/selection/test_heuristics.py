@@ -95,6 +95,7 @@ def test_interpreter_ranks_by_steps_alone() -> None:
     assert best.split_k == 1
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("target", GPUS)
 def test_choosing_is_quick(prop: Prop, target: str) -> None:

@@ -115,6 +115,7 @@ def test_fused_calls_modules_and_operators(nothing_new: Any) -> None:
     assert counts() == ({"fwd any size": 8}, {})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("rank", "transposed", "numbers"),
     [

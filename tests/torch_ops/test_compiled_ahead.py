@@ -153,6 +153,7 @@ def test_what_no_process_has_begun_is_compiled_here(processes: Processes) -> Non
     assert transconv.stats(reset=True).native == {"fwd": 1, "bwd_d": 1, "bwd_w": 1}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize("size", [(5, 5), (3, 3)], ids=["image", "pixel"])
 def test_what_is_handed_over_is_what_the_backward_pass_asks_for(

@@ -38,7 +38,7 @@ def operands(ndims: int = 2, form: Any = s.contiguous) -> tuple[torch.Tensor, ..
     return x, w, torch.randn(4, requires_grad=True)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -54,6 +54,7 @@ def test_opcheck(form: Any, transposed: bool, with_bias: bool) -> None:
     assert set(found.values()) == {"SUCCESS"}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True]])
 def test_opcheck_of_partial_gradients(mask: list[bool]) -> None:
     x, w, _ = (t.detach() for t in operands())
@@ -106,6 +107,7 @@ def test_gradients_have_the_type_and_device_of_the_input(change: Any) -> None:
             call(*given)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 def test_compiles_without_a_graph_break(name: str) -> None:
     ndims = int(name[-2])
@@ -184,6 +186,7 @@ def test_a_wrong_call_fails_while_compiling_too() -> None:
         compiled(torch.randn(1, 3, 5, 5), torch.randn(4, 2, 3, 3))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("region", ["inside", "outside"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_compiled_autocast(region: str, dtype: torch.dtype) -> None:
@@ -330,6 +333,7 @@ class Net(torch.nn.Module):
         return self.up(self.conv(x).relu())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
     net = Net()
@@ -488,6 +492,7 @@ def test_operators_in_inference_mode() -> None:
     assert found[1].numel() == 0 and torch.allclose(found[2], y.sum((0, 2, 3)))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "call",

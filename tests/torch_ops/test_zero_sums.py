@@ -135,6 +135,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_module_makes_its_sums_again(change: str, way: str) -> None:

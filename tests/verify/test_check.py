@@ -244,7 +244,7 @@ def test_all_bugs_but_two_are_planted_here() -> None:
     assert len(BUGS) >= len(planted.PASSES) - 2
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(14)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_planted_bug_fails_and_its_line_repeats_it(
     capsys: Output, bug: planted.Bug, monkeypatch: pytest.MonkeyPatch
@@ -333,6 +333,7 @@ def _bias(case: ProblemCase) -> None:
     case.beside["bia"].memory[0] = 0.0
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("words", "damage"),
     [
@@ -479,6 +480,7 @@ def forget_dilation(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_dilation_that_the_text_of_any_size_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels do what it says; the answers of slices and of torch are of no text."""
 
@@ -509,6 +511,7 @@ def test_a_check_of_any_size_says_what_answers(capsys: Output) -> None:
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("direction", ["FWD_D", "BWD_D", "BWD_W"])
 def test_a_dilation_that_the_front_end_forgets(
     direction: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
