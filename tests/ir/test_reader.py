@@ -195,6 +195,7 @@ AROUND = [(lambda e, node=node: node(e, X), lambda e, node=node: node(X, e)) for
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("around", AROUND)
 def test_every_expression_inside_every_other(around: tuple[Callable[[ir.Expr], ir.Expr], ...]) -> None:
     made = (each(e) for each in around for e in EACH)

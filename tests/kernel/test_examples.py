@@ -170,6 +170,7 @@ def test_in_tritons_interpreter(name: str) -> None:
     check(name)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_in_the_simulator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelFunction, "__call__", KernelFunction.simulate)

@@ -65,6 +65,7 @@ def reference(module: nn.Module, x: torch.Tensor, low: float, high: float) -> to
     return sums * (scale * step).view(shape) + module.bias.detach().view(shape)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize("calibrated", [True, False])
 @pytest.mark.parametrize(
@@ -212,6 +213,7 @@ def test_another_weight_without_calibration_is_an_error() -> None:
         model(torch.ones(1, 4, 5, 5))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("static", [True, False])
 def test_state_and_casts(static: bool) -> None:
     layer, x = nn.Conv2d(3, 5, 3), torch.randn(1, 3, 6, 6)
@@ -306,6 +308,7 @@ def test_refused_quantities(given: dict[str, Any], reason: str) -> None:
         transconv.nn.QuantConv2d.from_float(Own(3, 3, 1))
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize(("held", "zero"), [("i8", 3), ("u8", None), ("f8e4m3", None), ("f8e5m2", None)])
 def test_inputs_are_quantised_by_one_kernel(
