@@ -66,6 +66,7 @@ def test_powers_of_e_are_taken_from_the_largest_of_a_part() -> None:
     assert np.isfinite(got[1]).all() and np.isnan(got[2:]).all(1).all()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("outlier", [0, 5, 127])
 def test_the_shift_of_a_part_costs_few_digits(outlier: int) -> None:
     """In f32, with a mean far from zero and an element far from the others, first or not."""

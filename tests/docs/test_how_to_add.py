@@ -164,6 +164,7 @@ def shifts() -> Iterator[str]:
     passes.unregister("shifts")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["dense_nhwc", "stride_phase", "depthwise"])
 def test_a_pass_that_is_switched_off_changes_no_kernel(
     name: str, shifts: str, monkeypatch: pytest.MonkeyPatch

@@ -216,6 +216,7 @@ def test_sizes_that_data_tell_are_torchs() -> None:
     assert "a size that data tell" in str(report(run))
 
 
+@pytest.mark.slow
 def test_a_kernel_without_a_schedule_for_any_sizes_is_one_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -308,6 +309,7 @@ def test_texts_of_names_and_of_numbers() -> None:
     assert "do_not_specialize=['S0', 'S1']" in plan.source
 
 
+@pytest.mark.slow
 def test_tensors_full_of_a_size() -> None:
     """A number that is made of sizes is that of each call's."""
 
@@ -345,6 +347,7 @@ def test_dims_that_guards_leave_one_are_broadcast() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_dims_that_guards_leave_equal_are_one_dim() -> None:
     """Sizes that torch requires to be equal, or a number, are other terms of names in the trace."""
 

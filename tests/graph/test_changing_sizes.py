@@ -140,6 +140,7 @@ def test_bilinear_at_several_shapes(dynamic: bool | None) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_convolution_with_a_weight_of_unknown_sizes(dynamic: bool | None) -> None:
     sets = [
@@ -183,6 +184,7 @@ def test_drawn_graphs_at_four_shapes(seed: int, dynamic: str) -> None:
         assert found.kernels
 
 
+@pytest.mark.slow
 def test_a_value_is_stored_where_its_group_has_it() -> None:
     """Also where its shape has no order of the group's rows at all sizes."""
     with by_meaning():

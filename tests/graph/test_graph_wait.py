@@ -242,6 +242,7 @@ def test_training_changes_over_graph_by_graph(
         assert counts() == (waits, 0)
 
 
+@pytest.mark.slow
 def test_sizes_that_change(chip: Chip, beside: None) -> None:
     """The first results are looked at for the sizes of one call; those of others are, as they come."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)).eval()
@@ -335,6 +336,7 @@ def test_calls_wait_where_torch_may_not_answer(
     assert counts() == (1, 0)
 
 
+@pytest.mark.slow
 def test_calls_wait_where_torch_has_too_little_memory(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operators hold values that kernels do not."""
 
@@ -418,6 +420,7 @@ class Mixed(nn.Module):
         return torch.softmax(self.last(y), 1)
 
 
+@pytest.mark.slow
 def test_regions_change_over_together(chip: Chip, beside: None) -> None:
     """Each was looked at on what it had in the call that torch answered."""
     net, x = Mixed(), torch.randn(2, 3, 6, 6)

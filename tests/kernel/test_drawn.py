@@ -130,6 +130,7 @@ def test_many(part: int) -> None:
         right(range(40 + 40 * part, 60 + 40 * part), "triton")
 
 
+@pytest.mark.slow
 def test_everything_is_drawn() -> None:
     seen: dict[str, set[str]] = {}
     trials = [draw_trial("u", n) for n in range(400)]

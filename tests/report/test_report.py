@@ -215,6 +215,7 @@ def rows(path: Path, *changed: dict[str, str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_table_of_times_is_shown_beside_the_estimate(tmp_path: Path) -> None:
     table = rows(
         tmp_path / "times.csv",

@@ -272,6 +272,7 @@ def test_the_epilogue_stays_with_the_sum() -> None:
 # -- tensors that do not fit -----------------------------------------------------------------------
 
 
+@pytest.mark.every(5)
 @interpreted
 @pytest.mark.parametrize(
     ("name", "change", "said"),

@@ -134,6 +134,7 @@ def test_weights_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not ComputationCase(compute.at(**drawn)).launched(plan, "cpu").problem, drawn
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("at", [1, NAMES.index("planes")])
 def test_kernels_are_read_back(at: int) -> None:
     compute = built(at)[0]

@@ -441,6 +441,7 @@ def test_a_disk_that_fills_while_a_file_is_written(cache: Path) -> None:
 # -- death -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever a writer is killed, the record is whole, and its lock does not outlive it."""
     code = """

@@ -172,6 +172,7 @@ def test_dynamic_spatial_sizes() -> None:
         assert len(graphs(call, *sizes)) <= 2
 
 
+@pytest.mark.slow
 def test_dynamic_groups() -> None:
     """A number of groups that the compiled function is given is a symbol."""
     compiled = torch.compile(transconv.conv2d, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -208,6 +209,7 @@ def test_compiled_autocast(region: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(y, inside(x))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -> None:
     """A float32 bias under autocast: the kernel adds it to its sums, its gradient is float32."""
@@ -239,6 +241,7 @@ def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -
         transconv.conv2d(x.bfloat16(), w.bfloat16(), b, groups=2)  # nobody asked for casts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("call", "theirs"),
     [
@@ -347,6 +350,7 @@ def test_export(strict: bool) -> None:
         torch.testing.assert_close(program.run_decompositions().module()(given), net(given))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 def test_flops(name: str) -> None:
     ndims = int(name[-2])
@@ -385,6 +389,7 @@ def test_the_plain_autograd_function() -> None:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_opcheck_without_derivatives(transposed: bool) -> None:
     x, w, b = (t.detach() for t in operands(form=s.channels_last))
@@ -521,6 +526,7 @@ def test_compiled_code_keeps_tangents(call: Any, backend: str) -> None:
     torch.testing.assert_close(compiled(x, w, b), plain)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("enabled", [False, True])
 def test_operators_keep_tangents(enabled: bool) -> None:
     x, w, t = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(2, 4, 5, 5)
@@ -585,6 +591,7 @@ def test_convolutions_are_captured_with_numbers_for_all_dims() -> None:
     assert one == two and one.parts[0].problem.stride == (2, 2) and not one.why_not
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("padding", [((0, 2), (1, 0)), ((1, 1), (0, 3)), ((2, 0), (1, 3))])
 def test_torchs_gradients_of_two_sided_paddings(padding: tuple[tuple[int, int], tuple[int, int]]) -> None:
     (top, bottom), (left, right) = padding

@@ -85,6 +85,7 @@ def test_int8_is_the_integer_reference(
     assert transconv.stats().native if way == "interpret" else transconv.stats().fallback
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(
     ("kind", "dtype", "off"),

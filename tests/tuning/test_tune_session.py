@@ -109,6 +109,7 @@ def test_logs_with_older_names_of_columns_go_on(tmp_path: Path) -> None:
     assert again.run() == [winner] == of_log(log.rows) and len(log.rows) == 4
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_and_what_was_found_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -424,6 +424,7 @@ def test_errors_of_one_problem_do_not_hide_others(capsys: Output, monkeypatch: p
     assert lines[0].startswith("0:FAILED (RuntimeError: the compiler tripped) transconv")
 
 
+@pytest.mark.slow
 def test_workers_have_a_time_limit_and_a_budget(capsys: Output) -> None:
     words = ["--workers=1", "--dir=FWD_D,BWD_D", "--dt=f16", SMALL]
     assert told(capsys, *words)[1]["PASSED"] == 2
